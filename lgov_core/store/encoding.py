@@ -68,11 +68,6 @@ _HIGH = 3 if sys.byteorder == "little" else 0
 _TOKEN_IDS = "token ids are integers from 0, below 2^31"
 
 
-def token_ids(stored: bytes | tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """Token ids as they are given out, from how they are stored."""
-    return stored if isinstance(stored, tuple) else numbers("i", stored)
-
-
 def all_below_2_31(packed: bytes) -> bool:
     """Whether none of these unsigned 32-bit numbers, in this machine's order of bytes, needs the bit of the sign."""
     return packed[_HIGH::4].isascii()

@@ -37,7 +37,8 @@ class TraceStore(Protocol):
     ) -> Attempt:
         """Closes an attempt and adds its final rewards in the same transaction.
 
-        Closing it again raises `StoreError`: the first outcome stays.
+        Rewards that name no rollout get this one and this attempt; one that names another raises `StoreError`. Closing the
+        attempt again raises `StoreError`: the first outcome stays.
         """
         ...
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 from lgov_core.errors import StoreError
-from lgov_core.store.encoding import json_text, logprob_blob, numbers, object_text, text_name, token_blob, token_ids
+from lgov_core.store.encoding import json_text, logprob_blob, numbers, object_text, text_name, token_blob
 from lgov_core.store.reply_text import reply_of, reply_text
 from lgov_core.store.work import QueueEntry, RolloutConfig, RolloutState
 from lgov_core.types import Attempt, CapturedCall, Outcome, Reward, Rollout, Span, SpanEvent
@@ -22,6 +22,8 @@ CALL_COLUMNS: Final = (
     "response_id, choice, route, model, request, response, prompt_rest, response_ids, logprobs, finish_reason,"
     " weights_version, temperature, top_p, started_at, ended_at, rollout_id, attempt, agent, tool_call_ids, engine"
 )
+#: The fields of a `CapturedCall` that are in these columns.
+_CALL_FIELDS: Final = tuple(CALL_COLUMNS.replace("prompt_rest", "prompt_ids").replace(" ", "").split(","))
 #: A call of which only what is new is stored: see `lgov_core.store.prefixes`.
 FOLDED_COLUMNS: Final = f"{CALL_COLUMNS}, base, prompt_shared, request_repeats"
 #: Times further from 1970 count as 0 in a digest.
@@ -98,13 +100,11 @@ def attempt_of(row: Row) -> Attempt:
     )
 
 
-def call_row(call: CapturedCall) -> Row:
-    """A row of ``CALL_COLUMNS``. Logprobs without as many response ids raise `StoreError`."""
-    return call_parts(call)[0]
-
-
 def call_parts(call: CapturedCall) -> tuple[Row, dict[str, str]]:
-    """As `call_row`, with the JSON text of each value of the request, by name."""
+    """A row of ``CALL_COLUMNS``, and the JSON text of each value of the request, by name.
+
+    Logprobs without as many response ids raise `StoreError`.
+    """
     what = f"call {call.response_id}"
     if call.logprobs is not None and (call.response_ids is None or len(call.logprobs) != len(call.response_ids)):
         tokens = "no response ids" if call.response_ids is None else f"{len(call.response_ids)} response ids"
@@ -138,34 +138,13 @@ def call_parts(call: CapturedCall) -> tuple[Row, dict[str, str]]:
 
 
 def call_of(row: Row) -> CapturedCall:
-    """The call of a row of ``CALL_COLUMNS``; its token ids may be blobs or tuples, its request text or a mapping."""
-    (
-        response_id, choice, route, model, request, response, prompt_ids, response_ids, logprobs, finish_reason,
-        weights_version, temperature, top_p, started_at, ended_at, rollout_id, attempt, agent, tool_call_ids, engine,
-    ) = row  # fmt: skip
-    prompted, responded = token_ids(prompt_ids), token_ids(response_ids)
-    return CapturedCall(
-        response_id=response_id,
-        model=model,
-        request=json.loads(request) if isinstance(request, str) else request,
-        response=reply_of(response, prompted),
-        prompt_ids=prompted,
-        response_ids=responded,
-        logprobs=numbers("d" if responded and len(logprobs or b"") == 8 * len(responded) else "f", logprobs),
-        finish_reason=finish_reason,
-        weights_version=weights_version,
-        temperature=temperature,
-        top_p=top_p,
-        started_at=started_at,
-        ended_at=ended_at,
-        rollout_id=rollout_id,
-        attempt=attempt,
-        agent=agent,
-        tool_call_ids=tuple(json.loads(tool_call_ids)),
-        engine=engine,
-        choice=choice,
-        route=route,
-    )
+    """The call of a row of ``CALL_COLUMNS`` with token ids as tuples and the request as a mapping."""
+    values: dict[str, Any] = dict(zip(_CALL_FIELDS, row, strict=True))
+    replied, logprobs = values["response_ids"], values["logprobs"]
+    values["response"] = reply_of(values["response"], values["prompt_ids"])
+    values["logprobs"] = numbers("d" if replied and len(logprobs or b"") == 8 * len(replied) else "f", logprobs)
+    values["tool_call_ids"] = tuple(json.loads(values["tool_call_ids"]))
+    return CapturedCall(**values)
 
 
 def reward_row(reward: Reward) -> Row:

@@ -48,8 +48,8 @@ class Unfolding:
     def whole(self, folded: rows.Row) -> rows.Row:
         """A row of ``CALL_COLUMNS``, with token ids as tuples and the request as a mapping."""
         seq, *values, base, shared, repeats = folded
-        response = encoding.token_ids(values[rows.RESPONSE_IDS])
-        prompt = encoding.token_ids(values[rows.PROMPT])
+        response = encoding.numbers("i", values[rows.RESPONSE_IDS])
+        prompt = encoding.numbers("i", values[rows.PROMPT])
         texts, request = encoding.object_values(values[rows.REQUEST])
         if base is not None:
             if base >= seq:

@@ -20,7 +20,11 @@ class EventStore(Protocol):
         ...
 
     def add_span(self, span: Span) -> None:
-        """Queues a span."""
+        """Queues a span and returns at once."""
+        ...
+
+    def flush(self) -> None:
+        """Returns when everything queued before is durable."""
         ...
 
 

@@ -19,10 +19,11 @@ from lgov_core.transitions.reading.records import Records, join, read_store
 from lgov_core.transitions.reading.reward_targets import (
     NOT_SELECTED,
     UNUSABLE,
-    HomelessRewards,
     PlacedCall,
     RewardTargets,
     distinct,
+    owners_of_targets,
+    rollout_of,
 )
 from lgov_core.transitions.reading.select import Selecting, Selection
 from lgov_core.transitions.tokens.drift import find_drift
@@ -123,10 +124,10 @@ def _rewards_by_rollout(
     unassigned: list[Reward],
 ) -> dict[str, list[Reward]]:
     known = {rollout.rollout_id for rollout in records.rollouts}
-    homeless = HomelessRewards(calls_of)
+    owners = owners_of_targets(calls_of)
     rewards_of: dict[str, list[Reward]] = {}
     for reward in distinct(records.rewards, found):
-        rollout_id = reward.rollout_id if reward.rollout_id is not None else homeless.rollout_of(reward)
+        rollout_id = reward.rollout_id if reward.rollout_id is not None else rollout_of(reward, owners)
         if rollout_id is None or rollout_id not in known:
             where = "names no rollout" if rollout_id is None else f"names rollout {rollout_id}, which is not on record"
             found.append(Diagnostic(Finding.UNKNOWN_REWARD_TARGET, reward.reward_id, f"it {where}"))

@@ -1,10 +1,10 @@
-"""Credit schemes, channels, masks, weights and plugins: worked out by hand."""
+"""Credit schemes, channels, masks and weights."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,63 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lgov_core.errors import TransitionError
-from lgov_core.hookspecs import hookimpl
-from lgov_core.plugins import make_plugin_manager
-from lgov_core.transitions import CreditRules, Finding, Transition, TransitionSet, assign_credit, rollout_returns
-from lgov_core.types import Outcome
+from lgov_core.transitions import CreditRules, Finding, TransitionSet, assign_credit, rollout_returns
 
 #: No bound on AIR, for round numbers.
-OPEN = CreditRules(air_cap=None)
-
-
-def turn(
-    rollout: str,
-    number: int,
-    rewards: Mapping[str, float] | float = 0.0,
-    *,
-    prompt: Sequence[int] = (1,),
-    mask: Sequence[int] = (1, 1),
-    agent: str | None = None,
-    task: str = "t",
-) -> Transition:
-    return Transition(
-        run_id="run",
-        weights_version=0,
-        model="m",
-        task_id=task,
-        rollout_id=rollout,
-        attempt=1,
-        turn=number,
-        response_id=f"{rollout}-{number}",
-        agent=agent,
-        prompt_ids=tuple(prompt),
-        response_ids=tuple(range(len(mask))),
-        response_mask=tuple(mask),
-        logprobs=(-1.0,) * len(mask),
-        temperature=1.0,
-        finish_reason="stop",
-        outcome=Outcome.FAILED,
-        rewards=dict(rewards) if isinstance(rewards, Mapping) else {"task": rewards},
-    )
-
-
-def group(*rollouts: Sequence[Mapping[str, float] | float]) -> TransitionSet:
-    names = "abcdefgh"
-    return TransitionSet(
-        tuple(turn(names[n], at, earned) for n, rollout in enumerate(rollouts) for at, earned in enumerate(rollout))
-    )
-
-
-def credit(data: TransitionSet, rules: CreditRules, **given: Any) -> list[list[float]]:
-    """Each rollout's advantages, by turn (the first token's: all are the same here)."""
-    found: dict[str, list[float]] = {}
-    for one in assign_credit(data, rules, **given).transitions:
-        assert one.advantages is not None
-        found.setdefault(one.rollout_id, []).append(one.advantages[0])
-    return list(found.values())
-
-
-# ---------------------------------------------------------------------- schemes
+from tests.core.credit_parts import OPEN, credit, group, turn
 
 
 def test_identical_gives_every_turn_the_return() -> None:
@@ -184,9 +131,6 @@ def test_the_defaults_are_the_formula_written_out(rewards: list[list[int]]) -> N
             assert credits[at] == pytest.approx(value - mean, abs=1e-12)
 
 
-# ---------------------------------------------------------------------- channels
-
-
 def test_channels_are_normalised_apart_so_that_a_penalty_does_not_drown_the_task() -> None:
     # task 1, 0, 1, 0: deviation 0.5. compliance 0, 0, 0, -100: mean -25, deviation 25 sqrt(3).
     data = group([{"task": 1.0}], [{"task": 0.0}], [{"task": 1.0}], [{"task": 0.0, "compliance": -100.0}])
@@ -231,9 +175,6 @@ def test_a_bound_scales_a_channel_of_one_rollout_and_no_other() -> None:
     assert list(rollout_returns(data.transitions).values()) == pytest.approx([0.25 * 0.2 + 1.0, 0.05])
     capped = CreditRules(air_cap=None, caps={"air": 0.2, "task": 0.5})
     assert list(rollout_returns(data.transitions, capped).values()) == pytest.approx([0.5 * 0.2 + 0.5, 0.05])
-
-
-# ---------------------------------------------------------------------- masks, weights, groups
 
 
 def test_tokens_that_the_model_did_not_choose_get_no_credit() -> None:
@@ -340,88 +281,3 @@ def test_rewards_that_are_finite_and_their_differences_not_are_refused(scheme: s
 def test_rules_without_meaning_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(TransitionError, match=message):
         CreditRules(**changes)
-
-
-# ---------------------------------------------------------------------- plugins
-
-
-class Last:
-    """Credits the last turn of a rollout with its return, in a scheme called ``last``."""
-
-    @hookimpl
-    def lgov_assign_credit(self, scheme: str, rollouts: Sequence[Sequence[Transition]]) -> Any:
-        if scheme != "last":
-            return None
-        return [[0.0] * (len(rollout) - 1) + [sum(one.reward for one in rollout)] for rollout in rollouts]
-
-
-class Answers:
-    """Answers whatever it was made with."""
-
-    def __init__(self, answer: Any) -> None:
-        self.answer = answer
-
-    @hookimpl
-    def lgov_assign_credit(self, scheme: str, rollouts: Any, rules: CreditRules) -> Any:
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
-
-
-def asked(*plugins: Any) -> Any:
-    manager = make_plugin_manager(builtin=(), third_party=False)
-    for plugin in plugins:
-        manager.register(plugin, name=type(plugin).__name__)
-    return manager
-
-
-def test_a_plugin_answers_for_its_own_scheme_and_masks_and_weights_are_kept() -> None:
-    data = TransitionSet((turn("a", 0, 1.0), turn("a", 1, 2.0, mask=(1, 0)), turn("b", 0, 5.0)))
-    credited = assign_credit(data, CreditRules(scheme="last", loss="rollouts"), manager=asked(Last()))
-    assert [one.advantages for one in credited.transitions] == [(0.0, 0.0), (3.0, 0.0), (5.0, 5.0)]
-    assert [one.loss_weight for one in credited.transitions] == [0.5] * 3
-    assert [one.value_to_go for one in credited.transitions] == [3.0, 2.0, 5.0]
-
-
-def test_a_plugin_may_credit_each_token_and_the_first_answer_counts() -> None:
-    data = group([1.0], [2.0])
-    tokens = Answers([[(0.25, -0.5)], [2.0]])
-    rules = CreditRules(scheme="mine")
-    # pluggy asks the plugin that was registered last first; one that answers None is passed over.
-    credited = assign_credit(data, rules, manager=asked(Last(), tokens))
-    assert [one.advantages for one in credited.transitions] == [(0.25, -0.5), (2.0, 2.0)]
-    assert [one.credit for one in credited.transitions] == [-0.125, 2.0]
-    assert assign_credit(data, rules, manager=asked(tokens, Last())).transitions == credited.transitions
-
-
-def test_a_built_in_scheme_is_never_asked_of_a_plugin() -> None:
-    broken = asked(Answers(RuntimeError("asked")))
-    assert credit(group([1.0], [0.0]), CreditRules(), manager=broken) == [[0.5], [-0.5]]
-
-
-@pytest.mark.parametrize(
-    ("answer", "said"),
-    [
-        (RuntimeError("no idea"), "raised RuntimeError: no idea"),
-        ([[0.0, 0.0]], "1 values for 2 rollouts"),
-        (3.0, "a float for 2 rollouts"),
-        ({"a": 1, "b": 2}, "a dict for 2 rollouts"),
-        ([[0.0], [0.0]], "1 values for the 2 turns of rollout a"),
-        ([0.0, 0.0], "a float for the 2 turns of rollout a"),
-        ([[0.0, (1.0, 2.0, 3.0)], [0.0]], "3 for the 2 tokens of turn 1 of a"),
-        ([[0.0, math.nan], [0.0]], "nan for turn 1 of rollout a"),
-        ([[0.0, 0.0], ["1"]], "'1' for turn 0 of rollout b"),
-        ([[0.0, 0.0], [(1.0, math.inf)]], "inf"),
-    ],
-)
-def test_a_plugin_that_fails_or_answers_amiss_is_an_error_that_names_it(answer: Any, said: str) -> None:
-    with pytest.raises(TransitionError) as raised:
-        assign_credit(group([1.0, 0.0], [0.0]), CreditRules(scheme="mine"), manager=asked(Answers(answer)))
-    assert "plugin Answers" in str(raised.value)
-    assert said in str(raised.value)
-
-
-def test_a_scheme_that_nobody_knows_is_an_error_that_says_which_there_are() -> None:
-    for manager in (None, asked(Last())):
-        with pytest.raises(TransitionError, match=r"no credit scheme 'lats' .*return_to_go, step, gigpo, flow_grpo"):
-            assign_credit(group([1.0], [0.0]), CreditRules(scheme="lats"), manager=manager)

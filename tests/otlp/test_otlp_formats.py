@@ -1,15 +1,11 @@
-"""OTLP in both encodings: what goes out comes back, what others send is read, and one bad span loses no other."""
+"""What spans say in OTLP, in both encodings."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
-import gzip
 import json
 import math
-import sys
-import tracemalloc
-import zlib
 from dataclasses import replace
 from typing import Any
 
@@ -18,80 +14,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
-    ExportTraceServiceResponse,
 )
 
 from lgov_core.errors import TraceError
-from lgov_core.trace import identity, semconv
+from lgov_core.trace import semconv
 from lgov_core.trace.content import without_content
 from lgov_core.trace.mapping.mapping import canonical, states_result
-from lgov_core.trace.otlp import span as otlp_span
 from lgov_core.trace.otlp.otlp import (
     CONTENT_TYPE_OF,
     Protocol,
     decode_traces,
     encode_traces,
-    response_body,
-    status_body,
 )
 from lgov_core.trace.otlp.span_ids import with_ids
 from lgov_core.types import Span, SpanEvent
-
-PROTOCOLS: tuple[Protocol, ...] = ("protobuf", "json")
-
-text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
-numbers = st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False)
-scalars = st.none() | st.booleans() | numbers | text
-values = st.recursive(
-    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3), max_leaves=6
+from tests.otlp.otlp_parts import (
+    IDS,
+    PROTOCOLS,
+    a_span,
+    fixed_point,
+    request_of,
+    sent,
+    spans,
+    text,
 )
-#: Names of lgov's own that have no place of their own in OTLP, and names of others.
-names = (
-    st.sampled_from([semconv.RESPONSE_ID, semconv.PROMPT_TOKEN_IDS, semconv.REWARD_VALUE, "input.value", "x"]) | text
-)
-#: Hypothesis tries texts that stand in the code, so also these: they have a place of their own, and are not left there.
-PLACED = {*identity.ROLLOUT_NAMES, *identity.ATTEMPT_NAMES, *otlp_span.ELSEWHERE, semconv.CLAIMED}
-attributes = st.dictionaries(names.filter(lambda name: name not in PLACED), values, max_size=5)
-#: A float of today's times is coarser than a nanosecond, so it comes back as it was.
-moments = st.floats(1e9, 4e9)
-span_ids = st.integers(1, 2**64 - 1).map(lambda number: f"{number:016x}")
-trace_ids = st.integers(1, 2**128 - 1).map(lambda number: f"{number:032x}")
-elsewhere = st.fixed_dictionaries(
-    {},
-    optional={
-        semconv.SCOPE_NAME: st.just("instrumentation"),
-        semconv.STATUS_CODE: st.sampled_from(["OK", "ERROR"]),
-        semconv.STATUS_DESCRIPTION: text.filter(bool),
-        semconv.SPAN_KIND: st.sampled_from(["server", "client", "producer", "consumer"]),
-        semconv.LINKS: st.lists(
-            st.fixed_dictionaries({"trace_id": trace_ids, "span_id": span_ids}), min_size=1, max_size=2
-        ),
-        semconv.DROPPED_ATTRIBUTES: st.integers(1, 2**32 - 1),
-    },
-)
-spans = st.builds(
-    Span,
-    name=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12),
-    span_id=span_ids,
-    started_at=moments,
-    ended_at=st.none() | moments,
-    attributes=st.builds(lambda one, more: {**one, **more}, attributes, elsewhere),
-    rollout_id=st.none() | st.text(st.characters(codec="ascii", exclude_characters="/\r\n\0"), min_size=1, max_size=8),
-    attempt=st.none() | st.integers(1, 99),
-    parent_id=st.none() | span_ids,
-    trace_id=trace_ids,
-    events=st.lists(st.builds(SpanEvent, text, moments, attributes), max_size=2).map(tuple),
-    claimed=st.just(True),
-)
-
-
-def sent(spans: list[Span], protocol: Protocol) -> bytes:
-    return encode_traces(with_ids(spans), protocol, {"service.name": "lgov"})
-
-
-def fixed_point(span: Span) -> bool:
-    """A failed span's status is its error; it has one or the other."""
-    return semconv.ERROR_TYPE not in span.attributes
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -111,11 +57,6 @@ def test_what_goes_out_comes_back(protocol: Protocol, given: list[Span]) -> None
 def test_both_encodings_say_the_same(given: list[Span]) -> None:
     one, other = (decode_traces(sent(given, protocol), CONTENT_TYPE_OF[protocol]) for protocol in PROTOCOLS)
     assert one == other
-
-
-def a_span(**changes: Any) -> Span:
-    span = Span("chat m", "00000000000000a1", 5.25, 6.5, {semconv.OPERATION: "chat"}, "r1", 2, None, "0" * 31 + "1")
-    return replace(span, **changes)
 
 
 def test_an_independent_reader_of_the_protobuf_sees_the_span() -> None:
@@ -148,16 +89,6 @@ def test_the_json_is_written_as_the_specification_has_it() -> None:
 def test_a_value_that_is_not_finite_stays_one(protocol: Protocol, value: float) -> None:
     (found,) = decode_traces(sent([a_span(attributes={"v": value})], protocol), CONTENT_TYPE_OF[protocol])
     assert repr(found.attributes["v"]) == repr(value)
-
-
-# ---------------------------------------------------------------------- what others send
-
-IDS = {"traceId": "5b8efff798038103d269b633813fc60c", "spanId": "eee19b7ec3c1b174"}
-
-
-def request_of(*spans: Any, resource: Any = None, **scope: Any) -> bytes:
-    group = {"resource": {"attributes": resource or []}, "scopeSpans": [{"scope": scope, "spans": list(spans)}]}
-    return json.dumps({"resourceSpans": [group]}).encode()
 
 
 def pair(name: str, **value: Any) -> dict[str, Any]:
@@ -436,88 +367,3 @@ def test_whatever_is_sent_nothing_but_refusals_come_of_it(spans: list[Any], furt
 def test_any_bytes_as_protobuf(body: bytes) -> None:
     with contextlib.suppress(TraceError):
         assert all(span.claimed for span in decode_traces(body, "application/x-protobuf"))
-
-
-# ---------------------------------------------------------------------- packed bodies
-
-
-def raw_deflate(body: bytes) -> bytes:
-    packing = zlib.compressobj(wbits=-15)
-    return packing.compress(body) + packing.flush()
-
-
-@pytest.mark.parametrize(
-    ("encoding", "packed"),
-    [
-        ("gzip", gzip.compress),
-        ("GZIP", gzip.compress),
-        ("deflate", zlib.compress),
-        ("deflate", raw_deflate),
-        ("gzip", lambda body: gzip.compress(body[:9]) + gzip.compress(body[9:])),
-        ("identity", bytes),
-    ],
-)
-def test_packed_bodies(encoding: str, packed: Any) -> None:
-    body = sent([a_span()], "json")
-    assert decode_traces(packed(body), "application/json", encoding).spans == (a_span(claimed=True),)
-
-
-def test_a_bomb_is_not_unpacked() -> None:
-    bomb = gzip.compress(b" " * 50_000_000)
-    tracemalloc.start()
-    try:
-        with pytest.raises(TraceError) as caught:
-            decode_traces(bomb, "application/json", "gzip", max_inflated=1000)
-        assert tracemalloc.get_traced_memory()[1] < 1_000_000
-    finally:
-        tracemalloc.stop()
-    assert caught.value.status == 413
-    many = gzip.compress(b" " * 600) * 2
-    with pytest.raises(TraceError, match="more than 1000 bytes"):
-        decode_traces(many, "application/json", "gzip", max_inflated=1000)
-
-
-@pytest.mark.parametrize(
-    ("body", "encoding", "status"),
-    [
-        (b"no gzip", "gzip", 400),
-        (gzip.compress(b"{}" * 100)[:-9], "gzip", 400),
-        (gzip.compress(b"{}") + b"junk", "gzip", 400),
-        (b"{}", "br", 415),
-        (b"{}", "gzip, gzip", 415),
-    ],
-    ids=["no gzip", "cut off", "more after it", "br", "twice"],  # a compressed body holds the time: no name for a test
-)
-def test_bodies_that_cannot_be_unpacked(body: bytes, encoding: str, status: int) -> None:
-    with pytest.raises(TraceError) as caught:
-        decode_traces(body, "application/json", encoding)
-    assert caught.value.status == status
-
-
-def test_protobuf_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "opentelemetry.proto.collector.trace.v1", None)
-    with pytest.raises(TraceError, match="needs opentelemetry-proto") as caught:
-        decode_traces(b"", "application/x-protobuf")
-    assert caught.value.status == 415
-    assert b"opentelemetry-proto" in status_body("protobuf", 415, str(caught.value))
-    assert len(decode_traces(request_of(IDS), "application/json")) == 1
-
-
-# ---------------------------------------------------------------------- answers
-
-
-def test_answers_are_read_by_others() -> None:
-    assert json.loads(response_body("json")) == {}
-    assert response_body("protobuf") == b""
-    assert json.loads(response_body("json", 2, ["why"])) == {
-        "partialSuccess": {"rejectedSpans": "2", "errorMessage": "why"}
-    }
-    answer = ExportTraceServiceResponse.FromString(response_body("protobuf", 2, ["why"]))
-    assert (answer.partial_success.rejected_spans, answer.partial_success.error_message) == (2, "why")
-    from google.rpc.status_pb2 import Status
-
-    status = Status.FromString(status_body("protobuf", 400, "bad"))
-    assert (status.code, status.message) == (3, "bad")
-    long = "no way. " * 40
-    assert Status.FromString(status_body("protobuf", 403, long)).message == long
-    assert json.loads(status_body("json", 403, "no")) == {"code": 7, "message": "no"}

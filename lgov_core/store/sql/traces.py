@@ -54,10 +54,7 @@ class SqlTraces:
         self._submit(lambda transaction: transaction.insert("rollouts", new), len(new)).result()
 
     def start_attempt(self, rollout_id: str, attempt: int) -> Attempt:
-        """Opens an attempt (numbered from 1); it starts now, by the database's clock.
-
-        Raises `StoreError` for an unknown rollout, an attempt that exists, or a rollout of the queue.
-        """
+        """Opens an attempt; it starts now, by the database's clock. See `TraceStore.start_attempt`."""
         if attempt < 1:
             raise StoreError(f"attempt {attempt} of rollout {rollout_id}: attempts are numbered from 1")
 
@@ -87,11 +84,7 @@ class SqlTraces:
         result: JSONValue = None,
         rewards: Iterable[Reward] = (),
     ) -> Attempt:
-        """Closes an attempt and adds its final rewards in the same transaction.
-
-        Rewards that name no rollout get this one and this attempt; one that names another raises `StoreError`. Closing
-        the attempt again raises `StoreError`: the first outcome stays.
-        """
+        """Closes an attempt and adds its final rewards. See `TraceStore.finish_attempt`."""
         outcome = Outcome(outcome)
         text = None if result is None else encoding.json_text(result, f"result of rollout {rollout_id}")
         final = [rows.reward_row(rows.own_reward(reward, rollout_id, attempt)) for reward in rewards]
@@ -117,38 +110,24 @@ class SqlTraces:
         """As `add_call`, for a running event loop. The call is written even if the awaiting task is cancelled."""
         return asyncio.wrap_future(self.submit_call(call))
 
-    def submit_rewards(self, rewards: Iterable[Reward]) -> Future[None]:
-        """As `add_rewards`, but returns at once; the future is done when they are durable. It cannot be cancelled."""
-        new = [rows.reward_row(reward) for reward in rewards]
-        return self._submit(lambda transaction: transaction.insert("rewards", new), len(new))
-
     def add_rewards(self, rewards: Iterable[Reward]) -> None:
         """Adds rewards. A value that is not finite, or an id that exists, raises `StoreError`; then none is added."""
-        self.submit_rewards(rewards).result()
+        new = [rows.reward_row(reward) for reward in rewards]
+        self._submit(lambda transaction: transaction.insert("rewards", new), len(new)).result()
 
     def add_span(self, span: Span) -> None:
-        """Queues a span and returns at once. A full queue drops it and counts it in `dropped_spans`.
-
-        Attributes that JSON cannot hold raise `StoreError`.
-        """
+        """Queues a span and returns at once. Attributes that JSON cannot hold raise `StoreError`."""
         row = rows.span_row(span)
         self._check()
         self._writer.submit_span(row)
 
-    def submit_spans(self, spans: Iterable[Span]) -> Future[int]:
-        """As `add_spans`, but returns at once; the future is done when they are durable. It cannot be cancelled."""
-        new = [rows.span_row(span) for span in spans]
-        return self._submit(lambda transaction: insert_spans(transaction, new), len(new))
-
     def add_spans(self, spans: Iterable[Span]) -> int:
         """Adds spans, all of them or none, and returns how many were new: one that exists is not written again."""
-        return self.submit_spans(spans).result()
+        new = [rows.span_row(span) for span in spans]
+        return self._submit(lambda transaction: insert_spans(transaction, new), len(new)).result()
 
     def flush(self) -> None:
-        """Returns when everything queued before the call is durable.
-
-        Raises `StoreError` when spans could not be written since the last call; they count in `dropped_spans` too.
-        """
+        """Returns when everything queued before is durable. Raises `StoreError` when spans were lost since the last call."""
         self._check()
         self._writer.flush()
 

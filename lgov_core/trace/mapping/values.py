@@ -75,13 +75,13 @@ FORMS: Final[Mapping[str, Read]] = {
 
 
 def from_json(value: Any) -> Any:
-    """What ``value`` holds if it is JSON text of a list or an object; it itself if it is one; else None."""
-    if isinstance(value, str) and value[:1] in ("{", "["):
+    """The list or object in ``value``: parsed from JSON text, or ``value`` itself; else None."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         try:
             return json.loads(value)
         except (ValueError, RecursionError):
             return None
-    return value if isinstance(value, Mapping | list) else None
+    return value if isinstance(value, Mapping | list | tuple) else None
 
 
 def at_path(value: Any, path: str) -> Any:

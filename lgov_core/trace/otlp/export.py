@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from lgov_core.errors import TraceError
 from lgov_core.trace.content import without_content
 from lgov_core.trace.otlp.otlp import CONTENT_TYPE_OF, Protocol, encode_traces, rejected_in
-from lgov_core.trace.otlp.span import OUR_SCOPE, OTLPSpan, Scope
+from lgov_core.trace.otlp.span import OUR_SCOPE
 from lgov_core.trace.otlp.span_ids import with_ids
 from lgov_core.trace.rollout_spans import RolloutReader, rollout_ids_in, rollout_spans
 from lgov_core.types import JSONValue, Span
@@ -124,7 +124,7 @@ class _Sender:
         self._collector = collector
         self._sent = sent
         self._sleep = sleep
-        self._waiting: list[tuple[Scope, OTLPSpan]] = []
+        self._waiting: list[Span] = []
         self._bytes = 0
         self._connection: http.client.HTTPConnection | None = None
 
@@ -132,7 +132,7 @@ class _Sender:
         """Takes spans; what fills a request is sent."""
         for one in with_ids(spans if content else [without_content(span) for span in spans]):
             self._waiting.append(one)
-            self._bytes += _size(one[1])
+            self._bytes += _size(one)
             if len(self._waiting) >= self._collector.batch_spans or self._bytes >= self._collector.batch_bytes:
                 self.flush()
 
@@ -233,19 +233,9 @@ def _asked(headers: Mapping[str, str], limit: float) -> float | None:
     return min(max(when - time.time(), 0.0), limit)
 
 
-def _size(span: OTLPSpan) -> int:
+def _size(span: Span) -> int:
     """About how many bytes a span takes."""
-    return 100 + sum(map(_size_of, (span.name, span.attributes, *(event.attributes for event in span.events))))
-
-
-def _size_of(value: JSONValue) -> int:
-    if isinstance(value, str):
-        return len(value) + 8
-    if isinstance(value, Mapping):
-        return sum(_size_of(key) + _size_of(item) for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return sum(map(_size_of, value)) if value and not isinstance(value[0], int | float) else 8 * len(value)
-    return 8
+    return 100 + len(repr((span.name, span.attributes, span.events)))
 
 
 def _said(answer: bytes) -> str:

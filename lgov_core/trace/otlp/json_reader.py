@@ -17,13 +17,13 @@ from lgov_core.trace.otlp.span import (
     MAX_DEPTH,
     BadSpan,
     Found,
-    OTLPEvent,
-    OTLPLink,
     OTLPSpan,
     Scope,
     encodable,
+    link_value,
+    seconds_of,
 )
-from lgov_core.types import JSONValue
+from lgov_core.types import JSONValue, SpanEvent
 
 _NUMBERS_IN_WORDS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -57,14 +57,16 @@ def read_span(given: Any) -> OTLPSpan:
         start_ns=_integer(_get(given, "startTimeUnixNano", "start_time_unix_nano")),
         end_ns=_integer(_get(given, "endTimeUnixNano", "end_time_unix_nano")),
         attributes=_attributes(given),
-        events=[
-            OTLPEvent(
-                _text(_get(event, "name")), _integer(_get(event, "timeUnixNano", "time_unix_nano")), _attributes(event)
+        events=tuple(
+            SpanEvent(
+                _text(_get(event, "name")),
+                seconds_of(_integer(_get(event, "timeUnixNano", "time_unix_nano"))),
+                _attributes(event),
             )
             for event in _list(given, "events")
-        ],
+        ),
         links=[
-            OTLPLink(
+            link_value(
                 _id(_get(link, "traceId", "trace_id"), 16), _id(_get(link, "spanId", "span_id"), 8), _attributes(link)
             )
             for link in _list(given, "links")

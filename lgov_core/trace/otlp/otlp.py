@@ -17,7 +17,7 @@ from lgov_core.errors import TraceError
 from lgov_core.trace.otlp import protobuf
 from lgov_core.trace.otlp.json_reader import read_span, spans_in
 from lgov_core.trace.otlp.json_writer import request_value
-from lgov_core.trace.otlp.span import BadSpan, OTLPSpan, Scope, encodable, span_of
+from lgov_core.trace.otlp.span import BadSpan, encodable, span_of
 from lgov_core.types import JSONValue, Span
 
 Protocol: TypeAlias = Literal["protobuf", "json"]
@@ -143,19 +143,14 @@ def inflate(body: bytes, encoding: str | None, limit: int) -> bytes:
     return b"".join(parts)
 
 
-def encode_traces(
-    spans: Iterable[tuple[Scope, OTLPSpan]], protocol: Protocol, resource: Mapping[str, JSONValue]
-) -> bytes:
-    """An ``ExportTraceServiceRequest``: the spans of each scope together, in the given order.
+def encode_traces(spans: Iterable[Span], protocol: Protocol, resource: Mapping[str, JSONValue]) -> bytes:
+    """An ``ExportTraceServiceRequest`` of spans that have OpenTelemetry ids (`span_ids.with_ids`).
 
     Raises `TraceError` for protobuf without the extra ``otel``.
     """
-    groups: dict[Scope, list[OTLPSpan]] = {}
-    for scope, span in spans:
-        groups.setdefault(scope, []).append(span)
     if protocol == "protobuf":
-        return protobuf.from_json("ExportTraceServiceRequest", request_value(groups, resource, _base64))
-    return json.dumps(request_value(groups, resource), separators=(",", ":"), allow_nan=False).encode()
+        return protobuf.from_json("ExportTraceServiceRequest", request_value(spans, resource, _base64))
+    return json.dumps(request_value(spans, resource), separators=(",", ":"), allow_nan=False).encode()
 
 
 def _base64(hexadecimal: str) -> str:

@@ -7,7 +7,7 @@ back to its place when the span is written.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -20,7 +20,8 @@ MAX_DEPTH: Final = 32
 KINDS: Final = ("unspecified", "internal", "server", "client", "producer", "consumer")
 _INTERNAL: Final = 1
 _CLIENT: Final = 3
-_STATUS: Final = ("", "OK", "ERROR")
+#: The status codes by their numbers.
+STATUSES: Final = ("", "OK", "ERROR")
 
 #: The scope and the service under which lgov's own spans are written.
 OUR_SCOPE: Final = "lgov"
@@ -49,29 +50,12 @@ class BadSpan(ValueError):
 
 
 @dataclass(slots=True)
-class OTLPEvent:
-    """An event of a span: ``at_ns`` is in nanoseconds since 1970."""
-
-    name: str
-    at_ns: int
-    attributes: dict[str, JSONValue] = field(default_factory=dict[str, JSONValue])
-
-
-@dataclass(slots=True)
-class OTLPLink:
-    """A link to another span; ids are hexadecimal."""
-
-    trace_id: str
-    span_id: str
-    attributes: dict[str, JSONValue] = field(default_factory=dict[str, JSONValue])
-
-
-@dataclass(slots=True)
 class OTLPSpan:
-    """A span as OTLP has it.
+    """A span as OTLP has it, to be read by `span_of`.
 
     Ids are in lower-case hexadecimal (32 digits the trace's, 16 the span's; ``parent_id`` is empty at a root), times in
-    nanoseconds since 1970 (``end_ns`` 0: not ended), ``kind`` and ``status`` the numbers of the protocol.
+    nanoseconds since 1970 (``end_ns`` 0: not ended), ``kind`` and ``status`` the numbers of the protocol; ``links`` are
+    those of `link_value`.
     """
 
     trace_id: str
@@ -82,8 +66,8 @@ class OTLPSpan:
     start_ns: int = 0
     end_ns: int = 0
     attributes: dict[str, JSONValue] = field(default_factory=dict[str, JSONValue])
-    events: list[OTLPEvent] = field(default_factory=list[OTLPEvent])
-    links: list[OTLPLink] = field(default_factory=list[OTLPLink])
+    events: tuple[SpanEvent, ...] = ()
+    links: list[JSONValue] = field(default_factory=list[JSONValue])
     status: int = 0
     message: str = ""
     dropped_attributes: int = 0
@@ -147,7 +131,7 @@ def span_of(found: OTLPSpan, resource: Mapping[str, JSONValue], scope: Scope) ->
         attempt=attempt,
         parent_id=found.parent_id or None,
         trace_id=found.trace_id,
-        events=tuple(SpanEvent(event.name, seconds_of(event.at_ns), event.attributes) for event in found.events),
+        events=found.events,
         claimed=True,
     )
 
@@ -168,31 +152,30 @@ def _add_elsewhere(attributes: dict[str, JSONValue], found: OTLPSpan, scope: Sco
         if scope.version:
             attributes.setdefault(semconv.SCOPE_VERSION, scope.version)
     error = attributes.get(semconv.ERROR_TYPE)
-    status = _STATUS[found.status] if 0 <= found.status < len(_STATUS) else ""
+    status = STATUSES[found.status] if 0 <= found.status < len(STATUSES) else ""
     if status and not (status == "ERROR" and error is not None):
         attributes.setdefault(semconv.STATUS_CODE, status)
     if found.message and found.message != error:
         attributes.setdefault(semconv.STATUS_DESCRIPTION, found.message)
-    if found.kind > _INTERNAL and found.kind < len(KINDS) and found.kind != _implied_kind(attributes):
+    if found.kind > _INTERNAL and found.kind < len(KINDS) and found.kind != implied_kind(attributes):
         attributes.setdefault(semconv.SPAN_KIND, KINDS[found.kind])
     if found.links:
-        attributes.setdefault(semconv.LINKS, [_link_value(link) for link in found.links])
+        attributes.setdefault(semconv.LINKS, found.links)
     if found.dropped_attributes:
         attributes.setdefault(semconv.DROPPED_ATTRIBUTES, found.dropped_attributes)
     if found.dropped_events:
         attributes.setdefault(semconv.DROPPED_EVENTS, found.dropped_events)
 
 
-def _implied_kind(attributes: Mapping[str, JSONValue]) -> int:
-    """A model call is a client's, as the conventions have it; everything else is internal unless it says otherwise."""
+def implied_kind(attributes: Mapping[str, JSONValue]) -> int:
+    """The kind of a span that states none: a model call is a client's, everything else internal."""
     return _CLIENT if attributes.get(semconv.OPERATION) == semconv.CHAT else _INTERNAL
 
 
-def _link_value(link: OTLPLink) -> dict[str, JSONValue]:
-    value: dict[str, JSONValue] = {"trace_id": link.trace_id, "span_id": link.span_id}
-    if link.attributes:
-        value["attributes"] = link.attributes
-    return value
+def link_value(trace_id: str, span_id: str, attributes: dict[str, JSONValue]) -> JSONValue:
+    """A link to another span (ids in hexadecimal), as the attribute ``otel.links`` has it."""
+    value: dict[str, JSONValue] = {"trace_id": trace_id, "span_id": span_id}
+    return {**value, "attributes": attributes} if attributes else value
 
 
 def scope_of(span: Span) -> Scope:
@@ -201,48 +184,3 @@ def scope_of(span: Span) -> Scope:
     if not isinstance(name, str) or not name:
         return Scope(OUR_SCOPE)
     return Scope(name, version if isinstance(version, str) else "")
-
-
-def otlp_of(span: Span, trace_id: str, span_id: str, parent_id: str = "") -> OTLPSpan:
-    """``span`` under the given ids (hexadecimal), with its rollout and attempt as attributes."""
-    given = span.attributes
-    kind = given.get(semconv.SPAN_KIND)
-    error, code = given.get(semconv.ERROR_TYPE), given.get(semconv.STATUS_CODE)
-    status = _STATUS.index(code) if isinstance(code, str) and code in _STATUS else (2 if error is not None else 0)
-    message = given.get(semconv.STATUS_DESCRIPTION)
-    attributes = {name: value for name, value in given.items() if name not in ELSEWHERE}
-    identity.put(attributes, span.rollout_id, span.attempt)
-    if span.claimed:
-        attributes[semconv.CLAIMED] = True
-    return OTLPSpan(
-        trace_id,
-        span_id,
-        parent_id,
-        span.name,
-        KINDS.index(kind) if isinstance(kind, str) and kind in KINDS else _implied_kind(given),
-        max(nanoseconds(span.started_at), 0),
-        0 if span.ended_at is None else max(nanoseconds(span.ended_at), 1),
-        attributes,
-        [OTLPEvent(event.name, max(nanoseconds(event.at), 0), dict(event.attributes)) for event in span.events],
-        _links(given.get(semconv.LINKS)),
-        status,
-        message if isinstance(message, str) else "",
-        _count(given.get(semconv.DROPPED_ATTRIBUTES)),
-        _count(given.get(semconv.DROPPED_EVENTS)),
-    )
-
-
-def _links(value: JSONValue) -> list[OTLPLink]:
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        return []
-    links: list[OTLPLink] = []
-    for one in value:
-        if isinstance(one, Mapping) and is_id(str(one.get("trace_id")), 32) and is_id(str(one.get("span_id")), 16):
-            found: Any = one.get("attributes")
-            attributes = dict(found) if isinstance(found, Mapping) else {}
-            links.append(OTLPLink(str(one["trace_id"]), str(one["span_id"]), attributes))
-    return links
-
-
-def _count(value: JSONValue) -> int:
-    return value if type(value) is int and 0 < value < 2**32 else 0

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from lgov_core.trace.otlp.span import OTLPSpan, Scope, is_id, otlp_of, scope_of
+from lgov_core.trace.otlp.span import is_id
 from lgov_core.types import Span
 
 
@@ -21,19 +22,22 @@ def trace_id_of_attempt(rollout_id: str, attempt: int | None) -> str:
     return _derived(16, "attempt", rollout_id, attempt or 1)
 
 
-def with_ids(spans: Sequence[Span]) -> list[tuple[Scope, OTLPSpan]]:
+def with_ids(spans: Sequence[Span]) -> list[Span]:
     """``spans`` with the ids they are sent under, in the given order.
 
     A trace or span id that is one already is kept. A span without a trace of its own is in its parent's, where that is
     among ``spans`` and has one, else in its attempt's (`trace_id_of_attempt`), or with neither in one derived from the
     top of its tree. The same spans get the same ids each time; so give the spans of an attempt together.
     """
-    traces = _traces(spans)
-    made: list[tuple[Scope, OTLPSpan]] = []
-    for span, trace_id in zip(spans, traces, strict=True):
-        parent = "" if span.parent_id is None else _span_id(trace_id, span.parent_id)
-        made.append((scope_of(span), otlp_of(span, trace_id, _span_id(trace_id, span.span_id), parent)))
-    return made
+    return [
+        replace(
+            span,
+            trace_id=trace_id,
+            span_id=_span_id(trace_id, span.span_id),
+            parent_id=None if span.parent_id is None else _span_id(trace_id, span.parent_id),
+        )
+        for span, trace_id in zip(spans, _traces(spans), strict=True)
+    ]
 
 
 def _span_id(trace_id: str, span_id: str) -> str:

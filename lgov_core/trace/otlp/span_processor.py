@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from lgov_core.scope import current_scope
 from lgov_core.trace import semconv
-from lgov_core.trace.otlp.span import OUR_SCOPE, OTLPEvent, OTLPLink, OTLPSpan, Scope, span_of
-from lgov_core.types import JSONValue, Span
+from lgov_core.trace.otlp.span import OUR_SCOPE, OTLPSpan, Scope, link_value, seconds_of, span_of
+from lgov_core.trace.sink import EventStore
+from lgov_core.types import JSONValue, Span, SpanEvent
 
 #: What baggage may say about whose span it is.
 _BAGGAGE: Final = (semconv.ROLLOUT_ID, semconv.ATTEMPT, semconv.TASK_ID, semconv.RUN_ID)
 
 #: The numbers that OTLP gives kinds and statuses; the SDK's kinds begin with one less.
 _KIND_OFFSET: Final = 1
-
-
-class SpanStore(Protocol):
-    """The part of a trace store that spans go to. See `lgov_core.store.protocol.TraceStore`."""
-
-    def add_span(self, span: Span) -> None:
-        """Queues a span and returns at once."""
-        ...
-
-    def flush(self) -> None:
-        """Returns when what was queued is durable."""
-        ...
 
 
 class LgovSpanProcessor:
@@ -44,7 +33,7 @@ class LgovSpanProcessor:
     what it has no room for. All methods may be called from any thread. The store is not closed.
     """
 
-    def __init__(self, store: SpanStore, *, own: bool = False) -> None:
+    def __init__(self, store: EventStore, *, own: bool = False) -> None:
         self._store = store
         self._own = own
         self._open = True
@@ -129,9 +118,9 @@ def read_sdk_span(span: Any) -> Span:
         start_ns=span.start_time or 0,
         end_ns=span.end_time or 0,
         attributes=_plain_all(span.attributes),
-        events=[OTLPEvent(one.name, one.timestamp, _plain_all(one.attributes)) for one in span.events],
+        events=tuple(SpanEvent(one.name, seconds_of(one.timestamp), _plain_all(one.attributes)) for one in span.events),
         links=[
-            OTLPLink(f"{one.context.trace_id:032x}", f"{one.context.span_id:016x}", _plain_all(one.attributes))
+            link_value(f"{one.context.trace_id:032x}", f"{one.context.span_id:016x}", _plain_all(one.attributes))
             for one in span.links
         ],
         status=span.status.status_code.value,

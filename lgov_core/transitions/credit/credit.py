@@ -77,11 +77,12 @@ def assign_credit(
         if not (equal and rules.skip_equal):
             counted += rollouts
         scored += [(*one, compared) for one in zip(rollouts, returns, scores, strict=True)]
-    weights = _LossWeights(rules, counted)
+    tokens = sum(map(_tokens, counted))
     normal = _Normal.of(scored) if rules.normalise_batch else None
     filled: list[Transition] = []
     for rollout, values, credits, compared in scored:
-        for transition, value, (credit, advantages) in zip(rollout, values, credits, strict=True):
+        weights = _loss_weights(rollout, rules, max(len(counted), 1), tokens)
+        for transition, value, (credit, advantages), weight in zip(rollout, values, credits, weights, strict=True):
             target = value
             if rules.scheme == "gae" and transition.value is not None:
                 # What the critic should have said: it learns from the advantage as it was before the batch's normalisation,
@@ -100,7 +101,7 @@ def assign_credit(
                     value_to_go=target,
                     credit=credit,
                     advantages=advantages,
-                    loss_weight=weights.of(transition, rollout),
+                    loss_weight=weight,
                 )
             )
     return TransitionSet(tuple(filled), tuple(found), data.unassigned)
@@ -303,30 +304,18 @@ class _Normal:
         return value / self.deviation
 
 
-class _LossWeights:
-    """The loss weight of each transition by `CreditRules.loss`; ``rollouts`` are those that count."""
-
-    def __init__(self, rules: CreditRules, rollouts: Sequence[Sequence[Transition]]) -> None:
-        self.weighting = rules.weighting
-        self.length = rules.loss_length
-        self.rollouts = max(len(rollouts), 1)
-        self.tokens = sum(_tokens(rollout) for rollout in rollouts)
-        self._own: tuple[Sequence[Transition] | None, int, int] = (None, 0, 0)
-
-    def of(self, transition: Transition, rollout: Sequence[Transition]) -> float:
-        return self._weight(transition, rollout) / self.length
-
-    def _weight(self, transition: Transition, rollout: Sequence[Transition]) -> float:
-        if self.weighting == "tokens":
-            return 1.0 / self.tokens if self.tokens else 0.0
-        if self.weighting == "rollouts":
-            return 1.0 / self.rollouts
-        if self._own[0] is not rollout:
-            turns = sum(any(turn.response_mask) for turn in rollout)
-            self._own = (rollout, _tokens(rollout), turns)
-        _, tokens, turns = self._own
-        count = tokens if self.weighting == "rollout_tokens" else turns * sum(transition.response_mask)
-        return 1.0 / (self.rollouts * count) if count else 0.0
+def _loss_weights(rollout: Sequence[Transition], rules: CreditRules, rollouts: int, tokens: int) -> list[float]:
+    """The loss weight of each turn by `CreditRules.loss`; ``rollouts`` and ``tokens`` are those that count."""
+    if rules.weighting == "tokens":
+        counts = [tokens] * len(rollout)
+    elif rules.weighting == "rollouts":
+        counts = [rollouts] * len(rollout)
+    elif rules.weighting == "rollout_tokens":
+        counts = [rollouts * _tokens(rollout)] * len(rollout)
+    else:
+        turns = sum(any(turn.response_mask) for turn in rollout)
+        counts = [rollouts * turns * sum(turn.response_mask) for turn in rollout]
+    return [1.0 / count / rules.loss_length if count else 0.0 for count in counts]
 
 
 def _tokens(rollout: Sequence[Transition]) -> int:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from lgov_core._util.atomic_file import atomic_file
 from lgov_core.errors import TransitionError
 from lgov_core.transitions.values import SCHEMA_VERSION, Transition
 from lgov_core.types import Outcome
+
+#: Fields of a `Transition` that have their name and value in a row.
+_SAME: Final = (
+    *("run_id", "weights_version", "model", "task_id", "rollout_id", "attempt", "turn", "response_id", "agent"),
+    *("finish_reason", "loss_weight", "truncated", "credit", "choice"),
+)
 
 
 def write_jsonl(records: Iterable[Mapping[str, Any]], path: str | Path) -> Path:
@@ -70,34 +76,18 @@ def _transition(row: Mapping[str, Any]) -> Transition:
     if row["schema_version"] != SCHEMA_VERSION:
         raise ValueError(f"schema version {row['schema_version']}, not {SCHEMA_VERSION}")
 
-    def several(name: str) -> tuple[Any, ...] | None:
-        return None if row[name] is None else tuple(row[name])
-
+    lists: dict[str, Any] = {
+        name: None if row[name] is None else tuple(row[name])
+        for name in ("prompt_ids", "response_ids", "response_mask", "logprobs", "advantages")
+    }
     return Transition(
-        run_id=row["run_id"],
-        weights_version=row["weights_version"],
-        model=row["model"],
-        task_id=row["task_id"],
-        rollout_id=row["rollout_id"],
-        attempt=row["attempt"],
-        turn=row["turn"],
-        response_id=row["response_id"],
-        agent=row["agent"],
-        prompt_ids=tuple(row["prompt_ids"]),
-        response_ids=tuple(row["response_ids"]),
-        response_mask=tuple(row["response_mask"]),
-        logprobs=several("logprobs"),
+        **{name: row[name] for name in _SAME},
+        **lists,
         temperature=row["sampling"]["temperature"],
-        finish_reason=row["finish_reason"],
         outcome=None if row["outcome"] is None else Outcome(row["outcome"]),
         rewards={pair["dimension"]: pair["value"] for pair in row["rewards"]},
         value_to_go=row["return"],
-        advantages=several("advantages"),
-        loss_weight=row["loss_weight"],
-        truncated=row["truncated"],
-        credit=row["credit"],
         value=row.get("value"),
-        choice=row["choice"],
         set_aside=bool(row["set_aside"]),
         parent_response_id=row["parent_call_id"],
     )

@@ -41,29 +41,22 @@ def distinct(rewards: Iterable[Reward], found: list[Diagnostic]) -> list[Reward]
     return kept
 
 
-class HomelessRewards:
-    """Finds the rollout of rewards that name a call or tool call but no rollout. The index is made when one comes."""
+def owners_of_targets(calls_of: Mapping[tuple[str, int], Sequence[CapturedCall]]) -> dict[tuple[str, str], set[str]]:
+    """The rollouts that have each call (``("call", response id)``) and tool call (``("tool", id)``)."""
+    owners: dict[tuple[str, str], set[str]] = {}
+    for (rollout_id, _), calls in calls_of.items():
+        for call in calls:
+            owners.setdefault(("call", call.response_id), set()).add(rollout_id)
+            for tool_call in call.tool_call_ids:
+                owners.setdefault(("tool", tool_call), set()).add(rollout_id)
+    return owners
 
-    def __init__(self, calls: Mapping[tuple[str, int], Sequence[CapturedCall]]) -> None:
-        self._calls = calls
-        self._index: dict[tuple[str, str], set[str]] | None = None
 
-    def rollout_of(self, reward: Reward) -> str | None:
-        """The one rollout that has the reward's target; None where there is none or several."""
-        if self._index is None:
-            self._index = {}
-            for (rollout_id, _), calls in self._calls.items():
-                for call in calls:
-                    self._index.setdefault(("call", call.response_id), set()).add(rollout_id)
-                    for tool_call in call.tool_call_ids:
-                        self._index.setdefault(("tool", tool_call), set()).add(rollout_id)
-        if reward.response_id is not None:
-            owners = self._index.get(("call", reward.response_id), set())
-        elif reward.tool_call_id is not None:
-            owners = self._index.get(("tool", reward.tool_call_id), set())
-        else:
-            return None
-        return next(iter(owners)) if len(owners) == 1 else None
+def rollout_of(reward: Reward, owners: Mapping[tuple[str, str], set[str]]) -> str | None:
+    """The one rollout that has the target of a reward without a rollout; None where there is none or several."""
+    target = ("tool", reward.tool_call_id or "") if reward.response_id is None else ("call", reward.response_id)
+    found = owners.get(target, ())
+    return next(iter(found)) if len(found) == 1 else None
 
 
 class RewardTargets:

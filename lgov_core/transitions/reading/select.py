@@ -39,27 +39,23 @@ class Selecting:
         self.everything = selection.everything
         self._selection = selection
         self._records = records
-        self._agents: dict[str | None, bool] = {}
-        self._models: dict[str, bool] = {}
+        self._agents: set[str] = set()
+        self._models: set[str] = set()
         self._nameless: list[str] = []
 
     def takes(self, call: CapturedCall) -> bool:
         """Whether ``call`` is selected."""
         selection = self._selection
         if selection.agents:
-            agent = call.agent
-            known = self._agents.get(agent)
-            if known is None:
-                known = self._agents[agent] = agent is not None and matches(agent, selection.agents)
-            if agent is None:
+            if call.agent is None:
                 self._nameless.append(call.response_id)
-            if not known:
+                return False
+            self._agents.add(call.agent)
+            if not matches(call.agent, selection.agents):
                 return False
         if selection.models:
-            known = self._models.get(call.model)
-            if known is None:
-                known = self._models[call.model] = matches(call.model, selection.models)
-            if not known:
+            self._models.add(call.model)
+            if not matches(call.model, selection.models):
                 return False
         return not selection.attributes or self._attributes_match(call)
 
@@ -71,8 +67,8 @@ class Selecting:
             (self._selection.models, self._models, Finding.UNKNOWN_MODEL),
         ):
             for pattern in patterns:
-                if not any(name is not None and matches(name, (pattern,)) for name in names):
-                    known = ", ".join(sorted(name for name in names if name is not None)[:10]) or "none"
+                if not any(matches(name, (pattern,)) for name in names):
+                    known = ", ".join(sorted(names)[:10]) or "none"
                     found.append(Diagnostic(finding, pattern, f"those on record: {known}"))
         return found
 

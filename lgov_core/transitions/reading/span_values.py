@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -112,14 +111,8 @@ def _tool(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def messages_of(value: object) -> dict[str, Any]:
     """``{"messages": [...]}`` from the JSON text of messages; else empty."""
-    if value is None:
-        return {}
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return {}
-    return {"messages": value} if isinstance(value, list) else {}
+    found = _listed(value)
+    return {} if found is None else {"messages": [*found]}
 
 
 def proposed_tool_calls(attributes: Mapping[str, JSONValue]) -> tuple[str, ...]:
@@ -157,12 +150,8 @@ def _ids_in(said: object) -> Iterator[str]:
 
 
 def _listed(value: object) -> Sequence[Any] | None:
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return None
-    return value if isinstance(value, list | tuple) else None
+    found = from_json(value)
+    return found if isinstance(found, list | tuple) else None
 
 
 def _integers(value: object) -> tuple[int, ...] | None:

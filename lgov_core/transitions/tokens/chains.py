@@ -100,7 +100,7 @@ def make_chains(transitions: Sequence[Transition]) -> list[Chain]:
     Chains are in the order of their
     first turns. Pure; callable from any thread.
     """
-    chains: list[_Growing] = []
+    chains: list[list[Transition]] = []
     for turns in by_rollout(transitions).values():
         ends: dict[tuple[str | None, str, float], PrefixIndex[tuple[int, ...]]] = {}
         for turn in turns:
@@ -108,57 +108,50 @@ def make_chains(transitions: Sequence[Transition]) -> list[Chain]:
             number = None if turn.set_aside else own.take_longest(turn.prompt_ids)
             if number is None:
                 number = len(chains)
-                chains.append(_Growing())
-            chains[number].add(turn)
+                chains.append([])
+            chains[number].append(turn)
             if not turn.set_aside:
                 own.add(turn.prompt_ids + turn.response_ids, number)
-    return [chain.made() for chain in chains]
+    return [_chain(turns) for turns in chains]
 
 
-class _Growing:
-    def __init__(self) -> None:
-        self.turns: list[Transition] = []
-
-    def add(self, turn: Transition) -> None:
-        self.turns.append(turn)
-
-    def made(self) -> Chain:
-        first, last = self.turns[0], self.turns[-1]
-        ids = last.prompt_ids + last.response_ids
-        mask = [0] * len(ids)
-        logprobs: list[float] | None = [0.0] * len(ids)
-        advantages: list[float] | None = [0.0] * len(ids)
-        weights = [0.0] * len(ids)
-        links: list[Link] = []
-        for turn in self.turns:
-            start = len(turn.prompt_ids)
-            stop = start + len(turn.response_ids)
-            links.append(Link(turn, start, stop))
-            mask[start:stop] = turn.response_mask
-            weights[start:stop] = [turn.loss_weight * kept for kept in turn.response_mask]
-            if logprobs is not None and turn.logprobs is not None:
-                logprobs[start:stop] = [
-                    value if kept else 0.0 for value, kept in zip(turn.logprobs, turn.response_mask, strict=True)
-                ]
-            else:
-                logprobs = None
-            if advantages is not None and turn.advantages is not None:
-                advantages[start:stop] = [
-                    value if kept else 0.0 for value, kept in zip(turn.advantages, turn.response_mask, strict=True)
-                ]
-            else:
-                advantages = None
-        return Chain(
-            first.rollout_id,
-            first.attempt,
-            first.task_id,
-            first.agent,
-            first.model,
-            first.temperature,
-            ids,
-            tuple(mask),
-            None if logprobs is None else tuple(logprobs),
-            None if advantages is None else tuple(advantages),
-            None if advantages is None else tuple(weights),
-            tuple(links),
-        )
+def _chain(turns: Sequence[Transition]) -> Chain:
+    first, last = turns[0], turns[-1]
+    ids = last.prompt_ids + last.response_ids
+    mask = [0] * len(ids)
+    logprobs: list[float] | None = [0.0] * len(ids)
+    advantages: list[float] | None = [0.0] * len(ids)
+    weights = [0.0] * len(ids)
+    links: list[Link] = []
+    for turn in turns:
+        start = len(turn.prompt_ids)
+        stop = start + len(turn.response_ids)
+        links.append(Link(turn, start, stop))
+        mask[start:stop] = turn.response_mask
+        weights[start:stop] = [turn.loss_weight * kept for kept in turn.response_mask]
+        if logprobs is not None and turn.logprobs is not None:
+            logprobs[start:stop] = [
+                value if kept else 0.0 for value, kept in zip(turn.logprobs, turn.response_mask, strict=True)
+            ]
+        else:
+            logprobs = None
+        if advantages is not None and turn.advantages is not None:
+            advantages[start:stop] = [
+                value if kept else 0.0 for value, kept in zip(turn.advantages, turn.response_mask, strict=True)
+            ]
+        else:
+            advantages = None
+    return Chain(
+        first.rollout_id,
+        first.attempt,
+        first.task_id,
+        first.agent,
+        first.model,
+        first.temperature,
+        ids,
+        tuple(mask),
+        None if logprobs is None else tuple(logprobs),
+        None if advantages is None else tuple(advantages),
+        None if advantages is None else tuple(weights),
+        tuple(links),
+    )

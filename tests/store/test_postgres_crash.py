@@ -21,20 +21,9 @@ from psycopg.conninfo import conninfo_to_dict
 from lgov_core.errors import StoreError
 from lgov_core.store.postgres.store import PostgresStore
 from lgov_core.types import CapturedCall, Outcome, Reward, Rollout, Span
-from tests.postgres_server import PROCESSES, PostgresServer, shared_server
+from tests.postgres_server import PROCESSES, PostgresServer
 
 ROUNDS = 20
-
-
-@pytest.fixture
-def server() -> PostgresServer:
-    return shared_server()
-
-
-@pytest.fixture
-def address(server: PostgresServer) -> str:
-    """The address of a store in which nothing is."""
-    return server.empty_store()
 
 
 def call(response_id: str, rollout_id: str | None = None) -> CapturedCall:

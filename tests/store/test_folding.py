@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from lgov_core._util.sqlite_file import open_sqlite
 from lgov_core.errors import StoreError
 from lgov_core.store import encoding, rows
-from lgov_core.store.prefixes import WHOLE, Earlier, FoldIndex, fold
+from lgov_core.store.prefixes import FoldIndex
 from lgov_core.store.sql.calls import CHAIN, FOLDED_ROW, FoldingWriter
 from lgov_core.store.sql.writer import GroupCommitWriter
 from lgov_core.store.sqlite.database import SQLiteDatabase, SQLiteTransaction
@@ -26,69 +26,7 @@ from lgov_core.store.sqlite.schema import TRACE_STORE
 from lgov_core.store.sqlite.store import SQLiteStore
 from lgov_core.store.unfold import Unfolding
 from lgov_core.types import CapturedCall, Reward
-
-
-def call(
-    response_id: str,
-    prompt: tuple[int, ...] | None,
-    response: tuple[int, ...] | None,
-    request: dict[str, Any],
-    *,
-    rollout: str | None = "r1",
-    attempt: int | None = 1,
-    agent: str = "a",
-) -> CapturedCall:
-    logprobs = None if response is None else tuple(-0.1 * token for token in response)
-    return CapturedCall(
-        response_id, "m", request, {"id": response_id}, prompt, response, logprobs, "stop", 0, 1.0, 1.0, 1.0, 2.0,
-        rollout, attempt, agent,
-    )  # fmt: skip
-
-
-class Conversation:
-    """An agent that sends all it has seen with every call, as agents do."""
-
-    def __init__(self, agent: str, seed: int, turn_tokens: int = 60) -> None:
-        self.agent, self.seed, self.turn_tokens, self.turn = agent, seed, turn_tokens, 0
-        self.tokens: tuple[int, ...] = tuple(range(400))  # the system prompt, the same for all
-        self.messages: list[dict[str, Any]] = [{"role": "system", "content": "You are careful. " * 40}]
-        self.distinct = 0
-
-    def next(self, *, rollout: str = "r1", attempt: int = 1) -> CapturedCall:
-        self.turn += 1
-        new = tuple(self.seed * 1000 + self.turn * 10 + i % 7 for i in range(self.turn_tokens))
-        prompt, response = self.tokens + new, tuple(i + 5 for i in new[:20])
-        self.distinct += len(new) + len(response)
-        self.messages = [*self.messages, {"role": "user", "content": f"{self.agent} {self.turn}: " + "go on; " * 20}]
-        request = {
-            "seed": self.turn,
-            "messages": self.messages,
-            "model": "m",
-            "tools": [{"name": "run", "description": "x" * 2000}],
-            "user": f"user {self.turn}",
-        }
-        made = call(
-            f"{self.agent}-{self.turn}-{attempt}",
-            prompt,
-            response,
-            request,
-            rollout=rollout,
-            attempt=attempt,
-            agent=self.agent,
-        )
-        self.tokens = prompt + response
-        self.messages = [*self.messages, {"role": "assistant", "content": "done; " * 10}]
-        return made
-
-
-def stored_bytes(path: Path) -> tuple[int, int]:
-    """What the file holds of token ids and of requests, in bytes."""
-    connection = sqlite3.connect(path)
-    found = connection.execute(
-        "SELECT sum(ifnull(length(prompt_rest), 0) + ifnull(length(response_ids), 0)), sum(length(request)) FROM calls"
-    ).fetchone()
-    connection.close()
-    return found
+from tests.store.conversations import Conversation, call, stored_bytes
 
 
 @pytest.fixture
@@ -314,52 +252,6 @@ def test_a_damaged_reference_is_an_error_and_no_wrong_prompt(path: Path) -> None
             store.add_call(agent.next())  # writing goes on
 
 
-def test_no_more_is_remembered_than_was_allowed() -> None:
-    index = FoldIndex(limit_bytes=10_000)
-    for rollout in range(50):
-        for turn in range(30):
-            key = (f"r{rollout}", 1)
-            tokens = encoding.token_blob([rollout, turn] * 50)
-            repeats = index.find(key, tokens, {})
-            index.add(key, Earlier(rollout * 1000 + turn, tokens, {}), repeats)
-            assert index.size <= 10_000 or index.newest((f"r{rollout - 1}", 1)) is None
-    assert index.newest(("r0", 1)) is None
-    assert index.newest(("r49", 1)) == 49_029
-    index.clear()
-    tokens = b""
-    for turn in range(100):  # a conversation is remembered by its end
-        tokens += encoding.token_blob([turn] * 100)
-        index.add(("long", 1), Earlier(turn, tokens, {}), index.find(("long", 1), tokens, {}))
-    assert index.size == len(tokens)
-    index.clear()
-    for turn in range(1000):  # one attempt that never goes on from where it was
-        index.add(("wild", 1), Earlier(turn, encoding.token_blob([turn] * 10), {}))
-    assert index.size == 256 * 40
-    index.forget(("wild", 1))
-    assert index.size == 0
-
-
-def test_the_call_with_most_in_common_is_found() -> None:
-    index = FoldIndex()
-    key = ("r1", 1)
-    assert index.find(key, b"\0" * 400, {}) == WHOLE
-    for seq, length in ((1, 10), (2, 40), (3, 30)):
-        index.add(key, Earlier(seq, encoding.token_blob([*range(length), 999]), {}))
-    found = index.find(key, encoding.token_blob(range(100)), {})
-    assert (found.base, found.prompt_shared) == (2, 40)
-    assert index.find(key, encoding.token_blob([5] * 50), {}) == WHOLE  # too little to be worth it
-
-
-@given(st.text("ab", min_size=60, max_size=72), st.text("ab", min_size=60, max_size=72), st.text("ab", max_size=9))
-def test_head_and_tail_never_overlap(one: str, other: str, both: str) -> None:
-    one, other = both + one * 2, both + other + one
-    found = fold(Earlier(1, b"", {"messages": other}), None, {"messages": one})
-    head, tail = found.request.get("messages", (0, 0))
-    rest = one[head : len(one) - tail]
-    assert other[:head] + rest + other[len(other) - tail :] == one
-    assert head + tail <= min(len(one), len(other))
-
-
 TOKENS = st.lists(st.integers(0, 2), max_size=6).map(tuple)
 #: Each step: whose it is, from which earlier call of the test it goes on (if any), how much of that it keeps, what it adds.
 STEPS = st.lists(
@@ -444,7 +336,7 @@ def test_a_writer_that_is_killed_in_between_leaves_nothing_that_cannot_be_read(p
     code = """
         import os, signal, sys
         sys.path.insert(0, sys.argv[2])
-        from tests.core.test_store_prefixes import Conversation
+        from tests.store.conversations import Conversation
         from lgov_core.store.sqlite.store import SQLiteStore
         store, agent = SQLiteStore(sys.argv[1]), Conversation("solo", 1)
         for i in range(30):
