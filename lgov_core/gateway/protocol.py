@@ -98,7 +98,7 @@ class StreamPiece:
 class Engine(Protocol):
     """Answers model calls. All methods are called from the endpoint's event loop, many requests at once.
 
-    An engine answers chat completions. One that speaks further APIs says so in an attribute ``speaks`` (see `speaks`);
+    An engine answers chat completions. One that speaks further APIs lists them in an attribute ``speaks`` (see `speaks`);
     for what it does not speak, its chat completions are translated. One that has embeddings has a method ``embed``, one
     that can count the tokens of a prompt a method ``count_tokens`` (`Embeds`, `CountsTokens`).
 
@@ -111,7 +111,7 @@ class Engine(Protocol):
 
     @property
     def models(self) -> Sequence[str]:
-        """Names this engine answers to; `ANY_MODEL` among them stands for every name no other engine has."""
+        """Names this engine answers to; `ANY_MODEL` among them means every name that no other engine has."""
         ...
 
     async def chat(self, request: ChatRequest) -> Completion:
@@ -161,7 +161,7 @@ class GateRequest:
 
     ``messages`` are in the order in which the model reads them, instructions first: ``role`` (system, user, assistant,
     tool), ``content`` (the text of it, "" for none), on an assistant's message ``tool_calls`` (``id``, ``name``, ``args``:
-    an object, or the text where it is none), on a tool's ``tool_call_id``. ``max_tokens`` is a count of tokens.
+    an object, or the text where it is not one), on a tool's ``tool_call_id``. ``max_tokens`` is a count of tokens.
     ``operation_id`` is the same before and after the call.
     """
 
@@ -179,7 +179,7 @@ class GateRequest:
 class GateReply:
     """What the model wrote in one choice, the same for every API. Tokens are counted on the first choice only.
 
-    ``reasoning`` is what it wrote beside the text and shows to the client: a gate leaves it, or makes it empty.
+    ``reasoning`` is what it wrote beside the text and shows to the client: a gate keeps it, or empties it.
     """
 
     response_id: str
@@ -211,7 +211,7 @@ class Gate(Protocol):
     """Judges model calls on their way through the endpoint. Called from its event loop, many calls at once.
 
     A route calls `admit` before the engine is asked and `release` when the whole reply is there, before any of it goes
-    out (a stream is held until then; unchanged, it goes out as it came). What is recorded is the model's own reply. Fails
+    out (a stream is held until then; unchanged, it goes out byte for byte). What is recorded is the model's own reply. Fails
     closed: whatever goes wrong is a `GateRefusal`.
     """
 
@@ -229,7 +229,7 @@ class Gate(Protocol):
     async def release(self, asked: GateRequest, replies: Sequence[GateReply]) -> Sequence[GateReply]:
         """The replies, one for each choice, as the agent may get them: the same objects where nothing changed.
 
-        Calls that a policy denied are not among the tool calls any more, and the text says why; arguments and text may
+        Calls that a policy denied are removed from the tool calls, and the text gives the reason; arguments and text may
         be replaced. Raises `GateRefusal`.
         """
         ...

@@ -169,7 +169,7 @@ class _Compact:
             ((key, value),) = arguments.items()
             if key == self._bare_parameter(name, tools) and self._can_be_bare(value):
                 return f"@{name} {value}"
-        # A line break is mere white space in JSON: it cannot stand inside a JSON string.
+        # A line break is only white space in JSON: it cannot be inside a JSON string.
         line = re.sub(r"[\r\n]+", " ", arguments_json.strip())
         return f"@{name} {line}"
 

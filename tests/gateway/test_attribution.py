@@ -111,7 +111,7 @@ def test_unattributed_calls_are_recorded_or_refused(serve, store):
     strict = serve([], allow_unattributed=False)
     reply = post(strict)
     assert reply.status_code == 400
-    assert "does not say which rollout" in reply.json()["error"]["message"]
+    assert "does not name its rollout" in reply.json()["error"]["message"]
 
 
 def test_keys_when_they_are_required(serve):

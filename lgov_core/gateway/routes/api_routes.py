@@ -107,7 +107,7 @@ class ApiRoutes:
         return await self._call(api, who, body, engine)
 
     async def call(self, path: str, request: Request, body: Mapping[str, Any]) -> Response:
-        """Answers ``body`` as a ``POST`` to ``path`` below ``/v1``; ``request`` says whose call it is."""
+        """Answers ``body`` as a ``POST`` to ``path`` below ``/v1``; ``request`` names its rollout."""
         who = self._who(request, allow_unattributed=self._allow_unattributed)
         api = next(api for api in APIS if api.path == path)
         return await self._call(api, who, body, self._engine_for(model_name(body)))
@@ -147,7 +147,7 @@ class ApiRoutes:
         return await self._answer(api, exchange, completion, writer, judged, kept)
 
     async def _watched(self, pieces: AsyncIterator[StreamPiece], judged: GateRequest) -> AsyncIterator[StreamPiece]:
-        """The stream; the gate is told when it fails."""
+        """The stream; a failure is reported to the gate."""
         assert self._gate is not None
         try:
             async with aclosing(cast("Any", pieces)) as stream:
@@ -293,7 +293,7 @@ class ApiRoutes:
     def refuse(self, error: LgovError, api: Api = APIS[0]) -> Response:
         """The response to an error, in the shape of its API; an upstream's refusal as the upstream wrote it.
 
-        A refusal that the upstream wrote in the shape of another API is told in this one's.
+        A refusal that the upstream wrote in the shape of another API is rewritten in this one's.
         """
         self._capture.counters.failed += 1
         status = error.status if isinstance(error, EndpointError) else 500
