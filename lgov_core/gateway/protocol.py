@@ -99,8 +99,9 @@ class Engine(Protocol):
     """Answers model calls. All methods are called from the endpoint's event loop, many requests at once.
 
     An engine answers chat completions. One that speaks further APIs lists them in an attribute ``speaks`` (see `speaks`);
-    for what it does not speak, its chat completions are translated. One that has embeddings has a method ``embed``, one
-    that can count the tokens of a prompt a method ``count_tokens`` (`Embeds`, `CountsTokens`).
+    for what it does not speak, its chat completions are translated. One that has embeddings has
+    ``async embed(body) -> body``, one that can count the tokens of a prompt ``async count_tokens(request) -> int``; both
+    raise `EndpointError`.
 
     ``models`` are the names it answers to. ``chat`` raises `EndpointError` for what it cannot do and `UpstreamError` when
     the server behind it failed. ``stream`` yields pieces as the client will see them and ends with exactly one piece that
@@ -128,22 +129,6 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Called once after the last request; fails what is still waiting."""
-        ...
-
-
-class Embeds(Protocol):
-    """An engine that passes embeddings on."""
-
-    async def embed(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The reply to an embeddings request of OpenAI's API. Raises `EndpointError`."""
-        ...
-
-
-class CountsTokens(Protocol):
-    """An engine that can say how long a prompt is."""
-
-    async def count_tokens(self, request: ChatRequest) -> int:
-        """How many tokens the prompt of ``request`` has. Raises `EndpointError`."""
         ...
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lgov_core._util.bounded import BoundedDict
 from lgov_core.errors import EndpointError
 from lgov_core.gateway.serving.attribution import Attribution
 
@@ -37,7 +38,7 @@ class ResponseMemory:
         self._most_bytes = most_bytes
         self._bytes = 0
         self._turns: OrderedDict[str, _Turn] = OrderedDict()
-        self._elsewhere: OrderedDict[str, tuple[str | None, int | None]] = OrderedDict()
+        self._elsewhere: BoundedDict[str, tuple[str | None, int | None]] = BoundedDict(_MOST_NOTED)
 
     def find(self, response_id: str, who: Attribution) -> list[Message]:
         """The conversation up to and with that response. Raises `EndpointError` (404) where it is not known."""
@@ -63,9 +64,7 @@ class ResponseMemory:
 
     def note(self, response_id: str, who: Attribution) -> None:
         """Notes the owner of a response that the upstream keeps itself."""
-        self._elsewhere[response_id] = (who.rollout_id, who.attempt)
-        if len(self._elsewhere) > _MOST_NOTED:
-            self._elsewhere.popitem(last=False)
+        self._elsewhere.put(response_id, (who.rollout_id, who.attempt))
 
     def check(self, body: Mapping[str, Any], who: Attribution) -> None:
         """Raises `EndpointError` (404, 400) for a request that names what the upstream keeps and is not the caller's own.

@@ -22,7 +22,7 @@ from lgov_core.gateway.formats.reply_writer import ReplyWriter, written_anew
 from lgov_core.gateway.formats.request_fields import model_name
 from lgov_core.gateway.formats.response_memory import ResponseMemory
 from lgov_core.gateway.formats.responses_request import chat_messages, input_messages
-from lgov_core.gateway.policy.gate_calls import gate_replies, gate_request, released, said, with_contents
+from lgov_core.gateway.policy.gate_calls import gate_replies, gate_request, refusal_completion, released, with_contents
 from lgov_core.gateway.protocol import (
     ANY_MODEL,
     ChatRequest,
@@ -226,7 +226,7 @@ class ApiRoutes:
         except GateRefusal as refusal:
             if refusal.status != 200:
                 raise
-            return said(refusal.text, completion.response_id, completion.model)
+            return refusal_completion(refusal.text, completion.response_id, completion.model)
 
     async def _streamed_release(
         self, api: Api, asked: ChatRequest, body: Mapping[str, Any], judged: GateRequest, completion: Completion
@@ -240,7 +240,7 @@ class ApiRoutes:
         """The answer to a call that was not made."""
         if refusal.status != 200:
             raise refusal
-        reply, events = self._written(api, asked, body, said(refusal.text, api.new_id(), asked.model))
+        reply, events = self._written(api, asked, body, refusal_completion(refusal.text, api.new_id(), asked.model))
         if api is RESPONSES and asked.route != api.route:
             self._keep(body, who, reply)
         return Response(events, media_type="text/event-stream") if asked.stream else json_response(reply)
