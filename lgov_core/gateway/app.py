@@ -102,7 +102,7 @@ def create_app(
 
 
 def _ruled(route: Route) -> RuledRoute:
-    """A route of the API with its rule: a rollout's key will do, and what is posted asks a model."""
+    """A route of the API with its rule: a rollout's key is enough, and a POST asks a model."""
     methods = sorted((route.methods or {"POST"}) - {"HEAD"})
     return RuledRoute(route.path, route.endpoint, methods=methods, access=Access.AGENT, is_call="POST" in methods)
 
@@ -112,9 +112,9 @@ def _of_capture(capture: Capture, store: TraceStore | None) -> Iterable[Reading]
     tokens = {name: counts.pop(f"{name}_tokens") for name in ("prompt", "response")}
     yield "counter", "lgov_tokens", "Tokens of the recorded calls.", "of", tokens
     yield "counter", "lgov_commit_seconds", "Time that calls waited to be durable.", None, {"": counts.pop("commit_s")}
-    yield "counter", "lgov_calls", "Model calls, by what became of them.", "what", counts
+    yield "counter", "lgov_calls", "Model calls, by outcome.", "what", counts
     if store is not None:
-        yield "counter", "lgov_dropped_spans", "Spans that found no place.", None, {"": float(store.dropped_spans)}
+        yield "counter", "lgov_dropped_spans", "Spans that were dropped.", None, {"": float(store.dropped_spans)}
 
 
 def _check_names(engines: Sequence[Engine]) -> None:
@@ -137,7 +137,7 @@ def _running(engines: Sequence[Engine]) -> Callable[[Starlette], AbstractAsyncCo
                     await engine.start()
                     running.push_async_callback(engine.close)
             except Exception as error:
-                app.state.startup_error = error  # whoever starts the server wants to know
+                app.state.startup_error = error  # raised by the server's start
                 raise
             yield
 

@@ -98,9 +98,10 @@ class StreamPiece:
 class Engine(Protocol):
     """Answers model calls. All methods are called from the endpoint's event loop, many requests at once.
 
-    An engine answers chat completions. One that speaks further APIs says so in an attribute ``speaks`` (see `speaks`);
-    for what it does not speak, its chat completions are translated. One that has embeddings has a method ``embed``, one
-    that can count the tokens of a prompt a method ``count_tokens`` (`Embeds`, `CountsTokens`).
+    An engine answers chat completions. One that speaks further APIs lists them in an attribute ``speaks`` (see `speaks`);
+    for what it does not speak, its chat completions are translated. One that has embeddings has
+    ``async embed(body) -> body``, one that can count the tokens of a prompt ``async count_tokens(request) -> int``; both
+    raise `EndpointError`.
 
     ``models`` are the names it answers to. ``chat`` raises `EndpointError` for what it cannot do and `UpstreamError` when
     the server behind it failed. ``stream`` yields pieces as the client will see them and ends with exactly one piece that
@@ -111,7 +112,7 @@ class Engine(Protocol):
 
     @property
     def models(self) -> Sequence[str]:
-        """Names this engine answers to; `ANY_MODEL` among them stands for every name no other engine has."""
+        """Names this engine answers to; `ANY_MODEL` among them means every name that no other engine has."""
         ...
 
     async def chat(self, request: ChatRequest) -> Completion:
@@ -131,22 +132,6 @@ class Engine(Protocol):
         ...
 
 
-class Embeds(Protocol):
-    """An engine that passes embeddings on."""
-
-    async def embed(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The reply to an embeddings request of OpenAI's API. Raises `EndpointError`."""
-        ...
-
-
-class CountsTokens(Protocol):
-    """An engine that can say how long a prompt is."""
-
-    async def count_tokens(self, request: ChatRequest) -> int:
-        """How many tokens the prompt of ``request`` has. Raises `EndpointError`."""
-        ...
-
-
 def speaks(engine: Engine) -> frozenset[str]:
     """The APIs an engine answers in their own form, which its attribute ``speaks`` names: ``chat`` if it has none.
 
@@ -161,7 +146,7 @@ class GateRequest:
 
     ``messages`` are in the order in which the model reads them, instructions first: ``role`` (system, user, assistant,
     tool), ``content`` (the text of it, "" for none), on an assistant's message ``tool_calls`` (``id``, ``name``, ``args``:
-    an object, or the text where it is none), on a tool's ``tool_call_id``. ``max_tokens`` is a count of tokens.
+    an object, or the text where it is not one), on a tool's ``tool_call_id``. ``max_tokens`` is a count of tokens.
     ``operation_id`` is the same before and after the call.
     """
 
@@ -179,7 +164,7 @@ class GateRequest:
 class GateReply:
     """What the model wrote in one choice, the same for every API. Tokens are counted on the first choice only.
 
-    ``reasoning`` is what it wrote beside the text and shows to the client: a gate leaves it, or makes it empty.
+    ``reasoning`` is what it wrote beside the text and shows to the client: a gate keeps it, or empties it.
     """
 
     response_id: str
@@ -211,7 +196,7 @@ class Gate(Protocol):
     """Judges model calls on their way through the endpoint. Called from its event loop, many calls at once.
 
     A route calls `admit` before the engine is asked and `release` when the whole reply is there, before any of it goes
-    out (a stream is held until then; unchanged, it goes out as it came). What is recorded is the model's own reply. Fails
+    out (a stream is held until then; unchanged, it goes out byte for byte). What is recorded is the model's own reply. Fails
     closed: whatever goes wrong is a `GateRefusal`.
     """
 
@@ -229,7 +214,7 @@ class Gate(Protocol):
     async def release(self, asked: GateRequest, replies: Sequence[GateReply]) -> Sequence[GateReply]:
         """The replies, one for each choice, as the agent may get them: the same objects where nothing changed.
 
-        Calls that a policy denied are not among the tool calls any more, and the text says why; arguments and text may
+        Calls that a policy denied are removed from the tool calls, and the text gives the reason; arguments and text may
         be replaced. Raises `GateRefusal`.
         """
         ...

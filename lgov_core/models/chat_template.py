@@ -26,7 +26,7 @@ PAD = "<|pad|>"
 # break.
 _OPEN, _CLOSE = "\ue000", "\ue001"
 _STAND_IN = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
-#: Stands before each assistant turn's text: its tokens never merge with those of the turn's head.
+#: Precedes each assistant turn's text, so that its tokens never merge with those of the turn's head.
 REPLY_STARTS = f"{_OPEN}0{_CLOSE}"
 
 
@@ -70,13 +70,13 @@ class PromptText:
         return self._control.sub(lambda match: self._stand_ins[match.group()], content)
 
     def plain(self, rendered: str) -> str:
-        """Rendered text as the tokens of `encode` spell it: each stand-in replaced by the text that it stands for."""
+        """Rendered text as the tokens of `encode` spell it: each stand-in replaced by its text."""
         return _STAND_IN.sub(lambda match: self._texts[int(match.group(1))], rendered)
 
     def encode(self, rendered: str) -> list[int]:
-        """The token ids of rendered text: control tokens in it are tokens, stand-ins the plain text they stand for.
+        """The token ids of rendered text: control tokens in it are tokens, stand-ins plain text.
 
-        Raises `EndpointError` (400) for what is no Unicode text.
+        Raises `EndpointError` (400) for a lone surrogate.
         """
         pieces = _STAND_IN.split(rendered)
         ids: list[int] = []
@@ -84,7 +84,7 @@ class PromptText:
             if place % 2 == 0:
                 ids += self._plain(piece)
             elif text := self._texts[int(piece)]:
-                # Cut after its first character, the text is no control token any more.
+                # Cut after its first character, the text is not a control token.
                 ids += self._plain(text[:1])
                 ids += self._plain(text[1:])
         return ids
@@ -93,4 +93,4 @@ class PromptText:
         try:
             return self._backend.encode(text, add_special_tokens=False).ids if text else []
         except TypeError as error:
-            raise EndpointError(f"no Unicode text, perhaps half of a surrogate pair: {text[:60]!a}") from error
+            raise EndpointError(f"the text contains a lone surrogate: {text[:60]!a}") from error

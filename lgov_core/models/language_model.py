@@ -78,7 +78,7 @@ class LanguageModel:
         return [*self.text.encode(self.text.protect(text)), self.end_id]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids, control tokens included. Bytes that are no UTF-8 become U+FFFD."""
+        """The text of token ids, control tokens included. Bytes that are not UTF-8 become U+FFFD."""
         return cast(
             "str",
             self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False),

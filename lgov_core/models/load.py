@@ -31,9 +31,9 @@ def load_model(
     """The model of that name, in evaluation mode.
 
     ``smollm2`` is what `pull_smollm2` put into the cache; an existing folder is read as it is; anything else is a
-    name on the hub. ``dtype`` is float32, bfloat16 or float16. ``tool_format`` defaults to what the folder says, or
-    ``hermes``. ``weights=False`` reads everything but the weights: the module is one of torch's device ``meta``, which can
-    say what it is and compute nothing. Raises `ModelError`: not found, not reachable, not a causal language model, no chat
+    name on the hub. ``dtype`` is float32, bfloat16 or float16. ``tool_format`` defaults to the folder's, or
+    ``hermes``. ``weights=False`` reads everything but the weights: the module is on torch's device ``meta``: it has a
+    configuration and cannot compute. Raises `ModelError`: not found, not reachable, not a causal language model, no chat
     template, or without the ``train`` extra.
     """
     source, name, local = _source(name_or_path)

@@ -1,4 +1,4 @@
-"""Keeps transformers' progress bars off the terminal: they would tear apart the bars of whoever called."""
+"""Hides transformers' progress bars, which would break the caller's own."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ Formats are values without state: callable from any thread.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import EndpointError
 from lgov_core.models.tool_text import (
     Message,
@@ -169,7 +169,7 @@ class _Compact:
             ((key, value),) = arguments.items()
             if key == self._bare_parameter(name, tools) and self._can_be_bare(value):
                 return f"@{name} {value}"
-        # A line break is mere white space in JSON: it cannot stand inside a JSON string.
+        # A line break is only white space in JSON: it cannot be inside a JSON string.
         line = re.sub(r"[\r\n]+", " ", arguments_json.strip())
         return f"@{name} {line}"
 
@@ -284,6 +284,4 @@ def tool_format(name: str) -> ToolFormat:
     """The format of that name. Raises `EndpointError` naming the nearest one."""
     if (found := TOOL_FORMATS.get(name)) is not None:
         return found
-    near = difflib.get_close_matches(name, TOOL_FORMATS, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(TOOL_FORMATS)}"
-    raise EndpointError(f"unknown tool format {name!r}", hint=hint)
+    raise EndpointError(f"unknown tool format {name!r}", hint=suggest_name(name, TOOL_FORMATS))

@@ -107,7 +107,7 @@ def load_object(text: str) -> dict[str, Any] | None:
 
 
 def dump(value: Any) -> str:
-    """``value`` as readable JSON. A lone surrogate, which is no valid text, stays an escape."""
+    """``value`` as readable JSON. A lone surrogate, which is not valid text, stays an escape."""
     text = json.dumps(value, ensure_ascii=False)
     return text if is_valid_text(text) else json.dumps(value)
 
@@ -136,7 +136,7 @@ def call_object(name: str, arguments_json: str) -> str:
 
 
 def call_in(text: str) -> ParsedCall | None:
-    """The call that ``text`` is as a whole; None when it is no call.
+    """The call that the whole ``text`` is; None when it is not a call.
 
     Broken JSON is still a call if its name can be read: then the arguments are the raw text after it.
     """

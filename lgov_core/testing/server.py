@@ -72,7 +72,7 @@ class ScriptedModelServer:
     """An OpenAI-compatible server whose model follows a script; a context manager.
 
     ``script`` is a list of replies, used one after the other, or a function of the request's JSON body; a plain text
-    stands for a reply with that text. With ``token_ids`` it answers ``return_token_ids`` as vLLM does: ids are the
+    is a reply with that text. With ``token_ids`` it answers ``return_token_ids`` as vLLM does: ids are the
     UTF-8 bytes of the text (256 ends a turn), with made-up logprobs (`token_logprob`). A request that has one of
     ``refuse_fields`` is answered with 400, as by a server that does not know the field.
 

@@ -7,9 +7,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from lgov_core.gateway.app import create_app
+from lgov_core.gateway.engine.embedded import EmbeddedEngine
 from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.gateway.serving.server import EndpointServer
 from lgov_core.gateway.upstream.engine import UpstreamEngine
@@ -129,3 +131,29 @@ def stage() -> Iterator[Stage]:
     """Servers for a whole file."""
     with ExitStack() as stack:
         yield Stage(stack)
+
+
+@pytest.fixture(scope="module")
+def model():
+    from tests.gateway.taught import tiny
+
+    return tiny(3)
+
+
+@pytest.fixture(scope="module")
+def embedded_url(model):
+    with EndpointServer([EmbeddedEngine(model, max_new_tokens=8)], None, keys=KeyRing(required=False)) as endpoint:
+        yield endpoint.url
+
+
+def error_in(path: str, reply: httpx.Response) -> str:
+    """The message, out of the shape that the API gives its errors."""
+    body = reply.json()
+    if path.startswith("/v1/messages"):
+        assert body["type"] == "error"
+        kinds = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error",
+                 405: "invalid_request_error", 413: "request_too_large"}  # fmt: skip
+        assert body["error"]["type"] == kinds[reply.status_code]
+    else:
+        assert set(body["error"]) == {"message", "type", "code", "param"}
+    return body["error"]["message"]

@@ -85,7 +85,7 @@ def test_a_span_is_no_event_and_no_status(begin, store):
     assert {one["state"] for one in states.json().values()} == {"queuing"}
 
 
-def test_a_trainer_that_takes_the_last_reward_event_takes_none_of_the_agent(begin, store):
+def test_reward_events_of_agents_are_not_final(begin, store):
     url = begin()
     make(url, "a")
     assert post_event(url, "a", "reward", {"value": 0.0}, ADMIN).status_code == 200
@@ -129,7 +129,7 @@ def test_a_span_that_is_stored_breaks_no_conversion(begin, store):
     assert build_transitions(store).transitions == ()
 
 
-def test_a_conversation_that_the_upstream_keeps_is_its_attempts_own(serve):
+def test_upstream_conversations_belong_to_their_attempt(serve):
     serving = serve(lambda body: "secret of r2", speaks=ALL, keys=RING)
     url = f"{serving.base_url}/responses"
 
@@ -164,14 +164,14 @@ PAST = {
 
 
 @pytest.mark.parametrize("what", PAST)
-def test_what_a_server_would_read_and_policies_would_not_is_refused(stage, what):
+def test_text_that_policies_cannot_read_is_refused(stage, what):
     gate = Rules()
     serving = stage([], gate=gate, speaks=ALL)
     assert httpx.post(f"{serving.base_url}/chat/completions", json={"model": "m", **PAST[what]}).status_code == 400
     assert (serving.model.requests, gate.asked) == ([], [])
 
 
-def test_policies_see_parts_that_are_plain_text_and_both_texts_of_one(stage):
+def test_policies_read_every_text_of_a_message(stage):
     gate = Rules()
     serving = stage(lambda body: "x", gate=gate, speaks=ALL)
     parts = ["one ", {"type": "refusal", "text": "two ", "refusal": "three"}]

@@ -45,7 +45,7 @@ def test_each_way_alone_and_all_together(serve, store):
     assert [(call.rollout_id, call.attempt) for call in store.calls()] == [("r1", 1)] * len(ways)
 
 
-def test_openai_client_with_a_scoped_key_and_models_under_the_prefix(serve, store):
+def test_openai_client_with_a_scoped_key(serve, store):
     serving = serve(["x"], models=["m"], keys=RING)
     client = openai.OpenAI(base_url=f"{serving.url}/rollout/r2/attempt/1/v1", api_key=RING.issue("r2", 1))
     assert [model.id for model in client.models.list()] == ["m"]
@@ -53,7 +53,7 @@ def test_openai_client_with_a_scoped_key_and_models_under_the_prefix(serve, stor
     assert [call.rollout_id for call in store.calls()] == ["r2"]
 
 
-def test_custom_headers_from_the_environment_of_an_unedited_program(serve, store):
+def test_custom_headers_from_the_environment(serve, store):
     serving = serve(["x"])
     program = f"import openai; openai.OpenAI().chat.completions.create(**{BODY!r})"
     subprocess.run(
@@ -103,7 +103,7 @@ def test_contradictions_and_malformed_ids_are_refused(serve, store):
     assert list(store.calls()) == []
 
 
-def test_unattributed_calls_are_recorded_or_refused_as_configured(serve, store):
+def test_unattributed_calls_are_recorded_or_refused(serve, store):
     serving = serve(["x"])
     assert post(serving).status_code == 200
     assert [(call.rollout_id, call.attempt) for call in store.calls()] == [(None, None)]
@@ -111,7 +111,7 @@ def test_unattributed_calls_are_recorded_or_refused_as_configured(serve, store):
     strict = serve([], allow_unattributed=False)
     reply = post(strict)
     assert reply.status_code == 400
-    assert "does not say which rollout" in reply.json()["error"]["message"]
+    assert "does not name its rollout" in reply.json()["error"]["message"]
 
 
 def test_keys_when_they_are_required(serve):

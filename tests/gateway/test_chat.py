@@ -129,7 +129,7 @@ BAD_REQUESTS = [
 ]
 
 
-def test_bad_requests_get_openais_error_shape_and_reach_no_model(serve, store):
+def test_bad_requests_get_openais_error_shape(serve, store):
     serving = serve([], limits=Limits(max_body=65_536))
     for body, status, says in BAD_REQUESTS:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -154,7 +154,7 @@ def test_bad_requests_get_openais_error_shape_and_reach_no_model(serve, store):
         "1E5",
     ],
 )
-def test_numbers_reach_the_model_and_the_record_as_they_were_sent(serve, store, text):
+def test_numbers_are_passed_on_exactly(serve, store, text):
     serving = serve([ScriptedReply("ok")])
     body = f'{{"model": "m", "messages": [{{"role": "user", "content": "x"}}], "extra": {text}}}'
     assert httpx.post(f"{serving.base_url}/chat/completions", content=body).status_code == 200
@@ -171,7 +171,7 @@ def test_unknown_paths_and_methods_get_openais_error_shape(serve):
         assert path in reply.json()["error"]["message"]
 
 
-def test_a_body_far_above_the_limit_is_refused_without_being_kept(serve):
+def test_a_body_far_above_the_limit_is_refused(serve):
     serving = serve([], limits=Limits(max_body=1024))
     reply = httpx.post(f"{serving.base_url}/chat/completions", content=b"x" * 6_000)
     assert reply.status_code == 413

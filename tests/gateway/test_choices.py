@@ -41,7 +41,7 @@ def text_of(model: Any, call: Any) -> str:
     return model.decode(ids[:-1] if ids[-1] in model.eos_ids else ids)
 
 
-def test_the_embedded_engine_draws_every_choice_and_each_is_recorded(embedded, model, store):
+def test_the_embedded_engine_records_every_choice(embedded, model, store):
     reply = embedded.chat.completions.create(**BODY, n=3, seed=5, temperature=2.0, logprobs=True)
     texts = [choice.message.content for choice in reply.choices]
     assert [choice.index for choice in reply.choices] == [0, 1, 2]
@@ -106,7 +106,7 @@ INTERLEAVED = [
 ]
 
 
-def test_interleaved_choices_of_an_upstream_come_through_byte_for_byte_and_are_recorded_apart(serve, store):
+def test_interleaved_upstream_choices_pass_unchanged(serve, store):
     stream = "".join(INTERLEAVED) + "data: [DONE]\n\n"
     serving = serve([ScriptedReply(body=stream.encode(), content_type="text/event-stream")])
     reply = httpx.post(f"{serving.base_url}/chat/completions", json={**BODY, "n": 2, "stream": True})
@@ -123,7 +123,7 @@ def test_interleaved_choices_of_an_upstream_come_through_byte_for_byte_and_are_r
     assert len(calls) == serving.counters.recorded == 2
 
 
-async def test_one_finished_choice_does_not_hold_up_the_others_and_the_last_end_waits(serve, store):
+async def test_only_the_end_of_the_last_choice_waits(serve, store):
     """The chunk that ends the last choice comes after the commit; what comes before goes out at once."""
 
     class Held:
@@ -194,7 +194,7 @@ def test_what_is_no_list_of_token_ids_is_taken_for_none(serve, store, ids):
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_the_choice_that_an_agent_goes_on_with_earns_what_came_later(embedded, model, store, stream):
+def test_the_continued_choice_earns_later_rewards(embedded, model, store, stream):
     question = {"role": "user", "content": [{"type": "text", "text": "How much? 🙂"}]}
     agent = openai.OpenAI(
         base_url=f"{str(embedded.base_url).removesuffix('/v1/')}/rollout/r1/attempt/1/v1", api_key="any"

@@ -59,7 +59,7 @@ class Asking(threading.Thread):
 KILLS = 20
 
 
-def test_no_acknowledged_call_is_lost_when_the_endpoint_is_killed(tmp_path: Path, record_property):
+def test_acknowledged_calls_survive_a_kill(tmp_path: Path, record_property):
     path = tmp_path / "store.sqlite"
     acknowledged: list[str] = []
     restarts: list[float] = []

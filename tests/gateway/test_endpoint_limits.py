@@ -109,7 +109,7 @@ def test_places_are_bounded_and_so_is_the_queue_before_them(serve, store):
     assert len(list(store.calls())) == 4
 
 
-def test_a_call_that_waits_too_long_is_refused_and_a_client_that_leaves_gives_its_place_up(serve):
+def test_waiting_calls_time_out_or_leave(serve):
     gate = threading.Event()
     serving = serve(lambda body: ScriptedReply("x", gate=gate), limits=Limits(max_running=1, wait_s=0.2))
     admission = serving.endpoint.app.state.endpoint.admission
@@ -124,7 +124,7 @@ def test_a_call_that_waits_too_long_is_refused_and_a_client_that_leaves_gives_it
     until(lambda: admission.running == admission.waiting == 0)
 
 
-def test_a_pause_holds_new_calls_lets_running_ones_end_and_loses_none(serve, store):
+def test_a_pause_holds_new_calls_and_loses_none(serve, store):
     gate = threading.Event()
     serving = serve(lambda body: ScriptedReply("x", gate=gate))
     admission = serving.endpoint.app.state.endpoint.admission
@@ -178,7 +178,7 @@ def test_a_field_that_is_not_known_is_refused(serve, route, body):
     assert httpx.get(f"{serving.url}/admin/state").json()["paused"] is False
 
 
-async def test_places_go_from_hand_to_hand_when_who_waits_is_cancelled():
+async def test_a_cancelled_waiter_passes_its_place_on():
     from lgov_core.gateway.serving.admission import Admission
 
     admission = Admission(Limits(max_running=1, wait_s=30))

@@ -114,7 +114,7 @@ def test_other_refusals_are_errors_in_the_shape_of_the_api(stage, store, path, s
 
 @pytest.mark.parametrize("speaks", [ALL, ("chat",)], ids=["native", "translated"])
 @pytest.mark.parametrize(("path", "stream"), EVERY)
-def test_a_changed_reply_goes_out_changed_and_is_recorded_as_the_model_wrote_it(stage, store, path, stream, speaks):
+def test_a_changed_reply_is_recorded_unchanged(stage, store, path, stream, speaks):
     gate = Rules(release=lambda replies: [replace(replies[0], text="[removed]")])
     serving = stage(["the secret is 7"], store=store, gate=gate, speaks=speaks)
     assert ask(serving, path, stream)[:2] == (200, "[removed]")

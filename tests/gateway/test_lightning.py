@@ -223,7 +223,7 @@ def test_a_call_that_failed_is_an_event_and_no_training_data(api, store):
     assert list(store.calls()) == []
 
 
-def test_an_agents_key_is_for_its_own_rollout_and_not_for_its_final_reward(api, served, store):
+def test_a_rollout_key_gives_no_final_reward(api, served, store):
     mine, other = make(api), make(api)
     with httpx.Client(base_url=served.url, headers={"x-api-key": RING.issue(mine, 1)}) as agent:
         final = post_event(agent, mine, "reward", {"value": 1})
@@ -244,7 +244,7 @@ def test_an_agents_key_is_for_its_own_rollout_and_not_for_its_final_reward(api, 
     assert httpx.post(f"{served.url}/api/rollouts", json=[]).status_code == 401
 
 
-def test_another_process_knows_what_this_one_did_and_deleting_hides(store):
+def test_rollouts_outlive_the_process(store):
     with endpoint(store) as server, httpx.Client(base_url=server.url, headers=ADMIN) as api:
         ran, gone, waits = make(api), make(api), make(api)
         move(api, ran, "running", last_attempt_id="0")

@@ -87,7 +87,7 @@ class OneThatCannotCommit:
 
 @pytest.mark.parametrize("speaks", [ALL, ("chat",)], ids=["native", "translated"])
 @pytest.mark.parametrize("path", list(ASKED))
-def test_no_client_sees_the_end_of_a_call_that_could_not_be_recorded(stage, path, speaks):
+def test_an_unrecorded_call_never_ends_for_the_client(stage, path, speaks):
     serving = stage(["the answer"] * 2, store=OneThatCannotCommit(), speaks=speaks)
     plain = post(serving, path)
     assert plain.status_code == 500
@@ -113,7 +113,7 @@ def test_no_client_sees_the_end_of_a_call_that_could_not_be_recorded(stage, path
 
 @pytest.mark.parametrize("speaks", [ALL, ("chat",)], ids=["native", "translated"])
 @pytest.mark.parametrize("path", list(ASKED))
-async def test_a_client_that_leaves_is_recorded_as_cancelled_on_every_route(stage, store, path, speaks):
+async def test_a_client_that_leaves_is_recorded_as_cancelled(stage, store, path, speaks):
     gate = threading.Event()
     # Four pieces come before the third word of every API's stream.
     before = {"chat/completions": 3, "completions": 2, "responses": 6, "messages": 5}
@@ -153,7 +153,7 @@ async def test_a_client_that_leaves_is_recorded_as_cancelled_on_every_route(stag
          b' "output_index": 3}\n\n', "malformed|broke off"),
     ],
 )  # fmt: skip
-def test_streams_that_make_no_sense_are_upstream_errors_in_the_shape_of_the_api(stage, store, path, content, says):
+def test_malformed_streams_are_upstream_errors(stage, store, path, content, says):
     serving = stage([ScriptedReply(body=content, content_type="text/event-stream")], store=store, speaks=ALL)
     reply = post(serving, path, stream=True)
     text = reply.text
@@ -181,7 +181,7 @@ def test_replies_that_make_no_sense_are_502(stage, store, path, body, says):
     assert list(store.calls()) == []
 
 
-def test_refusals_of_an_upstream_keep_its_words_in_the_shape_of_the_api(stage):
+def test_upstream_refusals_keep_their_message(stage):
     replies = [ScriptedReply("slow down", status=429, headers={"retry-after": "7"})] * 3
     translated = stage(replies, speaks=["chat"])
     for stream in (False, True):
@@ -195,7 +195,7 @@ def test_refusals_of_an_upstream_keep_its_words_in_the_shape_of_the_api(stage):
     assert post(native, "messages").json()["error"]["type"] == "scripted_error"  # as the upstream wrote it
 
 
-def test_an_upstream_without_chat_is_asked_what_it_speaks_and_nothing_else(stage):
+def test_an_upstream_without_chat(stage):
     serving = stage(["x"], speaks=["messages"])
     assert post(serving, "messages").status_code == 200
     reply = post(serving, "chat/completions")

@@ -87,7 +87,7 @@ def entries(tmp_path: Path) -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_denied_call_of_a_tool_never_reaches_the_agent_and_the_reply_says_why(governed, store, stream):
+def test_a_denied_tool_call_is_replaced_by_its_reason(governed, store, stream):
     both = ScriptedReply(
         "Let me see.", [ScriptedCall("run_sql", {"query": "SELECT 1"}, "c1"), ScriptedCall("delete_all", {}, "c2")]
     )
@@ -111,7 +111,7 @@ def test_a_denied_call_of_a_tool_never_reaches_the_agent_and_the_reply_says_why(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_secrets_in_a_reply_go_out_redacted_also_when_chunks_cut_them(governed, store, stream):
+def test_secrets_in_a_reply_are_redacted_across_chunks(governed, store, stream):
     key = "AKIA" + "IOSFODNN7EXAMPLQ"
     serving = governed([ScriptedReply(f"The key is {key}, keep it."), "All is well."])
     choice = ask(serving, stream=stream)
@@ -224,7 +224,7 @@ def test_an_unchanged_reply_goes_out_byte_for_byte(governed):
     assert httpx.post(f"{serving.base_url}/chat/completions", json={**body, "stream": True}).text == stream
 
 
-def test_texts_are_judged_once_and_what_was_rewritten_stays_rewritten(governed, tmp_path):
+def test_texts_are_judged_once_and_stay_rewritten(governed, tmp_path):
     serving = governed(["a", "b", "c"])
     messages = [{"role": "user", "content": "I am jane.doe@example.com"}]
     for more in ("a", "b"):
@@ -239,7 +239,7 @@ def test_texts_are_judged_once_and_what_was_rewritten_stays_rewritten(governed, 
     assert points.count("pre_model_call") == points.count("post_model_call") == 3
 
 
-def test_results_of_tools_are_judged_before_the_model_reads_them(governed):
+def test_tool_results_are_judged_before_the_model(governed):
     serving = governed(["ok"])
     messages = [
         {"role": "user", "content": "Who?"},
@@ -255,7 +255,7 @@ def test_results_of_tools_are_judged_before_the_model_reads_them(governed):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_call_that_is_refused_reaches_no_model_and_is_answered_readably(governed, store, stream):
+def test_a_refused_call_reaches_no_model(governed, store, stream):
     serving = governed(["one"] * 6)
     for _ in range(6):
         ask(serving)

@@ -16,8 +16,8 @@ from lgov_core.gateway.engine.embedded import EmbeddedEngine
 from lgov_core.gateway.engine.prefix_cache import PrefixCache, shared_prefixes
 from lgov_core.gateway.protocol import ChatRequest, Completion
 from lgov_core.models import LanguageModel
+from tests.gateway.embedded_engine import ask, assert_exact, grouped_query_llama
 from tests.gateway.taught import SYSTEM, tiny
-from tests.gateway.test_embedded import ask, assert_exact, grouped_query_llama
 
 LONG = {"role": "system", "content": "Answer from the company database, and from nothing else. " * 2}
 
@@ -158,7 +158,7 @@ async def test_new_weights_forget_what_was_computed_with_the_old() -> None:
     await engine.close()
 
 
-async def test_a_call_joins_those_that_are_running_and_leaves_before_them() -> None:
+async def test_a_call_joins_and_leaves_a_running_batch() -> None:
     model = tiny()
     engine = EmbeddedEngine(model, max_new_tokens=40)
     await engine.start()
@@ -181,7 +181,7 @@ async def test_a_call_joins_those_that_are_running_and_leaves_before_them() -> N
     await engine.close()
 
 
-async def test_broken_output_of_a_new_call_does_not_spoil_those_that_are_running() -> None:
+async def test_broken_output_of_a_new_call_stays_its_own() -> None:
     model = tiny()
     engine = EmbeddedEngine(model, max_new_tokens=40)
     await engine.start()
@@ -223,7 +223,7 @@ def pieces_of(ids: tuple[int, ...]) -> Any:
     return give
 
 
-def test_the_tree_finds_the_longest_beginning_and_drops_the_oldest_end() -> None:
+def test_the_tree_finds_the_longest_prefix() -> None:
     chance = random.Random(3)
     for limit in (10**9, 2000, 200):
         tree = PrefixCache(limit)

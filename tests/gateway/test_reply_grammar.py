@@ -23,8 +23,8 @@ from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.gateway.serving.server import EndpointServer
 from lgov_core.models import LanguageModel, build_tiny
 from lgov_core.store.sqlite.store import SQLiteStore
+from tests.gateway.embedded_engine import ask, assert_exact
 from tests.gateway.taught import CORPUS, TOOLS, tiny
-from tests.gateway.test_embedded import ask, assert_exact
 
 SCHEMA = {
     "type": "object",
@@ -82,7 +82,7 @@ def assert_recorded(model: LanguageModel, completion: Completion) -> None:
     assert_exact(model, replace(completion, finish_reason="length" if completion.finish_reason == "length" else "stop"))
 
 
-async def test_replies_are_json_of_the_schema_and_their_logprobs_the_models_own() -> None:
+async def test_replies_follow_the_schema_with_exact_logprobs() -> None:
     model = tiny()
     validate = fastjsonschema.compile(SCHEMA)
     async with running(model) as engine:

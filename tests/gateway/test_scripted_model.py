@@ -29,7 +29,7 @@ def test_a_list_is_used_in_turn_and_requests_are_recorded():
     assert server.requests[0].path == "/v1/chat/completions"
 
 
-def test_one_call_too_many_is_an_error_for_the_client_and_for_the_test():
+def test_one_call_too_many_fails_client_and_test():
     def run() -> None:
         with ScriptedModelServer(["only one"]) as server:
             client(server).chat.completions.create(model="m", messages=MESSAGES)
@@ -40,7 +40,7 @@ def test_one_call_too_many_is_an_error_for_the_client_and_for_the_test():
         run()
 
 
-def test_a_script_that_raises_is_told_and_does_not_hide_the_tests_own_error():
+def test_a_raising_script_does_not_hide_other_errors():
     def script(body):
         raise KeyError("nope")
 

@@ -20,8 +20,8 @@ from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.gateway.serving.server import EndpointServer
 from lgov_core.models import LanguageModel
 from lgov_core.store.sqlite.store import SQLiteStore
+from tests.gateway.embedded_engine import ask, assert_exact, grouped_query_llama, recomputed
 from tests.gateway.taught import tiny
-from tests.gateway.test_embedded import ask, assert_exact, grouped_query_llama, recomputed
 
 NAMES = ("writer", "checker", "rewriter")
 
@@ -96,7 +96,7 @@ async def test_what_is_kept_of_one_policy_is_nothing_to_another() -> None:
             assert golden(model, module if name == "writer" else model.module, completion) < 1e-4
 
 
-async def test_weights_of_one_policy_are_swapped_while_the_others_are_asked() -> None:
+async def test_swapping_one_policy_does_not_stop_the_others() -> None:
     model = tiny()
     versions = {0: model.module}
     async with running(model, max_batch=5) as engine:

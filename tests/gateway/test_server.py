@@ -127,7 +127,7 @@ def test_streams_of_an_engine_that_does_not_stream_by_itself(store):
     assert list(store.calls())[1].tool_call_ids == ("c0", "c1")
 
 
-def test_an_engine_that_raises_or_breaks_the_protocol_is_a_500_and_the_endpoint_goes_on(store, caplog):
+def test_a_broken_engine_is_a_500(store, caplog):
     raising = {**BODY, "messages": [{"role": "user", "content": "raise"}]}
     with EndpointServer([Echo(), Mute(name="mute")], store) as server:
         url = f"{server.base_url}/chat/completions"
@@ -143,7 +143,7 @@ def test_an_engine_that_raises_or_breaks_the_protocol_is_a_500_and_the_endpoint_
     assert len(list(store.calls())) == 1
 
 
-def test_engines_start_before_the_first_request_and_close_after_the_last():
+def test_engines_start_and_close_with_the_server():
     engine = Echo()
     server = EndpointServer([engine])
     assert not engine.running
@@ -161,7 +161,7 @@ def test_engines_start_before_the_first_request_and_close_after_the_last():
         assert httpx.get(f"{server.url}/healthz").status_code == 200
 
 
-def test_an_engine_that_does_not_start_says_why_and_closes_the_others():
+def test_an_engine_that_fails_to_start_closes_the_others():
     good = Echo()
     server = EndpointServer([good, Echo(name="bad", broken_start=True)])
     with pytest.raises(EndpointError, match="did not start: no weights here"):

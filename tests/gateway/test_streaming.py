@@ -101,7 +101,7 @@ class OneThatCannotCommit:
         raise OSError(28, "No space left on device")
 
 
-def test_a_call_that_cannot_be_committed_is_an_error_never_a_success(serve):
+def test_a_call_that_cannot_be_committed_is_an_error(serve):
     store = OneThatCannotCommit()
     serving = serve(["the answer"] * 3, store=store)
     plain = httpx.post(f"{serving.base_url}/chat/completions", json={**BODY, "stream": False})
@@ -145,7 +145,7 @@ async def leave_after(serving, word: bytes) -> None:
         reply.close()
 
 
-async def test_a_client_that_leaves_in_mid_stream_is_recorded_as_cancelled(serve, store):
+async def test_leaving_in_mid_stream_is_recorded_as_cancelled(serve, store):
     gate = threading.Event()
     serving = serve([ScriptedReply("one two three", gate=gate, gate_at=3)])
     await leave_after(serving, b" two")
@@ -179,7 +179,7 @@ async def test_a_client_that_leaves_before_anything_came_is_counted(serve, store
     assert list(store.calls()) == []
 
 
-def test_an_upstream_that_breaks_off_gives_an_error_event_and_no_record(serve, store):
+def test_an_upstream_that_breaks_off_is_not_recorded(serve, store):
     serving = serve([ScriptedReply("one two three", cut_at=2)])
     streamed = events(httpx.post(f"{serving.base_url}/chat/completions", json=BODY).content)
     assert json.loads(streamed[-1])["error"]["code"] == "upstream"
@@ -236,7 +236,7 @@ def test_parts_of_a_message_that_are_no_text_are_recorded_too(serve, store):
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "responses"])
-def test_calls_are_those_that_the_server_meant_however_it_cuts_them(serve, store, path):
+def test_tool_calls_are_joined_however_they_are_cut(serve, store, path):
     parts = [
         {"index": 0, "id": "c1", "type": "function", "function": {"name": "a", "arguments": '{"x": 1}'}},
         {"index": 0, "id": "c2", "type": "function", "function": {"name": "b", "arguments": "{"}},

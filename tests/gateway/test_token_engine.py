@@ -142,7 +142,7 @@ async def test_a_server_that_fails_is_never_patched_up(taught: LanguageModel, sp
         await TokenEngine(taught, sample).chat(ask())
 
 
-def test_at_the_endpoint_every_call_is_on_record_with_its_version(engine: TokenEngine, store: SQLiteStore) -> None:
+def test_calls_are_recorded_with_their_version(engine: TokenEngine, store: SQLiteStore) -> None:
     with EndpointServer([engine], store) as endpoint:
         body = {"model": "tiny", "messages": list(ask().messages), "tools": list(TOOLS), "stream": True}
         request = urllib.request.Request(

@@ -28,7 +28,7 @@ def endpoint_for(url: str, **options) -> EndpointServer:
     return EndpointServer(create_app([UpstreamEngine(url, **options)], None, keys=KeyRing(required=False)))
 
 
-def test_a_server_that_does_not_know_the_extra_fields_is_asked_again_without_and_that_is_remembered(serve, store):
+def test_fields_that_a_server_refuses_are_left_out(serve, store):
     serving = serve(["one", "two", "three"], refuse_fields=["return_token_ids"])
     assert ask(serving).json()["choices"][0]["message"]["content"] == "one"
     asked = [sorted(request.body.keys() - BODY.keys()) for request in serving.model.requests]
@@ -50,7 +50,7 @@ def test_a_server_that_refuses_both_fields(serve):
     assert serving.model.requests[-1].body == BODY
 
 
-def test_a_field_that_the_client_asked_for_itself_is_not_taken_away(serve):
+def test_the_clients_own_fields_are_kept(serve):
     serving = serve(["one"], refuse_fields=["logprobs"])
     reply = ask(serving, logprobs=True)
     assert reply.status_code == 400
@@ -220,7 +220,7 @@ def test_an_answer_that_breaks_off_is_502(raw):
             assert (reply.status_code, reply.json()["error"]["code"]) == (502, "upstream")
 
 
-def test_no_logprobs_beside_the_token_itself_is_a_wish_that_is_kept(serve):
+def test_zero_logprobs_are_passed_on(serve):
     serving = serve(["one"])
     asked = {"model": "m", "prompt": "x", "logprobs": 0}
     assert httpx.post(f"{serving.base_url}/completions", json=asked).status_code == 200

@@ -57,7 +57,7 @@ def port_of(server: ScriptedModelServer) -> int:
     return int(server.base_url.split(":")[2].split("/")[0])
 
 
-def test_the_calls_of_a_rollout_go_to_one_upstream_and_rollouts_spread(stack):
+def test_rollouts_stick_to_one_upstream_and_spread(stack):
     servers = [model(stack, lambda body, n=n: str(n)) for n in range(3)]
     pool = Pool(stack, [server.base_url for server in servers])
     homes = {}
@@ -76,7 +76,7 @@ def test_the_calls_of_a_rollout_go_to_one_upstream_and_rollouts_spread(stack):
     assert all(fewer.order(name)[0].url == servers[int(home)].base_url for name, home in homes.items() if home != "2")
 
 
-def test_a_server_that_is_down_is_passed_over_and_used_again_when_it_is_back(stack):
+def test_a_server_that_is_down_is_skipped_until_it_is_back(stack):
     port = closed_port()
     up = model(stack, lambda body: "up")
     urls = [f"http://127.0.0.1:{port}/v1", up.base_url]
@@ -126,7 +126,7 @@ def test_other_errors_and_broken_streams_are_not_repeated(stack, store):
     assert list(store.calls()) == []
 
 
-def test_a_connection_that_dies_before_the_answer_is_not_repeated(stack):
+def test_a_connection_that_breaks_is_not_repeated(stack):
     asked = Counter()
 
     def hang_up(listener: socket.socket) -> None:

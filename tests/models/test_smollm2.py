@@ -93,7 +93,7 @@ def test_the_cache_folder_can_be_chosen(tmp_path: Path, monkeypatch: pytest.Monk
     assert smollm2_folder(tmp_path / "other") == tmp_path / "other" / "models" / "smollm2"
 
 
-def test_a_pull_that_was_killed_long_ago_is_cleared_away_and_a_fresh_one_is_not(tmp_path: Path) -> None:
+def test_only_stale_pulls_are_removed(tmp_path: Path) -> None:
     old, fresh = (tmp_path / "cache" / "models" / name for name in (".smollm2-old", ".smollm2-fresh"))
     old.mkdir(parents=True)
     fresh.mkdir()

@@ -75,7 +75,7 @@ def test_a_prompt_begins_with_the_earlier_prompt_and_reply(question: str, turns:
         assert MODEL.render(messages, TOOLS)[: len(before)] == before
 
 
-def test_the_same_seed_gives_the_same_model_and_another_seed_another() -> None:
+def test_the_seed_decides_the_model() -> None:
     def first_weights(seed: int) -> torch.Tensor:
         model = build_tiny(CORPUS, seed=seed, hidden=32, layers=1, heads=2, intermediate=64)
         assert model.tokenizer.get_vocab() == MODEL.tokenizer.get_vocab()
@@ -114,7 +114,7 @@ def test_sizes_that_cannot_be_are_refused() -> None:
         build_tiny(CORPUS, seed=0, hidden=30, heads=4)
 
 
-def test_a_template_without_a_tool_role_gets_results_as_user_messages() -> None:
+def test_without_a_tool_role_results_are_user_messages() -> None:
     template = (
         "{% for m in messages %}{% if m.role not in ['system', 'user', 'assistant'] %}"
         "{{ raise_exception('unknown role') }}{% endif %}"

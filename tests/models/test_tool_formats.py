@@ -182,5 +182,5 @@ def test_messages_that_are_no_text_are_refused(message):
 
 
 def test_unknown_format_names_the_nearest():
-    with pytest.raises(EndpointError, match="did you mean 'hermes'"):
+    with pytest.raises(EndpointError, match="did you mean hermes"):
         tool_format("hermies")

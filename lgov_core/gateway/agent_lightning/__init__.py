@@ -1,1 +1,1 @@
-"""Agent Lightning's store API, served by the endpoint."""
+"""agent-lightning 1.0's rollout, event and proxy routes, kept in the trace store."""

@@ -39,7 +39,7 @@ from lgov_core.types import Outcome, Reward, Rollout, Span, new_id
 #: The run to which the rollouts made over this API belong.
 RUN_ID: Final = "agent-lightning"
 
-#: What a reward is shown as that a key gave which may not judge: trainers take the last ``reward`` for the attempt's.
+#: The event type of rewards from keys that may not give final ones: trainers take the last ``reward`` for the attempt's.
 _CALL_REWARD: Final = "call_reward"
 _STATUS_SPAN: Final = "lgov.lightning.status"
 _STATUS: Final = "lgov.lightning.status.body"
@@ -50,7 +50,7 @@ class LightningRollouts:
 
     A change is in the store before it is answered, and a new process finds the rollouts of the one before it. A deleted
     rollout is no longer shown; its calls, events and rewards stay in the store. A failed one counts as failed where its
-    final reward was given, else as a failure of the machines: it is then no training data.
+    final reward was given, else as an infrastructure failure, which is not training data.
 
     All methods block and may be called from any thread; one at a time does its work.
     """
@@ -141,7 +141,7 @@ class LightningRollouts:
             return {"items": items, "next_after": after + len(page), "total_terminal": len(self._ended)}
 
     def patch(self, rollout_id: str, body: Any) -> dict[str, Any]:
-        """Changes the status. Raises `EndpointError`: 404, 409 for a move of the state that is none, 422."""
+        """Changes the status. Raises `EndpointError`: 404, 409 for a change of state that is not allowed, 422."""
         changes = read_patch(body)
         with self._lock:
             rollout = self._one(rollout_id)
@@ -161,7 +161,7 @@ class LightningRollouts:
             return rollout.body()
 
     def delete(self, rollout_id: str) -> None:
-        """Shows it no more. One that does not exist is as good as deleted."""
+        """Shows it no more. One that does not exist counts as deleted."""
         with self._lock:
             rollout = self._all().get(rollout_id)
             if rollout is None or rollout.deleted:
@@ -193,7 +193,7 @@ class LightningRollouts:
         whose = f"{rollout_id}/{at}/{'judge' if grant.may_judge else 'agent'}"
         event_id = f"evt_{whose}/{event_id}" if named else new_id("evt")
         if kind == "model_request" and grant.rollout_id is not None:
-            raise EndpointError("the key of a rollout does not say what was asked of models", status=403)
+            raise EndpointError("the key of a rollout may not report model requests", status=403)
         with self._lock:
             self._one(rollout_id)
             if kind == "reward":
@@ -325,7 +325,7 @@ class LightningRollouts:
 
 
 def _is_own(span: Span) -> bool:
-    """Whether the span was written here. What anybody sends as a span has a trace, and is no event and no status."""
+    """Whether the span was written here. Spans sent by clients have a trace id."""
     return span.trace_id is None
 
 
@@ -333,7 +333,7 @@ def _check_id(rollout_id: str) -> None:
     try:
         RolloutScope(rollout_id)
         fine = rollout_id.isascii() and rollout_id.isprintable() and len(rollout_id) <= 200 and " " not in rollout_id
-    except Exception:  # noqa: BLE001 - whatever is wrong with it, it will not do
+    except Exception:  # noqa: BLE001 - any failure makes the id invalid
         fine = False
     if not fine:
-        raise unprocessable(f"{rollout_id[:60]!r} will not do as a rollout id: printable ASCII without space and slash")
+        raise unprocessable(f"{rollout_id[:60]!r} is not a valid rollout id: printable ASCII without space and slash")

@@ -200,7 +200,7 @@ class LightningRoutes:
     # ------------------------------------------------------------------ pause
 
     async def pause(self, request: Request) -> Response:
-        """``POST /proxy/pause``: holds new calls and answers at once; ``inflight`` says how many still run."""
+        """``POST /proxy/pause``: holds new calls and answers at once; ``inflight`` is how many still run."""
         body = await self._body(request)
         given: Mapping[str, Any] = body if isinstance(body, dict) else {}
         after, reason = given.get("retry_after_seconds", 5), given.get("reason")

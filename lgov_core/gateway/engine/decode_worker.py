@@ -1,4 +1,4 @@
-"""The thread that runs the model: takes what waits into the running batch, lets weights change only where nobody uses them.
+"""The thread that runs the model: admits waiting calls to the running batch, and changes weights only when unused.
 
 Imports torch and transformers; import it only where they are needed.
 """
@@ -53,7 +53,7 @@ class DecodeWorker:
 
     An exception while decoding fails the jobs of that batch with an `EndpointError` (500); the worker goes on.
     ``versions`` are those of the weights by policy ("" is the model itself). They may be set only in `between`: so all
-    tokens of a job come from the version it is told.
+    tokens of a job come from one version.
     """
 
     def __init__(self, decoder: Decoder, *, max_batch: int, max_wait_s: float, threads: int | None) -> None:
@@ -171,7 +171,7 @@ class DecodeWorker:
             if not running:
                 self._changed.wait_for(lambda: self._closing or self._orders or self._admissible(1))
                 if not self._closing and not self._orders:
-                    # Whoever comes within this moment is answered in the same batch.
+                    # Calls that arrive within this moment are answered in the same batch.
                     self._changed.wait_for(
                         lambda: self._closing or self._orders or len(self._waiting) >= self._max_batch,
                         timeout=self._max_wait_s,
@@ -209,7 +209,7 @@ class DecodeWorker:
             return
         try:
             self._decoder.admit(list(fresh))
-        except Exception as error:  # noqa: BLE001  logged, and told to whoever waits
+        except Exception as error:  # noqa: BLE001  logged, and raised in the waiting calls
             self._decoder.forget()
             _fail(fresh, error)
             return
@@ -220,7 +220,7 @@ class DecodeWorker:
         try:
             self._decoder.step()
             self._deliver(jobs)
-        except Exception as error:  # noqa: BLE001  logged, and told to whoever waits
+        except Exception as error:  # noqa: BLE001  logged, and raised in the waiting calls
             self._decoder.drop_all()
             _fail(jobs, error)
 
@@ -235,7 +235,7 @@ class DecodeWorker:
             _settle(loop, [(job, self.versions[job.row.policy]) for job in done])
 
     def _end(self, jobs: dict[Row, Job]) -> None:
-        """Nobody is left waiting, however the thread ended."""
+        """Fails everything that waits, however the thread ended."""
         with self._changed:
             self._closing = True
             left = [*jobs.values(), *self._waiting]
@@ -255,7 +255,7 @@ def _closed() -> EndpointError:
 def _carry_out(order: _Order) -> None:
     try:
         order.answer.set_result(order.act())
-    except BaseException as error:  # noqa: BLE001  whoever waits for the order gets it
+    except BaseException as error:  # noqa: BLE001  raised where the order was given
         order.answer.set_exception(error)
 
 
@@ -263,8 +263,8 @@ def _fail(jobs: dict[Row, Job], error: Exception) -> None:
     logger.error("decoding a batch of %d calls failed", len(jobs), exc_info=error)
     for job in jobs.values():
         what = f"the model failed: {type(error).__name__}: {error}"
-        told = EndpointError(what, status=500, hint="the calls of this batch may be sent again")
-        _settle(job.loop, [(job, told)])
+        failure = EndpointError(what, status=500, hint="the calls of this batch may be sent again")
+        _settle(job.loop, [(job, failure)])
     jobs.clear()
 
 

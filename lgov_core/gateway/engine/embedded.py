@@ -49,7 +49,7 @@ class EmbeddedEngine:
     version 0.
 
     ``chat`` and ``stream`` belong to one event loop; `publish`, `pause` and `resume` may be called from any thread and
-    block. Nobody else may change the module's weights or run it in training mode unless the engine is paused.
+    block. Other code may change the module's weights or run it in training mode only while the engine is paused.
 
     A reply that was cut off at its token limit proposes no tool calls: half a call is never acted on.
     """
@@ -128,7 +128,7 @@ class EmbeddedEngine:
     async def chat(self, request: ChatRequest) -> Completion:
         """The whole reply, of one choice or several.
 
-        Raises `EndpointError`: 400 for a prompt longer than the model's context, a conversation that is no text or a
+        Raises `EndpointError`: 400 for a prompt longer than the model's context, a conversation that is not text or a
         field that cannot be honoured, 500 when the model failed, 503 when the engine is closed. Cancelling the call takes
         it out of its batch.
         """
@@ -176,7 +176,7 @@ class EmbeddedEngine:
         may be left out. ``version`` must be above the present one (default: one more). Running calls are finished
         with the old weights, waiting ones are answered with the new. Blocks until it is done; works while paused.
         Raises `ModelError`, with nothing changed, for an unknown name, another shape, a value that is not finite, a
-        version that does not rise, or an engine with policies, which stand on these weights; `EndpointError` when the
+        version that does not rise, or an engine with policies, which depend on these weights; `EndpointError` when the
         engine is closed.
         """
         if self._adapters is not None:

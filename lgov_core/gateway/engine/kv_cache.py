@@ -71,7 +71,7 @@ class _SlotLayer(DynamicLayer):
         return found[0], found[1]
 
     def resize(self, slots: int, columns: int) -> None:
-        """Room for so many, with what is there."""
+        """Grows the buffers, keeping their contents."""
         self.slots, self.columns = slots, columns
         if not self.is_initialized:
             return
@@ -87,7 +87,7 @@ class _SlotLayer(DynamicLayer):
 
 
 class SlotCache(Cache):
-    """The keys and values of many sequences. A sequence's tokens stand in the columns from 0 of its slot."""
+    """The keys and values of many sequences. A sequence's tokens are in the columns from 0 of its slot."""
 
     def __init__(self, layers: int, slots: int, columns: int) -> None:
         self._window = _Window()
@@ -95,7 +95,7 @@ class SlotCache(Cache):
         super().__init__(layers=[_SlotLayer(self._window, slots, columns) for _ in range(layers)])
 
     def reserve(self, slots: int, columns: int) -> None:
-        """Makes room for at least so many slots and columns."""
+        """Makes room for at least ``slots`` and ``columns``."""
         if slots > self._slots or columns > self._columns:
             self._slots = slots + slots // 2 if slots > self._slots else self._slots
             self._columns = columns + _GROWTH if columns > self._columns else self._columns
@@ -103,7 +103,7 @@ class SlotCache(Cache):
                 layer.resize(self._slots, self._columns)
 
     def aim(self, first: int, starts: torch.Tensor, own: torch.Tensor | None, seen: int) -> None:
-        """Says where the tokens of the next forward pass go: to the slots from ``first``, at columns from ``starts``.
+        """Sets where the tokens of the next forward pass go: to the slots from ``first``, at columns from ``starts``.
 
         ``starts`` is int64 [slots]; ``own`` bool [slots, new], true where a new column is a token (None: one new column,
         a token for each). ``seen`` columns are attended to.
@@ -144,7 +144,7 @@ class SlotCache(Cache):
                 buffer[target, :, :count] = buffer[source, :, :count]
 
     def wipe(self, first: int) -> None:
-        """Clears the slots from ``first``: what stands there may not be finite."""
+        """Clears the slots from ``first``: their values may not be finite."""
         for layer in self._layers:
             if layer.is_initialized:
                 cast("torch.Tensor", layer.keys)[first:] = 0

@@ -31,7 +31,7 @@ class _Chosen(threading.local):
 
 
 class _Hook:
-    """Adds to the output of one linear layer, for whoever asked for it. A copy of the module adds nothing."""
+    """Adds the low-rank product to the output of one linear layer. A copy of the module adds nothing."""
 
     def __init__(self, chosen: _Chosen) -> None:
         self.chosen = chosen
@@ -106,7 +106,7 @@ class LoraAdapters:
         return found
 
     def put(self, policy: str, pairs: Mapping[str, _Pair]) -> None:
-        """Gives a policy all its weights anew; none makes it the model itself."""
+        """Replaces all weights of a policy; none makes it the model itself."""
         for hook in self._hooks.values():
             hook.pairs.pop(policy, None)
         for layer, pair in pairs.items():

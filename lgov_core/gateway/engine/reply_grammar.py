@@ -1,8 +1,7 @@
 """What a reply must look like, as a grammar: a JSON object, JSON of a schema, or a tool call that the client demands.
 
 The engine draws only tokens that the grammar allows (llguidance, extra ``train``), so that a reply that ends is of that form;
-one that is cut off at its token limit is the beginning of one. The model is told nothing of it: what to write stands in the
-conversation.
+one that is cut off at its token limit is a prefix of one. The grammar is not part of the prompt.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
     from lgov_core.models import LanguageModel
 
-#: JSON is written in one line, as Python's json writes it: white space could go on for ever.
+#: JSON in one line, as Python's json writes it: free white space could be endless.
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _MOST_GRAMMARS = 64
 
@@ -135,8 +134,8 @@ def _quoted(words: str) -> str:
 
 
 class GrammarConstraint:
-    """A grammar at one reply (see `lgov_core.gateway.engine.sampling.Constraint`). ``fault`` says what went wrong,
-    "" if nothing.
+    """A grammar at one reply (see `lgov_core.gateway.engine.sampling.Constraint`). ``fault`` is the error, "" if there
+    is none.
     """
 
     def __init__(self, matcher: Any, eos_ids: frozenset[int]) -> None:
@@ -174,7 +173,7 @@ class Grammars:
         self._matchers: BoundedDict[str, Any] = BoundedDict(_MOST_GRAMMARS)
 
     def constraints(self, grammar: str, count: int) -> list[GrammarConstraint]:
-        """``count`` constraints by ``grammar``. Raises `EndpointError`: 400 when it is none, 501 without llguidance."""
+        """``count`` constraints by ``grammar``. Raises `EndpointError`: 400 for one that is invalid, 501 without llguidance."""
         try:
             from llguidance import LLMatcher
             from llguidance.hf import from_tokenizer

@@ -108,7 +108,7 @@ def _digest(text: str) -> bytes:
 
 
 def _same_arguments(left: str, right: str) -> bool:
-    """Whether both are the same JSON value (clients write it anew with other white space), or the same broken text."""
+    """Whether both are the same JSON value (clients serialise it again with other white space), or the same broken text."""
     if left == right:
         return True
     try:

@@ -23,7 +23,7 @@ class Constraint(Protocol):
         ...
 
     def take(self, token: int) -> None:
-        """Tells which token came."""
+        """Takes the token that was drawn."""
         ...
 
 
@@ -33,7 +33,7 @@ class Row:
 
     ``uniforms`` (float64 [max_new_tokens], in [0, 1)) decides its draws, so that its tokens do not depend on what
     else is in the batch. ``policy`` names the adapter that writes it, "" for the model itself. ``finish`` is "" until it
-    is stop or length. ``abandoned`` may be set by any thread: nobody waits for it any more.
+    is stop or length. ``abandoned`` may be set by any thread: its result is no longer needed.
     """
 
     prompt_ids: tuple[int, ...]

@@ -27,11 +27,11 @@ class ServedPolicy:
         return self._worker.versions[self.name]
 
     def publish(self, state_dict: Mapping[str, torch.Tensor], version: int | None = None) -> int:
-        """Gives the policy all its weights anew; returns the version now served.
+        """Replaces all weights of the policy; returns the version now served.
 
         ``state_dict`` maps ``LAYER.lora_A.weight`` (float [rank, in]) and ``LAYER.lora_B.weight`` (float [out, rank], its
-        factor included) to tensors, for any of the model's linear layers; PEFT's own names do too. None at all make it
-        the model itself. Its running calls are finished with the old weights, waiting ones are answered with the new; calls
+        factor included) to tensors, for any of the model's linear layers; PEFT's own names do too. An empty mapping makes
+        it the model itself. Its running calls are finished with the old weights, waiting ones are answered with the new; calls
         of other policies go on meanwhile. Otherwise as `EmbeddedEngine.publish`.
         """
         swapped: int = self._worker.between(lambda: self._swap(state_dict, version), self.name)

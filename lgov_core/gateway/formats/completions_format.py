@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from lgov_core.errors import EndpointError, LgovError
-from lgov_core.gateway.formats.chat_reply import read_completion
 from lgov_core.gateway.formats.json_body import json_text
 from lgov_core.gateway.formats.openai_format import (
     completion_body,
@@ -19,10 +18,9 @@ from lgov_core.gateway.formats.openai_format import (
     wants_usage,
     weights_version,
 )
-from lgov_core.gateway.formats.reply_writer import frame
+from lgov_core.gateway.formats.reply_writer import ChunkWriter, frame
 from lgov_core.gateway.formats.request_fields import model_name, number, only_known, refuse, shown, text
-from lgov_core.gateway.formats.stream_assembler import StreamAssembler
-from lgov_core.gateway.protocol import ChatRequest, Completion, StreamPiece
+from lgov_core.gateway.protocol import ChatRequest, Completion
 
 _WHOSE = "completions that are translated to chat"
 _TAKEN = (
@@ -83,29 +81,22 @@ def readable_prompts(request: ChatRequest) -> ChatRequest:
     return replace(request, messages=[{"role": "user", "content": one} for one in texts])
 
 
-class CompletionsWriter:
+class CompletionsWriter(ChunkWriter):
     """Writes a legacy completion, whole or as chunks; several choices may come in turns. For one task."""
 
     def __init__(self, request: ChatRequest, body: Mapping[str, Any], response_id: str) -> None:
-        self._request = request
-        self._asked = body
-        self._response_id = response_id
-        self._assembler = StreamAssembler(request.n)
+        super().__init__(request, body, response_id)
         self._created = int(time.time())
         self._wrote = False
 
-    def piece(self, piece: StreamPiece) -> tuple[bytes, bool]:
-        """The chunk that a chat chunk becomes; the finish reason is kept for the end."""
-        if not piece.data or piece.data.strip() == "[DONE]":
-            return b"", False
-        chunk = self._assembler.add(piece.data)
+    def _events(self, chunk: Mapping[str, Any]) -> bytes:
         written = b""
         for choice in chunk.get("choices") or ():
             text = (choice.get("delta") or {}).get("content")
             if isinstance(text, str) and text:
                 written += self._chunk({"index": choice.get("index", 0), "text": text}, chunk.get("model"))
         self._wrote = self._wrote or bool(written)
-        return written, False
+        return written
 
     def _chunk(self, choice: Mapping[str, Any], model: Any, **more: Any) -> bytes:
         whole = {"logprobs": None, "finish_reason": None, **choice}
@@ -133,10 +124,6 @@ class CompletionsWriter:
         if wants_usage(self._asked):
             written += frame(json_text({**self._head(completion.model), "choices": [], "usage": body["usage"]}))
         return completion, body, written + frame("[DONE]")
-
-    def so_far(self) -> Completion:
-        """What has come, as a chat reply."""
-        return read_completion(self._assembler.body(finish_reason="cancelled"))
 
     def failed(self, error: LgovError, status: int) -> bytes:
         """The error as an event."""

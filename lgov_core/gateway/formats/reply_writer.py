@@ -88,30 +88,46 @@ class PassedOn:
         return frame(json_text(self._error_body(error, status)), self._event)
 
 
-class TranslatedWriter:
-    """The part that writers of other APIs share: chat chunks in, items of one choice out.
-
-    Subclasses write the items: `_begin`, `_item`, `_end` and `_body`.
-    """
+class ChunkWriter:
+    """The part that writers of other APIs share: chat chunks in, events of the API out. For one task."""
 
     def __init__(self, request: ChatRequest, body: Mapping[str, Any], response_id: str) -> None:
         self._request = request
         self._asked = body
         self._response_id = response_id
-        self._assembler = StreamAssembler()
-        self._turn = TurnItems()
-        self._begun = False
+        self._assembler = StreamAssembler(request.n)
 
     def piece(self, piece: StreamPiece) -> tuple[bytes, bool]:
         """The events that a chat chunk becomes. The end of the reply is never among them."""
         if not piece.data or piece.data.strip() == "[DONE]":
             return b"", False
-        chunk = self._assembler.add(piece.data)
+        return self._events(self._assembler.add(piece.data)), False
+
+    def so_far(self) -> Completion:
+        """The chunks up to now, as a chat reply."""
+        return read_completion(self._assembler.body(finish_reason="cancelled"))
+
+    def _events(self, chunk: Mapping[str, Any]) -> bytes:
+        raise NotImplementedError
+
+
+class TranslatedWriter(ChunkWriter):
+    """Writes the items of one choice, one after the other.
+
+    Subclasses write the items: `_begin`, `_item`, `_end` and `_body`.
+    """
+
+    def __init__(self, request: ChatRequest, body: Mapping[str, Any], response_id: str) -> None:
+        super().__init__(request, body, response_id)
+        self._turn = TurnItems()
+        self._begun = False
+
+    def _events(self, chunk: Mapping[str, Any]) -> bytes:
         written = b"".join(self._first(str(chunk.get("model") or self._request.model)))
         for choice in chunk.get("choices") or ():
             if choice.get("index", 0) == 0:
                 written += self._items(self._turn.feed(choice.get("delta") or {}))
-        return written, False
+        return written
 
     def settle(self, completion: Completion) -> tuple[Completion, Mapping[str, Any], bytes]:
         """The call under the id that the client knows, its body, and the events that close it."""
@@ -128,10 +144,6 @@ class TranslatedWriter:
         completion = replace(completion, response_id=self._response_id, tool_calls=named)
         body = self._body(completion, chat)
         return completion, body, written + b"".join(self._end(completion, body))
-
-    def so_far(self) -> Completion:
-        """What has come, as a chat reply."""
-        return read_completion(self._assembler.body(finish_reason="cancelled"))
 
     def failed(self, error: LgovError, status: int) -> bytes:
         """The error as an event."""

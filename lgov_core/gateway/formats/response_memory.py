@@ -1,4 +1,4 @@
-"""What ``previous_response_id`` stands for, and whose it is where the upstream keeps the conversation itself."""
+"""The conversations that ``previous_response_id`` names, and the owners of those that the upstream keeps."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lgov_core._util.bounded import BoundedDict
 from lgov_core.errors import EndpointError
 from lgov_core.gateway.serving.attribution import Attribution
 
 Message = Mapping[str, Any]
 
-#: So many responses that an upstream keeps are known by whose they are.
+#: The number of responses kept by an upstream whose owner is remembered.
 _MOST_NOTED = 65_536
 
 
@@ -37,7 +38,7 @@ class ResponseMemory:
         self._most_bytes = most_bytes
         self._bytes = 0
         self._turns: OrderedDict[str, _Turn] = OrderedDict()
-        self._elsewhere: OrderedDict[str, tuple[str | None, int | None]] = OrderedDict()
+        self._elsewhere: BoundedDict[str, tuple[str | None, int | None]] = BoundedDict(_MOST_NOTED)
 
     def find(self, response_id: str, who: Attribution) -> list[Message]:
         """The conversation up to and with that response. Raises `EndpointError` (404) where it is not known."""
@@ -62,16 +63,14 @@ class ResponseMemory:
             self._bytes -= dropped.size
 
     def note(self, response_id: str, who: Attribution) -> None:
-        """Notes whose a response is that the upstream keeps itself."""
-        self._elsewhere[response_id] = (who.rollout_id, who.attempt)
-        if len(self._elsewhere) > _MOST_NOTED:
-            self._elsewhere.popitem(last=False)
+        """Notes the owner of a response that the upstream keeps itself."""
+        self._elsewhere.put(response_id, (who.rollout_id, who.attempt))
 
     def check(self, body: Mapping[str, Any], who: Attribution) -> None:
         """Raises `EndpointError` (404, 400) for a request that names what the upstream keeps and is not the caller's own.
 
-        Who speaks for a rollout goes on from responses noted for that attempt only; others from all that are not noted
-        for somebody else.
+        A call of a rollout may continue responses noted for that attempt only; other calls any that are not noted for
+        another one.
         """
         previous = body.get("previous_response_id")
         whose = (who.rollout_id, who.attempt)

@@ -27,7 +27,7 @@ def gate_request(request: ChatRequest, route: str, who: Attribution) -> GateRequ
         refuse(request.body, _PAST_POLICIES, "an endpoint with a policy")
     return GateRequest(
         model=request.model,
-        messages=[_seen(message) for message in request.messages],
+        messages=[_plain_message(message) for message in request.messages],
         route=route,
         max_tokens=request.max_tokens,
         rollout_id=who.rollout_id,
@@ -36,7 +36,7 @@ def gate_request(request: ChatRequest, route: str, who: Attribution) -> GateRequ
     )
 
 
-def _seen(message: Mapping[str, Any]) -> dict[str, Any]:
+def _plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
     if message["role"] not in _ROLES or message.get("function_call"):
         what = "a function_call" if message.get("function_call") else f"the role {shown(message['role'])}"
         raise EndpointError(
@@ -171,6 +171,6 @@ def released(completion: Completion, before: Sequence[GateReply], after: Sequenc
     return replace(choices[0], more=tuple(choices[1:]))
 
 
-def said(text: str, response_id: str, model: str) -> Completion:
+def refusal_completion(text: str, response_id: str, model: str) -> Completion:
     """A refusal as a finished reply of one choice. It has no tokens: no model wrote it."""
     return Completion(response_id, model, text, text, (), "stop", None, None, None, None, 0, 0)

@@ -22,7 +22,7 @@ from lgov_core.gateway.formats.reply_writer import ReplyWriter, written_anew
 from lgov_core.gateway.formats.request_fields import model_name
 from lgov_core.gateway.formats.response_memory import ResponseMemory
 from lgov_core.gateway.formats.responses_request import chat_messages, input_messages
-from lgov_core.gateway.policy.gate_calls import gate_replies, gate_request, released, said, with_contents
+from lgov_core.gateway.policy.gate_calls import gate_replies, gate_request, refusal_completion, released, with_contents
 from lgov_core.gateway.protocol import (
     ANY_MODEL,
     ChatRequest,
@@ -107,7 +107,7 @@ class ApiRoutes:
         return await self._call(api, who, body, engine)
 
     async def call(self, path: str, request: Request, body: Mapping[str, Any]) -> Response:
-        """Answers ``body`` as a ``POST`` to ``path`` below ``/v1``; ``request`` says whose call it is."""
+        """Answers ``body`` as a ``POST`` to ``path`` below ``/v1``; ``request`` names its rollout."""
         who = self._who(request, allow_unattributed=self._allow_unattributed)
         api = next(api for api in APIS if api.path == path)
         return await self._call(api, who, body, self._engine_for(model_name(body)))
@@ -147,7 +147,7 @@ class ApiRoutes:
         return await self._answer(api, exchange, completion, writer, judged, kept)
 
     async def _watched(self, pieces: AsyncIterator[StreamPiece], judged: GateRequest) -> AsyncIterator[StreamPiece]:
-        """The stream; the gate is told when it fails."""
+        """The stream; a failure is reported to the gate."""
         assert self._gate is not None
         try:
             async with aclosing(cast("Any", pieces)) as stream:
@@ -226,7 +226,7 @@ class ApiRoutes:
         except GateRefusal as refusal:
             if refusal.status != 200:
                 raise
-            return said(refusal.text, completion.response_id, completion.model)
+            return refusal_completion(refusal.text, completion.response_id, completion.model)
 
     async def _streamed_release(
         self, api: Api, asked: ChatRequest, body: Mapping[str, Any], judged: GateRequest, completion: Completion
@@ -240,7 +240,7 @@ class ApiRoutes:
         """The answer to a call that was not made."""
         if refusal.status != 200:
             raise refusal
-        reply, events = self._written(api, asked, body, said(refusal.text, api.new_id(), asked.model))
+        reply, events = self._written(api, asked, body, refusal_completion(refusal.text, api.new_id(), asked.model))
         if api is RESPONSES and asked.route != api.route:
             self._keep(body, who, reply)
         return Response(events, media_type="text/event-stream") if asked.stream else json_response(reply)
@@ -293,7 +293,7 @@ class ApiRoutes:
     def refuse(self, error: LgovError, api: Api = APIS[0]) -> Response:
         """The response to an error, in the shape of its API; an upstream's refusal as the upstream wrote it.
 
-        A refusal that the upstream wrote in the shape of another API is told in this one's.
+        A refusal that the upstream wrote in the shape of another API is rewritten in this one's.
         """
         self._capture.counters.failed += 1
         status = error.status if isinstance(error, EndpointError) else 500

@@ -1,4 +1,4 @@
-"""Embeddings past a gate: their texts are judged as those of a call, since a server reads them all the same."""
+"""Embeddings under a policy: their texts are judged like those of a model call."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ async def judged_embeddings(
 ) -> Mapping[str, Any]:
     """What ``embed`` answers to ``body``, if ``gate`` lets the call through. Fails closed.
 
-    Raises `EndpointError`: 400 for input that is no text, 403 where a policy denied the call or would have changed it
-    (there is no reply that could say so), 503 where the judgement failed.
+    Raises `EndpointError`: 400 for input that is not text, 403 where a policy denied the call or would have changed it
+    (an embedding cannot carry a denial), 503 where the judgement failed.
     """
     given = body.get("input")
     texts = given if isinstance(given, list) and given else [given]

@@ -31,15 +31,15 @@ from lgov_core.trace.otlp.otlp import (
 )
 from lgov_core.types import Span
 
-#: A store that fails for a moment is asked again after so many seconds.
+#: Seconds after which exporters retry when the store fails.
 _RETRY_AFTER_S = 5
 
-#: Unpacked, a body may be so many times as long as it may be packed, and never longer than `_MAX_INFLATED` bytes.
+#: A decompressed body may be this many times the limit, and never longer than `_MAX_INFLATED` bytes.
 _INFLATION = 8
 _MAX_INFLATED = 32 * 1024 * 1024
-#: So many requests are read at the same time. Reading takes the processor, and several times the body in memory.
+#: Requests decoded at the same time: decoding takes CPU, and several times the body in memory.
 _AT_ONCE = 2
-_PROBLEMS_TOLD = 5
+_PROBLEMS_SHOWN = 5
 _PATH = "/v1/traces"
 
 Handler: TypeAlias = Callable[[Request, Exception], Awaitable[Response]]
@@ -57,7 +57,7 @@ class TraceCounts:
 class TracesRoute:
     """The handler, for one event loop. ``max_body`` is in bytes, as sent.
 
-    Who sends is told by the key, the headers and the path, as for a model call. A request that belongs to an attempt
+    The sender is named by the key, the headers and the path, as for a model call. A request that belongs to an attempt
     may hold spans of that attempt only: those that name no rollout become its own, those that name another are refused
     and counted; and unless its key may give rewards, a span that states the attempt's final reward or its outcome is
     refused too. The admin key may send spans of any rollout.
@@ -92,7 +92,7 @@ class TracesRoute:
         return answer
 
     def readings(self) -> Iterable[Reading]:
-        """What the endpoint's metrics say of it."""
+        """The metrics of the route."""
         yield "counter", "lgov_received_spans", "Spans that came in over OTLP.", "what", asdict(self.counts)
 
     async def receive(self, request: Request) -> Response:
@@ -116,7 +116,7 @@ class TracesRoute:
         return Response(response_body(protocol, rejected, problems), media_type=CONTENT_TYPE_OF[protocol])
 
     def _sender(self, request: Request, grant: KeyGrant) -> Attribution:
-        """Whose request it is. With a key of all attempts at a rollout the spans may say which attempt is meant."""
+        """The sender. With a key of all attempts at a rollout the spans may name their attempt."""
         named = ATTEMPT_HEADER in request.headers or ROLLOUT_HEADER in request.headers or request.path_params
         if grant.rollout_id is not None and grant.attempt is None and not named:
             return Attribution(grant.rollout_id, None)
@@ -144,8 +144,8 @@ class TracesRoute:
         self.counts.stored += store.add_spans(spans)
         self.counts.unreadable += found.rejected
         self.counts.refused += refused.total()
-        told = [f"{why} ({count} spans)" for why, count in refused.most_common(_PROBLEMS_TOLD)]
-        return found.rejected + refused.total(), [*found.problems, *told]
+        shown = [f"{why} ({count} spans)" for why, count in refused.most_common(_PROBLEMS_SHOWN)]
+        return found.rejected + refused.total(), [*found.problems, *shown]
 
 
 def _why_not(span: Span, who: Attribution, grant: KeyGrant) -> str | None:

@@ -1,1 +1,1 @@
-"""The HTTP server around the endpoint: access, limits, keys, metrics, capture."""
+"""Serving requests: the server, access keys, limits, admission, attribution, capture to the store, metrics, streams."""

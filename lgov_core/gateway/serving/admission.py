@@ -18,7 +18,7 @@ class AdmissionState:
     """Calls that run and that wait, and whether new ones are held, and why.
 
     ``drained`` is true when the endpoint is paused and no call runs. ``weights_version`` is the version that was announced
-    last, None where the engines say it themselves.
+    last, None where the engines report it themselves.
     """
 
     paused: bool
@@ -126,7 +126,7 @@ class Admission:
         return self.state()
 
     def resume(self, *, weights_version: int | None = None) -> AdmissionState:
-        """Lets calls in again. ``weights_version`` is what the engines have now, where they do not say it themselves.
+        """Lets calls in again. ``weights_version`` is that of the engines now, where they do not report it.
 
         Raises `EndpointError` (409) for a new version while calls of the old one run: their replies would be of both.
         """

@@ -1,8 +1,8 @@
 """Which rollout a request belongs to.
 
-Three ways say it: headers (``x-lgov-rollout-id``, ``x-lgov-attempt``, ``x-lgov-agent``: what ``OPENAI_CUSTOM_HEADERS``
+Three ways to name it: headers (``x-lgov-rollout-id``, ``x-lgov-attempt``, ``x-lgov-agent``: what ``OPENAI_CUSTOM_HEADERS``
 sends; an agent's name may be percent-encoded), the path prefix ``/rollout/{id}/attempt/{n}``, and a scoped key. Where
-several are given they have to agree; which of two is meant is never guessed.
+several are given they have to agree; lgov never guesses which one is meant.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def caller() -> Attribution:
 def bearer_key(headers: Mapping[str, str]) -> str | None:
     """The key in an ``Authorization: Bearer`` or ``x-api-key`` header (names in lower case), or None.
 
-    Raises `EndpointError` (400) for two that differ: which of them is meant is not guessed.
+    Raises `EndpointError` (400) for two that differ: lgov does not guess which one is meant.
     """
     scheme, _, key = headers.get("authorization", "").partition(" ")
     bearer = key.strip() or None if scheme.lower() == "bearer" else None
@@ -83,12 +83,12 @@ def attribute(
     if (rollout_id is None) != (attempt is None):
         missing = "rollout id" if rollout_id is None else "attempt"
         raise EndpointError(
-            f"the call says only half of where it belongs: the {missing} is missing",
+            f"the call names only half of its attempt: the {missing} is missing",
             hint=f"send both {ROLLOUT_HEADER} and {ATTEMPT_HEADER}",
         )
     if rollout_id is None and not (allow_unattributed or grant.admin):
         raise EndpointError(
-            "the call does not say which rollout it belongs to",
+            "the call does not name its rollout",
             hint=f"send {ROLLOUT_HEADER} and {ATTEMPT_HEADER}, call /rollout/<id>/attempt/<n>/v1, or use its key",
         )
     who = Attribution(rollout_id, None if attempt is None else int(attempt), agent)

@@ -15,7 +15,7 @@ from lgov_core.gateway.serving.attribution import Attribution
 from lgov_core.store.protocol import TraceStore
 from lgov_core.types import CapturedCall, new_id
 
-#: What every store says of an id that it has.
+#: The error text of every store for an id that it has.
 _TAKEN = "exists already"
 
 
@@ -79,7 +79,7 @@ class Capture:
     async def commit(self, exchange: Exchange, completion: Completion, response: Mapping[str, Any]) -> None:
         """Returns once the call is durable, each choice of it a row of its own.
 
-        An id that the store has already is no reason to lose a call: it is recorded under a fresh id, and the response,
+        A call whose id the store has already is recorded under a fresh id, and the response,
         in the record as for the client, keeps the upstream's. Raises `StoreError` when the call cannot be made durable.
         """
         if self._add is None:

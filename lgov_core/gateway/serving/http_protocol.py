@@ -1,4 +1,4 @@
-"""How bytes become requests: uvicorn's protocol with limits on what a client may send before it has asked anything."""
+"""uvicorn's HTTP protocol with limits on connections, URLs, headers and the time that they take."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _LimitedProtocol(HttpToolsProtocol):
             self.send_400_response("")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has gone."""
+        """The client has disconnected."""
         self._stop_timer()
         super().connection_lost(exc)
 
@@ -89,7 +89,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_response_complete(self) -> None:
-        """It has been answered. A client that never reads the answer must not keep it in memory for ever."""
+        """It has been answered. A client that never reads the answer must not keep it in memory."""
         super().on_response_complete()
         transport: Transport = self.transport
         if transport.is_closing() and transport.get_write_buffer_size():
@@ -102,7 +102,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         super().timeout_keep_alive_handler()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuses what is no request, or one that is over a limit, and hangs up."""
+        """Refuses a malformed request, or one over a limit, and closes the connection."""
         self._stop_timer()
         if self._refusal not in _REFUSALS:
             super().send_400_response(msg)

@@ -33,8 +33,8 @@ _MIN_ADMIN_KEY = 16
 class KeyGrant:
     """What the bearer of a key may do: speak for one rollout or attempt, or for any (``admin``), or nothing is known.
 
-    ``attempt`` is None for a key of all attempts at its rollout. ``final_reward``: it may also say how the attempt went as
-    a whole; without it only events and rewards that name a call. ``expires_at`` is in Unix seconds, None for never.
+    ``attempt`` is None for a key of all attempts at its rollout. ``final_reward``: it may also give the attempt's final
+    reward; without it only events and rewards that name a call. ``expires_at`` is in Unix seconds, None for never.
     """
 
     rollout_id: str | None = None
@@ -147,7 +147,7 @@ class KeyRing:
 
     def _is_admin(self, key: str) -> bool:
         given, found = key.encode("utf-8", "surrogateescape"), False
-        for known in self._admin_keys():  # all of them, so that the time says nothing
+        for known in self._admin_keys():  # all of them, so that the time reveals nothing
             found |= hmac.compare_digest(given, known.encode())
         return found
 
@@ -183,7 +183,7 @@ def check_admin_keys(keys: Sequence[str]) -> None:
             raise EndpointError(
                 f"admin key {number} is too short or begins with {_PREFIX}",
                 status=500,
-                hint=f"an admin key has at least {_MIN_ADMIN_KEY} characters: lgov_admin_ and 32 random ones will do",
+                hint=f"an admin key has at least {_MIN_ADMIN_KEY} characters: for example lgov_admin_ and 32 random ones",
             )
 
 

@@ -49,7 +49,7 @@ class Limits:
 
 
 class Busy(EndpointError):
-    """There is no place for a call now: 429 when too many wait already, 503 when the endpoint is paused or ends.
+    """No place is free for a call: 429 when too many wait already, 503 when the endpoint is paused or ends.
 
     ``retry_after_s`` is the advice that the client gets.
     """

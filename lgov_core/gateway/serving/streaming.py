@@ -21,7 +21,7 @@ _ENDED: Final = "ended"
 _Item = StreamPiece | Exception | str
 _Send = Callable[[dict[str, Any]], Awaitable[None]]
 _Receive = Callable[[], Awaitable[dict[str, Any]]]
-#: Judges a finished reply: None lets it go as it came, else the body and the bytes that go out in its place.
+#: Judges a finished reply: None passes it unchanged, else the body and the bytes that replace it.
 Release = Callable[[Completion], Awaitable[tuple[Mapping[str, Any], bytes] | None]]
 
 
@@ -36,7 +36,7 @@ def as_lgov_error(error: Exception, engine: str) -> LgovError:
 class StreamedReply:
     """An ASGI response that relays one engine stream, as ``writer`` writes it.
 
-    What goes out goes out as it comes, except that what tells the client that the reply is whole waits for the commit.
+    Each piece is sent when it comes; the one that tells the client that the reply is complete waits for the commit.
     With ``release`` everything waits until the reply is judged. ``kept`` is called after the commit with the body that
     the client gets. An error before the first piece is an ordinary error response (made by ``error_response``); a later
     one is an event of the API's own kind, and then the stream has no proper end. When the client leaves, the engine's

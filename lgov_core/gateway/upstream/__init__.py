@@ -1,1 +1,3 @@
-"""Engines that pass calls on to another OpenAI-compatible server."""
+"""Engines that ask other servers: `UpstreamEngine` (OpenAI-compatible, one server or several), `TokenEngine` (token ids),
+and `RegisteredModels`, whose servers come and go while the endpoint runs.
+"""

@@ -35,7 +35,7 @@ _FORWARDED_HEADERS = ("retry-after", "retry-after-ms", "x-should-retry")
 class UpstreamEngine:
     """Asks the server at ``base_url`` (as an OpenAI client would take it, with ``/v1``), or one of several.
 
-    Several servers have the same models; which of them is asked, and when another one is, says `UpstreamPool`.
+    Several servers have the same models; `UpstreamPool` chooses among them.
 
     ``speaks`` names the APIs in which it is asked: ``chat``, ``completions``, ``embeddings``, ``responses``,
     ``messages``. What is asked of the endpoint in another one is translated to chat. Servers that train give token ids
@@ -68,12 +68,12 @@ class UpstreamEngine:
             check_url(url)
         check_key(api_key)
         if models is not None and not models:
-            raise EndpointError(f"the upstream {base_url} is given no models", hint="None stands for any model")
+            raise EndpointError(f"the upstream {base_url} was given no models", hint="None means any model")
         unknown = sorted(set(speaks) - {*NATIVE, "embeddings"})
         if unknown or not speaks:
             named = f"{unknown[0]!r}" if unknown else "nothing"
             raise EndpointError(
-                f"the upstream {base_url} is said to speak {named}",
+                f"the upstream {base_url} cannot speak {named}",
                 hint=f"there are {', '.join(NATIVE)} and embeddings",
             )
         self.name = name
@@ -91,7 +91,7 @@ class UpstreamEngine:
 
     @property
     def models(self) -> Sequence[str]:
-        """The names it answers to; ``*`` stands for any."""
+        """The names it answers to; ``*`` means any."""
         return self._models
 
     async def start(self) -> None:
@@ -112,11 +112,11 @@ class UpstreamEngine:
             self._session = None
 
     def readings(self) -> Iterable[Reading]:
-        """What the metrics say of the servers."""
+        """The metrics of the servers."""
         return self.pool.readings()
 
     async def _answers(self, url: str) -> bool:
-        """Whether the server at ``url`` is there: any answer but a server error will do."""
+        """Whether the server at ``url`` answers, with any status below 500."""
         if self._session is None:
             return False
         timeout = aiohttp.ClientTimeout(total=5.0, sock_connect=2.0)

@@ -50,7 +50,7 @@ class RegisteredModels:
     async def register(self, model: str, endpoint: str, version: int | None = None) -> None:
         """Makes known that the server at ``endpoint`` (with ``/v1``) has ``model``, in a version of its weights.
 
-        Doing it again changes the version. Raises `EndpointError` for what is no model or no server.
+        Doing it again changes the version. Raises `EndpointError` for an empty name or a URL that is not a server's.
         """
         if not model or not self._running:
             raise EndpointError("a model needs a name" if not model else "the endpoint is not running", status=422)
@@ -97,7 +97,7 @@ class RegisteredModels:
         return await self._engine(str(body["model"])).embed(body)
 
     def readings(self) -> Iterable[Reading]:
-        """What the metrics say of the servers, those of all models together."""
+        """The metrics of the servers of all models together."""
         for number, engine in enumerate(self._engines.values()):
             if number == 0:
                 yield from engine.readings()
