@@ -9,6 +9,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from lgov_core.policies.content.text_views import INVISIBLE
+from lgov_core.policies.options import names
 from lgov_core.policies.provenance.values import (
     WALLET,
     Address,
@@ -30,10 +31,9 @@ _LOCAL_EMAIL = re.compile(rf"{_LOCAL}@[^\W_][\w-]{{0,62}}(?![\w.@\u3002-])")
 _MENTION = re.compile(r"(?<![^\s,;(])@\w[\w-]{0,63}(?![^\s,;)])")
 #: The last word of the name of an argument that holds e-mail addresses.
 _EMAIL_WORDS = frozenset(
-    (
-        *("to", "cc", "bcc", "from", "sender", "replyto", "recipient", "recipients", "rcpt", "addressee", "addressees"),
-        *("attendee", "attendees", "participant", "participants", "invitee", "invitees", "guest", "guests"),
-        *("email", "emails", "mail", "mails", "address", "addresses"),
+    names(
+        "to cc bcc from sender replyto recipient recipients rcpt addressee addressees attendee attendees participant"
+        " participants invitee invitees guest guests email emails mail mails address addresses"
     )
 )
 #: A package and its version, ``react@18.2.0`` or ``checkout@v4.1``: no host ends in a number, and addresses have four.
@@ -57,38 +57,19 @@ _HOST_ALONE = re.compile(r"[/\\]{2,}[\w.-]{1,253}(?::\d{1,5})?")
 _HOST = re.compile(
     r"(?<![\w@./\\:%-])((?:[^\W_](?:[\w-]{0,61}[^\W_])?\.){1,8}[^\W\d_]{2,24}|\d{1,3}(?:\.\d{1,3}){3})(:\d{1,5})?([/?#][^\s<>\"'`]{0,2048})?(?![\w@-])"
 )
-_ENDING_WORDS = (
-    "com net org io co dev app ai edu gov mil int info biz xyz online site tech top shop store cloud page link click me tv cc"
-    " gg us uk de fr es it nl be ch at se no dk fi pl cz pt gr ie eu ru ua cn jp kr in au nz ca br mx ar cl za tr il ir sa ae"
-    " sg hk tw id my th vn ph su to ws ly fm ml tk ga cf gq pw icu live news blog wiki space website fun club vip work world"
-    " today agency email network systems host press pro name mobi travel museum bank onion zip mov"
+_ENDINGS = frozenset(
+    names(
+        "com net org io co dev app ai edu gov mil int info biz xyz online site tech top shop store cloud page link click me"
+        " tv cc"
+        " gg us uk de fr es it nl be ch at se no dk fi pl cz pt gr ie eu ru ua cn jp kr in au nz ca br mx ar cl za tr il ir"
+        " sa ae"
+        " sg hk tw id my th vn ph su to ws ly fm ml tk ga cf gq pw icu live news blog wiki space website fun club vip work"
+        " world"
+        " today agency email network systems host press pro name mobi travel museum bank onion zip mov"
+    )
 )
-_ENDINGS = frozenset(_ENDING_WORDS.split())
 #: Of those, the ones that a file name, or the first word of the next sentence, may end in.
-_FILE_LIKE = frozenset(
-    [
-        "zip",
-        "mov",
-        "pl",
-        "ai",
-        "app",
-        "page",
-        "name",
-        "id",
-        "in",
-        "to",
-        "no",
-        "it",
-        "is",
-        "me",
-        "my",
-        "be",
-        "at",
-        "so",
-        "pub",
-        "press",
-    ]
-)
+_FILE_LIKE = frozenset(names("zip mov pl ai app page name id in to no it is me my be at so pub press"))
 _PATH = re.compile(
     r"(?<![\w:/\\.~%<])(?:[A-Za-z]:[\\/]|~[\w.-]{0,32}[\\/]|\.{1,2}[\\/]|[\\/](?=[\w.~-]))[^\s<>\"'`|*?;,(){}\[\]]{1,1024}"
     # a folder has blanks or dots in its name: "a.csv and b/c.csv" are two files
