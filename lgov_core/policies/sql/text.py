@@ -136,22 +136,17 @@ class Lexicon:
                 "sql-unparsable", f"The SQL holds {unclear[0]!r}, which servers read differently; leave it out."
             )
         read: list[Statement | None] = []
-        scan = _Scan(self, text, 0)
+        scan = _Scan(self)
         for match in self._token.finditer(text):
             kind = match.lastgroup or "other"
-            if kind == "space":
-                scan.gap()
-            elif kind == "word":
-                scan.word(match[0])
-            elif kind == "end":
-                read.append(scan.finish(match.start()))
-                scan = _Scan(self, text, match.end(), scan.subscripts)
-            elif kind in ("line", "block"):
+            if kind == "end":
+                read.append(scan.statement())
+                scan = _Scan(self, scan.subscripts)
+                continue
+            if kind in ("line", "block"):
                 self._check_comment(kind, match[0])
-                scan.comment(match.start(), match.end())
-            else:
-                scan.add(kind, match[0], match.start())
-        read.append(scan.finish(len(text)))
+            scan.add(kind, " " if kind in ("line", "block") else match[0])
+        read.append(scan.statement())
         return [statement for statement in read if statement is not None]
 
     def _check_comment(self, kind: str, piece: str) -> None:
@@ -168,98 +163,77 @@ class Lexicon:
 
 
 class _Scan:
-    """Collects one statement of ``text``, which begins at ``start``."""
+    """Collects one statement of a text, piece by piece."""
 
-    __slots__ = (
-        "_before", "_before_kind", "_callable", "_called", "_cases", "_depth", "_last", "_lexicon", "_names", "_pieces",
-        "_qualifiers", "_quoted", "_removed", "_run", "_start", "_text", "_words", "subscripts",
-    )  # fmt: skip
-
-    def __init__(self, lexicon: Lexicon, text: str, start: int, subscripts: int = 0) -> None:
+    def __init__(self, lexicon: Lexicon, subscripts: int = 0) -> None:
         self._lexicon = lexicon
-        self._text = text
-        self._pieces: list[str] = []  # what stands before ``start``, without comments
-        self._start = self._removed = start
         self._words: list[str] = []
         self._names: list[str] = []
         self._called: list[str] = []
         self._qualifiers: list[str] = []
         self._quoted: list[tuple[int, int]] = []
+        self._pieces: list[str] = []  # without comments
+        self._length = 0
         self._before = self._before_kind = ""  # the text and kind of the piece before; both empty after white space
         self._callable: str | None = None  # the name that an opening parenthesis would call
         self._last = ""  # the text of the piece before, white space left out
         self._depth = self._cases = self._run = 0
         self.subscripts = subscripts  # of the whole text so far
 
-    def gap(self) -> None:
-        """Takes white space."""
-        self._before = self._before_kind = ""
+    def add(self, kind: str, piece: str) -> None:
+        """Takes the next piece. Raises `UnclearSQL`."""
+        start, before_kind, before = self._length, self._before_kind, self._before
+        self._pieces.append(piece)
+        self._length += len(piece)
+        if kind in ("space", "line", "block"):
+            self._before = self._before_kind = ""
+            return
+        self._before, self._before_kind = piece, kind
+        if kind == "symbol":
+            self._symbol(piece)
+            if before == piece:
+                self._before = self._lexicon.doubled.get(piece, piece)
+        else:
+            self._run = self._run + 1 if piece.lower() == "not" else 0
+            self._callable = None
+            if kind == "word":
+                self._word(piece, before)
+            elif kind == "quoted":
+                self._quote(piece, start, before_kind, before)
+            elif kind != "number":
+                what = f"the character {piece!r}" if piece not in "'\"`" else f"an unclosed {piece}"
+                raise UnclearSQL("sql-unparsable", f"The SQL holds {what}; write plain, complete SQL.", refused=True)
+        self._last = piece.lower() if kind == "word" else piece
+        too_long = self._run > MAX_PREFIX_RUN or self.subscripts > MAX_SUBSCRIPTS
+        if self._depth > MAX_DEPTH or self._cases > MAX_DEPTH or too_long:
+            raise UnclearSQL("sql-too-deep", "The SQL is nested too deeply; write a simpler query.")
 
-    def comment(self, start: int, end: int) -> None:
-        """Takes a comment, in place of which a space will stand."""
-        self.gap()
-        self._pieces += (self._text[self._start : start], " ")
-        self._removed += end - start - 1
-        self._start = end
-
-    def word(self, piece: str) -> None:
-        """Takes a bare word. Raises `UnclearSQL`."""
-        before = self._before
-        self._before, self._before_kind = piece, "word"
-        self._last = word = piece.lower()
-        if before:
-            if before in ("$", "@", ":"):
-                self._callable = before + piece
-                return
-            if before == "@@" and word not in _OWN_COUNTERS:
-                raise UnclearSQL("sql-catalog", f"@@{piece[:40]} reads server settings; leave it out.")
+    def _word(self, piece: str, before: str) -> None:
+        word = piece.lower()
+        if before in ("$", "@", ":"):
+            self._callable = before + piece
+            return
+        if before == "@@" and word not in _OWN_COUNTERS:
+            raise UnclearSQL("sql-catalog", f"@@{piece[:40]} reads server settings; leave it out.")
         self._words.append(word)
         self._names.append(word)
         self._callable = word
-        if word == "not":
-            self._run += 1
-            self._check_depth()
-        else:
-            self._run = 0
-            if word == "case":
-                self._cases += 1
-                self._check_depth()
-
-    def add(self, kind: str, piece: str, start: int) -> None:
-        """Takes the next piece of the text, which is not a word and no white space. Raises `UnclearSQL`."""
-        before_kind, before = self._before_kind, self._before
-        self._before, self._before_kind = piece, kind
-        if kind == "quoted":
-            self._quote(piece, start, before_kind, before)
-            self._run = 0
-        elif kind == "symbol":
-            self._symbol(piece, self._last)
-            if before == piece:
-                self._before = self._lexicon.doubled.get(piece, piece)
-        elif kind == "number":
-            self._run = 0
-            self._callable = None
-        else:
-            what = f"the character {piece!r}" if piece not in "'\"`" else f"an unclosed {piece}"
-            raise UnclearSQL("sql-unparsable", f"The SQL holds {what}; write plain, complete SQL.", refused=True)
-        self._last = piece
+        self._cases += word == "case"
 
     def _quote(self, piece: str, start: int, before_kind: str, before: str) -> None:
         if before_kind == "word" and before.lower() not in self._lexicon.prefixes:
             raise UnclearSQL("sql-unparsable", f"Leave out the {before} before {piece[:20]}, or write a space between.")
         if before and before in ("$", "@", ":", "#"):
             raise UnclearSQL("sql-unparsable", f"The SQL holds {before}{piece[:20]}; write values into the SQL.")
-        start -= self._removed
         self._quoted.append((start, start + len(piece)))
         mark = piece[0]
-        self._callable = None
         if mark in self._lexicon.name_quotes:
             inside = piece[1:-1] if mark == "[" else piece[1:-1].replace(mark * 2, mark)
             self._names.append(inside.lower())
             self._callable = inside.lower()
 
-    def _symbol(self, piece: str, last: str) -> None:
-        name, self._callable = self._callable, None
+    def _symbol(self, piece: str) -> None:
+        name, self._callable, last = self._callable, None, self._last
         if piece in "([{":
             if piece == "[" and last != "array" and (last[:1].isalnum() or last.startswith(_SUBSCRIPTED)):
                 self.subscripts += 1
@@ -268,32 +242,22 @@ class _Scan:
                     raise UnclearSQL("sql-unparsable", f"{name}( is not a function; write plain SQL.")
                 self._called.append(name)
             self._depth += 1
-            self._check_depth()
         elif piece in ")]}":
             self._depth -= 1
         elif piece == "." and name is not None:
             self._qualifiers.append(name)
-        if piece in "-+~!":
-            self._run += 1
-            self._check_depth()
-        else:
-            self._run = 0
+        self._run = self._run + 1 if piece in "-+~!" else 0
 
-    def _check_depth(self) -> None:
-        too_long = self._run > MAX_PREFIX_RUN or self.subscripts > MAX_SUBSCRIPTS
-        if self._depth > MAX_DEPTH or self._cases > MAX_DEPTH or too_long:
-            raise UnclearSQL("sql-too-deep", "The SQL is nested too deeply; write a simpler query.")
-
-    def finish(self, end: int) -> Statement | None:
-        """The statement, which ends at ``end``, or None when there is nothing in it. Raises `UnclearSQL`."""
-        text = "".join(self._pieces) + self._text[self._start : end]
+    def statement(self) -> Statement | None:
+        """The statement, or None when there is nothing in it. Raises `UnclearSQL`."""
+        text = "".join(self._pieces)
         bare = text.strip(" \t\r\n\f")
         if not bare:
             return None
         if self._lexicon.dialect in ("tsql", "fabric") and _begins_another(self._words):
             raise UnclearSQL("sql-unparsable", "Write one statement at a time, separated by semicolons.")
         shift = len(text) - len(text.lstrip(" \t\r\n\f"))
-        quoted = tuple([(start - shift, end - shift) for start, end in self._quoted])
+        quoted = tuple((start - shift, end - shift) for start, end in self._quoted)
         words, names = tuple(self._words), tuple(self._names)
         return Statement(bare, words, names, tuple(self._called), tuple(self._qualifiers), quoted)
 
