@@ -251,8 +251,10 @@ class _Loading:
         open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
         if not open_ended:
             self.known_keys(where, options, tuple(option for option in parameters if option != "name"), what="option")
+        required = getattr(factory, "required_in_files", ())
         for option, parameter in parameters.items():
-            if parameter.default is parameter.empty and option not in options and option != "name" and not open_ended:
+            missing = option not in options if parameter.default is parameter.empty else option in required
+            if missing and options.get(option) is None and option != "name" and not open_ended:
                 raise self.error(where, f"policy {use} needs {option}", f"write with: {{{option}: ...}}")
         try:
             policy = factory(**{"name": name, **options, **self.books(use, options)})
