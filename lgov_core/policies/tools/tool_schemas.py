@@ -32,6 +32,16 @@ _FORMATS: Final = (
 _UNCHECKED_FORMATS: Final = frozenset(names("uuid1 uuid3 uuid4 uuid5 uuid6 uuid7 uuid8 ipv4network ipv6network"))
 _MEANT: Final = {"url": "uri", "ip": "ipv4", "datetime": "date-time", "mail": "email"}
 _CLOSE: Final = 0.85
+#: Keywords of later drafts that the validator would ignore silently.
+_UNSUPPORTED: Final = frozenset(
+    names(
+        "prefixItems dependentRequired dependentSchemas unevaluatedProperties unevaluatedItems minContains maxContains"
+        " $dynamicRef $recursiveRef"
+    )
+)
+#: Keywords whose mapping goes from names of the author's choice to schemas, and those whose value is data.
+_WITH_NAMES: Final = _NAMED | {"definitions", "$defs"}
+_DATA: Final = frozenset(names("enum const default examples"))
 
 
 def check_schema(what: str, schema: Mapping[str, Any]) -> None:
@@ -44,11 +54,31 @@ def check_schema(what: str, schema: Mapping[str, Any]) -> None:
         raise PolicyError(
             f"{what} has no keyword of JSON Schema", hint="write type: object, and the arguments under properties"
         )
+    for keyword, value in _keywords(schema):
+        if keyword == "$ref" and not (isinstance(value, str) and value.startswith("#")):
+            raise PolicyError(
+                f"{what} refers to {value!r}", hint="copy it into definitions and refer to #/definitions/..."
+            )
+        if keyword in _UNSUPPORTED:
+            raise PolicyError(f"{what} uses {keyword}, which is not checked", hint="write it in JSON Schema draft 7")
     draft4 = "draft-04" in str(schema.get("$schema", ""))
     for part in _parts(what, schema):
         _check_spelling(what, part)
         _check_values(what, part, draft4=draft4)
         _check_patterns(what, part)
+
+
+def _keywords(part: Any) -> Iterator[tuple[str, Any]]:
+    """Every keyword of a schema and of the schemas in it, definitions that nothing refers to included, with its value."""
+    if isinstance(part, Mapping):
+        for keyword, value in part.items():
+            yield keyword, value
+            if keyword in _WITH_NAMES and isinstance(value, Mapping):
+                yield from (found for item in value.values() for found in _keywords(item))
+            elif keyword not in _DATA:
+                yield from _keywords(value)
+    elif isinstance(part, list | tuple):
+        yield from (found for item in part for found in _keywords(item))
 
 
 def _is_schema(value: Any) -> bool:
