@@ -101,12 +101,7 @@ def fresh_policies(path: str | PathLike[str]) -> Callable[[], PolicySet]:
             return first
         rules = [again(rule) if rule.name in remember else rule for rule in first.rules]
         return PolicySet(
-            rules,
-            default=first.default,
-            mode=first.mode,
-            name=first.name,
-            version=first.version,
-            digest=first.digest,
+            rules, default=first.default, mode=first.mode, name=first.name, version=first.version, digest=first.digest
         )
 
     return make

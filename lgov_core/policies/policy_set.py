@@ -109,12 +109,7 @@ class PolicySet:
     def in_shadow(self) -> PolicySet:
         """The same set, judging and recording without enforcing."""
         return PolicySet(
-            self.rules,
-            default=self.default,
-            mode="shadow",
-            name=self.name,
-            version=self.version,
-            digest=self.digest,
+            self.rules, default=self.default, mode="shadow", name=self.name, version=self.version, digest=self.digest
         )
 
     def judge(self, action: Action) -> Decision:
