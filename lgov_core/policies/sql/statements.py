@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 
-from lgov_core.policies.options import names as words
 from lgov_core.policies.sql.names import pattern as _re
-from lgov_core.policies.sql.names import words as words_named
-from lgov_core.policies.sql.text import MYSQL_FAMILY, Statement
+from lgov_core.policies.sql.names import words
+from lgov_core.policies.sql.text import Statement
 
 #: First words of statements about transactions.
 TRANSACTION_WORDS = frozenset({"BEGIN", "START", "COMMIT", "END", "ROLLBACK", "SAVEPOINT", "RELEASE"})
@@ -18,10 +17,6 @@ SHORTHANDS = frozenset({"SUMMARIZE", "PIVOT", "UNPIVOT"})
 
 _NAME = re.compile(r'[^\W\d]\w*|"[^"]+"|`[^`]+`')
 _WORDS_OF_DUCKDB = SHORTHANDS | {"DESCRIBE", "DESC", "SHOW", "EXPLAIN"}
-_SHOW = MYSQL_FAMILY.union(
-    words("snowflake duckdb clickhouse redshift hive spark databricks trino presto athena drill")
-)
-_DESCRIBE = (_SHOW - {"redshift"}) | {"oracle"}
 
 
 def is_transaction(text: str, dialect: str) -> bool:
@@ -45,10 +40,10 @@ def described(text: str, kind: str, dialect: str) -> tuple[str, str] | None:
     """
     if kind == "PRAGMA":
         match = _re("pragma").fullmatch(text)
-        if dialect != "sqlite" or match is None or match[1].lower() not in words_named("describing_pragmas"):
+        if dialect != "sqlite" or match is None or match[1].lower() not in words("describing_pragmas"):
             return None
         return "", (match[3] or "").strip().lower()
-    if dialect not in (_SHOW if kind == "SHOW" else _DESCRIBE):
+    if dialect not in words("show_dialects" if kind == "SHOW" else "describe_dialects"):
         return None
     if dialect in ("databricks", "spark"):
         text = re.sub(r"(?i)\A(desc(?:ribe)?)\s+(?:history|detail)\s", r"\1 ", text)

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
 
-from lgov_core.policies.options import names as words
+from lgov_core.policies.sql.names import words
+from lgov_core.policies.sql.refusal import unclear
 
 MAX_CHARACTERS = 20_000
 MAX_DEPTH = 48
@@ -37,14 +38,6 @@ _AMBIGUOUS = re.compile(r"""\\+['"`]|\$\w*\$|'''|\"\"\"|\b[uU]&['"]|\{[{%#]|/\*\
 #: Dialects of servers in which a hint only says how a query is run, and a hint that holds no more than words and names.
 _HINTED = frozenset({"oracle", "spark", "databricks"})
 _PLAIN_HINT = re.compile(r"/\*\+[\w\s(),.@%]*\*/")
-#: Words that begin another statement of T-SQL, which needs no semicolon between two.
-_TSQL_STARTERS = frozenset(
-    words(
-        "alter backup bulk create dbcc deallocate declare delete deny drop dump exec execute grant insert kill merge print"
-        " raiserror readtext reconfigure restore revert revoke setuser shutdown truncate update updatetext use waitfor"
-        " writetext checkpoint"
-    )
-)
 _MAY_FOLLOW_WITH = frozenset({"insert", "update", "delete", "merge"})
 #: Words before ``update`` and ``delete`` that make them part of a clause.
 _CLAUSE_BEFORE = frozenset({"on", "do", "key", "for", "then"})
@@ -52,19 +45,6 @@ _CLAUSE_BEFORE = frozenset({"on", "do", "key", "for", "then"})
 _RAW_TEXTS = frozenset({"bigquery", "spark", "databricks"})
 #: What may be asked of a server by ``@@name``: counters of the session's own last statement.
 _OWN_COUNTERS = frozenset({"rowcount", "identity", "error", "trancount", "fetch_status"})
-
-
-class UnclearSQL(Exception):
-    """The text cannot be read with certainty. ``rule`` is the slug of the denial, the message its reason.
-
-    ``refused`` says that no server of the dialect takes such a text either.
-    """
-
-    def __init__(self, rule: str, reason: str, *, refused: bool = False) -> None:
-        super().__init__(reason)
-        self.rule = rule
-        self.reason = reason
-        self.refused = refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,17 +103,15 @@ class Lexicon:
         )
 
     def statements(self, text: str) -> list[Statement]:
-        """The statements of ``text``, empty ones left out. Raises `UnclearSQL`."""
+        """The statements of ``text``, empty ones left out. Raises `Refusal`."""
         if len(text) > MAX_CHARACTERS:
-            raise UnclearSQL(
-                "sql-too-long", f"The SQL is longer than {MAX_CHARACTERS} characters; write a shorter query."
-            )
+            raise unclear("sql-too-long", f"The SQL is longer than {MAX_CHARACTERS} characters; write a shorter query.")
         if "\0" in text:
-            raise UnclearSQL("sql-unparsable", "The SQL holds a NUL byte; write plain SQL.")
+            raise unclear("sql-unparsable", "The SQL holds a NUL byte; write plain SQL.")
         plain = _PLAIN_HINT.sub(" ", text) if self.dialect in _HINTED and "/*+" in text else text
-        if self.dialect != "sqlite" and (unclear := _AMBIGUOUS.search(plain)):
-            raise UnclearSQL(
-                "sql-unparsable", f"The SQL holds {unclear[0]!r}, which servers read differently; leave it out."
+        if self.dialect != "sqlite" and (found := _AMBIGUOUS.search(plain)):
+            raise unclear(
+                "sql-unparsable", f"The SQL holds {found[0]!r}, which servers read differently; leave it out."
             )
         read: list[Statement | None] = []
         scan = _Scan(self)
@@ -152,14 +130,14 @@ class Lexicon:
     def _check_comment(self, kind: str, piece: str) -> None:
         if kind == "line":
             if self.dialect in MYSQL_FAMILY and piece.startswith("--") and piece[2:3].strip():
-                raise UnclearSQL("sql-unparsable", "Write a space after -- or leave the comment out.")
+                raise unclear("sql-unparsable", "Write a space after -- or leave the comment out.")
             if "\r" in piece[:-1].rstrip("\r"):
-                raise UnclearSQL("sql-unparsable", "A comment holds a carriage return; leave the comment out.")
+                raise unclear("sql-unparsable", "A comment holds a carriage return; leave the comment out.")
             return
         if piece.startswith(("/*!", "/*M!")):
-            raise UnclearSQL("sql-executable-comment", "Comments like /*! ... */ are executed; write the SQL without.")
+            raise unclear("sql-executable-comment", "Comments like /*! ... */ are executed; write the SQL without.")
         if len(piece) < 4 or not piece.endswith("*/") or "/*" in piece[2:]:
-            raise UnclearSQL("sql-unparsable", "A comment is not closed, or holds another one; leave the comment out.")
+            raise unclear("sql-unparsable", "A comment is not closed, or holds another one; leave the comment out.")
 
 
 class _Scan:
@@ -181,7 +159,7 @@ class _Scan:
         self.subscripts = subscripts  # of the whole text so far
 
     def add(self, kind: str, piece: str) -> None:
-        """Takes the next piece. Raises `UnclearSQL`."""
+        """Takes the next piece. Raises `Refusal`."""
         start, before_kind, before = self._length, self._before_kind, self._before
         self._pieces.append(piece)
         self._length += len(piece)
@@ -202,11 +180,11 @@ class _Scan:
                 self._quote(piece, start, before_kind, before)
             elif kind != "number":
                 what = f"the character {piece!r}" if piece not in "'\"`" else f"an unclosed {piece}"
-                raise UnclearSQL("sql-unparsable", f"The SQL holds {what}; write plain, complete SQL.", refused=True)
+                raise unclear("sql-unparsable", f"The SQL holds {what}; write plain, complete SQL.", unread=True)
         self._last = piece.lower() if kind == "word" else piece
         too_long = self._run > MAX_PREFIX_RUN or self.subscripts > MAX_SUBSCRIPTS
         if self._depth > MAX_DEPTH or self._cases > MAX_DEPTH or too_long:
-            raise UnclearSQL("sql-too-deep", "The SQL is nested too deeply; write a simpler query.")
+            raise unclear("sql-too-deep", "The SQL is nested too deeply; write a simpler query.")
 
     def _word(self, piece: str, before: str) -> None:
         word = piece.lower()
@@ -214,7 +192,7 @@ class _Scan:
             self._callable = before + piece
             return
         if before == "@@" and word not in _OWN_COUNTERS:
-            raise UnclearSQL("sql-catalog", f"@@{piece[:40]} reads server settings; leave it out.")
+            raise unclear("sql-catalog", f"@@{piece[:40]} reads server settings; leave it out.")
         self._words.append(word)
         self._names.append(word)
         self._callable = word
@@ -222,9 +200,9 @@ class _Scan:
 
     def _quote(self, piece: str, start: int, before_kind: str, before: str) -> None:
         if before_kind == "word" and before.lower() not in self._lexicon.prefixes:
-            raise UnclearSQL("sql-unparsable", f"Leave out the {before} before {piece[:20]}, or write a space between.")
+            raise unclear("sql-unparsable", f"Leave out the {before} before {piece[:20]}, or write a space between.")
         if before and before in ("$", "@", ":", "#"):
-            raise UnclearSQL("sql-unparsable", f"The SQL holds {before}{piece[:20]}; write values into the SQL.")
+            raise unclear("sql-unparsable", f"The SQL holds {before}{piece[:20]}; write values into the SQL.")
         self._quoted.append((start, start + len(piece)))
         mark = piece[0]
         if mark in self._lexicon.name_quotes:
@@ -239,7 +217,7 @@ class _Scan:
                 self.subscripts += 1
             if piece == "(" and name is not None:
                 if name[0:1] in ("$", "@", ":"):
-                    raise UnclearSQL("sql-unparsable", f"{name}( is not a function; write plain SQL.")
+                    raise unclear("sql-unparsable", f"{name}( is not a function; write plain SQL.")
                 self._called.append(name)
             self._depth += 1
         elif piece in ")]}":
@@ -249,39 +227,40 @@ class _Scan:
         self._run = self._run + 1 if piece in "-+~!" else 0
 
     def statement(self) -> Statement | None:
-        """The statement, or None when there is nothing in it. Raises `UnclearSQL`."""
+        """The statement, or None when there is nothing in it. Raises `Refusal`."""
         text = "".join(self._pieces)
         bare = text.strip(" \t\r\n\f")
         if not bare:
             return None
         if self._lexicon.dialect in ("tsql", "fabric") and _begins_another(self._words):
-            raise UnclearSQL("sql-unparsable", "Write one statement at a time, separated by semicolons.")
+            raise unclear("sql-unparsable", "Write one statement at a time, separated by semicolons.")
         shift = len(text) - len(text.lstrip(" \t\r\n\f"))
         quoted = tuple((start - shift, end - shift) for start, end in self._quoted)
         words, names = tuple(self._words), tuple(self._names)
         return Statement(bare, words, names, tuple(self._called), tuple(self._qualifiers), quoted)
 
 
-def _begins_another(words: Sequence[str]) -> bool:
+def _begins_another(written: Sequence[str]) -> bool:
     """Whether, to a server that needs no semicolons, a second statement may begin among these words.
 
     The words that begin statements are reserved there: none of them names a column or a label.
     """
     found = [
         word
-        for before, word in pairwise(("", *words))
-        if word in _TSQL_STARTERS
+        for before, word in pairwise(("", *written))
+        if word in words("tsql_starters")
         and not (word in ("delete", "update") and before in _CLAUSE_BEFORE)
         and not (word == "insert" and before == "then")  # of a MERGE
     ]
-    if words and words[0] == "with":
+    if written and written[0] == "with":
         return len(found) > 1 or not _MAY_FOLLOW_WITH.issuperset(found)
-    return len(found) > (not words or words[0] != "select")
+    return len(found) > (not written or written[0] != "select")
 
 
 class Token(Protocol):
-    """What is needed of the parser's tokens: the places of the first and the last character."""
+    """What is needed of the parser's tokens: the text, and the places of its first and last character."""
 
+    text: str
     start: int
     end: int
 
