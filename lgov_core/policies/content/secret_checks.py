@@ -14,19 +14,12 @@ from typing import Any, Final
 from lgov_core.policies.content.check_digits import base58_checked
 from lgov_core.policies.content.findings import Check, left_of
 from lgov_core.policies.data import DataFile
-from lgov_core.policies.options import names
 
-_re = DataFile("lgov_core.policies.content", "secrets.yaml").pattern
+_DATA: Final = DataFile("lgov_core.policies.content", "secrets.yaml")
+_re = _DATA.pattern
 
 _DIGIT = re.compile(r"\d")
 _LETTER = re.compile(r"[^\W\d_]")
-_NO_VALUE = frozenset(
-    names(
-        "string str text none null nil true false required optional invalid incorrect wrong expired missing hidden masked"
-        " password passwd pwd passphrase secret token apikey key value default empty encrypted hashed input field bytes"
-        " credential credentials reset forgotten protected policy manager prompt login username user admin visible"
-    )
-)
 #: A key of a kind that machines make has at least this many bits a character; English words have about 2.5 to 3.
 MIN_BITS = 3.0
 MIN_KEY = 12
@@ -45,7 +38,7 @@ def is_placeholder(value: str) -> bool:
         or _re("reference").match(value) is not None
         or _re("tag").fullmatch(value) is not None
         or _re("placeholder_word").search(value) is not None
-        or value.lower().strip("_-.!") in _NO_VALUE
+        or value.lower().strip("_-.!") in _DATA.words("no_value")
     )
 
 
@@ -126,18 +119,9 @@ def url_password(text: str, start: int, end: int) -> int | None:
     value = text[start:end]
     user = re.search(r"//([^\s:/@]*):$", left_of(text, start, 80))
     name = user.group(1).lower() if user else ""
-    generic = name in ("user", "username", "usr", "name", "login") and value.lower() in (
-        "password",
-        "pass",
-        "pwd",
-        "passwd",
-        "secret",
-    )
-    return (
-        None
-        if generic or len(set(value)) <= 2 or _re("reference").match(value) or "xxxx" in value.lower() or "***" in value
-        else end
-    )
+    generic = name in _DATA.words("any_user") and value.lower() in _DATA.words("any_password")
+    hidden = len(set(value)) <= 2 or "xxxx" in value.lower() or "***" in value
+    return None if generic or hidden or _re("reference").match(value) else end
 
 
 def basic_credentials(text: str, start: int, end: int) -> int | None:
