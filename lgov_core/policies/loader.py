@@ -84,32 +84,10 @@ def fresh_policies(path: str | PathLike[str]) -> Callable[[], PolicySet]:
 
     The file is read once. Policies that remember nothing are made once. Raises `PolicyFileError`.
     """
-    source = str(path)
-    document, lines = _read(read_policy_file(path), source)
-    folder = Path(source).absolute().parent
-    loading = _Loading(source, lines, None, {}, folder)
-    first = loading.policy_set(document)
-    remember = {name for name, made in loading.made.items() if made.use not in _WITHOUT_MEMORY}
-    places = {rule.get("name", rule["use"]): place for place, rule in enumerate(document["rules"])}
-
-    def again(rule: Rule) -> Rule:
-        place = places[rule.name]
-        return _Loading(source, lines, loading.registry, {}, folder).rule(("rules", place), document["rules"][place])
-
-    def make() -> PolicySet:
-        if not remember:
-            return first
-        rules = [again(rule) if rule.name in remember else rule for rule in first.rules]
-        return PolicySet(
-            rules,
-            default=first.default,
-            mode=first.mode,
-            name=first.name,
-            version=first.version,
-            digest=first.digest,
-        )
-
-    return make
+    text, source = read_policy_file(path), str(path)
+    _, made = load_policy_text(text, source)
+    kept = {name: one for name, one in made.items() if one.use in _WITHOUT_MEMORY}
+    return lambda: load_policy_text(text, source, made=kept)[0]
 
 
 def _read(text: bytes, source: str) -> tuple[Any, Mapping[Place, int]]:
@@ -251,8 +229,10 @@ class _Loading:
         open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
         if not open_ended:
             self.known_keys(where, options, tuple(option for option in parameters if option != "name"), what="option")
+        required = getattr(factory, "required_in_files", ())
         for option, parameter in parameters.items():
-            if parameter.default is parameter.empty and option not in options and option != "name" and not open_ended:
+            missing = option not in options if parameter.default is parameter.empty else option in required
+            if missing and options.get(option) is None and option != "name" and not open_ended:
                 raise self.error(where, f"policy {use} needs {option}", f"write with: {{{option}: ...}}")
         try:
             policy = factory(**{"name": name, **options, **self.books(use, options)})

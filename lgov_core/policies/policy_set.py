@@ -109,12 +109,7 @@ class PolicySet:
     def in_shadow(self) -> PolicySet:
         """The same set, judging and recording without enforcing."""
         return PolicySet(
-            self.rules,
-            default=self.default,
-            mode="shadow",
-            name=self.name,
-            version=self.version,
-            digest=self.digest,
+            self.rules, default=self.default, mode="shadow", name=self.name, version=self.version, digest=self.digest
         )
 
     def judge(self, action: Action) -> Decision:
@@ -172,43 +167,11 @@ class PolicySet:
 
     @hookimpl
     def lgov_agent_startup(self, action: Action) -> Decision:
-        """See `lgov_core.hookspecs.lgov_agent_startup`."""
+        """See `lgov_core.hookspecs`; the other seven decision hooks do the same at their points."""
         return self.judge(action)
 
-    @hookimpl
-    def lgov_input(self, action: Action) -> Decision:
-        """See `lgov_core.hookspecs.lgov_input`."""
-        return self.judge(action)
-
-    @hookimpl
-    def lgov_pre_model_call(self, action: Action) -> Decision:
-        """See `lgov_core.hookspecs.lgov_pre_model_call`."""
-        return self.judge(action)
-
-    @hookimpl
-    def lgov_post_model_call(self, action: Action) -> Decision:
-        """See `lgov_core.hookspecs.lgov_post_model_call`."""
-        return self.judge(action)
-
-    @hookimpl
-    def lgov_pre_tool_call(self, action: Action) -> Decision:
-        """See `lgov_core.hookspecs.lgov_pre_tool_call`."""
-        return self.judge(action)
-
-    @hookimpl
-    def lgov_post_tool_call(self, action: Action) -> Decision:
-        """See `lgov_core.hookspecs.lgov_post_tool_call`."""
-        return self.judge(action)
-
-    @hookimpl
-    def lgov_output(self, action: Action) -> Decision:
-        """See `lgov_core.hookspecs.lgov_output`."""
-        return self.judge(action)
-
-    @hookimpl
-    def lgov_agent_shutdown(self, action: Action) -> Decision:
-        """See `lgov_core.hookspecs.lgov_agent_shutdown`."""
-        return self.judge(action)
+    lgov_input = lgov_pre_model_call = lgov_post_model_call = lgov_agent_startup
+    lgov_pre_tool_call = lgov_post_tool_call = lgov_output = lgov_agent_shutdown = lgov_agent_startup
 
     @hookimpl
     def lgov_observe(self, event: Any) -> None:

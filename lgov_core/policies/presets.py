@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final, Literal, TypeAlias, get_args
 
 from lgov_core._util.suggestions import suggest_name
@@ -10,7 +9,7 @@ from lgov_core.errors import PolicyError
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.policy_set import PolicySet, Rule
 from lgov_core.policies.sql.names import known_dialect
-from lgov_core.policies.sql.policy import SQLPolicy
+from lgov_core.policies.sql.policy import FROM_TOOL, SQLPolicy
 from lgov_core.types import Action, Decision, Point, Severity
 
 Preset: TypeAlias = Literal["strict", "read_only", "guarded", "permissive"]
@@ -71,9 +70,7 @@ class CarriedSQL(BoundedPolicy):
         self.mode: Literal["guarded", "read_only"] = mode
         self.only = only
         self.dialect = None if dialect is None else known_dialect(dialect)
-        self._judges: dict[str, SQLPolicy] = {}
-        for known in COMMON_DIALECTS if self.dialect is None else (self.dialect,):
-            self._judge_of(known)
+        self._sql = SQLPolicy(dialect=FROM_TOOL, mode=mode, name=name)
 
     def judge(self, action: Action) -> Decision | None:
         """The verdict on an act; None at other points."""
@@ -89,29 +86,10 @@ class CarriedSQL(BoundedPolicy):
                 if argument not in SQL_ARGUMENTS:
                     reason = f"The argument {str(argument)[:80]!r} is not allowed here; give nothing but the SQL."
                     return self.deny("argument-unknown", reason, Severity.MEDIUM)
+        named = action.context.get("dialect", self.dialect)
         try:
-            judges = self._judges_for(action.context)
+            dialects = COMMON_DIALECTS if named is None else (known_dialect(named),)
         except PolicyError as error:
             return self.deny("dialect-unknown", f"{error.message}.", Severity.MEDIUM)
-        worst: Decision | None = None
-        for text in texts:
-            for judge in judges:
-                verdict = judge.judge_sql(text)
-                if worst is None or verdict.effect > worst.effect:
-                    worst = verdict
-        return worst
-
-    def _judges_for(self, context: Mapping[str, object]) -> list[SQLPolicy]:
-        named = context.get("dialect", self.dialect)
-        if named is None:
-            return [self._judge_of(known) for known in COMMON_DIALECTS]
-        if not isinstance(named, str):
-            raise PolicyError(f"the dialect of this act is {type(named).__name__}, not text")
-        return [self._judge_of(known_dialect(named))]
-
-    def _judge_of(self, dialect: str) -> SQLPolicy:
-        # Two threads may make the same one at the same time; either will do.
-        judge = self._judges.get(dialect)
-        if judge is None:
-            judge = self._judges[dialect] = SQLPolicy(dialect=dialect, mode=self.mode, name=self.name)
-        return judge
+        decisions = [self._sql.judge_sql(text, dialect=dialect) for text in texts for dialect in dialects]
+        return max(decisions, key=lambda decision: decision.effect)

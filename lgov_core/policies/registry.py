@@ -37,7 +37,7 @@ _HOMES: Final = {
     "shell": "lgov_core.policies.shell:ShellPolicy",
     "loop": "lgov_core.policies.budgets.loop:LoopPolicy",
     "rate": "lgov_core.policies.budgets.rate:RateLimitPolicy",
-    "sql": "lgov_core.policies.sql.policy:sql_rule",
+    "sql": "lgov_core.policies.sql.policy:SQLPolicy",
     "tool": "lgov_core.policies.tools.tool:ToolPolicy",
 }
 

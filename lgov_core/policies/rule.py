@@ -33,18 +33,9 @@ class Rule:
     """
 
     __slots__ = (
-        "agents",
-        "bounded",
-        "condition",
-        "deferred",
-        "fits_agent",
-        "fits_tool",
-        "name",
-        "on",
-        "policy",
-        "severity",
-        "tools",
-    )
+        "agents", "bounded", "condition", "deferred", "fits_agent", "fits_tool", "name", "on", "policy",
+        "severity", "tools",
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -64,9 +64,12 @@ def _options(factory: Callable[..., Any]) -> dict[str, Any]:
         schema = _of_hint(hints.get(name, Any))
         if schema is None:
             continue  # a file cannot hold it
-        known[name] = schema
-        if parameter.default is parameter.empty:
+        if name in getattr(factory, "required_in_files", ()):
+            schema = next(choice for choice in schema["anyOf"] if choice != {"type": "null"})
             needed.append(name)
+        elif parameter.default is parameter.empty:
+            needed.append(name)
+        known[name] = schema
     options: dict[str, Any] = {"type": "object" if needed else ["object", "null"], "additionalProperties": False}
     options["properties"] = known
     if not needed:

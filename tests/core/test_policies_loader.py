@@ -12,7 +12,7 @@ import yaml
 from lgov_core.errors import PolicyFileError
 from lgov_core.policies import BUILTIN_POLICIES, PolicySet, ReloadingPolicySet, load_policies, load_policy_file
 from lgov_core.policies.loader import fresh_policies
-from lgov_core.policies.sql.policy import sql_rule
+from lgov_core.policies.sql.policy import SQLPolicy
 from lgov_core.types import Action, Decision, Effect, Point, Severity
 
 GOOD = """\
@@ -196,7 +196,7 @@ def test_the_registry_can_be_widened(tmp_path: Path) -> None:
     assert not judges.bounded
     with pytest.raises(PolicyFileError, match=r":5: policy echo cannot be made: RuntimeError: x is bad"):
         load_policy_file(write(tmp_path, text.replace("hi", "bad")), registry=registry)
-    assert BUILTIN_POLICIES["sql"] is sql_rule
+    assert BUILTIN_POLICIES["sql"] is SQLPolicy
     with pytest.raises(TypeError):
         BUILTIN_POLICIES["echo"] = Echo  # type: ignore[index]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final
 
+from lgov_core._util.bounded import BoundedDict
 from lgov_core._util.sqlite_file import keep_quiet_across_fork
 from lgov_core.errors import PolicyError
 from lgov_core.types import Action, Decision, ModelCallFailed, ToolOutcome
@@ -102,7 +102,7 @@ class Judgements(SharedState):
 
     def __init__(self) -> None:
         super().__init__()
-        self._going_on: OrderedDict[tuple[str, str], Any] = OrderedDict()
+        self._going_on: BoundedDict[tuple[str, str], Any] = BoundedDict(MAX_JUDGEMENTS)
 
     def begin(self, action: Action) -> bool:
         """Whether this is the first time that this judgement is seen."""
@@ -115,9 +115,7 @@ class Judgements(SharedState):
         key = (action.point.value, action.operation_id)
         with self._lock:
             first = key not in self._going_on
-            self._going_on[key] = note
-            if len(self._going_on) > MAX_JUDGEMENTS:
-                self._going_on.popitem(last=False)
+            self._going_on.put(key, note)
             return first
 
     def note(self, action: Action) -> Any:
@@ -132,4 +130,4 @@ class Judgements(SharedState):
         if action.operation_id is None:
             return None
         with self._lock:
-            return self._going_on.pop((action.point.value, action.operation_id), None)
+            return self._going_on.pop((action.point.value, action.operation_id))

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Literal, Protocol
+from typing import Any, ClassVar, Final, Literal
 
 from lgov_core.errors import PolicyError
 from lgov_core.policies.base import BoundedPolicy
@@ -24,14 +24,6 @@ PER: Final = ("rollout", "attempt", "session", "agent", "global")
 
 #: Kept with a judgement for which something was set aside.
 _RESERVED: Final = "reserved"
-
-
-class Clock(Protocol):
-    """Seconds since some moment; never goes back."""
-
-    def __call__(self) -> float:
-        """The time now."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +89,7 @@ class CostControlPolicy(BoundedPolicy):
         bytes_per_token: float = 1.0,
         ledger: str | os.PathLike[str] | None = None,
         max_budgets: int = 100_000,
-        clock: Clock | None = None,
+        clock: Callable[[], float] | None = None,
         name: str = "CostControlPolicy",
     ) -> None:
         self.name = name

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Final
 
+from lgov_core._util.bounded import BoundedDict
 from lgov_core.errors import PolicyError
 from lgov_core.policies.approvals.canonical import NotCanonical, fingerprint
 from lgov_core.policies.base import BoundedPolicy
@@ -155,27 +155,23 @@ class _Histories(SharedState):
 
     def __init__(self) -> None:
         super().__init__()
-        self._by_key: OrderedDict[str, _History] = OrderedDict()
+        self._by_key: BoundedDict[str, _History] = BoundedDict(MAX_ROLLOUTS)
 
     @contextmanager
     def of(self, key: str) -> Generator[_History]:
         """The history of one rollout, exclusive for as long as the block lasts."""
         with self._lock:
-            history = self._by_key.get(key)
-            if history is None:
-                history = self._by_key[key] = _History()
-                if len(self._by_key) > MAX_ROLLOUTS:
-                    self._by_key.popitem(last=False)
-            self._by_key.move_to_end(key)
+            history = self._by_key.get(key) or _History()
+            self._by_key.put(key, history)
             yield history
 
     def drop(self, key: str) -> None:
         with self._lock:
-            self._by_key.pop(key, None)
+            self._by_key.pop(key)
 
     def clear(self) -> None:
         with self._lock:
-            self._by_key.clear()
+            self._by_key = BoundedDict(MAX_ROLLOUTS)
 
 
 def _whose(action: Action) -> str:

@@ -71,10 +71,7 @@ def compile_cel(text: str) -> Callable[[Action], object]:
 
 def _data(action: Action) -> dict[str, Any]:
     """The action as CEL sees it. What is None is left out, so that asking for it is an error."""
-    data: dict[str, Any] = {
-        "arguments": _value(action.arguments, 0),
-        "context": _value(action.context, 0),
-    }
+    data: dict[str, Any] = {"arguments": _value(action.arguments, 0), "context": _value(action.context, 0)}
     for name in _TEXTS:
         value = getattr(action, name)
         if value is not None:

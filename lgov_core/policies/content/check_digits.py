@@ -9,23 +9,11 @@ import hashlib
 from collections.abc import Callable
 from typing import Final
 
-_LENGTHS = (
-    "AD:24 AE:23 AL:28 AT:20 AZ:28 BA:20 BE:16 BG:22 BH:22 BI:27 BR:29 BY:28 CH:21 CR:22 CY:28 CZ:24 DE:22 DJ:27"
-    " DK:18 DO:28 EE:20 EG:29 ES:24 FI:18 FK:18 FO:18 FR:27 GB:22 GE:22 GI:23 GL:18 GR:27 GT:28 HR:21 HU:28 IE:22"
-    " IL:23 IQ:23 IS:26 IT:27 JO:30 KW:30 KZ:20 LB:28 LC:32 LI:21 LT:20 LU:20 LV:21 LY:25 MC:27 MD:24 ME:22 MK:19"
-    " MN:20 MR:27 MT:31 MU:30 NI:28 NL:18 NO:15 OM:23 PK:24 PL:28 PS:29 PT:25 QA:29 RO:24 RS:22 RU:33 SA:24 SC:31"
-    " SD:18 SE:24 SI:19 SK:24 SM:27 SO:23 ST:25 SV:28 TL:23 TN:24 TR:26 UA:29 VA:22 VG:24 XK:20 YE:30"
-)
-_IBAN_LENGTHS: Final = {pair[:2]: int(pair[3:]) for pair in _LENGTHS.split()}
+from lgov_core.policies.data import DataFile
+
+_DATA: Final = DataFile("lgov_core.policies.content", "pii.yaml")
 _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _BECH32 = "qpzry9x8gf2tvdw0s3jn54khce6mua7l"
-_VERHOEFF_MULTIPLY = (
-    "0123456789", "1234067895", "2340178956", "3401289567", "4012395678", "5987604321", "6598710432", "7659821043",
-    "8765932104", "9876543210",
-)  # fmt: skip
-_VERHOEFF_PERMUTE = (
-    "0123456789", "1576283094", "5803796142", "8916043527", "9453126870", "4286573901", "2793806415", "7046913258",
-)  # fmt: skip
 _CF_ODD_OF_DIGIT = (1, 0, 5, 7, 9, 13, 15, 17, 19, 21)
 _CF_ODD_OF_LETTER = (1, 0, 5, 7, 9, 13, 15, 17, 19, 21, 2, 4, 18, 20, 11, 3, 6, 8, 12, 14, 16, 10, 22, 25, 24, 23)
 _CF_ODD = dict(zip("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ", _CF_ODD_OF_DIGIT + _CF_ODD_OF_LETTER, strict=True))
@@ -62,7 +50,7 @@ def payment_card(digits: str) -> bool:
 
 def iban(value: str) -> bool:
     """An account number with its country's length and the check mod 97."""
-    if _IBAN_LENGTHS.get(value[:2]) != len(value) or not value.isalnum() or not value.isascii():
+    if _DATA.content["iban_lengths"].get(value[:2]) != len(value) or not value.isalnum() or not value.isascii():
         return False
     return int("".join(str(int(c, 36)) for c in value[4:] + value[:4])) % 97 == 1
 
@@ -135,9 +123,10 @@ def br_cpf(digits: str) -> bool:
 
 def in_aadhaar(digits: str) -> bool:
     """An Indian identity number: 12 digits with a Verhoeff check."""
+    multiply, permute = _DATA.content["verhoeff_multiply"], _DATA.content["verhoeff_permute"]
     check = 0
     for at, digit in enumerate(reversed(digits)):
-        check = int(_VERHOEFF_MULTIPLY[check][int(_VERHOEFF_PERMUTE[at % 8][int(digit)])])
+        check = int(multiply[check][int(permute[at % 8][int(digit)])])
     return check == 0 and digits[0] not in "01"
 
 

@@ -48,18 +48,20 @@ class ContentPolicy(BoundedPolicy):
     )
     #: What begins the rule of a denial, and what such a thing is called in a reason.
     slug: ClassVar[str] = "content"
+    usual_name: ClassVar[str] = "content"
     noun: ClassVar[str] = "content"
     severity: ClassVar[Severity] = Severity.HIGH
 
     def __init__(
         self,
         *,
-        action: ContentAction,
-        kinds: Sequence[str] | None,
-        allow: Sequence[str],
-        max_characters: int,
-        name: str,
+        action: ContentAction = "deny",
+        kinds: Sequence[str] | None = None,
+        allow: Sequence[str] = (),
+        max_characters: int = MAX_CHARACTERS,
+        name: str = "",
     ) -> None:
+        name = name or self.usual_name
         if action not in get_args(ContentAction):
             raise PolicyError(f"{name}: action is {action!r}", hint="write action: deny or action: redact")
         known = self.known_kinds()

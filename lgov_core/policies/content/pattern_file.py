@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
-from importlib.resources import files
 from typing import Any, Final
 
 from lgov_core.policies.content.findings import Check, Pattern
+from lgov_core.policies.data import DataFile
 
 #: A value given to a name: ``name = value``, ``"name": "value"``, ``--name value``, ``name: value``. The name is found by its
 #: last word; what follows it is anchored there, so nothing is tried twice.
@@ -22,19 +22,13 @@ _BODY: Final = r"(?<![A-Za-z0-9])(?:%s)(?![A-Za-z0-9])"
 @cache
 def load_patterns(file: str, check_of: Callable[[Mapping[str, Any]], Check | None]) -> tuple[Pattern, ...]:
     """The patterns of a file beside this module, read once; ``check_of`` gives the check of a row."""
-    import yaml
-
-    content = yaml.safe_load(files("lgov_core.policies.content").joinpath(file).read_text(encoding="utf-8"))
-    fragments: Mapping[str, str] = content["fragments"]
-
-    def written_out(text: str) -> str:
-        return re.sub(r"<<(\w+)>>", lambda name: fragments[name[1]], text)
-
+    data = DataFile("lgov_core.policies.content", file)
     found: list[Pattern] = []
-    for row in content["patterns"]:
+    for row in data.content["patterns"]:
         if "regex" in row:
-            regex = written_out(row["regex"])
+            regex = data.written_out(row["regex"])
         else:
-            regex = _BODY % written_out(row["body"]) if "body" in row else _NAMED_VALUE % written_out(row["names"])
+            body = data.written_out(row.get("body") or row["names"])
+            regex = (_BODY if "body" in row else _NAMED_VALUE) % body
         found.append(Pattern(row["kind"], re.compile(regex), tuple(row.get("hints", ())), check_of(row)))
     return tuple(found)

@@ -13,34 +13,13 @@ from typing import Any, Final
 
 from lgov_core.policies.content.check_digits import base58_checked
 from lgov_core.policies.content.findings import Check, left_of
+from lgov_core.policies.data import DataFile
 
-_PLACEHOLDER_WORD = re.compile(
-    r"example|placeholder|redacted|changeme|change[_-]me|replace|insert|dummy|your|my[_-]|xxxx|\*\*\*|\.\.\.|<|>|todo"
-    r"|not[_-]?set|undefined|fake|sample",
-    re.IGNORECASE,
-)
-#: Within a key of a known format only what no generator would produce counts: AWS's own example key ends in EXAMPLE.
-_PLACEHOLDER_IN_KEY = re.compile(
-    r"example|placeholder|redacted|changeme|your|replace|insert|dummy|xxxx|X{6}|EXAMPLE|0{12}|1234567890abcdef1234"
-)
-_REFERENCE = re.compile(
-    r"[$%@{(\[<]|(?:os|process|config|settings|self|env|environ|secrets|vault|args|request|ctx|context|app|vars?|data)\b[.\[(]"
-    r"|[A-Za-z_]+(?:\.[A-Za-z_]+)+\(?|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+[(\[]|[A-Za-z_][A-Za-z0-9_]*[(\[]"
-)
-#: A tag of YAML: the value stands elsewhere (``!vault |``, ``!Ref DbPassword``).
-_TAG = re.compile(r"![A-Za-z]{2,24}")
-#: The next field of a form or a query.
-_NEXT_FIELD = re.compile(r"&(?:amp;)?[A-Za-z][\w.-]*=")
+_DATA: Final = DataFile("lgov_core.policies.content", "secrets.yaml")
+_re = _DATA.pattern
+
 _DIGIT = re.compile(r"\d")
 _LETTER = re.compile(r"[^\W\d_]")
-_FILE = re.compile(r"\.(?:pem|key|crt|cer|p12|json|ya?ml|toml|txt|env|pub|py|js|ts)$", re.IGNORECASE)
-_NEXT_NAME = re.compile(r"(?:[A-Z][A-Z0-9_]*|[a-z][a-z0-9_.-]*)[ \t]?(?:=(?!=)|:(?:\s|\Z))")
-_NO_VALUE_WORDS = (
-    "string str text none null nil true false required optional invalid incorrect wrong expired missing hidden masked"
-    " password passwd pwd passphrase secret token apikey key value default empty encrypted hashed input field bytes"
-    " credential credentials reset forgotten protected policy manager prompt login username user admin visible"
-)
-_NO_VALUE = frozenset(_NO_VALUE_WORDS.split())
 #: A key of a kind that machines make has at least this many bits a character; English words have about 2.5 to 3.
 MIN_BITS = 3.0
 MIN_KEY = 12
@@ -56,10 +35,10 @@ def is_placeholder(value: str) -> bool:
     """Whether ``value`` stands for a secret that is not there."""
     return (
         len(set(value.lower())) <= 2
-        or _REFERENCE.match(value) is not None
-        or _TAG.fullmatch(value) is not None
-        or _PLACEHOLDER_WORD.search(value) is not None
-        or value.lower().strip("_-.!") in _NO_VALUE
+        or _re("reference").match(value) is not None
+        or _re("tag").fullmatch(value) is not None
+        or _re("placeholder_word").search(value) is not None
+        or value.lower().strip("_-.!") in _DATA.words("no_value")
     )
 
 
@@ -69,7 +48,7 @@ def not_a_placeholder(text: str, start: int, end: int) -> int | None:
     tail = value[value.find("_", 2) + 1 :]
     if "_" not in value[2:] or 2 * len(tail) < len(value):  # an underscore late in a key is one of its characters
         tail = value[4:]
-    if len(set(tail)) <= 3 or _PLACEHOLDER_IN_KEY.search(value) is not None:
+    if len(set(tail)) <= 3 or _re("placeholder_in_key").search(value) is not None:
         return None
     return end
 
@@ -87,7 +66,7 @@ def machine_key(text: str, start: int, end: int) -> int | None:
     value = text[start:end].rstrip(".,;:!?)]}'\"`")
     if len(value) < MIN_KEY or is_placeholder(value):
         return None
-    if _FILE.search(value) is not None:
+    if _re("file").search(value) is not None:
         return None
     mixed = _DIGIT.search(value) is not None and _LETTER.search(value) is not None
     cased = (
@@ -101,7 +80,7 @@ def machine_key(text: str, start: int, end: int) -> int | None:
 
 def password(text: str, start: int, end: int) -> int | None:
     """The value given to something called a password: quoted, or mixed as passwords are."""
-    value = _NEXT_FIELD.split(text[start:end], maxsplit=1)[0].rstrip(".,;:)]}'\"`")
+    value = _re("next_field").split(text[start:end], maxsplit=1)[0].rstrip(".,;:)]}'\"`")
     if len(value) < MIN_PASSWORD or is_placeholder(value):
         return None
     quoted = start > 0 and text[start - 1] in "\"'" and end < len(text) and text[end] == text[start - 1]
@@ -122,7 +101,7 @@ def _named_value(check: Check, text: str, start: int, end: int) -> int | None:
     """What ``check`` makes of a value given to a name, unless the name was given none: the next line names the next."""
     before = left_of(text, start, 8)
     gap = before[len(before.rstrip()) :]
-    if ("\n" in gap or len(gap) > 1) and _NEXT_NAME.match(text, start) is not None:
+    if ("\n" in gap or len(gap) > 1) and _re("next_name").match(text, start) is not None:
         return None
     return check(text, start, end)
 
@@ -140,18 +119,9 @@ def url_password(text: str, start: int, end: int) -> int | None:
     value = text[start:end]
     user = re.search(r"//([^\s:/@]*):$", left_of(text, start, 80))
     name = user.group(1).lower() if user else ""
-    generic = name in ("user", "username", "usr", "name", "login") and value.lower() in (
-        "password",
-        "pass",
-        "pwd",
-        "passwd",
-        "secret",
-    )
-    return (
-        None
-        if generic or len(set(value)) <= 2 or _REFERENCE.match(value) or "xxxx" in value.lower() or "***" in value
-        else end
-    )
+    generic = name in _DATA.words("any_user") and value.lower() in _DATA.words("any_password")
+    hidden = len(set(value)) <= 2 or "xxxx" in value.lower() or "***" in value
+    return None if generic or hidden or _re("reference").match(value) else end
 
 
 def basic_credentials(text: str, start: int, end: int) -> int | None:
@@ -172,23 +142,14 @@ def bearer_token(text: str, start: int, end: int) -> int | None:
     return end
 
 
-#: Programs that are given a password as an option of one letter, up to where it stands.
-_OPTION = re.compile(
-    r"(?<![\w-])(?:(?:mysql(?:dump|admin|import|sh)?|mariadb(?:-dump|-admin)?|7z[ar]?)\s(?:[^\n|;&]*\s)?-p"
-    r"|redis-cli\s(?:[^\n|;&]*\s)?-a\s?|ldap[a-z]{3,8}\s(?:[^\n|;&]*\s)?-w\s?|(?:un)?zip\s(?:[^\n|;&]*\s)?-P\s?"
-    r"|smbclient\s(?:[^\n|;&]*\s)?-U\s?[^\s%]+%|openssl\s[^\n|;&]*\s-pass(?:in|out)?\spass:)[\"']?$"
-)
-_COOKIE = re.compile(r"(?<![A-Za-z])cookie[\"']?(?:\s{0,2}[:=]|\s)", re.IGNORECASE)
-
-
 def option_password(text: str, start: int, end: int) -> int | None:
     """The password in ``mysql -psecret`` and its like."""
-    return password(text, start, end) if _OPTION.search(left_of(text, start)) is not None else None
+    return password(text, start, end) if _re("option").search(left_of(text, start)) is not None else None
 
 
 def session_cookie(text: str, start: int, end: int) -> int | None:
     """The value of a cookie that is called like a session."""
-    return machine_key(text, start, end) if _COOKIE.search(left_of(text, start)) is not None else None
+    return machine_key(text, start, end) if _re("cookie").search(left_of(text, start)) is not None else None
 
 
 def wallet_key(text: str, start: int, end: int) -> int | None:

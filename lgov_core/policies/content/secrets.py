@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
-from lgov_core.policies.content.content import MAX_CHARACTERS, ContentAction, ContentPolicy
+from lgov_core.policies.content.content import ContentPolicy
 from lgov_core.policies.content.findings import Pattern
 from lgov_core.policies.content.pattern_file import load_patterns
 from lgov_core.types import Severity
@@ -22,19 +21,9 @@ class SecretsPolicy(ContentPolicy):
     """
 
     slug: ClassVar[str] = "secret"
+    usual_name: ClassVar[str] = "secrets"
     noun: ClassVar[str] = "a secret"
     severity: ClassVar[Severity] = Severity.CRITICAL
-
-    def __init__(
-        self,
-        *,
-        action: ContentAction = "deny",
-        kinds: Sequence[str] | None = None,
-        allow: Sequence[str] = (),
-        max_characters: int = MAX_CHARACTERS,
-        name: str = "secrets",
-    ) -> None:
-        super().__init__(action=action, kinds=kinds, allow=allow, max_characters=max_characters, name=name)
 
     @classmethod
     def patterns(cls) -> tuple[Pattern, ...]:

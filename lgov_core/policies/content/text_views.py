@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import html
 import re
 import unicodedata
 from bisect import bisect_right
@@ -28,19 +29,6 @@ _ESCAPE = re.compile(
     r"%[0-9A-Fa-f]{2}|\\u[0-9A-Fa-f]{4}|\\x[0-9A-Fa-f]{2}"
     r"|&#(?:[xX][0-9A-Fa-f]{1,6}|[0-9]{1,7});|&(?:amp|quot|apos|lt|gt|commat|colon|period|lowbar|equals|sol);"
 )
-_ENTITIES = {
-    "amp": "&",
-    "quot": '"',
-    "apos": "'",
-    "lt": "<",
-    "gt": ">",
-    "commat": "@",
-    "colon": ":",
-    "period": ".",
-    "lowbar": "_",
-    "equals": "=",
-    "sol": "/",
-}
 #: A shorter run of digits holds no text that matters.
 MIN_RUN = 16
 _BASE64_RUN = re.compile(r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{16,}={0,2}")
@@ -70,13 +58,8 @@ class View:
         there, length, copied = self.pieces[at]
         if copied:
             return self.places[at] + min(original - there, length)
-        return (
-            self.places[at]
-            if original == there
-            else self.places[at + 1]
-            if at + 1 < len(self.places)
-            else len(self.text)
-        )
+        following = self.places[at + 1] if at + 1 < len(self.places) else len(self.text)
+        return self.places[at] if original == there else following
 
     def _there(self, position: int) -> tuple[int, int]:
         at = bisect_right(self.places, position) - 1
@@ -149,12 +132,8 @@ def unescaped_view(text: str) -> View | None:
 
 def _character(match: re.Match[str]) -> str:
     escape = match.group()
-    if escape.startswith("&#"):
-        digits = escape[2:-1]
-        code = int(digits[1:], 16) if digits[0] in "xX" else int(digits)
-        return chr(code) if code <= 0x10FFFF else "\ufffd"
     if escape.startswith("&"):
-        return _ENTITIES[escape[1:-1]]
+        return html.unescape(escape)
     return chr(int(escape.lstrip("%\\ux"), 16)) if escape[0] == "%" else chr(int(escape[2:], 16))
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any, ClassVar, Final
 
+from lgov_core._util.bounded import BoundedDict
 from lgov_core.errors import PolicyError
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.content.text_views import INVISIBLE
-from lgov_core.policies.options import string_tuple
+from lgov_core.policies.options import positive_integer, string_tuple
 from lgov_core.policies.provenance.text import addresses
 from lgov_core.policies.provenance.values import KINDS, Address, covers
 from lgov_core.types import Action, Decision, Point
@@ -23,6 +24,8 @@ MAX_TEXT: Final = 200_000
 MAX_SAID: Final = 2_000
 #: Characters of what the user said that are kept, for arguments that must have been said as a whole.
 MAX_WORDS: Final = 20_000
+#: Texts of one conversation that are known to be repetitions.
+MAX_TEXTS: Final = 512
 MAX_DEPTH: Final = 32
 #: Characters of the name of an argument.
 MAX_NAME: Final = 1_000
@@ -40,15 +43,13 @@ class _Said:
         self.addresses: set[Address] = set()
         self.words: deque[str] = deque()
         self.length = 0
-        self.texts: OrderedDict[int, None] = OrderedDict()
+        self.texts: BoundedDict[int, bool] = BoundedDict(MAX_TEXTS)
 
     def add(self, text: str) -> None:
         mark = hash(text)
         if mark in self.texts:
             return
-        self.texts[mark] = None
-        if len(self.texts) > 512:
-            self.texts.popitem(last=False)
+        self.texts.put(mark, True)
         for address in addresses(text[:MAX_TEXT]):
             if len(self.addresses) < MAX_SAID:
                 self.addresses.add(address)
@@ -106,11 +107,9 @@ class ProvenancePolicy(BoundedPolicy):
         self._named = frozenset(address for entry in plain for address in addresses(entry))
         if not isinstance(messages, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise PolicyError(f"{name}: messages is {messages!r}", hint="write messages: true or messages: false")
-        if isinstance(conversations, bool) or not isinstance(conversations, int) or conversations < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise PolicyError(f"{name}: conversations is {conversations!r}", hint="write a whole number above 0")
         self.messages = messages
-        self.conversations = conversations
-        self._said: OrderedDict[tuple[str, str], _Said] = OrderedDict()
+        self.conversations = positive_integer(name, "conversations", conversations)
+        self._said: BoundedDict[tuple[str, str], _Said] = BoundedDict(conversations)
         self._lock = threading.Lock()
         self._given = lru_cache(maxsize=64)(_said_in)  # the same text comes with every call of a conversation
 
@@ -189,33 +188,24 @@ class ProvenancePolicy(BoundedPolicy):
             return
         with self._lock:
             for key in keys:
-                said = self._said.get(key)
-                if said is None:
-                    said = self._said[key] = _Said()
-                self._said.move_to_end(key)
+                said = self._said.get(key) or _Said()
+                self._said.put(key, said)
                 for text in texts:
                     said.add(text)
-            while len(self._said) > self.conversations:
-                self._said.popitem(last=False)
 
     def _known(self, action: Action) -> list[_Said]:
         """What is known of what the user said; copies, so that it may be read while others add to it."""
         known: list[_Said] = []
         given = action.context.get("user_text")
-        texts = (
-            [given]
-            if isinstance(given, str)
-            else [t for t in given if isinstance(t, str)]
-            if isinstance(given, list | tuple)
-            else []
-        )
+        several: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
+        texts = [text for text in several if isinstance(text, str)]
         if texts:
             known.append(self._given(tuple(texts)))
         with self._lock:
             for key in _keys(action):
                 said = self._said.get(key)
                 if said is not None:
-                    self._said.move_to_end(key)
+                    self._said.put(key, said)
                     copy = _Said()
                     copy.addresses, copy.words = set(said.addresses), deque(said.words)
                     known.append(copy)

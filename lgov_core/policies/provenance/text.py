@@ -9,6 +9,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from lgov_core.policies.content.text_views import INVISIBLE
+from lgov_core.policies.data import DataFile
 from lgov_core.policies.provenance.values import (
     WALLET,
     Address,
@@ -19,99 +20,9 @@ from lgov_core.policies.provenance.values import (
     url_address,
 )
 
-_LOCAL = r"(?:(?<![\w.%+-])[\w.%+-][\w.%+'-]{0,63}|\"\w[\w.%+' -]{0,63}\")"
-#: What stands behind another at sign belongs to the address: it is the host that counts.
-_EMAIL = re.compile(
-    rf"{_LOCAL}@(?:\[[^\]\s]{{1,64}}\]|[^\W_][\w-]{{0,62}}(?:(?:\.[\w-]{{1,63}}){{1,8}}|(?:\u3002[a-zA-Z0-9-]{{1,63}}){{1,8}}))"
-    r"(?:@[\w.:\[\]-]{1,255}){0,4}"
-)
-#: A host without a dot, where an address is expected.
-_LOCAL_EMAIL = re.compile(rf"{_LOCAL}@[^\W_][\w-]{{0,62}}(?![\w.@\u3002-])")
-_MENTION = re.compile(r"(?<![^\s,;(])@\w[\w-]{0,63}(?![^\s,;)])")
-#: The last word of the name of an argument that holds e-mail addresses.
-_EMAIL_WORDS = frozenset(
-    (
-        *("to", "cc", "bcc", "from", "sender", "replyto", "recipient", "recipients", "rcpt", "addressee", "addressees"),
-        *("attendee", "attendees", "participant", "participants", "invitee", "invitees", "guest", "guests"),
-        *("email", "emails", "mail", "mails", "address", "addresses"),
-    )
-)
-#: A package and its version, ``react@18.2.0`` or ``checkout@v4.1``: no host ends in a number, and addresses have four.
-_VERSIONED = re.compile(r"[^@]+@(?!(?:\d{1,3}\.){3}\d{1,3}\.?$)v?\d[\w.-]*\.\d+\.?")
-_NAME_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
-#: What a mail program may take for an address although it has no plain form: an at sign that is left, an encoded word.
-_LEFT_OVER = re.compile(r"@|%40|&#(?:64|x40);|=\?[^?\s]{1,40}\?[bq]\?", re.IGNORECASE)
-_URL = re.compile(r"(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]{1,20}:[/\\]{1,3}[^\s<>\"'`|{}]{1,2048}")
-_SCHEME = re.compile(
-    r"(?<![A-Za-z0-9+.-])(?:javascript|mailto|data|vbscript|tel|sms|magnet|blob):[^\s<>\"'`]{1,512}", re.IGNORECASE
-)
-#: What stands behind the recipient in such a link: further recipients, a text.
-_LINK_FIELDS = re.compile(
-    r"((?<![A-Za-z0-9+.-])(?:mailto|tel|sms):[^\s<>\"'`?]{0,512})\?([^\s<>\"'`]{1,2048})", re.IGNORECASE
-)
-_NETWORK = re.compile(r"(?<![\w:/\\])[/\\]{2}[\w.-]{1,253}[/\\][^\s<>\"'`|]{0,512}")
+_DATA: Final = DataFile("lgov_core.policies.provenance", "addresses.yaml")
+_re = _DATA.pattern
 _SLASHES = "/\\"
-#: A value that is a host behind two slashes: an address without its scheme.
-_HOST_ALONE = re.compile(r"[/\\]{2,}[\w.-]{1,253}(?::\d{1,5})?")
-#: A host without a scheme: www., a port, a path after it, or an ending that is hardly ever one of a file.
-_HOST = re.compile(
-    r"(?<![\w@./\\:%-])((?:[^\W_](?:[\w-]{0,61}[^\W_])?\.){1,8}[^\W\d_]{2,24}|\d{1,3}(?:\.\d{1,3}){3})(:\d{1,5})?([/?#][^\s<>\"'`]{0,2048})?(?![\w@-])"
-)
-_ENDING_WORDS = (
-    "com net org io co dev app ai edu gov mil int info biz xyz online site tech top shop store cloud page link click me tv cc"
-    " gg us uk de fr es it nl be ch at se no dk fi pl cz pt gr ie eu ru ua cn jp kr in au nz ca br mx ar cl za tr il ir sa ae"
-    " sg hk tw id my th vn ph su to ws ly fm ml tk ga cf gq pw icu live news blog wiki space website fun club vip work world"
-    " today agency email network systems host press pro name mobi travel museum bank onion zip mov"
-)
-_ENDINGS = frozenset(_ENDING_WORDS.split())
-#: Of those, the ones that a file name, or the first word of the next sentence, may end in.
-_FILE_LIKE = frozenset(
-    [
-        "zip",
-        "mov",
-        "pl",
-        "ai",
-        "app",
-        "page",
-        "name",
-        "id",
-        "in",
-        "to",
-        "no",
-        "it",
-        "is",
-        "me",
-        "my",
-        "be",
-        "at",
-        "so",
-        "pub",
-        "press",
-    ]
-)
-_PATH = re.compile(
-    r"(?<![\w:/\\.~%<])(?:[A-Za-z]:[\\/]|~[\w.-]{0,32}[\\/]|\.{1,2}[\\/]|[\\/](?=[\w.~-]))[^\s<>\"'`|*?;,(){}\[\]]{1,1024}"
-    # a folder has blanks or dots in its name: "a.csv and b/c.csv" are two files
-    r"|(?<![\w:/\\.~%-])[\w.-]{1,128}(?:[\\/](?:[\w.-]{0,127}[\w-]|[\w-]{1,64}(?: [\w-]{1,64}){1,8})){0,16}"
-    r"[\\/][\w-]{1,64}(?:\.[\w-]{1,32}){0,4}\.[A-Za-z0-9]{1,6}(?!\.?[\w/\\])"
-)
-#: The user may name a folder in any way, and two in a row: ``from src/old to src/new/a.py``.
-_SAID_FOLDER = re.compile(r"(?<![\w:/\\.~%-])[\w.-]{1,128}(?:[\\/][\w.-]{1,128}){1,16}[\\/]?")
-#: In groups, each after the bank's holds a digit, so that the words after the number are not taken for a part of it.
-_IBAN_LIKE = re.compile(
-    r"(?<![A-Za-z0-9])[A-Za-z]{2}\d{2}"
-    r"(?:[A-Za-z0-9]{10,30}|[ -]?[A-Za-z0-9]{4}(?:[ -]?(?=[A-Za-z]{0,3}\d)[A-Za-z0-9]{1,4}){2,8})(?![A-Za-z0-9])"
-)
-_DIGITS = re.compile(r"(?<![\w.+-])\d(?:[ -]?\d){5,33}(?![\w.])")
-_PHONE = re.compile(r"(?<![\w.+])(?:\+|00)\(?[1-9](?:[ ().-]{0,2}\d){7,14}(?!\d)")
-_LOCAL_PHONE = re.compile(r"(?<![\w.+-])\(?\d{2,5}\)?(?:[ .-]\d{2,4}){2,4}(?![\w.-])")
-
-_ACCOUNT_NAME = re.compile(
-    r"account|acct|iban|recipient|payee|beneficiary|wallet|card|routing|creditor|destination|^to$", re.IGNORECASE
-)
-_PHONE_NAME = re.compile(r"phone|mobile|cell|sms|whats|tel|msisdn|recipient|caller|callee|^to$|number$", re.IGNORECASE)
-_PATH_NAME = re.compile(r"(?:path|file|files|dir|directory|folder|cwd|filename|^src|^dst)$|file_?name", re.IGNORECASE)
-_NEXT_SENTENCE = re.compile(r"(?<=[a-z]{2})\.[A-Z][a-z]*$")
 _TRAILING = ".,;:!?)]}'\"*_»›”’"
 
 #: Stands for the name of an argument where any number may be an account or a phone: in what the user said.
@@ -141,37 +52,39 @@ class _Reading:
         self.found: list[Address] = []
 
     def addresses(self) -> list[Address]:
-        if _HOST_ALONE.fullmatch(self.text.strip()) is not None:
+        if _re("host_alone").fullmatch(self.text.strip()) is not None:
             self.text = f"https://{self.text.strip().lstrip(_SLASHES)}"
-        self.text = _LINK_FIELDS.sub(_apart, self.text)
-        for pattern in (_URL, _SCHEME, _NETWORK):
+        self.text = _re("link_fields").sub(_apart, self.text)
+        for pattern in (_re("url"), _re("scheme"), _re("network")):
             self.take(pattern, lambda part: url_address(part.rstrip(_TRAILING)))
         expected = not self.said and _holds_email(self.argument)
         self.take(
-            _EMAIL,
+            _re("email"),
             lambda part: (
-                Address("email", email_form(part.rstrip("."))) if expected or not _VERSIONED.fullmatch(part) else None
+                Address("email", email_form(part.rstrip(".")))
+                if expected or not _re("versioned").fullmatch(part)
+                else None
             ),
         )
         if self.said or expected:
-            self.take(_LOCAL_EMAIL, lambda part: Address("email", email_form(part)))
-        if expected and _LEFT_OVER.search(_MENTION.sub("", self.text)):
+            self.take(_re("local_email"), lambda part: Address("email", email_form(part)))
+        if expected and _re("left_over").search(_re("mention").sub("", self.text)):
             self.found.append(UNCLEAR)
         self.hosts()
-        self.take(_IBAN_LIKE, lambda part: _account(part, least=6), keep=self.said)
+        self.take(_re("iban_like"), lambda part: _account(part, least=6), keep=self.said)
         self.take(WALLET, lambda part: Address("account", account_form(part)), keep=self.said)
-        self.take(_PHONE, _phone, keep=self.said)
+        self.take(_re("phone"), _phone, keep=self.said)
         # What the user said may be an account as well as a phone number, so nothing is blanked there.
-        if _ACCOUNT_NAME.search(self.argument):
-            self.take(_DIGITS, lambda part: _account(part, least=6), keep=self.said)
-        if _PHONE_NAME.search(self.argument):
-            self.take(_LOCAL_PHONE, _phone, keep=self.said)
-            self.take(_DIGITS, _phone, keep=self.said)
+        if _re("account_name").search(self.argument):
+            self.take(_re("digits"), lambda part: _account(part, least=6), keep=self.said)
+        if _re("phone_name").search(self.argument):
+            self.take(_re("local_phone"), _phone, keep=self.said)
+            self.take(_re("digits"), _phone, keep=self.said)
         nothing_yet, whole = not self.found, self.text.strip()
-        self.take(_PATH, _path, keep=self.said)
+        self.take(_re("path"), _path, keep=self.said)
         if self.said:
-            self.take(_SAID_FOLDER, _path)
-        is_path = not self.said and _PATH_NAME.search(self.argument) is not None
+            self.take(_re("said_folder"), _path)
+        is_path = not self.said and _re("path_name").search(self.argument) is not None
         more = self.text.strip(" ,;\n") if self.found else whole  # beside paths, part of the name of a file
         if is_path and nothing_yet and more and "\n" not in whole and len(whole) <= 1024:
             self.found.append(Address("path", path_form(whole)))
@@ -197,11 +110,11 @@ class _Reading:
                 return match.group()
             host = match.group().rstrip(_TRAILING)
             if self.said:  # people forget the space after a full stop
-                host = _NEXT_SENTENCE.sub("", host)
+                host = _re("next_sentence").sub("", host)
             self.found.append(url_address(f"https://{host}"))
             return "\n" * len(match.group())
 
-        self.text = _HOST.sub(blanked, self.text)
+        self.text = _re("host").sub(blanked, self.text)
 
 
 def _apart(link: re.Match[str]) -> str:
@@ -210,8 +123,8 @@ def _apart(link: re.Match[str]) -> str:
 
 
 def _holds_email(argument: str) -> bool:
-    words = _NAME_WORD.findall(argument)
-    return bool(words) and words[-1].lower() in _EMAIL_WORDS
+    words = _re("name_word").findall(argument)
+    return bool(words) and words[-1].lower() in _DATA.words("email_arguments")
 
 
 def _account(part: str, *, least: int) -> Address | None:
@@ -234,9 +147,9 @@ def _is_host(match: re.Match[str], whole: str) -> bool:
     if host[0].isdigit() and re.fullmatch(r"[\d.]+", host):
         return bool(port or rest) or match.group() == whole
     ending = host.rpartition(".")[2]
-    if host.startswith("www.") or (ending in _ENDINGS and ending not in _FILE_LIKE):
+    if host.startswith("www.") or (ending in _DATA.words("endings") and ending not in _DATA.words("file_like_endings")):
         return True
-    return bool(port or rest) and (ending in _ENDINGS or not ending.isascii())
+    return bool(port or rest) and (ending in _DATA.words("endings") or not ending.isascii())
 
 
 def _is_date(text: str) -> bool:

@@ -8,22 +8,15 @@ changed and the statement denied.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from sqlglot import exp
+
+from lgov_core.policies.sql.text import Token
 
 _TOP = frozenset({"tsql", "fabric"})
 _FETCH = frozenset({"oracle"})
 #: Dialects in which no clause behind the query limits it, and where ``TOP`` is not written here: there it is a denial.
 _NO_LIMIT_CLAUSE = frozenset({"teradata"})
-
-
-class Token(Protocol):
-    """What is needed of the parser's tokens."""
-
-    text: str
-    start: int
-    end: int
 
 
 class NoLimit(Exception):

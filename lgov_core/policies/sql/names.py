@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
-from typing import Any
+from typing import Final
 
 from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import PolicyError
+from lgov_core.policies.data import DataFile
 
 #: Statements that only read, and those that guarded mode lets through after a closer look.
 READS = frozenset({"SELECT", "VALUES", "EXPLAIN"})
@@ -20,30 +20,9 @@ FILE_NAME = re.compile(r"[/\\]|:|\.(?:csv|tsv|json|jsonl|ndjson|parquet|orc|avro
 _SPARK = frozenset({"spark", "spark2", "databricks"})
 
 
-@cache
-def tables() -> Mapping[str, Any]:
-    """The content of ``names.yaml``, read once."""
-    import yaml
-
-    return yaml.safe_load(files("lgov_core.policies.sql").joinpath("names.yaml").read_text(encoding="utf-8"))
-
-
-@cache
-def words(table: str) -> frozenset[str]:
-    """A list of words of ``names.yaml``."""
-    return frozenset(tables()[table].split())
-
-
-@cache
-def pattern(table: str) -> re.Pattern[str]:
-    """A list of regular expressions of ``names.yaml``, as alternatives."""
-    return re.compile("|".join(tables()[table]))
-
-
-@cache
-def words_of(table: str, key: str) -> frozenset[str]:
-    """The words under ``key`` (a dialect, say) of a table in ``names.yaml``; none where it has no such key."""
-    return frozenset(str(tables()[table].get(key, "")).split())
+DATA: Final = DataFile("lgov_core.policies.sql", "names.yaml")
+#: Lists of words, and regular expressions, of ``names.yaml``.
+words, pattern = DATA.words, DATA.pattern
 
 
 @cache
@@ -55,17 +34,12 @@ def kinds() -> frozenset[str]:
 @cache
 def kind_of_class() -> Mapping[str, str]:
     """The kind of statement that a class of the parser stands for, by the name of the class."""
-    return {name: kind for kind, names in tables()["classes"].items() for name in names.split()}
+    return {name: kind for kind, names in DATA.content["classes"].items() for name in names.split()}
 
 
 @cache
 def _dangerous_somewhere() -> frozenset[str]:
-    return frozenset().union(*(words_of("dangerous_only_in", dialect) for dialect in tables()["dangerous_only_in"]))
-
-
-@cache
-def _harmless_forms(dialect: str) -> re.Pattern[str]:
-    return re.compile("|".join(tables()["function_forms"].get(dialect, [r"(?!)"])))
+    return frozenset().union(*(words("dangerous_only_in", dialect) for dialect in DATA.content["dangerous_only_in"]))
 
 
 def is_file(schema: str, table: str, dialect: str) -> bool:
@@ -82,7 +56,7 @@ def is_file(schema: str, table: str, dialect: str) -> bool:
 def is_dangerous(function: str, dialect: str) -> bool:
     """Whether ``function`` (lower case) must not be called in ``dialect``, whatever the mode."""
     if function in _dangerous_somewhere():
-        return function in words_of("dangerous_only_in", dialect)
+        return function in words("dangerous_only_in", dialect)
     return pattern("dangerous_functions").fullmatch(function) is not None
 
 
@@ -93,11 +67,10 @@ def is_dangerous_package(qualifier: str) -> bool:
 
 def is_harmless(function: str, dialect: str) -> bool:
     """Whether ``function`` (lower case), for which the parser has no class, is known to only compute."""
-    families = str(tables()["families"].get(dialect, dialect)).split()
-    return function in words_of("functions", "everywhere") or any(
-        function in words_of("functions", family) or _harmless_forms(family).fullmatch(function) is not None
-        for family in families
-    )
+    families = str(DATA.content["families"].get(dialect, dialect)).split()
+    if any(function in words("functions", family) for family in ("everywhere", *families)):
+        return True
+    return dialect == "clickhouse" and pattern("clickhouse_functions").fullmatch(function) is not None
 
 
 def is_catalog(schema: str, table: str, dialect: str) -> bool:
@@ -114,7 +87,7 @@ def is_catalog(schema: str, table: str, dialect: str) -> bool:
 
 def known_dialect(dialect: object) -> str:
     """The dialect's own name. Raises `PolicyError` with a suggestion."""
-    dialects, aliases = tables()["dialects"].split(), tables()["dialect_aliases"]
+    dialects, aliases = DATA.content["dialects"].split(), DATA.content["dialect_aliases"]
     if not isinstance(dialect, str) or dialect not in (*dialects, *aliases):
         hint = suggest_name(str(dialect).lower(), (*dialects, *aliases), f"write one of {', '.join(dialects)}")
         raise PolicyError(f"the SQL dialect {dialect!r} is unknown", hint=hint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from lgov_core.errors import PolicyError
 from lgov_core.policies.base import BoundedPolicy
@@ -65,6 +65,9 @@ class SQLPolicy(BoundedPolicy):
     fails closed. Raises `PolicyError` when made with a setting that has no meaning. The parser loads when a policy with a
     dialect is made, else with the first text.
     """
+
+    #: A policy file must give these, although Python need not.
+    required_in_files: ClassVar[tuple[str, ...]] = ("dialect",)
 
     def __init__(
         self,
@@ -161,33 +164,3 @@ class SQLPolicy(BoundedPolicy):
 
             reader = self._readers[dialect] = Reader(self._settings, dialect)
         return reader
-
-
-def sql_rule(
-    *,
-    dialect: str,
-    deny: Sequence[str] | None = None,
-    mode: Mode = "guarded",
-    argument: str | Sequence[str] = SQL_ARGUMENTS,
-    tools: Sequence[str] = ("*",),
-    tables: Sequence[str] | None = None,
-    columns: Sequence[str] = (),
-    functions: Sequence[str] = (),
-    max_rows: int | None = None,
-    name: str = "SQLPolicy",
-) -> SQLPolicy:
-    """`SQLPolicy` as a policy file makes it: there the dialect must be said, if only as ``from_tool``."""
-    if dialect is None:  # pyright: ignore[reportUnnecessaryComparison] - files hold anything
-        sql_names.known_dialect(dialect)
-    return SQLPolicy(
-        deny,
-        dialect=dialect,
-        mode=mode,
-        argument=argument,
-        tools=tools,
-        tables=tables,
-        columns=columns,
-        functions=functions,
-        max_rows=max_rows,
-        name=name,
-    )

@@ -25,7 +25,7 @@ from lgov_core.policies.sql.statements import (
     described,
     is_transaction,
 )
-from lgov_core.policies.sql.text import MYSQL_FAMILY, Lexicon, Statement, UnclearSQL, same_reading
+from lgov_core.policies.sql.text import MYSQL_FAMILY, Lexicon, Statement, same_reading
 from lgov_core.types import Severity
 
 _EXPLAIN = re.compile(
@@ -72,8 +72,8 @@ class Reader:
         """Checks one text, which may hold several statements. May raise RecursionError."""
         try:
             statements = self._lexicon.statements(text)
-        except UnclearSQL as unclear:
-            return ReadText(Refusal(unclear.rule, unclear.reason, Severity.MEDIUM, unread=unclear.refused))
+        except Refusal as refusal:
+            return ReadText(refusal)
         if not statements:
             return ReadText(Refusal("sql-unparsable", "There is no SQL in it; write one statement.", Severity.MEDIUM))
         gravest: Refusal | None = None

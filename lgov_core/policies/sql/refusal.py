@@ -58,6 +58,11 @@ def unparsable(what: str, *, unread: bool = False) -> Refusal:
     )
 
 
+def unclear(rule: str, reason: str, *, unread: bool = False) -> Refusal:
+    """For a text that servers may read differently; ``unread``: no server of the dialect takes such a text either."""
+    return Refusal(rule, reason, Severity.MEDIUM, unread=unread)
+
+
 def too_intricate() -> Refusal:
     """For a text that takes too much work to read."""
     return Refusal("sql-too-deep", "The SQL is too intricate to read; write a simpler query.", Severity.MEDIUM)

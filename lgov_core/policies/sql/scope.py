@@ -6,15 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from sqlglot import exp
 
-from lgov_core.policies.options import names as words
+from lgov_core.policies.sql.names import words
 
-#: Columns of functions in the place of a table, where the function names them itself.
-_GIVES_VALUE = frozenset(
-    words(
-        "json_each jsonb_each json_each_text jsonb_each_text json_tree openjson string_split split_to_table"
-        " json_array_elements jsonb_array_elements json_array_elements_text jsonb_array_elements_text"
-    )
-)
 #: What databases call the columns of VALUES, before their numbers.
 _OF_VALUES = ("column", "col", "_col")
 
@@ -119,4 +112,4 @@ def given_by(source: exp.Expr, named: Mapping[str, exp.Expr]) -> set[str]:
         else function.name
     )
     defined = {column.name.lower() for column in source.find_all(exp.JSONColumnDef, exp.OpenJSONColumnDef)}
-    return defined or {"value" if name.lower() in _GIVES_VALUE else source.alias_or_name.lower()}
+    return defined or {"value" if name.lower() in words("gives_value") else source.alias_or_name.lower()}

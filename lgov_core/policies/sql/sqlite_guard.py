@@ -21,14 +21,7 @@ _HARMLESS: Final = frozenset(
 _WRITES: Final = frozenset({sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE})
 #: What guarded mode may create; SQLite asks for these with the table's name first or second.
 _CREATES: Final = frozenset(
-    {
-        sqlite3.SQLITE_CREATE_TABLE,
-        sqlite3.SQLITE_CREATE_TEMP_TABLE,
-        sqlite3.SQLITE_CREATE_VIEW,
-        sqlite3.SQLITE_CREATE_TEMP_VIEW,
-        sqlite3.SQLITE_CREATE_INDEX,
-        sqlite3.SQLITE_CREATE_TEMP_INDEX,
-    }
+    getattr(sqlite3, f"SQLITE_CREATE_{temp}{what}") for temp in ("", "TEMP_") for what in ("TABLE", "VIEW", "INDEX")
 )
 _SCHEMA_TABLES: Final = frozenset({"sqlite_master", "sqlite_schema", "sqlite_temp_master", "sqlite_temp_schema"})
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
 
-from lgov_core.policies.options import names as words
+from lgov_core.policies.sql.names import words
+from lgov_core.policies.sql.refusal import unclear
 
 MAX_CHARACTERS = 20_000
 MAX_DEPTH = 48
@@ -37,14 +38,6 @@ _AMBIGUOUS = re.compile(r"""\\+['"`]|\$\w*\$|'''|\"\"\"|\b[uU]&['"]|\{[{%#]|/\*\
 #: Dialects of servers in which a hint only says how a query is run, and a hint that holds no more than words and names.
 _HINTED = frozenset({"oracle", "spark", "databricks"})
 _PLAIN_HINT = re.compile(r"/\*\+[\w\s(),.@%]*\*/")
-#: Words that begin another statement of T-SQL, which needs no semicolon between two.
-_TSQL_STARTERS = frozenset(
-    words(
-        "alter backup bulk create dbcc deallocate declare delete deny drop dump exec execute grant insert kill merge print"
-        " raiserror readtext reconfigure restore revert revoke setuser shutdown truncate update updatetext use waitfor"
-        " writetext checkpoint"
-    )
-)
 _MAY_FOLLOW_WITH = frozenset({"insert", "update", "delete", "merge"})
 #: Words before ``update`` and ``delete`` that make them part of a clause.
 _CLAUSE_BEFORE = frozenset({"on", "do", "key", "for", "then"})
@@ -52,19 +45,6 @@ _CLAUSE_BEFORE = frozenset({"on", "do", "key", "for", "then"})
 _RAW_TEXTS = frozenset({"bigquery", "spark", "databricks"})
 #: What may be asked of a server by ``@@name``: counters of the session's own last statement.
 _OWN_COUNTERS = frozenset({"rowcount", "identity", "error", "trancount", "fetch_status"})
-
-
-class UnclearSQL(Exception):
-    """The text cannot be read with certainty. ``rule`` is the slug of the denial, the message its reason.
-
-    ``refused`` says that no server of the dialect takes such a text either.
-    """
-
-    def __init__(self, rule: str, reason: str, *, refused: bool = False) -> None:
-        super().__init__(reason)
-        self.rule = rule
-        self.reason = reason
-        self.refused = refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,201 +103,164 @@ class Lexicon:
         )
 
     def statements(self, text: str) -> list[Statement]:
-        """The statements of ``text``, empty ones left out. Raises `UnclearSQL`."""
+        """The statements of ``text``, empty ones left out. Raises `Refusal`."""
         if len(text) > MAX_CHARACTERS:
-            raise UnclearSQL(
-                "sql-too-long", f"The SQL is longer than {MAX_CHARACTERS} characters; write a shorter query."
-            )
+            raise unclear("sql-too-long", f"The SQL is longer than {MAX_CHARACTERS} characters; write a shorter query.")
         if "\0" in text:
-            raise UnclearSQL("sql-unparsable", "The SQL holds a NUL byte; write plain SQL.")
+            raise unclear("sql-unparsable", "The SQL holds a NUL byte; write plain SQL.")
         plain = _PLAIN_HINT.sub(" ", text) if self.dialect in _HINTED and "/*+" in text else text
-        if self.dialect != "sqlite" and (unclear := _AMBIGUOUS.search(plain)):
-            raise UnclearSQL(
-                "sql-unparsable", f"The SQL holds {unclear[0]!r}, which servers read differently; leave it out."
+        if self.dialect != "sqlite" and (found := _AMBIGUOUS.search(plain)):
+            raise unclear(
+                "sql-unparsable", f"The SQL holds {found[0]!r}, which servers read differently; leave it out."
             )
         read: list[Statement | None] = []
-        scan = _Scan(self, text, 0)
+        scan = _Scan(self)
         for match in self._token.finditer(text):
             kind = match.lastgroup or "other"
-            if kind == "space":
-                scan.gap()
-            elif kind == "word":
-                scan.word(match[0])
-            elif kind == "end":
-                read.append(scan.finish(match.start()))
-                scan = _Scan(self, text, match.end(), scan.subscripts)
-            elif kind in ("line", "block"):
+            if kind == "end":
+                read.append(scan.statement())
+                scan = _Scan(self, scan.subscripts)
+                continue
+            if kind in ("line", "block"):
                 self._check_comment(kind, match[0])
-                scan.comment(match.start(), match.end())
-            else:
-                scan.add(kind, match[0], match.start())
-        read.append(scan.finish(len(text)))
+            scan.add(kind, " " if kind in ("line", "block") else match[0])
+        read.append(scan.statement())
         return [statement for statement in read if statement is not None]
 
     def _check_comment(self, kind: str, piece: str) -> None:
         if kind == "line":
             if self.dialect in MYSQL_FAMILY and piece.startswith("--") and piece[2:3].strip():
-                raise UnclearSQL("sql-unparsable", "Write a space after -- or leave the comment out.")
+                raise unclear("sql-unparsable", "Write a space after -- or leave the comment out.")
             if "\r" in piece[:-1].rstrip("\r"):
-                raise UnclearSQL("sql-unparsable", "A comment holds a carriage return; leave the comment out.")
+                raise unclear("sql-unparsable", "A comment holds a carriage return; leave the comment out.")
             return
         if piece.startswith(("/*!", "/*M!")):
-            raise UnclearSQL("sql-executable-comment", "Comments like /*! ... */ are executed; write the SQL without.")
+            raise unclear("sql-executable-comment", "Comments like /*! ... */ are executed; write the SQL without.")
         if len(piece) < 4 or not piece.endswith("*/") or "/*" in piece[2:]:
-            raise UnclearSQL("sql-unparsable", "A comment is not closed, or holds another one; leave the comment out.")
+            raise unclear("sql-unparsable", "A comment is not closed, or holds another one; leave the comment out.")
 
 
 class _Scan:
-    """Collects one statement of ``text``, which begins at ``start``."""
+    """Collects one statement of a text, piece by piece."""
 
-    __slots__ = (
-        "_before", "_before_kind", "_callable", "_called", "_cases", "_depth", "_last", "_lexicon", "_names", "_pieces",
-        "_qualifiers", "_quoted", "_removed", "_run", "_start", "_text", "_words", "subscripts",
-    )  # fmt: skip
-
-    def __init__(self, lexicon: Lexicon, text: str, start: int, subscripts: int = 0) -> None:
+    def __init__(self, lexicon: Lexicon, subscripts: int = 0) -> None:
         self._lexicon = lexicon
-        self._text = text
-        self._pieces: list[str] = []  # what stands before ``start``, without comments
-        self._start = self._removed = start
         self._words: list[str] = []
         self._names: list[str] = []
         self._called: list[str] = []
         self._qualifiers: list[str] = []
         self._quoted: list[tuple[int, int]] = []
+        self._pieces: list[str] = []  # without comments
+        self._length = 0
         self._before = self._before_kind = ""  # the text and kind of the piece before; both empty after white space
         self._callable: str | None = None  # the name that an opening parenthesis would call
         self._last = ""  # the text of the piece before, white space left out
         self._depth = self._cases = self._run = 0
         self.subscripts = subscripts  # of the whole text so far
 
-    def gap(self) -> None:
-        """Takes white space."""
-        self._before = self._before_kind = ""
+    def add(self, kind: str, piece: str) -> None:
+        """Takes the next piece. Raises `Refusal`."""
+        start, before_kind, before = self._length, self._before_kind, self._before
+        self._pieces.append(piece)
+        self._length += len(piece)
+        if kind in ("space", "line", "block"):
+            self._before = self._before_kind = ""
+            return
+        self._before, self._before_kind = piece, kind
+        if kind == "symbol":
+            self._symbol(piece)
+            if before == piece:
+                self._before = self._lexicon.doubled.get(piece, piece)
+        else:
+            self._run = self._run + 1 if piece.lower() == "not" else 0
+            self._callable = None
+            if kind == "word":
+                self._word(piece, before)
+            elif kind == "quoted":
+                self._quote(piece, start, before_kind, before)
+            elif kind != "number":
+                what = f"the character {piece!r}" if piece not in "'\"`" else f"an unclosed {piece}"
+                raise unclear("sql-unparsable", f"The SQL holds {what}; write plain, complete SQL.", unread=True)
+        self._last = piece.lower() if kind == "word" else piece
+        too_long = self._run > MAX_PREFIX_RUN or self.subscripts > MAX_SUBSCRIPTS
+        if self._depth > MAX_DEPTH or self._cases > MAX_DEPTH or too_long:
+            raise unclear("sql-too-deep", "The SQL is nested too deeply; write a simpler query.")
 
-    def comment(self, start: int, end: int) -> None:
-        """Takes a comment, in place of which a space will stand."""
-        self.gap()
-        self._pieces += (self._text[self._start : start], " ")
-        self._removed += end - start - 1
-        self._start = end
-
-    def word(self, piece: str) -> None:
-        """Takes a bare word. Raises `UnclearSQL`."""
-        before = self._before
-        self._before, self._before_kind = piece, "word"
-        self._last = word = piece.lower()
-        if before:
-            if before in ("$", "@", ":"):
-                self._callable = before + piece
-                return
-            if before == "@@" and word not in _OWN_COUNTERS:
-                raise UnclearSQL("sql-catalog", f"@@{piece[:40]} reads server settings; leave it out.")
+    def _word(self, piece: str, before: str) -> None:
+        word = piece.lower()
+        if before in ("$", "@", ":"):
+            self._callable = before + piece
+            return
+        if before == "@@" and word not in _OWN_COUNTERS:
+            raise unclear("sql-catalog", f"@@{piece[:40]} reads server settings; leave it out.")
         self._words.append(word)
         self._names.append(word)
         self._callable = word
-        if word == "not":
-            self._run += 1
-            self._check_depth()
-        else:
-            self._run = 0
-            if word == "case":
-                self._cases += 1
-                self._check_depth()
-
-    def add(self, kind: str, piece: str, start: int) -> None:
-        """Takes the next piece of the text, which is not a word and no white space. Raises `UnclearSQL`."""
-        before_kind, before = self._before_kind, self._before
-        self._before, self._before_kind = piece, kind
-        if kind == "quoted":
-            self._quote(piece, start, before_kind, before)
-            self._run = 0
-        elif kind == "symbol":
-            self._symbol(piece, self._last)
-            if before == piece:
-                self._before = self._lexicon.doubled.get(piece, piece)
-        elif kind == "number":
-            self._run = 0
-            self._callable = None
-        else:
-            what = f"the character {piece!r}" if piece not in "'\"`" else f"an unclosed {piece}"
-            raise UnclearSQL("sql-unparsable", f"The SQL holds {what}; write plain, complete SQL.", refused=True)
-        self._last = piece
+        self._cases += word == "case"
 
     def _quote(self, piece: str, start: int, before_kind: str, before: str) -> None:
         if before_kind == "word" and before.lower() not in self._lexicon.prefixes:
-            raise UnclearSQL("sql-unparsable", f"Leave out the {before} before {piece[:20]}, or write a space between.")
+            raise unclear("sql-unparsable", f"Leave out the {before} before {piece[:20]}, or write a space between.")
         if before and before in ("$", "@", ":", "#"):
-            raise UnclearSQL("sql-unparsable", f"The SQL holds {before}{piece[:20]}; write values into the SQL.")
-        start -= self._removed
+            raise unclear("sql-unparsable", f"The SQL holds {before}{piece[:20]}; write values into the SQL.")
         self._quoted.append((start, start + len(piece)))
         mark = piece[0]
-        self._callable = None
         if mark in self._lexicon.name_quotes:
             inside = piece[1:-1] if mark == "[" else piece[1:-1].replace(mark * 2, mark)
             self._names.append(inside.lower())
             self._callable = inside.lower()
 
-    def _symbol(self, piece: str, last: str) -> None:
-        name, self._callable = self._callable, None
+    def _symbol(self, piece: str) -> None:
+        name, self._callable, last = self._callable, None, self._last
         if piece in "([{":
             if piece == "[" and last != "array" and (last[:1].isalnum() or last.startswith(_SUBSCRIPTED)):
                 self.subscripts += 1
             if piece == "(" and name is not None:
                 if name[0:1] in ("$", "@", ":"):
-                    raise UnclearSQL("sql-unparsable", f"{name}( is not a function; write plain SQL.")
+                    raise unclear("sql-unparsable", f"{name}( is not a function; write plain SQL.")
                 self._called.append(name)
             self._depth += 1
-            self._check_depth()
         elif piece in ")]}":
             self._depth -= 1
         elif piece == "." and name is not None:
             self._qualifiers.append(name)
-        if piece in "-+~!":
-            self._run += 1
-            self._check_depth()
-        else:
-            self._run = 0
+        self._run = self._run + 1 if piece in "-+~!" else 0
 
-    def _check_depth(self) -> None:
-        too_long = self._run > MAX_PREFIX_RUN or self.subscripts > MAX_SUBSCRIPTS
-        if self._depth > MAX_DEPTH or self._cases > MAX_DEPTH or too_long:
-            raise UnclearSQL("sql-too-deep", "The SQL is nested too deeply; write a simpler query.")
-
-    def finish(self, end: int) -> Statement | None:
-        """The statement, which ends at ``end``, or None when there is nothing in it. Raises `UnclearSQL`."""
-        text = "".join(self._pieces) + self._text[self._start : end]
+    def statement(self) -> Statement | None:
+        """The statement, or None when there is nothing in it. Raises `Refusal`."""
+        text = "".join(self._pieces)
         bare = text.strip(" \t\r\n\f")
         if not bare:
             return None
         if self._lexicon.dialect in ("tsql", "fabric") and _begins_another(self._words):
-            raise UnclearSQL("sql-unparsable", "Write one statement at a time, separated by semicolons.")
+            raise unclear("sql-unparsable", "Write one statement at a time, separated by semicolons.")
         shift = len(text) - len(text.lstrip(" \t\r\n\f"))
-        quoted = tuple([(start - shift, end - shift) for start, end in self._quoted])
+        quoted = tuple((start - shift, end - shift) for start, end in self._quoted)
         words, names = tuple(self._words), tuple(self._names)
         return Statement(bare, words, names, tuple(self._called), tuple(self._qualifiers), quoted)
 
 
-def _begins_another(words: Sequence[str]) -> bool:
+def _begins_another(written: Sequence[str]) -> bool:
     """Whether, to a server that needs no semicolons, a second statement may begin among these words.
 
     The words that begin statements are reserved there: none of them names a column or a label.
     """
     found = [
         word
-        for before, word in pairwise(("", *words))
-        if word in _TSQL_STARTERS
+        for before, word in pairwise(("", *written))
+        if word in words("tsql_starters")
         and not (word in ("delete", "update") and before in _CLAUSE_BEFORE)
         and not (word == "insert" and before == "then")  # of a MERGE
     ]
-    if words and words[0] == "with":
+    if written and written[0] == "with":
         return len(found) > 1 or not _MAY_FOLLOW_WITH.issuperset(found)
-    return len(found) > (not words or words[0] != "select")
+    return len(found) > (not written or written[0] != "select")
 
 
 class Token(Protocol):
-    """What is needed of the parser's tokens: the places of the first and the last character."""
+    """What is needed of the parser's tokens: the text, and the places of its first and last character."""
 
+    text: str
     start: int
     end: int
 

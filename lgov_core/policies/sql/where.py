@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sqlglot import exp
 
-from lgov_core.policies.options import names as words
+from lgov_core.policies.sql.names import words
 from lgov_core.policies.sql.queries import Queries, conjuncts, gives_columns, gives_one_row
 from lgov_core.policies.sql.scope import is_stored, reads_row_around, sources, sources_of
 from lgov_core.policies.sql.values import column_of, is_far, is_wild, takes_both, text_of
@@ -33,14 +33,6 @@ _MIRRORED: dict[type[exp.Expr], type[exp.Expr]] = {
     exp.NullSafeNEQ: exp.NullSafeNEQ,
 }
 _ROW_NUMBERS = frozenset({"rowid", "oid", "_rowid_"})
-#: Names without parentheses that are not columns.
-_NO_COLUMNS = frozenset(
-    words(
-        "rownum level sysdate systimestamp user uid current_user session_user system_user current_role current_date"
-        " current_time current_timestamp localtime localtimestamp current_catalog current_schema true false null nan"
-        " infinity on off yes no tableoid xmin xmax cmin cmax"
-    )
-)
 
 
 def limits(statement: exp.Update | exp.Delete, dialect: str = "") -> bool:
@@ -244,7 +236,7 @@ class _Analysis:
         if column is None:
             return False
         table = column.table.lower()
-        return table in row.own if table else row.alone and column.name.lower() not in _NO_COLUMNS
+        return table in row.own if table else row.alone and column.name.lower() not in words("not_columns")
 
     def _is_from_elsewhere(self, row: _Row, column: exp.Column, value: exp.Expr) -> bool:
         """Whether ``value`` does not hold the value of ``column``, which it is compared with.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -17,25 +17,6 @@ from lgov_core.types import Action, Decision, Point, Severity
 NAMED_TOOLS = 8
 #: Characters of a denial about arguments: names in it are the model's own, of any length.
 MAX_PROBLEM = 300
-
-#: Keywords of later drafts that the validator would silently ignore.
-_UNSUPPORTED = frozenset(
-    {
-        "prefixItems",
-        "dependentRequired",
-        "dependentSchemas",
-        "unevaluatedProperties",
-        "unevaluatedItems",
-        "minContains",
-        "maxContains",
-        "$dynamicRef",
-        "$recursiveRef",
-    }
-)
-#: Keywords whose mapping goes from names of the author's choice to schemas.
-_NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "definitions", "$defs", "dependencies"})
-#: Keywords whose value is data, not a schema.
-_DATA = frozenset({"enum", "const", "default", "examples"})
 
 
 class ToolPolicy(BoundedPolicy):
@@ -89,8 +70,8 @@ class ToolPolicy(BoundedPolicy):
         return f"Allowed tools: {', '.join(self.allowed)}."
 
 
-class _NoNumber(Exception):
-    """An infinite number, or one that is none."""
+class _NotFinite(Exception):
+    """A number that is infinite or not a number."""
 
 
 def _compiled(what: str, schema: object) -> Callable[[object], str | None]:
@@ -99,7 +80,6 @@ def _compiled(what: str, schema: object) -> Callable[[object], str | None]:
 
     if not isinstance(schema, Mapping):
         raise PolicyError(f"{what} is not a JSON Schema object", hint="write type: object and properties")
-    _check_keywords(what, schema)
     check_schema(what, schema)
 
     def refuse(uri: str) -> object:
@@ -120,7 +100,7 @@ def _compiled(what: str, schema: object) -> Callable[[object], str | None]:
             validate(_plain(arguments))
         except fastjsonschema.JsonSchemaValueException as error:
             return error.message.replace("data", "arguments", 1)[:MAX_PROBLEM]
-        except _NoNumber as error:
+        except _NotFinite as error:
             return f"they hold {error}, which is not a number in JSON"
         except (OverflowError, ValueError):  # as a limit is compared with it, or as it is written out for the message
             return "they hold a number too long to be checked"
@@ -131,37 +111,11 @@ def _compiled(what: str, schema: object) -> Callable[[object], str | None]:
     return check
 
 
-def _check_keywords(what: str, schema: Mapping[str, Any]) -> None:
-    for keyword, value in _keywords(schema):
-        if keyword == "$ref" and not (isinstance(value, str) and value.startswith("#")):
-            raise PolicyError(
-                f"{what} refers to {value!r}", hint="copy it into definitions and refer to #/definitions/..."
-            )
-        if keyword in _UNSUPPORTED:
-            raise PolicyError(f"{what} uses {keyword}, which is not checked", hint="write it in JSON Schema draft 7")
-
-
 def _is_email(text: str) -> bool:
     """Whether it is an e-mail address. The validator's own pattern takes the square of the length of a row of dots."""
     local, _, host = text.partition("@")
     dotted = local[:1] in ("", ".") or local.endswith(".") or ".." in local
     return not dotted and "@" not in host and "." in host[1:-1]
-
-
-def _keywords(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Every keyword of the schema and of the schemas in it, with its value."""
-    pending: list[Any] = [schema]
-    while pending:
-        part = pending.pop()
-        if isinstance(part, Mapping):
-            for keyword, value in part.items():
-                yield keyword, value
-                if keyword in _NAMED_SCHEMAS and isinstance(value, Mapping):
-                    pending.extend(value.values())
-                elif keyword not in _DATA:
-                    pending.append(value)
-        elif isinstance(part, list | tuple):
-            pending.extend(part)
 
 
 def _plain(value: Any) -> Any:
@@ -171,5 +125,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):  # no limit of a schema holds for nan
-        raise _NoNumber(value)
+        raise _NotFinite(value)
     return value

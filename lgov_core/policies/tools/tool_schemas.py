@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, Final
 from urllib.parse import unquote
 
 from lgov_core.errors import PolicyError
-from lgov_core.policies.options import names
+from lgov_core.policies.data import DataFile
 from lgov_core.policies.redos import may_never_end
 
-#: Keywords whose value is one schema.
-_ONE: Final = frozenset(names("additionalProperties additionalItems contains propertyNames not if then else"))
-#: Keywords whose value is a list of schemas.
-_SEVERAL: Final = frozenset(names("allOf anyOf oneOf"))
-#: Keywords whose mapping goes from names of the author's choice to schemas.
-_NAMED: Final = frozenset(names("properties patternProperties dependencies"))
-#: What drafts 4, 6 and 7 check.
-_CHECKED: Final = (
-    *("$ref", "items", *sorted(_ONE), *sorted(_SEVERAL), *sorted(_NAMED)),
-    *names("type enum const multipleOf maximum exclusiveMaximum minimum exclusiveMinimum maxLength minLength pattern"),
-    *names("format maxItems minItems uniqueItems maxProperties minProperties required"),
-)
-_FORMATS: Final = (
-    *names("date date-time time email hostname ipv4 ipv6 uri uri-reference uri-template uuid regex duration iri"),
-    *names("iri-reference idn-email idn-hostname json-pointer relative-json-pointer"),
-)
-#: Formats that say how a value is kept, close as some are to one that is checked.
-_UNCHECKED_FORMATS: Final = frozenset(names("uuid1 uuid3 uuid4 uuid5 uuid6 uuid7 uuid8 ipv4network ipv6network"))
-_MEANT: Final = {"url": "uri", "ip": "ipv4", "datetime": "date-time", "mail": "email"}
+_DATA: Final = DataFile("lgov_core.policies.tools", "schema_keywords.yaml")
+_words = _DATA.words
 _CLOSE: Final = 0.85
+
+
+def _checked() -> frozenset[str]:
+    return _words("checked") | _words("one_schema") | _words("several_schemas") | _words("named_schemas")
 
 
 def check_schema(what: str, schema: Mapping[str, Any]) -> None:
@@ -40,10 +27,17 @@ def check_schema(what: str, schema: Mapping[str, Any]) -> None:
     Those are misspelt keywords and formats, keywords beside a ``$ref``, truth values where names or limits belong, and a
     mapping of properties in place of a schema. Keywords that resemble none (``x-order``) are notes and pass.
     """
-    if schema and not any(keyword in _CHECKED for keyword in schema) and any(map(_is_schema, schema.values())):
+    if schema and not any(keyword in _checked() for keyword in schema) and any(map(_is_schema, schema.values())):
         raise PolicyError(
             f"{what} has no keyword of JSON Schema", hint="write type: object, and the arguments under properties"
         )
+    for keyword, value in _keywords(schema):
+        if keyword == "$ref" and not (isinstance(value, str) and value.startswith("#")):
+            raise PolicyError(
+                f"{what} refers to {value!r}", hint="copy it into definitions and refer to #/definitions/..."
+            )
+        if keyword in _words("unsupported"):
+            raise PolicyError(f"{what} uses {keyword}, which is not checked", hint="write it in JSON Schema draft 7")
     draft4 = "draft-04" in str(schema.get("$schema", ""))
     for part in _parts(what, schema):
         _check_spelling(what, part)
@@ -51,8 +45,21 @@ def check_schema(what: str, schema: Mapping[str, Any]) -> None:
         _check_patterns(what, part)
 
 
+def _keywords(part: Any) -> Iterator[tuple[str, Any]]:
+    """Every keyword of a schema and of the schemas in it, definitions that nothing refers to included, with its value."""
+    if isinstance(part, Mapping):
+        for keyword, value in part.items():
+            yield keyword, value
+            if keyword in _words("named_schemas") | {"definitions", "$defs"} and isinstance(value, Mapping):
+                yield from (found for item in value.values() for found in _keywords(item))
+            elif keyword not in _words("data"):
+                yield from _keywords(value)
+    elif isinstance(part, list | tuple):
+        yield from (found for item in part for found in _keywords(item))
+
+
 def _is_schema(value: Any) -> bool:
-    return isinstance(value, Mapping) and any(keyword in _CHECKED for keyword in value)
+    return isinstance(value, Mapping) and any(keyword in _checked() for keyword in value)
 
 
 def _parts(what: str, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -68,11 +75,11 @@ def _parts(what: str, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             raise PolicyError(f"{what} holds {part!r} where a schema belongs", hint="write a mapping, true or false")
         yield part
         for keyword, value in part.items():
-            if keyword in _NAMED and isinstance(value, Mapping):
+            if keyword in _words("named_schemas") and isinstance(value, Mapping):
                 pending += [item for item in value.values() if not isinstance(item, list | tuple)]
-            elif (keyword in _SEVERAL or keyword == "items") and isinstance(value, list | tuple):
+            elif (keyword in _words("several_schemas") or keyword == "items") and isinstance(value, list | tuple):
                 pending += value
-            elif keyword in _ONE or keyword == "items":
+            elif keyword in _words("one_schema") or keyword == "items":
                 pending.append(value)
             elif keyword == "$ref" and isinstance(value, str):
                 pending.append(_pointed_at(root, value))
@@ -94,16 +101,16 @@ def _pointed_at(root: Mapping[str, Any], reference: str) -> Any:
 
 def _check_spelling(what: str, part: Mapping[str, Any]) -> None:
     for keyword in part:
-        if keyword not in _CHECKED and (meant := _near(str(keyword), _CHECKED)) is not None:
+        if keyword not in _checked() and (meant := _near(str(keyword), _checked())) is not None:
             raise PolicyError(f"{what} holds {keyword}, which is not a keyword of JSON Schema", hint=f"write {meant}")
     given = part.get("format")
-    if isinstance(given, str) and given not in _FORMATS and given not in _UNCHECKED_FORMATS:
-        meant = _MEANT.get(given.lower()) or _near(given, _FORMATS)
+    if isinstance(given, str) and given not in _words("formats") and given not in _words("unchecked_formats"):
+        meant = _DATA.content["meant_formats"].get(given.lower()) or _near(given, _words("formats"))
         if meant is not None:
             raise PolicyError(f"{what} has the format {given!r}, which is not checked", hint=f"write {meant}")
 
 
-def _near(word: str, known: tuple[str, ...]) -> str | None:
+def _near(word: str, known: Iterable[str]) -> str | None:
     plain = {name.lower().replace("-", ""): name for name in known}
     given = word.lower().replace("_", "").replace("-", "")
     # Letters that changed places make a short word less alike than the cutoff asks for.
@@ -113,7 +120,7 @@ def _near(word: str, known: tuple[str, ...]) -> str | None:
 
 
 def _check_values(what: str, part: Mapping[str, Any], *, draft4: bool) -> None:
-    beside = [keyword for keyword in part if keyword in _CHECKED and keyword != "$ref"]
+    beside = [keyword for keyword in part if keyword in _checked() and keyword != "$ref"]
     if "$ref" in part and beside:
         raise PolicyError(
             f"{what} has {beside[0]} beside $ref, which is not checked", hint="write allOf: [{$ref: ...}, {...}]"
