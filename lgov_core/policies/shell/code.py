@@ -227,7 +227,7 @@ def _after_substitution(text: str, at: int) -> int:
 _SQL_READS = re.compile(r"\s*(?:select|show|explain|describe|desc|values|pragma\s+\w+(?:\(\w+\))?\s*;?\s*$|\.(?:tables|schema|headers|mode|indexes|databases)\b|\\[dl]\w*\+?(?:\s|$)|\\(?:x|timing)\b)", re.I)
 _SQL_ACTS = re.compile(
     r"\b(?:into|outfile|dumpfile|copy|insert|update|delete|drop|alter|create|grant|truncate|call|execute|do|attach|install|load\w*"
-    r"|pg_\w+|lo_\w+|dblink\w*|read\w+|write\w+|edit|fts3_tokenizer|sys_\w+|set_config|nextval|sleep|getenv|glob|analyze)\b|\\!|`",
+    r"|pg_\w+|lo_\w+|dblink\w*|read\w+|write\w+|edit|fts3_tokenizer|sys_\w+|set_config|nextval|sleep|getenv|glob|analyze|system|source|pager|tee|delimiter)\b|(?<!^)\\|`",
     re.I,
 )
 

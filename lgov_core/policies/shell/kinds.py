@@ -78,6 +78,12 @@ def _append(session: Session, call: Call, word: str) -> None:
     session.places.write(word, may_be_secret=True)
 
 
+def _page(session: Session, call: Call, word: str) -> None:
+    if word.startswith("+"):
+        raise unclear(f"{shown(word)} is a command of the pager; leave it out.")
+    session.places.read(word)
+
+
 def _script(session: Session, call: Call, word: str) -> None:
     if word != "-":
         session.program(word)
@@ -125,7 +131,8 @@ def _filled(session: Session, call: Call, word: str) -> None:
     if not re.fullmatch(r"[A-Za-z_]\w*", word):
         raise unclear(f"{shown(word)} is not a plain name of a variable.")
     alone = len(call.of("filled")) == 1 and call.given.source != "file"
-    values = [line for value in call.given.values for line in value.split("\n")] if alone else [UNKNOWN]
+    parts = not alone or {"-n", "-N", "-d", "-t"} & call.options or any("\\" in value for value in call.given.values)
+    values = [UNKNOWN] if parts else [line.strip() for value in call.given.values for line in value.split("\n")]
     session.check_variable(word, values)
     session.state.assign(word, values)
 
@@ -136,20 +143,31 @@ def _array(session: Session, call: Call, word: str) -> None:
 
 
 def _go(session: Session, call: Call, word: str) -> None:
+    if session.trapped:
+        raise unclear("Where a trap runs after this is not certain; set it behind the last cd.")
     if word == "-":
-        raise unclear("cd - is not followed; write the folder out.")
-    session.state.go(word)
+        session.state.go_back()
+    else:
+        session.state.go(word)
 
 
 def _shell(session: Session, call: Call, word: str) -> None:
+    """A shell of its own: only the environment comes from here, and that is not followed."""
+    before, functions = session.state.copy(), session.functions
+    session.state.variables, session.functions = {}, {}
     session.script(word, call.given, call.of("positional")[1:])
+    session.state.replace(before)
+    session.functions = functions
 
 
 def _trap(session: Session, call: Call, word: str) -> None:
     if word != "-":
-        state = session.state.copy()
+        before = session.state.copy()
+        session.state.variables = {}  # it runs later, when they hold something else
         session.script(word, call.given, None)
-        session.state.merge(state)
+        session.state.variables = before.variables
+        session.state.merge(before)
+        session.trapped = True
 
 
 def _code(check: Callable[[str], None]) -> Check:
@@ -369,6 +387,7 @@ KINDS: dict[str, Check] = {
     "local": _read_value,
     "own": _own,
     "inside": _inside,
+    "page": _page,
     "patch": _patch,
     "chdir": _chdir,
     "link": _link,

@@ -92,7 +92,7 @@ class Places:
         if field == UNKNOWN:
             return
         self.mention(field)
-        for part in {field, field.rpartition("=")[2]}:
+        for part in {field, field.rpartition("=")[2], re.sub(r"^-\w", "", field)}:
             if part.startswith(("/", "../", HOME)) and not part.startswith(_SYSTEM) and part != PIPE:
                 self.inside(part)
 

@@ -90,7 +90,7 @@ def _is_secret_name(name: str) -> bool:
 def _may_be_secret(path: str) -> bool:
     name = path.rpartition("/")[2]
     if len(_HOLE.sub("", path).replace("/", "")) < 2:
-        return False
+        return path.startswith("/")
     if not path.startswith(("/", ".")) and len(_HOLE.sub("", name).replace(".", "")) < 2:
         return False
     steps = {UNKNOWN: ".*", STAR: "[^/]*", ANY: "[^/]"}

@@ -35,6 +35,8 @@ class Session:
         self.functions: dict[str, Node] = {}
         #: What the table does not know, where the policy does not deny that at once.
         self.unknown: list[str] = []
+        #: Whether a trap was set, which runs in the folder that the text is in by then.
+        self.trapped = False
         self._lenient = lenient
         #: Walks a text, and the body of a function; set by the walk, which needs the session itself.
         self.walk_text: Callable[[str, Input], None]
@@ -74,7 +76,7 @@ class Session:
                 raise unknown(f"{name[:60]!r} is not a command that is known here; {hint}.")
             entry = self.table.entry(known)
             if args and args[-1] in ("--help", "--version") and all(re.fullmatch(r"[a-z][\w-]*", w) for w in args[:-1]):
-                if len(args) == 1 or (entry.sub and len(args) < 4 and args[-1] == "--help"):
+                if len(args) == 1 or (len(args) == 2 and args[-1] == "--help" and self.table.sub(entry, args[0]) is not None):
                     return [UNKNOWN]
             return self._judge(read_call(self.table, entry, args, given))
         except Refused as refused:
@@ -99,6 +101,10 @@ class Session:
             self._inner(call, kind_name, words)
         if entry.needs and not call.commands and not call.operands and not (entry.needs == "any" and call.options):
             raise unknown(f"{entry.name} without further words shows or runs more than is known here; name what is meant.")
+        if entry.name == "shift":
+            self.state.positional = None
+        if entry.name == "popd":
+            self.state.go_back()
         if entry.name in ("eval", "watch"):
             self.script(" ".join(call.operands), call.given, self.state.positional)
         self._check_input(call)
@@ -150,6 +156,8 @@ class Session:
         at = next((at for at, word in enumerate(words) if "=" not in word), len(words))
         for word in words[:at]:
             KINDS["assign"](self, call, word)
+            name, _, value = word.partition("=")
+            self.state.assign(name, [*self.state.variables.get(name, [UNKNOWN]), value])
         if at < len(words):
             self.run(words[at:], call.given)
 
@@ -160,7 +168,8 @@ class Session:
             if given.source != "file" or given.values != [""]:
                 raise Refused("shell-program", f"{call.entry.name} would run what it reads; give it no input.")
             return
-        if use in ("", "words") or (use != "applied" and call.operands and call.operands[0] != "-"):
+        named = call.operands and call.operands[0] != "-" and "-s" not in call.options
+        if use in ("", "words") or (use != "applied" and named):
             return
         if {"-c", "-m", "-e", "-p"} & call.options and use != "applied":
             return
@@ -219,6 +228,8 @@ class Session:
 
     def check_variable(self, name: str, values: Sequence[str]) -> None:
         """Refuses to set a variable that makes programs run something else, or send things elsewhere."""
+        if any("$(" in value or "`" in value for value in values):
+            raise unclear(f"{name[:40]} would hold a command that programs may run; leave it out.")
         allowed = self.table.allowed_values.get(name)
         if name == "PATH":
             entries = [entry for value in values for entry in value.split(":")]
@@ -266,20 +277,28 @@ class Session:
         if kind == "temp":
             return ["/tmp/tmp.1234"]
         if kind == "files":
-            return self.files_of(call)
+            return [UNKNOWN] if call.commands else self.files_of(call)
         if kind == "listed":
             return [f"./{BELOW}{STAR}"]
         if kind == "operands":
-            return call.operands or [f"./{STAR}"]
+            return [*call.operands, STAR]
         if kind == "words":
             text = " ".join(call.operands)
-            return [UNKNOWN if "\\" in text or "%" in text.replace("%s", "") else text.replace("%s", UNKNOWN)]
+            return [UNKNOWN if "\\" in text else text]
+        if kind == "format" and call.operands:
+            first, *rest = call.operands
+            if first in ("%s", "%s\\n"):
+                return ["\n".join(rest)]
+            return [UNKNOWN if re.search(r"[\\%]", first) else first]
         if kind == "same" and not call.of("read"):
             return call.given.values if call.given.source != "file" else [UNKNOWN]
-        if kind in ("base", "parent") and call.operands:
-            word = call.operands[0]
+        if kind in ("base", "parent") and (len(call.operands) == 1 or (call.operands and kind == "base")):
+            word, *suffix = call.operands
             if UNKNOWN in word or BELOW in word:
                 return [STAR] if kind == "base" else [UNKNOWN]
-            return [(posixpath.basename if kind == "base" else posixpath.dirname)(word) or "."]
+            if suffix and is_wild(suffix[0]):
+                return [UNKNOWN]
+            part = posixpath.basename(word.rstrip("/")) if kind == "base" else posixpath.dirname(word.rstrip("/"))
+            return [part.removesuffix(suffix[0] if suffix and part != suffix[0] else "") or "."]
         return [UNKNOWN]
 

@@ -32,6 +32,8 @@ class State:
         self.folders: tuple[str, ...] = (folder,)
         #: Folders it is still in where a ``cd`` has failed.
         self.failed: tuple[str, ...] = ()
+        #: Folders that it was in before, and may go back to.
+        self.visited: tuple[str, ...] = (folder,)
         self.positional: list[str] | None = None
         self._home = folder
 
@@ -44,7 +46,8 @@ class State:
     def replace(self, other: State) -> None:
         """Takes over what holds in ``other``."""
         self.variables = dict(other.variables)
-        self.folders, self.failed, self.positional = other.folders, other.failed, other.positional
+        self.folders, self.failed, self.visited = other.folders, other.failed, other.visited
+        self.positional = other.positional
 
     def merge(self, other: State) -> bool:
         """Adds what may hold in ``other``; whether that changed anything."""
@@ -58,6 +61,7 @@ class State:
             raise Refused("shell-too-deep", "The command may be in too many folders; write it more simply.")
         self.variables, self.folders = merged, folders
         self.failed = tuple(dict.fromkeys([*self.failed, *other.failed]))
+        self.visited = tuple(dict.fromkeys([*self.visited, *other.visited]))
         return (merged, folders) != before
 
     def forget(self, names: set[str]) -> None:
@@ -88,7 +92,7 @@ class State:
         if given is None or name == "0":
             return [UNKNOWN]
         if name in ("@", "*"):
-            return [BREAK.join(given)]
+            return [(BREAK if name == "@" else " ").join(given)]
         return [given[int(name) - 1] if int(name) <= len(given) else ""]
 
     def go(self, target: str) -> None:
@@ -98,6 +102,11 @@ class State:
         there = [posixpath.normpath(posixpath.join(folder, target)) for folder in self.folders]
         self.failed = tuple(dict.fromkeys([*self.failed, *self.folders]))
         self.folders = tuple(dict.fromkeys(there))
+        self.visited = tuple(dict.fromkeys([*self.visited, *there]))
+
+    def go_back(self) -> None:
+        """Goes to a folder that it was in before, as ``popd`` and ``cd -`` do."""
+        self.folders = self.visited
 
     def settle(self) -> None:
         """After a statement whose failing stops nothing: it may also be where it was before."""
