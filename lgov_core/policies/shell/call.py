@@ -59,7 +59,9 @@ def read_call(table: Table, entry: Entry, words: Sequence[str], given: Input) ->
             found = table.sub(entry, "*")
             rest.insert(0, name)
         if found is None:
-            raise unknown(f"{entry.name} {name[:40]} is not known here; add it to commands of the policy if it should be.")
+            raise unknown(
+                f"{entry.name} {name[:40]} is not known here; add it to commands of the policy if it should be."
+            )
         entry = found
     entry = call.entry = table.switched(entry, call.options)
     _give_kinds(call, entry, operands, verbatim)

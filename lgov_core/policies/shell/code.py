@@ -51,10 +51,40 @@ _MODULES = {
 _VERSIONS = ("__version__", "version", "VERSION", "__name__")
 _SIMPLE = (
     *(ast.Module, ast.Expr, ast.Assign, ast.AugAssign, ast.For, ast.If, ast.While, ast.With, ast.withitem, ast.Assert),
-    *(ast.comprehension, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.IfExp, ast.Lambda, ast.arguments),
-    *(ast.arg, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.Constant, ast.JoinedStr, ast.FormattedValue, ast.List),
+    *(
+        ast.comprehension,
+        ast.ListComp,
+        ast.SetComp,
+        ast.DictComp,
+        ast.GeneratorExp,
+        ast.IfExp,
+        ast.Lambda,
+        ast.arguments,
+    ),
+    *(
+        ast.arg,
+        ast.BinOp,
+        ast.UnaryOp,
+        ast.BoolOp,
+        ast.Compare,
+        ast.Constant,
+        ast.JoinedStr,
+        ast.FormattedValue,
+        ast.List,
+    ),
     *(ast.Tuple, ast.Dict, ast.Set, ast.Subscript, ast.Slice, ast.Starred, ast.keyword, ast.operator, ast.unaryop),
-    *(ast.boolop, ast.cmpop, ast.expr_context, ast.Break, ast.Continue, ast.Pass, ast.Import, ast.ImportFrom, ast.alias, ast.NamedExpr),
+    *(
+        ast.boolop,
+        ast.cmpop,
+        ast.expr_context,
+        ast.Break,
+        ast.Continue,
+        ast.Pass,
+        ast.Import,
+        ast.ImportFrom,
+        ast.alias,
+        ast.NamedExpr,
+    ),
 )
 
 
@@ -150,7 +180,9 @@ class _Python:
             module = self._modules[node.value.id]
             if node.attr not in (*_MODULES.get(module, ()), *_VERSIONS):
                 raise self._unknown(f"{module}.{node.attr}")
-            if node.attr == "Path" and id(node) not in {id(c.func) for c in ast.walk(self._tree) if isinstance(c, ast.Call)}:
+            if node.attr == "Path" and id(node) not in {
+                id(c.func) for c in ast.walk(self._tree) if isinstance(c, ast.Call)
+            }:
                 raise self._unknown("Path without a name")
         elif node.attr not in _METHODS and not (isinstance(node.value, ast.Name) and node.attr in _datetime_names):
             raise self._unknown(node.attr)
@@ -160,10 +192,14 @@ _datetime_names = _MODULES["datetime"]
 
 # ---------------------------------------------------------------------- other languages
 
-_AWK_ACTS = re.compile(r"\bsystem\b|\bgetline\b|\bENVIRON\b|\bARGV\b|\bARGC\b|\bPROCINFO\b|\bSYMTAB\b|\bclose\b|\bfflush\b|@|(?<!\|)\|(?!\|)|&\||\|&")
+_AWK_ACTS = re.compile(
+    r"\bsystem\b|\bgetline\b|\bENVIRON\b|\bARGV\b|\bARGC\b|\bPROCINFO\b|\bSYMTAB\b|\bclose\b|\bfflush\b|@|(?<!\|)\|(?!\|)|&\||\|&"
+)
 #: A greater-than sign with a number behind it compares; others may write a file.
 _AWK_COMPARES = re.compile(r">=?\s*-?\d+(?:\.\d+)?\s*(?=[){};&|?:\n]|$)")
-_JQ_ENVIRONMENT = re.compile(r"(?<![.\w$\"])env\b|\$ENV|\$__prog|\binput_filename\b|(?<![.\w$\"])(?:load\w*|strenv|envsubst)\b|\b(?:import|include|debug|stderr|input_line_number)\b")
+_JQ_ENVIRONMENT = re.compile(
+    r"(?<![.\w$\"])env\b|\$ENV|\$__prog|\binput_filename\b|(?<![.\w$\"])(?:load\w*|strenv|envsubst)\b|\b(?:import|include|debug|stderr|input_line_number)\b"
+)
 
 
 def check_awk(text: str) -> None:
@@ -178,7 +214,9 @@ def check_jq(text: str) -> None:
         raise unknown("The filter shows the environment or loads another one; write it without.")
 
 
-_SED_ADDRESS = re.compile(r"(?:\d+(?:~\d+)?|\$|/(?:\\.|[^/\\\n])*/[IM]*)?(?:\s*,\s*(?:[+~]?\d+|\$|/(?:\\.|[^/\\\n])*/[IM]*))?\s*!?\s*")
+_SED_ADDRESS = re.compile(
+    r"(?:\d+(?:~\d+)?|\$|/(?:\\.|[^/\\\n])*/[IM]*)?(?:\s*,\s*(?:[+~]?\d+|\$|/(?:\\.|[^/\\\n])*/[IM]*))?\s*!?\s*"
+)
 _SED_PLAIN = re.compile(r"[pdqQPDnNgGhHxlz=]\d*\s*|[btT]\s*\w*\s*|:\s*\w+\s*|[aic](?:\\?\n?)[^\n]*|#[^\n]*|[{}]\s*")
 _SED_FLAGS = re.compile(r"[gpIiMm\d]*")
 
@@ -224,7 +262,10 @@ def _after_substitution(text: str, at: int) -> int:
     return at
 
 
-_SQL_READS = re.compile(r"\s*(?:select|show|explain|describe|desc|values|pragma\s+\w+(?:\(\w+\))?\s*;?\s*$|\.(?:tables|schema|headers|mode|indexes|databases)\b|\\[dl]\w*\+?(?:\s|$)|\\(?:x|timing)\b)", re.I)
+_SQL_READS = re.compile(
+    r"\s*(?:select|show|explain|describe|desc|values|pragma\s+\w+(?:\(\w+\))?\s*;?\s*$|\.(?:tables|schema|headers|mode|indexes|databases)\b|\\[dl]\w*\+?(?:\s|$)|\\(?:x|timing)\b)",
+    re.I,
+)
 _SQL_ACTS = re.compile(
     r"\b(?:into|outfile|dumpfile|copy|insert|update|delete|drop|alter|create|grant|truncate|call|execute|do|attach|install|load\w*"
     r"|pg_\w+|lo_\w+|dblink\w*|read\w+|write\w+|edit|fts3_tokenizer|sys_\w+|set_config|nextval|sleep|getenv|glob|analyze|system|source|pager|tee|delimiter)\b|(?<!^)\\|`",

@@ -323,7 +323,13 @@ def _resource(session: Session, call: Call, word: str) -> None:
 
 
 def _node(session: Session, call: Call, word: str) -> None:
-    if re.fullmatch(r"(?:console\.log\()?(?:require\(['\"]\./[\w./-]*package\.json['\"]\)|process\.versions?)(?:\.\w+)*\)?;?|(?:console\.log\()?[\d\s+*/%()-]+\)?;?", word) is None:
+    if (
+        re.fullmatch(
+            r"(?:console\.log\()?(?:require\(['\"]\./[\w./-]*package\.json['\"]\)|process\.versions?)(?:\.\w+)*\)?;?|(?:console\.log\()?[\d\s+*/%()-]+\)?;?",
+            word,
+        )
+        is None
+    ):
         raise unknown(f"The program of {call.entry.name} is not judged; put it into a file of the project.")
 
 
@@ -350,8 +356,19 @@ def _go_package(session: Session, call: Call, word: str) -> None:
 
 
 def _sbt(session: Session, call: Call, word: str) -> None:
-    if re.fullmatch(r"(?:clean|compile|test|package|run|update|scalafmt\w*|assembly|Test/compile|(?:testOnly|testQuick)(?: [\w.*]+)*)", word) is None:
+    if (
+        re.fullmatch(
+            r"(?:clean|compile|test|package|run|update|scalafmt\w*|assembly|Test/compile|(?:testOnly|testQuick)(?: [\w.*]+)*)",
+            word,
+        )
+        is None
+    ):
         raise unknown(f"The task {shown(word)} is not known here.")
+
+
+def _date_format(session: Session, call: Call, word: str) -> None:
+    if not word.startswith("+") or "/" in word or UNKNOWN in word:
+        raise unclear(f"{shown(word)} is not a plain format of a date; dates are only shown.")
 
 
 def _key(session: Session, call: Call, word: str) -> None:
@@ -450,6 +467,7 @@ KINDS: dict[str, Check] = {
     "gopkg": _go_package,
     "sbt": _sbt,
     "key": _key,
+    "dateformat": _date_format,
     "incontainer": _in_container,
     "sqltext": _code(check_sql),
     "environment": _nothing,

@@ -100,7 +100,9 @@ class Places:
         """Refuses what does not surely lie in a folder of the project or a writable one."""
         for path in self._paths(field):
             if not self._is_ours(path):
-                raise Refused("shell-write", f"{shown(field)} lies outside of {', '.join((self.home, *self.writable))}.")
+                raise Refused(
+                    "shell-write", f"{shown(field)} lies outside of {', '.join((self.home, *self.writable))}."
+                )
 
     # ------------------------------------------------------------------ writing
 
@@ -144,7 +146,9 @@ class Places:
             if is_wild(path) and (len(literal) < 2 or (deep and not left_over)) and not remade:
                 raise Refused("shell-delete", f"{shown(field)} may be anything; name the files.")
             if recursive and not remade and _FILE_ENDING.fullmatch(name) is None:
-                raise Refused("shell-delete", f"Removing the tree {shown(field)} cannot be undone; remove single files.")
+                raise Refused(
+                    "shell-delete", f"Removing the tree {shown(field)} cannot be undone; remove single files."
+                )
 
     def _is_scratch(self, path: str) -> bool:
         """Whether a path surely lies in ``/tmp``, and is not where the text works."""

@@ -59,7 +59,11 @@ class Session:
         if direct and name in self.functions:
             return self._call_function(name, args, given)
         folder, slash, base = name.rpartition("/")
-        if slash and folder not in PROGRAM_FOLDERS and (self.table.known(base) is None or not _TOOL_FOLDER.fullmatch(folder)):
+        if (
+            slash
+            and folder not in PROGRAM_FOLDERS
+            and (self.table.known(base) is None or not _TOOL_FOLDER.fullmatch(folder))
+        ):
             self.program(name)
             for word in args:
                 self.places.argument(word)
@@ -76,7 +80,9 @@ class Session:
                 raise unknown(f"{name[:60]!r} is not a command that is known here; {hint}.")
             entry = self.table.entry(known)
             if args and args[-1] in ("--help", "--version") and all(re.fullmatch(r"[a-z][\w-]*", w) for w in args[:-1]):
-                if len(args) == 1 or (len(args) == 2 and args[-1] == "--help" and self.table.sub(entry, args[0]) is not None):
+                if len(args) == 1 or (
+                    len(args) == 2 and args[-1] == "--help" and self.table.sub(entry, args[0]) is not None
+                ):
                     return [UNKNOWN]
             return self._judge(read_call(self.table, entry, args, given))
         except Refused as refused:
@@ -100,7 +106,9 @@ class Session:
         for kind_name, words in call.commands:
             self._inner(call, kind_name, words)
         if entry.needs and not call.commands and not call.operands and not (entry.needs == "any" and call.options):
-            raise unknown(f"{entry.name} without further words shows or runs more than is known here; name what is meant.")
+            raise unknown(
+                f"{entry.name} without further words shows or runs more than is known here; name what is meant."
+            )
         if entry.name == "shift":
             self.state.positional = None
         if entry.name == "popd":
@@ -124,14 +132,18 @@ class Session:
         if kind == "module":
             name = f"python:{words[0]}"
             if self.table.known(name) is None:
-                raise unknown(f"python -m {words[0][:60]} is not known here; add it to commands of the policy if it should be.")
+                raise unknown(
+                    f"python -m {words[0][:60]} is not known here; add it to commands of the policy if it should be."
+                )
             self._known(name, words[1:], call.given)
             return
         if kind == "tool" and "/" in words[0]:
             raise Refused("shell-network", f"{shown(words[0])} is not the name of a known tool.")
         if kind == "exec":
             words = words if call.entry.name == "find" or any("{}" in word for word in words) else [*words, "{}"]
-            words = [word.replace("{}", found) for word in words for found in (self.files_of(call) if "{}" in word else [""])]
+            words = [
+                word.replace("{}", found) for word in words for found in (self.files_of(call) if "{}" in word else [""])
+            ]
             self.run(words, _NO_FILE)
             return
         if call.entry.stdin == "words":
@@ -142,7 +154,9 @@ class Session:
                 lines = [UNKNOWN]
             marks = [mark or "{}" for mark in call.of("name")]
             if marks:
-                words = [word.replace(marks[0], line) for word in words for line in (lines if marks[0] in word else [""])]
+                words = [
+                    word.replace(marks[0], line) for word in words for line in (lines if marks[0] in word else [""])
+                ]
             else:
                 words = [*words, *lines]
             self.run(words, _NO_FILE)
@@ -184,7 +198,9 @@ class Session:
         if given.source == "file" and given.values == [""] and not alone:
             return
         if UNKNOWN in "".join(given.values) or given.source == "file":
-            raise Refused("shell-program", f"{call.entry.name} would run what comes from elsewhere; name a program file.")
+            raise Refused(
+                "shell-program", f"{call.entry.name} would run what comes from elsewhere; name a program file."
+            )
         for text in given.values:
             KINDS[use](self, call, text)
 
@@ -239,9 +255,9 @@ class Session:
             for entry in (entry for value in values for entry in value.split(":") if entry):
                 self.places.script(entry)
             return
-        elif self.table.closed_variables.fullmatch(name) is None:
-            return
-        elif allowed is not None and all(re.fullmatch(allowed, value) for value in values):
+        elif self.table.closed_variables.fullmatch(name) is None or (
+            allowed is not None and all(re.fullmatch(allowed, value) for value in values)
+        ):
             return
         raise Refused("shell-environment", f"Setting {name[:40]} changes what other programs run; leave it out.")
 
@@ -258,7 +274,9 @@ class Session:
         negated = {"-not", "-o", "-or"} & call.options or {"!", ","} & set(call.operands)
         patterns = [] if negated else [pattern.replace("*", STAR).replace("?", ANY) for pattern in call.patterns]
         patterns = patterns or [STAR]
-        return [f"{root.rstrip('/') or '/'}/{BELOW}{pattern}".replace("//", "/") for root in roots for pattern in patterns]
+        return [
+            f"{root.rstrip('/') or '/'}/{BELOW}{pattern}".replace("//", "/") for root in roots for pattern in patterns
+        ]
 
     def _printed(self, call: Call) -> list[str]:
         """What the output of a command may be used for."""
@@ -301,4 +319,3 @@ class Session:
             part = posixpath.basename(word.rstrip("/")) if kind == "base" else posixpath.dirname(word.rstrip("/"))
             return [part.removesuffix(suffix[0] if suffix and part != suffix[0] else "") or "."]
         return [UNKNOWN]
-

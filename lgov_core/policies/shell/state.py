@@ -11,7 +11,9 @@ from lgov_core.policies.shell.values import BREAK, HOME, INSTALLED, UNKNOWN
 #: Values of one variable, and folders, beyond which nothing is known.
 MAX_VALUES, MAX_FOLDERS = 48, 48
 #: Variables that hold a number, or nothing.
-_NUMBERS = frozenset("? # $ RANDOM SECONDS LINENO UID EUID PPID BASHPID OPTIND EPOCHSECONDS".split())
+_NUMBERS = frozenset(
+    ["?", "#", "$", "RANDOM", "SECONDS", "LINENO", "UID", "EUID", "PPID", "BASHPID", "OPTIND", "EPOCHSECONDS"]
+)
 _SECRET = re.compile(
     r"[A-Z0-9_]*(?:PASSWORD|PASSWD|PASSPHRASE|SECRET|TOKEN|CREDENTIALS?|APIKEY|(?:API|ACCESS|PRIVATE|SIGNING|ENCRYPTION"
     r"|MASTER|AUTH|SECRET|DEPLOY)_KEY|SECRET_KEY_BASE|GITHUB_PAT)(?:_\d+)?|MYSQL_PWD"
@@ -84,7 +86,14 @@ class State:
             return self._argument(name)
         if name in _NUMBERS:
             return ["1"]
-        known = {"!": ["$!"], "HOME": [HOME], "PWD": list(self.folders), "TMPDIR": ["/tmp"], "IFS": [" "], "PATH": [INSTALLED]}
+        known = {
+            "!": ["$!"],
+            "HOME": [HOME],
+            "PWD": list(self.folders),
+            "TMPDIR": ["/tmp"],
+            "IFS": [" "],
+            "PATH": [INSTALLED],
+        }
         return known.get(name, [UNKNOWN])
 
     def _argument(self, name: str) -> list[str]:
@@ -103,6 +112,8 @@ class State:
         self.failed = tuple(dict.fromkeys([*self.failed, *self.folders]))
         self.folders = tuple(dict.fromkeys(there))
         self.visited = tuple(dict.fromkeys([*self.visited, *there]))
+        if len(self.visited) > MAX_FOLDERS:
+            raise Refused("shell-too-deep", "The command goes to too many folders; write it more simply.")
 
     def go_back(self) -> None:
         """Goes to a folder that it was in before, as ``popd`` and ``cd -`` do."""

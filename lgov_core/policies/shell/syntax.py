@@ -47,10 +47,11 @@ class Node:
 
     __slots__ = ("children", "depth", "end", "field", "is_named", "start", "text", "type")
 
-    def __init__(self, raw: tree_sitter.Node, field: str | None, depth: int, source: bytes) -> None:
-        self.type, self.start, self.end, self.field = raw.type, raw.start_byte, raw.end_byte, field
-        self.is_named, self.depth = raw.is_named, depth
-        self.text = source[self.start : self.end].decode(errors="replace")
+    def __init__(
+        self, kind: str, text: str, start: int, end: int, *, field: str | None, named: bool, depth: int
+    ) -> None:
+        self.type, self.text, self.start, self.end = kind, text, start, end
+        self.field, self.is_named, self.depth = field, named, depth
         self.children: list[Node] = []
         if self.type == "word" and "\n" in self.text.replace("\\\n", ""):
             raise unclear("A word over several lines is not understood; put it in quotes.")
@@ -126,7 +127,9 @@ def _copied(raw: tree_sitter.Node, source: bytes) -> Node:
         if parent is not None and parent.type == node.type == "list":
             here = parent
         else:
-            here = Node(node, cursor.field_name, parent.depth + 1 if parent is not None else 0, source)
+            start, end, depth = node.start_byte, node.end_byte, parent.depth + 1 if parent is not None else 0
+            text = source[start:end].decode(errors="replace")
+            here = Node(node.type, text, start, end, field=cursor.field_name, named=node.is_named, depth=depth)
             root = root or here
             if parent is not None:
                 parent.children.append(here)
@@ -144,13 +147,12 @@ def _hand_down(node: Node, source: bytes) -> None:
     body = node.first("body") if node.type == "redirected_statement" else None
     while body is not None and body.type in ("pipeline", "list", "negated_command"):
         last = body.children[-1]
-        inner = Node.__new__(Node)
-        inner.type, inner.start, inner.end, inner.field = "redirected_statement", last.start, node.end, last.field
-        inner.is_named, inner.depth, inner.text = True, last.depth, source[last.start : node.end].decode()
+        text = source[last.start : node.end].decode(errors="replace")
+        inner = Node(node.type, text, last.start, node.end, field=last.field, named=True, depth=last.depth)
         inner.children = [last, *(child for child in node.children if child is not body)]
         last.field = "body"
         body.children[-1] = inner
-        node.type, node.children, node.end = body.type, body.children, node.end
+        node.type, node.children = body.type, body.children
         node, body = inner, last
 
 

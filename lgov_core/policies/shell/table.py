@@ -21,7 +21,7 @@ A string in the place of an entry is the name of another command that takes the 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -31,7 +31,26 @@ from lgov_core.errors import PolicyError
 
 PATH = Path(__file__).with_name("commands.yaml")
 _KEYS = frozenset(
-    "flags values args after sub when acts like any plain long dashless work runs prints stdin first needs".split()
+    [
+        "flags",
+        "values",
+        "args",
+        "after",
+        "sub",
+        "when",
+        "acts",
+        "like",
+        "any",
+        "plain",
+        "long",
+        "dashless",
+        "work",
+        "runs",
+        "prints",
+        "stdin",
+        "first",
+        "needs",
+    ]
 )
 #: An entry for a name that may be run with any arguments.
 FREE: dict[str, Any] = {"any": True, "args": "argument*"}
@@ -133,7 +152,9 @@ class Table:
         if given is None or given is True:
             given = {}
         if not isinstance(given, Mapping):
-            raise PolicyError(f"shell: the command {name!r} is {given!r}", hint="write a mapping such as {args: 'read*'}")
+            raise PolicyError(
+                f"shell: the command {name!r} is {given!r}", hint="write a mapping such as {args: 'read*'}"
+            )
         return self._with(Entry(name), cast("Mapping[str, Any]", given))
 
     def _with(self, entry: Entry, given: Mapping[str, Any]) -> Entry:
@@ -146,7 +167,9 @@ class Table:
         flags, values = set(entry.flags), dict(entry.values)
         for other in str(given.get("like", "")).split():
             shared = self._groups.get(other, self._commands.get(other, {}))
-            shared_entry = self._with(Entry(other), {key: shared[key] for key in ("flags", "values", "like") if key in shared})
+            shared_entry = self._with(
+                Entry(other), {key: shared[key] for key in ("flags", "values", "like") if key in shared}
+            )
             flags.update(shared_entry.flags)
             values.update(shared_entry.values)
         flags.update(_flags(given))
@@ -172,7 +195,9 @@ class Table:
             made["runs"] = tuple(str(given["runs"]).split())
         if "sub" in given:
             made["sub"] = _spread(given["sub"])
-        return replace(entry, **made, stdin=str(given.get("stdin", entry.stdin)), needs=str(given.get("needs", entry.needs)))
+        return replace(
+            entry, **made, stdin=str(given.get("stdin", entry.stdin)), needs=str(given.get("needs", entry.needs))
+        )
 
 
 def _flags(given: Mapping[str, Any]) -> list[str]:
@@ -207,7 +232,9 @@ def _kind(command: str, given: Any) -> Kind:
     if isinstance(name, str) and name[-1:] in "*?!":
         name, count = name[:-1], name[-1]
     if not isinstance(name, str) or name not in KINDS:
-        raise PolicyError(f"shell: the command {command!r} has a word of kind {given!r}", hint=f"kinds: {', '.join(KINDS)}")
+        raise PolicyError(
+            f"shell: the command {command!r} has a word of kind {given!r}", hint=f"kinds: {', '.join(KINDS)}"
+        )
     return Kind(name, choices, count)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from itertools import zip_longest
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 
 from lgov_core.policies.shell.call import Input
 from lgov_core.policies.shell.redirects import Redirects
@@ -20,7 +20,16 @@ MAX_ALTERNATIVES = 64
 _COMPARISONS = re.compile(r"-(?:eq|ne|lt|le|gt|ge)")
 NOTHING = [""]
 _SEQUENCES = frozenset(
-    "program do_group compound_statement else_clause elif_clause case_item then_clause heredoc_redirect".split()
+    [
+        "program",
+        "do_group",
+        "compound_statement",
+        "else_clause",
+        "elif_clause",
+        "case_item",
+        "then_clause",
+        "heredoc_redirect",
+    ]
 )
 
 
