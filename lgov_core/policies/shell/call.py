@@ -36,8 +36,6 @@ class Call:
     commands: list[tuple[str, list[str]]] = field(default_factory=list[tuple[str, list[str]]])
     operands: list[str] = field(default_factory=list[str])
     options: set[str] = field(default_factory=set[str])
-    #: Names of the files that it finds, with wildcards.
-    patterns: list[str] = field(default_factory=list[str])
 
     def of(self, kind: str) -> list[str]:
         """The words of one kind."""

@@ -6,37 +6,15 @@ import os.path
 import posixpath
 import re
 from collections.abc import Iterable, Sequence
-from fnmatch import fnmatchcase, translate
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from itertools import pairwise
 
-from lgov_core.policies.options import names
 from lgov_core.policies.shell.refusal import Budget, Refused, unclear
-from lgov_core.policies.shell.secrets import HOLDING_SECRETS, is_secret
+from lgov_core.policies.shell.secrets import HOLDING_SECRETS, is_secret, listed, pattern_of
 from lgov_core.policies.shell.state import State
 from lgov_core.policies.shell.values import ANY, BELOW, HOME, PIPE, STAR, UNKNOWN, is_wild, shown
 
-#: Never written, not even in a writable folder: other programs run what is in them.
-_PROTECTED_NAMES = names(
-    """
-    .git .ssh .gnupg .aws .kube .bashrc .bash_profile .bash_login .bash_logout .profile .zshrc .zshenv .zprofile .zlogin
-    .netrc .npmrc .pypirc .envrc authorized_keys .inputrc .gitconfig .vimrc .pam_environment .config/autostart
-    sitecustomize.py usercustomize.py *.pth .claude/settings.json .claude/settings.local.json .codex/config.toml
-    .gemini/settings.json .cursor/hooks.json
-    """
-)
-_PROTECTED = re.compile("|".join(map(translate, _PROTECTED_NAMES)))
-#: Folders that a tool makes again, so that removing the whole tree loses nothing.
-_REGENERABLE = names(
-    """
-    build dist target out node_modules __pycache__ *.egg-info .eggs coverage htmlcov .pytest_cache .mypy_cache .ruff_cache
-    .tox .nox .cache .venv venv .next .nuxt .turbo .parcel-cache .svelte-kit .gradle _build site .coverage .nyc_output tmp
-    temp .terraform cmake-build-* logs .hypothesis .ipynb_checkpoints .angular .output storybook-static bazel-*
-    """
-)
-_REGENERABLE_NAME = re.compile("|".join(map(translate, _REGENERABLE)))
-#: Files that may be removed by a pattern from a whole tree.
-_LEFT_OVERS = names("*.pyc *.pyo *.tmp *.bak *.orig *.rej *.swp *~ .DS_Store *.o *.class *.tsbuildinfo *.gcda *.gcno")
 _SINKS = frozenset({"/dev/null", "/dev/stdout", "/dev/stderr", "/dev/tty", "/dev/fd/1", "/dev/fd/2", "-"})
 _SCRATCH = ("/tmp", "/var/tmp")
 #: A name with an ending: removing it with ``-r`` removes one file.
@@ -142,7 +120,9 @@ class Places:
             remade = any(_is_remade(part) for part in posixpath.relpath(path, self._root(path)).split("/"))
             literal = re.sub(f"[{STAR}{ANY}{BELOW}.]", "", name)
             deep = STAR in folder or BELOW in path
-            left_over = any(fnmatchcase(name.replace(BELOW, ""), glob.replace("*", STAR)) for glob in _LEFT_OVERS)
+            left_over = any(
+                fnmatchcase(name.replace(BELOW, ""), glob.replace("*", STAR)) for glob in listed("left_overs")
+            )
             if is_wild(path) and (len(literal) < 2 or (deep and not left_over)) and not remade:
                 raise Refused("shell-delete", f"{shown(field)} may be anything; name the files.")
             if recursive and not remade and _FILE_ENDING.fullmatch(name) is None:
@@ -207,8 +187,8 @@ class Places:
 
 def _is_remade(name: str) -> bool:
     if STAR in name or ANY in name:
-        return name.replace(STAR, "*").replace(ANY, "?") in _REGENERABLE
-    return _REGENERABLE_NAME.match(name.replace(BELOW, "")) is not None
+        return name.replace(STAR, "*").replace(ANY, "?") in listed("regenerable")
+    return pattern_of("regenerable").match(name.replace(BELOW, "")) is not None
 
 
 def _inside(path: str, root: str) -> bool:
@@ -218,9 +198,9 @@ def _inside(path: str, root: str) -> bool:
 @lru_cache(4096)
 def _is_protected(name: str) -> bool:
     name = name.lower().replace(BELOW, "")
-    if _PROTECTED.match(name) is not None:
+    if pattern_of("protected").match(name) is not None:
         return True
     if name[:1] != "." or not is_wild(name):
         return False
     glob = name.replace(STAR, "*").replace(ANY, "?")
-    return any(fnmatchcase(protected, glob) for protected in _PROTECTED_NAMES)
+    return any(fnmatchcase(protected, glob) for protected in listed("protected"))

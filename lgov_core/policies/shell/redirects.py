@@ -64,7 +64,7 @@ class Redirects:
                 continue
             if operator in (">&", "<&", ">&-", "<&-") and re.fullmatch(r"\d+-?|-", target.text):
                 continue
-            for path in (field for reading in self._words.readings(target) for field in reading):
+            for path in (word for reading in self._words.readings(target) for word in reading):
                 if path.startswith(("/dev/tcp", "/dev/udp")):
                     raise Refused("shell-network", "A network connection through /dev/tcp is not allowed.")
                 if operator in ("<", "<&"):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from lgov_core.policies.shell.call import Call, Input, read_call
-from lgov_core.policies.shell.kinds import KINDS
+from lgov_core.policies.shell.kinds import check_word
 from lgov_core.policies.shell.places import Places
 from lgov_core.policies.shell.refusal import Budget, Refused, unclear, unknown
 from lgov_core.policies.shell.state import State
@@ -98,7 +98,7 @@ class Session:
         here = self.state.copy() if any(kind.name == "chdir" for kind, _ in call.checks) else None
         for kind, word in sorted(call.checks, key=lambda check: check[0].name != "chdir"):
             if not kind.choices or word not in kind.choices:
-                KINDS[kind.name](self, call, word)
+                check_word(self, call, kind.name, word)
         if entry.work:
             self.places.work_here()
         for name in entry.runs:
@@ -124,7 +124,7 @@ class Session:
     def _inner(self, call: Call, kind: str, words: list[str]) -> None:
         """Judges a command that ``call`` runs."""
         if kind == "python":
-            KINDS[kind](self, call, words[0])
+            check_word(self, call, kind, words[0])
             return
         if kind == "environment":
             self._with_environment(call, words)
@@ -169,7 +169,7 @@ class Session:
         """Judges ``env NAME=value command``."""
         at = next((at for at, word in enumerate(words) if "=" not in word), len(words))
         for word in words[:at]:
-            KINDS["assign"](self, call, word)
+            check_word(self, call, "assign", word)
             name, _, value = word.partition("=")
             self.state.assign(name, [*self.state.variables.get(name, [UNKNOWN]), value])
         if at < len(words):
@@ -202,7 +202,7 @@ class Session:
                 "shell-program", f"{call.entry.name} would run what comes from elsewhere; name a program file."
             )
         for text in given.values:
-            KINDS[use](self, call, text)
+            check_word(self, call, use, text)
 
     def _call_function(self, name: str, args: list[str], given: Input) -> list[str]:
         self.budget.enter()
@@ -272,7 +272,7 @@ class Session:
         named = [*call.of("tree"), *call.of("look"), *call.of("read")]
         roots = [root for root in named if root not in ("(", ")", "!", ",")] or ["."]
         negated = {"-not", "-o", "-or"} & call.options or {"!", ","} & set(call.operands)
-        patterns = [] if negated else [pattern.replace("*", STAR).replace("?", ANY) for pattern in call.patterns]
+        patterns = [] if negated else [pattern.replace("*", STAR).replace("?", ANY) for pattern in call.of("found")]
         patterns = patterns or [STAR]
         return [
             f"{root.rstrip('/') or '/'}/{BELOW}{pattern}".replace("//", "/") for root in roots for pattern in patterns

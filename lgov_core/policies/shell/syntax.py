@@ -77,7 +77,7 @@ class Node:
         while waiting:
             node = waiting.pop()
             found.append(node)
-            waiting.extend(reversed(node.children))
+            waiting.extend(node.children[::-1])
         return found
 
 
@@ -118,7 +118,7 @@ def parse(text: str) -> Node:
 def _copied(raw: tree_sitter.Node, source: bytes) -> Node:
     """The tree below ``raw``. A list inside a list (``(a && b) && c``) becomes one, however long it is."""
     cursor = raw.walk()
-    root: Node | None = None
+    root: Node | None = None  # the first one
     above: list[Node] = []
     while True:
         node = cursor.node
@@ -138,6 +138,7 @@ def _copied(raw: tree_sitter.Node, source: bytes) -> Node:
             continue
         while not cursor.goto_next_sibling():
             if not cursor.goto_parent():
+                assert root is not None
                 return root
             _hand_down(above.pop(), source)
 
@@ -161,15 +162,21 @@ def _check_gaps(nodes: list[Node], source: bytes) -> None:
     for node in nodes:
         if node.type in _OPEN_TEXT:
             continue
-        before, previous = node.start, None
+        before = node.start
+        previous: Node | None = None
         for child in node.children:
             gap = source[before : child.start].replace(b"\\\n", b"").strip()
             if b"\\" in gap:
                 raise unclear("Put words with spaces in quotes.")
             if gap and not (gap == b"-" and node.type == "redirected_statement"):
                 raise unclear(f"{gap.decode(errors='replace')[:20]!r} is not understood; write it more simply.")
-            glued = previous is not None and child.start == before and child.type in WORDS
-            if glued and node.type in _LISTS and previous.type in (WORDS - {"file_descriptor"}) | {"command_name"}:
+            glued = child.start == before and child.type in WORDS
+            if (
+                previous is not None
+                and glued
+                and node.type in _LISTS
+                and previous.type in (WORDS - {"file_descriptor"}) | {"command_name"}
+            ):
                 raise unclear("Two words stand together in a way that is not understood.")
             before, previous = child.end, child
 

@@ -93,15 +93,14 @@ class Entry:
 class Table:
     """Commands by name. Entries are compiled when they are first used; may be shared by threads."""
 
-    def __init__(self, commands: Mapping[str, Any], groups: Mapping[str, Any], variables: Mapping[str, Any]) -> None:
-        self._commands, self._groups, self._variables = commands, groups, variables
-        #: What a closed variable may be set to all the same, as a regular expression.
-        self.allowed_values: Mapping[str, str] = _spread(variables["allowed"])
+    def __init__(self, data: Mapping[str, Any], commands: Mapping[str, Any]) -> None:
+        self._data, self._commands, self._groups = data, commands, data["groups"]
         self._compiled: dict[str, Entry] = {}
+        self._patterns: dict[str, tuple[str, re.Pattern[str], list[str]]] = {}
 
     def extended(self, commands: Mapping[str, Any]) -> Table:
         """A table with further commands, which replace those of the same name. Raises `PolicyError` for a bad entry."""
-        made = Table({**self._commands, **commands}, self._groups, self._variables)
+        made = Table(self._data, {**self._commands, **commands})
         for name in commands:
             made.entry(name)
         return made
@@ -109,7 +108,35 @@ class Table:
     @cached_property
     def closed_variables(self) -> re.Pattern[str]:
         """Variables of the environment that no text may set."""
-        return re.compile("|".join(self._variables["closed"]))
+        return re.compile("|".join(self._data["variables"]["closed"]))
+
+    @cached_property
+    def allowed_values(self) -> Mapping[str, str]:
+        """What a closed variable may be set to all the same, as a regular expression."""
+        return _spread(self._data["variables"]["allowed"])
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        """Names and places of files, as globs."""
+        return self._data["files"]
+
+    @cached_property
+    def python(self) -> tuple[frozenset[str], frozenset[str], Mapping[str, tuple[str, ...]]]:
+        """What Python on a command line may use: builtins, methods, and names by module."""
+        data = self._data["python"]
+        modules = {module: tuple(str(names).split()) for module, names in data["modules"].items()}
+        return frozenset(data["builtins"].split()), frozenset(data["methods"].split()), modules
+
+    def pattern(self, kind: str) -> tuple[str, re.Pattern[str], list[str]] | None:
+        """The rule, pattern and further checks of a kind that is a pattern."""
+        if kind not in self._data["patterns"]:
+            return None
+        if kind not in self._patterns:
+            rule, pattern, *further = self._data["patterns"][kind]
+            for escape in ("\\ue000", "\\ue001", "\\ue002", "\\ue009"):
+                pattern = pattern.replace(escape, chr(int(escape[2:], 16)))
+            self._patterns[kind] = (rule, re.compile(pattern, re.DOTALL), " ".join(further).split())
+        return self._patterns[kind]
 
     def known(self, name: str) -> str | None:
         """The name under which a command stands in the table: ``python3.12`` is ``python``."""
@@ -173,21 +200,21 @@ class Table:
             flags.update(shared_entry.flags)
             values.update(shared_entry.values)
         flags.update(_flags(given))
-        values.update(_values(entry.name, given.get("values", {})))
+        values.update(self._values(entry.name, given.get("values", {})))
         made: dict[str, Any] = {"flags": frozenset(flags), "values": values}
         for key in ("any", "plain", "long", "dashless", "work", "first"):
             if key in given:
                 made[key] = bool(given[key])
         for key in ("args", "after"):
             if key in given:
-                made[key] = tuple(_kind(entry.name, part) for part in _parts(given[key]))
+                made[key] = tuple(self._kind(entry.name, part) for part in _parts(given[key]))
         if "when" in given:
             made["when"] = tuple(
                 (tuple(frozenset(option.split("+")) for option in options.split()), keys)
                 for options, keys in given["when"].items()
             )
         if "acts" in given:
-            made["acts"] = _values(entry.name, given["acts"])
+            made["acts"] = self._values(entry.name, given["acts"])
         if "prints" in given:
             printed = given["prints"]
             made["prints"] = {"": printed} if isinstance(printed, str) else _spread(printed)
@@ -198,6 +225,23 @@ class Table:
         return replace(
             entry, **made, stdin=str(given.get("stdin", entry.stdin)), needs=str(given.get("needs", entry.needs))
         )
+
+    def _kind(self, command: str, given: Any) -> Kind:
+        from lgov_core.policies.shell.kinds import KINDS
+
+        count, choices, name = "", (), given
+        if isinstance(given, Mapping) and len(cast("Mapping[str, Any]", given)) == 1:
+            (name, listed), *_ = cast("Mapping[str, Any]", given).items()
+            choices = tuple(map(str, listed))
+        if isinstance(name, str) and name[-1:] in "*?!":
+            name, count = name[:-1], name[-1]
+        if not isinstance(name, str) or not (name in KINDS or name in self._data["patterns"]):
+            hint = f"kinds: {', '.join([*KINDS, *self._data['patterns']])}"
+            raise PolicyError(f"shell: the command {command!r} has a word of kind {given!r}", hint=hint)
+        return Kind(name, choices, count)
+
+    def _values(self, command: str, given: Mapping[str, Any]) -> dict[str, Kind]:
+        return {option: self._kind(command, kind) for option, kind in _spread(given).items()}
 
 
 def _flags(given: Mapping[str, Any]) -> list[str]:
@@ -214,28 +258,8 @@ def _spread(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for key, value in given.items() for name in (str(key).split() or [""])}
 
 
-def _values(command: str, given: Mapping[str, Any]) -> dict[str, Kind]:
-    return {option: _kind(command, kind) for option, kind in _spread(given).items()}
-
-
 def _parts(given: Any) -> list[Any]:
     return given.split() if isinstance(given, str) else [given] if isinstance(given, Mapping) else list(given)
-
-
-def _kind(command: str, given: Any) -> Kind:
-    from lgov_core.policies.shell.kinds import KINDS
-
-    count, choices, name = "", (), given
-    if isinstance(given, Mapping) and len(cast("Mapping[str, Any]", given)) == 1:
-        (name, listed), *_ = cast("Mapping[str, Any]", given).items()
-        choices = tuple(map(str, listed))
-    if isinstance(name, str) and name[-1:] in "*?!":
-        name, count = name[:-1], name[-1]
-    if not isinstance(name, str) or name not in KINDS:
-        raise PolicyError(
-            f"shell: the command {command!r} has a word of kind {given!r}", hint=f"kinds: {', '.join(KINDS)}"
-        )
-    return Kind(name, choices, count)
 
 
 @lru_cache(1)
@@ -245,4 +269,4 @@ def default_table() -> Table:
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     data = yaml.load(PATH.read_bytes(), loader)
-    return Table(_spread(data["commands"]), data["groups"], data["variables"])
+    return Table(data, _spread(data["commands"]))
