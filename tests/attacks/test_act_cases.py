@@ -1,4 +1,4 @@
-"""Paths, URLs and shell commands somebody may try, judged by the policy file beside them; and how many are judged right."""
+"""Paths and URLs somebody may try, judged by the policy file beside them; and how many are judged right."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from lgov_core.policies import PolicySet, ShellPolicy, load_policy_file
+from lgov_core.policies import PolicySet, load_policy_file
 from lgov_core.types import Action, Point
 
 HERE = Path(__file__).parent
-TOPICS = ("paths", "urls", "shell", "shell_more", "shell_everyday", "shell_sessions")
+TOPICS = ("paths", "urls")
 
 
 def cases(topic: str) -> list[dict[str, Any]]:
@@ -57,12 +57,3 @@ def test_ids_are_unique_and_no_case_stands_twice(topic: str) -> None:
     found = cases(topic)
     assert len({case["id"] for case in found}) == len(found)
     assert len({json.dumps(case["arguments"]) for case in found}) == len(found)
-
-
-def test_an_allowed_command_stays_allowed_in_company_and_a_denied_one_denied() -> None:
-    judge = ShellPolicy(cwd="/srv/project", writable=["/srv/project", "/tmp"])
-    found = cases("shell")
-    bad = [c["arguments"]["command"] for c in found if c["expect"] == "deny" and "<<" not in c["arguments"]["command"]]
-    for command in bad:
-        for company in (f"ls && {command}", f"ls; {command}", f"({command})", f"if true; then\n{command}\nfi"):
-            assert judge.judge_command(company).blocks, company

@@ -36,6 +36,8 @@ class Call:
     commands: list[tuple[str, list[str]]] = field(default_factory=list[tuple[str, list[str]]])
     operands: list[str] = field(default_factory=list[str])
     options: set[str] = field(default_factory=set[str])
+    #: Whether an option that acts stands ahead of one that says on what.
+    late: bool = False
 
     def of(self, kind: str) -> list[str]:
         """The words of one kind."""
@@ -178,6 +180,7 @@ class _Reader:
             if not words:
                 raise unclear(f"{option} has no value.")
             value = words.pop(0)
+        self.call.late |= kind.name == "found" and bool(self.call.commands or self.call.of("delfound"))
         self.call.checks.append((kind, value))
 
 

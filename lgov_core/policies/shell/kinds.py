@@ -67,7 +67,7 @@ def _own(session: Session, call: Call, word: str) -> None:
     if re.search(r"[@\\{}$|<>]|://", path) or path == "-":
         raise Refused("shell-network", f"{shown(word)} is not surely a file of this folder.")
     if path not in (".", "..."):
-        session.places.inside(path)
+        session.places.at_home(path)
         session.places.mention(path)
         session.places.unwritten(path)
 
@@ -97,13 +97,18 @@ def _script(session: Session, call: Call, word: str) -> None:
 
 
 def _delete_found(session: Session, call: Call, word: str) -> None:
+    session.places.exact, before = True, session.places.exact
     for found in session.files_of(call):
         session.places.delete(found)
+    session.places.exact = before
 
 
 def _read_value(session: Session, call: Call, word: str) -> None:
-    if word.startswith("@"):
-        session.places.read(word[1:])
+    session.places.mention(word)
+    name, at, path = word.rpartition("@")
+    if at and name in ("", f"{word.partition('=')[0]}="):
+        session.places.read(path)
+        session.places.inside(path)
 
 
 def _assign(session: Session, call: Call, word: str) -> None:
@@ -174,6 +179,8 @@ def _trap(session: Session, call: Call, word: str) -> None:
         before = session.state.copy()
         session.state.variables = {}
         session.script(word, call.given, None)
+        if session.state.variables:
+            raise unclear("A trap that sets variables is not followed.")
         session.state.variables = before.variables
         session.state.merge(before)
         session.trapped = True

@@ -34,6 +34,10 @@ class Places:
         #: Programs that it has compiled from sources of the project.
         self.built: set[str] = set()
         self.fetched = False
+        #: Files and folders that it has moved: they are no longer made again by a build.
+        self.moved: set[str] = set()
+        #: Whether names of files that a search finds are given as they are, not split at spaces.
+        self.exact = False
 
     # ------------------------------------------------------------------ reading
 
@@ -100,21 +104,33 @@ class Places:
             if not may_be_secret and is_secret("/".join(below)):
                 raise Refused("shell-secret", f"{shown(field)} holds keys, credentials or private history.")
             if notes:
+                if BELOW in path:
+                    raise Refused("shell-write", f"{shown(field)} may be any file; name the files.")
                 self.written.add(path)
+                self.built.discard(path)
 
     def move(self, field: str) -> None:
         """Refuses what may not be written, and the folders that the text works in."""
         self.write(field)
+        self.moved.update(self._paths(field))
         if field in _SINKS or any(_inside(root, path) for path in self._paths(field) for root in self._roots()):
             raise Refused("shell-delete", f"{shown(field)} is the working folder itself, or holds it.")
 
     def delete(self, field: str, *, recursive: bool = False) -> None:
         """Refuses what is not one file (or, when ``recursive``, a tree that is made again) in a writable folder."""
-        self.write(field)
+        try:
+            self.write(field, notes=False)
+        except Refused as refused:
+            rule = "shell-delete" if refused.rule == "shell-write" else refused.rule
+            raise Refused(rule, refused.reason) from None
         for path in self._paths(field):
             folder, _, name = path.rpartition("/")
             if any(_inside(root, path) for root in self._roots()):
                 raise Refused("shell-delete", f"{shown(field)} is the working folder itself, or holds it.")
+            if recursive and any(_inside(moved, path) or _inside(path, moved) for moved in self.moved):
+                raise Refused("shell-delete", f"{shown(field)} is or holds what this text moves.")
+            if BELOW in path and not self.exact:
+                raise Refused("shell-delete", "A name with a space would be several; use find -delete or xargs -0.")
             if self._is_scratch(path):
                 continue
             remade = any(_is_remade(part) for part in posixpath.relpath(path, self._root(path)).split("/"))
@@ -133,6 +149,8 @@ class Places:
     def _is_scratch(self, path: str) -> bool:
         """Whether a path surely lies in ``/tmp``, and is not where the text works."""
         if not any(_inside(path, root) and path != root for root in _SCRATCH) or _inside(path, self.home):
+            return False
+        if posixpath.dirname(path) in _SCRATCH and path.rpartition("/")[2] == STAR:  # which may be empty
             return False
         glob, depth = path.replace(BELOW, STAR).replace(STAR, "*").replace(ANY, "?"), path.count("/")
         roots = [root.split("/") for root in self._roots() if root not in _SCRATCH]
@@ -158,9 +176,12 @@ class Places:
         if self.fetched or not self.written.isdisjoint(self._paths(field)):
             raise Refused("shell-program", f"{shown(field)} may be what this text writes or fetches; look at it first.")
 
-    def work_here(self, field: str = ".") -> None:
-        """Refuses a folder in which tools would run and write what lies there, unless it is one of ours."""
-        self.inside(field)
+    def at_home(self, field: str) -> None:
+        """Refuses what does not surely lie in the folder that the text begins in: programs and settings come from there."""
+        if not all(_inside(path, self.home) for path in self._paths(field)):
+            raise Refused(
+                "shell-program", f"{shown(field)} lies outside of {self.home}, where programs and settings are."
+            )
 
     # ------------------------------------------------------------------ paths
 

@@ -12,8 +12,6 @@ from lgov_core.policies.shell.session import Session
 from lgov_core.policies.shell.syntax import WORDS, Node
 from lgov_core.policies.shell.words import Words
 
-#: Files of settings, which a project may begin with a text that is written out.
-_SETTINGS = re.compile(r"(?:.*/)?\.env(?:\.[a-z]+)?")
 _STATEMENTS = frozenset({"pipeline", "command", "list", "redirected_statement"})
 
 
@@ -71,8 +69,7 @@ class Redirects:
                     self._session.places.read(path)
                     found.given = Input("file")
                 elif operator in (">", ">>", ">|", "&>", "&>>", ">&"):
-                    begins = operator in (">>", ">") and _SETTINGS.fullmatch(path) is not None
-                    self._session.places.write(path, may_be_secret=begins or operator == ">>")
+                    self._session.places.write(path, may_be_secret=operator == ">>")
                 else:
                     raise unclear(f"The redirection {operator} is not understood; use <, > or >>.")
 

@@ -53,7 +53,7 @@ def is_secret(word: str) -> bool:
         return True
     if path.startswith("/") and pattern_of("secret_places").match(path) is not None:
         return True
-    return is_wild(path) and _may_be_secret(path)
+    return is_wild(path) and _may_be_secret(path, hidden=BELOW in word)
 
 
 @lru_cache(4096)
@@ -61,7 +61,8 @@ def _is_secret_name(name: str) -> bool:
     return pattern_of("secret_names").match(name.lower()) is not None
 
 
-def _may_be_secret(path: str) -> bool:
+def _may_be_secret(path: str, *, hidden: bool) -> bool:
+    """Whether a path with stand-ins may be one of the examples; ``hidden``: a search matches a leading dot with a wildcard."""
     name = path.rpartition("/")[2]
     if len(_HOLE.sub("", path).replace("/", "")) < 2:
         return path.startswith("/")
@@ -70,7 +71,7 @@ def _may_be_secret(path: str) -> bool:
     steps = {UNKNOWN: ".*", STAR: "[^/]*", ANY: "[^/]"}
     pattern = re.compile("".join(steps.get(letter, re.escape(letter)) for letter in path), re.DOTALL)
     for example in listed("secret_examples"):
-        hidden = example.rpartition("/")[2].startswith(".") and name[:1] in (STAR, ANY)  # no wildcard matches the dot
-        if not hidden and pattern.fullmatch(example) is not None:
+        dotted = example.rpartition("/")[2].startswith(".") and name[:1] in (STAR, ANY)
+        if (hidden or not dotted) and pattern.fullmatch(example) is not None:
             return True
     return False

@@ -13,7 +13,7 @@ from lgov_core.policies.shell.places import Places
 from lgov_core.policies.shell.refusal import Budget, Refused, unclear, unknown
 from lgov_core.policies.shell.state import State
 from lgov_core.policies.shell.table import Table
-from lgov_core.policies.shell.values import ANY, BELOW, INSTALLED, STAR, UNKNOWN, is_wild, shown
+from lgov_core.policies.shell.values import ANY, BELOW, HOME, INSTALLED, STAR, UNKNOWN, is_wild, shown
 
 if TYPE_CHECKING:
     from lgov_core.policies.shell.syntax import Node
@@ -100,7 +100,7 @@ class Session:
             if not kind.choices or word not in kind.choices:
                 check_word(self, call, kind.name, word)
         if entry.work:
-            self.places.work_here()
+            (self.places.inside if entry.work == "ours" else self.places.at_home)(".")
         for name in entry.runs:
             self.places.unwritten(name)
         for kind_name, words in call.commands:
@@ -109,6 +109,8 @@ class Session:
             raise unknown(
                 f"{entry.name} without further words shows or runs more than is known here; name what is meant."
             )
+        if entry.name == "cd" and not call.operands:
+            self.state.go(HOME)
         if entry.name == "shift":
             self.state.positional = None
         if entry.name == "popd":
@@ -144,7 +146,7 @@ class Session:
             words = [
                 word.replace("{}", found) for word in words for found in (self.files_of(call) if "{}" in word else [""])
             ]
-            self.run(words, _NO_FILE)
+            self._run_exactly(words)
             return
         if call.entry.stdin == "words":
             known = call.given.source != "file" and not call.of("read")
@@ -159,11 +161,20 @@ class Session:
                 ]
             else:
                 words = [*words, *lines]
-            self.run(words, _NO_FILE)
+            if quotes:
+                self.run(words, _NO_FILE)
+            else:
+                self._run_exactly(words)
             return
         before = self.state.copy()
         self.run(words, call.given)
         self.state.merge(before)
+
+    def _run_exactly(self, words: list[str]) -> None:
+        """Judges a command that gets names of files as they are, not split at spaces."""
+        self.places.exact, before = True, self.places.exact
+        self.run(words, _NO_FILE)
+        self.places.exact = before
 
     def _with_environment(self, call: Call, words: list[str]) -> None:
         """Judges ``env NAME=value command``."""
@@ -227,7 +238,9 @@ class Session:
 
     def program(self, path: str) -> None:
         """Refuses a program that is neither the project's nor built by this text."""
-        if re.search(r"/bin/activate$", path):
+        if "://" in path:
+            raise Refused("shell-program", f"{shown(path)} is not a program of this folder.")
+        if path.endswith("/activate") and _TOOL_FOLDER.fullmatch(posixpath.dirname(path)):
             return self.places.tool(path)
         if all(posixpath.normpath(posixpath.join(folder, path)) in self.places.built for folder in self.state.folders):
             return None
@@ -271,7 +284,7 @@ class Session:
         """Words that stand for the files that a search finds."""
         named = [*call.of("tree"), *call.of("look"), *call.of("read")]
         roots = [root for root in named if root not in ("(", ")", "!", ",")] or ["."]
-        negated = {"-not", "-o", "-or"} & call.options or {"!", ","} & set(call.operands)
+        negated = call.late or {"-not", "-o", "-or"} & call.options or {"!", ","} & set(call.operands)
         patterns = [] if negated else [pattern.replace("*", STAR).replace("?", ANY) for pattern in call.of("found")]
         patterns = patterns or [STAR]
         return [
@@ -299,7 +312,7 @@ class Session:
         if kind == "listed":
             return [f"./{BELOW}{STAR}"]
         if kind == "operands":
-            return [*call.operands, STAR]
+            return [*call.operands, BELOW + STAR]
         if kind == "words":
             text = " ".join(call.operands)
             return [UNKNOWN if "\\" in text else text]

@@ -76,11 +76,11 @@ class State:
         found = list(dict.fromkeys(values))
         self.variables[name] = found if len(found) <= MAX_VALUES else [UNKNOWN]
 
-    def values(self, name: str, *, asked: bool = False) -> list[str]:
-        """What ``$name`` may be. Refuses secrets of the environment, unless a text only asks whether there is one."""
+    def values(self, name: str) -> list[str]:
+        """What ``$name`` may be. Refuses secrets of the environment."""
         if name in self.variables:
             return self.variables[name]
-        if is_secret_variable(name) and not asked:
+        if is_secret_variable(name):
             raise Refused("shell-secret", f"${name} of the environment is a secret, which is not shown or sent.")
         if re.fullmatch(r"[0-9]+|[@*]", name):
             return self._argument(name)

@@ -11,7 +11,7 @@ An entry says what a command may be given; everything else is unknown. Its keys:
 - ``like``: names of ``groups`` or commands whose flags and values it has too.
 - ``any: true``: unknown options are taken as arguments (kind ``argument``). ``plain: true``: text that is not known does no harm.
 - ``long: true``: options of more than one letter begin with a single ``-``. ``dashless: true``: the first word is options.
-- ``work: true``: it runs and changes what lies in the current folder. ``runs``: files of it that it takes commands from.
+- ``work: true``: it runs what lies in the current folder, so that this is of the project (``ours``: or writable). ``runs``: files of it that it takes commands from.
 - ``prints``: what its output may be used for, ``{"": kind, "--option": kind}``. ``stdin``: what it does with its input.
 - ``first: true``: options end at the first operand. ``needs: word`` (or ``any``): it has an operand (or an option).
 
@@ -85,7 +85,7 @@ class Entry:
     plain: bool = False
     long: bool = False
     dashless: bool = False
-    work: bool = False
+    work: str = ""
     first: bool = False
     needs: str = ""
 
@@ -137,6 +137,11 @@ class Table:
                 pattern = pattern.replace(escape, chr(int(escape[2:], 16)))
             self._patterns[kind] = (rule, re.compile(pattern, re.DOTALL), " ".join(further).split())
         return self._patterns[kind]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all commands."""
+        return list(self._commands)
 
     def known(self, name: str) -> str | None:
         """The name under which a command stands in the table: ``python3.12`` is ``python``."""
@@ -202,7 +207,7 @@ class Table:
         flags.update(_flags(given))
         values.update(self._values(entry.name, given.get("values", {})))
         made: dict[str, Any] = {"flags": frozenset(flags), "values": values}
-        for key in ("any", "plain", "long", "dashless", "work", "first"):
+        for key in ("any", "plain", "long", "dashless", "first"):
             if key in given:
                 made[key] = bool(given[key])
         for key in ("args", "after"):
@@ -223,7 +228,11 @@ class Table:
         if "sub" in given:
             made["sub"] = _spread(given["sub"])
         return replace(
-            entry, **made, stdin=str(given.get("stdin", entry.stdin)), needs=str(given.get("needs", entry.needs))
+            entry,
+            **made,
+            stdin=str(given.get("stdin", entry.stdin)),
+            needs=str(given.get("needs", entry.needs)),
+            work=str(given.get("work", entry.work)),
         )
 
     def _kind(self, command: str, given: Any) -> Kind:

@@ -145,9 +145,9 @@ class Walk:
             if child.type == "comment":
                 continue
             if operator == "||":
-                self._state.settle()
                 if skipped is not None:
                     self._state.merge(skipped)
+                self._state.settle()
             if operator:
                 before = self._state.copy()
                 if skipped is not None:

@@ -175,7 +175,7 @@ class Words:
         if index is not None:
             found = [part for value in self._state.values(f"{name}[@]") for part in value.split(BREAK)]
         else:
-            found = self._state.values(name, asked=rest.startswith((":-", "-")))
+            found = self._state.values(name)
         found = found if quoted else [unquoted(value) for value in found]
         if not rest:
             return found
