@@ -36,8 +36,8 @@ class Call:
     commands: list[tuple[str, list[str]]] = field(default_factory=list[tuple[str, list[str]]])
     operands: list[str] = field(default_factory=list[str])
     options: set[str] = field(default_factory=set[str])
-    #: Names of the files that it finds, with wildcards.
-    patterns: list[str] = field(default_factory=list[str])
+    #: Whether an option that acts stands ahead of one that says on what.
+    late: bool = False
 
     def of(self, kind: str) -> list[str]:
         """The words of one kind."""
@@ -59,7 +59,9 @@ def read_call(table: Table, entry: Entry, words: Sequence[str], given: Input) ->
             found = table.sub(entry, "*")
             rest.insert(0, name)
         if found is None:
-            raise unknown(f"{entry.name} {name[:40]} is not known here; add it to commands of the policy if it should be.")
+            raise unknown(
+                f"{entry.name} {name[:40]} is not known here; add it to commands of the policy if it should be."
+            )
         entry = found
     entry = call.entry = table.switched(entry, call.options)
     _give_kinds(call, entry, operands, verbatim)
@@ -178,6 +180,7 @@ class _Reader:
             if not words:
                 raise unclear(f"{option} has no value.")
             value = words.pop(0)
+        self.call.late |= kind.name == "found" and bool(self.call.commands or self.call.of("delfound"))
         self.call.checks.append((kind, value))
 
 

@@ -6,37 +6,15 @@ import os.path
 import posixpath
 import re
 from collections.abc import Iterable, Sequence
-from fnmatch import fnmatchcase, translate
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from itertools import pairwise
 
-from lgov_core.policies.options import names
 from lgov_core.policies.shell.refusal import Budget, Refused, unclear
-from lgov_core.policies.shell.secrets import HOLDING_SECRETS, is_secret
+from lgov_core.policies.shell.secrets import HOLDING_SECRETS, is_secret, listed, pattern_of
 from lgov_core.policies.shell.state import State
 from lgov_core.policies.shell.values import ANY, BELOW, HOME, PIPE, STAR, UNKNOWN, is_wild, shown
 
-#: Never written, not even in a writable folder: other programs run what is in them.
-_PROTECTED_NAMES = names(
-    """
-    .git .ssh .gnupg .aws .kube .bashrc .bash_profile .bash_login .bash_logout .profile .zshrc .zshenv .zprofile .zlogin
-    .netrc .npmrc .pypirc .envrc authorized_keys .inputrc .gitconfig .vimrc .pam_environment .config/autostart
-    sitecustomize.py usercustomize.py *.pth .claude/settings.json .claude/settings.local.json .codex/config.toml
-    .gemini/settings.json .cursor/hooks.json
-    """
-)
-_PROTECTED = re.compile("|".join(map(translate, _PROTECTED_NAMES)))
-#: Folders that a tool makes again, so that removing the whole tree loses nothing.
-_REGENERABLE = names(
-    """
-    build dist target out node_modules __pycache__ *.egg-info .eggs coverage htmlcov .pytest_cache .mypy_cache .ruff_cache
-    .tox .nox .cache .venv venv .next .nuxt .turbo .parcel-cache .svelte-kit .gradle _build site .coverage .nyc_output tmp
-    temp .terraform cmake-build-* logs .hypothesis .ipynb_checkpoints .angular .output storybook-static bazel-*
-    """
-)
-_REGENERABLE_NAME = re.compile("|".join(map(translate, _REGENERABLE)))
-#: Files that may be removed by a pattern from a whole tree.
-_LEFT_OVERS = names("*.pyc *.pyo *.tmp *.bak *.orig *.rej *.swp *~ .DS_Store *.o *.class *.tsbuildinfo *.gcda *.gcno")
 _SINKS = frozenset({"/dev/null", "/dev/stdout", "/dev/stderr", "/dev/tty", "/dev/fd/1", "/dev/fd/2", "-"})
 _SCRATCH = ("/tmp", "/var/tmp")
 #: A name with an ending: removing it with ``-r`` removes one file.
@@ -56,6 +34,10 @@ class Places:
         #: Programs that it has compiled from sources of the project.
         self.built: set[str] = set()
         self.fetched = False
+        #: Files and folders that it has moved: they are no longer made again by a build.
+        self.moved: set[str] = set()
+        #: Whether names of files that a search finds are given as they are, not split at spaces.
+        self.exact = False
 
     # ------------------------------------------------------------------ reading
 
@@ -92,7 +74,7 @@ class Places:
         if field == UNKNOWN:
             return
         self.mention(field)
-        for part in {field, field.rpartition("=")[2]}:
+        for part in {field, field.rpartition("=")[2], re.sub(r"^-\w", "", field)}:
             if part.startswith(("/", "../", HOME)) and not part.startswith(_SYSTEM) and part != PIPE:
                 self.inside(part)
 
@@ -100,7 +82,9 @@ class Places:
         """Refuses what does not surely lie in a folder of the project or a writable one."""
         for path in self._paths(field):
             if not self._is_ours(path):
-                raise Refused("shell-write", f"{shown(field)} lies outside of {', '.join((self.home, *self.writable))}.")
+                raise Refused(
+                    "shell-write", f"{shown(field)} lies outside of {', '.join((self.home, *self.writable))}."
+                )
 
     # ------------------------------------------------------------------ writing
 
@@ -120,35 +104,53 @@ class Places:
             if not may_be_secret and is_secret("/".join(below)):
                 raise Refused("shell-secret", f"{shown(field)} holds keys, credentials or private history.")
             if notes:
+                if BELOW in path:
+                    raise Refused("shell-write", f"{shown(field)} may be any file; name the files.")
                 self.written.add(path)
+                self.built.discard(path)
 
     def move(self, field: str) -> None:
         """Refuses what may not be written, and the folders that the text works in."""
         self.write(field)
+        self.moved.update(self._paths(field))
         if field in _SINKS or any(_inside(root, path) for path in self._paths(field) for root in self._roots()):
             raise Refused("shell-delete", f"{shown(field)} is the working folder itself, or holds it.")
 
     def delete(self, field: str, *, recursive: bool = False) -> None:
         """Refuses what is not one file (or, when ``recursive``, a tree that is made again) in a writable folder."""
-        self.write(field)
+        try:
+            self.write(field, notes=False)
+        except Refused as refused:
+            rule = "shell-delete" if refused.rule == "shell-write" else refused.rule
+            raise Refused(rule, refused.reason) from None
         for path in self._paths(field):
             folder, _, name = path.rpartition("/")
             if any(_inside(root, path) for root in self._roots()):
                 raise Refused("shell-delete", f"{shown(field)} is the working folder itself, or holds it.")
+            if recursive and any(_inside(moved, path) or _inside(path, moved) for moved in self.moved):
+                raise Refused("shell-delete", f"{shown(field)} is or holds what this text moves.")
+            if BELOW in path and not self.exact:
+                raise Refused("shell-delete", "A name with a space would be several; use find -delete or xargs -0.")
             if self._is_scratch(path):
                 continue
             remade = any(_is_remade(part) for part in posixpath.relpath(path, self._root(path)).split("/"))
             literal = re.sub(f"[{STAR}{ANY}{BELOW}.]", "", name)
             deep = STAR in folder or BELOW in path
-            left_over = any(fnmatchcase(name.replace(BELOW, ""), glob.replace("*", STAR)) for glob in _LEFT_OVERS)
+            left_over = any(
+                fnmatchcase(name.replace(BELOW, ""), glob.replace("*", STAR)) for glob in listed("left_overs")
+            )
             if is_wild(path) and (len(literal) < 2 or (deep and not left_over)) and not remade:
                 raise Refused("shell-delete", f"{shown(field)} may be anything; name the files.")
             if recursive and not remade and _FILE_ENDING.fullmatch(name) is None:
-                raise Refused("shell-delete", f"Removing the tree {shown(field)} cannot be undone; remove single files.")
+                raise Refused(
+                    "shell-delete", f"Removing the tree {shown(field)} cannot be undone; remove single files."
+                )
 
     def _is_scratch(self, path: str) -> bool:
         """Whether a path surely lies in ``/tmp``, and is not where the text works."""
         if not any(_inside(path, root) and path != root for root in _SCRATCH) or _inside(path, self.home):
+            return False
+        if posixpath.dirname(path) in _SCRATCH and path.rpartition("/")[2] == STAR:  # which may be empty
             return False
         glob, depth = path.replace(BELOW, STAR).replace(STAR, "*").replace(ANY, "?"), path.count("/")
         roots = [root.split("/") for root in self._roots() if root not in _SCRATCH]
@@ -174,9 +176,12 @@ class Places:
         if self.fetched or not self.written.isdisjoint(self._paths(field)):
             raise Refused("shell-program", f"{shown(field)} may be what this text writes or fetches; look at it first.")
 
-    def work_here(self, field: str = ".") -> None:
-        """Refuses a folder in which tools would run and write what lies there, unless it is one of ours."""
-        self.inside(field)
+    def at_home(self, field: str) -> None:
+        """Refuses what does not surely lie in the folder that the text begins in: programs and settings come from there."""
+        if not all(_inside(path, self.home) for path in self._paths(field)):
+            raise Refused(
+                "shell-program", f"{shown(field)} lies outside of {self.home}, where programs and settings are."
+            )
 
     # ------------------------------------------------------------------ paths
 
@@ -203,8 +208,8 @@ class Places:
 
 def _is_remade(name: str) -> bool:
     if STAR in name or ANY in name:
-        return name.replace(STAR, "*").replace(ANY, "?") in _REGENERABLE
-    return _REGENERABLE_NAME.match(name.replace(BELOW, "")) is not None
+        return name.replace(STAR, "*").replace(ANY, "?") in listed("regenerable")
+    return pattern_of("regenerable").match(name.replace(BELOW, "")) is not None
 
 
 def _inside(path: str, root: str) -> bool:
@@ -214,9 +219,9 @@ def _inside(path: str, root: str) -> bool:
 @lru_cache(4096)
 def _is_protected(name: str) -> bool:
     name = name.lower().replace(BELOW, "")
-    if _PROTECTED.match(name) is not None:
+    if pattern_of("protected").match(name) is not None:
         return True
     if name[:1] != "." or not is_wild(name):
         return False
     glob = name.replace(STAR, "*").replace(ANY, "?")
-    return any(fnmatchcase(protected, glob) for protected in _PROTECTED_NAMES)
+    return any(fnmatchcase(protected, glob) for protected in listed("protected"))

@@ -12,8 +12,6 @@ from lgov_core.policies.shell.session import Session
 from lgov_core.policies.shell.syntax import WORDS, Node
 from lgov_core.policies.shell.words import Words
 
-#: Files of settings, which a project may begin with a text that is written out.
-_SETTINGS = re.compile(r"(?:.*/)?\.env(?:\.[a-z]+)?")
 _STATEMENTS = frozenset({"pipeline", "command", "list", "redirected_statement"})
 
 
@@ -64,15 +62,14 @@ class Redirects:
                 continue
             if operator in (">&", "<&", ">&-", "<&-") and re.fullmatch(r"\d+-?|-", target.text):
                 continue
-            for path in (field for reading in self._words.readings(target) for field in reading):
+            for path in (word for reading in self._words.readings(target) for word in reading):
                 if path.startswith(("/dev/tcp", "/dev/udp")):
                     raise Refused("shell-network", "A network connection through /dev/tcp is not allowed.")
                 if operator in ("<", "<&"):
                     self._session.places.read(path)
                     found.given = Input("file")
                 elif operator in (">", ">>", ">|", "&>", "&>>", ">&"):
-                    begins = operator in (">>", ">") and _SETTINGS.fullmatch(path) is not None
-                    self._session.places.write(path, may_be_secret=begins or operator == ">>")
+                    self._session.places.write(path, may_be_secret=operator == ">>")
                 else:
                     raise unclear(f"The redirection {operator} is not understood; use <, > or >>.")
 

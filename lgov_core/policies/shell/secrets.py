@@ -1,4 +1,4 @@
-"""Which names and places hold keys, credentials or private history."""
+"""Which names and places hold keys, credentials or private history, and which files are protected or made again."""
 
 from __future__ import annotations
 
@@ -9,56 +9,30 @@ from functools import lru_cache
 from itertools import pairwise
 
 from lgov_core.policies.content.credential_names import CREDENTIAL_NAMES
-from lgov_core.policies.options import names
-from lgov_core.policies.shell.values import ANY, BELOW, HOME, PIPE, STAR, UNKNOWN, is_wild
+from lgov_core.policies.shell.table import default_table
+from lgov_core.policies.shell.values import ANY, BELOW, PIPE, STAR, UNKNOWN, is_wild
 
-#: Names of keys, credentials and private history, wherever they lie.
-_SECRET_NAMES = (
-    *CREDENTIAL_NAMES,
-    *names(
-        """
-        .*_history .mozilla .thunderbird .gem .config/google-chrome .config/chromium share/keyrings .config/op .config/hub
-        .gradle/gradle.properties .subversion/auth .pulumi/credentials.json pip.conf
-        """
-    ),
-)
-_SECRET_NAME = re.compile("|".join(map(translate, _SECRET_NAMES)))
-_SECRET_PLACE = re.compile(
-    "|".join(
-        map(
-            translate,
-            names(
-                """
-    /etc/shadow* /etc/gshadow* /etc/passwd* /etc/sudoers* /etc/security/* /etc/ssl/private* /etc/krb5* /etc/ssh/*
-    /etc/master.passwd /proc/*/environ /proc/*/mem /proc/*/maps /proc/*/fd* /proc/*/root* /proc/*/cwd* /proc/*/cmdline
-    /proc/kcore /proc/kallsyms /dev/mem /dev/kmem /dev/sd* /dev/nvme* /dev/vd* /dev/hd* /dev/disk* /dev/mapper*
-    /dev/input* /dev/tcp* /dev/udp* /var/run/secrets* /run/secrets* /var/run/docker.sock /run/docker.sock /root /root/*
-    /var/spool/cron* /var/lib/docker* /etc/kubernetes/*.conf /etc/kubernetes/pki* /etc/rancher/* /etc/wireguard*
-    /etc/openvpn/* /etc/NetworkManager/system-connections* /etc/ppp/*-secrets /etc/postfix/sasl* /var/mail*
-    /var/spool/mail* /var/lib/mysql* /var/lib/postgresql* /dev/kmsg /var/log/auth.log* /var/log/secure*
-    /private/etc/master.passwd /Library/Keychains* /var/db/*
-    """
-            ),
-        )
-    )
-)
-#: Folders with some of these somewhere below.
+#: Folders with secrets somewhere below.
 HOLDING_SECRETS = re.compile(
     r"//?|/~|/(?:etc|home|Users|root|proc|run|dev|var|var/run)|/home/[^/]+|/Users/[^/]+|/~/\.config|/etc/ss[hl]"
 )
 _TEMPLATES = (".env.example", ".env.sample", ".env.template", ".env.dist", ".env.test", "*.pub", "known_hosts")
-#: What a word with a stand-in is compared with.
-_EXAMPLES = names(
-    f"""
-    /etc/shadow /etc/gshadow /etc/sudoers /etc/passwd {HOME}/.ssh/id_rsa {HOME}/.ssh/id_ed25519
-    {HOME}/.ssh/authorized_keys {HOME}/.aws/credentials {HOME}/.netrc {HOME}/.bash_history /proc/self/environ
-    /dev/tcp/host/80 .env app/.env /app/.env {HOME}/.kube/config {HOME}/.git-credentials /root/.ssh/id_rsa
-    /etc/ssl/private/privkey.pem /etc/ssl/private/site.key {HOME}/store.p12 {HOME}/release.keystore
-    """
-)
 #: Stand-ins of one word beyond which it may be anything.
 MAX_WILD = 24
 _HOLE = re.compile(f"[{STAR}{ANY}{UNKNOWN}]")
+
+
+@lru_cache(8)
+def listed(name: str) -> tuple[str, ...]:
+    """A list of globs in the table's ``files``."""
+    return tuple(default_table().files[name].split())
+
+
+@lru_cache(8)
+def pattern_of(name: str) -> re.Pattern[str]:
+    """A list of globs in the table's ``files`` as one pattern."""
+    extra = CREDENTIAL_NAMES if name == "secret_names" else ()
+    return re.compile("|".join(map(translate, (*extra, *listed(name)))))
 
 
 def is_secret(word: str) -> bool:
@@ -77,26 +51,27 @@ def is_secret(word: str) -> bool:
         called = [name for name in called if name not in (parts[-1], ".ssh") and not name.startswith(".ssh/")]
     if any(_is_secret_name(name) for name in called if name):
         return True
-    if path.startswith("/") and _SECRET_PLACE.match(path) is not None:
+    if path.startswith("/") and pattern_of("secret_places").match(path) is not None:
         return True
-    return is_wild(path) and _may_be_secret(path)
+    return is_wild(path) and _may_be_secret(path, hidden=BELOW in word)
 
 
 @lru_cache(4096)
 def _is_secret_name(name: str) -> bool:
-    return _SECRET_NAME.match(name.lower()) is not None
+    return pattern_of("secret_names").match(name.lower()) is not None
 
 
-def _may_be_secret(path: str) -> bool:
+def _may_be_secret(path: str, *, hidden: bool) -> bool:
+    """Whether a path with stand-ins may be one of the examples; ``hidden``: a search matches a leading dot with a wildcard."""
     name = path.rpartition("/")[2]
     if len(_HOLE.sub("", path).replace("/", "")) < 2:
-        return False
+        return path.startswith("/")
     if not path.startswith(("/", ".")) and len(_HOLE.sub("", name).replace(".", "")) < 2:
         return False
     steps = {UNKNOWN: ".*", STAR: "[^/]*", ANY: "[^/]"}
     pattern = re.compile("".join(steps.get(letter, re.escape(letter)) for letter in path), re.DOTALL)
-    for example in _EXAMPLES:
-        hidden = example.rpartition("/")[2].startswith(".") and name[:1] in (STAR, ANY)  # no wildcard matches the dot
-        if not hidden and pattern.fullmatch(example) is not None:
+    for example in listed("secret_examples"):
+        dotted = example.rpartition("/")[2].startswith(".") and name[:1] in (STAR, ANY)
+        if (hidden or not dotted) and pattern.fullmatch(example) is not None:
             return True
     return False

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from lgov_core.policies.shell.call import Call, Input, read_call
-from lgov_core.policies.shell.kinds import KINDS
+from lgov_core.policies.shell.kinds import check_word
 from lgov_core.policies.shell.places import Places
 from lgov_core.policies.shell.refusal import Budget, Refused, unclear, unknown
 from lgov_core.policies.shell.state import State
 from lgov_core.policies.shell.table import Table
-from lgov_core.policies.shell.values import ANY, BELOW, INSTALLED, STAR, UNKNOWN, is_wild, shown
+from lgov_core.policies.shell.values import ANY, BELOW, HOME, INSTALLED, STAR, UNKNOWN, is_wild, shown
 
 if TYPE_CHECKING:
     from lgov_core.policies.shell.syntax import Node
@@ -35,6 +35,8 @@ class Session:
         self.functions: dict[str, Node] = {}
         #: What the table does not know, where the policy does not deny that at once.
         self.unknown: list[str] = []
+        #: Whether a trap was set, which runs in the folder that the text is in by then.
+        self.trapped = False
         self._lenient = lenient
         #: Walks a text, and the body of a function; set by the walk, which needs the session itself.
         self.walk_text: Callable[[str, Input], None]
@@ -57,7 +59,11 @@ class Session:
         if direct and name in self.functions:
             return self._call_function(name, args, given)
         folder, slash, base = name.rpartition("/")
-        if slash and folder not in PROGRAM_FOLDERS and (self.table.known(base) is None or not _TOOL_FOLDER.fullmatch(folder)):
+        if (
+            slash
+            and folder not in PROGRAM_FOLDERS
+            and (self.table.known(base) is None or not _TOOL_FOLDER.fullmatch(folder))
+        ):
             self.program(name)
             for word in args:
                 self.places.argument(word)
@@ -74,7 +80,9 @@ class Session:
                 raise unknown(f"{name[:60]!r} is not a command that is known here; {hint}.")
             entry = self.table.entry(known)
             if args and args[-1] in ("--help", "--version") and all(re.fullmatch(r"[a-z][\w-]*", w) for w in args[:-1]):
-                if len(args) == 1 or (entry.sub and len(args) < 4 and args[-1] == "--help"):
+                if len(args) == 1 or (
+                    len(args) == 2 and args[-1] == "--help" and self.table.sub(entry, args[0]) is not None
+                ):
                     return [UNKNOWN]
             return self._judge(read_call(self.table, entry, args, given))
         except Refused as refused:
@@ -90,15 +98,23 @@ class Session:
         here = self.state.copy() if any(kind.name == "chdir" for kind, _ in call.checks) else None
         for kind, word in sorted(call.checks, key=lambda check: check[0].name != "chdir"):
             if not kind.choices or word not in kind.choices:
-                KINDS[kind.name](self, call, word)
+                check_word(self, call, kind.name, word)
         if entry.work:
-            self.places.work_here()
+            (self.places.inside if entry.work == "ours" else self.places.at_home)(".")
         for name in entry.runs:
             self.places.unwritten(name)
         for kind_name, words in call.commands:
             self._inner(call, kind_name, words)
         if entry.needs and not call.commands and not call.operands and not (entry.needs == "any" and call.options):
-            raise unknown(f"{entry.name} without further words shows or runs more than is known here; name what is meant.")
+            raise unknown(
+                f"{entry.name} without further words shows or runs more than is known here; name what is meant."
+            )
+        if entry.name == "cd" and not call.operands:
+            self.state.go(HOME)
+        if entry.name == "shift":
+            self.state.positional = None
+        if entry.name == "popd":
+            self.state.go_back()
         if entry.name in ("eval", "watch"):
             self.script(" ".join(call.operands), call.given, self.state.positional)
         self._check_input(call)
@@ -110,7 +126,7 @@ class Session:
     def _inner(self, call: Call, kind: str, words: list[str]) -> None:
         """Judges a command that ``call`` runs."""
         if kind == "python":
-            KINDS[kind](self, call, words[0])
+            check_word(self, call, kind, words[0])
             return
         if kind == "environment":
             self._with_environment(call, words)
@@ -118,15 +134,19 @@ class Session:
         if kind == "module":
             name = f"python:{words[0]}"
             if self.table.known(name) is None:
-                raise unknown(f"python -m {words[0][:60]} is not known here; add it to commands of the policy if it should be.")
+                raise unknown(
+                    f"python -m {words[0][:60]} is not known here; add it to commands of the policy if it should be."
+                )
             self._known(name, words[1:], call.given)
             return
         if kind == "tool" and "/" in words[0]:
             raise Refused("shell-network", f"{shown(words[0])} is not the name of a known tool.")
         if kind == "exec":
             words = words if call.entry.name == "find" or any("{}" in word for word in words) else [*words, "{}"]
-            words = [word.replace("{}", found) for word in words for found in (self.files_of(call) if "{}" in word else [""])]
-            self.run(words, _NO_FILE)
+            words = [
+                word.replace("{}", found) for word in words for found in (self.files_of(call) if "{}" in word else [""])
+            ]
+            self._run_exactly(words)
             return
         if call.entry.stdin == "words":
             known = call.given.source != "file" and not call.of("read")
@@ -136,20 +156,33 @@ class Session:
                 lines = [UNKNOWN]
             marks = [mark or "{}" for mark in call.of("name")]
             if marks:
-                words = [word.replace(marks[0], line) for word in words for line in (lines if marks[0] in word else [""])]
+                words = [
+                    word.replace(marks[0], line) for word in words for line in (lines if marks[0] in word else [""])
+                ]
             else:
                 words = [*words, *lines]
-            self.run(words, _NO_FILE)
+            if quotes:
+                self.run(words, _NO_FILE)
+            else:
+                self._run_exactly(words)
             return
         before = self.state.copy()
         self.run(words, call.given)
         self.state.merge(before)
 
+    def _run_exactly(self, words: list[str]) -> None:
+        """Judges a command that gets names of files as they are, not split at spaces."""
+        self.places.exact, before = True, self.places.exact
+        self.run(words, _NO_FILE)
+        self.places.exact = before
+
     def _with_environment(self, call: Call, words: list[str]) -> None:
         """Judges ``env NAME=value command``."""
         at = next((at for at, word in enumerate(words) if "=" not in word), len(words))
         for word in words[:at]:
-            KINDS["assign"](self, call, word)
+            check_word(self, call, "assign", word)
+            name, _, value = word.partition("=")
+            self.state.assign(name, [*self.state.variables.get(name, [UNKNOWN]), value])
         if at < len(words):
             self.run(words[at:], call.given)
 
@@ -160,7 +193,8 @@ class Session:
             if given.source != "file" or given.values != [""]:
                 raise Refused("shell-program", f"{call.entry.name} would run what it reads; give it no input.")
             return
-        if use in ("", "words") or (use != "applied" and call.operands and call.operands[0] != "-"):
+        named = call.operands and call.operands[0] != "-" and "-s" not in call.options
+        if use in ("", "words") or (use != "applied" and named):
             return
         if {"-c", "-m", "-e", "-p"} & call.options and use != "applied":
             return
@@ -175,9 +209,11 @@ class Session:
         if given.source == "file" and given.values == [""] and not alone:
             return
         if UNKNOWN in "".join(given.values) or given.source == "file":
-            raise Refused("shell-program", f"{call.entry.name} would run what comes from elsewhere; name a program file.")
+            raise Refused(
+                "shell-program", f"{call.entry.name} would run what comes from elsewhere; name a program file."
+            )
         for text in given.values:
-            KINDS[use](self, call, text)
+            check_word(self, call, use, text)
 
     def _call_function(self, name: str, args: list[str], given: Input) -> list[str]:
         self.budget.enter()
@@ -202,7 +238,9 @@ class Session:
 
     def program(self, path: str) -> None:
         """Refuses a program that is neither the project's nor built by this text."""
-        if re.search(r"/bin/activate$", path):
+        if "://" in path:
+            raise Refused("shell-program", f"{shown(path)} is not a program of this folder.")
+        if path.endswith("/activate") and _TOOL_FOLDER.fullmatch(posixpath.dirname(path)):
             return self.places.tool(path)
         if all(posixpath.normpath(posixpath.join(folder, path)) in self.places.built for folder in self.state.folders):
             return None
@@ -219,6 +257,8 @@ class Session:
 
     def check_variable(self, name: str, values: Sequence[str]) -> None:
         """Refuses to set a variable that makes programs run something else, or send things elsewhere."""
+        if any("$(" in value or "`" in value for value in values):
+            raise unclear(f"{name[:40]} would hold a command that programs may run; leave it out.")
         allowed = self.table.allowed_values.get(name)
         if name == "PATH":
             entries = [entry for value in values for entry in value.split(":")]
@@ -228,9 +268,9 @@ class Session:
             for entry in (entry for value in values for entry in value.split(":") if entry):
                 self.places.script(entry)
             return
-        elif self.table.closed_variables.fullmatch(name) is None:
-            return
-        elif allowed is not None and all(re.fullmatch(allowed, value) for value in values):
+        elif self.table.closed_variables.fullmatch(name) is None or (
+            allowed is not None and all(re.fullmatch(allowed, value) for value in values)
+        ):
             return
         raise Refused("shell-environment", f"Setting {name[:40]} changes what other programs run; leave it out.")
 
@@ -244,10 +284,12 @@ class Session:
         """Words that stand for the files that a search finds."""
         named = [*call.of("tree"), *call.of("look"), *call.of("read")]
         roots = [root for root in named if root not in ("(", ")", "!", ",")] or ["."]
-        negated = {"-not", "-o", "-or"} & call.options or {"!", ","} & set(call.operands)
-        patterns = [] if negated else [pattern.replace("*", STAR).replace("?", ANY) for pattern in call.patterns]
+        negated = call.late or {"-not", "-o", "-or"} & call.options or {"!", ","} & set(call.operands)
+        patterns = [] if negated else [pattern.replace("*", STAR).replace("?", ANY) for pattern in call.of("found")]
         patterns = patterns or [STAR]
-        return [f"{root.rstrip('/') or '/'}/{BELOW}{pattern}".replace("//", "/") for root in roots for pattern in patterns]
+        return [
+            f"{root.rstrip('/') or '/'}/{BELOW}{pattern}".replace("//", "/") for root in roots for pattern in patterns
+        ]
 
     def _printed(self, call: Call) -> list[str]:
         """What the output of a command may be used for."""
@@ -266,20 +308,27 @@ class Session:
         if kind == "temp":
             return ["/tmp/tmp.1234"]
         if kind == "files":
-            return self.files_of(call)
+            return [UNKNOWN] if call.commands else self.files_of(call)
         if kind == "listed":
             return [f"./{BELOW}{STAR}"]
         if kind == "operands":
-            return call.operands or [f"./{STAR}"]
+            return [*call.operands, BELOW + STAR]
         if kind == "words":
             text = " ".join(call.operands)
-            return [UNKNOWN if "\\" in text or "%" in text.replace("%s", "") else text.replace("%s", UNKNOWN)]
+            return [UNKNOWN if "\\" in text else text]
+        if kind == "format" and call.operands:
+            first, *rest = call.operands
+            if first in ("%s", "%s\\n"):
+                return ["\n".join(rest)]
+            return [UNKNOWN if re.search(r"[\\%]", first) else first]
         if kind == "same" and not call.of("read"):
             return call.given.values if call.given.source != "file" else [UNKNOWN]
-        if kind in ("base", "parent") and call.operands:
-            word = call.operands[0]
+        if kind in ("base", "parent") and (len(call.operands) == 1 or (call.operands and kind == "base")):
+            word, *suffix = call.operands
             if UNKNOWN in word or BELOW in word:
                 return [STAR] if kind == "base" else [UNKNOWN]
-            return [(posixpath.basename if kind == "base" else posixpath.dirname)(word) or "."]
+            if suffix and is_wild(suffix[0]):
+                return [UNKNOWN]
+            part = posixpath.basename(word.rstrip("/")) if kind == "base" else posixpath.dirname(word.rstrip("/"))
+            return [part.removesuffix(suffix[0] if suffix and part != suffix[0] else "") or "."]
         return [UNKNOWN]
-

@@ -11,7 +11,9 @@ from lgov_core.policies.shell.values import BREAK, HOME, INSTALLED, UNKNOWN
 #: Values of one variable, and folders, beyond which nothing is known.
 MAX_VALUES, MAX_FOLDERS = 48, 48
 #: Variables that hold a number, or nothing.
-_NUMBERS = frozenset("? # $ RANDOM SECONDS LINENO UID EUID PPID BASHPID OPTIND EPOCHSECONDS".split())
+_NUMBERS = frozenset(
+    ["?", "#", "$", "RANDOM", "SECONDS", "LINENO", "UID", "EUID", "PPID", "BASHPID", "OPTIND", "EPOCHSECONDS"]
+)
 _SECRET = re.compile(
     r"[A-Z0-9_]*(?:PASSWORD|PASSWD|PASSPHRASE|SECRET|TOKEN|CREDENTIALS?|APIKEY|(?:API|ACCESS|PRIVATE|SIGNING|ENCRYPTION"
     r"|MASTER|AUTH|SECRET|DEPLOY)_KEY|SECRET_KEY_BASE|GITHUB_PAT)(?:_\d+)?|MYSQL_PWD"
@@ -32,6 +34,8 @@ class State:
         self.folders: tuple[str, ...] = (folder,)
         #: Folders it is still in where a ``cd`` has failed.
         self.failed: tuple[str, ...] = ()
+        #: Folders that it was in before, and may go back to.
+        self.visited: tuple[str, ...] = (folder,)
         self.positional: list[str] | None = None
         self._home = folder
 
@@ -44,7 +48,8 @@ class State:
     def replace(self, other: State) -> None:
         """Takes over what holds in ``other``."""
         self.variables = dict(other.variables)
-        self.folders, self.failed, self.positional = other.folders, other.failed, other.positional
+        self.folders, self.failed, self.visited = other.folders, other.failed, other.visited
+        self.positional = other.positional
 
     def merge(self, other: State) -> bool:
         """Adds what may hold in ``other``; whether that changed anything."""
@@ -58,6 +63,7 @@ class State:
             raise Refused("shell-too-deep", "The command may be in too many folders; write it more simply.")
         self.variables, self.folders = merged, folders
         self.failed = tuple(dict.fromkeys([*self.failed, *other.failed]))
+        self.visited = tuple(dict.fromkeys([*self.visited, *other.visited]))
         return (merged, folders) != before
 
     def forget(self, names: set[str]) -> None:
@@ -70,17 +76,24 @@ class State:
         found = list(dict.fromkeys(values))
         self.variables[name] = found if len(found) <= MAX_VALUES else [UNKNOWN]
 
-    def values(self, name: str, *, asked: bool = False) -> list[str]:
-        """What ``$name`` may be. Refuses secrets of the environment, unless a text only asks whether there is one."""
+    def values(self, name: str) -> list[str]:
+        """What ``$name`` may be. Refuses secrets of the environment."""
         if name in self.variables:
             return self.variables[name]
-        if is_secret_variable(name) and not asked:
+        if is_secret_variable(name):
             raise Refused("shell-secret", f"${name} of the environment is a secret, which is not shown or sent.")
         if re.fullmatch(r"[0-9]+|[@*]", name):
             return self._argument(name)
         if name in _NUMBERS:
             return ["1"]
-        known = {"!": ["$!"], "HOME": [HOME], "PWD": list(self.folders), "TMPDIR": ["/tmp"], "IFS": [" "], "PATH": [INSTALLED]}
+        known = {
+            "!": ["$!"],
+            "HOME": [HOME],
+            "PWD": list(self.folders),
+            "TMPDIR": ["/tmp"],
+            "IFS": [" "],
+            "PATH": [INSTALLED],
+        }
         return known.get(name, [UNKNOWN])
 
     def _argument(self, name: str) -> list[str]:
@@ -88,7 +101,7 @@ class State:
         if given is None or name == "0":
             return [UNKNOWN]
         if name in ("@", "*"):
-            return [BREAK.join(given)]
+            return [(BREAK if name == "@" else " ").join(given)]
         return [given[int(name) - 1] if int(name) <= len(given) else ""]
 
     def go(self, target: str) -> None:
@@ -98,6 +111,13 @@ class State:
         there = [posixpath.normpath(posixpath.join(folder, target)) for folder in self.folders]
         self.failed = tuple(dict.fromkeys([*self.failed, *self.folders]))
         self.folders = tuple(dict.fromkeys(there))
+        self.visited = tuple(dict.fromkeys([*self.visited, *there]))
+        if len(self.visited) > MAX_FOLDERS:
+            raise Refused("shell-too-deep", "The command goes to too many folders; write it more simply.")
+
+    def go_back(self) -> None:
+        """Goes to a folder that it was in before, as ``popd`` and ``cd -`` do."""
+        self.folders = self.visited
 
     def settle(self) -> None:
         """After a statement whose failing stops nothing: it may also be where it was before."""

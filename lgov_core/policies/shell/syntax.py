@@ -47,10 +47,11 @@ class Node:
 
     __slots__ = ("children", "depth", "end", "field", "is_named", "start", "text", "type")
 
-    def __init__(self, raw: tree_sitter.Node, field: str | None, depth: int, source: bytes) -> None:
-        self.type, self.start, self.end, self.field = raw.type, raw.start_byte, raw.end_byte, field
-        self.is_named, self.depth = raw.is_named, depth
-        self.text = source[self.start : self.end].decode(errors="replace")
+    def __init__(
+        self, kind: str, text: str, start: int, end: int, *, field: str | None, named: bool, depth: int
+    ) -> None:
+        self.type, self.text, self.start, self.end = kind, text, start, end
+        self.field, self.is_named, self.depth = field, named, depth
         self.children: list[Node] = []
         if self.type == "word" and "\n" in self.text.replace("\\\n", ""):
             raise unclear("A word over several lines is not understood; put it in quotes.")
@@ -76,7 +77,7 @@ class Node:
         while waiting:
             node = waiting.pop()
             found.append(node)
-            waiting.extend(reversed(node.children))
+            waiting.extend(node.children[::-1])
         return found
 
 
@@ -117,7 +118,7 @@ def parse(text: str) -> Node:
 def _copied(raw: tree_sitter.Node, source: bytes) -> Node:
     """The tree below ``raw``. A list inside a list (``(a && b) && c``) becomes one, however long it is."""
     cursor = raw.walk()
-    root: Node | None = None
+    root: Node | None = None  # the first one
     above: list[Node] = []
     while True:
         node = cursor.node
@@ -126,7 +127,9 @@ def _copied(raw: tree_sitter.Node, source: bytes) -> Node:
         if parent is not None and parent.type == node.type == "list":
             here = parent
         else:
-            here = Node(node, cursor.field_name, parent.depth + 1 if parent is not None else 0, source)
+            start, end, depth = node.start_byte, node.end_byte, parent.depth + 1 if parent is not None else 0
+            text = source[start:end].decode(errors="replace")
+            here = Node(node.type, text, start, end, field=cursor.field_name, named=node.is_named, depth=depth)
             root = root or here
             if parent is not None:
                 parent.children.append(here)
@@ -135,6 +138,7 @@ def _copied(raw: tree_sitter.Node, source: bytes) -> Node:
             continue
         while not cursor.goto_next_sibling():
             if not cursor.goto_parent():
+                assert root is not None
                 return root
             _hand_down(above.pop(), source)
 
@@ -144,13 +148,12 @@ def _hand_down(node: Node, source: bytes) -> None:
     body = node.first("body") if node.type == "redirected_statement" else None
     while body is not None and body.type in ("pipeline", "list", "negated_command"):
         last = body.children[-1]
-        inner = Node.__new__(Node)
-        inner.type, inner.start, inner.end, inner.field = "redirected_statement", last.start, node.end, last.field
-        inner.is_named, inner.depth, inner.text = True, last.depth, source[last.start : node.end].decode()
+        text = source[last.start : node.end].decode(errors="replace")
+        inner = Node(node.type, text, last.start, node.end, field=last.field, named=True, depth=last.depth)
         inner.children = [last, *(child for child in node.children if child is not body)]
         last.field = "body"
         body.children[-1] = inner
-        node.type, node.children, node.end = body.type, body.children, node.end
+        node.type, node.children = body.type, body.children
         node, body = inner, last
 
 
@@ -159,15 +162,21 @@ def _check_gaps(nodes: list[Node], source: bytes) -> None:
     for node in nodes:
         if node.type in _OPEN_TEXT:
             continue
-        before, previous = node.start, None
+        before = node.start
+        previous: Node | None = None
         for child in node.children:
             gap = source[before : child.start].replace(b"\\\n", b"").strip()
             if b"\\" in gap:
                 raise unclear("Put words with spaces in quotes.")
             if gap and not (gap == b"-" and node.type == "redirected_statement"):
                 raise unclear(f"{gap.decode(errors='replace')[:20]!r} is not understood; write it more simply.")
-            glued = previous is not None and child.start == before and child.type in WORDS
-            if glued and node.type in _LISTS and previous.type in (WORDS - {"file_descriptor"}) | {"command_name"}:
+            glued = child.start == before and child.type in WORDS
+            if (
+                previous is not None
+                and glued
+                and node.type in _LISTS
+                and previous.type in (WORDS - {"file_descriptor"}) | {"command_name"}
+            ):
                 raise unclear("Two words stand together in a way that is not understood.")
             before, previous = child.end, child
 

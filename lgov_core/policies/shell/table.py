@@ -11,7 +11,7 @@ An entry says what a command may be given; everything else is unknown. Its keys:
 - ``like``: names of ``groups`` or commands whose flags and values it has too.
 - ``any: true``: unknown options are taken as arguments (kind ``argument``). ``plain: true``: text that is not known does no harm.
 - ``long: true``: options of more than one letter begin with a single ``-``. ``dashless: true``: the first word is options.
-- ``work: true``: it runs and changes what lies in the current folder. ``runs``: files of it that it takes commands from.
+- ``work: true``: it runs what lies in the current folder, so that this is of the project (``ours``: or writable). ``runs``: files of it that it takes commands from.
 - ``prints``: what its output may be used for, ``{"": kind, "--option": kind}``. ``stdin``: what it does with its input.
 - ``first: true``: options end at the first operand. ``needs: word`` (or ``any``): it has an operand (or an option).
 
@@ -21,7 +21,7 @@ A string in the place of an entry is the name of another command that takes the 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -31,7 +31,26 @@ from lgov_core.errors import PolicyError
 
 PATH = Path(__file__).with_name("commands.yaml")
 _KEYS = frozenset(
-    "flags values args after sub when acts like any plain long dashless work runs prints stdin first needs".split()
+    [
+        "flags",
+        "values",
+        "args",
+        "after",
+        "sub",
+        "when",
+        "acts",
+        "like",
+        "any",
+        "plain",
+        "long",
+        "dashless",
+        "work",
+        "runs",
+        "prints",
+        "stdin",
+        "first",
+        "needs",
+    ]
 )
 #: An entry for a name that may be run with any arguments.
 FREE: dict[str, Any] = {"any": True, "args": "argument*"}
@@ -66,7 +85,7 @@ class Entry:
     plain: bool = False
     long: bool = False
     dashless: bool = False
-    work: bool = False
+    work: str = ""
     first: bool = False
     needs: str = ""
 
@@ -74,15 +93,14 @@ class Entry:
 class Table:
     """Commands by name. Entries are compiled when they are first used; may be shared by threads."""
 
-    def __init__(self, commands: Mapping[str, Any], groups: Mapping[str, Any], variables: Mapping[str, Any]) -> None:
-        self._commands, self._groups, self._variables = commands, groups, variables
-        #: What a closed variable may be set to all the same, as a regular expression.
-        self.allowed_values: Mapping[str, str] = _spread(variables["allowed"])
+    def __init__(self, data: Mapping[str, Any], commands: Mapping[str, Any]) -> None:
+        self._data, self._commands, self._groups = data, commands, data["groups"]
         self._compiled: dict[str, Entry] = {}
+        self._patterns: dict[str, tuple[str, re.Pattern[str], list[str]]] = {}
 
     def extended(self, commands: Mapping[str, Any]) -> Table:
         """A table with further commands, which replace those of the same name. Raises `PolicyError` for a bad entry."""
-        made = Table({**self._commands, **commands}, self._groups, self._variables)
+        made = Table(self._data, {**self._commands, **commands})
         for name in commands:
             made.entry(name)
         return made
@@ -90,7 +108,40 @@ class Table:
     @cached_property
     def closed_variables(self) -> re.Pattern[str]:
         """Variables of the environment that no text may set."""
-        return re.compile("|".join(self._variables["closed"]))
+        return re.compile("|".join(self._data["variables"]["closed"]))
+
+    @cached_property
+    def allowed_values(self) -> Mapping[str, str]:
+        """What a closed variable may be set to all the same, as a regular expression."""
+        return _spread(self._data["variables"]["allowed"])
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        """Names and places of files, as globs."""
+        return self._data["files"]
+
+    @cached_property
+    def python(self) -> tuple[frozenset[str], frozenset[str], Mapping[str, tuple[str, ...]]]:
+        """What Python on a command line may use: builtins, methods, and names by module."""
+        data = self._data["python"]
+        modules = {module: tuple(str(names).split()) for module, names in data["modules"].items()}
+        return frozenset(data["builtins"].split()), frozenset(data["methods"].split()), modules
+
+    def pattern(self, kind: str) -> tuple[str, re.Pattern[str], list[str]] | None:
+        """The rule, pattern and further checks of a kind that is a pattern."""
+        if kind not in self._data["patterns"]:
+            return None
+        if kind not in self._patterns:
+            rule, pattern, *further = self._data["patterns"][kind]
+            for escape in ("\\ue000", "\\ue001", "\\ue002", "\\ue009"):
+                pattern = pattern.replace(escape, chr(int(escape[2:], 16)))
+            self._patterns[kind] = (rule, re.compile(pattern, re.DOTALL), " ".join(further).split())
+        return self._patterns[kind]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all commands."""
+        return list(self._commands)
 
     def known(self, name: str) -> str | None:
         """The name under which a command stands in the table: ``python3.12`` is ``python``."""
@@ -133,7 +184,9 @@ class Table:
         if given is None or given is True:
             given = {}
         if not isinstance(given, Mapping):
-            raise PolicyError(f"shell: the command {name!r} is {given!r}", hint="write a mapping such as {args: 'read*'}")
+            raise PolicyError(
+                f"shell: the command {name!r} is {given!r}", hint="write a mapping such as {args: 'read*'}"
+            )
         return self._with(Entry(name), cast("Mapping[str, Any]", given))
 
     def _with(self, entry: Entry, given: Mapping[str, Any]) -> Entry:
@@ -146,25 +199,27 @@ class Table:
         flags, values = set(entry.flags), dict(entry.values)
         for other in str(given.get("like", "")).split():
             shared = self._groups.get(other, self._commands.get(other, {}))
-            shared_entry = self._with(Entry(other), {key: shared[key] for key in ("flags", "values", "like") if key in shared})
+            shared_entry = self._with(
+                Entry(other), {key: shared[key] for key in ("flags", "values", "like") if key in shared}
+            )
             flags.update(shared_entry.flags)
             values.update(shared_entry.values)
         flags.update(_flags(given))
-        values.update(_values(entry.name, given.get("values", {})))
+        values.update(self._values(entry.name, given.get("values", {})))
         made: dict[str, Any] = {"flags": frozenset(flags), "values": values}
-        for key in ("any", "plain", "long", "dashless", "work", "first"):
+        for key in ("any", "plain", "long", "dashless", "first"):
             if key in given:
                 made[key] = bool(given[key])
         for key in ("args", "after"):
             if key in given:
-                made[key] = tuple(_kind(entry.name, part) for part in _parts(given[key]))
+                made[key] = tuple(self._kind(entry.name, part) for part in _parts(given[key]))
         if "when" in given:
             made["when"] = tuple(
                 (tuple(frozenset(option.split("+")) for option in options.split()), keys)
                 for options, keys in given["when"].items()
             )
         if "acts" in given:
-            made["acts"] = _values(entry.name, given["acts"])
+            made["acts"] = self._values(entry.name, given["acts"])
         if "prints" in given:
             printed = given["prints"]
             made["prints"] = {"": printed} if isinstance(printed, str) else _spread(printed)
@@ -172,7 +227,30 @@ class Table:
             made["runs"] = tuple(str(given["runs"]).split())
         if "sub" in given:
             made["sub"] = _spread(given["sub"])
-        return replace(entry, **made, stdin=str(given.get("stdin", entry.stdin)), needs=str(given.get("needs", entry.needs)))
+        return replace(
+            entry,
+            **made,
+            stdin=str(given.get("stdin", entry.stdin)),
+            needs=str(given.get("needs", entry.needs)),
+            work=str(given.get("work", entry.work)),
+        )
+
+    def _kind(self, command: str, given: Any) -> Kind:
+        from lgov_core.policies.shell.kinds import KINDS
+
+        count, choices, name = "", (), given
+        if isinstance(given, Mapping) and len(cast("Mapping[str, Any]", given)) == 1:
+            (name, listed), *_ = cast("Mapping[str, Any]", given).items()
+            choices = tuple(map(str, listed))
+        if isinstance(name, str) and name[-1:] in "*?!":
+            name, count = name[:-1], name[-1]
+        if not isinstance(name, str) or not (name in KINDS or name in self._data["patterns"]):
+            hint = f"kinds: {', '.join([*KINDS, *self._data['patterns']])}"
+            raise PolicyError(f"shell: the command {command!r} has a word of kind {given!r}", hint=hint)
+        return Kind(name, choices, count)
+
+    def _values(self, command: str, given: Mapping[str, Any]) -> dict[str, Kind]:
+        return {option: self._kind(command, kind) for option, kind in _spread(given).items()}
 
 
 def _flags(given: Mapping[str, Any]) -> list[str]:
@@ -189,26 +267,8 @@ def _spread(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for key, value in given.items() for name in (str(key).split() or [""])}
 
 
-def _values(command: str, given: Mapping[str, Any]) -> dict[str, Kind]:
-    return {option: _kind(command, kind) for option, kind in _spread(given).items()}
-
-
 def _parts(given: Any) -> list[Any]:
     return given.split() if isinstance(given, str) else [given] if isinstance(given, Mapping) else list(given)
-
-
-def _kind(command: str, given: Any) -> Kind:
-    from lgov_core.policies.shell.kinds import KINDS
-
-    count, choices, name = "", (), given
-    if isinstance(given, Mapping) and len(cast("Mapping[str, Any]", given)) == 1:
-        (name, listed), *_ = cast("Mapping[str, Any]", given).items()
-        choices = tuple(map(str, listed))
-    if isinstance(name, str) and name[-1:] in "*?!":
-        name, count = name[:-1], name[-1]
-    if not isinstance(name, str) or name not in KINDS:
-        raise PolicyError(f"shell: the command {command!r} has a word of kind {given!r}", hint=f"kinds: {', '.join(KINDS)}")
-    return Kind(name, choices, count)
 
 
 @lru_cache(1)
@@ -218,4 +278,4 @@ def default_table() -> Table:
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     data = yaml.load(PATH.read_bytes(), loader)
-    return Table(_spread(data["commands"]), data["groups"], data["variables"])
+    return Table(data, _spread(data["commands"]))

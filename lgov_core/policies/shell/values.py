@@ -32,7 +32,9 @@ def is_wild(word: str) -> bool:
 
 def unquoted(value: str) -> str:
     """A value as part of a word without quotes: it is split at spaces, and its wildcards are expanded."""
-    # A value that is not known may begin further words.
+    # A value that is not known, or a list of files, may be several words.
+    if BELOW in value:
+        value = f"{value} {value}"
     return _SPACE.sub(BREAK, value.translate(_GLOBS)).replace(UNKNOWN, UNKNOWN + BREAK + UNKNOWN)
 
 

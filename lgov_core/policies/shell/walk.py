@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from itertools import zip_longest
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 
 from lgov_core.policies.shell.call import Input
 from lgov_core.policies.shell.redirects import Redirects
@@ -20,7 +20,16 @@ MAX_ALTERNATIVES = 64
 _COMPARISONS = re.compile(r"-(?:eq|ne|lt|le|gt|ge)")
 NOTHING = [""]
 _SEQUENCES = frozenset(
-    "program do_group compound_statement else_clause elif_clause case_item then_clause heredoc_redirect".split()
+    [
+        "program",
+        "do_group",
+        "compound_statement",
+        "else_clause",
+        "elif_clause",
+        "case_item",
+        "then_clause",
+        "heredoc_redirect",
+    ]
 )
 
 
@@ -136,9 +145,9 @@ class Walk:
             if child.type == "comment":
                 continue
             if operator == "||":
-                self._state.settle()
                 if skipped is not None:
                     self._state.merge(skipped)
+                self._state.settle()
             if operator:
                 before = self._state.copy()
                 if skipped is not None:
@@ -217,6 +226,7 @@ class Walk:
     def _on_function_definition(self, node: Node, given: Input) -> list[str]:
         name = node.every("name")[0].text
         known = self._session.table.known(name) is not None
+        known = known or name in self._session.functions
         if self._nesting or known or re.fullmatch(r"[A-Za-z_][\w-]*", name) is None:
             raise unclear(f"A function called {name[:40]!r} hides a command, or is not made for certain; leave it out.")
         self._session.functions[name] = node.every("body")[0]
@@ -249,9 +259,10 @@ class Walk:
     def _command(self, node: Node, given: Input, extra: Sequence[list[list[str]]]) -> list[str]:
         words: list[list[list[str]]] = []
         redirects: list[Node] = []
+        prefixes: dict[str, list[str]] = {}
         for child in node.children:
             if child.type == "variable_assignment":
-                self._assign(child, prefix=True)
+                prefixes.update([self._assign(child, prefix=True)])
             elif child.type in REDIRECTS:
                 redirects.append(child)
             elif child.type == "command_name":
@@ -263,6 +274,11 @@ class Walk:
             else:
                 raise unclear(f"{child.type.replace('_', ' ')} in a command is not understood.")
         found = self._redirects.read(redirects, given)
+        if "IFS" in prefixes and words[0] != [["read"]]:
+            raise unclear("IFS changes how words are split; set it for read only.")
+        for name, values in prefixes.items():  # what the command runs may see it
+            if name != "IFS":
+                self._state.assign(name, [*self._state.variables.get(name, [UNKNOWN]), *values])
         return self._run([*words, *found.words, *extra], found.given)
 
     def _run(self, words: Sequence[list[list[str]]], given: Input) -> list[str]:
@@ -297,7 +313,8 @@ class Walk:
         self._assign(node)
         return NOTHING
 
-    def _assign(self, node: Node, *, prefix: bool = False) -> None:
+    def _assign(self, node: Node, *, prefix: bool = False) -> tuple[str, list[str]]:
+        """Judges an assignment, and gives the variable its values unless it is one for a single command."""
         name, value = node.children[0].text, node.first("value")
         match = re.fullmatch(r"(\w+)(?:\[(\d+)\])?", name)
         if match is None:
@@ -316,12 +333,14 @@ class Walk:
                 values = [old + new for old in self._state.values(name) for new in values]
             if match[2] is not None:
                 self._state.assign(f"{name}[@]", [UNKNOWN])
+                values = [*values, UNKNOWN]
         if prefix and name == "IFS":
-            return
+            return name, values
         self._session.budget.spend(sum(map(len, values)) // 8)
         self._session.check_variable(name, values)
         if not prefix:
             self._state.assign(name, values)
+        return name, values
 
     def _on_declaration_command(self, node: Node, given: Input) -> list[str]:
         words = [child for child in node.named if child.type != "variable_assignment"]

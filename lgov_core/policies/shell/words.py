@@ -167,12 +167,15 @@ class Words:
         if rest.startswith((":+", "+")):
             return self._alternative(node, quoted=quoted, others=[""])
         if index in ("[@]", "[*]"):
-            found = [value if quoted else unquoted(value) for value in self._state.values(f"{name}[@]")]
+            found = self._state.values(f"{name}[@]")
+            if index == "[*]":
+                found = [value.replace(BREAK, " ") for value in found]
+            found = [value if quoted else unquoted(value) for value in found]
             return found if not rest else [UNKNOWN for _ in found]
         if index is not None:
             found = [part for value in self._state.values(f"{name}[@]") for part in value.split(BREAK)]
         else:
-            found = self._state.values(name, asked=rest.startswith((":-", "-")))
+            found = self._state.values(name)
         found = found if quoted else [unquoted(value) for value in found]
         if not rest:
             return found
@@ -278,7 +281,9 @@ def _braces(word: str) -> list[str]:
             (waiting if close >= 0 else done).append(current.replace(CLOSE, "}", 1))
             continue
         before, inner, after = current[:start], current[start + 1 : close], current[close + 1 :]
-        items = [f"{OPEN}"]
+        items = [OPEN]
+        if ".." in inner and COMMA not in inner and not _RANGE.fullmatch(inner):
+            raise unclear("A range in braces that is not understood; write it more simply.")
         if COMMA in inner:
             items = inner.split(COMMA)
         elif _RANGE.fullmatch(inner):
