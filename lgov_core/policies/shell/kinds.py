@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lgov_core.policies.shell.code import check_python, check_sed
+from lgov_core.policies.shell.output import files_of
 from lgov_core.policies.shell.refusal import Refused, unclear, unknown
 from lgov_core.policies.shell.values import HOME, UNKNOWN, is_wild, shown
 
@@ -98,7 +99,7 @@ def _script(session: Session, call: Call, word: str) -> None:
 
 def _delete_found(session: Session, call: Call, word: str) -> None:
     session.places.exact, before = True, session.places.exact
-    for found in session.files_of(call):
+    for found in files_of(call):
         session.places.delete(found)
     session.places.exact = before
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from lgov_core.policies.shell.call import Call, Input, read_call
 from lgov_core.policies.shell.kinds import check_word
+from lgov_core.policies.shell.output import files_of, printed_by
 from lgov_core.policies.shell.places import Places
 from lgov_core.policies.shell.refusal import Budget, Refused, unclear, unknown
 from lgov_core.policies.shell.state import State
-from lgov_core.policies.shell.table import Table
-from lgov_core.policies.shell.values import ANY, BELOW, HOME, INSTALLED, STAR, UNKNOWN, is_wild, shown
+from lgov_core.policies.shell.table import Entry, Table
+from lgov_core.policies.shell.values import HOME, INSTALLED, UNKNOWN, is_wild, shown
 
 if TYPE_CHECKING:
     from lgov_core.policies.shell.syntax import Node
@@ -79,11 +80,8 @@ class Session:
                 hint = "add it to commands of the policy if it should be"
                 raise unknown(f"{name[:60]!r} is not a command that is known here; {hint}.")
             entry = self.table.entry(known)
-            if args and args[-1] in ("--help", "--version") and all(re.fullmatch(r"[a-z][\w-]*", w) for w in args[:-1]):
-                if len(args) == 1 or (
-                    len(args) == 2 and args[-1] == "--help" and self.table.sub(entry, args[0]) is not None
-                ):
-                    return [UNKNOWN]
+            if self._asks_for_help(entry, args):
+                return [UNKNOWN]
             return self._judge(read_call(self.table, entry, args, given))
         except Refused as refused:
             if refused.rule != "shell-unknown" or not self._lenient:
@@ -92,6 +90,13 @@ class Session:
             for word in args:
                 self.places.argument(word)
             return [UNKNOWN]
+
+    def _asks_for_help(self, entry: Entry, args: list[str]) -> bool:
+        """Whether a command or one of its sub-commands is only asked what it does."""
+        if args[-1:] == ["--version"]:
+            return len(args) == 1
+        known = len(args) == 2 and self.table.sub(entry, args[0]) is not None
+        return args[-1:] == ["--help"] and (len(args) == 1 or known)
 
     def _judge(self, call: Call) -> list[str]:
         entry = call.entry
@@ -118,7 +123,7 @@ class Session:
         if entry.name in ("eval", "watch"):
             self.script(" ".join(call.operands), call.given, self.state.positional)
         self._check_input(call)
-        printed = self._printed(call)
+        printed = printed_by(self, call)
         if here is not None:
             self.state.folders, self.state.failed = here.folders, here.failed
         return printed
@@ -144,7 +149,7 @@ class Session:
         if kind == "exec":
             words = words if call.entry.name == "find" or any("{}" in word for word in words) else [*words, "{}"]
             words = [
-                word.replace("{}", found) for word in words for found in (self.files_of(call) if "{}" in word else [""])
+                word.replace("{}", found) for word in words for found in (files_of(call) if "{}" in word else [""])
             ]
             self._run_exactly(words)
             return
@@ -277,58 +282,3 @@ class Session:
     def _is_program_folder(self, entry: str) -> bool:
         shared = ("/tmp", "/var/tmp", "/dev", "/proc", "/run")
         return entry.startswith("/") and not is_wild(entry) and ".." not in entry and not entry.startswith(shared)
-
-    # ------------------------------------------------------------------ output
-
-    def files_of(self, call: Call) -> list[str]:
-        """Words that stand for the files that a search finds."""
-        named = [*call.of("tree"), *call.of("look"), *call.of("read")]
-        roots = [root for root in named if root not in ("(", ")", "!", ",")] or ["."]
-        negated = call.late or {"-not", "-o", "-or"} & call.options or {"!", ","} & set(call.operands)
-        patterns = [] if negated else [pattern.replace("*", STAR).replace("?", ANY) for pattern in call.of("found")]
-        patterns = patterns or [STAR]
-        return [
-            f"{root.rstrip('/') or '/'}/{BELOW}{pattern}".replace("//", "/") for root in roots for pattern in patterns
-        ]
-
-    def _printed(self, call: Call) -> list[str]:
-        """What the output of a command may be used for."""
-        prints = call.entry.prints
-        kind = next((prints[option] for option in prints if option in call.options), prints.get("", ""))
-        if kind == "nothing":
-            return [""]
-        if kind == "name":
-            return [STAR]
-        if kind == "number":
-            return ["1"]
-        if kind == "folder":
-            return list(self.state.folders)
-        if kind == "home":
-            return [self.places.home]
-        if kind == "temp":
-            return ["/tmp/tmp.1234"]
-        if kind == "files":
-            return [UNKNOWN] if call.commands else self.files_of(call)
-        if kind == "listed":
-            return [f"./{BELOW}{STAR}"]
-        if kind == "operands":
-            return [*call.operands, BELOW + STAR]
-        if kind == "words":
-            text = " ".join(call.operands)
-            return [UNKNOWN if "\\" in text else text]
-        if kind == "format" and call.operands:
-            first, *rest = call.operands
-            if first in ("%s", "%s\\n"):
-                return ["\n".join(rest)]
-            return [UNKNOWN if re.search(r"[\\%]", first) else first]
-        if kind == "same" and not call.of("read"):
-            return call.given.values if call.given.source != "file" else [UNKNOWN]
-        if kind in ("base", "parent") and (len(call.operands) == 1 or (call.operands and kind == "base")):
-            word, *suffix = call.operands
-            if UNKNOWN in word or BELOW in word:
-                return [STAR] if kind == "base" else [UNKNOWN]
-            if suffix and is_wild(suffix[0]):
-                return [UNKNOWN]
-            part = posixpath.basename(word.rstrip("/")) if kind == "base" else posixpath.dirname(word.rstrip("/"))
-            return [part.removesuffix(suffix[0] if suffix and part != suffix[0] else "") or "."]
-        return [UNKNOWN]

@@ -9,9 +9,10 @@ An entry says what a command may be given; everything else is unknown. Its keys:
 - ``sub``: sub-commands, each an entry. ``when``: keys that hold where one of these options is given (``-e+-i``: both are).
 - ``acts``: kinds that an option without a value is checked as.
 - ``like``: names of ``groups`` or commands whose flags and values it has too.
-- ``any: true``: unknown options are taken as arguments (kind ``argument``). ``plain: true``: text that is not known does no harm.
+- ``any: true``: unknown options are taken as arguments. ``plain: true``: text that is not known does no harm.
 - ``long: true``: options of more than one letter begin with a single ``-``. ``dashless: true``: the first word is options.
-- ``work: true``: it runs what lies in the current folder, so that this is of the project (``ours``: or writable). ``runs``: files of it that it takes commands from.
+- ``work: true``: it runs what lies in the current folder, which must be of the project (``ours``: or writable).
+- ``runs``: files of that folder that it takes commands from.
 - ``prints``: what its output may be used for, ``{"": kind, "--option": kind}``. ``stdin``: what it does with its input.
 - ``first: true``: options end at the first operand. ``needs: word`` (or ``any``): it has an operand (or an option).
 
@@ -135,7 +136,11 @@ class Table:
             rule, pattern, *further = self._data["patterns"][kind]
             for escape in ("\\ue000", "\\ue001", "\\ue002", "\\ue009"):
                 pattern = pattern.replace(escape, chr(int(escape[2:], 16)))
-            self._patterns[kind] = (rule, re.compile(pattern, re.DOTALL), " ".join(further).split())
+            self._patterns[kind] = (
+                rule,
+                re.compile(pattern, re.DOTALL),
+                [str(name) for part in further for name in part.split()],
+            )
         return self._patterns[kind]
 
     @property
