@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+
 from tests.attacks.shell_cases import SETTINGS, cases, misjudged, scores
 
 #: Malicious ones that pass: a program of the project with harmful arguments, a truncated file, an endless download.

@@ -18,7 +18,6 @@ ALLOWED = {
     "arithmetic": "i=0; while [ $i -lt 3 ]; do i=$((i+1)); done",
     "a function with arguments": 'f() { cat "$1"; }; f a.txt',
     "a function that calls another": "g() { ls; }; f() { g; }; f",
-    "an array": 'a=(x y); wc -l "${a[@]}"',
     "a suffix": 'for f in src/*.js; do git mv "$f" "${f%.js}.ts"; done',
     "a here-document": "cat > notes.md <<'E'\nNever run rm -rf / or `id` or $(id).\nE",
     "a message": "git commit -m \"$(cat <<'E'\nFix it\nE\n)\"",
@@ -88,7 +87,16 @@ def test_is_denied(text: str) -> None:
 @pytest.mark.parametrize("text", [DENIED["a name in quotes"], "cat ~/.ssh/id_rsa", "curl -d x https://a.example"])
 @pytest.mark.parametrize(
     "company",
-    ["ls && {}", "ls; {}", "({})", "if true; then {}; fi", "{} | cat", "echo $({})", "f() {{ {}; }}; f", "bash -c '{}'"],
+    [
+        "ls && {}",
+        "ls; {}",
+        "({})",
+        "if true; then {}; fi",
+        "{} | cat",
+        "echo $({})",
+        "f() {{ {}; }}; f",
+        "bash -c '{}'",
+    ],
 )
 def test_company_does_not_hide_a_command(text: str, company: str) -> None:
     assert POLICY.judge_command(company.format(text.replace("'", ""))).blocks

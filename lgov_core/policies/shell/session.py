@@ -36,8 +36,6 @@ class Session:
         self.functions: dict[str, Node] = {}
         #: What the table does not know, where the policy does not deny that at once.
         self.unknown: list[str] = []
-        #: Whether a trap was set, which runs in the folder that the text is in by then.
-        self.trapped = False
         self._lenient = lenient
         #: Walks a text, and the body of a function; set by the walk, which needs the session itself.
         self.walk_text: Callable[[str, Input], None]
@@ -118,8 +116,6 @@ class Session:
             self.state.go(HOME)
         if entry.name == "shift":
             self.state.positional = None
-        if entry.name == "popd":
-            self.state.go_back()
         if entry.name in ("eval", "watch"):
             self.script(" ".join(call.operands), call.given, self.state.positional)
         self._check_input(call)

@@ -7,8 +7,8 @@ import re
 from lgov_core.policies.shell.refusal import Refused, unclear
 from lgov_core.policies.shell.session import Session
 from lgov_core.policies.shell.syntax import WORDS, Node
-from lgov_core.policies.shell.values import BREAK, UNKNOWN
-from lgov_core.policies.shell.words import MAX_ALTERNATIVES, Words, product_of
+from lgov_core.policies.shell.values import UNKNOWN
+from lgov_core.policies.shell.words import Words
 
 _COMPARISONS = re.compile(r"-(?:eq|ne|lt|le|gt|ge)")
 
@@ -22,24 +22,11 @@ class Variables:
     def assign(self, node: Node, *, prefix: bool = False) -> tuple[str, list[str]]:
         """Judges an assignment, and gives the variable its values unless it is one for a single command."""
         name, value = node.children[0].text, node.first("value")
-        match = re.fullmatch(r"(\w+)(?:\[(\d+)\])?", name)
-        if match is None:
-            raise unclear(f"{name[:40]!r} is not a plain name of a variable.")
-        name, adds = match[1], "+=" in node.text[: len(name) + 4]
-        if value is not None and value.type == "array":
-            words = [self._words.readings(child) for child in value.named if child.type != "comment"]
-            values = [BREAK.join(fields) for fields in product_of(words, MAX_ALTERNATIVES)]
-            if adds:
-                values = [f"{old}{BREAK}{new}" for old in self._state.values(f"{name}[@]") for new in values]
-            self._state.assign(f"{name}[@]", values)
-            values = [one.split(BREAK)[0] for one in values]
-        else:
-            values = [""] if value is None else self._words.values(value)
-            if adds:
-                values = [old + new for old in self._state.values(name) for new in values]
-            if match[2] is not None:
-                self._state.assign(f"{name}[@]", [UNKNOWN])
-                values = [*values, UNKNOWN]
+        if re.fullmatch(r"\w+", name) is None or (value is not None and value.type == "array"):
+            raise unclear("Arrays are not followed; use a variable for each value.")
+        values = [""] if value is None else self._words.values(value)
+        if "+=" in node.text[: len(name) + 4]:
+            values = [old + new for old in self._state.values(name) for new in values]
         if prefix and name == "IFS":
             return name, values
         self._session.budget.spend(sum(map(len, values)) // 8)
@@ -82,14 +69,6 @@ class Variables:
         """Judges ``(( ... ))``."""
         self._words.arithmetic(node)
         self._note_counted(node)
-
-    def count(self, node: Node) -> None:
-        """An arithmetic expression, which may give its variables numbers."""
-        if node.type == "variable_assignment":
-            self.assign(node)
-        else:
-            self._words.operand(node)
-            self._note_counted(node)
 
     def _note_counted(self, node: Node) -> None:
         """Variables that an arithmetic expression may change hold numbers from then on."""

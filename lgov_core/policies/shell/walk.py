@@ -210,13 +210,6 @@ class Walk:
 
         return self._loop(run)
 
-    def _on_c_style_for_statement(self, node: Node, given: Input) -> list[str]:
-        heads = [child for child in node.named if child.field is not None and child.field != "body"]
-        for head in heads:
-            self._variables.count(head)
-        body = [child for child in node.children if child.type in ("do_group", "compound_statement")]
-        return self._loop(lambda: self._sequence(body, given))
-
     def _on_case_statement(self, node: Node, given: Input) -> list[str]:
         printed = NOTHING
         for value in node.every("value"):

@@ -14,7 +14,6 @@ from lgov_core.policies.shell.values import (
     MAX_CHARACTERS,
     MAX_READINGS,
     PIPE,
-    UNKNOWN,
     ansi_c,
     braces,
     finished,
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 _PLAIN = frozenset(
     names("word number regex extglob_pattern variable_name test_operator special_variable_name brace_expression")
 )
-_EXPANSION = re.compile(r"\$\{(#?)([A-Za-z_]\w*|[0-9@*?#$!-])(\[[@*]\]|\[\d+\])?(.*)\}", re.DOTALL)
+_EXPANSION = re.compile(r"\$\{(#?)([A-Za-z_]\w*|[0-9@*?#$!-])(.*)\}", re.DOTALL)
 _NUMBER = re.compile(r"-?\d+")
 
 
@@ -153,21 +152,19 @@ class Words:
 
     def _expansion(self, node: Node, *, quoted: bool) -> list[str]:
         match = _EXPANSION.fullmatch(node.text)
-        if match is None or (match[4] and (match[1] or match[4][0] not in ":-+=?#%/^,")):
+        if match is None or (match[3] and (match[1] or match[3][0] not in ":-+=?#%/^,")):
             raise unclear("Indirect and transforming expansions are not followed; write the value out.")
         if quoted and _holds_quotes(node):
             raise unclear("Quotes inside of a quoted expansion are read in several ways; leave them out.")
-        length, name, index, rest = match.groups()
+        length, name, rest = match.groups()
         if length:
             return ["1"]
         if rest.startswith((":+", "+")):
             return self._alternative(node, quoted=quoted, others=[""])
-        found = self._elements(name, index) if index else self._state.values(name)
+        found = self._state.values(name)
         found = found if quoted else [unquoted(value) for value in found]
         if not rest:
             return found
-        if index:
-            return [UNKNOWN]
         if rest.startswith((":-", "-", ":=", "=")):
             made = self._alternative(node, quoted=quoted, others=found)
             if "=" in rest[:2]:
@@ -179,15 +176,6 @@ class Words:
         for child in node.named[1:]:
             self._evaluated(child, quoted=True)
         return [trimmed(value, rest) for value in found]
-
-    def _elements(self, name: str, index: str) -> list[str]:
-        """The values of ``${name[@]}``, ``${name[*]}`` or one element."""
-        found = self._state.values(f"{name}[@]")
-        if index == "[@]":
-            return found
-        if index == "[*]":
-            return [value.replace(BREAK, " ") for value in found]
-        return [part for value in found for part in value.split(BREAK)]
 
     def _alternative(self, node: Node, *, quoted: bool, others: list[str]) -> list[str]:
         """The readings of the word behind ``:-``, and ``others``."""
