@@ -59,6 +59,7 @@ DENIED = {
     "arithmetic on what is not known": "echo $((x))",
     "quotes inside of a quoted expansion": "echo \"${x:-'$(id)'}\"",
     "a shell that reads lines": "cat <<E | sh\nrm -rf /\nE",
+    "a shell with options that reads lines": "bash -e <<< 'rm -rf /'",
     "a here-document for the last command": "true | sh <<E\nrm -rf /\nE",
     "a shell that reads its arguments": "bash -s x <<< 'rm -rf /'",
     "several lines of a list": "rm -rf target/$(ls)",

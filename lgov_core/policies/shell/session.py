@@ -109,9 +109,7 @@ class Session:
         for kind_name, words in call.commands:
             self._inner(call, kind_name, words)
         if entry.needs and not call.commands and not call.operands and not (entry.needs == "any" and call.options):
-            raise unknown(
-                f"{entry.name} without further words shows or runs more than is known here; name what is meant."
-            )
+            raise unknown(f"{entry.name} without further words does more than is known here; name what is meant.")
         if entry.name == "cd" and not call.operands:
             self.state.go(HOME)
         if entry.name == "shift":
@@ -136,7 +134,7 @@ class Session:
             name = f"python:{words[0]}"
             if self.table.known(name) is None:
                 raise unknown(
-                    f"python -m {words[0][:60]} is not known here; add it to commands of the policy if it should be."
+                    f"python -m {words[0][:60]} is not known here; add {name[:60]} to commands of the policy."
                 )
             self._known(name, words[1:], call.given)
             return
@@ -184,8 +182,9 @@ class Session:
             check_word(self, call, "assign", word)
             name, _, value = word.partition("=")
             self.state.assign(name, [*self.state.variables.get(name, [UNKNOWN]), value])
-        if at < len(words):
-            self.run(words[at:], call.given)
+        if at == len(words):
+            raise unknown("env without a command shows all variables, secrets among them; name the command.")
+        self.run(words[at:], call.given)
 
     def _check_input(self, call: Call) -> None:
         """Judges what a command does with what it reads: runs it as a program, or applies it."""
@@ -197,7 +196,7 @@ class Session:
         named = call.operands and call.operands[0] != "-" and "-s" not in call.options
         if use in ("", "words") or (use != "applied" and named):
             return
-        if {"-c", "-m", "-e", "-p"} & call.options and use != "applied":
+        if ({"-c"} if use == "shell" else {"-c", "-m", "-e", "-p"}) & call.options and use != "applied":
             return
         if use == "applied":
             if given.source == "pipe" and not (call.operands and call.operands[0] != "-"):
@@ -210,9 +209,7 @@ class Session:
         if given.source == "file" and given.values == [""] and not alone:
             return
         if UNKNOWN in "".join(given.values) or given.source == "file":
-            raise Refused(
-                "shell-program", f"{call.entry.name} would run what comes from elsewhere; name a program file."
-            )
+            raise Refused("shell-program", f"{call.entry.name} would run what comes from elsewhere; name a file.")
         for text in given.values:
             check_word(self, call, use, text)
 
