@@ -111,7 +111,14 @@ DENIED = {
         "kubectl delete pod a",
         "docker exec a rm -rf /",
     ],
-    "secrets": ["echo $API_KEY", "env", "printenv GITHUB_TOKEN", "kubectl get secret a", "cat ~/.aws/credentials"],
+    "secrets": [
+        "echo $API_KEY",
+        "env",
+        "env A=1",
+        "printenv GITHUB_TOKEN",
+        "kubectl get secret a",
+        "cat ~/.aws/credentials",
+    ],
     "processes": ["kill -9 1", "kill -9 -1", ":(){ :|:& };:", "while true; do ls & done"],
     "packages": ["pip install git+https://a.example/x", "pip install --index-url http://a.example x", "npm exec a/b"],
 }

@@ -22,8 +22,8 @@ quote = shlex.quote
 #: Nothing may be written, so that every text that makes the file ``marker`` must be denied.
 POLICY = ShellPolicy(cwd="/srv/project", writable=["/nowhere"])
 #: Ways to make the file, as lines of bash.
-LEAVES = (
-    r"""
+LEAVES = [
+    *r"""
 touch marker
 t''ouch marker
 \touch marker
@@ -55,12 +55,12 @@ find . -maxdepth 0 -fprint marker
 echo marker | xargs touch
 echo 'touch marker' | sh
 true | sh <<< 'touch marker'
-""".strip().splitlines()
-    + ["touch mark\\\ner", "sh <<E\ntouch marker\nE", "true | sh <<'E'\n\\touch marker\nE"]
-)
+""".strip().splitlines(),
+    *("touch mark\\\ner", "sh <<E\ntouch marker\nE", "true | sh <<'E'\n\\touch marker\nE"),
+]
 #: Contexts around a command: @ stands for it, and % for it as one quoted word.
-CONTEXTS = (
-    r"""
+CONTEXTS = [
+    *r"""
 (@)
 { @; }
 if @; then :; fi
@@ -125,16 +125,16 @@ echo $'a\\'$(@)
 echo %
 echo '@'
 sed '1e '% /etc/hostname
-""".strip().splitlines()
-    + [
+""".strip().splitlines(),
+    *(
         "cat <<E\n$(@)\nE",
         "cat <<'E'\n$(@)\nE",
         "bash <<'E'\n@\nE",
         "# x\n@",
         "alias e=%\nshopt -s expand_aliases\ne",
         "function f {\n@\n}; f",
-    ]
-)
+    ),
+]
 #: Names that the shell evaluates further: & stands for a subscript with the command.
 EVALUATING = """
 [ -v & ]

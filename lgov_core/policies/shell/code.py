@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from lgov_core.policies.shell.refusal import Refused, unknown
@@ -45,15 +46,7 @@ def check_python(text: str, session: Session) -> None:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise _not_judged("what is not understood") from None
     builtins, methods, known = session.table.python
-    modules: dict[str, str] = {}
-    names: set[str] = set()
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            modules.update({alias.asname or alias.name: alias.name for alias in node.names})
-        elif isinstance(node, ast.ImportFrom):
-            if any(alias.name not in known.get(node.module or "", ()) for alias in node.names):
-                raise _not_judged(f"{node.module}")
-            names.update(alias.asname or alias.name for alias in node.names)
+    modules, names = _imported(nodes, known)
     own = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     own |= {node.arg for node in nodes if isinstance(node, ast.arg)}
     if own & {"open", *modules, *names, *builtins}:
@@ -76,6 +69,20 @@ def check_python(text: str, session: Session) -> None:
                 raise _not_judged(node.id)
         elif not isinstance(node, _SYNTAX):
             raise _not_judged(type(node).__name__)
+
+
+def _imported(nodes: list[ast.AST], known: Mapping[str, tuple[str, ...]]) -> tuple[dict[str, str], set[str]]:
+    """The modules by their names here, and names taken out of modules."""
+    modules: dict[str, str] = {}
+    names: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            modules.update({alias.asname or alias.name: alias.name for alias in node.names})
+        elif isinstance(node, ast.ImportFrom):
+            if any(alias.name not in known.get(node.module or "", ()) for alias in node.names):
+                raise _not_judged(f"{node.module}")
+            names.update(alias.asname or alias.name for alias in node.names)
+    return modules, names
 
 
 def _not_judged(what: str) -> Refused:

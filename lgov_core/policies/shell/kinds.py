@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lgov_core.policies.shell.code import check_python, check_sed
+from lgov_core.policies.shell.output import files_of
 from lgov_core.policies.shell.refusal import Refused, unclear, unknown
 from lgov_core.policies.shell.values import HOME, UNKNOWN, is_wild, shown
 
@@ -98,7 +99,7 @@ def _script(session: Session, call: Call, word: str) -> None:
 
 def _delete_found(session: Session, call: Call, word: str) -> None:
     session.places.exact, before = True, session.places.exact
-    for found in session.files_of(call):
+    for found in files_of(call):
         session.places.delete(found)
     session.places.exact = before
 
@@ -150,20 +151,6 @@ def _filled(session: Session, call: Call, word: str) -> None:
     session.state.assign(word, values)
 
 
-def _array(session: Session, call: Call, word: str) -> None:
-    _filled(session, call, word)
-    session.state.assign(f"{word}[@]", session.state.variables[word])
-
-
-def _go(session: Session, call: Call, word: str) -> None:
-    if session.trapped:
-        raise unclear("Where a trap runs after this is not certain; set it behind the last cd.")
-    if word == "-":
-        session.state.go_back()
-    else:
-        session.state.go(word)
-
-
 def _shell(session: Session, call: Call, word: str) -> None:
     """A shell of its own: only the environment comes from here, and that is not followed."""
     before, functions = session.state.copy(), session.functions
@@ -171,19 +158,6 @@ def _shell(session: Session, call: Call, word: str) -> None:
     session.script(word, call.given, call.of("positional")[1:])
     session.state.replace(before)
     session.functions = functions
-
-
-def _trap(session: Session, call: Call, word: str) -> None:
-    """A text that runs later, when variables hold something else."""
-    if word != "-":
-        before = session.state.copy()
-        session.state.variables = {}
-        session.script(word, call.given, None)
-        if session.state.variables:
-            raise unclear("A trap that sets variables is not followed.")
-        session.state.variables = before.variables
-        session.state.merge(before)
-        session.trapped = True
 
 
 def _volume(session: Session, call: Call, word: str) -> None:
@@ -267,10 +241,8 @@ KINDS: dict[str, Check] = {
     "setting": _setting,
     "variable": _variable,
     "filled": _filled,
-    "array": _array,
-    "go": _go,
+    "go": lambda session, call, word: session.state.go(word),
     "shell": _shell,
-    "trap": _trap,
     "python": lambda session, call, word: check_python(word, session),
     "sed": lambda session, call, word: check_sed(word, session),
     "url": _url,

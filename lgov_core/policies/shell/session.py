@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from lgov_core.policies.shell.call import Call, Input, read_call
 from lgov_core.policies.shell.kinds import check_word
+from lgov_core.policies.shell.output import files_of, printed_by
 from lgov_core.policies.shell.places import Places
 from lgov_core.policies.shell.refusal import Budget, Refused, unclear, unknown
 from lgov_core.policies.shell.state import State
-from lgov_core.policies.shell.table import Table
-from lgov_core.policies.shell.values import ANY, BELOW, HOME, INSTALLED, STAR, UNKNOWN, is_wild, shown
+from lgov_core.policies.shell.table import Entry, Table
+from lgov_core.policies.shell.values import HOME, INSTALLED, UNKNOWN, is_wild, shown
 
 if TYPE_CHECKING:
     from lgov_core.policies.shell.syntax import Node
@@ -35,8 +36,6 @@ class Session:
         self.functions: dict[str, Node] = {}
         #: What the table does not know, where the policy does not deny that at once.
         self.unknown: list[str] = []
-        #: Whether a trap was set, which runs in the folder that the text is in by then.
-        self.trapped = False
         self._lenient = lenient
         #: Walks a text, and the body of a function; set by the walk, which needs the session itself.
         self.walk_text: Callable[[str, Input], None]
@@ -79,11 +78,8 @@ class Session:
                 hint = "add it to commands of the policy if it should be"
                 raise unknown(f"{name[:60]!r} is not a command that is known here; {hint}.")
             entry = self.table.entry(known)
-            if args and args[-1] in ("--help", "--version") and all(re.fullmatch(r"[a-z][\w-]*", w) for w in args[:-1]):
-                if len(args) == 1 or (
-                    len(args) == 2 and args[-1] == "--help" and self.table.sub(entry, args[0]) is not None
-                ):
-                    return [UNKNOWN]
+            if self._asks_for_help(entry, args):
+                return [UNKNOWN]
             return self._judge(read_call(self.table, entry, args, given))
         except Refused as refused:
             if refused.rule != "shell-unknown" or not self._lenient:
@@ -92,6 +88,13 @@ class Session:
             for word in args:
                 self.places.argument(word)
             return [UNKNOWN]
+
+    def _asks_for_help(self, entry: Entry, args: list[str]) -> bool:
+        """Whether a command or one of its sub-commands is only asked what it does."""
+        if args[-1:] == ["--version"]:
+            return len(args) == 1
+        known = len(args) == 2 and self.table.sub(entry, args[0]) is not None
+        return args[-1:] == ["--help"] and (len(args) == 1 or known)
 
     def _judge(self, call: Call) -> list[str]:
         entry = call.entry
@@ -106,19 +109,15 @@ class Session:
         for kind_name, words in call.commands:
             self._inner(call, kind_name, words)
         if entry.needs and not call.commands and not call.operands and not (entry.needs == "any" and call.options):
-            raise unknown(
-                f"{entry.name} without further words shows or runs more than is known here; name what is meant."
-            )
+            raise unknown(f"{entry.name} without further words does more than is known here; name what is meant.")
         if entry.name == "cd" and not call.operands:
             self.state.go(HOME)
         if entry.name == "shift":
             self.state.positional = None
-        if entry.name == "popd":
-            self.state.go_back()
         if entry.name in ("eval", "watch"):
             self.script(" ".join(call.operands), call.given, self.state.positional)
         self._check_input(call)
-        printed = self._printed(call)
+        printed = printed_by(self, call)
         if here is not None:
             self.state.folders, self.state.failed = here.folders, here.failed
         return printed
@@ -135,7 +134,7 @@ class Session:
             name = f"python:{words[0]}"
             if self.table.known(name) is None:
                 raise unknown(
-                    f"python -m {words[0][:60]} is not known here; add it to commands of the policy if it should be."
+                    f"python -m {words[0][:60]} is not known here; add {name[:60]} to commands of the policy."
                 )
             self._known(name, words[1:], call.given)
             return
@@ -144,7 +143,7 @@ class Session:
         if kind == "exec":
             words = words if call.entry.name == "find" or any("{}" in word for word in words) else [*words, "{}"]
             words = [
-                word.replace("{}", found) for word in words for found in (self.files_of(call) if "{}" in word else [""])
+                word.replace("{}", found) for word in words for found in (files_of(call) if "{}" in word else [""])
             ]
             self._run_exactly(words)
             return
@@ -183,8 +182,9 @@ class Session:
             check_word(self, call, "assign", word)
             name, _, value = word.partition("=")
             self.state.assign(name, [*self.state.variables.get(name, [UNKNOWN]), value])
-        if at < len(words):
-            self.run(words[at:], call.given)
+        if at == len(words):
+            raise unknown("env without a command shows all variables, secrets among them; name the command.")
+        self.run(words[at:], call.given)
 
     def _check_input(self, call: Call) -> None:
         """Judges what a command does with what it reads: runs it as a program, or applies it."""
@@ -196,7 +196,7 @@ class Session:
         named = call.operands and call.operands[0] != "-" and "-s" not in call.options
         if use in ("", "words") or (use != "applied" and named):
             return
-        if {"-c", "-m", "-e", "-p"} & call.options and use != "applied":
+        if ({"-c"} if use == "shell" else {"-c", "-m", "-e", "-p"}) & call.options and use != "applied":
             return
         if use == "applied":
             if given.source == "pipe" and not (call.operands and call.operands[0] != "-"):
@@ -209,9 +209,7 @@ class Session:
         if given.source == "file" and given.values == [""] and not alone:
             return
         if UNKNOWN in "".join(given.values) or given.source == "file":
-            raise Refused(
-                "shell-program", f"{call.entry.name} would run what comes from elsewhere; name a program file."
-            )
+            raise Refused("shell-program", f"{call.entry.name} would run what comes from elsewhere; name a file.")
         for text in given.values:
             check_word(self, call, use, text)
 
@@ -277,58 +275,3 @@ class Session:
     def _is_program_folder(self, entry: str) -> bool:
         shared = ("/tmp", "/var/tmp", "/dev", "/proc", "/run")
         return entry.startswith("/") and not is_wild(entry) and ".." not in entry and not entry.startswith(shared)
-
-    # ------------------------------------------------------------------ output
-
-    def files_of(self, call: Call) -> list[str]:
-        """Words that stand for the files that a search finds."""
-        named = [*call.of("tree"), *call.of("look"), *call.of("read")]
-        roots = [root for root in named if root not in ("(", ")", "!", ",")] or ["."]
-        negated = call.late or {"-not", "-o", "-or"} & call.options or {"!", ","} & set(call.operands)
-        patterns = [] if negated else [pattern.replace("*", STAR).replace("?", ANY) for pattern in call.of("found")]
-        patterns = patterns or [STAR]
-        return [
-            f"{root.rstrip('/') or '/'}/{BELOW}{pattern}".replace("//", "/") for root in roots for pattern in patterns
-        ]
-
-    def _printed(self, call: Call) -> list[str]:
-        """What the output of a command may be used for."""
-        prints = call.entry.prints
-        kind = next((prints[option] for option in prints if option in call.options), prints.get("", ""))
-        if kind == "nothing":
-            return [""]
-        if kind == "name":
-            return [STAR]
-        if kind == "number":
-            return ["1"]
-        if kind == "folder":
-            return list(self.state.folders)
-        if kind == "home":
-            return [self.places.home]
-        if kind == "temp":
-            return ["/tmp/tmp.1234"]
-        if kind == "files":
-            return [UNKNOWN] if call.commands else self.files_of(call)
-        if kind == "listed":
-            return [f"./{BELOW}{STAR}"]
-        if kind == "operands":
-            return [*call.operands, BELOW + STAR]
-        if kind == "words":
-            text = " ".join(call.operands)
-            return [UNKNOWN if "\\" in text else text]
-        if kind == "format" and call.operands:
-            first, *rest = call.operands
-            if first in ("%s", "%s\\n"):
-                return ["\n".join(rest)]
-            return [UNKNOWN if re.search(r"[\\%]", first) else first]
-        if kind == "same" and not call.of("read"):
-            return call.given.values if call.given.source != "file" else [UNKNOWN]
-        if kind in ("base", "parent") and (len(call.operands) == 1 or (call.operands and kind == "base")):
-            word, *suffix = call.operands
-            if UNKNOWN in word or BELOW in word:
-                return [STAR] if kind == "base" else [UNKNOWN]
-            if suffix and is_wild(suffix[0]):
-                return [UNKNOWN]
-            part = posixpath.basename(word.rstrip("/")) if kind == "base" else posixpath.dirname(word.rstrip("/"))
-            return [part.removesuffix(suffix[0] if suffix and part != suffix[0] else "") or "."]
-        return [UNKNOWN]

@@ -10,6 +10,8 @@ from lgov_core.policies.shell.values import BREAK, HOME, INSTALLED, UNKNOWN
 
 #: Values of one variable, and folders, beyond which nothing is known.
 MAX_VALUES, MAX_FOLDERS = 48, 48
+#: Characters of all folders together.
+MAX_PATHS = 8_000
 #: Variables that hold a number, or nothing.
 _NUMBERS = frozenset(
     ["?", "#", "$", "RANDOM", "SECONDS", "LINENO", "UID", "EUID", "PPID", "BASHPID", "OPTIND", "EPOCHSECONDS"]
@@ -34,8 +36,6 @@ class State:
         self.folders: tuple[str, ...] = (folder,)
         #: Folders it is still in where a ``cd`` has failed.
         self.failed: tuple[str, ...] = ()
-        #: Folders that it was in before, and may go back to.
-        self.visited: tuple[str, ...] = (folder,)
         self.positional: list[str] | None = None
         self._home = folder
 
@@ -48,8 +48,7 @@ class State:
     def replace(self, other: State) -> None:
         """Takes over what holds in ``other``."""
         self.variables = dict(other.variables)
-        self.folders, self.failed, self.visited = other.folders, other.failed, other.visited
-        self.positional = other.positional
+        self.folders, self.failed, self.positional = other.folders, other.failed, other.positional
 
     def merge(self, other: State) -> bool:
         """Adds what may hold in ``other``; whether that changed anything."""
@@ -63,7 +62,6 @@ class State:
             raise Refused("shell-too-deep", "The command may be in too many folders; write it more simply.")
         self.variables, self.folders = merged, folders
         self.failed = tuple(dict.fromkeys([*self.failed, *other.failed]))
-        self.visited = tuple(dict.fromkeys([*self.visited, *other.visited]))
         return (merged, folders) != before
 
     def forget(self, names: set[str]) -> None:
@@ -106,18 +104,13 @@ class State:
 
     def go(self, target: str) -> None:
         """Changes the folder, as ``cd`` does; it may fail."""
-        if UNKNOWN in target:
+        if UNKNOWN in target or target == "-":
             raise unclear("It is not clear which folder this goes to; write its name out.")
         there = [posixpath.normpath(posixpath.join(folder, target)) for folder in self.folders]
         self.failed = tuple(dict.fromkeys([*self.failed, *self.folders]))
         self.folders = tuple(dict.fromkeys(there))
-        self.visited = tuple(dict.fromkeys([*self.visited, *there]))
-        if len(self.visited) > MAX_FOLDERS:
+        if len(self.failed) > MAX_FOLDERS or sum(map(len, there)) > MAX_PATHS:
             raise Refused("shell-too-deep", "The command goes to too many folders; write it more simply.")
-
-    def go_back(self) -> None:
-        """Goes to a folder that it was in before, as ``popd`` and ``cd -`` do."""
-        self.folders = self.visited
 
     def settle(self) -> None:
         """After a statement whose failing stops nothing: it may also be where it was before."""

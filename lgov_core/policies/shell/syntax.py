@@ -73,7 +73,8 @@ class Node:
 
     def walk(self) -> list[Node]:
         """The node and all below it, in the order of the text."""
-        found, waiting = list[Node](), [self]
+        found: list[Node] = []
+        waiting: list[Node] = [self]
         while waiting:
             node = waiting.pop()
             found.append(node)

@@ -9,9 +9,10 @@ An entry says what a command may be given; everything else is unknown. Its keys:
 - ``sub``: sub-commands, each an entry. ``when``: keys that hold where one of these options is given (``-e+-i``: both are).
 - ``acts``: kinds that an option without a value is checked as.
 - ``like``: names of ``groups`` or commands whose flags and values it has too.
-- ``any: true``: unknown options are taken as arguments (kind ``argument``). ``plain: true``: text that is not known does no harm.
+- ``any: true``: unknown options are taken as arguments. ``plain: true``: text that is not known does no harm.
 - ``long: true``: options of more than one letter begin with a single ``-``. ``dashless: true``: the first word is options.
-- ``work: true``: it runs what lies in the current folder, so that this is of the project (``ours``: or writable). ``runs``: files of it that it takes commands from.
+- ``work: true``: it runs what lies in the current folder, which must be of the project (``ours``: or writable).
+- ``runs``: files of that folder that it takes commands from.
 - ``prints``: what its output may be used for, ``{"": kind, "--option": kind}``. ``stdin``: what it does with its input.
 - ``first: true``: options end at the first operand. ``needs: word`` (or ``any``): it has an operand (or an option).
 
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -30,28 +31,6 @@ from typing import Any, cast
 from lgov_core.errors import PolicyError
 
 PATH = Path(__file__).with_name("commands.yaml")
-_KEYS = frozenset(
-    [
-        "flags",
-        "values",
-        "args",
-        "after",
-        "sub",
-        "when",
-        "acts",
-        "like",
-        "any",
-        "plain",
-        "long",
-        "dashless",
-        "work",
-        "runs",
-        "prints",
-        "stdin",
-        "first",
-        "needs",
-    ]
-)
 #: An entry for a name that may be run with any arguments.
 FREE: dict[str, Any] = {"any": True, "args": "argument*"}
 _VERSION = re.compile(r"-?\d+(?:\.\d+)*$")
@@ -88,6 +67,9 @@ class Entry:
     work: str = ""
     first: bool = False
     needs: str = ""
+
+
+_KEYS = frozenset({each.name for each in fields(Entry)} - {"name"} | {"like"})
 
 
 class Table:
@@ -135,7 +117,8 @@ class Table:
             rule, pattern, *further = self._data["patterns"][kind]
             for escape in ("\\ue000", "\\ue001", "\\ue002", "\\ue009"):
                 pattern = pattern.replace(escape, chr(int(escape[2:], 16)))
-            self._patterns[kind] = (rule, re.compile(pattern, re.DOTALL), " ".join(further).split())
+            steps = [str(name) for part in further for name in part.split()]
+            self._patterns[kind] = (rule, re.compile(pattern, re.DOTALL), steps)
         return self._patterns[kind]
 
     @property
@@ -184,32 +167,26 @@ class Table:
         if given is None or given is True:
             given = {}
         if not isinstance(given, Mapping):
-            raise PolicyError(
-                f"shell: the command {name!r} is {given!r}", hint="write a mapping such as {args: 'read*'}"
-            )
+            hint = "write a mapping such as {args: 'read*'}"
+            raise PolicyError(f"shell: the command {name!r} is {given!r}", hint=hint)
         return self._with(Entry(name), cast("Mapping[str, Any]", given))
 
     def _with(self, entry: Entry, given: Mapping[str, Any]) -> Entry:
         wrong = set(given) - _KEYS
         if wrong:
-            raise PolicyError(
-                f"shell: the command {entry.name!r} has the key {min(map(str, wrong))!r}",
-                hint=f"the keys are {', '.join(sorted(_KEYS))}",
-            )
+            hint = f"the keys are {', '.join(sorted(_KEYS))}"
+            raise PolicyError(f"shell: the command {entry.name!r} has the key {min(map(str, wrong))!r}", hint=hint)
         flags, values = set(entry.flags), dict(entry.values)
         for other in str(given.get("like", "")).split():
             shared = self._groups.get(other, self._commands.get(other, {}))
-            shared_entry = self._with(
-                Entry(other), {key: shared[key] for key in ("flags", "values", "like") if key in shared}
-            )
-            flags.update(shared_entry.flags)
-            values.update(shared_entry.values)
+            both = self._with(Entry(other), {key: shared[key] for key in ("flags", "values", "like") if key in shared})
+            flags.update(both.flags)
+            values.update(both.values)
         flags.update(_flags(given))
         values.update(self._values(entry.name, given.get("values", {})))
         made: dict[str, Any] = {"flags": frozenset(flags), "values": values}
-        for key in ("any", "plain", "long", "dashless", "first"):
-            if key in given:
-                made[key] = bool(given[key])
+        made.update({key: bool(given[key]) for key in ("any", "plain", "long", "dashless", "first") if key in given})
+        made.update({key: str(given[key]) for key in ("stdin", "needs", "work") if key in given})
         for key in ("args", "after"):
             if key in given:
                 made[key] = tuple(self._kind(entry.name, part) for part in _parts(given[key]))
@@ -227,13 +204,7 @@ class Table:
             made["runs"] = tuple(str(given["runs"]).split())
         if "sub" in given:
             made["sub"] = _spread(given["sub"])
-        return replace(
-            entry,
-            **made,
-            stdin=str(given.get("stdin", entry.stdin)),
-            needs=str(given.get("needs", entry.needs)),
-            work=str(given.get("work", entry.work)),
-        )
+        return replace(entry, **made)
 
     def _kind(self, command: str, given: Any) -> Kind:
         from lgov_core.policies.shell.kinds import KINDS

@@ -1,8 +1,10 @@
-"""Stand-ins in evaluated words: text that is not known, wildcards, and names of files in a folder."""
+"""Stand-ins in evaluated words (unknown text, wildcards, names of files), and quotes, escapes and braces as bash reads them."""
 
 from __future__ import annotations
 
 import re
+
+from lgov_core.policies.shell.refusal import Refused, unclear
 
 #: Any text at all.
 UNKNOWN = "\ue000"
@@ -20,6 +22,12 @@ HOME = "/~"
 #: The ``PATH`` that is set: folders of installed programs.
 INSTALLED = "/usr/bin"
 
+_ACTIVE = {"*": STAR, "?": ANY, "[": CLASS, "{": OPEN, "}": CLOSE, ",": COMMA}
+_INERT = {OPEN: "{", CLOSE: "}", COMMA: ",", TILDE: "~"}
+_RANGE = re.compile(r"(-?\d{1,4}|[A-Za-z])\.\.(-?\d{1,4}|[A-Za-z])(?:\.\.-?\d{1,4})?")
+#: Readings of one word, and characters of all its readings together.
+MAX_READINGS, MAX_CHARACTERS = 64, 60_000
+_NUMBER = re.compile(r"-?\d+")
 _GLOBS = str.maketrans({"*": STAR, "?": ANY, "[": CLASS})
 _SPACE = re.compile(r"[ \t\n]+")
 _WILD = re.compile(f"[{UNKNOWN}{STAR}{ANY}{BELOW}]")
@@ -42,3 +50,95 @@ def shown(word: str) -> str:
     """A word for a message, its stand-ins as the signs they stand for."""
     plain = word.replace(UNKNOWN, "$…").replace(BELOW, "**/").replace(STAR, "*").replace(ANY, "?").replace(HOME, "~")
     return repr(plain[:80])
+
+
+def marked(text: str) -> str:
+    """Source outside quotes: escapes undone, active signs replaced by their stand-ins."""
+    made: list[str] = []
+    letters = iter(text)
+    for at, letter in enumerate(letters):
+        if letter == "\\":
+            made.append(next(letters, "\\"))
+        elif letter == "~" and at == 0:
+            made.append(TILDE)
+        else:
+            made.append(_ACTIVE.get(letter, letter))
+    return "".join(made)
+
+
+def ansi_c(text: str) -> str:
+    """The inside of ``$'...'``. Refuses escapes other than of a line end, a tab, a quote and a backslash."""
+    if re.search(r"\\[^nt'\"\\]", text):
+        raise unclear("An escape in $'...' is not followed; write the letter itself.")
+    return re.sub(r"\\(.)", lambda match: {"n": "\n", "t": "\t"}.get(match[1], match[1]), text, flags=re.DOTALL)
+
+
+def in_quotes(text: str) -> str:
+    """Source inside of double quotes, its escapes undone."""
+    return re.sub(r'\\([$`"\\\n])', lambda match: "" if match[1] == "\n" else match[1], text)
+
+
+def trimmed(value: str, operator: str) -> str:
+    """``${name%suffix}``, ``${name#prefix}``, ``${name%%,*}`` with literals; UNKNOWN for the rest."""
+    if operator == "##*/" and UNKNOWN not in value:
+        return value.rpartition("/")[2]
+    match = re.fullmatch(r"(%%?|##?)([\w./\-]+)", operator)
+    if match is None or UNKNOWN in value:
+        return UNKNOWN
+    return value.removesuffix(match[2]) if match[1][0] == "%" else value.removeprefix(match[2])
+
+
+def braces(word: str) -> list[str]:
+    """Brace expansion. An incomplete brace stands for itself."""
+    done: list[str] = []
+    waiting = [word]
+    while waiting:
+        current = waiting.pop()
+        close = current.find(CLOSE)
+        start = current.rfind(OPEN, 0, close) if close >= 0 else -1
+        if start < 0:
+            (waiting if close >= 0 else done).append(current.replace(CLOSE, "}", 1))
+            continue
+        before, inner, after = current[:start], current[start + 1 : close], current[close + 1 :]
+        items = [OPEN]
+        if ".." in inner and COMMA not in inner and not _RANGE.fullmatch(inner):
+            raise unclear("A range in braces that is not understood; write it more simply.")
+        if COMMA in inner:
+            items = inner.split(COMMA)
+        elif _RANGE.fullmatch(inner):
+            items = _range(inner)
+        if items == [OPEN]:
+            waiting.append(f"{before}{{{inner}}}{after}")
+            continue
+        if (len(items) + len(waiting) + len(done)) * len(current) > MAX_CHARACTERS or len(items) > 4 * MAX_READINGS:
+            raise Refused("shell-too-deep", "A brace expansion makes too many words; write fewer.")
+        waiting.extend(before + item + after for item in reversed(items))
+    return done
+
+
+def _range(text: str) -> list[str]:
+    first, last = text.split("..")[:2]
+    if _NUMBER.fullmatch(first) and _NUMBER.fullmatch(last):
+        return ["1"]
+    low, high = sorted((ord(first[0]), ord(last[0])))
+    return [chr(code) for code in range(low, high + 1)]
+
+
+def split(field: str) -> list[str]:
+    """The arguments that one word becomes."""
+    return [part for part in field.split(BREAK) if part] if BREAK in field else [field]
+
+
+def finished(field: str) -> str:
+    """An argument with its tilde, brackets and inactive signs as they are."""
+    if field.startswith(TILDE):
+        rest = field[1:]
+        field = HOME + rest if rest[:1] in ("", "/") else f"/home/{rest}" if rest[:1].isalpha() else UNKNOWN + rest
+    if "=" in field or ":" in field:  # name=~/x, and some shells and programs expand --option=~/x
+        field = re.sub(f"(?<=[=:])[~{TILDE}](?=/|:|$)", HOME, field)
+    if CLASS in field:
+        inside, closing, rest = field.rpartition("]")
+        field = (re.sub(f"{CLASS}[^]]*]", ANY, inside + closing) + rest).replace(CLASS, "[")
+    for stand_in, letter in _INERT.items():
+        field = field.replace(stand_in, letter)
+    return field

@@ -13,12 +13,17 @@ from lgov_core.policies.shell.session import Session
 from lgov_core.policies.shell.state import State
 from lgov_core.policies.shell.syntax import REDIRECTS, WORDS, Node, parse
 from lgov_core.policies.shell.values import BREAK, UNKNOWN
-from lgov_core.policies.shell.words import Words, product_of
+from lgov_core.policies.shell.variables import Variables
+from lgov_core.policies.shell.words import MAX_ALTERNATIVES, Words, product_of
 
-#: Different commands that one may become through values of its variables.
-MAX_ALTERNATIVES = 64
-_COMPARISONS = re.compile(r"-(?:eq|ne|lt|le|gt|ge)")
 NOTHING = [""]
+#: What `Variables` judges, and by which method.
+_OF_VARIABLES = {
+    "variable_assignment": "assign",
+    "declaration_command": "declare",
+    "unset_command": "unset",
+    "test_command": "test",
+}
 _SEQUENCES = frozenset(
     [
         "program",
@@ -39,6 +44,7 @@ class Walk:
     def __init__(self, session: Session) -> None:
         self._session, self._state = session, session.state
         self._words = Words(session.state, self._substitution, session.budget.spend)
+        self._variables = Variables(session, self._words)
         self._redirects = Redirects(session, self._words, self._substitution)
         #: Blocks around the current statement in which it may not run at all.
         self._nesting = 0
@@ -65,10 +71,13 @@ class Walk:
         kind = node.type
         self._session.budget.spend(3)
         if kind == "compound_statement" and node.text.startswith("(("):
-            self._arithmetic(node)
+            self._variables.arithmetic(node)
             return NOTHING
         if kind in _SEQUENCES:
             return self._sequence(node.children, given)
+        if kind in _OF_VARIABLES:
+            getattr(self._variables, _OF_VARIABLES[kind])(node)
+            return NOTHING
         method = getattr(self, f"_on_{kind}", None)
         if method is not None:
             return method(node, given)
@@ -131,9 +140,6 @@ class Walk:
 
     def _on_subshell(self, node: Node, given: Input) -> list[str]:
         return self._apart(lambda: self._sequence(node.children, given))
-
-    def _on_negated_command(self, node: Node, given: Input) -> list[str]:
-        return self._sequence(node.children, given)
 
     def _on_list(self, node: Node, given: Input) -> list[str]:
         printed, operator = NOTHING, ""
@@ -204,13 +210,6 @@ class Walk:
 
         return self._loop(run)
 
-    def _on_c_style_for_statement(self, node: Node, given: Input) -> list[str]:
-        heads = [child for child in node.named if child.field is not None and child.field != "body"]
-        for head in heads:
-            self._count(head)
-        body = [child for child in node.children if child.type in ("do_group", "compound_statement")]
-        return self._loop(lambda: self._sequence(body, given))
-
     def _on_case_statement(self, node: Node, given: Input) -> list[str]:
         printed = NOTHING
         for value in node.every("value"):
@@ -262,7 +261,7 @@ class Walk:
         prefixes: dict[str, list[str]] = {}
         for child in node.children:
             if child.type == "variable_assignment":
-                prefixes.update([self._assign(child, prefix=True)])
+                prefixes.update([self._variables.assign(child, prefix=True)])
             elif child.type in REDIRECTS:
                 redirects.append(child)
             elif child.type == "command_name":
@@ -303,116 +302,6 @@ class Walk:
             return [UNKNOWN]
         printed = self._apart(lambda: self._sequence(node.children, given))
         return [value.rstrip("\n") for value in printed]
-
-    # ------------------------------------------------------------------ variables
-
-    def _on_variable_assignments(self, node: Node, given: Input) -> list[str]:
-        return self._sequence(node.children, given)
-
-    def _on_variable_assignment(self, node: Node, given: Input) -> list[str]:
-        self._assign(node)
-        return NOTHING
-
-    def _assign(self, node: Node, *, prefix: bool = False) -> tuple[str, list[str]]:
-        """Judges an assignment, and gives the variable its values unless it is one for a single command."""
-        name, value = node.children[0].text, node.first("value")
-        match = re.fullmatch(r"(\w+)(?:\[(\d+)\])?", name)
-        if match is None:
-            raise unclear(f"{name[:40]!r} is not a plain name of a variable.")
-        name, adds = match[1], "+=" in node.text[: len(name) + 4]
-        if value is not None and value.type == "array":
-            words = [self._words.readings(child) for child in value.named if child.type != "comment"]
-            values = [BREAK.join(fields) for fields in product_of(words, MAX_ALTERNATIVES)]
-            if adds:
-                values = [f"{old}{BREAK}{new}" for old in self._state.values(f"{name}[@]") for new in values]
-            self._state.assign(f"{name}[@]", values)
-            values = [one.split(BREAK)[0] for one in values]
-        else:
-            values = [""] if value is None else self._words.values(value)
-            if adds:
-                values = [old + new for old in self._state.values(name) for new in values]
-            if match[2] is not None:
-                self._state.assign(f"{name}[@]", [UNKNOWN])
-                values = [*values, UNKNOWN]
-        if prefix and name == "IFS":
-            return name, values
-        self._session.budget.spend(sum(map(len, values)) // 8)
-        self._session.check_variable(name, values)
-        if not prefix:
-            self._state.assign(name, values)
-        return name, values
-
-    def _on_declaration_command(self, node: Node, given: Input) -> list[str]:
-        words = [child for child in node.named if child.type != "variable_assignment"]
-        if len(node.children) == 1:
-            raise Refused("shell-secret", "All variables of the environment, secrets among them, are not shown.")
-        for child in node.named:
-            if child.type == "variable_assignment":
-                self._assign(child)
-                continue
-            for word in (field for reading in self._words.readings(child) for field in reading):
-                name, equals, value = word.partition("=")
-                if word.startswith("-") and not re.fullmatch(r"-[xragA]+", word):
-                    raise unclear(f"{node.children[0].text} {word[:20]} is not followed; leave it out.")
-                if not word.startswith("-") and re.fullmatch(r"\w+", name) is None:
-                    raise unclear("It is not clear which variable this is; write its name out.")
-                if equals or (node.children[0].text == "local" and not word.startswith("-")):
-                    self._session.check_variable(name, [value])
-                    self._state.assign(name, [value])
-        if words and all(word.text.startswith("-") for word in words) and len(words) == len(node.named):
-            raise Refused("shell-secret", "All variables of the environment, secrets among them, are not shown.")
-        return NOTHING
-
-    def _on_unset_command(self, node: Node, given: Input) -> list[str]:
-        for child in node.named:
-            if re.fullmatch(r"\w+|-v", child.text) is None:
-                raise unclear("Only variables are unset, and by their plain names.")
-            if child.text != "-v":
-                self._session.check_variable(child.text, ["", UNKNOWN])
-                self._state.assign(child.text, [""])
-        return NOTHING
-
-    # ------------------------------------------------------------------ tests and arithmetic
-
-    def _arithmetic(self, node: Node) -> None:
-        self._words.arithmetic(node)
-        self._note_counted(node)
-
-    def _count(self, node: Node) -> None:
-        """An arithmetic expression, which may give its variables numbers."""
-        if node.type == "variable_assignment":
-            self._assign(node)
-        else:
-            self._words.operand(node)
-            self._note_counted(node)
-
-    def _note_counted(self, node: Node) -> None:
-        """Variables that an arithmetic expression may change hold numbers from then on."""
-        for name in {inner.text for inner in node.walk() if inner.type in ("variable_name", "word")}:
-            if re.match(r"[A-Za-z_]", name):
-                self._session.check_variable(name, ["1"])
-
-    def _on_test_command(self, node: Node, given: Input) -> list[str]:
-        self._test(node, double=node.text.startswith("[["))
-        return NOTHING
-
-    def _test(self, node: Node, *, double: bool) -> None:
-        operator = next((child.text for child in node.children if child.type == "test_operator"), "")
-        compares = double and _COMPARISONS.fullmatch(operator) is not None
-        for child in node.named:
-            if child.type == "test_operator":
-                continue
-            if child.type not in WORDS:
-                self._test(child, double=double)
-                continue
-            asked = re.fullmatch(r"[\"']?\$\{?(\w+)(?::?[-+]\w*)?\}?[\"']?", child.text)
-            if asked is not None and asked[1] not in self._state.variables and operator in ("-n", "-z"):
-                continue  # only whether there is a value
-            values = self._words.values(child)
-            if operator in ("-v", "-R") and not all(re.fullmatch(r"\w+", value) for value in values):
-                raise unclear("The name of a variable is not certain; the shell may run what stands in its brackets.")
-            if compares and not all(re.fullmatch(r"-?\d+", value) for value in values):
-                raise unclear("It is not certain that this is a number; the shell may run what it holds.")
 
 
 def _both(one: list[str], other: list[str]) -> list[str]:
