@@ -108,9 +108,7 @@ def test_an_approval_does_not_outlive_a_clock_that_is_put_back(store: Any) -> No
 
 
 @pytest.mark.parametrize(("operators", "holds"), [(None, 60), (3600, 60), (20, 20)])
-def test_an_answer_holds_as_long_as_the_policy_says_whoever_gives_it(
-    tmp_path: Path, operators: float | None, holds: float
-) -> None:
+def test_an_answer_holds_as_long_as_the_policy_says(tmp_path: Path, operators: float | None, holds: float) -> None:
     """The program of the operator knows nothing of the policy file; it can only make an answer hold for less."""
     clock = Clock()
     path = tmp_path / "approvals.db"
@@ -172,7 +170,7 @@ def test_what_has_no_canonical_form_cannot_be_approved() -> None:
         assert (decision.effect, decision.rule) == (Effect.DENY, "approval-arguments")
 
 
-def test_tools_that_need_no_approval_and_other_points_are_not_its_business() -> None:
+def test_other_tools_and_points_need_no_approval() -> None:
     policy = ApprovalPolicy(["pay"])
     assert policy.judge(pay(name="read")) is None
     assert policy.judge(Action(Point.POST_TOOL_CALL, "pay", text="paid")) is None
@@ -223,7 +221,7 @@ def test_a_callback_approves_with_true_and_nothing_else(wrap: Any, answer: Any, 
     subject.close()
 
 
-def test_a_callback_may_take_longer_than_other_policies_but_not_for_ever() -> None:
+def test_a_callback_has_its_own_timeout() -> None:
     asked, answer = threading.Event(), threading.Event()
 
     def thinks(_request: ApprovalRequest) -> bool:
@@ -245,7 +243,7 @@ def test_a_callback_may_take_longer_than_other_policies_but_not_for_ever() -> No
     assert (late.rule, late.effect) == ("approval-failed", Effect.DENY)
 
 
-def test_a_callback_cannot_change_what_it_approves_and_nobody_else_can_meanwhile() -> None:
+def test_arguments_that_change_during_approval_are_denied() -> None:
     arguments = {"to": "Ann", "amount": 10}
 
     def greedy(request: ApprovalRequest) -> bool:

@@ -70,7 +70,7 @@ def test_what_is_shown_and_approved_is_what_runs(store: Any, order: str, how: st
     subject.close()
 
 
-def test_a_transform_by_somebody_else_has_its_outcome_approved_and_nothing_else(store: Any) -> None:
+def test_what_is_approved_is_the_outcome_of_transforms(store: Any) -> None:
     policy = ApprovalPolicy(store=store)
     alone = governor(policy)
     rounding = governor(PolicySet.of(policy), plugins=[PolicySet([Rule(Rounds())], default="allow", name="later")])
@@ -89,7 +89,7 @@ def test_a_transform_by_somebody_else_has_its_outcome_approved_and_nothing_else(
         subject.close()
 
 
-def test_one_answer_is_enough_for_a_call_that_somebody_else_transforms(store: Any) -> None:
+def test_one_answer_is_enough_for_a_transformed_call(store: Any) -> None:
     policy = ApprovalPolicy(store=store)
     subject = governor(PolicySet.of(policy), plugins=[PolicySet([Rule(Rounds())], default="allow", name="later")])
     assert subject.decide(pay(17)).effect is Effect.ESCALATE
@@ -102,7 +102,7 @@ def test_one_answer_is_enough_for_a_call_that_somebody_else_transforms(store: An
     subject.close()
 
 
-def test_an_escalation_stands_when_the_form_that_would_run_is_not_settled() -> None:
+def test_an_unsettled_form_stays_escalated() -> None:
     class Grows:
         name = "grows"
         bounded = True
@@ -145,7 +145,7 @@ def test_a_denial_by_somebody_else_gives_the_approval_back(store: Any) -> None:
     subject.close()
 
 
-def test_a_call_that_was_never_made_uses_nothing_up_and_a_failed_one_does(store: Any) -> None:
+def test_only_a_call_that_was_made_uses_an_approval_up(store: Any) -> None:
     policy = ApprovalPolicy(store=store)
     subject = governor(policy)
 
@@ -165,7 +165,7 @@ def test_a_call_that_was_never_made_uses_nothing_up_and_a_failed_one_does(store:
     subject.close()
 
 
-def test_the_model_is_told_to_wait_and_the_record_says_who_approved(tmp_path: Path) -> None:
+def test_the_record_says_who_approved(tmp_path: Path) -> None:
     with AuditLog(tmp_path / "audit.sqlite") as audit:
         policy = ApprovalPolicy()
         subject = governor(policy, audit=audit)
@@ -236,7 +236,7 @@ def test_one_approval_serves_one_of_several_processes(tmp_path: Path) -> None:
     assert len(operator.pending()) == 1
 
 
-def test_a_request_that_was_rewritten_is_not_shown_and_not_approved(tmp_path: Path) -> None:
+def test_a_rewritten_request_is_not_approved(tmp_path: Path) -> None:
     path = tmp_path / "approvals.sqlite"
     policy = ApprovalPolicy(store=path)
     policy.judge(pay(1_000_000))

@@ -63,7 +63,7 @@ def test_calls_at_the_same_time_cannot_spend_the_same_money(ledger: Any) -> None
         {"input_tokens": 2**60, "output_tokens": 1},
     ],
 )
-def test_a_call_that_does_not_say_what_it_used_has_spent_all_of_it(usage: dict[str, Any]) -> None:
+def test_a_call_without_usage_has_spent_all_it_reserved(usage: dict[str, Any]) -> None:
     policy = CostControlPolicy(max_tokens=10_000)
     policy.judge(before())
     policy.judge(after(**usage))
@@ -71,7 +71,7 @@ def test_a_call_that_does_not_say_what_it_used_has_spent_all_of_it(usage: dict[s
     assert (spent.tokens, spent.reserved_tokens) == (BOUND, 0)
 
 
-def test_what_was_used_is_booked_once_however_often_the_reply_is_judged() -> None:
+def test_usage_is_booked_once_for_a_reply() -> None:
     policy = CostControlPolicy(max_tokens=10_000)
     policy.judge(before())
     for _ in range(3):
@@ -79,7 +79,7 @@ def test_what_was_used_is_booked_once_however_often_the_reply_is_judged() -> Non
     assert policy.spent().tokens == 10
 
 
-def test_a_call_that_took_more_than_it_could_stops_what_comes_after(ledger: Any) -> None:
+def test_an_overspent_budget_denies_what_follows(ledger: Any) -> None:
     policy = CostControlPolicy(max_tokens=1000, ledger=ledger)
     policy.judge(before())
     policy.judge(after(input_tokens=5000, output_tokens=1))
@@ -87,7 +87,7 @@ def test_a_call_that_took_more_than_it_could_stops_what_comes_after(ledger: Any)
     assert refused(policy.judge(tool())) == "token-budget", "not even what costs nothing"
 
 
-def test_the_reply_of_unknown_length_counts_with_the_length_given_here() -> None:
+def test_max_output_tokens_bounds_an_unlimited_reply() -> None:
     policy = CostControlPolicy(max_tokens=100_000, max_output_tokens=777)
     policy.judge(Action(Point.PRE_MODEL_CALL, "m", "model", arguments={"messages": []}, operation_id="op_1"))
     assert policy.spent().reserved_tokens == len('{"messages": []}') + 777
@@ -104,7 +104,7 @@ def test_a_prompt_whose_size_cannot_be_told_is_denied() -> None:
     assert refused(CostControlPolicy(max_tokens=100_000).judge(action)) == "cost-unclear"
 
 
-def test_a_model_without_a_price_is_denied_only_when_dollars_are_counted() -> None:
+def test_a_model_without_a_price_is_denied_under_dollars() -> None:
     decision = CostControlPolicy(max_cost_usd=100).judge(before(model="mystery"))
     assert refused(decision) == "cost-price"
     assert decision is not None
@@ -143,7 +143,7 @@ def test_tools_cost_what_they_are_said_to_cost() -> None:
     assert [policy.judge(tool()) is None for _ in range(4)] == [True, True, True, False], "0.1 + 0.1 + 0.1 is 0.3"
 
 
-def test_time_is_counted_from_the_first_action_and_does_not_go_back(ledger: Any) -> None:
+def test_time_counts_from_the_first_action(ledger: Any) -> None:
     now = [100.0]
     policy = CostControlPolicy(max_seconds=10, clock=lambda: now[0], ledger=ledger)
     assert policy.judge(tool()) is None

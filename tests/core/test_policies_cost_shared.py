@@ -53,7 +53,7 @@ def test_what_another_policy_denies_is_given_back(ledger: Any, as_plugin: bool) 
     subject.close()
 
 
-def test_a_call_that_is_judged_again_after_a_transform_counts_once(ledger: Any) -> None:
+def test_a_call_judged_again_counts_once(ledger: Any) -> None:
     class Shortens:
         name = "shortens"
         bounded = True
@@ -272,7 +272,7 @@ def test_from_a_policy_file(tmp_path: Path) -> None:
     assert not load_policies(document(max_calls=1, ledger=str(tmp_path / "b.sqlite"))).bounded
 
 
-def test_a_rehearsal_spends_nothing_that_is_shared(tmp_path: Path) -> None:
+def test_a_dry_run_spends_nothing_that_is_shared(tmp_path: Path) -> None:
     path = str(tmp_path / "budgets.sqlite")
     with dry_run():
         rehearsed = load_policies(document(max_calls=1, ledger=path))

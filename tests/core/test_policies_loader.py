@@ -209,7 +209,7 @@ def test_the_registry_can_be_widened(tmp_path: Path) -> None:
     [load_policy_file, ReloadingPolicySet, lambda path: fresh_policies(path)()],
     ids=["file", "reloading", "fresh"],
 )
-def test_a_ledger_and_approvals_lie_beside_the_policy_file_wherever_the_process_stands(
+def test_relative_files_count_from_the_policy_files_folder(
     load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Programs that share a budget, and the person who approves, find one file, also by a relative path to the policy."""
@@ -229,9 +229,7 @@ def test_a_ledger_and_approvals_lie_beside_the_policy_file_wherever_the_process_
     assert list(elsewhere.iterdir()) == []
 
 
-def test_books_that_are_named_in_full_or_in_memory_stay_where_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_absolute_files_and_memory_stay_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "desk").mkdir()
     file = tmp_path / "desk" / "policy.yaml"

@@ -92,9 +92,7 @@ class AtOutput(Judging):
 
 
 @pytest.mark.parametrize(("kind", "points"), [(Judging, tuple(Point)), (AtOutput, (Point.OUTPUT,))])
-def test_without_points_a_policy_is_asked_at_its_own_and_without_those_at_every_one(
-    kind: type[Judging], points: tuple[Point, ...]
-) -> None:
+def test_a_rule_without_points_uses_the_policys_own(kind: type[Judging], points: tuple[Point, ...]) -> None:
     for make in (lambda p: PolicySet.of(p), lambda p: PolicySet([Rule(p)]), lambda p: PolicySet.of(PolicySet.of(p))):
         policy = kind(lambda _action: None)
         judges = make(policy)
@@ -114,7 +112,7 @@ def test_a_point_in_plain_words_is_the_point() -> None:
         Action("pre_tool_cal", "rm")  # type: ignore[arg-type]
 
 
-def test_the_most_severe_effect_wins_and_the_first_of_equals_is_its_face() -> None:
+def test_the_most_severe_effect_wins() -> None:
     decision = PolicySet.of(
         says(Effect.WARN),
         says(Effect.DENY, rule="first"),
@@ -258,7 +256,7 @@ def test_judging_leaves_the_action_as_it_was() -> None:
     assert action == before
 
 
-def test_every_decision_and_part_names_its_rule_and_has_a_slug_and_a_reason() -> None:
+def test_every_part_has_a_rule_a_slug_and_a_reason() -> None:
     silent = Judging(lambda _action: None, "silent")
     nameless = [says(effect) for effect in (Effect.ALLOW, Effect.WARN, Effect.ESCALATE, Effect.DENY)]
     rules = [
@@ -354,7 +352,19 @@ def test_whatever_a_set_is_made_of_changes_its_digest() -> None:
     assert load_policies(document).digest not in digests(*sets, PolicySet.of(ConstantPolicy(Effect.DENY, name="deny")))
 
 
-def test_beside_a_rule_of_secrets_a_list_of_tools_keeps_all_others_out() -> None:
+def test_a_decision_made_quickly_is_a_decision() -> None:
+    made = decision_of(Effect.DENY, "p", "r", "why", Severity.HIGH, True, {"a": 1}, "t", (), "id", 1.5, True, True)
+    assert type(made) is Decision
+    assert made == Decision(Effect.DENY, "p", "r", "why", Severity.HIGH, True, {"a": 1}, "t", (), "id", 1.5, True, True)
+    assert decision_of(Effect.ALLOW, "p", "r", "") == Decision(Effect.ALLOW, "p", "r", "")
+    assert replace(made, rule="other").rule == "other"
+    assert pickle.loads(pickle.dumps(made)) == made
+    with pytest.raises(FrozenInstanceError):
+        made.rule = "other"  # type: ignore[misc]
+    assert list(signature(decision_of).parameters) == [field.name for field in fields(Decision)]
+
+
+def test_a_list_of_tools_keeps_all_others_out() -> None:
     key = {"body": "use AKIAQ7RNYV2MHXP3TUKD"}
     covers_all = PolicySet([Rule(ToolPolicy(allow=["send"])), Rule(SecretsPolicy())])
     assert covers_all.judge(Action(Point.PRE_TOOL_CALL, "send", arguments={"body": "hello"})).effect is Effect.ALLOW

@@ -162,7 +162,7 @@ def test_nothing_is_fetched() -> None:
         ({"to": {"type": "string", "pattern": "^[A-Z]+$"}}, "properties"),
     ],
 )
-def test_what_reads_like_a_constraint_and_would_not_be_checked_is_refused(schema: Any, named: str) -> None:
+def test_an_unchecked_constraint_is_refused(schema: Any, named: str) -> None:
     with pytest.raises(PolicyError) as caught:
         ToolPolicy(allow=["t"], schemas={"t": schema})
     assert named in str(caught.value)
@@ -181,7 +181,7 @@ def test_what_reads_like_a_constraint_and_would_not_be_checked_is_refused(schema
         {"properties": {"a": {"format": "uuid4"}, "b": {"format": "int32"}, "c": {"enum": [True, False]}}},
     ],
 )
-def test_notes_and_names_of_the_authors_choice_are_no_misspelt_keywords(schema: Any) -> None:
+def test_notes_and_own_names_are_not_misspelt_keywords(schema: Any) -> None:
     assert not ToolPolicy(allow=["t"], schemas={"t": schema}).judge(call("t", {})).blocks
 
 
@@ -250,13 +250,13 @@ def test_a_pattern_that_may_never_end_is_refused(pattern: str) -> None:
 
 
 @pytest.mark.parametrize("pattern", ENDING)
-def test_a_pattern_with_something_between_its_rounds_is_none_of_these(pattern: str) -> None:
+def test_a_pattern_with_separated_rounds_is_accepted(pattern: str) -> None:
     policy = ToolPolicy(allow=["t"], schemas={"t": {"type": "object", "properties": {"x": {"pattern": pattern}}}})
     long = "a-" * 5_000 + "!"
     assert policy.judge(call("t", {"x": long})) is not None
 
 
-def test_numbers_too_long_to_compare_or_to_write_out_are_wrong_arguments() -> None:
+def test_numbers_too_long_to_compare_are_denied() -> None:
     schema = {"properties": {"x": {"multipleOf": 0.5}, "y": {"enum": [1, 2]}}}
     policy = ToolPolicy(allow=["t"], schemas={"t": schema})
     for arguments in ({"x": 10**400}, {"x": 10**5000}, {"y": 10**5000}):
