@@ -352,18 +352,6 @@ def test_whatever_a_set_is_made_of_changes_its_digest() -> None:
     assert load_policies(document).digest not in digests(*sets, PolicySet.of(ConstantPolicy(Effect.DENY, name="deny")))
 
 
-def test_a_decision_made_quickly_is_a_decision() -> None:
-    made = decision_of(Effect.DENY, "p", "r", "why", Severity.HIGH, True, {"a": 1}, "t", (), "id", 1.5, True, True)
-    assert type(made) is Decision
-    assert made == Decision(Effect.DENY, "p", "r", "why", Severity.HIGH, True, {"a": 1}, "t", (), "id", 1.5, True, True)
-    assert decision_of(Effect.ALLOW, "p", "r", "") == Decision(Effect.ALLOW, "p", "r", "")
-    assert replace(made, rule="other").rule == "other"
-    assert pickle.loads(pickle.dumps(made)) == made
-    with pytest.raises(FrozenInstanceError):
-        made.rule = "other"  # type: ignore[misc]
-    assert list(signature(decision_of).parameters) == [field.name for field in fields(Decision)]
-
-
 def test_a_list_of_tools_keeps_all_others_out() -> None:
     key = {"body": "use AKIAQ7RNYV2MHXP3TUKD"}
     covers_all = PolicySet([Rule(ToolPolicy(allow=["send"])), Rule(SecretsPolicy())])
