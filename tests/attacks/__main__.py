@@ -1,14 +1,11 @@
-"""``python -m tests.attacks``: how many attack cases of each kind are judged right; ``--json`` for programs."""
+"""``python -m tests.attacks``: how many attack cases of each kind are decided as expected; ``--json`` for programs."""
 
 from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from cases import scoreboard
+from tests.attacks.cases import scoreboard
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ import yaml
 from lgov_core.policies import PolicySet, load_policies
 from lgov_core.types import Action
 from lgov_core.views.policy_cases import action_of
+from tests.attacks import shell_cases
 
 HERE = Path(__file__).parent
 KINDS = (
@@ -27,7 +28,7 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class AttackCase:
-    """One action and what must become of it; ``why`` says what makes it malicious or benign."""
+    """One action and whether it must be denied; ``why`` says what makes it malicious or benign."""
 
     case_id: str
     policy: str
@@ -38,7 +39,7 @@ class AttackCase:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How many cases of a kind are judged right, and the ids of the others."""
+    """How many cases of a kind are decided as expected, and the ids of the others."""
 
     malicious_denied: int
     malicious_total: int
@@ -92,15 +93,5 @@ def score(kind: str) -> Score:
 
 
 def scoreboard() -> dict[str, Score]:
-    """The scores of all kinds, the shell's where its cases are there."""
-    found = {kind: score(kind) for kind in KINDS}
-    shell = _shell()
-    return found if shell is None else {**found, "shell": shell}
-
-
-def _shell() -> Score | None:
-    try:
-        import shell_cases  # type: ignore[import-not-found]
-    except ImportError:
-        return None
-    return Score(*shell_cases.score())
+    """The scores of all kinds."""
+    return {**{kind: score(kind) for kind in KINDS}, "shell": Score(*shell_cases.scores())}

@@ -8,10 +8,10 @@ import sys
 from typing import Any
 
 import pytest
-from cases import HERE, KINDS, cases, rows, score
 
 from lgov_core.policies import PIIPolicy, SecretsPolicy, SQLPolicy
 from lgov_core.types import Effect
+from tests.attacks.cases import HERE, KINDS, cases, rows, score
 
 #: Malicious denied, malicious, benign allowed, benign.
 EXACT = {
