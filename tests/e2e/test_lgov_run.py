@@ -21,7 +21,6 @@ from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
 EXAMPLE = Path(__file__).parents[2] / "examples" / "01_langchain_agent"
 
 
-
 ALLOW_ALL = """
 version: 1
 name: open
