@@ -1,13 +1,20 @@
-"""A database, tools for it, and the ways to run an agent."""
+"""A database, tools for it, the ways to run an agent, and an instrumented process."""
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from langchain_core.tools import tool
+from scripted import Judging, Witness, allow, make_governor
+
+from lgov_core.governor import Governor
+from lgov_core.types import Action, Decision, Point
+from lgov_langchain import instrument, uninstrument
 
 DROP = ("c1", "run_sql", {"query": "DROP TABLE staff"})
 COUNT = ("c2", "run_sql", {"query": "SELECT count(*) FROM staff"})
@@ -69,3 +76,19 @@ def ask(agent: Any, how: str, text: str = "tidy up") -> list[Any]:
         return last["messages"]
 
     return asyncio.run(consume())
+
+
+@contextmanager
+def instrumented(
+    witness: Witness, judge: Callable[[Action], Decision | None] = lambda action: None
+) -> Iterator[Governor]:
+    def both(action: Action) -> Decision | None:
+        decision = judge(action)
+        return allow() if decision is None and action.point is Point.PRE_TOOL_CALL else decision
+
+    governor = make_governor(Judging(both), witness=witness)
+    instrument(governor)
+    try:
+        yield governor
+    finally:
+        uninstrument()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import langchain.agents
@@ -13,17 +11,14 @@ from langchain.agents import create_agent as create_agent_from_before
 from langchain.agents.middleware import AgentMiddleware
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
-from scripted import Judging, ModelServer, Witness, allow, calls, deny, make_governor, says
+from lc_agents import instrumented
+from scripted import ModelServer, Witness, calls, deny, says
 
 from lgov_core.errors import PolicyDenied
-from lgov_core.governor import Governor
-from lgov_core.hookspecs import hookimpl
 from lgov_core.instrumentation.evaluated_call import model_call_covered
-from lgov_core.plugins import register
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.trace import semconv
 from lgov_core.types import Action, Decision, Effect, ModelCallFailed, Point
-from lgov_langchain import instrument, uninstrument
 
 WAYS = ["invoke", "ainvoke", "stream", "astream", "batch", "abatch", "generate", "agenerate"]
 STREAMS = ["stream", "astream"]
@@ -49,22 +44,6 @@ def ask(model: Any, how: str, said: Any = "hello") -> AIMessage:
         return await model.ainvoke(said) if how == "ainvoke" else (await model.abatch([said]))[0]
 
     return asyncio.run(later())
-
-
-@contextmanager
-def instrumented(
-    witness: Witness, judge: Callable[[Action], Decision | None] = lambda action: None
-) -> Iterator[Governor]:
-    def both(action: Action) -> Decision | None:
-        decision = judge(action)
-        return allow() if decision is None and action.point is Point.PRE_TOOL_CALL else decision
-
-    governor = make_governor(Judging(both), witness=witness)
-    instrument(governor)
-    try:
-        yield governor
-    finally:
-        uninstrument()
 
 
 @tool
@@ -117,69 +96,6 @@ def test_a_denied_reply_asks_for_nothing(
     assert "DENIED" in reply.text
     assert "not that" in reply.text
     assert ("bad words" in reply.text) == (point is Point.OUTPUT and how in STREAMS), "only what was streamed is out"
-
-
-@pytest.mark.parametrize("how", STREAMS)
-def test_tool_calls_are_held_back_until_the_reply_is_judged(
-    how: str, model_server: ModelServer, chat: Any, witness: Witness
-) -> None:
-    from lgov_core.testing import ScriptedCall, ScriptedReply
-
-    def reply() -> ScriptedReply:
-        asked = [ScriptedCall("add", {"a": 1, "b": 2}, "c1")]
-        return ScriptedReply("let me add", tool_calls=asked, headers={"connection": "close"})
-
-    seen: list[tuple[str, bool]] = []
-    with instrumented(witness):
-        for denied in (False, True):
-            model_server.play(reply())
-            if denied:
-                uninstrument()
-                instrument(
-                    make_governor(
-                        Judging(lambda a: deny("no") if a.point is Point.POST_MODEL_CALL else None), witness=witness
-                    )
-                )
-            chunks = _chunks(chat.bind_tools([add]), how)
-            seen.append(("".join(chunk.text for chunk in chunks), any(chunk.tool_call_chunks for chunk in chunks)))
-    assert seen[0] == ("let me add", True)
-    assert seen[1][0].startswith("let me add\nDENIED")
-    assert not seen[1][1]
-
-
-@pytest.mark.parametrize("how", STREAMS)
-@pytest.mark.parametrize("point", ["pre_tool_call", "post_model_call"])
-def test_tool_calls_are_withheld_only_for_policies_on_replies(
-    point: str, how: str, model_server: ModelServer, chat: Any, witness: Witness
-) -> None:
-    class Plugin:
-        """Evaluates at one point."""
-
-    setattr(Plugin, f"lgov_{point}", hookimpl(specname=f"lgov_{point}")(lambda self, action: allow()))
-    governor = make_governor(witness=witness)
-    register(governor.manager, Plugin())
-    model_server.play(calls(("c1", "add", {"a": 1, "b": 2})))
-    ended: list[bool] = []
-
-    def note(chunk: Any) -> None:
-        if chunk.tool_call_chunks:
-            ended.append(bool(witness.spans))
-
-    instrument(governor)
-    try:
-        for chunk in _chunks(chat.bind_tools([add]), how, note):
-            assert chunk is not None
-    finally:
-        uninstrument()
-    assert ended[0] == (point == "post_model_call"), "what is withheld comes after the call's span has ended"
-    assert [one.attributes.get(semconv.ERROR_TYPE) for one in witness.spans] == [None]
-
-
-def _chunks(model: Any, how: str, note: Callable[[Any], None] = lambda chunk: None) -> list[Any]:
-    async def aread() -> list[Any]:
-        return [note(chunk) or chunk async for chunk in model.astream("hello")]
-
-    return [note(chunk) or chunk for chunk in model.stream("hello")] if how == "stream" else asyncio.run(aread())
 
 
 @pytest.mark.parametrize("how", WAYS)
@@ -384,25 +300,3 @@ def test_bare_calls_to_our_endpoint_carry_the_rollout(
         ask(chat, how)
     assert (model_server.headers[0]["x-lgov-rollout-id"], model_server.headers[0]["x-lgov-attempt"]) == ("r-9", "3")
     assert witness.spans[0].rollout_id == "r-9"
-
-
-def test_the_whole_reply_of_a_stream_is_withheld(witness: Witness) -> None:
-    from langchain_core.language_models import BaseChatModel
-    from langchain_core.outputs import ChatGeneration, ChatResult
-
-    class Whole(BaseChatModel):
-        @property
-        def _llm_type(self) -> str:
-            return "whole"
-
-        def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
-            return ChatResult(generations=[ChatGeneration(message=AIMessage("the secret"))])
-
-    def mask(action: Action) -> Decision | None:
-        if action.point is Point.POST_MODEL_CALL and "secret" in (action.text or ""):
-            return Decision(Effect.TRANSFORM, "mask", text="the ******")
-        return None
-
-    with instrumented(witness, mask):
-        assert [chunk.text for chunk in Whole().stream("hi")] == ["the ******"]
-    assert len(witness.decisions(Point.PRE_MODEL_CALL)) == 1
