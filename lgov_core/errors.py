@@ -4,31 +4,31 @@ Each class has a stable ``code`` (a slug that may be matched by programs) and ea
 what to do next::
 
     LgovError
-     ├── FileError                a file is missing, unreadable or wrong: path, line and what to write instead
- │    ├── PolicyFileError     a policy file; also a PolicyError
- │    ├── RewardFileError     a file of reward rules; also a RewardError
- │    ├── SpanFileError       a file of spans; also a TransitionError
- │    └── TaskError           a file of tasks, or a list of them
- ├── SettingsError            a setting has no meaning, or an unknown name
-     ├── PluginError              a plugin that decides could not be loaded, or its hooks do not fit
+     ├── FileError                  a file is missing, unreadable or wrong: path, line and what to write instead
+     │    ├── PolicyFileError       a policy file; also a PolicyError
+     │    ├── RewardFileError       a file of reward rules; also a RewardError
+     │    ├── SpanFileError         a file of spans; also a TransitionError
+     │    └── TaskError             a file of tasks, or a list of them
+     ├── SettingsError              a setting has no meaning, or an unknown name
+     ├── PluginError                a plugin that decides could not be loaded, or its hooks do not fit
      ├── PolicyError
-         │    ├── PolicyDenied        an act was denied and the caller asked for an exception; carries the Decision
+     │    ├── PolicyDenied          an act was denied and the caller asked for an exception; carries the Decision
      │    └── PolicyViolationError  the same on the training side; carries the PolicyViolation
-     ├── AuditError               a decision could not be made durable
-     ├── ScopeError               a rollout scope is missing, or does not fit
-     ├── KernelError              an agent, a kernel or an environment cannot be run as asked
-     │    └── ArgumentError       an argument has an unknown name or no meaning; also a TypeError and a ValueError
-     ├── InstrumentationError                 an adapter cannot govern what it was asked to govern
-     ├── StoreError               the trace store cannot be opened, read or written
-     ├── TraceError               spans cannot be read out of a request, or sent to a collector
-     ├── ModelError               a model cannot be found, checked, converted or loaded
-     ├── EndpointError            the training endpoint was asked for something it cannot do
-     │    └── UpstreamError       the server behind the endpoint failed
-     ├── RewardError              a reward is not a finite number, or what makes rewards has no meaning; also a ValueError
-         ├── ExportError              recorded entries cannot be handed to a store or written to a file
-     ├── TransitionError          recorded calls cannot become training data
-         ├── ClientError              a training server cannot be reached, is of another version, or refuses
-     └── TrainError               an update cannot go on (not finite, collapsed, no data)
+     ├── AuditError                 a decision could not be made durable
+     ├── ScopeError                 a rollout scope is missing, or does not fit
+     ├── KernelError                an agent, a kernel or an environment cannot be run as asked
+     │    └── ArgumentError         an argument has an unknown name or no meaning; also a TypeError and a ValueError
+     ├── InstrumentationError       an adapter cannot govern what it was asked to govern
+     ├── StoreError                 the trace store cannot be opened, read or written
+     ├── TraceError                 spans cannot be read out of a request, or sent to a collector
+     ├── ModelError                 a model cannot be found, checked, converted or loaded
+     ├── EndpointError              the training endpoint was asked for something it cannot do
+     │    └── UpstreamError         the server behind the endpoint failed
+     ├── RewardError                a reward is not a finite number, or what makes rewards has no meaning; also a ValueError
+     ├── ExportError                recorded entries cannot be handed to a store or written to a file
+     ├── TransitionError            recorded calls cannot become training data
+     ├── ClientError                a training server cannot be reached, is of another version, or refuses
+     └── TrainError                 an update cannot go on (not finite, collapsed, no data)
 
 ``str(error)`` is the message followed by the hint.
 """

@@ -18,7 +18,7 @@ from lgov_core.instrumentation.evaluated_call import CoveredCall, covered_call
 from lgov_core.instrumentation.tool_call import agovern_tool, govern_tool
 from lgov_core.types import Action, Point
 from lgov_langchain._internals import tool_function
-from lgov_langchain.instrumentor import acting_governor
+from lgov_langchain.current_governor import acting_governor
 from lgov_langchain.process_handler import agent_span, inside
 from lgov_langchain.runs import FRAMEWORK, agent_name, is_pause
 from lgov_langchain.tool_results import answer, kind_of, result_reading

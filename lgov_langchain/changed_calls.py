@@ -19,7 +19,7 @@ from lgov_core.instrumentation.evaluated_call import covered_call, model_call_co
 from lgov_core.instrumentation.tool_call import own_arguments
 from lgov_langchain import messages, tool_results
 from lgov_langchain.callback_enforcement import enforceable, raise_denial
-from lgov_langchain.instrumentor import acting_governor
+from lgov_langchain.current_governor import acting_governor
 from lgov_langchain.sent_calls import ChangedCallDenied, current_sent_call, is_covered
 
 if TYPE_CHECKING:

@@ -29,9 +29,8 @@ from langchain_core.prompt_values import PromptValue
 from lgov_core.instrumentation import Steps, arun_steps, run_steps
 from lgov_core.types import Point
 from lgov_langchain._internals import combine_llm_outputs
-from lgov_langchain.endpoint import attributed
-from lgov_langchain.instrumentor import acting_governor
-from lgov_langchain.model_calls import Prompt, Reply, Result, govern_model_call
+from lgov_langchain.current_governor import acting_governor
+from lgov_langchain.model_calls import Prompt, Reply, Result, attributed, govern_model_call
 from lgov_langchain.process_handler import agent_span
 from lgov_langchain.sent_calls import SentCall, is_covered
 from lgov_langchain.streams import Emit, StreamSteps, astream_steps, stream_steps

@@ -15,20 +15,11 @@ import importlib.util
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from lgov_core.instrumentation.instrumentor import Instrumentor, Patches
+from lgov_core.instrumentation.instrumentor import Patches
+from lgov_langchain.current_governor import INSTRUMENTOR, acting_governor
 
 if TYPE_CHECKING:
     from lgov_core.instrumentation import Governor
-
-#: The versions that the tests run against.
-TESTED = {"langchain": ">=1.4,<1.6", "langchain-core": ">=1.7,<1.9", "langgraph": ">=1.2.11,<1.3"}
-
-_INSTRUMENTOR = Instrumentor("LangChain", TESTED)
-
-
-def acting_governor() -> Governor | None:
-    """The governor of the patches: that of a running self-test, else the instrumented one, else None."""
-    return _INSTRUMENTOR.governor
 
 
 def instrument(governor: Governor) -> None:
@@ -42,14 +33,14 @@ def instrument(governor: Governor) -> None:
     def prove() -> None:
         from lgov_langchain.self_test import self_test
 
-        self_test(_INSTRUMENTOR)
+        self_test(INSTRUMENTOR)
 
-    _INSTRUMENTOR.instrument(governor, _patch, prove)
+    INSTRUMENTOR.instrument(governor, _patch, prove)
 
 
 def uninstrument() -> None:
     """Undoes `instrument`. Agents made meanwhile stay governed; tools, models and new agents are not governed any more."""
-    _INSTRUMENTOR.uninstrument()
+    INSTRUMENTOR.uninstrument()
 
 
 def _patch(patches: Patches) -> None:

@@ -13,9 +13,8 @@ from langgraph.types import Command
 
 from lgov_core.instrumentation import Steps, arun_steps, json_text, run_steps
 from lgov_core.instrumentation.endpoint_headers import demand_endpoint
-from lgov_langchain.endpoint import attributed
 from lgov_langchain.messages import first_reply
-from lgov_langchain.model_calls import Prompt, Reply, Result, govern_model_call
+from lgov_langchain.model_calls import Prompt, Reply, Result, attributed, govern_model_call
 from lgov_langchain.process_handler import agent_span, process_handler
 from lgov_langchain.sent_calls import SentCall, send_changed
 from lgov_langchain.tool_nodes import GovernedToolCalls

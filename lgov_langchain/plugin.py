@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from lgov_core.hookspecs import hookimpl
 from lgov_core.instrumentation.adapter import Adapter, Gap, Surface
 from lgov_core.types import Point
-from lgov_langchain.instrumentor import TESTED, instrument, uninstrument
+from lgov_langchain.current_governor import TESTED
+from lgov_langchain.instrumentor import instrument, uninstrument
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -20,7 +20,7 @@ from lgov_core.instrumentation.live_span import current_span
 from lgov_core.instrumentation.message_decisions import MessageDecisionCache
 from lgov_langchain.callback import LgovCallbackHandler
 from lgov_langchain.changed_calls import ChangedCallHandler
-from lgov_langchain.instrumentor import acting_governor
+from lgov_langchain.current_governor import acting_governor
 from lgov_langchain.runs import running_config
 
 if TYPE_CHECKING:

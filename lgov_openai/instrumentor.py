@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: The versions that the tests run against.
 TESTED = {"openai": ">=3.15,<4"}
 
-_INSTRUMENTOR = Instrumentor("openai", TESTED)
+INSTRUMENTOR = Instrumentor("openai", TESTED)
 
 
 def instrument(governor: Governor) -> None:
@@ -31,12 +31,12 @@ def instrument(governor: Governor) -> None:
     `InstrumentationError` if openai is missing, if another governor is instrumented, or if the self-test finds a way
     around; then nothing stays patched and the process must not run agents.
     """
-    _INSTRUMENTOR.instrument(governor, _patch, _self_test)
+    INSTRUMENTOR.instrument(governor, _patch, _self_test)
 
 
 def uninstrument() -> None:
     """Undoes `instrument` and forgets all conversations."""
-    _INSTRUMENTOR.uninstrument()
+    INSTRUMENTOR.uninstrument()
 
 
 def _patch(patches: Patches) -> None:
@@ -44,7 +44,7 @@ def _patch(patches: Patches) -> None:
 
     from lgov_openai.client import Interceptor, wrapped_request
 
-    interceptor = Interceptor(lambda: _INSTRUMENTOR.governor)
+    interceptor = Interceptor(lambda: INSTRUMENTOR.governor)
     patches.undo_by(interceptor.forget)
     atexit.register(interceptor.end_recordings)
     patches.undo_by(lambda: atexit.unregister(interceptor.end_recordings))
@@ -63,7 +63,7 @@ def _self_test() -> None:
 
     from lgov_openai.probe import aungoverned_ways, ungoverned_ways
 
-    with _INSTRUMENTOR.denying_everything(only=frozenset({Point.PRE_TOOL_CALL})):
+    with INSTRUMENTOR.denying_everything(only=frozenset({Point.PRE_TOOL_CALL})):
         ways = ungoverned_ways()
         if not _loop_is_running():
             ways += asyncio.run(aungoverned_ways())

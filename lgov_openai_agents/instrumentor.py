@@ -32,12 +32,12 @@ TESTED = {"openai-agents": ">=0.24,<0.25"}
 #: Set to ``1``, the SDK's own exporter goes on sending traces (prompts among them) to the vendor.
 TRACES_VARIABLE = "LGOV_OPENAI_TRACES"
 
-_INSTRUMENTOR = Instrumentor("the OpenAI Agents SDK", TESTED)
+INSTRUMENTOR = Instrumentor("the OpenAI Agents SDK", TESTED)
 
 
 def acting_governor() -> Governor | None:
     """The governor of a running self-test, else that of the instrumented process, else None."""
-    return _INSTRUMENTOR.governor
+    return INSTRUMENTOR.governor
 
 
 def instrument(governor: Governor) -> None:
@@ -47,12 +47,12 @@ def instrument(governor: Governor) -> None:
     `InstrumentationError` if the SDK is missing, if another governor is instrumented already, or if the self-test
     finds a way around; then nothing stays patched and the process must not run agents.
     """
-    _INSTRUMENTOR.instrument(governor, _patch, _self_test)
+    INSTRUMENTOR.instrument(governor, _patch, _self_test)
 
 
 def uninstrument() -> None:
     """Undoes `instrument`; runs that are going on are no longer governed."""
-    _INSTRUMENTOR.uninstrument()
+    INSTRUMENTOR.uninstrument()
 
 
 def _patch(patches: Patches) -> None:
@@ -96,7 +96,7 @@ def _self_test() -> None:
     from lgov_openai_agents.self_test import attempt
 
     ran: list[str] = []
-    in_fresh_thread(lambda: attempt(_INSTRUMENTOR, ran))
+    in_fresh_thread(lambda: attempt(INSTRUMENTOR, ran))
     if ran:
         raise InstrumentationError(f"a denied probe ran all the same ({', '.join(ran)})")
 

@@ -27,7 +27,7 @@ try:
     adapter.instrument(own)
 except InstrumentationError as error:
     print("refused" if "already governed" in str(error) else error)
-print(import_module("{adapter}.instrumentor")._INSTRUMENTOR.governor not in (own, None))
+print(import_module("{adapter}.instrumentor").INSTRUMENTOR.governor not in (own, None))
 """
     done = lgov_run(folder, "python", write(folder, program))
     assert done.stdout == "refused\nTrue\n", done.stderr

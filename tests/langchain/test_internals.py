@@ -13,7 +13,7 @@ from scripted import ModelServer, says
 
 from lgov_core.instrumentation.instrumentor import outside_tested_range
 from lgov_langchain import _internals
-from lgov_langchain.instrumentor import TESTED
+from lgov_langchain.current_governor import TESTED
 
 
 @tool

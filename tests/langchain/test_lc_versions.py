@@ -33,7 +33,7 @@ def no_digging(action: Action) -> Decision | None:
 
 
 def test_a_version_outside_the_tested_range_is_warned_of(witness: Witness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instrumentation._INSTRUMENTOR, "tested", {"langchain-core": ">=0.1,<0.2"})
+    monkeypatch.setattr(instrumentation.INSTRUMENTOR, "tested", {"langchain-core": ">=0.1,<0.2"})
     governor = make_governor(at(Point.PRE_TOOL_CALL, no_digging), witness=witness)
     with pytest.warns(UserWarning, match=r"langchain-core .* is outside the range lgov was tested with \(>=0.1,<0.2\)"):
         instrument(governor)
