@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, overload
+from typing import Any, Final, NamedTuple
 
 from lgov_core.types import Action, Decision, ToolOutcome
 
@@ -237,12 +237,6 @@ def _other(value: Any) -> Any:
     return repr(value)
 
 
-@overload
-def _short(text: str) -> str: ...
-@overload
-def _short(text: None) -> None: ...
-@overload
-def _short(text: str | None) -> str | None: ...
 def _short(text: str | None) -> str | None:
     if text is None or len(text) <= _FIELD_LIMIT:
         return text

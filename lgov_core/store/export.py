@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from lgov_core._util.atomic_file import atomic_file
-from lgov_core._util.sqlite_file import is_database
 from lgov_core.errors import ExportError
 from lgov_core.store import encoding
 from lgov_core.store.protocol import TraceStore
@@ -65,7 +64,10 @@ def write_parquet(
     except ImportError as error:
         raise ExportError("Parquet needs pyarrow", hint="pip install 'lgov[train]'") from error
     count = 0
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ExportError(f"{folder} cannot be created: {error.strerror}", hint="name another folder") from error
     for kind, shape in KINDS.items():
         schema = pa.schema([(one.name, _column(pa, one.name)) for one in fields(shape)])
         path = folder / f"{kind}s.parquet"
@@ -77,12 +79,6 @@ def write_parquet(
         except pa.ArrowException as error:
             raise ExportError(f"{path} cannot be written: {error}", hint="name another folder") from error
     return count
-
-
-def require_no_database(path: Path) -> None:
-    """Raises `ExportError` when ``path`` is a SQLite database: the store itself is easily named by mistake."""
-    if is_database(path):
-        raise ExportError(f"{path} is a database and is not overwritten", hint="name another file")
 
 
 def _fields(value: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Final
 
@@ -66,9 +66,3 @@ def chosen(known: Iterable[tuple[str, float]], before: float | None, keep_last: 
     """The rollouts to delete. ``known``: ids of those that may be, with the time of last activity of each (Unix seconds)."""
     by_age = sorted(known, key=lambda one: (-one[1], one[0]))[keep_last or 0 :]
     return [rollout_id for rollout_id, last in reversed(by_age) if before is None or last < before]
-
-
-def portions(ids: Sequence[str]) -> Iterable[list[str]]:
-    """``ids`` in portions of `ROLLOUTS_A_PORTION`."""
-    for first in range(0, len(ids), ROLLOUTS_A_PORTION):
-        yield list(ids[first : first + ROLLOUTS_A_PORTION])

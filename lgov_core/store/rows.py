@@ -36,6 +36,7 @@ REQUEST, PROMPT, RESPONSE_IDS, ROLLOUT_ID, ATTEMPT = (
     for name in ("request", "prompt_rest", "response_ids", "rollout_id", "attempt")
 )
 REWARD_COLUMNS: Final = "reward_id, value, dimension, rollout_id, attempt, response_id, tool_call_id, source, choice"
+_REWARD_FIELDS: Final = REWARD_COLUMNS.split(", ")
 SPAN_COLUMNS: Final = (
     "span_id, name, started_at, ended_at, attributes, rollout_id, attempt, parent_id, trace_id, events, claimed"
 )
@@ -112,29 +113,14 @@ def call_parts(call: CapturedCall) -> tuple[Row, dict[str, str]]:
             f"{what} has {len(call.logprobs)} logprobs and {tokens}", hint="give one logprob for each response token"
         )
     request = {text_name(name): json_text(value, f"request of {what}") for name, value in call.request.items()}
-    row = (
-        call.response_id,
-        call.choice,
-        call.route,
-        call.model,
-        object_text(request),
-        reply_text(call),
-        None if call.prompt_ids is None else token_blob(call.prompt_ids, f"prompt ids of {what}"),
-        None if call.response_ids is None else token_blob(call.response_ids, f"response ids of {what}"),
-        logprob_blob(call.logprobs, f"logprobs of {what}"),
-        call.finish_reason,
-        call.weights_version,
-        call.temperature,
-        call.top_p,
-        call.started_at,
-        call.ended_at,
-        call.rollout_id,
-        call.attempt,
-        call.agent,
-        json_text(call.tool_call_ids, f"tool call ids of {what}"),
-        call.engine,
-    )
-    return row, request
+    values: dict[str, Any] = {name: getattr(call, name) for name in _CALL_FIELDS}
+    values["request"], values["response"] = object_text(request), reply_text(call)
+    for name in ("prompt_ids", "response_ids"):
+        if values[name] is not None:
+            values[name] = token_blob(values[name], f"{name.replace('_', ' ')} of {what}")
+    values["logprobs"] = logprob_blob(call.logprobs, f"logprobs of {what}")
+    values["tool_call_ids"] = json_text(call.tool_call_ids, f"tool call ids of {what}")
+    return tuple(values.values()), request
 
 
 def call_of(row: Row) -> CapturedCall:
@@ -163,17 +149,7 @@ def reward_row(reward: Reward) -> Row:
             f"reward {reward.reward_id} is for choice {reward.choice!r}",
             hint="choices of a reply are counted from 0; None where it has only one",
         )
-    return (
-        reward.reward_id,
-        value,
-        reward.dimension,
-        reward.rollout_id,
-        reward.attempt,
-        reward.response_id,
-        reward.tool_call_id,
-        reward.source,
-        reward.choice,
-    )
+    return (reward.reward_id, value, *(getattr(reward, name) for name in _REWARD_FIELDS[2:]))
 
 
 def own_reward(reward: Reward, rollout_id: str, attempt: int) -> Reward:
@@ -189,8 +165,8 @@ def own_reward(reward: Reward, rollout_id: str, attempt: int) -> Reward:
 
 def reward_of(row: Row) -> Reward:
     """The reward of a row of ``REWARD_COLUMNS``."""
-    reward_id, value, dimension, rollout_id, attempt, response_id, tool_call_id, source, choice = row
-    return Reward(value, dimension, rollout_id, attempt, response_id, tool_call_id, source, reward_id, choice)
+    values: dict[str, Any] = dict(zip(_REWARD_FIELDS, row, strict=True))
+    return Reward(**values)
 
 
 def span_row(span: Span) -> Row:

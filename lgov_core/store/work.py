@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
@@ -112,13 +112,7 @@ class RolloutConfig:
 
     def as_json(self) -> dict[str, Any]:
         """The configuration as JSON values."""
-        return {
-            "max_attempts": self.max_attempts,
-            "timeout_s": self.timeout_s,
-            "unresponsive_s": self.unresponsive_s,
-            "retry_on": sorted(self.retry_on),
-            "retry_delay_s": self.retry_delay_s,
-        }
+        return {**asdict(self), "retry_on": sorted(self.retry_on)}
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> RolloutConfig:

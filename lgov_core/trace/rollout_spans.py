@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any, Protocol
 
 from lgov_core.trace import semconv
-from lgov_core.trace.reward_attempts import attempt_of
 from lgov_core.types import Attempt, CapturedCall, JSONValue, Reward, Rollout, Span
 
 #: What a call is in the conventions' words, by the API it was made over. Others are chats.
@@ -179,6 +178,25 @@ def reward_span(reward: Reward, at: float, parent_id: str | None = None) -> Span
 def _of_attempt(reward: Reward, attempt: Span) -> Span:
     at = attempt.started_at if attempt.ended_at is None else attempt.ended_at
     return replace(reward_span(reward, at, attempt.span_id), attempt=attempt.attempt)
+
+
+def attempt_of(reward: Reward, attempts: Collection[Attempt], calls: Iterable[CapturedCall]) -> int:
+    """The attempt that ``reward`` names, or that has the call that it names, or else the last one that has ended.
+
+    ``attempts`` and ``calls`` are those of its rollout; without any attempt it is the first one.
+    """
+    if reward.attempt is not None:
+        return reward.attempt
+    if len(attempts) > 1 and (reward.response_id is not None or reward.tool_call_id is not None):
+        for call in calls:
+            if reward.response_id is None:
+                is_meant = reward.tool_call_id in call.tool_call_ids
+            else:
+                is_meant = reward.response_id == call.response_id
+            if is_meant:
+                return call.attempt or 1
+    ended = [one.attempt for one in attempts if one.outcome is not None or one.ended_at is not None]
+    return max(ended or (one.attempt for one in attempts), default=1)
 
 
 def _messages(value: Any) -> str | None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from lgov_core.store.protocol import TraceStore
@@ -32,8 +33,6 @@ from lgov_core.types import Attempt, CapturedCall, Reward, Rollout, Span
 
 #: What APIs call the end of a reply that reached its limit of tokens.
 _CUT_OFF: Final = frozenset({"length", "max_tokens", "max_output_tokens", "MAX_TOKENS"})
-#: Where no reply has several choices.
-_NONE: Final[frozenset[ChoiceKey]] = frozenset()
 
 
 def build_transitions(
@@ -93,8 +92,7 @@ def make_transitions(
         found,
         unassigned,
         need_logprobs,
-        records.proposed_in,
-        records.tools_run,
+        records,
     )
     for rollout in sorted(records.rollouts, key=lambda one: (one.created_at, one.rollout_id)):
         attempts = attempts_of[rollout.rollout_id]
@@ -155,24 +153,15 @@ def _attempt_that_counts(
     return last
 
 
+@dataclass(frozen=True, slots=True)
 class _Work:
     """What the attempts of one set share."""
 
-    def __init__(
-        self,
-        selecting: Selecting,
-        found: list[Diagnostic],
-        unassigned: list[Reward],
-        need_logprobs: bool,
-        proposed_in: Mapping[tuple[str | None, str], str],
-        tools_run: Set[tuple[str | None, int | None, str]],
-    ) -> None:
-        self.selecting = selecting
-        self._found = found
-        self._unassigned = unassigned
-        self._need_logprobs = need_logprobs
-        self._proposed_in = proposed_in
-        self._tools_run = tools_run
+    selecting: Selecting
+    found: list[Diagnostic]
+    unassigned: list[Reward]
+    need_logprobs: bool
+    records: Records
 
     def of_attempt(
         self,
@@ -183,30 +172,28 @@ class _Work:
         elsewhere: Sequence[CapturedCall],
         others: Sequence[int],
     ) -> list[Transition]:
-        found, selecting = self._found, self.selecting
+        found, selecting = self.found, self.selecting
         placed: list[PlacedCall] = []
         chosen: list[CapturedCall] = []
-        versions: dict[str, int | None] = {}  # each model has versions of its own
-        mixed = several = False
         for call in calls:
-            several = several or call.choice > 0
             if not (selecting.everything or selecting.takes(call)):
                 placed.append((call, NOT_SELECTED))
             elif self._usable(call):
                 placed.append((call, len(chosen)))
                 chosen.append(call)
-                mixed |= versions.setdefault(call.model, call.weights_version) != call.weights_version
             else:
                 placed.append((call, UNUSABLE))
         if not chosen and not any(index == NOT_SELECTED for _, index in placed):
             found.append(Diagnostic(Finding.NO_CALLS, rollout.rollout_id))
-        if mixed:
+        versions = {(call.model, call.weights_version) for call in chosen}
+        if len(versions) > len({model for model, _ in versions}):  # each model has versions of its own
             found.append(Diagnostic(Finding.MIXED_WEIGHTS, rollout.rollout_id))
-        aside = self._set_aside(attempt, calls, chosen, rewards) if several else _NONE
+        several = any(call.choice > 0 for call in calls)
+        aside = self._set_aside(attempt, calls, chosen, rewards) if several else frozenset[ChoiceKey]()
         line = [turn for turn, call in enumerate(chosen) if (call.response_id, call.choice) not in aside]
         last = line[-1] if line else None
         targets = RewardTargets(rollout.rollout_id, attempt.attempt, placed, last, elsewhere, others, aside)
-        earned = targets.assign(rewards, found, self._unassigned)
+        earned = targets.assign(rewards, found, self.unassigned)
         if len(chosen) > 1:
             find_drift((chosen[turn] for turn in line), found)
         # Where choices are set aside: what the rewards say that name a choice itself.
@@ -233,7 +220,7 @@ class _Work:
                 truncated=call.finish_reason in _CUT_OFF,
                 choice=call.choice,
                 tool_call_ids=call.tool_call_ids,
-                parent_response_id=self._parent(call, placed) if self._proposed_in else None,
+                parent_response_id=self._parent(call, placed) if self.records.proposed_in else None,
                 set_aside=(call.response_id, call.choice) in aside,
                 own_rewards=own.get(turn, {}) if aside and turn == last else None,
             )
@@ -253,29 +240,29 @@ class _Work:
             name
             for call in calls
             for name in call.tool_call_ids
-            if any((attempt.rollout_id, number, name) in self._tools_run for number in here)
+            if any((attempt.rollout_id, number, name) in self.records.tools_run for number in here)
         }
         aside, unknown = set_aside(calls, used)
         trained = {call.response_id for call in chosen}
-        self._found += [
+        self.found.extend(
             Diagnostic(Finding.UNKNOWN_CHOICE, name, "it is unknown which choice was continued: the first counts")
             for name in unknown
             if name in trained
-        ]
+        )
         return aside
 
     def _parent(self, call: CapturedCall, placed: Sequence[PlacedCall]) -> str | None:
         """The call that proposed the tool call inside which ``call`` was made."""
-        tool_call = self._proposed_in.get((call.rollout_id, call.response_id))
+        tool_call = self.records.proposed_in.get((call.rollout_id, call.response_id))
         if tool_call is None:
-            tool_call = self._proposed_in.get((None, call.response_id))
+            tool_call = self.records.proposed_in.get((None, call.response_id))
         if tool_call is None:
             return None
         proposers = {one.response_id for one, _ in placed if tool_call in one.tool_call_ids}
         return next(iter(proposers)) if len(proposers) == 1 else None
 
     def _usable(self, call: CapturedCall) -> bool:
-        found, logprobs = self._found, call.logprobs
+        found, logprobs = self.found, call.logprobs
         if call.finish_reason == "cancelled":
             found.append(Diagnostic(Finding.CANCELLED_REPLY, call.response_id))
             return False
@@ -284,7 +271,7 @@ class _Work:
             return False
         if logprobs is None:
             found.append(Diagnostic(Finding.NO_LOGPROBS, call.response_id))
-            if self._need_logprobs:
+            if self.need_logprobs:
                 return False
         elif len(logprobs) != len(call.response_ids) or not all(map(math.isfinite, logprobs)):
             counts = f"{len(call.response_ids)} tokens, {len(logprobs)} log-probabilities"

@@ -17,7 +17,7 @@ from lgov_core.errors import StoreError
 from lgov_core.store.protocol import TraceStore
 from lgov_core.trace import semconv
 from lgov_core.trace.mapping.mapping import canonical
-from lgov_core.trace.reward_attempts import attempt_of
+from lgov_core.trace.rollout_spans import attempt_of
 from lgov_core.types import Attempt, CapturedCall, JSONValue, Reward, Rollout, Span
 from lgov_core.views.attempt_view import AttemptView, Message, ModelStep, RecordedDecision, RewardLine, ToolStep
 

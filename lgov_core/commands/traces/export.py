@@ -33,13 +33,11 @@ def export(
     this is another matter: lgov transitions.
     """
     from lgov_core._util.atomic_file import write_lines
-    from lgov_core.store.export import KINDS, json_lines, require_no_database, values_of, write_parquet
+    from lgov_core.store.export import KINDS, json_lines, values_of, write_parquet
 
     if form == "parquet" and output is None:
         raise click.UsageError("parquet needs --output FOLDER")
     ids = list(rollout_ids) or None
-    if output is not None:
-        require_no_database(output)
     with opened_store(store) as recorded:
         for rollout_id in rollout_ids:
             if not any(True for kind in KINDS for _ in values_of(recorded, kind, rollout_ids=[rollout_id])):

@@ -12,7 +12,7 @@ import click
 from lgov_core.commands.group import Exit, exit_status, json_option
 from lgov_core.commands.output import write_json, write_table
 from lgov_core.commands.recorded import opened_store
-from lgov_core.trace.reward_attempts import attempt_of
+from lgov_core.trace.rollout_spans import attempt_of
 from lgov_core.types import Attempt, CapturedCall, Outcome
 
 if TYPE_CHECKING:

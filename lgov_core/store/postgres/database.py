@@ -16,7 +16,7 @@ from lgov_core.store.postgres.address import PostgresAddress, describe
 from lgov_core.store.postgres.connection import Connection, connect, is_conflict, is_lost
 from lgov_core.store.postgres.transaction import PostgresTransaction, translate
 from lgov_core.store.rows import Row
-from lgov_core.store.sql.database import DatabaseUnavailable, HeldConnection, Transaction
+from lgov_core.store.sql.database import Database, DatabaseUnavailable, Transaction
 
 #: How often a transaction is tried again because another one got in its way.
 _CONFLICTS: Final = 5
@@ -33,7 +33,7 @@ class _ConnectionLost(Exception):
     """The connection was lost before the commit: nothing was written."""
 
 
-class PostgresDatabase(HeldConnection[Connection]):
+class PostgresDatabase(Database[Connection]):
     """A connection to ``schema`` at ``address``; one that is lost is opened again, for ``reconnect_s`` seconds at most.
 
     When a connection is lost during a commit, the server is asked whether the transaction took place: each transaction

@@ -146,8 +146,6 @@ def prepare(connection: Connection, address: PostgresAddress, schema: str, *, ma
     nothing and ``make`` is false.
     """
     try:
-        if _is_current(connection, schema):
-            return
         with connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"lgov format {schema}",))
             found = _format(connection, address, schema)
@@ -165,16 +163,6 @@ def prepare(connection: Connection, address: PostgresAddress, schema: str, *, ma
                 connection.execute("INSERT INTO format VALUES (%s)", (number,))
     except psycopg.Error as error:
         raise describe(address, error) from error
-
-
-def _is_current(connection: Connection, schema: str) -> bool:
-    """Whether the tables are there in the present format; only a first look, while others may be making them."""
-    if "format" not in _relations(connection, schema):
-        return False
-    try:
-        return connection.execute(f'SELECT number FROM "{schema}".format'.encode()).fetchall() == [(FORMAT,)]
-    except errors.UndefinedColumn:
-        return False
 
 
 def _format(connection: Connection, address: PostgresAddress, schema: str) -> int:

@@ -12,6 +12,7 @@ from lgov_core.errors import StoreError
 from lgov_core.store import rows
 from lgov_core.store.postgres.connection import Connection
 from lgov_core.store.rows import Row
+from lgov_core.store.sql.database import Transaction
 
 #: Appends rollouts to the order of those that ended. Its lock is held until the commit, so that a reader who sees a place sees
 #: all those before it; it is the last lock that a transaction takes, so no holder of it waits for another.
@@ -41,7 +42,7 @@ def translate(statement: str) -> bytes:
     return statement.replace("?", "%s").encode()
 
 
-class PostgresTransaction:
+class PostgresTransaction(Transaction):
     """See `Transaction`. What fails raises `psycopg.Error`, or `StoreError` for an id that exists."""
 
     def __init__(self, connection: Connection) -> None:
@@ -49,13 +50,8 @@ class PostgresTransaction:
         self._ended: list[str] = []
         self.now = 0.0
 
-    def execute(self, statement: str, given: Sequence[Any] = ()) -> list[Row]:
-        """See `Transaction.execute`."""
-        return self.connection.execute(translate(statement), given).fetchall()
-
-    def change(self, statement: str, given: Sequence[Any] = ()) -> int:
-        """See `Transaction.change`."""
-        return self.connection.execute(translate(statement), given).rowcount
+    def _run(self, statement: str, given: Sequence[Any]) -> Any:
+        return self.connection.execute(translate(statement), given)
 
     def change_each(self, statement: str, given: Sequence[Sequence[Any]]) -> int:
         """See `Transaction.change_each`. What is given is sent together."""

@@ -7,6 +7,7 @@ Each database translates what it writes differently.
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -18,77 +19,42 @@ class DatabaseUnavailable(StoreError):
     """The database is locked or unreachable, so that trying the same write again at once is pointless."""
 
 
-class Transaction(Protocol):
-    """An open transaction, used by the writer's thread only."""
+class Transaction(ABC):
+    """An open transaction, used by the writer's thread only. ``now`` is its time by the database's clock (Unix seconds)."""
 
-    @property
-    def now(self) -> float:
-        """When the transaction began, by the database's clock (Unix seconds)."""
-        ...
+    now: float
+
+    @abstractmethod
+    def _run(self, statement: str, given: Sequence[Any]) -> Any:
+        """Runs a statement and returns the driver's cursor."""
 
     def execute(self, statement: str, given: Sequence[Any] = ()) -> list[Row]:
         """Runs a statement and returns its rows."""
-        ...
+        return self._run(statement, given).fetchall()
 
     def change(self, statement: str, given: Sequence[Any] = ()) -> int:
         """Runs a statement and returns how many rows it changed."""
-        ...
+        return self._run(statement, given).rowcount
 
+    @abstractmethod
     def change_each(self, statement: str, given: Sequence[Sequence[Any]]) -> int:
         """Runs a statement once for each item of ``given``; returns how many rows were changed in all."""
-        ...
 
+    @abstractmethod
     def insert(self, table: str, new: Sequence[Row]) -> None:
         """Inserts rows of `rows.TABLES`. An id that exists raises `StoreError`."""
-        ...
 
+    @abstractmethod
     def insert_call(self, row: Row) -> int:
         """Inserts a row of ``FOLDED_COLUMNS`` and returns its ``seq``. A call that exists raises `StoreError`."""
-        ...
 
+    @abstractmethod
     def end(self, rollout_id: str) -> None:
         """Appends a rollout of the queue to the order of those that ended."""
-        ...
-
-
-class Database(Protocol):
-    """One connection to a database, opened when needed. Any thread may call the methods; one call runs at a time."""
-
-    def run(self, work: Callable[[Transaction], None], *, alone: bool = False) -> None:
-        """Runs ``work`` in a transaction and commits. Raises when nothing was written.
-
-        ``work`` may be called again, in a new transaction, after the connection was lost. ``alone`` excludes every other
-        writer for the time of the transaction.
-        """
-        ...
-
-    def fetch(self, query: str, given: Sequence[Any] = ()) -> list[Row]:
-        """All rows of a query over committed data. Raises `StoreError`."""
-        ...
-
-    def describe(self, error: BaseException) -> StoreError:
-        """``error`` as a `StoreError`: which database, what went wrong, and what to do."""
-        ...
-
-    def hold(self) -> None:
-        """Waits for the call in progress, closes the connection, and blocks further calls until `release`."""
-        ...
-
-    def release(self) -> None:
-        """Ends `hold`."""
-        ...
-
-    def begin_close(self) -> None:
-        """The store is being closed: from now on an unreachable database is waited for only briefly."""
-        ...
-
-    def close(self) -> None:
-        """Closes the connection for good."""
-        ...
 
 
 class Closable(Protocol):
-    """A connection."""
+    """A driver's connection."""
 
     def close(self) -> None:
         """Closes it; what was not committed is rolled back."""
@@ -98,8 +64,8 @@ class Closable(Protocol):
 C = TypeVar("C", bound=Closable)
 
 
-class HeldConnection(Generic[C]):
-    """A connection used under a lock, so that none is open while the process forks. Callable from any thread."""
+class Database(ABC, Generic[C]):
+    """One connection to a database, opened when needed. Any thread may call the methods; one call runs at a time."""
 
     _connection: C | None = None
 
@@ -107,20 +73,36 @@ class HeldConnection(Generic[C]):
         self._lock = threading.Lock()
         self._closed = False
 
+    @abstractmethod
+    def run(self, work: Callable[[Transaction], None], *, alone: bool = False) -> None:
+        """Runs ``work`` in a transaction and commits. Raises when nothing was written.
+
+        ``work`` may be called again, in a new transaction, after the connection was lost. ``alone`` excludes every other
+        writer for the time of the transaction.
+        """
+
+    @abstractmethod
+    def fetch(self, query: str, given: Sequence[Any] = ()) -> list[Row]:
+        """All rows of a query over committed data. Raises `StoreError`."""
+
+    @abstractmethod
+    def describe(self, error: BaseException) -> StoreError:
+        """``error`` as a `StoreError`: which database, what went wrong, and what to do."""
+
     def hold(self) -> None:
-        """See `Database.hold`."""
+        """Waits for the call in progress, closes the connection, and blocks further calls until `release`."""
         self._lock.acquire()
         self._disconnect()
 
     def release(self) -> None:
-        """See `Database.release`."""
+        """Ends `hold`."""
         self._lock.release()
 
     def begin_close(self) -> None:
-        """See `Database.begin_close`."""
+        """The store is being closed: from now on an unreachable database is waited for only briefly."""
 
     def close(self) -> None:
-        """See `Database.close`."""
+        """Closes the connection for good."""
         with self._lock:
             self._closed = True
             self._disconnect()

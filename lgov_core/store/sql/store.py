@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from lgov_core.store import encoding, rows
-from lgov_core.store.retention import Pruned, StoreStatistics, chosen, portions, require_choice
+from lgov_core.store.retention import ROLLOUTS_A_PORTION, Pruned, StoreStatistics, chosen, require_choice
 from lgov_core.store.sql import deletion, queue
 from lgov_core.store.sql.database import Transaction
 from lgov_core.store.sql.traces import SqlTraces
@@ -106,7 +106,9 @@ class SqlStore(SqlTraces):
         """
         require_choice(before, run_id, keep_last)
         total = Pruned()
-        for ids in portions(chosen(self._last_active(run_id), before, keep_last)):
+        found = chosen(self._last_active(run_id), before, keep_last)
+        for first in range(0, len(found), ROLLOUTS_A_PORTION):
+            ids = found[first : first + ROLLOUTS_A_PORTION]
             total += self._submit(
                 lambda transaction, ids=ids: deletion.delete_rollouts(transaction, ids, self._tables, dry_run=dry_run),
                 alone=True,

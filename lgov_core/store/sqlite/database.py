@@ -14,7 +14,7 @@ from typing import Any, Final
 from lgov_core._util.sqlite_file import describe, file_identity, is_busy, open_in_memory, open_sqlite, require_same_file
 from lgov_core.errors import StoreError
 from lgov_core.store import rows
-from lgov_core.store.sql.database import DatabaseUnavailable, HeldConnection, Transaction
+from lgov_core.store.sql.database import Database, DatabaseUnavailable, Transaction
 from lgov_core.store.sqlite.schema import TRACE_STORE
 
 #: What SQLite writes differently. A row needs no lock: one process writes at a time.
@@ -38,20 +38,15 @@ def _values(given: Sequence[Any]) -> list[Any]:
     return [json.dumps(value) if isinstance(value, list) else value for value in given]
 
 
-class SQLiteTransaction:
+class SQLiteTransaction(Transaction):
     """See `Transaction`."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self.now = time.time()
 
-    def execute(self, statement: str, given: Sequence[Any] = ()) -> list[rows.Row]:
-        """See `Transaction.execute`."""
-        return self._connection.execute(translate(statement), _values(given)).fetchall()
-
-    def change(self, statement: str, given: Sequence[Any] = ()) -> int:
-        """See `Transaction.change`."""
-        return self._connection.execute(translate(statement), _values(given)).rowcount
+    def _run(self, statement: str, given: Sequence[Any]) -> Any:
+        return self._connection.execute(translate(statement), _values(given))
 
     def change_each(self, statement: str, given: Sequence[Sequence[Any]]) -> int:
         """See `Transaction.change_each`."""
@@ -80,7 +75,7 @@ class SQLiteTransaction:
         self._connection.execute("INSERT INTO ended (rollout_id) VALUES (?)", (rollout_id,))
 
 
-class SQLiteDatabase(HeldConnection[sqlite3.Connection]):
+class SQLiteDatabase(Database[sqlite3.Connection]):
     """A connection to the file at ``path``, which is created (mode 0600) when it does not exist; None: in memory.
 
     With ``identity`` (from `file_identity`) the connection is opened when first used, without it at once.

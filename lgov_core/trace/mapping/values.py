@@ -81,7 +81,7 @@ def from_json(value: Any) -> Any:
             return json.loads(value)
         except (ValueError, RecursionError):
             return None
-    return value if isinstance(value, Mapping | list | tuple) else None
+    return value if isinstance(value, list | tuple | Mapping) else None
 
 
 def at_path(value: Any, path: str) -> Any:

@@ -9,6 +9,7 @@ import random
 import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
@@ -89,17 +90,12 @@ def export_spans(
     if rollout_ids is None:
         rollout_ids = rollout_ids_in(store, run_id)
     sent = Sent()
-    sender = _Sender(collector, sent, sleep)
-    try:
+    with closing(_Sender(collector, sent, sleep)) as sender:
         for rollout_id in rollout_ids:
-            spans = rollout_spans(store, rollout_id)
-            if not spans:
-                continue
-            sender.add(spans, content=content)
-            sent.rollouts += 1
+            if spans := rollout_spans(store, rollout_id):
+                sender.add(spans, content=content)
+                sent.rollouts += 1
         sender.flush()
-    finally:
-        sender.close()
     return sent
 
 
@@ -108,12 +104,9 @@ def send_spans(
 ) -> Sent:
     """As `export_spans`, for spans at hand."""
     sent = Sent()
-    sender = _Sender(collector, sent, sleep)
-    try:
+    with closing(_Sender(collector, sent, sleep)) as sender:
         sender.add(list(spans), content=content)
         sender.flush()
-    finally:
-        sender.close()
     return sent
 
 

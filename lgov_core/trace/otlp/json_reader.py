@@ -33,7 +33,10 @@ def spans_in(request: Any) -> Iterator[Found]:
     if not isinstance(request, Mapping):
         raise ValueError("it is not a JSON object")
     for group in _objects(request, "resourceSpans", "resource_spans"):
-        resource = _attributes_or_none(_get(group, "resource")) or {}
+        try:
+            resource = _attributes(_get(group, "resource"))
+        except BadSpan:
+            resource = {}
         for part in _objects(group, "scopeSpans", "scope_spans", "instrumentationLibrarySpans"):
             named = _get(part, "scope", "instrumentationLibrary")
             scope = Scope(_text(_get(named, "name")), _text(_get(named, "version")))
@@ -146,13 +149,6 @@ def _attributes(given: Any) -> dict[str, JSONValue]:
     for pair in _list(given, "attributes"):
         found[_text(_get(pair, "key"))] = _value(_get(pair, "value"), MAX_DEPTH)
     return found
-
-
-def _attributes_or_none(given: Any) -> dict[str, JSONValue] | None:
-    try:
-        return _attributes(given)
-    except BadSpan:
-        return None
 
 
 def _value(given: Any, depth: int) -> JSONValue:

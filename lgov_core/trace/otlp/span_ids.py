@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from lgov_core.trace.otlp.span import is_id
 from lgov_core.types import Span
+
+#: A span in its attempt.
+_Key: TypeAlias = tuple[str | None, int | None, str]
 
 
 def _derived(size: int, *parts: object) -> str:
@@ -44,42 +48,33 @@ def _span_id(trace_id: str, span_id: str) -> str:
     return span_id if is_id(span_id, 16) else _derived(8, "span", trace_id, span_id)
 
 
-def _traces(spans: Iterable[Span]) -> list[str]:
-    spans = list(spans)
-    by_id: dict[tuple[str | None, int | None, str], Span] = {}
+def _key(span: Span) -> _Key:
+    return span.rollout_id, span.attempt, span.span_id
+
+
+def _traces(spans: Sequence[Span]) -> list[str]:
+    by_key: dict[_Key, Span] = {}
     for span in spans:
-        by_id.setdefault((span.rollout_id, span.attempt, span.span_id), span)
-    known: dict[tuple[str | None, int | None, str], str] = {}
-    return [_trace(span, by_id, known) for span in spans]
+        by_key.setdefault(_key(span), span)
+    known: dict[_Key, str] = {}
+    return [_trace(span, by_key, known) for span in spans]
 
 
-def _trace(
-    span: Span,
-    by_id: dict[tuple[str | None, int | None, str], Span],
-    known: dict[tuple[str | None, int | None, str], str],
-) -> str:
-    """Walks up until a span with a trace of its own, a known one or the top; cycles end where they began."""
-    path: list[tuple[str | None, int | None, str]] = []
-    seen: set[tuple[str | None, int | None, str]] = set()
+def _trace(span: Span, by_key: Mapping[_Key, Span], known: dict[_Key, str]) -> str:
+    """Walks up until a span with a trace of its own, a known one or the top; a cycle ends where it began."""
+    path: dict[_Key, None] = {}
     here = span
-    while True:
-        key = (here.rollout_id, here.attempt, here.span_id)
-        if here.trace_id is not None and is_id(here.trace_id, 32):
-            found = here.trace_id
-            break
-        if key in known:
-            found = known[key]
-            break
-        path.append(key)
-        seen.add(key)
-        above = None if here.parent_id is None else by_id.get((here.rollout_id, here.attempt, here.parent_id))
-        if above is None or (above.rollout_id, above.attempt, above.span_id) in seen:
-            top = min(seen) if above is not None else key
-            found = (
+    while not (here.trace_id is not None and is_id(here.trace_id, 32)) and _key(here) not in known:
+        path[_key(here)] = None
+        above = None if here.parent_id is None else by_key.get((here.rollout_id, here.attempt, here.parent_id))
+        if above is None or _key(above) in path:
+            top = min(path) if above is not None else _key(here)
+            known[_key(here)] = (
                 trace_id_of_attempt(here.rollout_id, here.attempt) if here.rollout_id else _derived(16, "top", top[2])
             )
             break
         here = above
-    for key in path:
-        known[key] = found
+    own = here.trace_id if here.trace_id is not None and is_id(here.trace_id, 32) else None
+    found = known[_key(here)] if own is None else own
+    known.update(dict.fromkeys(path, found))
     return found

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from lgov_core.errors import TransitionError
 from lgov_core.transitions.credit.credit_schemes import (
@@ -37,6 +38,7 @@ Rollouts: TypeAlias = Sequence[Sequence[Transition]]
 Scores: TypeAlias = list[list[tuple[float, tuple[float, ...]]]]
 #: Added to the batch's variance, as verl does: a batch that is all but equal is not blown up without bound.
 _SMALLEST_VARIANCE = 1e-8
+_UNWEIGHTED: Final[Mapping[str, float]] = MappingProxyType({})
 
 
 def assign_credit(
@@ -181,7 +183,9 @@ def _credit(rollouts: Rollouts, rules: CreditRules, scheme: Scheme) -> Turns:
     scales = [_scales(rollout, rules) for rollout in rollouts]
     if not (rules.normalises and rules.apart):
         # Without a deviation to divide by every scheme is linear: the sum of the credits is the credit of the sum.
-        rewards = [_rewards(rollout, scale, rules) for rollout, scale in zip(rollouts, scales, strict=True)]
+        rewards = [
+            _rewards(rollout, scale, rules.channel_weights) for rollout, scale in zip(rollouts, scales, strict=True)
+        ]
         return scheme(Channel(rewards, states, _values(rollouts)), rules)
     total = [[0.0] * len(rollout) for rollout in rollouts]
     names = sorted({name for rollout in rollouts for turn in rollout for name in turn.rewards})
@@ -206,7 +210,7 @@ def _all_returns(rollout: Sequence[Transition], rules: CreditRules) -> list[floa
 def _returns(rollout: Sequence[Transition], rules: CreditRules) -> list[float]:
     """The return of each turn: from it on, or the whole return for the schemes that give every turn the same."""
     discount = 1.0 if rules.scheme == "flow_grpo" else rules.discount  # its returns are undiscounted
-    values = returns_to_go(_bounded(rollout, _scales(rollout, rules)), discount)
+    values = returns_to_go(_rewards(rollout, _scales(rollout, rules)), discount)
     if not all(map(math.isfinite, values)):
         raise TransitionError(
             f"rollout {rollout[0].rollout_id} earned {values[0]}, which is not a finite number",
@@ -225,25 +229,14 @@ def _scales(rollout: Sequence[Transition], rules: CreditRules) -> dict[str, floa
     return scales
 
 
-def _bounded(rollout: Sequence[Transition], scales: dict[str, float]) -> list[float]:
-    """Each turn's reward over all channels, within their bounds."""
-    rewards = [transition.reward for transition in rollout]
-    for name, scale in scales.items():
-        rewards = [
-            reward + (scale - 1.0) * turn.rewards.get(name, 0.0) for reward, turn in zip(rewards, rollout, strict=True)
-        ]
-    return rewards
-
-
-def _rewards(rollout: Sequence[Transition], scales: dict[str, float], rules: CreditRules) -> list[float]:
-    """Each turn's reward, bounded and weighted."""
-    rewards = _bounded(rollout, scales)
-    for name, weight in rules.channel_weights.items():
-        further = (weight - 1.0) * scales.get(name, 1.0)
-        rewards = [
-            reward + further * turn.rewards.get(name, 0.0) for reward, turn in zip(rewards, rollout, strict=True)
-        ]
-    return rewards
+def _rewards(
+    rollout: Sequence[Transition], scales: Mapping[str, float], weights: Mapping[str, float] = _UNWEIGHTED
+) -> list[float]:
+    """Each turn's reward over all channels, within their bounds and weighted."""
+    return [
+        sum(value * scales.get(name, 1.0) * weights.get(name, 1.0) for name, value in turn.rewards.items())
+        for turn in rollout
+    ]
 
 
 def _states(rollout: Sequence[Transition], rules: CreditRules) -> list[Hashable]:
