@@ -66,6 +66,9 @@ class Notebook:
                 else:
                     kept[0].append(reward)
 
+    def flush(self) -> None:
+        """Nothing is queued here."""
+
     def add_span(self, span: Span) -> None:
         """Keeps a span."""
         with self._lock:

@@ -23,6 +23,10 @@ class EventStore(Protocol):
         """Queues a span and returns at once."""
         ...
 
+    def flush(self) -> None:
+        """Returns when everything queued before is durable."""
+        ...
+
 
 class StoreSink:
     """Turns events into rows of ``store``: a plugin for a governor.
