@@ -15,9 +15,12 @@ PEER_PACKAGE := agent-os-kernel==3.7.0
 OBSERVER := .venv-observer
 OBSERVER_PACKAGES := openinference-instrumentation-langchain==0.1.80 openinference-instrumentation-autogen-agentchat==0.1.22 \
 	openinference-instrumentation-openai-agents==2.6.0 openinference-instrumentation-openai==0.1.66
-# agentlightning brings more than a hundred packages: it is measured beside lgov where somebody has asked for it.
+# agentlightning (0.3.0 brings more than a hundred packages; 1.0.2 needs Python 3.12) is measured beside lgov after make bench-peer.
 LIGHTNING := .venv-lightning
 LIGHTNING_PYTHON = $(wildcard $(LIGHTNING)/bin/python)
+LIGHTNING1 := .venv-lightning1
+LIGHTNING1_PYTHON = $(wildcard $(LIGHTNING1)/bin/python)
+PYTHON312 ?= python3.12
 # verl needs another transformers than the rest, and Python below 3.13.
 VERL := .venv-verl
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
@@ -57,18 +60,20 @@ bench: $(VENV)/.tools $(PEER)/.installed $(OBSERVER)/.installed ## Measure decis
 	@$(OBSERVER)/bin/python -m tests.bench.adapters $(ARGS)
 	@$(BIN)/python -m tests.bench.store --postgres $(if $(LIGHTNING_PYTHON),--peer $(LIGHTNING_PYTHON)) $(ARGS)
 	@$(or $(LIGHTNING_PYTHON),$(BIN)/python) -m tests.bench.transitions $(ARGS)
-	@$(BIN)/python -m tests.bench.gateway $(ARGS)
+	@$(BIN)/python -m tests.bench.gateway $(if $(LIGHTNING1_PYTHON),--peer $(LIGHTNING1_PYTHON)) $(ARGS)
 	@$(BIN)/python -m tests.bench.engine --model tiny
 	@$(BIN)/python -m tests.bench.packing $(ARGS)
 	@$(BIN)/python -m tests.bench.asynchronous
 
-bench-peer: ## Install agentlightning 0.3.0 (472 MB), which make bench then measures too.
+bench-peer: ## Install agentlightning 0.3.0 (472 MB) and 1.0.2 (needs Python 3.12), which make bench then measures too.
 	@$(PYTHON) -m venv $(LIGHTNING)
 	@$(LIGHTNING)/bin/python -m pip --disable-pip-version-check --quiet install agentlightning==0.3.0
 	@$(LIGHTNING)/bin/python -m pip --disable-pip-version-check --quiet install -e ".[otel]"
+	@$(PYTHON312) -m venv $(LIGHTNING1)
+	@$(LIGHTNING1)/bin/python -m pip --disable-pip-version-check --quiet install agentlightning==1.0.2
 
 clean: ## Remove .venv, .venv-* and everything that tools left behind; runs/ stays.
-	@rm -rf $(VENV) $(PEER) $(OBSERVER) $(LIGHTNING) $(VERL) .peers build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	@rm -rf $(VENV) $(PEER) $(OBSERVER) $(LIGHTNING) $(LIGHTNING1) $(VERL) .peers build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@echo "removed .venv and caches"
 

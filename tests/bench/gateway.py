@@ -3,8 +3,8 @@
 Three processes over loopback: a scripted upstream that answers after a fixed time, the endpoint (with the capture of every
 call, a policy, the audit record and the store), and the clients of this process. The CPU time is that of the endpoint's
 process alone. Beside it stands a plain pass-through, Starlette with aiohttp, which hands every request on and does nothing
-else: what any proxy of that kind costs on the machine. agent-lightning 1 has a gateway too, but no package of it can be
-installed, so it does not stand beside.
+else: what any proxy of that kind costs on the machine. With ``--peer PYTHON``, an interpreter that has agentlightning 1,
+its server is measured beside it (see `tests.bench.gateway_peer`).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ ROOT = Path(__file__).parents[2]
 GOAL_CPU_US = 350.0
 GOAL_ADDED_P99_MS = 10.0
 PASS_THROUGH = "pass-through"
+PEER = "agentlightning 1"
 
 POLICY = """\
 version: 1
@@ -272,10 +273,10 @@ def measured(what: str, port: int, pid: int | None, request: bytes, calls: int, 
 
 
 @contextlib.contextmanager
-def child(*arguments: str) -> Iterator[tuple[int, int]]:
-    """A process of this module; yields its id and port."""
+def child(*arguments: str, python: str = sys.executable) -> Iterator[tuple[int, int]]:
+    """A process of this module, or another one of this folder; yields its id and port."""
     process = subprocess.Popen(
-        [sys.executable, *arguments],
+        [python, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -309,6 +310,13 @@ def run(options: argparse.Namespace) -> list[Measure]:
             with child(*me, "--endpoint", f"http://127.0.0.1:{port}/v1", str(place), what) as (pid, own):
                 row = measured(named, own, pid, request, options.calls, options.concurrency)
             found.append(_beside(row, direct))
+        if options.peer:
+            path = "/proxy/rollout/r1/attempt/1/mode/train/openai/v1/chat/completions"
+            request = request_of(path, options.messages, options.size, {})
+            upstream = f"http://127.0.0.1:{port}/v1"
+            with child("-m", "tests.bench.gateway_peer", upstream, python=options.peer) as (pid, own):
+                row = measured(PEER, own, pid, request, options.calls, options.concurrency)
+            found.append(_beside(row, direct))
     return found
 
 
@@ -327,6 +335,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--delay-ms", type=float, default=20.0)
     parser.add_argument("--what", default=f"{PASS_THROUGH},bare,captured,full")
+    parser.add_argument("--peer", help="a Python interpreter that has agentlightning 1")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--upstream", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--endpoint", nargs=3, help=argparse.SUPPRESS)
@@ -365,7 +374,8 @@ def main() -> None:
     for row in found:
         if plain and row.cpu_us and row.what != PASS_THROUGH:
             print(f"{row.what}: {row.cpu_us / plain:.1f} times the CPU of the pass-through")
-    print("agent-lightning 1 cannot be installed: no comparison")
+    if not options.peer:
+        print("no agentlightning 1 to compare with: make bench-peer")
 
 
 def _met(met: bool) -> str:
