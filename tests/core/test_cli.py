@@ -84,7 +84,7 @@ try:
     main()
 finally:
     loaded = {name.partition(".")[0] for name in sys.modules}
-    ours = {name for name in sys.modules if name.startswith("lgov_core.")}
+    ours = {name for name in sys.modules if name.startswith("lgov_core.") and "lgov_core.types" not in name}
     print(sorted(loaded & {"rich", "yaml", "sqlglot", "torch", "pluggy", "starlette", "sqlite3"}))
     print(sorted(ours))
 """
