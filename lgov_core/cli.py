@@ -5,25 +5,67 @@ from __future__ import annotations
 import click
 
 import lgov_core
-from lgov_core.commands.group import Exit, LazyGroup, exit_status
+from lgov_core.commands.group import Commands, Exit, LazyGroup, exit_status
 
-_COMMANDS = {
-    "run": ("lgov_core.commands.run:run", "Run an unedited Python program under policy."),
-    "serve": ("lgov_core.commands.serve:serve", "Serve the training endpoint (OpenAI-compatible)."),
-    "train": ("lgov_core.commands.train:train", "Train a model on an agent's rollouts."),
-    "demo": ("lgov_core.demo.command:demo_command", "Govern and train a small SQL agent, and show what changed."),
-    "policy": ("lgov_core.commands.policy.group:policy", "Write, check, explain and test policy files."),
-    "approvals": ("lgov_core.commands.approvals:approvals", "List, approve and reject calls that wait for approval."),
-    "audit": ("lgov_core.commands.audit.group:audit", "Verify, show, export and erase audit records."),
-    "traces": ("lgov_core.commands.traces.show:traces", "List, show, export and delete recorded rollouts."),
-    "transitions": ("lgov_core.commands.transitions:transitions", "Build training data from recorded rollouts."),
-    "curves": ("lgov_core.commands.curves:curves", "Show a training's metrics: table, plot, TensorBoard."),
-    "eval": ("lgov_core.commands.eval_checkpoint:evaluate_command", "Measure a checkpoint on held-out tasks."),
-    "export": ("lgov_core.commands.export_checkpoint:export_command", "Export a checkpoint for transformers or PEFT."),
-    "models": ("lgov_core.commands.models:models", "List models, and pull those that need no hub."),
-    "frameworks": ("lgov_core.commands.frameworks:frameworks", "Show what lgov can do with each framework."),
-    "plugins": ("lgov_core.commands.plugins:plugins", "List plugins and the hooks they implement."),
-    "doctor": ("lgov_core.commands.doctor:doctor", "Check this installation and its settings."),
+_COMMANDS: Commands = {
+    "run": ("Run an unedited Python program under policy.", "run:run"),
+    "serve": ("Serve the training endpoint (OpenAI-compatible).", "serve:serve"),
+    "train": ("Train a model on an agent's rollouts.", "train:train"),
+    "demo": ("Govern and train a small SQL agent, and show what changed.", "demo:demo"),
+    "policy": (
+        "Write, check, explain and test policy files.",
+        {
+            "init": ("Write a commented policy file to start from.", "policy.init:init"),
+            "check": ("Check a policy file.", "policy.check:check"),
+            "explain": ("Show each rule's decision on one action, and why.", "policy.explain:explain"),
+            "eval": ("Test a policy file against labelled cases.", "policy.eval:evaluate"),
+            "replay": ("Show which recorded decisions another policy file would change.", "policy.replay:replay"),
+        },
+    ),
+    "approvals": (
+        "List, approve and reject calls that wait for approval.",
+        {
+            "list": ("List the calls that wait for approval.", "approvals:list_requests"),
+            "approve": ("Approve calls, once each.", "approvals:approve"),
+            "reject": ("Reject calls; the model reads the reason.", "approvals:reject"),
+        },
+    ),
+    "audit": (
+        "Verify, show, export and erase audit records.",
+        {
+            "verify": ("Verify a record's chain and signatures.", "audit.verify:verify"),
+            "show": ("List the entries of a record.", "audit.read:show"),
+            "export": ("Export a record as JSON lines, CloudEvents or OCSF.", "audit.read:export"),
+            "erase": ("Erase the texts of an entry or a rollout.", "audit.write:erase"),
+            "keygen": ("Create the key that signs records.", "audit.write:keygen"),
+        },
+    ),
+    "traces": (
+        "List, show, export and delete recorded rollouts.",
+        {
+            "list": ("List the attempts in a store.", "traces.list:list_rollouts"),
+            "show": ("Show one attempt step by step.", "traces.show:show"),
+            "export": ("Export everything recorded, as JSON lines or Parquet.", "traces.export:export"),
+            "send": ("Send rollouts to an OpenTelemetry collector.", "traces.send:send"),
+            "stats": ("Count what is in a store.", "traces.prune:stats"),
+            "prune": ("Delete rollouts.", "traces.prune:prune"),
+            "verify": ("Recompute what a demo run captured, and compare.", "traces.verify:verify"),
+        },
+    ),
+    "transitions": ("Build training data from recorded rollouts.", "transitions:transitions"),
+    "curves": ("Show a training's metrics: table, plot, TensorBoard.", "curves:curves"),
+    "eval": ("Measure a checkpoint on held-out tasks.", "eval_checkpoint:evaluate_command"),
+    "export": ("Export a checkpoint for transformers or PEFT.", "export_checkpoint:export_command"),
+    "models": (
+        "List models, and pull those that need no hub.",
+        {
+            "list": ("List the models that lgov knows by name.", "models:list_models"),
+            "pull": ("Download a model and convert it, once.", "models:pull"),
+        },
+    ),
+    "frameworks": ("Show what lgov can do with each framework.", "frameworks:frameworks"),
+    "plugins": ("List plugins and the hooks they implement.", "plugins:plugins"),
+    "doctor": ("Check this installation and its settings.", "doctor:doctor"),
 }
 
 

@@ -22,7 +22,7 @@ ENVIRONMENTS = ROOT / ".peers"
 TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "mcp", "opentelemetry-sdk")
 
 #: Tests of all frameworks; those of the others are skipped.
-STREAMS = "tests/core/test_watched_streams.py"
+STREAMS = tuple(f"tests/core/test_{name}.py" for name in ("watched_streams", "streaming_agents", "wrapped_streams"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,14 @@ class Framework:
 FRAMEWORKS = (
     Framework(
         "langchain",
-        ("tests/langchain", STREAMS),
+        ("tests/langchain", *STREAMS),
         "langchain",
         ("langchain==1.4.0", "langchain-core==1.7.0", "langgraph==1.2.11", "langchain-openai==1.7.0"),
         ("langchain", "langchain-core", "langgraph", "langchain-openai"),
     ),
     Framework(
         "autogen",
-        ("tests/autogen", STREAMS),
+        ("tests/autogen", *STREAMS),
         "autogen",
         ("autogen-agentchat==0.7.5", "autogen-ext==0.7.5"),
         ("autogen-agentchat", "openai"),
@@ -55,12 +55,12 @@ FRAMEWORKS = (
     ),
     Framework(
         "openai-agents",
-        ("tests/openai_agents", STREAMS),
+        ("tests/openai_agents", *STREAMS),
         "openai-agents",
         ("openai-agents==0.24.0",),
         ("openai-agents", "openai"),
     ),
-    Framework("openai", ("tests/openai", STREAMS), "openai", ("openai==3.15.0",), ("openai",), ("httpx",)),
+    Framework("openai", ("tests/openai", *STREAMS), "openai", ("openai==3.15.0",), ("openai",), ("httpx",)),
 )
 
 

@@ -1,1 +1,1 @@
-"""The commands of ``lgov``, one module each. A module is imported when its command is called."""
+"""The commands of ``lgov``; `lgov_core.cli` has the table of them. A module is imported when its command is called."""

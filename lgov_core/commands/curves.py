@@ -6,18 +6,16 @@ from pathlib import Path
 
 import click
 
-from lgov_core.commands.group import Exit, exit_status, json_option
+from lgov_core.commands.group import Exit
+from lgov_core.commands.options import FILE, FOLDER, PATH, command
 from lgov_core.commands.output import write_json, write_table
 
 
-@click.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE))
-@click.argument("run", type=click.Path(path_type=Path))
+@command(Exit.OK, Exit.FINDING, Exit.USAGE)
+@click.argument("run", type=PATH)
 @click.option("--last", type=click.IntRange(1), default=20, show_default=True, help="Number of updates in the table.")
-@click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Plot all metrics to this PNG file.")
-@click.option(
-    "--tensorboard", type=click.Path(file_okay=False, path_type=Path), help="Write TensorBoard scalars to this folder."
-)
-@json_option
+@click.option("--png", type=FILE, help="Plot all metrics to this PNG file.")
+@click.option("--tensorboard", type=FOLDER, help="Write TensorBoard scalars to this folder.")
 def curves(run: Path, last: int, png: Path | None, tensorboard: Path | None, as_json: bool) -> None:
     """Show the metrics of the training in the folder RUN, update by update.
 

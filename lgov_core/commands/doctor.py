@@ -12,7 +12,8 @@ from typing import Any
 import click
 
 import lgov_core
-from lgov_core.commands.group import Exit, exit_status, json_option
+from lgov_core.commands.group import Exit
+from lgov_core.commands.options import command
 from lgov_core.commands.output import write_json, write_table
 from lgov_core.commands.plugins import installed_plugins
 from lgov_core.errors import LgovError
@@ -22,8 +23,7 @@ _EXTRA = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
-@click.command(epilog=exit_status(Exit.OK, Exit.FINDING))
-@json_option
+@command(Exit.OK, Exit.FINDING)
 @click.pass_context
 def doctor(ctx: click.Context, as_json: bool) -> None:
     """Check this installation: versions, extras, frameworks, plugins, and the settings with their origins."""

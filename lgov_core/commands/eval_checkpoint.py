@@ -9,21 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lgov_core.commands.group import Exit, exit_status, json_option
+from lgov_core.commands.group import Exit
+from lgov_core.commands.options import FILE, FOLDER, PATH, base_model_option, command
 from lgov_core.commands.output import write_json, write_table
 
 if TYPE_CHECKING:
     from lgov_core.evaluation.evaluation import EvaluationPlan
 
 
-@click.command("eval", epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED))
-@click.argument("checkpoint", type=click.Path(path_type=Path))
-@click.argument("tasks", type=click.Path(dir_okay=False, path_type=Path))
+@command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED)
+@click.argument("checkpoint", type=PATH)
+@click.argument("tasks", type=FILE)
 @click.option("--agent", required=True, help="Agent function: module:function or file.py:function.")
 @click.option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Rollouts per task.")
 @click.option("--nworkers", type=click.IntRange(1), default=4, show_default=True, help="Concurrent rollouts.")
-@click.option("--policy", type=click.Path(dir_okay=False, path_type=Path), help="Policy file for the agent.")
-@click.option("--model", help="Base model, if the checkpoint does not name it or it has moved.")
+@click.option("--policy", type=FILE, help="Policy file for the agent.")
+@base_model_option
 @click.option("--start", is_flag=True, help="Also measure the initial model, and report the difference.")
 @click.option(
     "--max-new-tokens", type=click.IntRange(1), default=256, show_default=True, help="Maximum tokens per reply."
@@ -32,8 +33,7 @@ if TYPE_CHECKING:
     "--timeout", "timeout_s", type=float, default=600.0, show_default=True, help="Timeout of one attempt, in seconds."
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Sampling seed.")
-@click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help="Trace store for the rollouts.")
-@json_option
+@click.option("--folder", type=FOLDER, help="Trace store for the rollouts.")
 def evaluate_command(
     checkpoint: Path,
     tasks: Path,

@@ -7,19 +7,19 @@ from typing import Literal
 
 import click
 
-from lgov_core.commands.group import Exit, exit_status, json_option
+from lgov_core.commands.group import Exit
+from lgov_core.commands.options import PATH, base_model_option, command
 from lgov_core.commands.output import write_json
 
 
-@click.command("export", epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED))
-@click.argument("checkpoint", type=click.Path(path_type=Path))
-@click.argument("folder", type=click.Path(path_type=Path))
+@command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED)
+@click.argument("checkpoint", type=PATH)
+@click.argument("folder", type=PATH)
 @click.option(
     "--format", "form", type=click.Choice(["transformers", "peft"]), default="transformers", show_default=True,
     help="A full model with its tokenizer, or the LoRA adapter only.",
 )  # fmt: skip
-@click.option("--model", help="Base model, if the checkpoint does not name it or it has moved.")
-@json_option
+@base_model_option
 def export_command(
     checkpoint: Path, folder: Path, form: Literal["transformers", "peft"], model: str | None, as_json: bool
 ) -> None:

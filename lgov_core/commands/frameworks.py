@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from lgov_core.commands.group import Exit, exit_status, json_option
+from lgov_core.commands.group import Exit
+from lgov_core.commands.options import command
 from lgov_core.commands.output import write_json, write_table
 from lgov_core.instrumentation.adapter import Adapter
 from lgov_core.types import Point
@@ -15,9 +16,8 @@ from lgov_core.types import Point
 ABILITIES = ("observe", "block", "tell", "transform", "stream", "sync")
 
 
-@click.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE))
+@command(Exit.OK, Exit.FINDING, Exit.USAGE)
 @click.argument("name", required=False)
-@json_option
 def frameworks(name: str | None, as_json: bool) -> None:
     """Show what lgov can do at each point of each framework (or of framework NAME), and the known gaps.
 

@@ -1,4 +1,4 @@
-"""The command group: commands that load on use, errors without tracebacks, exit codes that mean something."""
+"""The command group: loads commands on use, and turns errors into a message and an exit status."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 
@@ -19,7 +19,7 @@ from lgov_core.errors import AuditError, InstrumentationError, LgovError, Policy
 
 
 class Exit(IntEnum):
-    """What the exit status of ``lgov`` says."""
+    """The exit statuses of ``lgov``."""
 
     OK = 0
     FINDING = 1
@@ -49,11 +49,12 @@ _EXIT_OF_ERROR = {
 
 _JSON_WANTED = "lgov_core.json"
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON to standard output instead of text.")
+#: For each command its line in the help, and its ``module:attribute`` in `lgov_core.commands` or its subcommands.
+Commands: TypeAlias = "Mapping[str, tuple[str, str | Commands]]"
 
 
 def exit_status(*codes: Exit, more: str = "") -> str:
-    """The paragraph of a command's help that lists its exit codes; ``more`` is put at its end."""
+    """The last paragraph of a command's help: its exit codes, and ``more``."""
     meanings = "; ".join(f"{code.value} {_MEANING[code]}" for code in codes)
     return f"Exit status: {meanings}{'; ' + more if more else ''}."
 
@@ -64,23 +65,28 @@ def exit_of(error: LgovError) -> Exit:
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported when they are called.
+    """A group whose commands are imported when they are called; its help imports none of them.
 
-    ``lazy`` maps a name to where the command is (``module:attribute``) and its line in the help, so that help needs
-    none of them. An `LgovError` from a command becomes a message on standard error (as JSON if ``--json`` was given)
-    and an exit status; Ctrl-C becomes 130, with what the KeyboardInterrupt says.
+    An `LgovError` from a command becomes a message on standard error (as JSON if ``--json`` was given) and an exit
+    status; Ctrl-C becomes 130, with the message of the KeyboardInterrupt.
     """
 
-    def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, lazy: Commands, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._where = {name: where for name, (where, _) in lazy.items()}
-        for name, (_, line) in lazy.items():
-            self.add_command(click.Command(name, short_help=line))
+        self._places: dict[str, str] = {}
+        for name, (line, place) in lazy.items():
+            if isinstance(place, str):
+                self._places[name] = place
+                self.add_command(click.Command(name, short_help=line))
+            else:
+                self.add_command(LazyGroup(name, help=line, short_help=line, lazy=place))
 
     def load(self, name: str) -> click.Command:
         """The command itself, imported. Raises KeyError for a name that is not in the group."""
-        module, _, attribute = self._where[name].partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        if name not in self._places:
+            return self.commands[name]
+        module, _, attribute = self._places[name].partition(":")
+        return getattr(importlib.import_module(f"lgov_core.commands.{module}"), attribute)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -89,7 +95,7 @@ class LazyGroup(click.Group):
         name, command, rest = super().resolve_command(ctx, args)
         if name != "run":  # there standard output is the program's
             _write_anything()
-        return name, self.load(name) if name in self._where else command, rest
+        return name, self.load(name) if name in self._places else command, rest
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parses, and remembers whether JSON is wanted, for errors that come before the command's own options."""
@@ -116,10 +122,8 @@ class LazyGroup(click.Group):
             if error.errno == errno.EPIPE:  # click exits quietly when the pipe is closed
                 raise
             _discard_output()
-            show_error(
-                LgovError(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"),
-                as_json=as_json,
-            )
+            where = f": {error.filename}" if error.filename else ""
+            show_error(LgovError(f"{error.strerror or error}{where}"), as_json=as_json)
             ctx.exit(Exit.FINDING)
         except (KeyboardInterrupt, click.Abort) as error:
             click.echo(str(error) or "interrupted", err=True)

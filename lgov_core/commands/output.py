@@ -1,10 +1,10 @@
-"""How commands write: results to standard output as text or JSON, everything else to standard error."""
+"""Writes results to standard output, as text or JSON."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,13 +12,21 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: Columns of output that goes to a file or a pipe, where no terminal says how wide it is.
+#: Columns of output to a file or a pipe.
 _WIDTH_WITHOUT_TERMINAL = 120
 
 
 def write_json(value: Any) -> None:
     """Writes one JSON document to standard output. Values that JSON has no form for are written as text."""
     click.echo(json.dumps(value, indent=2, default=str, allow_nan=False))
+
+
+def write_result(value: Any, text: str, *, as_json: bool) -> None:
+    """Writes ``value`` as JSON, or else ``text``."""
+    if as_json:
+        write_json(value)
+    else:
+        click.echo(text)
 
 
 def console() -> Console:
@@ -30,7 +38,7 @@ def console() -> Console:
     return Console(file=sys.stdout, width=width, markup=False, highlight=False, emoji=False)
 
 
-def write_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Writes rows under their column names, without a frame, so that other programs can parse them."""
     from rich.table import Table
     from rich.text import Text
@@ -41,6 +49,11 @@ def write_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
     for row in rows:
         table.add_row(*(Text("" if cell is None else _shown(str(cell))) for cell in row))
     console().print(table)
+
+
+def rewards_text(rewards: Mapping[str, float]) -> str:
+    """Rewards by dimension, in one cell."""
+    return "  ".join(f"{name} {value:+g}" for name, value in rewards.items())
 
 
 def _shown(text: str) -> str:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-import click
-
-from lgov_core.commands.group import Exit, exit_status, json_option
+from lgov_core.commands.group import Exit
+from lgov_core.commands.options import command
 from lgov_core.commands.output import write_json, write_table
 
 
@@ -34,8 +33,7 @@ def installed_plugins() -> list[InstalledPlugin]:
     return found
 
 
-@click.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE))
-@json_option
+@command(Exit.OK, Exit.FINDING, Exit.USAGE)
 def plugins(as_json: bool) -> None:
     """List the plugins of this installation and the hooks that each implements.
 

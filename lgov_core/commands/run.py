@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 
 from lgov_core.commands.group import Exit, exit_status
+from lgov_core.commands.options import PATH, audit_option, redact_option
 from lgov_core.errors import InstrumentationError, LgovError
 from lgov_core.settings import load_settings
 
@@ -20,19 +20,12 @@ from lgov_core.settings import load_settings
         Exit.CANNOT_GOVERN, Exit.INTERRUPTED, more="2 wrong usage; any other status is the program's own"
     ),
 )
-@click.option(
-    "--policy", type=click.Path(path_type=Path), help="Policy file. [default: policy.yaml beside the program]"
-)
-@click.option("--audit", type=click.Path(path_type=Path), help="File of the audit record. [default: .lgov/audit.db]")
-@click.option(
-    "--redact",
-    metavar="NAME",
-    multiple=True,
-    help="Argument whose value is left out of the audit record; repeatable.",
-)
+@click.option("--policy", type=PATH, help="Policy file. [default: policy.yaml beside the program]")
+@audit_option
+@redact_option
 @click.option("--store", help="Trace store for spans and rewards. [default: no store]")
 @click.option(
-    "--endpoint", help="Base URL of a training endpoint to which the program's OpenAI-style clients are redirected."
+    "--endpoint", help="Base URL of a training endpoint; the program's OpenAI-style clients are redirected to it."
 )
 @click.option("--timeout", "timeout_s", type=float, help="Timeout of one policy evaluation, in seconds. [default: 2]")
 @click.option("--rollout-id", help="Rollout id of this run. [default: a new id]")
@@ -52,18 +45,13 @@ from lgov_core.settings import load_settings
 @click.pass_context
 def run(
     ctx: click.Context,
-    policy: Path | None,
-    audit: Path | None,
-    redact: tuple[str, ...],
-    store: str | None,
-    endpoint: str | None,
-    timeout_s: float | None,
     rollout_id: str | None,
     task_id: str | None,
     children: Literal["govern", "allow"],
     content: bool,
     as_json: bool,
     command: tuple[str, ...],
+    **flags: Any,
 ) -> None:
     """Run a Python program and the Python processes it starts under policy, without editing it.
 
@@ -73,18 +61,10 @@ def run(
 
     The agents of every framework that lgov can govern are governed; each decision is committed to the audit record
     before the act. If the policy is missing or broken, or a framework cannot be governed, the program is not run. At the
-    end standard error says what was covered, and how near the program came to a known gap.
+    end a report on standard error says what was covered, and which known gaps the program came near.
     """  # noqa: D301 - click wants the control character
     from lgov_core.process.run import RunOptions, run_program
 
-    flags = {
-        "policy": policy,
-        "audit": audit,
-        "redact": redact or None,
-        "store": store,
-        "endpoint": endpoint,
-        "timeout_s": timeout_s,
-    }
     try:
         settings = load_settings(flags)
     except LgovError as error:

@@ -9,12 +9,14 @@ import stat
 import threading
 from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from lgov_core.commands.group import Exit, exit_status, json_option
-from lgov_core.commands.output import write_json
+from lgov_core.commands.group import Exit
+from lgov_core.commands.options import FILE, FOLDER, PATH, audit_option, command, redact_option
+from lgov_core.commands.output import write_result
 from lgov_core.errors import EndpointError, SettingsError
 from lgov_core.settings import Settings, load_settings, without_password
 
@@ -28,17 +30,14 @@ if TYPE_CHECKING:
 _SPEAKS = "chat,completions,embeddings"
 
 
-@click.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED))
+@command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED)
 @click.option("--model", help="Model to serve from this process: smollm2, a transformers folder, or a hub name.")
 @click.option(
     "--upstream",
     help="Base URL of an OpenAI-compatible server to forward calls to, with /v1; separate several by commas.",
 )
 @click.option(
-    "--upstream-key-env",
-    default="OPENAI_API_KEY",
-    show_default=True,
-    help="Environment variable with the upstream's API key.",
+    "--upstream-key-env", default="OPENAI_API_KEY", show_default=True, help="Variable with the upstream's key."
 )
 @click.option(
     "--upstream-speaks",
@@ -50,26 +49,17 @@ _SPEAKS = "chat,completions,embeddings"
 @click.option("--port", type=int, help="Port to listen on; 0 takes any free one. [default: 8321]")
 @click.option(
     "--key-secret-file",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="File with the secret that keys are derived from (16 bytes or more). With it, calls without a key are refused.",
 )
 @click.option(
     "--admin-keys-file",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="File with the admin keys, one per line; reloaded when it changes. Needs --key-secret-file.",
 )
-@click.option(
-    "--policy",
-    type=click.Path(path_type=Path),
-    help="Policy file, applied to requests, replies and each proposed tool call.",
-)
-@click.option("--audit", type=click.Path(path_type=Path), help="Audit record. [default: .lgov/audit.db]")
-@click.option(
-    "--redact",
-    metavar="NAME",
-    multiple=True,
-    help="Argument whose value is left out of the audit record; repeatable.",
-)
+@click.option("--policy", type=PATH, help="Policy file, applied to requests, replies and each proposed tool call.")
+@audit_option
+@redact_option
 @click.option("--max-running", type=int, default=512, show_default=True, help="Maximum number of concurrent calls.")
 @click.option("--max-waiting", type=int, default=2048, show_default=True, help="Maximum number of queued calls.")
 @click.option(
@@ -78,34 +68,20 @@ _SPEAKS = "chat,completions,embeddings"
     type=int,
     default=30,
     show_default=True,
-    help="Seconds that running calls get to finish after SIGTERM.",
+    help="Seconds for running calls to end after SIGTERM.",
 )
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True)
 @click.option("--show-admin-key", is_flag=True, help="Print the admin key, which may act for any rollout.")
 @click.option("--train", is_flag=True, help="Also train the model on rollouts that clients run (lgov_core.Client).")
-@click.option(
-    "--config", type=click.Path(dir_okay=False, path_type=Path), help="With --train: settings file (config.yaml)."
-)
+@click.option("--config", type=FILE, help="With --train: settings file (config.yaml).")
 @click.option("--algorithm", help="With --train: grpo, ppo, ...")
 @click.option("--gpus", type=click.IntRange(0), help="With --train: number of GPUs; 0 trains on the CPU.")
-@click.option(
-    "--folder", type=click.Path(file_okay=False, path_type=Path), help="With --train: output folder of the run."
-)
+@click.option("--folder", type=FOLDER, help="With --train: output folder of the run.")
 @click.option("--resume", is_flag=True, help="With --train: resume the training in --folder.")
-@json_option
 def serve(
-    model: str | None,
-    upstream: str | None,
     upstream_key_env: str,
     upstream_speaks: str | None,
-    store: str | None,
-    host: str | None,
-    port: int | None,
-    key_secret_file: Path | None,
     admin_keys_file: Path | None,
-    policy: Path | None,
-    audit: Path | None,
-    redact: tuple[str, ...],
     max_running: int,
     max_waiting: int,
     drain_s: int,
@@ -118,6 +94,7 @@ def serve(
     folder: Path | None,
     resume: bool,
     as_json: bool,
+    **flags: Any,
 ) -> None:
     """Serve an OpenAI-compatible endpoint that records every call exactly: tokens, logprobs, weights version.
 
@@ -125,67 +102,54 @@ def serve(
     SIGTERM lets running calls end; so does Ctrl-C.
 
     With --policy the agent's process need not be governed: what a policy denies never reaches the agent, and the reply says
-    why. A streamed reply is then held until the whole of it is judged. A policy that is not named here or in the settings is
-    not looked for.
+    why. A streamed reply is then held until all of it is judged. Only a policy named here or in the settings applies.
 
-    With --train it is the training server that python -m lgov_core.server starts, with its own settings: those of the
-    endpoint's policy and of an upstream are not for it.
+    With --train it is the training server of python -m lgov_core.server, which takes no upstream and no policy.
     """
     if train:
-        if upstream or policy or admin_keys_file:
+        if flags["upstream"] or flags["policy"] or admin_keys_file:
             raise SettingsError("--upstream, --policy and --admin-keys-file are not for --train", hint="leave them out")
         from lgov_core.server.command import run_server
 
-        flags = {
-            ("model", "name"): model,
-            ("model", "dtype"): _given("dtype", dtype),
-            ("training", "algorithm"): algorithm,
-        }
+        context = click.get_current_context()
+        if context.get_parameter_source("dtype") is ParameterSource.DEFAULT:
+            model_flags = {("model", "name"): flags["model"]}
+        else:
+            model_flags = {("model", "name"): flags["model"], ("model", "dtype"): dtype}
         status = run_server(
             config,
-            flags=flags,
+            flags={**model_flags, ("training", "algorithm"): algorithm},
             gpus=gpus,
-            host=host or "127.0.0.1",
-            port=8000 if port is None else port,
+            host=flags["host"] or "127.0.0.1",
+            port=8000 if flags["port"] is None else flags["port"],
             folder=folder,
-            store=store,
-            key_secret_file=key_secret_file,
+            store=flags["store"],
+            key_secret_file=flags["key_secret_file"],
             show_admin_key=show_admin_key,
             resume=resume,
             say=lambda line: click.echo(line, err=True),
         )
-        click.get_current_context().exit(status)
+        context.exit(status)
     if config or algorithm or folder or resume or gpus is not None:
         raise SettingsError("--config, --algorithm, --gpus, --folder and --resume are for --train", hint="add --train")
     from lgov_core.gateway.serving.limits import Limits
 
-    settings = load_settings(
-        {
-            "model": model,
-            "upstream": upstream,
-            "store": store,
-            "host": host,
-            "port": port,
-            "key_secret_file": key_secret_file,
-            "policy": policy,
-            "audit": audit,
-            "redact": redact or None,
-        }
-    )
+    settings = load_settings(flags)
     keys = _keys(settings, admin_keys_file, shown=show_admin_key)
     limits = Limits(max_running=max_running, max_waiting=max_waiting)
     engine = _engine(settings, dtype=dtype, upstream_key_env=upstream_key_env, speaks=upstream_speaks)
-    asked_to_stop = _on_sigterm()
+    stopped = threading.Event()  # by SIGTERM, so that the store is closed before the process ends
+    signal.signal(signal.SIGTERM, lambda _number, _frame: stopped.set())
     with _serving(settings, engine, keys, limits, drain_s) as server:
-        _say_where(server, engine, settings, keys if show_admin_key else None, as_json=as_json)
-        asked_to_stop.wait()
+        _write_address(server, engine, settings, keys if show_admin_key else None, as_json=as_json)
+        stopped.wait()
 
 
 @contextlib.contextmanager
 def _serving(
     settings: Settings, engine: Engine, keys: KeyRing | None, limits: Limits, drain_s: int
 ) -> Generator[EndpointServer]:
-    """The endpoint, answering calls, with the store and the policy that are set; all of them are closed at the end."""
+    """The running endpoint with its store and policy; all of them are closed at the end."""
     from lgov_core.gateway.serving.server import EndpointServer
 
     with contextlib.ExitStack() as open_things:
@@ -200,10 +164,13 @@ def _serving(
         gate = None
         if settings.policy is not None:
             from lgov_core.gateway.policy.open_gate import open_gate
+            from lgov_core.process.governed import DEFAULT_AUDIT, make_folder
 
+            audit = settings.audit or DEFAULT_AUDIT
+            make_folder(audit.parent)
             gate = open_gate(
                 settings.policy,
-                audit=_made(settings.audit),
+                audit=audit,
                 store=recorded,
                 timeout_s=settings.timeout_s,
                 redact=settings.redact,
@@ -222,43 +189,27 @@ def _serving(
         yield open_things.enter_context(server)
 
 
-def _say_where(
+def _write_address(
     server: EndpointServer, engine: Engine, settings: Settings, admin: KeyRing | None, *, as_json: bool
 ) -> None:
-    """Writes the address to standard output, and the admin key of ``admin``, if any is to be shown."""
+    """Writes the address and, if ``admin`` is given, its admin key."""
     admin_key = None if admin is None else admin.admin
-    if as_json:
-        about = {"url": server.url, "base_url": server.base_url, "models": list(engine.models)}
-        named = None if settings.policy is None else str(settings.policy)
-        place = None if settings.store is None else without_password(settings.store)
-        write_json({**about, "store": place, "policy": named, "admin_key": admin_key})
-    else:
-        click.echo(f"serving {', '.join(engine.models)} on {server.base_url}")
-        if admin_key is not None:
-            click.echo(f"admin key {admin_key}")
-
-
-def _given(name: str, value: str) -> str | None:
-    """The value of an option, or None where it is only its default."""
-    from click.core import ParameterSource
-
-    context = click.get_current_context()
-    return None if context.get_parameter_source(name) is ParameterSource.DEFAULT else value
-
-
-def _made(audit: Path | None) -> Path:
-    """Where the audit record is, its folder made."""
-    from lgov_core.process.governed import DEFAULT_AUDIT, make_folder
-
-    path = audit or DEFAULT_AUDIT
-    make_folder(path.parent)
-    return path
+    about = {
+        "url": server.url,
+        "base_url": server.base_url,
+        "models": list(engine.models),
+        "store": None if settings.store is None else without_password(settings.store),
+        "policy": None if settings.policy is None else str(settings.policy),
+        "admin_key": admin_key,
+    }
+    text = f"serving {', '.join(engine.models)} on {server.base_url}"
+    write_result(about, text if admin_key is None else f"{text}\nadmin key {admin_key}", as_json=as_json)
 
 
 def _keys(settings: Settings, admin_keys_file: Path | None, *, shown: bool) -> KeyRing | None:
-    """The keys that calls need; None where none are set. Raises `SettingsError` where there must be some.
+    """The keys that calls need; None where none are set. Raises `SettingsError` where keys are required.
 
-    ``shown``: the admin key is to be shown.
+    ``shown``: the admin key will be printed, which requires keys.
     """
     from lgov_core.gateway.serving.keys import AdminKeyFile, KeyRing
     from lgov_core.gateway.serving.server import is_loopback
@@ -266,14 +217,14 @@ def _keys(settings: Settings, admin_keys_file: Path | None, *, shown: bool) -> K
     path = settings.key_secret_file
     if path is None:
         if admin_keys_file is not None:
-            raise SettingsError("admin keys without a secret for the others", hint="give --key-secret-file too")
+            raise SettingsError("--admin-keys-file needs a key secret", hint="give --key-secret-file too")
         if not is_loopback(settings.host):
             raise SettingsError(
                 f"{settings.host} can be reached from other machines and no keys were given",
                 hint="give --key-secret-file",
             )
         if shown:
-            raise SettingsError("there is no admin key without keys", hint="give --key-secret-file")
+            raise SettingsError("there is no admin key without a key secret", hint="give --key-secret-file")
         return None
     try:
         if os.name == "posix" and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
@@ -300,15 +251,8 @@ def _engine(settings: Settings, *, dtype: str, upstream_key_env: str, speaks: st
         apis = [name.strip() for name in (_SPEAKS if speaks is None else speaks).split(",") if name.strip()]
         return UpstreamEngine(urls, api_key=os.environ.get(upstream_key_env) or None, speaks=apis)
     if speaks is not None:
-        raise SettingsError("--upstream-speaks is of an upstream", hint="give --upstream, or leave it out")
+        raise SettingsError("--upstream-speaks needs --upstream", hint="give --upstream, or leave it out")
     from lgov_core.gateway.engine.embedded import EmbeddedEngine
     from lgov_core.models import load_model
 
     return EmbeddedEngine(load_model(str(settings.model), dtype=dtype))
-
-
-def _on_sigterm() -> threading.Event:
-    """An event that SIGTERM sets, so that the store is closed before the process ends."""
-    asked = threading.Event()
-    signal.signal(signal.SIGTERM, lambda _number, _frame: asked.set())
-    return asked

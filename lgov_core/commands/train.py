@@ -8,16 +8,17 @@ from typing import Any
 
 import click
 
-from lgov_core.commands.group import Exit, exit_status, json_option
+from lgov_core.commands.group import Exit
+from lgov_core.commands.options import FILE, FOLDER, PATH, command
 from lgov_core.commands.output import write_json
 from lgov_core.errors import SettingsError
 
 
-@click.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED))
-@click.argument("config", required=False, type=click.Path(dir_okay=False, path_type=Path))
+@command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED)
+@click.argument("config", required=False, type=FILE)
 @click.option("--agent", help="Agent function: module:function or file.py:function.")
-@click.option("--tasks", "train", type=click.Path(path_type=Path), help="Tasks to train on, JSON lines. [data.train]")
-@click.option("--test", type=click.Path(path_type=Path), help="Held-out tasks, JSON lines. [data.test]")
+@click.option("--tasks", "train", type=PATH, help="Tasks to train on, JSON lines. [data.train]")
+@click.option("--test", type=PATH, help="Held-out tasks, JSON lines. [data.test]")
 @click.option("--model", "name", help="smollm2, a transformers folder, or a hub name. [model.name]")
 @click.option("--algorithm", help="grpo, ppo, ...; sft and prompt learn from recorded traces. [training.algorithm]")
 @click.option("--backend", default="torch", show_default=True, help="Training backend: torch, or verl on Ray.")
@@ -25,11 +26,10 @@ from lgov_core.errors import SettingsError
 @click.option("--epochs", type=int, help="Passes over the tasks. [training.epochs]")
 @click.option("--steps", type=int, help="Maximum number of updates. [training.steps]")
 @click.option("--nworkers", type=int, help="Concurrent rollouts. [runtime.nworkers]")
-@click.option("--policy", type=click.Path(path_type=Path), help="Policy file for the agent. [runtime.policy]")
+@click.option("--policy", type=PATH, help="Policy file for the agent. [runtime.policy]")
 @click.option("--seed", type=int, help="Random seed. [training.seed]")
-@click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help="Output folder of the run.")
+@click.option("--folder", type=FOLDER, help="Output folder of the run.")
 @click.option("--resume", is_flag=True, help="Resume the run in --folder.")
-@json_option
 def train(
     config: Path | None,
     agent: str | None,

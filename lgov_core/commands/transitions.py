@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import combinations
+from operator import itemgetter
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
 from lgov_core._util.atomic_file import write_lines
-from lgov_core.commands.group import Exit, exit_status, json_option
-from lgov_core.commands.output import write_table
+from lgov_core.commands.group import Exit
+from lgov_core.commands.options import FILE, command, limit_option, rollouts_option
+from lgov_core.commands.output import rewards_text, write_table
 from lgov_core.commands.transition_formats import FORMATS, write_parquet_for
 from lgov_core.errors import TransitionError
 
 if TYPE_CHECKING:
-    from lgov_core.transitions import CreditRules, Records, Selection, Transition, TransitionSet
+    from lgov_core.transitions import CreditRules, Records, Transition, TransitionSet
 
 _SQLITE: Final = b"SQLite format 3\0"
-#: Diagnostics that are written out beside their counts.
-_TOLD: Final = 5
+#: Diagnostics of each kind that are written out beside their count.
+_SHOWN: Final = 5
+_REWARD_FIELDS: Final = ("reward_id", "dimension", "rollout_id", "attempt", "response_id", "tool_call_id")
 
 
-@click.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE, more="with --strict 1 also for any diagnostic"))
+@command(Exit.OK, Exit.FINDING, Exit.USAGE, more="with --strict 1 also for any diagnostic")
 @click.argument("source", metavar="STORE|SPANS.jsonl")
-@click.option("--rollout", "rollouts", multiple=True, metavar="ID", help="Only this rollout; repeatable.")
+@rollouts_option
 @click.option("--agents", multiple=True, metavar="GLOB", help="Only calls of this agent (glob); repeatable.")
 @click.option("--models", multiple=True, metavar="GLOB", help="Only calls of this model (glob); repeatable.")
 @click.option(
@@ -65,18 +69,13 @@ _TOLD: Final = 5
     type=click.Choice(list(FORMATS)),
     help="Write records for verl, TRL, fine-tuning, preferences or prompt tuning instead of transitions.",
 )
-@click.option("--limit", type=click.IntRange(min=0), default=50, show_default=True, help="Rows to show; 0 shows all.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Also write to a .jsonl or .parquet file.")
-@click.option(
-    "--diagnostics",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write all diagnostics to this file, as JSON.",
-)
+@limit_option("Rows")
+@click.option("--out", type=FILE, help="Also write to a .jsonl or .parquet file.")
+@click.option("--diagnostics", type=FILE, help="Write all diagnostics to this file, as JSON.")
 @click.option("--strict", is_flag=True, help="Exit with status 1 when there is any diagnostic.")
-@json_option
 def transitions(
     source: str,
-    rollouts: tuple[str, ...],
+    rollout_ids: tuple[str, ...],
     agents: tuple[str, ...],
     models: tuple[str, ...],
     attributes: tuple[str, ...],
@@ -95,8 +94,8 @@ def transitions(
     """Build training data from recorded rollouts.
 
     The source is a trace store (a path or an address), or a file with one OTLP/JSON ExportTraceServiceRequest a line (- is
-    standard input). A glob must match the whole name. With --json an array is written, one transition a line. What
-    was found wrong is counted on standard error. Rewards count in full unless --cap bounds them.
+    standard input). A glob must match the whole name. With --json an array is written, one transition a line. Diagnostics
+    are counted on standard error. Rewards count in full unless --cap bounds them.
     """
     from lgov_core.transitions import Selection, assign_credit, make_transitions
 
@@ -108,8 +107,8 @@ def transitions(
         raise click.UsageError("--format goes with --out or --json, and not with --chains")
     _require_different(source, out, diagnostics)
     rules = _rules(credit, discount, caps)
-    selection = Selection(agents, models, dict(map(_pair, attributes)))
-    records = _records(source, rollouts)
+    selection = Selection(agents, models, dict(_pair("--attribute", "NAME=GLOB", text) for text in attributes))
+    records = _records(source, rollout_ids)
     data = make_transitions(records, selection, keep_infrastructure=include_infrastructure)
     if credit != "none":
         data = assign_credit(data, rules)
@@ -122,7 +121,7 @@ def transitions(
         _write_json_lines(rows, sys.stdout)
     elif form is None:
         _show(rows, limit, chains=chains)
-    _tell(data, _selected(selection))
+    _summarize(data, "" if selection.everything else " selected")
     if form is not None:
         click.echo(f"{len(rows)} records for {form}", err=True)
         for reason, count in sorted(left_out.items()):
@@ -169,11 +168,12 @@ def _is_sqlite(path: str) -> bool:
 
 
 def _rules(credit: str, discount: float, caps: Sequence[str]) -> CreditRules:
-    """How credit is assigned; an unknown scheme is a usage error, reported before anything is read."""
+    """The credit rules. Raises `click.UsageError` for an unknown scheme."""
     from lgov_core.transitions import CreditRules
     from lgov_core.transitions.credit.plugins import check_known
 
-    bounds = {name: _cap(name, bound) for name, bound in map(_pair_of_cap, caps)}
+    pairs = [_pair("--cap", "DIMENSION=NUMBER", text) for text in caps]
+    bounds = {name: _cap(name, bound) for name, bound in pairs}
     try:
         rules = CreditRules(scheme=credit, discount=discount, air_cap=None, caps=bounds)
         if credit != "none":
@@ -183,18 +183,11 @@ def _rules(credit: str, discount: float, caps: Sequence[str]) -> CreditRules:
     return rules
 
 
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, pattern = text.partition("=")
+def _pair(option: str, form: str, text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
     if not name or not equals:
-        raise click.UsageError(f"--attribute takes NAME=GLOB, not {text!r}")
-    return name, pattern
-
-
-def _pair_of_cap(text: str) -> tuple[str, str]:
-    name, equals, bound = text.partition("=")
-    if not name or not equals:
-        raise click.UsageError(f"--cap takes DIMENSION=NUMBER, not {text!r}")
-    return name, bound
+        raise click.UsageError(f"{option} takes {form}, not {text!r}")
+    return name, value
 
 
 def _cap(name: str, bound: str) -> float:
@@ -202,10 +195,6 @@ def _cap(name: str, bound: str) -> float:
         if 0 <= (number := float(bound)) < float("inf"):
             return number
     raise click.UsageError(f"--cap {name} takes a finite number, 0 or more, not {bound!r}")
-
-
-def _selected(selection: Selection) -> str:
-    return "" if selection.everything else " selected"
 
 
 # ---------------------------------------------------------------------- writing
@@ -255,13 +244,8 @@ def _diagnostics(data: TransitionSet) -> dict[str, Any]:
         ],
         "unassigned": [
             {
-                "reward_id": one.reward_id,
                 "value": one.value if abs(one.value) < float("inf") else str(one.value),
-                "dimension": one.dimension,
-                "rollout_id": one.rollout_id,
-                "attempt": one.attempt,
-                "response_id": one.response_id,
-                "tool_call_id": one.tool_call_id,
+                **{name: getattr(one, name) for name in _REWARD_FIELDS},
             }
             for one in data.unassigned
         ],
@@ -269,71 +253,42 @@ def _diagnostics(data: TransitionSet) -> dict[str, Any]:
 
 
 def _show(rows: Sequence[dict[str, Any]], limit: int, *, chains: bool) -> None:
+    columns: dict[str, Callable[[dict[str, Any]], object]] = {
+        "rollout": itemgetter("rollout_id"),
+        "attempt": itemgetter("attempt"),
+        **({} if chains else {"turn": itemgetter("turn")}),
+        "agent": itemgetter("agent"),
+        **({"turns": lambda row: len(row["turns"])} if chains else {"response": _response}),
+        "prompt": lambda row: len(row["prompt_ids"]),
+        "reply": lambda row: len(row["response_ids"]),
+        **({"trained": lambda row: sum(row["response_mask"])} if chains else {}),
+        "rewards": lambda row: rewards_text(row["rewards"]),
+        **({} if chains else {name: partial(_number, name) for name in ("return", "credit")}),
+        "outcome": itemgetter("outcome"),
+    }
     shown = rows[: limit or None]
-    if chains:
-        write_table(
-            ("rollout", "attempt", "agent", "turns", "prompt", "reply", "trained", "rewards", "outcome"),
-            [
-                (
-                    row["rollout_id"],
-                    row["attempt"],
-                    row["agent"],
-                    len(row["turns"]),
-                    len(row["prompt_ids"]),
-                    len(row["response_ids"]),
-                    sum(row["response_mask"]),
-                    _rewards(row["rewards"]),
-                    row["outcome"],
-                )
-                for row in shown
-            ],
-        )
-    else:
-        columns = ("rollout", "attempt", "turn", "agent", "response", "prompt", "reply")
-        write_table(
-            (*columns, "rewards", "return", "credit", "outcome"),
-            [
-                (
-                    row["rollout_id"],
-                    row["attempt"],
-                    row["turn"],
-                    row["agent"],
-                    _named(row),
-                    len(row["prompt_ids"]),
-                    len(row["response_ids"]),
-                    _rewards(row["rewards"]),
-                    _number(row["return"]),
-                    _number(row["credit"]),
-                    row["outcome"],
-                )
-                for row in shown
-            ],
-        )
+    write_table(list(columns), [[value(row) for value in columns.values()] for row in shown])
     if len(shown) < len(rows):
         click.echo(f"the first {len(shown)} of {len(rows)}; --limit 0 shows all", err=True)
 
 
-def _tell(data: TransitionSet, selected: str) -> None:
+def _summarize(data: TransitionSet, selected: str) -> None:
     rollouts = len({(one.rollout_id, one.attempt) for one in data.transitions})
     groups = len({one.task_id for one in data.transitions})
     calls = len(data.transitions)
     click.echo(f"{calls}{selected} calls of {rollouts} rollouts in {groups} groups", err=True)
     for name, count in sorted(data.counts().items()):
         click.echo(f"  {name}: {count}", err=True)
-        for one in [one for one in data.diagnostics if one.finding.value == name][:_TOLD]:
+        for one in [one for one in data.diagnostics if one.finding.value == name][:_SHOWN]:
             click.echo(f"    {one.subject}{': ' if one.detail else ''}{one.detail}", err=True)
     if data.unassigned:
         click.echo(f"{len(data.unassigned)} rewards are on no transition", err=True)
 
 
-def _named(row: dict[str, Any]) -> str:
+def _response(row: dict[str, Any]) -> str:
     choice = f", choice {row['choice']}" if row["choice"] else ""
     return f"{row['response_id']}{choice}{', set aside' if row['set_aside'] else ''}"
 
 
-def _rewards(rewards: dict[str, float]) -> str:
-    return "  ".join(f"{name} {value:+g}" for name, value in rewards.items())
-
-
-def _number(value: float | None) -> str | None:
-    return None if value is None else f"{value:+.4g}"
+def _number(name: str, row: dict[str, Any]) -> str | None:
+    return None if row[name] is None else f"{row[name]:+.4g}"

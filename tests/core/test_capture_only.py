@@ -16,7 +16,7 @@ from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
 from lgov_core.trace import semconv
 from lgov_core.trace.sink import StoreSink
 from lgov_core.types import Span
-from tests.bench import adapters
+from tests.bench import adapter_agents as adapters
 
 PACKAGES = {"langchain": "langchain_openai", "autogen": "autogen_ext", "openai-agents": "agents", "openai": "openai"}
 CONTENT = (

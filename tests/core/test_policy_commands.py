@@ -79,7 +79,7 @@ def test_init_replaces_nothing_but_files(run: Run, tmp_path: Path) -> None:
     for place in ("pipe", "link.yaml"):
         refused = run("policy", "init", place, "--force")
         assert refused.exit_code == 1
-        assert "no ordinary file" in refused.stderr
+        assert "not a regular file" in refused.stderr
     assert (tmp_path / "pipe").is_fifo()
 
 
@@ -167,7 +167,7 @@ def test_eval_counts_and_exits_by_mismatches(run: Run, tmp_path: Path) -> None:
         (json.dumps({**sql("SELECT 1", "allow"), "user_txt": "x"}), "did you mean user_text?"),
         (json.dumps({"name": "run_sql", "args": {"query": "SELECT 1"}, "expect": "deny"}), "did you mean arguments?"),
         (json.dumps({**sql("SELECT 1", "allow"), "text": 3}), "cases.jsonl:2: text is 3"),
-        (json.dumps(sql("SELECT 1", "allow", id="1st")), "stands in line 1 too"),
+        (json.dumps(sql("SELECT 1", "allow", id="1st")), "is in line 1 too"),
         (json.dumps(sql("SELECT 1", "allow", sequence=3)), "cases.jsonl:2: sequence is 3"),
     ],
 )

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from lgov_core.commands.group import Exit, exit_status, json_option
+from lgov_core.commands.group import Exit
+from lgov_core.commands.options import PATH, command
 from lgov_core.commands.output import write_json, write_table
 from lgov_core.commands.recorded import opened_record
 
 if TYPE_CHECKING:
     from lgov_core.audit import AuditEntry
 
-_STATUS = exit_status(Exit.OK, Exit.USAGE, Exit.AUDIT_BROKEN)
 _BLOCKING = ("deny", "escalate")
 #: Characters of arguments in the table.
 _ARGUMENTS_SHOWN = 80
 
 
-@click.command(epilog=_STATUS)
-@click.argument("path", type=click.Path(path_type=Path))
+@command(Exit.OK, Exit.USAGE, Exit.AUDIT_BROKEN)
+@click.argument("path", type=PATH)
 @click.option("--rollout", "rollout_id", help="Only entries of this rollout.")
 @click.option("--denied", is_flag=True, help="Only decisions that blocked something.")
 @click.option(
@@ -32,7 +32,6 @@ _ARGUMENTS_SHOWN = 80
     show_default=True,
     help="Number of most recent rows to show; 0 shows all.",
 )
-@json_option
 def show(path: Path, rollout_id: str | None, denied: bool, limit: int, as_json: bool) -> None:
     """List the entries of the audit record PATH, in the order of writing."""
     from lgov_core.audit.export import plain
@@ -55,14 +54,13 @@ def _row(entry: AuditEntry) -> tuple[object, ...]:
     return entry.position, when, entry.point or entry.kind, what, entry.effect or entry.status or "", why
 
 
-@click.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.AUDIT_BROKEN))
-@click.argument("path", type=click.Path(path_type=Path))
+@command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.AUDIT_BROKEN)
+@click.argument("path", type=PATH)
 @click.option(
     "--format", "form", type=click.Choice(("jsonl", "cloudevents", "ocsf")), default="jsonl", show_default=True
 )
-@click.option("--output", type=click.Path(path_type=Path), help="Output file. [default: standard output]")
+@click.option("--output", type=PATH, help="Output file. [default: standard output]")
 @click.option("--after", type=click.IntRange(0, 2**63 - 1), default=0, help="Only entries after this position.")
-@json_option
 def export(path: Path, form: str, output: Path | None, after: int, as_json: bool) -> None:
     """Write the audit record PATH as JSON lines: its own fields, CloudEvents 1.0, or OCSF 1.3 API Activity.
 

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import click
 
-from lgov_core.commands.group import Exit, exit_status, json_option
+from lgov_core.commands.group import Exit
+from lgov_core.commands.options import PATH, command
 from lgov_core.commands.output import write_json
 
 
-@click.command(epilog=exit_status(Exit.OK, Exit.USAGE, Exit.AUDIT_BROKEN))
-@click.argument("path", type=click.Path(path_type=Path))
+@command(Exit.OK, Exit.USAGE, Exit.AUDIT_BROKEN)
+@click.argument("path", type=PATH)
 @click.option("--key", help="Public key that must have signed the record: 64 hex digits, or a file with them.")
-@click.option("--head", type=click.Path(path_type=Path), help="File with signed heads kept outside the record.")
+@click.option("--head", type=PATH, help="File with signed heads kept outside the record.")
 @click.option("--require-signed", is_flag=True, help="Require a signed head over every entry.")
-@json_option
 @click.pass_context
 def verify(
     ctx: click.Context, path: Path, key: str | None, head: Path | None, require_signed: bool, as_json: bool

@@ -6,20 +6,18 @@ from pathlib import Path
 
 import click
 
-from lgov_core.commands.group import Exit, exit_status, json_option
+from lgov_core.commands.group import Exit
+from lgov_core.commands.options import PATH, command, yes_option
 from lgov_core.commands.output import write_json
 from lgov_core.commands.recorded import opened_record
 
-_STATUS = exit_status(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.AUDIT_BROKEN)
 
-
-@click.command(epilog=_STATUS)
-@click.argument("path", type=click.Path(path_type=Path))
+@command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.AUDIT_BROKEN)
+@click.argument("path", type=PATH)
 @click.option("--entry", "entry_id", help="The entry whose texts to erase.")
 @click.option("--rollout", "rollout_id", help="The rollout whose texts to erase.")
 @click.option("--reason", default="", help="Reason; recorded.")
-@click.option("--yes", is_flag=True, help="Skip the confirmation.")
-@json_option
+@yes_option
 @click.pass_context
 def erase(
     ctx: click.Context,
@@ -50,11 +48,8 @@ def erase(
     ctx.exit(Exit.OK if count else Exit.FINDING)
 
 
-@click.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE))
-@click.option(
-    "--key", type=click.Path(path_type=Path), help="Where to write the key. [default: the user's configuration folder]"
-)
-@json_option
+@command(Exit.OK, Exit.FINDING, Exit.USAGE)
+@click.option("--key", type=PATH, help="Where to write the key. [default: the user's configuration folder]")
 def keygen(key: Path | None, as_json: bool) -> None:
     """Create the Ed25519 key that signs audit records, and the public key beside it (.pub).
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import click
 
-from lgov_core.commands.group import Exit, exit_status, json_option, show_error
+from lgov_core.commands.group import Exit, show_error
+from lgov_core.commands.options import PATH, command
 from lgov_core.commands.output import write_json
 from lgov_core.errors import PolicyError
 
 
-@click.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE))
-@click.argument("file", type=click.Path(path_type=Path))
-@json_option
+@command(Exit.OK, Exit.FINDING, Exit.USAGE)
+@click.argument("file", type=PATH)
 @click.pass_context
 def check(ctx: click.Context, file: Path, as_json: bool) -> None:
     """Check FILE as a governed program would load it; reports the first error of each rule."""

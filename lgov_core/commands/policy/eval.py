@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lgov_core.commands.group import Exit, exit_status, json_option
+from lgov_core.commands.group import Exit
+from lgov_core.commands.options import PATH, command
 
 if TYPE_CHECKING:
     from lgov_core.governor import Governor
@@ -18,10 +19,9 @@ if TYPE_CHECKING:
     from lgov_core.views.policy_cases import Case
 
 
-@click.command("eval", epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE))
-@click.argument("file", type=click.Path(path_type=Path))
-@click.argument("cases", type=click.Path(path_type=Path))
-@json_option
+@command(Exit.OK, Exit.FINDING, Exit.USAGE)
+@click.argument("file", type=PATH)
+@click.argument("cases", type=PATH)
 @click.pass_context
 def evaluate(ctx: click.Context, file: Path, cases: Path, as_json: bool) -> None:
     """Evaluate the actions in CASES (JSON lines) under the policies in FILE and compare with their expected effect.

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lgov_core.commands.group import Exit, exit_status, json_option
+from lgov_core.commands.group import Exit
+from lgov_core.commands.options import PATH, command
 from lgov_core.commands.output import write_json, write_table
 from lgov_core.errors import PolicyError
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from lgov_core.types import Decision
 
 
-@click.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.DENIED))
-@click.argument("file", type=click.Path(path_type=Path))
+@command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.DENIED)
+@click.argument("file", type=PATH)
 @click.option(
     "--action",
     "action_text",
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     metavar="JSON",
     help='The action, e.g. {"name": "run_sql", "arguments": {"query": "..."}}; @PATH reads a file, - standard input.',
 )
-@json_option
 @click.pass_context
 def explain(ctx: click.Context, file: Path, action_text: str, as_json: bool) -> None:
     """Show the decision of every rule in FILE on one action, and why.

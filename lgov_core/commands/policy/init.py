@@ -8,15 +8,15 @@ from pathlib import Path
 
 import click
 
-from lgov_core.commands.group import Exit, exit_status, json_option
+from lgov_core.commands.group import Exit
+from lgov_core.commands.options import PATH, command
 from lgov_core.commands.output import write_json
 from lgov_core.errors import PolicyError
 
 
-@click.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE))
-@click.argument("file", type=click.Path(path_type=Path), default=Path("policy.yaml"))
+@command(Exit.OK, Exit.FINDING, Exit.USAGE)
+@click.argument("file", type=PATH, default=Path("policy.yaml"))
 @click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
-@json_option
 def init(file: Path, force: bool, as_json: bool) -> None:
     """Write a commented policy file to start from to FILE (policy.yaml unless named)."""
     text = resources.files("lgov_core.policies").joinpath("starter.yaml").read_bytes()

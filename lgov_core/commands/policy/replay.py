@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lgov_core.commands.group import Exit, exit_status, json_option
+from lgov_core.commands.group import Exit
+from lgov_core.commands.options import PATH, command
 from lgov_core.commands.output import write_json, write_table
 from lgov_core.commands.recorded import is_audit_record, opened_store
 from lgov_core.settings import without_password
@@ -20,13 +21,12 @@ if TYPE_CHECKING:
 _ARGUMENTS_SHOWN = 80
 
 
-@click.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE))
-@click.argument("file", type=click.Path(path_type=Path))
+@command(Exit.OK, Exit.FINDING, Exit.USAGE)
+@click.argument("file", type=PATH)
 @click.argument("store")
 @click.option(
     "--limit", type=click.IntRange(min=0), default=50, show_default=True, help="Number of changes to show; 0 shows all."
 )
-@json_option
 @click.pass_context
 def replay(ctx: click.Context, file: Path, store: str, limit: int, as_json: bool) -> None:
     """Show which decisions in STORE (a trace store or an audit record) the policies in FILE would change.

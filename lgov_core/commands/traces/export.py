@@ -6,23 +6,23 @@ from pathlib import Path
 
 import click
 
-from lgov_core.commands.group import Exit, exit_status, json_option
+from lgov_core.commands.group import Exit
+from lgov_core.commands.options import PATH, command, rollouts_option, run_option
 from lgov_core.commands.output import write_json
 from lgov_core.commands.recorded import opened_store
 from lgov_core.errors import ExportError, StoreError
 
 
-@click.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED))
+@command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED)
 @click.argument("store")
 @click.option("--format", "form", type=click.Choice(["jsonl", "parquet"]), default="jsonl", show_default=True)
 @click.option(
     "--output",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Output file (for parquet a folder). [default: standard output]",
 )
-@click.option("--run", "run_id", help="Only rollouts of this run.")
-@click.option("--rollout", "rollout_ids", multiple=True, help="Only this rollout; repeatable.")
-@json_option
+@run_option
+@rollouts_option
 def export(
     store: str, form: str, output: Path | None, run_id: str | None, rollout_ids: tuple[str, ...], as_json: bool
 ) -> None:

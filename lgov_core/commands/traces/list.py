@@ -5,26 +5,29 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from lgov_core.commands.group import Exit, exit_status, json_option
-from lgov_core.commands.output import write_json, write_table
+from lgov_core.commands.group import Exit
+from lgov_core.commands.options import command, run_option
+from lgov_core.commands.output import rewards_text, write_json, write_table
 from lgov_core.commands.recorded import opened_store
 from lgov_core.trace.rollout_spans import attempt_of
-from lgov_core.types import Attempt, CapturedCall, Outcome
+from lgov_core.types import Attempt, CapturedCall, Outcome, Rollout
 
 if TYPE_CHECKING:
     from lgov_core.store.protocol import TraceStore
 
 #: Outcome shown for attempts without a row of their own.
 _UNKNOWN = "unknown"
+#: The rewards of each attempt, by rollout and attempt number, by dimension.
+_Earned: TypeAlias = Mapping[tuple[str | None, int], Mapping[str, list[float]]]
 
 
-@click.command("list", epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE))
+@command(Exit.OK, Exit.FINDING, Exit.USAGE)
 @click.argument("store")
-@click.option("--run", "run_id", help="Only rollouts of this run.")
+@run_option
 @click.option(
     "--outcome",
     type=click.Choice([*(outcome.value for outcome in Outcome), "running", _UNKNOWN]),
@@ -33,12 +36,10 @@ _UNKNOWN = "unknown"
 @click.option(
     "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Show at most N entries, the newest."
 )
-@json_option
 def list_rollouts(store: str, run_id: str | None, outcome: str | None, limit: int, as_json: bool) -> None:
     """List the attempts in STORE (a path or an address), in the order in which they began.
 
-    Attempts known only from recorded calls and spans have the outcome unknown and belong to no
-    run.
+    Attempts known only from recorded calls and spans have the outcome unknown and belong to no run.
     """
     with opened_store(store) as recorded:
         rollouts = {rollout.rollout_id: rollout for rollout in recorded.rollouts(run_id=run_id)}
@@ -49,48 +50,31 @@ def list_rollouts(store: str, run_id: str | None, outcome: str | None, limit: in
         found = [one for one in every if outcome in (None, one[1])]
         shown = found[-limit:]
         earned = _earned(recorded, every, {attempt.rollout_id for attempt, _ in shown})
-    entries: list[dict[str, Any]] = []
-    for attempt, ended in shown:
-        rollout = rollouts.get(attempt.rollout_id)
-        entries.append(
-            {
-                "rollout_id": attempt.rollout_id,
-                "attempt": attempt.attempt,
-                "task_id": None if rollout is None else rollout.task_id,
-                "run_id": None if rollout is None else rollout.run_id,
-                "outcome": ended,
-                "seconds": None if attempt.ended_at is None else round(attempt.ended_at - attempt.started_at, 3),
-                "rewards": {
-                    dimension: _total(values)
-                    for dimension, values in earned.get((attempt.rollout_id, attempt.attempt), {}).items()
-                },
-            }
-        )
+    entries = [_entry(one, ended, rollouts.get(one.rollout_id), earned) for one, ended in shown]
     if as_json:
         write_json(entries)
         return
-    columns = ("rollout", "attempt", "task", "outcome", "seconds", "rewards")
-    write_table(
-        columns,
-        [
-            (
-                entry["rollout_id"],
-                entry["attempt"],
-                entry["task_id"],
-                entry["outcome"],
-                entry["seconds"],
-                "  ".join(f"{dimension} {value:+g}" for dimension, value in entry["rewards"].items()),
-            )
-            for entry in entries
-        ],
-    )
+    named = ("rollout_id", "attempt", "task_id", "outcome", "seconds")
+    rows = [(*(entry[name] for name in named), rewards_text(entry["rewards"])) for entry in entries]
+    write_table(("rollout", "attempt", "task", "outcome", "seconds", "rewards"), rows)
     click.echo(f"{len(shown)} of {len(found)} attempts", err=True)
 
 
-def _earned(
-    recorded: TraceStore, every: Sequence[tuple[Attempt, str]], rollouts: Set[str]
-) -> Mapping[tuple[str | None, int], Mapping[str, list[float]]]:
-    """The rewards of each attempt of ``rollouts``, by dimension; ``every`` are all attempts."""
+def _entry(attempt: Attempt, outcome: str, rollout: Rollout | None, earned: _Earned) -> dict[str, Any]:
+    rewards = earned.get((attempt.rollout_id, attempt.attempt), {})
+    return {
+        "rollout_id": attempt.rollout_id,
+        "attempt": attempt.attempt,
+        "task_id": None if rollout is None else rollout.task_id,
+        "run_id": None if rollout is None else rollout.run_id,
+        "outcome": outcome,
+        "seconds": None if attempt.ended_at is None else round(attempt.ended_at - attempt.started_at, 3),
+        "rewards": {dimension: _total(values) for dimension, values in rewards.items()},
+    }
+
+
+def _earned(recorded: TraceStore, every: Sequence[tuple[Attempt, str]], rollouts: Set[str]) -> _Earned:
+    """The rewards of each attempt of ``rollouts``; ``every`` are all attempts."""
     attempts_of: dict[str | None, list[Attempt]] = defaultdict(list)
     for attempt, _ in every:
         attempts_of[attempt.rollout_id].append(attempt)

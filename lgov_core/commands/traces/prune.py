@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lgov_core.commands.group import Exit, exit_status, json_option
+from lgov_core.commands.group import Exit
+from lgov_core.commands.options import command, yes_option
 from lgov_core.commands.output import write_json
 from lgov_core.commands.recorded import opened_store
 
@@ -23,7 +24,6 @@ else:
     _Type = click.ParamType
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
-_STATUS = exit_status(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED)
 
 
 class Moment(_Type):
@@ -42,7 +42,7 @@ class Moment(_Type):
         return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
 
 
-@click.command(epilog=_STATUS)
+@command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED)
 @click.argument("store")
 @click.option(
     "--before",
@@ -53,8 +53,7 @@ class Moment(_Type):
 @click.option("--keep-last", type=click.IntRange(min=0), help="Keep the N most recently active rollouts.")
 @click.option("--dry-run", is_flag=True, help="List what would be deleted, and delete nothing.")
 @click.option("--vacuum", is_flag=True, help="Return free space to the file system; blocks other writers meanwhile.")
-@click.option("--yes", is_flag=True, help="Skip the confirmation.")
-@json_option
+@yes_option
 def prune(
     store: str,
     before: float | None,
@@ -94,9 +93,8 @@ def prune(
         click.echo(f"{pruned.spared} rollouts wait or run and were spared")
 
 
-@click.command(epilog=_STATUS)
+@command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED)
 @click.argument("store")
-@json_option
 def stats(store: str, as_json: bool) -> None:
     """Say what is in STORE and how much room it takes."""
     with opened_store(store) as recorded:

@@ -9,7 +9,8 @@ from urllib.parse import unquote
 
 import click
 
-from lgov_core.commands.group import Exit, exit_status, json_option
+from lgov_core.commands.group import Exit
+from lgov_core.commands.options import command, rollouts_option, run_option
 from lgov_core.commands.output import write_json
 from lgov_core.commands.recorded import opened_store
 
@@ -17,11 +18,11 @@ from lgov_core.commands.recorded import opened_store
 HEADERS_VARIABLE = "OTEL_EXPORTER_OTLP_HEADERS"
 
 
-@click.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED))
+@command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED)
 @click.argument("store")
 @click.option("--to", "url", required=True, help="URL of the collector, usually http://HOST:4318/v1/traces.")
-@click.option("--rollout", "rollout_ids", multiple=True, help="Only this rollout; repeatable.")
-@click.option("--run", "run_id", help="Only rollouts of this run.")
+@rollouts_option
+@run_option
 @click.option(
     "--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header to send with each request; repeatable."
 )
@@ -34,7 +35,6 @@ HEADERS_VARIABLE = "OTEL_EXPORTER_OTLP_HEADERS"
     show_default=True,
     help="Include prompts, replies, arguments, results and token ids.",
 )
-@json_option
 def send(
     store: str,
     url: str,

@@ -1,39 +1,18 @@
-"""``lgov traces``: look at what was recorded, hand it on, and delete it."""
+"""``lgov traces show``."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from lgov_core.commands.group import Exit, exit_status, json_option
-from lgov_core.commands.output import console, write_json, write_table
+from lgov_core.commands.group import Exit
+from lgov_core.commands.options import command
+from lgov_core.commands.output import console, write_json
 from lgov_core.commands.recorded import opened_store
-from lgov_core.commands.traces.export import export
-from lgov_core.commands.traces.list import list_rollouts
-from lgov_core.commands.traces.prune import prune, stats
-from lgov_core.commands.traces.send import send
-from lgov_core.errors import ModelError
-
-if TYPE_CHECKING:
-    from lgov_core.demo.verification import Verification
-
-#: Problems that are written out; the rest is only counted.
-_FINDINGS_SHOWN = 5
 
 
-@click.group()
-def traces() -> None:
-    """List, show, export and delete recorded rollouts."""
-
-
-for _command in (list_rollouts, export, send, prune, stats):
-    traces.add_command(_command)
-
-
-@traces.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE))
+@command(Exit.OK, Exit.FINDING, Exit.USAGE)
 @click.argument("store")
 @click.argument("rollout_id", required=False)
 @click.option("--attempt", type=click.IntRange(min=1), help="Attempt number. [default: the last]")
@@ -46,7 +25,6 @@ for _command in (list_rollouts, export, send, prune, stats):
     help="Characters to show of each text; 0 shows all.",
 )
 @click.option("--all-decisions", is_flag=True, help="Also show decisions that allowed a model call or a text.")
-@json_option
 def show(
     store: str,
     rollout_id: str | None,
@@ -72,71 +50,3 @@ def show(
     from lgov_core.views.show import show_attempt
 
     show_attempt(view, console(), tail=tail, everything=all_decisions)
-
-
-@traces.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED))
-@click.argument("run_folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--limit", type=click.IntRange(min=1), help="Number of calls to check, evenly spread. [default: all]")
-@click.option(
-    "--tolerance",
-    type=click.FloatRange(min=0),
-    default=1e-3,
-    show_default=True,
-    help="Largest accepted difference in log-probability.",
-)
-@json_option
-def verify(run_folder: Path, limit: int | None, tolerance: float, as_json: bool) -> None:
-    """Recompute what the demo run in RUN_FOLDER captured, and compare.
-
-    The recorded tokens of every call must decode to exactly the text that the model was given and the agent got, and
-    the recorded log-probabilities must be those of the weights that were served. Calls whose weights were not kept are
-    counted as unchecked. When nothing could be checked, nothing is proved, and the exit status is 1.
-    """
-    from importlib.util import find_spec
-
-    missing = [name for name in ("torch", "transformers", "peft", "safetensors") if find_spec(name) is None]
-    if missing:
-        raise ModelError(f"verifying needs {', '.join(missing)}", hint="pip install 'lgov[train]'")
-    from lgov_core.demo.progress import Display
-    from lgov_core.demo.verify import verify_run
-
-    result = verify_run(run_folder, tolerance=tolerance, limit=limit, display=Display())
-    if as_json:
-        write_json(result.as_json())
-    else:
-        _write_verification(result)
-    if not result.passed:
-        click.get_current_context().exit(Exit.FINDING)
-
-
-def _write_verification(result: Verification) -> None:
-    columns = ("weights", "calls", "checked", "unchecked", "mismatched", "max difference")
-    write_table(
-        columns,
-        [
-            (
-                "unknown" if one.version is None else one.version,
-                one.calls,
-                one.checked,
-                one.unchecked,
-                one.mismatched,
-                f"{one.max_logprob_diff:.1e}" if one.checked else "",
-            )
-            for one in result.versions
-        ],
-    )
-    for found in result.findings[:_FINDINGS_SHOWN]:
-        click.echo(
-            f"rollout {found.rollout_id} attempt {found.attempt} call {found.response_id}"
-            f" (weights {found.weights_version}): {found.problem}"
-        )
-    bad = result.decoded_bad + result.mismatched
-    if bad > _FINDINGS_SHOWN:
-        click.echo("and more; --json shows the first 20")
-    click.echo(
-        f"{result.calls} of {result.recorded} calls: {result.decoded_ok} decode to their text, {result.decoded_bad} do not; "
-        f"log-probabilities of {result.checked} checked, {result.mismatched} mismatched, {result.unchecked} unchecked; "
-        f"largest difference {result.max_logprob_diff:.1e}, tolerance {result.tolerance:g}"
-    )
-    if not result.checked:
-        click.echo("nothing could be checked, so nothing is proved")

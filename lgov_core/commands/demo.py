@@ -7,15 +7,18 @@ import os
 import sys
 import time
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import click
 
+from lgov_core.commands.options import FOLDER
 from lgov_core.demo.plans import Plan, plan_for
 from lgov_core.errors import LgovError
 
 
-@click.command("demo")
+@click.command()
 @click.option(
     "--model", type=click.Choice(["tiny", "smollm2"]), default="tiny", show_default=True, help="Model to train."
 )
@@ -23,42 +26,29 @@ from lgov_core.errors import LgovError
 @click.option("--first-seed", type=click.IntRange(0), default=0, show_default=True, help="First seed.")
 @click.option("--ungoverned", is_flag=True, help="Also run every seed with governance off, for comparison.")
 @click.option("--quick", is_flag=True, help="A short run, for tests.")
-@click.option(
-    "--iterations", type=click.IntRange(0), default=None, help="Number of updates, instead of the model's plan."
-)
-@click.option(
-    "--warm-steps",
-    type=click.IntRange(1),
-    default=None,
-    help="Number of warm-start steps, instead of the model's plan.",
-)
-@click.option(
-    "--folder", type=click.Path(file_okay=False, path_type=Path), default=None, help="Output folder of the run."
-)
+@click.option("--iterations", type=click.IntRange(0), help="Number of updates, instead of the model's plan.")
+@click.option("--warm-steps", type=click.IntRange(1), help="Number of warm-start steps, instead of the model's plan.")
+@click.option("--folder", type=FOLDER, help="Output folder of the run.")
 @click.option("--keep-weights", is_flag=True, help="Keep every version of the weights (smollm2 always does).")
 @click.option("--resume", is_flag=True, help="Resume the interrupted run in --folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
-def demo_command(
+def demo(
     model: str,
     seeds: int,
     first_seed: int,
     ungoverned: bool,
-    quick: bool,
-    iterations: int | None,
-    warm_steps: int | None,
     folder: Path | None,
-    keep_weights: bool,
     resume: bool,
     as_json: bool,
+    **plan_options: Any,
 ) -> None:
     """Govern, capture, reward and train a real LangChain agent, and show the difference.
 
-    An agent without any lgov code answers pay questions from a company database. Its model begins poor and
+    An agent without lgov code answers questions about pay from a company database. Its model begins poor and
     dangerous; policies judge every query before it runs; the endpoint records exact tokens; GRPO trains the model.
 
-    Exit codes: 0 success; 1 something failed (the message says what); 2 usage; 130 interrupted (a checkpoint is
-    written; continue
-    with --resume --folder FOLDER).
+    Exit codes: 0 success; 1 the run failed; 2 usage; 130 interrupted, with a checkpoint written (continue with --resume
+    --folder FOLDER).
     """
     if resume and folder is None:
         raise click.UsageError("--resume needs --folder: the folder of the interrupted run")
@@ -68,8 +58,8 @@ def demo_command(
         raise click.ClickException(
             f'the demo needs {", ".join(missing)}: pip install "lgov[langchain,gateway,train]" (for CPU only: torch first)'
         )
-    plan = plan_for(model, quick=quick, iterations=iterations, warm_steps=warm_steps, keep_weights=keep_weights)
-    # Threads that spin while they wait make everything crawl when something else wants the processor as well.
+    plan = plan_for(model, **plan_options)
+    # Threads that spin while they wait slow everything down on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     sys.exit(_run(plan, range(first_seed, first_seed + seeds), ungoverned, target, resume, as_json))
 
@@ -94,31 +84,29 @@ def _run(plan: Plan, seeds: range, ungoverned: bool, folder: Path, resume: bool,
             return 1
     reports: list[RunReport] = []
     failed = ""
-    for seed in seeds:
-        for governed in (True, False) if ungoverned else (True,):
-            name = f"seed{seed}-{'governed' if governed else 'ungoverned'}"
-            display.say(f"{plan.model}, seed {seed}, {'governed' if governed else 'governance off'}: {folder / name}")
-            spec = RunSpec(seed, governed, plan, folder / name, folder / f"seed{seed}-warm", resume)
-            try:
-                report = run_once(spec, display)
-            except KeyboardInterrupt:
-                failed = "interrupted"
-                break
-            except LgovError as error:
-                click.echo(f"lgov demo: {error}", err=True)
-                failed = error.code
-                break
-            reports.append(report)
-            draw_curves(spec.folder)
-            if report.interrupted:
-                failed = "interrupted"
-                break
-        if failed:
+    for seed, governed in product(seeds, (True, False) if ungoverned else (True,)):
+        name = f"seed{seed}-{'governed' if governed else 'ungoverned'}"
+        display.say(f"{plan.model}, seed {seed}, {'governed' if governed else 'governance off'}: {folder / name}")
+        spec = RunSpec(seed, governed, plan, folder / name, folder / f"seed{seed}-warm", resume)
+        try:
+            report = run_once(spec, display)
+        except KeyboardInterrupt:
+            failed = "interrupted"
+            break
+        except LgovError as error:
+            click.echo(f"lgov demo: {error}", err=True)
+            failed = error.code
+            break
+        reports.append(report)
+        draw_curves(spec.folder)
+        if report.interrupted:
+            failed = "interrupted"
             break
     if reports:
-        (folder / "report.json").write_text(json.dumps(report_json(reports), indent=2))
+        text = json.dumps(report_json(reports), indent=2)
+        (folder / "report.json").write_text(text)
         if as_json:
-            click.echo(json.dumps(report_json(reports), indent=2))
+            click.echo(text)
         else:
             print_table(reports, Console(width=None if sys.stdout.isatty() else 130))
     if failed == "interrupted":

@@ -1,0 +1,63 @@
+"""``lgov plugins``, ``doctor`` and ``models``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import lgov_core
+from lgov_core.commands.group import Exit
+from tests.commands.cli_runner import lgov
+
+
+def test_plugins_lists_the_built_in_adapters() -> None:
+    found = {plugin["name"]: plugin for plugin in json.loads(lgov("plugins", "--json").stdout)}
+    assert found["lgov_langchain.plugin"] == {
+        "name": "lgov_langchain.plugin",
+        "builtin": True,
+        "hooks": ["lgov_framework"],
+    }
+    assert "lgov_langchain.plugin" in lgov("plugins").stdout
+
+
+def test_a_plugin_that_cannot_be_loaded_is_a_finding(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = folder / "broken_plugin-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-plugin\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[lgov]\nbroken = no_such_module\n")
+    monkeypatch.syspath_prepend(str(folder))
+    result = lgov("plugins")
+    assert result.exit_code == Exit.FINDING
+    assert "no_such_module" in result.stderr
+    result = lgov("doctor", "--json")
+    assert result.exit_code == Exit.FINDING
+    assert any("no_such_module" in problem for problem in json.loads(result.stdout)["problems"])
+
+
+def test_doctor_shows_settings_with_origins_and_problems(folder: Path) -> None:
+    (folder / "lgov.toml").write_text("\nport = 9\n")
+    result = lgov("doctor", "--json")
+    assert result.exit_code == Exit.OK
+    report = json.loads(result.stdout)
+    assert report["settings"]["port"] == {"value": 9, "origin": "lgov.toml:2"}
+    assert report["lgov"] == lgov_core.__version__
+    assert {"langchain", "autogen", "openai-agents"} <= {framework["name"] for framework in report["frameworks"]}
+    assert report["extras"]["langchain"]["langchain-core"]
+    assert "lgov.toml:2" in lgov("doctor").stdout
+    (folder / "lgov.toml").write_text("prot = 9\n")
+    result = lgov("doctor")
+    assert result.exit_code == Exit.FINDING
+    assert "did you mean port" in result.stdout
+
+
+def test_models_list_says_which_are_here(folder: Path) -> None:
+    (folder / "lgov.toml").write_text('cache = "cache"\n')
+    here = {model["name"]: model["available"] for model in json.loads(lgov("models", "list", "--json").stdout)}
+    assert here == {"tiny": True, "smollm2": False}
+    model = folder / "cache" / "models" / "smollm2"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    assert str(model) in lgov("models", "list", "--json").stdout
+    assert lgov("models", "pull", "smollm2").stdout == f"{model}\n"

@@ -1,0 +1,149 @@
+"""``lgov serve`` in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lgov_core.commands.group import Exit
+from lgov_core.store import open_store
+from lgov_core.testing import ScriptedModelServer
+from tests.commands.cli_runner import LGOV, lgov
+
+
+class Serving:
+    """``lgov serve`` in a process of its own."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [*LGOV, "serve", "--port", "0", "--json", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Serving:
+        assert self.process.stdout is not None
+        text = ""
+        while line := self.process.stdout.readline():
+            text += line
+            if line == "}\n":
+                break
+        self.about = json.loads(text)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def ask(self, **headers: str) -> dict[str, Any]:
+        body = json.dumps({"model": "scripted", "messages": [{"role": "user", "content": "Hi"}]}).encode()
+        request = urllib.request.Request(
+            f"{self.about['base_url']}/chat/completions",
+            data=body,
+            headers={"content-type": "application/json", **{name.replace("_", "-"): v for name, v in headers.items()}},
+        )
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            return json.load(reply)
+
+    def end(self, how: signal.Signals) -> int:
+        self.process.send_signal(how)
+        self.process.communicate(timeout=60)
+        return self.process.returncode
+
+
+@pytest.mark.parametrize(("how", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_serve_records_calls_and_closes_its_store_on_a_signal(folder: Path, how: signal.Signals, status: int) -> None:
+    with (
+        ScriptedModelServer(["Hello."]) as model,
+        Serving("--upstream", model.base_url, "--store", "calls.sqlite") as serving,
+    ):
+        reply = serving.ask(x_lgov_rollout_id="rol_1", x_lgov_attempt="1")
+        assert serving.end(how) == status
+    store = open_store(folder / "calls.sqlite")
+    try:
+        (call,) = store.calls()
+    finally:
+        store.close()
+    assert (call.response_id, call.rollout_id) == (reply["id"], "rol_1")
+
+
+def test_serve_calls_the_apis_of_upstream_speaks(folder: Path) -> None:
+    for speaks, asked in (("chat, responses", "responses"), ("chat", "chat/completions")):
+        with (
+            ScriptedModelServer(["Hello."]) as model,
+            Serving("--upstream", model.base_url, "--upstream-speaks", speaks) as serving,
+        ):
+            body = json.dumps({"model": "scripted", "input": "Hi"}).encode()
+            headers = {"content-type": "application/json"}
+            request = urllib.request.Request(f"{serving.about['base_url']}/responses", body, headers)
+            with urllib.request.urlopen(request, timeout=30) as reply:
+                assert json.load(reply)["object"] == "response"
+            assert [one.path.removeprefix("/v1/") for one in model.requests] == [asked]
+
+
+def test_serve_with_a_secret_requires_a_key(folder: Path) -> None:
+    secret = folder / "secret"
+    secret.write_bytes(b"0123456789abcdef\n")
+    secret.chmod(0o600)
+    with (
+        ScriptedModelServer(["Hello."]) as model,
+        Serving("--upstream", model.base_url, "--key-secret-file", "secret", "--show-admin-key") as serving,
+    ):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            serving.ask()
+        refused.value.close()
+        assert refused.value.code == 401
+        assert serving.ask(authorization=f"Bearer {serving.about['admin_key']}")["choices"]
+
+
+def test_serve_under_a_policy_and_before_several_upstreams(folder: Path) -> None:
+    (folder / "policy.yaml").write_text(
+        'version: 1\nrules:\n  - {name: quiet, "on": [pre_model_call], use: deny, with: {reason: Not today.}}\n'
+    )
+    with (
+        ScriptedModelServer(["Hello."]) as model,
+        Serving("--upstream", f"http://127.0.0.1:9/v1, {model.base_url}") as free,
+        Serving("--upstream", model.base_url, "--policy", "policy.yaml") as governed,
+    ):
+        assert free.ask(x_lgov_rollout_id="rol_1", x_lgov_attempt="1")["choices"][0]["message"]["content"] == "Hello."
+        said = governed.ask()["choices"][0]["message"]["content"]
+        assert said.startswith("DENIED by policy quiet")
+        assert governed.end(signal.SIGTERM) == 0
+    assert lgov("audit", "verify", ".lgov/audit.db").exit_code == Exit.OK
+    result = lgov("serve", "--upstream", model.base_url, "--policy", "missing.yaml")
+    assert result.exit_code != Exit.OK
+    assert "missing.yaml" in result.stderr
+
+
+def test_a_secret_that_others_can_read_is_refused(folder: Path) -> None:
+    secret = folder / "secret"
+    secret.write_bytes(b"0123456789abcdef\n")
+    secret.chmod(0o644)
+    result = lgov("serve", "--upstream", "http://127.0.0.1:9/v1", "--key-secret-file", "secret")
+    assert result.exit_code == Exit.USAGE
+    assert "chmod 600" in result.stderr
+
+
+def test_serve_says_when_the_port_is_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = lgov("serve", "--upstream", "http://127.0.0.1:9/v1", "--port", str(port))
+    assert result.exit_code == Exit.FINDING
+    assert f"port {port}" in result.stderr
+    assert "hint:" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [(), ("--model", "smollm2", "--upstream", "http://127.0.0.1:9/v1")])
+def test_serve_requires_one_of_model_and_upstream(arguments: tuple[str, ...]) -> None:
+    result = lgov("serve", *arguments)
+    assert result.exit_code == Exit.USAGE
+    assert "one of model and upstream" in result.stderr
