@@ -7,9 +7,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
+from lgov_core._util.canonical import NotCanonical, fingerprint
 from lgov_core.errors import RewardError
 from lgov_core.hookspecs import hookimpl
-from lgov_core.policies.approvals.canonical import NotCanonical, fingerprint
 from lgov_core.reward.air_rules import AirRule, Event, RuleSet
 from lgov_core.reward.air_values import AirRules
 from lgov_core.scope import RolloutScope

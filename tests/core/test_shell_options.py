@@ -10,7 +10,7 @@ import pytest
 from lgov_core.errors import PolicyError
 from lgov_core.policies import ShellPolicy, load_policies
 from lgov_core.policies.shell import MAX_CHARACTERS
-from lgov_core.policies.shell.table import default_table
+from lgov_core.policies.shell.checks import default_table
 from lgov_core.types import Action, Effect, Point, Severity
 
 PROJECT = {"cwd": "/srv/project", "writable": ["/srv/project", "/tmp"]}

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Final, Literal
 
+from lgov_core._util.canonical import NotCanonical, canonical_json, fingerprint
 from lgov_core.errors import PolicyError
 from lgov_core.policies.approvals.approval_requests import ApprovalRequest, ApprovalRequests
-from lgov_core.policies.approvals.canonical import NotCanonical, canonical_json, fingerprint
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.budgets.bookkeeping import NOT_MADE, Judgements, checked_per, count_key, decided, now_of
 from lgov_core.policies.dry_run import in_dry_run

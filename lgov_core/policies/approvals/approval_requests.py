@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
+from lgov_core._util.canonical import canonical_json
 from lgov_core._util.sqlite_file import FileKind
 from lgov_core.errors import PolicyError
-from lgov_core.policies.approvals.canonical import canonical_json
 from lgov_core.policies.budgets.bookkeeping import now_of
 from lgov_core.policies.budgets.shared_database import SharedDatabase
 from lgov_core.policies.options import positive_integer, positive_number

@@ -10,8 +10,8 @@ from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Final
 
 from lgov_core._util.bounded import BoundedDict
+from lgov_core._util.canonical import NotCanonical, fingerprint
 from lgov_core.errors import PolicyError
-from lgov_core.policies.approvals.canonical import NotCanonical, fingerprint
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.budgets.bookkeeping import COMMON, Judgements, SharedState, count_key, decided
 from lgov_core.policies.options import positive_integer, string_tuple

@@ -1,14 +1,16 @@
-"""One command with its words, read by its entry in the table: options, their values, operands."""
+"""Reads one command by its entry in the table: options, their values, operands, and what it prints."""
 
 from __future__ import annotations
 
+import posixpath
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from lgov_core.policies.shell.refusal import unclear, unknown
 from lgov_core.policies.shell.table import Entry, Kind, Table
-from lgov_core.policies.shell.values import UNKNOWN, shown
+from lgov_core.policies.shell.values import ANY, BELOW, STAR, UNKNOWN, is_wild, shown
+from lgov_core.policies.shell.workspace import Workspace
 
 #: What a flag may carry behind ``=``: a word that names no file elsewhere.
 _PLAIN_VALUE = re.compile(r"[\w.,:+%@-]*")
@@ -24,29 +26,42 @@ class Input:
     source: str = "file"
     values: list[str] = field(default_factory=lambda: [UNKNOWN])
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is redirected to the command."""
+        return self.source == "file" and self.values == [""]
+
+    @property
+    def certain(self) -> bool:
+        """Whether the text is known."""
+        return self.source != "file" and UNKNOWN not in "".join(self.values)
+
+
+NO_INPUT = Input("file", [""])
+
 
 @dataclass
 class Call:
     """A command as its entry reads it: ``checks`` are its words with their kinds."""
 
     entry: Entry
-    given: Input
+    input: Input
     checks: list[tuple[Kind, str]] = field(default_factory=list[tuple[Kind, str]])
     #: Commands that it runs: the kind they are given as, and their words.
     commands: list[tuple[str, list[str]]] = field(default_factory=list[tuple[str, list[str]]])
     operands: list[str] = field(default_factory=list[str])
     options: set[str] = field(default_factory=set[str])
-    #: Whether an option that acts stands ahead of one that says on what.
+    #: Whether an option that acts precedes one that selects the files.
     late: bool = False
 
-    def of(self, kind: str) -> list[str]:
+    def words_of(self, kind: str) -> list[str]:
         """The words of one kind."""
         return [word for found, word in self.checks if found.name == kind]
 
 
-def read_call(table: Table, entry: Entry, words: Sequence[str], given: Input) -> Call:
+def read_call(table: Table, entry: Entry, words: Sequence[str], stdin: Input) -> Call:
     """Reads ``words`` (without the command's name). Raises `Refused` for an option that the entry does not know."""
-    call = Call(entry, given)
+    call = Call(entry, stdin)
     rest = list(words)
     while True:
         call.entry = entry
@@ -64,7 +79,10 @@ def read_call(table: Table, entry: Entry, words: Sequence[str], given: Input) ->
             )
         entry = found
     entry = call.entry = table.switched(entry, call.options)
-    _give_kinds(call, entry, operands, verbatim)
+    call.operands = [*operands, *verbatim]
+    if verbatim:
+        _assign_kinds(call, entry.after or (), verbatim)
+    _assign_kinds(call, entry.args, operands)
     return call
 
 
@@ -76,7 +94,7 @@ class _Reader:
         self.operands: list[str] = []
 
     def read(self) -> tuple[list[str], list[str], list[str]]:
-        """The operands; where the entry has sub-commands, the words from its name on; and what stands behind ``--``."""
+        """The operands; where the entry has sub-commands, the words from its name on; and what follows ``--``."""
         entry, words = self.entry, self.words
         if entry.dashless and words and not words[0].startswith("-"):
             words[:] = self._undashed(words[0], words[1:])
@@ -103,7 +121,7 @@ class _Reader:
         return all(f"-{letter}" in self.entry.flags for letter in word[1:])
 
     def _undashed(self, letters: str, rest: list[str]) -> list[str]:
-        """``cfv a.tar b`` as ``-c -f a.tar -v b``: values stand behind all letters, in their order."""
+        """``cfv a.tar b`` as ``-c -f a.tar -v b``: values follow all letters, in their order."""
         found: list[str] = []
         for option in (f"-{letter}" for letter in letters):
             found.append(option)
@@ -180,19 +198,12 @@ class _Reader:
             if not words:
                 raise unclear(f"{option} has no value.")
             value = words.pop(0)
-        self.call.late |= kind.name == "found" and bool(self.call.commands or self.call.of("delfound"))
+        self.call.late |= kind.name == "found" and bool(self.call.commands or self.call.words_of("delfound"))
         self.call.checks.append((kind, value))
 
 
-def _give_kinds(call: Call, entry: Entry, operands: list[str], behind: list[str]) -> None:
+def _assign_kinds(call: Call, kinds: Sequence[Kind], operands: list[str]) -> None:
     """Gives each operand its kind: those at the start, those at the end, and the repeated one between."""
-    call.operands = [*operands, *behind]
-    if behind:
-        _give(call, entry, entry.after or (), behind)
-    _give(call, entry, entry.args, operands)
-
-
-def _give(call: Call, entry: Entry, kinds: Sequence[Kind], operands: list[str]) -> None:
     at = next((at for at, kind in enumerate(kinds) if kind.count in ("*", "!")), len(kinds))
     lead, repeated, trail = kinds[:at], kinds[at : at + 1], kinds[at + 1 :]
     middle = operands
@@ -205,11 +216,83 @@ def _give(call: Call, entry: Entry, kinds: Sequence[Kind], operands: list[str]) 
     if not more:
         return
     if not repeated:
-        if entry.any:
+        if call.entry.any:
             call.checks.extend((Kind("argument"), word) for word in more)
             return
-        raise unknown(f"{entry.name} takes fewer words than this; leave {shown(more[0])} out.")
+        raise unknown(f"{call.entry.name} takes fewer words than this; leave {shown(more[0])} out.")
     if repeated[0].count == "!" and repeated[0].name in ("command", "module", "environment", "tool"):
         call.commands.append((repeated[0].name, more))
     else:
         call.checks.extend((repeated[0], word) for word in more)
+
+
+# ---------------------------------------------------------------------- what it prints
+
+
+def files_of(call: Call) -> list[str]:
+    """Words that stand for the files that a search finds."""
+    named = [*call.words_of("tree"), *call.words_of("look"), *call.words_of("read")]
+    roots = [root for root in named if root not in ("(", ")", "!", ",")] or ["."]
+    negated = call.late or {"-not", "-o", "-or"} & call.options or {"!", ","} & set(call.operands)
+    patterns = [] if negated else [name.replace("*", STAR).replace("?", ANY) for name in call.words_of("found")]
+    return [
+        f"{root.rstrip('/') or '/'}/{BELOW}{pattern}".replace("//", "/")
+        for root in roots
+        for pattern in patterns or [STAR]
+    ]
+
+
+def printed_by(workspace: Workspace, call: Call) -> list[str]:
+    """What a line of the output may be, by the entry's ``prints``: for the first option given, or without one."""
+    prints = call.entry.prints
+    kind = next((prints[option] for option in prints if option in call.options), prints.get("", "text"))
+    return _PRINTED[kind](workspace, call)
+
+
+def _same(workspace: Workspace, call: Call) -> list[str]:
+    """Lines of the input, where no file is named."""
+    return [UNKNOWN] if call.words_of("read") or call.input.source == "file" else call.input.values
+
+
+def _words(workspace: Workspace, call: Call) -> list[str]:
+    text = " ".join(call.operands)
+    return [UNKNOWN if "\\" in text else text]
+
+
+def _format(workspace: Workspace, call: Call) -> list[str]:
+    """The output of ``printf``."""
+    first, *rest = call.operands or [UNKNOWN]
+    if first in ("%s", "%s\\n"):
+        return ["\n".join(rest)]
+    return [UNKNOWN if re.search(r"[\\%]", first) else first]
+
+
+def _part(workspace: Workspace, call: Call) -> list[str]:
+    """The output of ``basename`` and ``dirname``."""
+    base = call.entry.name == "basename"
+    word, *suffix = call.operands or [UNKNOWN]
+    if any(map(is_wild, suffix)) or (not base and (suffix or is_wild(word))):
+        return [UNKNOWN]
+    if UNKNOWN in word or BELOW in word:
+        return [STAR]
+    part = (posixpath.basename if base else posixpath.dirname)(word.rstrip("/"))
+    return [part.removesuffix(suffix[0] if suffix and part != suffix[0] else "") or "."]
+
+
+_PRINTED: dict[str, Callable[[Workspace, Call], list[str]]] = {
+    "text": lambda workspace, call: [UNKNOWN],
+    "nothing": lambda workspace, call: [""],
+    "name": lambda workspace, call: [STAR],
+    "number": lambda workspace, call: ["1"],
+    "folder": lambda workspace, call: list(workspace.state.folders),
+    "home": lambda workspace, call: [workspace.home],
+    "temp": lambda workspace, call: ["/tmp/tmp.1234"],
+    "files": lambda workspace, call: [UNKNOWN] if call.commands else files_of(call),
+    "listed": lambda workspace, call: [f"./{BELOW}{STAR}"],
+    "operands": lambda workspace, call: [*call.operands, BELOW + STAR],
+    "same": _same,
+    "words": _words,
+    "format": _format,
+    "base": _part,
+    "parent": _part,
+}

@@ -11,8 +11,9 @@ from typing import Any, Literal, cast, get_args
 from lgov_core.errors import PolicyError
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.options import argument_names, string_tuple
+from lgov_core.policies.shell.checks import default_table
 from lgov_core.policies.shell.refusal import Refused
-from lgov_core.policies.shell.table import FREE, default_table
+from lgov_core.policies.shell.table import FREE
 from lgov_core.policies.shell.values import HOME
 from lgov_core.types import Action, Decision, Point, Severity
 
@@ -100,9 +101,7 @@ class ShellPolicy(BoundedPolicy):
             return self.deny("shell-too-deep", reason, Severity.MEDIUM)
 
     def _judge_text(self, text: str) -> Decision:
-        from lgov_core.policies.shell.call import Input
         from lgov_core.policies.shell.session import Session
-        from lgov_core.policies.shell.walk import Walk
 
         try:
             text.encode()
@@ -110,7 +109,7 @@ class ShellPolicy(BoundedPolicy):
             return self.deny("shell-unclear", "The command contains a lone surrogate.", Severity.MEDIUM)
         session = Session(self._table or default_table(), self.cwd, self.writable, lenient=self.unknown != "deny")
         try:
-            Walk(session).text(text, Input("file", [""]))
+            session.judge(text)
         except Refused as refused:
             return self.deny(refused.rule, refused.reason, _SEVERITY.get(refused.rule, Severity.MEDIUM))
         if session.unknown and self.unknown == "escalate":

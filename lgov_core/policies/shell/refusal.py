@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+
 #: Commands of one text, those of the texts inside it included.
 MAX_COMMANDS = 1_000
 #: Steps of one judgement, of about a microsecond each.
@@ -40,18 +43,18 @@ class Budget:
         if self.steps < 0:
             raise Refused("shell-too-deep", "The command takes too much work to judge; split it into smaller ones.")
 
-    def command(self) -> None:
-        """Counts a command. Raises `Refused` beyond `MAX_COMMANDS`."""
+    def command(self, words: Sequence[str]) -> None:
+        """Counts a command and its words. Raises `Refused` beyond `MAX_COMMANDS`."""
+        self.spend(sum(map(len, words)) // 8)
         self.commands -= 1
         if self.commands < 0:
             raise Refused("shell-too-deep", "The text runs too many commands; write fewer.")
 
-    def enter(self) -> None:
-        """Counts an inner shell or function call. Raises `Refused` beyond `MAX_DEPTH`; pair it with `leave`."""
+    @contextmanager
+    def nested(self) -> Generator[None, None, None]:
+        """Counts an inner shell or function call. Raises `Refused` beyond `MAX_DEPTH`."""
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise Refused("shell-too-deep", "Shells or functions call each other too deeply; write the commands out.")
-
-    def leave(self) -> None:
-        """Ends what `enter` began."""
+        yield
         self.depth -= 1

@@ -67,6 +67,10 @@ class Node:
         """The first child of a field."""
         return next((child for child in self.children if child.field == field), None)
 
+    def child_of_type(self, kind: str) -> Node | None:
+        """The first child of a type."""
+        return next((child for child in self.children if child.type == kind), None)
+
     def every(self, field: str) -> list[Node]:
         """The children of a field."""
         return [child for child in self.children if child.field == field]

@@ -1,4 +1,4 @@
-"""Stand-ins in evaluated words (unknown text, wildcards, names of files), and quotes, escapes and braces as bash reads them."""
+"""Placeholders in evaluated words (unknown text, wildcards), and quotes, escapes and braces as bash reads them."""
 
 from __future__ import annotations
 
@@ -24,18 +24,27 @@ INSTALLED = "/usr/bin"
 
 _ACTIVE = {"*": STAR, "?": ANY, "[": CLASS, "{": OPEN, "}": CLOSE, ",": COMMA}
 _INERT = {OPEN: "{", CLOSE: "}", COMMA: ",", TILDE: "~"}
-_RANGE = re.compile(r"(-?\d{1,4}|[A-Za-z])\.\.(-?\d{1,4}|[A-Za-z])(?:\.\.-?\d{1,4})?")
+_RANGE = re.compile(r"(?:-?\d{1,4}\.\.-?\d{1,4}|([A-Za-z])\.\.([A-Za-z]))(?:\.\.-?\d{1,4})?")
 #: Readings of one word, and characters of all its readings together.
 MAX_READINGS, MAX_CHARACTERS = 64, 60_000
-_NUMBER = re.compile(r"-?\d+")
 _GLOBS = str.maketrans({"*": STAR, "?": ANY, "[": CLASS})
 _SPACE = re.compile(r"[ \t\n]+")
 _WILD = re.compile(f"[{UNKNOWN}{STAR}{ANY}{BELOW}]")
 
 
 def is_wild(word: str) -> bool:
-    """Whether a word holds a stand-in, so that it may be several things."""
+    """Whether a word holds a placeholder, so that it may be several things."""
     return _WILD.search(word) is not None
+
+
+def literal(word: str) -> str:
+    """A word without its placeholders."""
+    return _WILD.sub("", word)
+
+
+def as_glob(word: str) -> str:
+    """A word as a glob of `fnmatch`."""
+    return word.replace(BELOW, "*").replace(STAR, "*").replace(ANY, "?")
 
 
 def unquoted(value: str) -> str:
@@ -47,13 +56,13 @@ def unquoted(value: str) -> str:
 
 
 def shown(word: str) -> str:
-    """A word for a message, its stand-ins as the signs they stand for."""
+    """A word for a message, its placeholders as the characters they replace."""
     plain = word.replace(UNKNOWN, "$…").replace(BELOW, "**/").replace(STAR, "*").replace(ANY, "?").replace(HOME, "~")
     return repr(plain[:80])
 
 
 def marked(text: str) -> str:
-    """Source outside quotes: escapes undone, active signs replaced by their stand-ins."""
+    """Source outside quotes: escapes undone, special characters replaced by placeholders."""
     made: list[str] = []
     letters = iter(text)
     for at, letter in enumerate(letters):
@@ -89,7 +98,7 @@ def trimmed(value: str, operator: str) -> str:
 
 
 def braces(word: str) -> list[str]:
-    """Brace expansion. An incomplete brace stands for itself."""
+    """Brace expansion. An incomplete brace is literal text."""
     done: list[str] = []
     waiting = [word]
     while waiting:
@@ -100,14 +109,15 @@ def braces(word: str) -> list[str]:
             (waiting if close >= 0 else done).append(current.replace(CLOSE, "}", 1))
             continue
         before, inner, after = current[:start], current[start + 1 : close], current[close + 1 :]
-        items = [OPEN]
-        if ".." in inner and COMMA not in inner and not _RANGE.fullmatch(inner):
-            raise unclear("A range in braces that is not understood; write it more simply.")
+        known = _RANGE.fullmatch(inner)
         if COMMA in inner:
             items = inner.split(COMMA)
-        elif _RANGE.fullmatch(inner):
-            items = _range(inner)
-        if items == [OPEN]:
+        elif known is not None:
+            low, high = sorted((ord(known[1] or "1"), ord(known[2] or "1")))
+            items = [chr(code) for code in range(low, high + 1)]  # for numbers: 1
+        elif ".." in inner:
+            raise unclear("A range in braces that is not understood; write it more simply.")
+        else:
             waiting.append(f"{before}{{{inner}}}{after}")
             continue
         if (len(items) + len(waiting) + len(done)) * len(current) > MAX_CHARACTERS or len(items) > 4 * MAX_READINGS:
@@ -116,21 +126,8 @@ def braces(word: str) -> list[str]:
     return done
 
 
-def _range(text: str) -> list[str]:
-    first, last = text.split("..")[:2]
-    if _NUMBER.fullmatch(first) and _NUMBER.fullmatch(last):
-        return ["1"]
-    low, high = sorted((ord(first[0]), ord(last[0])))
-    return [chr(code) for code in range(low, high + 1)]
-
-
-def split(field: str) -> list[str]:
-    """The arguments that one word becomes."""
-    return [part for part in field.split(BREAK) if part] if BREAK in field else [field]
-
-
 def finished(field: str) -> str:
-    """An argument with its tilde, brackets and inactive signs as they are."""
+    """An argument with its tilde, brackets and other special characters restored."""
     if field.startswith(TILDE):
         rest = field[1:]
         field = HOME + rest if rest[:1] in ("", "/") else f"/home/{rest}" if rest[:1].isalpha() else UNKNOWN + rest
@@ -139,6 +136,6 @@ def finished(field: str) -> str:
     if CLASS in field:
         inside, closing, rest = field.rpartition("]")
         field = (re.sub(f"{CLASS}[^]]*]", ANY, inside + closing) + rest).replace(CLASS, "[")
-    for stand_in, letter in _INERT.items():
-        field = field.replace(stand_in, letter)
+    for placeholder, letter in _INERT.items():
+        field = field.replace(placeholder, letter)
     return field

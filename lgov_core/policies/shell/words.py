@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from itertools import product
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from itertools import chain, product
+from math import prod
 
 from lgov_core.policies.options import names
 from lgov_core.policies.shell.refusal import Refused, unclear
+from lgov_core.policies.shell.state import State
+from lgov_core.policies.shell.syntax import Node
 from lgov_core.policies.shell.values import (
     BREAK,
     MAX_CHARACTERS,
@@ -19,14 +21,9 @@ from lgov_core.policies.shell.values import (
     finished,
     in_quotes,
     marked,
-    split,
     trimmed,
     unquoted,
 )
-
-if TYPE_CHECKING:
-    from lgov_core.policies.shell.state import State
-    from lgov_core.policies.shell.syntax import Node
 
 #: Node types that are their own text, apart from quotes and wildcards.
 _PLAIN = frozenset(
@@ -34,10 +31,6 @@ _PLAIN = frozenset(
 )
 _EXPANSION = re.compile(r"\$\{(#?)([A-Za-z_]\w*|[0-9@*?#$!-])(.*)\}", re.DOTALL)
 _NUMBER = re.compile(r"-?\d+")
-
-
-#: Different commands that one may become through values of its variables.
-MAX_ALTERNATIVES = 64
 
 
 class Words:
@@ -54,10 +47,16 @@ class Words:
         """The lists of arguments that ``node`` may become."""
         found: dict[tuple[str, ...], None] = {}
         for reading in self._evaluated(node, quoted=False):
-            fields = [part for braced in braces(reading) for part in split(braced)]
+            fields = [part for word in braces(reading) for part in word.split(BREAK) if part or BREAK not in word]
             self._spend(2 * len(fields) + len(reading) // 8)
             found[tuple(map(finished, fields))] = None
         return [list(fields) for fields in found]
+
+    def commands(self, words: Sequence[list[list[str]]]) -> list[list[str]]:
+        """Every command that ``words``, each with its readings, may become."""
+        if prod(map(len, words)) > MAX_READINGS:
+            raise Refused("shell-too-deep", "A command may become too many things; write it more simply.")
+        return [list(chain.from_iterable(chosen)) for chosen in product(*words)]
 
     def values(self, node: Node) -> list[str]:
         """What a variable holds after ``name=node``: no splitting, no braces."""
@@ -65,7 +64,7 @@ class Words:
 
     def body(self, node: Node) -> list[str]:
         """What a here-document that is not quoted may become."""
-        return self._interpolated(node, node.start, node.end, node.start)
+        return self._joined(node, node.start, node.end, in_quotes, quoted=True)
 
     def arithmetic(self, node: Node) -> None:
         """Evaluates the words below an arithmetic node. Refuses values that the shell would evaluate further."""
@@ -101,9 +100,9 @@ class Words:
         if kind == "string":
             if not node.text.startswith('"'):
                 raise unclear("A translated string is not followed; write it in plain quotes.")
-            return self._interpolated(node, node.start + 1, node.end - 1, node.start)
+            return self._joined(node, node.start + 1, node.end - 1, in_quotes, quoted=True)
         if kind in ("concatenation", "command_name"):
-            return self._joined(node, quoted=quoted)
+            return self._joined(node, node.start, node.end, marked, quoted=quoted)
         if kind == "simple_expansion":
             return self._variable(node.text[1:], quoted=quoted)
         if kind == "expansion":
@@ -118,32 +117,21 @@ class Words:
             return ["1"]
         raise unclear(f"A word of kind {kind.replace('_', ' ')} is not followed; write it more simply.")
 
-    def _interpolated(self, node: Node, start: int, end: int, base: int) -> list[str]:
-        source = node.text.encode()
+    def _joined(self, node: Node, start: int, end: int, literal: Callable[[str], str], *, quoted: bool) -> list[str]:
+        """The readings of a node with text of its own between its children; ``literal`` undoes the quotes of that text."""
+        source, at = node.text.encode(), start - node.start
         parts: list[list[str]] = []
-        at = start
         for child in node.named:
             if child.type in ("string_content", "heredoc_content"):
                 continue
-            parts.append([in_quotes(source[at - base : child.start - base].decode())])
-            parts.append(self._evaluated(child, quoted=True))
-            at = child.end
-        parts.append([in_quotes(source[at - base : end - base].decode())])
-        return self._product(parts)
-
-    def _joined(self, node: Node, *, quoted: bool) -> list[str]:
-        source, base, at = node.text.encode(), node.start, node.start
-        parts: list[list[str]] = []
-        for child in node.named:
-            if child.start != at:  # a sign between the parts, such as a lone $ or a comma
-                parts.append([marked(source[at - base : child.start - base].decode())])
+            begin, after = child.start - node.start, child.end - node.start
             # Braces are expanded before variables: $x{1,2} is $x1 $x2.
-            if child.type == "simple_expansion" and source[child.end - base : child.end - base + 1] == b"{":
+            if literal is marked and child.type == "simple_expansion" and source[after : after + 1] == b"{":
                 raise unclear("A variable before a brace is not followed; write ${name}.")
+            parts.append([literal(source[at:begin].decode())])
             parts.append(self._evaluated(child, quoted=quoted))
-            at = child.end
-        if at != node.end:
-            parts.append([marked(source[at - base :].decode())])
+            at = after
+        parts.append([literal(source[at : end - node.start].decode())])
         return self._product(parts)
 
     def _variable(self, name: str, *, quoted: bool) -> list[str]:
@@ -161,8 +149,7 @@ class Words:
             return ["1"]
         if rest.startswith((":+", "+")):
             return self._alternative(node, quoted=quoted, others=[""])
-        found = self._state.values(name)
-        found = found if quoted else [unquoted(value) for value in found]
+        found = self._variable(name, quoted=quoted)
         if not rest:
             return found
         if rest.startswith((":-", "-", ":=", "=")):
@@ -184,10 +171,8 @@ class Words:
         return list(dict.fromkeys([*others, *(made if quoted else map(unquoted, made))]))
 
     def _product(self, parts: list[list[str]]) -> list[str]:
-        count = size = 1
-        for part in parts:
-            count *= len(part)
-            size += max(map(len, part), default=0)
+        count = prod(map(len, parts))
+        size = 1 + sum(max(map(len, part), default=0) for part in parts)
         self._spend(count)
         if count > MAX_READINGS or count * size > MAX_CHARACTERS:
             raise Refused("shell-too-deep", "A word may become too many things; write it more simply.")
@@ -198,15 +183,3 @@ def _holds_quotes(node: Node) -> bool:
     """Whether single quotes, which quote nothing inside of double quotes, belong to an expansion."""
     inner = [child for child in node.named if child.type != "command_substitution"]
     return any(child.type in ("raw_string", "ansi_c_string") or _holds_quotes(child) for child in inner)
-
-
-def product_of(words: Iterable[list[list[str]]], most: int) -> Iterator[list[str]]:
-    """Every command that ``words``, each with its readings, may become. Raises `Refused` beyond ``most``."""
-    kept = list(words)
-    count = 1
-    for readings in kept:
-        count *= len(readings)
-    if count > most:
-        raise Refused("shell-too-deep", "A command may become too many things; write it more simply.")
-    for chosen in product(*kept):
-        yield [field for fields in chosen for field in fields]

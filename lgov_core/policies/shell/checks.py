@@ -1,0 +1,238 @@
+"""Checks of one word by its kind. Kinds that are patterns are in ``commands.yaml``; each check raises `Refused`."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable
+from functools import lru_cache
+
+from lgov_core.policies.shell.call import Call, files_of
+from lgov_core.policies.shell.python_code import check_python
+from lgov_core.policies.shell.refusal import Refused, unclear, unknown
+from lgov_core.policies.shell.table import Table, pattern, regex
+from lgov_core.policies.shell.values import HOME, UNKNOWN, is_wild, shown
+from lgov_core.policies.shell.workspace import Workspace
+
+Check = Callable[[Workspace, Call, str], object]
+_URL = re.compile(r"(?:https?://)?([A-Za-z0-9_.-]+|\[::1\])(?::\d+)?(?:/.*|\?.*|)", re.DOTALL | re.IGNORECASE)
+_LOCAL = re.compile(r"localhost|127(?:\.\d{1,3}){3}|0\.0\.0\.0|\[::1\]|host\.docker\.internal", re.IGNORECASE)
+
+
+def check_word(workspace: Workspace, call: Call, kind: str, word: str) -> None:
+    """Checks a word as ``kind``: a pattern of the table with further checks, or one of `CHECKS`."""
+    known = pattern(kind)
+    if known is None:
+        CHECKS[kind](workspace, call, word)
+        return
+    rule, expression, further = known
+    workspace.budget.spend(50 + 10 * len(word) if kind == "sed" else 5 + len(word) // 4)
+    if expression.fullmatch(word) is None:
+        raise Refused(rule, f"{call.entry.name} may not be given {shown(word)} here: as {kind} it is not understood.")
+    for name in further:
+        CHECKS[name](workspace, call, word)
+
+
+def _url(workspace: Workspace, call: Call, word: str) -> None:
+    """An address that is read; data is sent to this machine only."""
+    match = _URL.fullmatch(word)
+    if match is None:
+        raise Refused("shell-network", f"{shown(word)} is not a plain http address that may be read.")
+    check_word(workspace, call, "host", match[1])
+    if _LOCAL.fullmatch(match[1]) is not None:
+        return
+    if call.words_of("local") or any(method not in ("GET", "HEAD") for method in call.words_of("method")):
+        raise Refused("shell-network", f"Data is not sent to {match[1][:60]}; the network may only be read from.")
+    if is_wild(word):
+        raise Refused("shell-network", f"The address {shown(word)} carries what is not written out.")
+    workspace.fetched = True
+
+
+def _download(workspace: Workspace, call: Call, word: str) -> None:
+    _url(workspace, call, word)
+    workspace.write(re.split(r"[?#]", word)[0].rstrip("/").rpartition("/")[2] or "index.html")
+
+
+def _own(workspace: Workspace, call: Call, word: str) -> None:
+    """A file of the project that may be run: ``tests/test_a.py::test_one``, ``./cmd/...``."""
+    path = word.partition("::")[0].removesuffix("/...")
+    if re.search(r"[@\\{}$|<>]|://", path) or path == "-":
+        raise Refused("shell-network", f"{shown(word)} is not surely a file of this folder.")
+    if path not in (".", "..."):
+        workspace.at_home(path)
+        workspace.mention(path)
+        workspace.unwritten(path)
+
+
+def _package(workspace: Workspace, call: Call, word: str) -> None:
+    if word.startswith((".", "/")):
+        _own(workspace, call, word.partition("[")[0])
+
+
+def _patch(workspace: Workspace, call: Call, word: str) -> None:
+    workspace.inside(word)
+    if workspace.fetched:
+        raise Refused("shell-program", f"{shown(word)} may be what this text fetches; look at it first.")
+
+
+def _chdir(workspace: Workspace, call: Call, word: str) -> None:
+    workspace.inside(word)
+    workspace.state.go(word)
+    workspace.state.failed = ()
+
+
+def _script(workspace: Workspace, call: Call, word: str) -> None:
+    if word == "-" and not call.entry.stdin:
+        raise unclear("A program that is read from the input is not known.")
+    if word.endswith("/activate") and regex("paths", "tools").fullmatch(posixpath.dirname(word)):
+        workspace.tool(word)
+    elif word != "-":
+        workspace.program(word)
+
+
+def _delete_found(workspace: Workspace, call: Call, word: str) -> None:
+    workspace.exact, before = True, workspace.exact
+    for found in files_of(call):
+        workspace.delete(found)
+    workspace.exact = before
+
+
+def _read_value(workspace: Workspace, call: Call, word: str) -> None:
+    workspace.mention(word)
+    name, at, path = word.rpartition("@")
+    if at and name in ("", f"{word.partition('=')[0]}="):
+        workspace.read(path)
+        workspace.inside(path)
+
+
+def _assign(workspace: Workspace, call: Call, word: str) -> None:
+    name, equals, value = word.partition("=")
+    if not equals or not re.fullmatch(r"[A-Za-z_][\w.]*", name):
+        raise unclear(f"It is not clear which variable {shown(word)} sets.")
+    workspace.check_variable(name, [value])
+
+
+def _setting(workspace: Workspace, call: Call, word: str) -> None:
+    """``NAME=value`` for another process, or the name of a variable or target to hand on."""
+    name, equals, value = word.partition("=")
+    if equals and call.entry.name in ("make", "rake"):
+        if re.search(r"[;|`\n$&<>]", value):
+            raise unclear(f"{name[:40]} holds more than a value.")
+        workspace.argument(value)
+        workspace.check_variable(name.rstrip(":+?"), [value])
+    elif not equals:
+        workspace.state.values(name)
+        workspace.argument(name)
+
+
+def _variable(workspace: Workspace, call: Call, word: str) -> None:
+    if not re.fullmatch(r"[A-Za-z_]\w*", word):
+        raise unclear(f"{shown(word)} is not a plain name of a variable.")
+    workspace.state.values(word)
+
+
+def _filled(workspace: Workspace, call: Call, word: str) -> None:
+    """A variable that is given the next line of the input."""
+    _variable(workspace, call, word)
+    whole = len(call.words_of("filled")) == 1 and not {"-n", "-N", "-d", "-t"} & call.options
+    if whole and call.input.source != "file" and not any("\\" in value for value in call.input.values):
+        values = [line.strip() for value in call.input.values for line in value.split("\n")]
+    else:
+        values = [UNKNOWN]
+    workspace.assign(word, values)
+
+
+def _volume(workspace: Workspace, call: Call, word: str) -> None:
+    """``folder:place`` or ``name:place`` of a container."""
+    source = word.partition(":")[0]
+    if re.fullmatch(r"[A-Za-z0-9][\w.-]*", source) is None or ":" not in word:
+        if source == UNKNOWN or source.startswith(HOME):
+            raise Refused("shell-dangerous", f"{shown(word)} gives a container a folder outside of this one.")
+        _inside(workspace, call, source)
+
+
+def _archive(workspace: Workspace, call: Call, word: str) -> None:
+    (workspace.write if {"-c", "--create"} & call.options else workspace.read)(word)
+
+
+def _unpacked(workspace: Workspace, call: Call, word: str) -> None:
+    """The folder of ``tar -C``: what is unpacked goes there, what is packed comes from there."""
+    (workspace.inside if {"-c", "--create"} & call.options else workspace.write)(word)
+
+
+def _unpacks_here(workspace: Workspace, call: Call, word: str) -> None:
+    if not {"-C", "--directory"} & call.options:
+        workspace.inside(".")
+
+
+def _tree_here(workspace: Workspace, call: Call, word: str) -> None:
+    if not call.words_of("tree"):
+        workspace.tree(".")
+
+
+def _inside(workspace: Workspace, call: Call, word: str) -> None:
+    workspace.inside(word)
+    workspace.mention(word)
+
+
+def _choice(workspace: Workspace, call: Call, word: str) -> None:
+    raise unknown(f"{shown(word)} is not among what {call.entry.name} may be given here.")
+
+
+def _tree(workspace: Workspace, call: Call, word: str) -> None:
+    workspace.read(word)
+    workspace.tree(word)
+
+
+def _text(workspace: Workspace, call: Call, word: str) -> None:
+    """Any text."""
+
+
+#: Kinds of words that the session runs as commands, or that are any text.
+_TEXTS = ("text", "positional", "look", "eval", "module", "command", "tool", "exec", "environment", "shell")
+#: Every kind of word that is not a pattern, and the further checks of those that are.
+CHECKS: dict[str, Check] = {
+    **dict.fromkeys(_TEXTS, _text),
+    "one": _choice,
+    "read": lambda workspace, call, word: workspace.read(word),
+    "tree": _tree,
+    "tree_here": _tree_here,
+    "data": _read_value,
+    "local": _read_value,
+    "mention": lambda workspace, call, word: workspace.mention(word),
+    "argument": lambda workspace, call, word: workspace.argument(word),
+    "inside": _inside,
+    "inhere": _unpacks_here,
+    "own": _own,
+    "local_package": _package,
+    "patch": _patch,
+    "chdir": _chdir,
+    "link": _inside,
+    "write": lambda workspace, call, word: workspace.write(word),
+    "append": lambda workspace, call, word: workspace.write(word, may_be_secret=True),
+    "changed": lambda workspace, call, word: workspace.write(word, track=False),
+    "build": lambda workspace, call, word: workspace.build(word),
+    "move": lambda workspace, call, word: workspace.move(word),
+    "delete": lambda workspace, call, word: workspace.delete(word),
+    "deltree": lambda workspace, call, word: workspace.delete(word, recursive=True),
+    "delfound": _delete_found,
+    "archive": _archive,
+    "unpacked": _unpacked,
+    "script": _script,
+    "assign": _assign,
+    "setting": _setting,
+    "variable": _variable,
+    "filled": _filled,
+    "go": lambda workspace, call, word: workspace.state.go(word),
+    "python": lambda workspace, call, word: check_python(word, workspace),
+    "url": _url,
+    "fetched": lambda workspace, call, word: _url(workspace, call, word) if "/" in word else None,
+    "download": _download,
+    "volume": _volume,
+}
+
+
+@lru_cache(1)
+def default_table() -> Table:
+    """The table of ``commands.yaml``."""
+    return Table(CHECKS)

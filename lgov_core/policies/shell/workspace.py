@@ -1,0 +1,278 @@
+"""Which files a text may read, write, remove and run, and which variables it may set, in the folders it may be in."""
+
+from __future__ import annotations
+
+import os.path
+import posixpath
+import re
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from itertools import pairwise
+
+from lgov_core.policies.shell.refusal import Budget, Refused, unclear
+from lgov_core.policies.shell.secrets import is_secret
+from lgov_core.policies.shell.state import State
+from lgov_core.policies.shell.table import allowed_values, globs, names, regex
+from lgov_core.policies.shell.values import (
+    BELOW,
+    HOME,
+    INSTALLED,
+    PIPE,
+    STAR,
+    UNKNOWN,
+    as_glob,
+    is_wild,
+    literal,
+    shown,
+)
+
+_SCRATCH = ("/tmp", "/var/tmp")
+_SHARED = (*_SCRATCH, "/dev", "/proc", "/run")
+
+
+class Workspace:
+    """What one text does, and may do, to files and variables. Each check raises `Refused`. Used by one thread.
+
+    ``writable`` are folders in which files may be changed, ``home`` is the folder in which the text starts.
+    """
+
+    def __init__(self, home: str, writable: Sequence[str]) -> None:
+        self.home, self.writable = home, tuple(writable)
+        self.state, self.budget = State(home), Budget()
+        #: What the text has written, and whether it has fetched anything from another machine.
+        self.written: set[str] = set()
+        self.fetched = False
+        #: Programs that it has compiled from sources of the project.
+        self.built: set[str] = set()
+        #: Files and folders that it has moved: a build does not make them again.
+        self.moved: set[str] = set()
+        #: Whether names of files that a search finds are passed on unchanged, not split at spaces.
+        self.exact = False
+
+    # ------------------------------------------------------------------ reading
+
+    def read(self, word: str) -> None:
+        """Refuses a file whose contents are secret, or may be because its name is not certain."""
+        if word in ("-", PIPE):
+            return
+        paths = self._paths(word)
+        self.mention(word)
+        for path in paths:
+            self.budget.spend(20 + len(path) // 8)
+            if is_secret(self._relative(path) if self._is_ours(path) else path):
+                raise _secret(word)
+        if BELOW in word:
+            self.tree(word.partition(BELOW)[0] or ".")
+
+    def mention(self, word: str) -> None:
+        """Refuses a word that names a secret anywhere in it: a program with arguments of its own may read it."""
+        self.budget.spend(20 + len(word) // 8)
+        for part in {word, *re.split(r"[=:@,]", word.removeprefix("file://")), re.sub(r"^-\w(?=[/~.])", "", word)}:
+            climbed = re.sub(r"^(?:\.{1,2}/+)*\.\./+", "/", part)
+            if part and (is_secret(part) or (climbed != part and is_secret(climbed))):
+                raise _secret(word)
+
+    def tree(self, word: str) -> None:
+        """Refuses a folder that is read as a whole when there are secrets in it."""
+        if any(regex("paths", "holding_secrets").fullmatch(path) for path in self._paths(word)):
+            raise Refused("shell-secret", f"{shown(word)} holds secrets somewhere below; name the files.")
+
+    def argument(self, word: str) -> None:
+        """Refuses an argument of a project's own program that names a secret or a place outside of the project."""
+        if word == UNKNOWN:
+            return
+        self.mention(word)
+        for part in {word, word.rpartition("=")[2], re.sub(r"^-\w", "", word)}:
+            if part.startswith(("/", "../", HOME)) and not globs("system").match(part) and part != PIPE:
+                self.inside(part)
+
+    def inside(self, word: str) -> None:
+        """Refuses what may lie outside of the project and the writable folders."""
+        if not all(map(self._is_ours, self._paths(word))):
+            raise Refused("shell-write", f"{shown(word)} lies outside of {', '.join((self.home, *self.writable))}.")
+
+    # ------------------------------------------------------------------ writing
+
+    def write(self, word: str, *, may_be_secret: bool = False, track: bool = True) -> None:
+        """Refuses what may lie outside of the writable folders, or makes other programs run code.
+
+        Without ``track`` the text may still run the file.
+        """
+        if word in names("files", "sinks"):
+            return
+        if word.startswith(("|", "!")):
+            raise unclear(f"{shown(word)} is not a plain file.")
+        for path in self._paths(word):
+            self.budget.spend(20 + len(path) // 8)
+            if not any(_inside(path, root) for root in self.writable):
+                raise Refused("shell-write", f"{shown(word)} lies outside of {', '.join(self.writable)}.")
+            below = self._relative(path).split("/")
+            if any(_is_protected(name) for name in (*below, *("/".join(pair) for pair in pairwise(below)))):
+                raise Refused("shell-write", f"{shown(word)} makes other programs run what is in it.")
+            if not may_be_secret and is_secret("/".join(below)):
+                raise _secret(word)
+            if track:
+                if BELOW in path:
+                    raise Refused("shell-write", f"{shown(word)} may be any file; name the files.")
+                self.written.add(path)
+                self.built.discard(path)
+
+    def move(self, word: str) -> None:
+        """Refuses what may not be written, and the folders that the text works in."""
+        self.write(word)
+        self.moved.update(self._paths(word))
+        self._keep_roots(word)
+
+    def delete(self, word: str, *, recursive: bool = False) -> None:
+        """Refuses what is not one file (or, when ``recursive``, a tree that a build makes again) in a writable folder."""
+        try:
+            self.write(word, track=False)
+        except Refused as refused:
+            rule = "shell-delete" if refused.rule == "shell-write" else refused.rule
+            raise Refused(rule, refused.reason) from None
+        self._keep_roots(word)
+        for path in self._paths(word):
+            if recursive and any(_inside(moved, path) or _inside(path, moved) for moved in self.moved):
+                raise Refused("shell-delete", f"{shown(word)} is or holds what this text moves.")
+            if BELOW in path and not self.exact:
+                raise Refused("shell-delete", "A name with a space would be several; use find -delete or xargs -0.")
+            if self._is_scratch(path) or any(map(_is_regenerable, self._relative(path).split("/"))):
+                continue
+            folder, _, name = path.rpartition("/")
+            deep = STAR in folder or BELOW in path
+            left_over = as_glob(name.replace(BELOW, "")) in names("files", "left_overs")
+            if is_wild(path) and (len(literal(name).replace(".", "")) < 2 or (deep and not left_over)):
+                raise Refused("shell-delete", f"{shown(word)} may be anything; name the files.")
+            if recursive and regex("paths", "one_file").fullmatch(name) is None:
+                raise Refused("shell-delete", f"Removing the tree {shown(word)} cannot be undone; remove single files.")
+
+    def _keep_roots(self, word: str) -> None:
+        """Refuses devices, and folders that the text works in."""
+        holds = any(_inside(root, path) for path in self._paths(word) for root in self._roots())
+        if holds or word in names("files", "sinks"):
+            raise Refused("shell-delete", f"{shown(word)} is a device or the working folder, or holds it.")
+
+    def _is_scratch(self, path: str) -> bool:
+        """Whether a path surely lies in ``/tmp``, and is not where the text works."""
+        if not any(_inside(path, root) and path != root for root in _SCRATCH) or _inside(path, self.home):
+            return False
+        if posixpath.dirname(path) in _SCRATCH and path.endswith(f"/{STAR}"):  # which may be empty
+            return False
+        glob, depth = as_glob(path), path.count("/")
+        roots = [root.split("/") for root in self._roots() if root not in _SCRATCH]
+        return not any(len(root) > depth and fnmatchcase("/".join(root[: depth + 1]), glob) for root in roots)
+
+    # ------------------------------------------------------------------ running
+
+    def program(self, word: str) -> None:
+        """Refuses a program that is neither the project's nor built by this text."""
+        for path in self._paths(word):
+            if path in self.built:
+                continue
+            if is_wild(path) or "://" in word or not _inside(path, self.home) or ".git" in path.split("/"):
+                raise Refused("shell-program", f"{shown(word)} is not a program of {self.home}.")
+            self._unwritten(word, path)
+
+    def tool(self, word: str) -> None:
+        """Refuses a known tool by its path unless it lies in the project or a writable folder."""
+        self.inside(word)
+        self.unwritten(word)
+
+    def unwritten(self, word: str) -> None:
+        """Refuses a program that the same text has written, or may have fetched."""
+        self._unwritten(word, *self._paths(word))
+
+    def _unwritten(self, word: str, *paths: str) -> None:
+        if self.fetched or not self.written.isdisjoint(paths):
+            raise Refused("shell-program", f"{shown(word)} may be what this text writes or fetches; look at it first.")
+
+    def at_home(self, word: str) -> None:
+        """Refuses what may lie outside of the folder that the text starts in: programs and settings come from there."""
+        if not all(_inside(path, self.home) for path in self._paths(word)):
+            raise Refused(
+                "shell-program", f"{shown(word)} lies outside of {self.home}, where programs and settings are."
+            )
+
+    def build(self, word: str) -> None:
+        """A program that a compiler writes; the text may run it unless it has written or fetched sources."""
+        trusted = not self.written and not self.fetched
+        self.write(word)
+        if trusted:
+            self.written.clear()
+            self.built.update(self._paths(word))
+
+    # ------------------------------------------------------------------ variables
+
+    def check_variable(self, name: str, values: Sequence[str]) -> None:
+        """Refuses to set a variable that makes programs run something else, or send things elsewhere."""
+        if any("$(" in value or "`" in value for value in values):
+            raise unclear(f"{name[:40]} would hold a command that programs may run; leave it out.")
+        entries = [entry for value in values for entry in value.split(":")]
+        if name == "PYTHONPATH":
+            for entry in filter(None, entries):
+                self.program(entry)
+            return
+        if name == "PATH":
+            safe = all(entry == INSTALLED or _is_program_folder(entry) for entry in entries)
+        else:
+            allowed = allowed_values().get(name, "(?!)")
+            closed = regex("variables", "closed").fullmatch(name) is not None
+            safe = not closed or all(re.fullmatch(allowed, value) for value in values)
+        if not safe:
+            raise Refused("shell-environment", f"Setting {name[:40]} changes what other programs run; leave it out.")
+
+    def assign(self, name: str, values: Sequence[str]) -> None:
+        """Gives a variable one of ``values``. Refuses what `check_variable` refuses."""
+        self.check_variable(name, values)
+        self.state.assign(name, values)
+
+    # ------------------------------------------------------------------ paths
+
+    def _paths(self, word: str) -> list[str]:
+        """Where a word may lead, from every folder that the text may be in."""
+        folders = self.state.folders
+        self.budget.spend((4 + len(word) // 16) * len(folders))
+        if UNKNOWN in word or not word:
+            raise unclear("It is not clear which file this is; write its name out.")
+        if ".." in re.split(f"[{STAR}{BELOW}]", word, maxsplit=1)[-1] and is_wild(word):
+            raise unclear("A wildcard followed by .. may lead anywhere; write the name out.")
+        return list({os.path.normpath(os.path.join(folder, word)).replace("//", "/") for folder in folders})
+
+    def _roots(self) -> tuple[str, ...]:
+        return (*self.writable, self.home, *self.state.folders)
+
+    def _is_ours(self, path: str) -> bool:
+        return any(_inside(path, root) for root in (self.home, *self.writable))
+
+    def _relative(self, path: str) -> str:
+        """A path relative to the deepest of our folders that holds it."""
+        root = max((root for root in (self.home, *self.writable) if _inside(path, root)), key=len)
+        return posixpath.relpath(path, root)
+
+
+def _secret(word: str) -> Refused:
+    return Refused("shell-secret", f"{shown(word)} holds keys, credentials or private history.")
+
+
+def _is_regenerable(name: str) -> bool:
+    if is_wild(name.replace(BELOW, "")):
+        return as_glob(name) in names("files", "regenerable")
+    return globs("regenerable").match(name.replace(BELOW, "")) is not None
+
+
+def _is_program_folder(entry: str) -> bool:
+    return entry.startswith("/") and not is_wild(entry) and ".." not in entry and not entry.startswith(_SHARED)
+
+
+def _inside(path: str, root: str) -> bool:
+    return path == root or path.startswith(root.rstrip("/") + "/")
+
+
+@lru_cache(4096)
+def _is_protected(name: str) -> bool:
+    name = name.lower().replace(BELOW, "")
+    if globs("protected").match(name) is not None:
+        return True
+    hidden = name[:1] == "." and is_wild(name)
+    return hidden and any(fnmatchcase(protected, as_glob(name)) for protected in names("files", "protected"))
