@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 
 from lgov_core.errors import PolicyError
 
@@ -23,6 +24,18 @@ def argument_names(owner: str, argument: str | Sequence[str], what: str) -> tupl
     if not found or not all(found):
         raise PolicyError(f"{owner}: argument is empty", hint=f"name the tool argument that holds {what}")
     return found
+
+
+def one_of(owner: str, option: str, value: object, known: Sequence[str]) -> str:
+    """``value`` when it is one of ``known``. Raises `PolicyError`."""
+    if not isinstance(value, str) or value not in known:
+        raise PolicyError(f"{owner}: {option} is {value!r}", hint=f"write one of: {', '.join(known)}")
+    return value
+
+
+def matches_any(text: str, globs: Sequence[str]) -> bool:
+    """Whether any of ``globs`` matches ``text``; letter case matters."""
+    return any(fnmatchcase(text, glob) for glob in globs)
 
 
 def names(text: str) -> tuple[str, ...]:

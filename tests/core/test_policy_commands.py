@@ -79,7 +79,7 @@ def test_init_replaces_nothing_but_files(run: Run, tmp_path: Path) -> None:
     for place in ("pipe", "link.yaml"):
         refused = run("policy", "init", place, "--force")
         assert refused.exit_code == 1
-        assert "no ordinary file" in refused.stderr
+        assert "not a regular file" in refused.stderr
     assert (tmp_path / "pipe").is_fifo()
 
 
