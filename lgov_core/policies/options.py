@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
@@ -36,6 +37,13 @@ def one_of(owner: str, option: str, value: object, known: Sequence[str]) -> str:
 def matches_any(text: str, globs: Sequence[str]) -> bool:
     """Whether any of ``globs`` matches ``text``; letter case matters."""
     return any(fnmatchcase(text, glob) for glob in globs)
+
+
+def file_path(owner: str, option: str, value: object) -> str:
+    """``value`` when it is the path of a file. Raises `PolicyError`."""
+    if not isinstance(value, str | os.PathLike) or not (path := os.fspath(value)):
+        raise PolicyError(f"{owner}: {option} is {value!r}", hint="give the path of a file")
+    return str(path)
 
 
 def names(text: str) -> tuple[str, ...]:
