@@ -22,38 +22,26 @@ class DataFile:
     file: str
 
     @property
+    @cache  # noqa: B019 - the files are constants of modules
     def content(self) -> Mapping[str, Any]:
         """The whole file."""
-        return _content(self)
+        import yaml
 
+        return yaml.safe_load(files(self.package).joinpath(self.file).read_text(encoding="utf-8"))
+
+    @cache  # noqa: B019 - the files are constants of modules
     def words(self, table: str, key: str | None = None) -> frozenset[str]:
         """The words of ``table``, or of its entry ``key``; none where it has no such key."""
-        return _words(self, table, key)
+        found: Any = self.content[table]
+        return frozenset(str(found if key is None else found.get(key, "")).split())
 
+    @cache  # noqa: B019 - the files are constants of modules
     def pattern(self, name: str) -> re.Pattern[str]:
         """The regular expression ``name``, among ``expressions`` or at the top of the file."""
-        return _pattern(self, name)
+        regex: str | list[str] = self.content.get("expressions", self.content).get(name) or self.content[name]
+        return re.compile(self.written_out(regex if isinstance(regex, str) else "|".join(regex)))
 
     def written_out(self, regex: str) -> str:
         """``regex`` with its fragments written out."""
         fragments: Mapping[str, str] = self.content.get("fragments", {})
         return re.sub(r"<<(\w+)>>", lambda name: self.written_out(fragments[name[1]]), regex)
-
-
-@cache
-def _content(data: DataFile) -> Mapping[str, Any]:
-    import yaml
-
-    return yaml.safe_load(files(data.package).joinpath(data.file).read_text(encoding="utf-8"))
-
-
-@cache
-def _words(data: DataFile, table: str, key: str | None) -> frozenset[str]:
-    found: Any = data.content[table]
-    return frozenset(str(found if key is None else found.get(key, "")).split())
-
-
-@cache
-def _pattern(data: DataFile, name: str) -> re.Pattern[str]:
-    regex: str | list[str] = data.content.get("expressions", data.content).get(name) or data.content[name]
-    return re.compile(data.written_out(regex if isinstance(regex, str) else "|".join(regex)))

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lgov_core.errors import PolicyFileError
-
-if TYPE_CHECKING:
-    from yaml import Node
 
 #: The place of a value in a document: keys and indexes from the root.
 Place = tuple[str | int, ...]
@@ -43,37 +40,31 @@ def read_yaml(text: str, source: str) -> tuple[Any, dict[Place, int]]:
 
 
 class _Reader:
-    """Turns nodes into values, once each."""
-
     def __init__(self, source: str) -> None:
         self.source = source
         self.lines: dict[Place, int] = {}
         self._seen: set[int] = set()
 
-    def value(self, node: Node, place: Place) -> Any:
+    def value(self, node: Any, place: Place) -> Any:
         """The plain value of ``node``, at ``place``."""
-        import yaml
-
         self.lines[place] = node.start_mark.line + 1
         if id(node) in self._seen:
             raise self._error("an alias (*name) is not supported", node, "write the value out")
         self._seen.add(id(node))
         if len(place) > MAX_DEPTH:
             raise self._error("nested too deeply", node)
-        if isinstance(node, yaml.MappingNode) and node.tag == "tag:yaml.org,2002:map":
+        if node.id == "mapping" and node.tag == "tag:yaml.org,2002:map":
             return self._mapping(node, place)
-        if isinstance(node, yaml.SequenceNode) and node.tag == "tag:yaml.org,2002:seq":
+        if node.id == "sequence" and node.tag == "tag:yaml.org,2002:seq":
             return [self.value(item, (*place, index)) for index, item in enumerate(node.value)]
-        if isinstance(node, yaml.ScalarNode):
+        if node.id == "scalar" and node.tag in _SCALARS:
             return self._scalar(node)
         raise self._error(f"the tag {node.tag} is not supported", node, "leave the tag out")
 
     def _mapping(self, node: Any, place: Place) -> dict[str, Any]:
-        import yaml
-
         found: dict[str, Any] = {}
         for key, item in node.value:
-            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+            if key.id != "scalar" or key.tag == "tag:yaml.org,2002:merge":
                 raise self._error("a key must be plain text", key, "write key: value")
             name = str(key.value)
             if name in found:
@@ -86,8 +77,6 @@ class _Reader:
     def _scalar(self, node: Any) -> Any:
         import yaml
 
-        if node.tag not in _SCALARS:
-            raise self._error(f"the tag {node.tag} is not supported", node, "leave the tag out")
         loader = yaml.SafeLoader("")
         try:
             value = loader.construct_object(node)

@@ -45,11 +45,9 @@ def explain(policies: PolicySet, action: Action) -> Explanation:
     verdicts: list[RuleVerdict] = []
     current = action
     for rule in policies.rules:
-        if not rule.covers(current):
-            verdicts.append(RuleVerdict(rule.name, False, None, current.arguments, current.text))
-            continue
-        decision = ask(rule, current)
-        verdicts.append(RuleVerdict(rule.name, True, decision, current.arguments, current.text))
+        covers = rule.covers(current)
+        decision = ask(rule, current) if covers else None
+        verdicts.append(RuleVerdict(rule.name, covers, decision, current.arguments, current.text))
         if decision is not None:
             current = fold(current, decision)
     return Explanation(tuple(verdicts), policies.judge(action))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 
 from lgov_core.errors import PolicyError
 
@@ -23,6 +25,25 @@ def argument_names(owner: str, argument: str | Sequence[str], what: str) -> tupl
     if not found or not all(found):
         raise PolicyError(f"{owner}: argument is empty", hint=f"name the tool argument that holds {what}")
     return found
+
+
+def one_of(owner: str, option: str, value: object, known: Sequence[str]) -> str:
+    """``value`` when it is one of ``known``. Raises `PolicyError`."""
+    if not isinstance(value, str) or value not in known:
+        raise PolicyError(f"{owner}: {option} is {value!r}", hint=f"write one of: {', '.join(known)}")
+    return value
+
+
+def matches_any(text: str, globs: Sequence[str]) -> bool:
+    """Whether any of ``globs`` matches ``text``; letter case matters."""
+    return any(fnmatchcase(text, glob) for glob in globs)
+
+
+def file_path(owner: str, option: str, value: object) -> str:
+    """``value`` when it is the path of a file. Raises `PolicyError`."""
+    if not isinstance(value, str | os.PathLike) or not (path := os.fspath(value)):
+        raise PolicyError(f"{owner}: {option} is {value!r}", hint="give the path of a file")
+    return str(path)
 
 
 def names(text: str) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
 from lgov_core.errors import PolicyError
@@ -17,10 +16,6 @@ from lgov_core.types import Action, Decision, Effect, Point, Severity
 
 Default = Literal["deny", "allow"]
 SetMode = Literal["enforce", "shadow"]
-
-#: Which rules reach a tool is remembered for this many names, of at most this many characters.
-REMEMBERED_NAMES = 2048
-MAX_REMEMBERED_NAME = 200
 
 
 class ConstantPolicy(BoundedPolicy):
@@ -99,7 +94,6 @@ class PolicySet:
         self.stateful = any(getattr(policy, "stateful", True) for policy in self._observing)
         waits = [getattr(rule.policy, "timeout_s", None) for rule in self.rules]
         self.timeout_s = max((wait for wait in waits if isinstance(wait, int | float)), default=None)
-        self._remembered = lru_cache(REMEMBERED_NAMES)(self._rules_for)
 
     @classmethod
     def of(cls, *policies: Policy, default: Default = "deny") -> PolicySet:
@@ -114,33 +108,21 @@ class PolicySet:
 
     def judge(self, action: Action) -> Decision:
         """The combined verdict; never None, because a set always has its default."""
-        name = action.name
-        if type(name) is not str:
-            taken = [self._deny("action-unclear", "The name of this action is not text.")]
-            return self._one(taken, action, action)
         taken: list[Decision] = []
         current = action
-        rules = (self._remembered if len(name) <= MAX_REMEMBERED_NAME else self._rules_for)(action.point, name)
-        for rule in rules:
+        if not isinstance(action.name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            taken.append(self._deny("action-unclear", "The name of this action is not text."))
+        for rule in () if taken else self.rules:
             if rule.deferred and any(decision.effect is Effect.DENY for decision in taken):
                 continue
             decision = ask(rule, current)
             if decision is not None:
                 taken.append(decision)
-                if decision.effect is Effect.TRANSFORM:
-                    current = fold(current, decision)
+                current = fold(current, decision)
         if not taken:
             taken.append(self._by_default(action))
-        return self._one(taken, action, current)
-
-    def _one(self, taken: list[Decision], original: Action, folded: Action) -> Decision:
         shadow_of = self.name if self.mode == "shadow" else None
-        return combine(taken, original=original, folded=folded, shadow_of=shadow_of)
-
-    def _rules_for(self, point: Point, name: str) -> tuple[Rule, ...]:
-        return tuple(
-            rule for rule in self.rules if point in rule.on and (rule.fits_tool is None or rule.fits_tool(name))
-        )
+        return combine(taken, original=action, folded=current, shadow_of=shadow_of)
 
     def observe(self, event: Any) -> None:
         """Hands ``event`` to the policies that keep count; each gets it once. What one raises is raised at the end."""
@@ -180,11 +162,11 @@ class PolicySet:
 
 
 def ask(rule: Rule, action: Action) -> Decision | None:
-    """What ``rule`` answers to an action whose point and name are the rule's; None when it does not cover it.
+    """What ``rule`` answers to an action; None when it does not cover it.
 
     Never raises an `Exception`: what goes wrong is a deny. The answer bears the name of the rule, a slug and a reason.
     """
-    if rule.fits_agent is not None and not (isinstance(action.agent, str) and rule.fits_agent(action.agent)):
+    if not rule.reaches(action):
         return None
     if rule.condition is not None:
         try:
@@ -212,9 +194,7 @@ def ask(rule: Rule, action: Action) -> Decision | None:
     except Exception as error:  # noqa: BLE001 - whatever a policy raises is a deny in its slot
         # The class of an error is named, its message is not: it may hold what the tool was called with.
         return fault(rule.name, "policy-error", f"The policy {rule.name} raised {type(error).__name__}.")
-    return None if answer is None else _named(rule, answer)
-
-
-def _named(rule: Rule, answer: Decision) -> Decision:
+    if answer is None:
+        return None
     severity = rule.severity if answer.effect >= Effect.ESCALATE else None
     return complete(answer, answer.policy if answer.parts else rule.name, severity)

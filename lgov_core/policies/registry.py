@@ -1,15 +1,28 @@
-"""The policies that a rule of a policy file may ``use``, by name; each is imported when it is first used."""
+"""The policies that a rule of a policy file may ``use``, by name."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final, cast
 
 from lgov_core.errors import PluginError
 from lgov_core.plugins import make_plugin_manager
+from lgov_core.policies.agent_os import AgentOSPolicy
+from lgov_core.policies.approvals.approval import ApprovalPolicy
 from lgov_core.policies.base import Policy
+from lgov_core.policies.budgets.cost import CostControlPolicy
+from lgov_core.policies.budgets.loop import LoopPolicy
+from lgov_core.policies.budgets.rate import RateLimitPolicy
+from lgov_core.policies.content.pii import PIIPolicy
+from lgov_core.policies.content.secrets import SecretsPolicy
+from lgov_core.policies.network.egress import EgressPolicy
+from lgov_core.policies.paths.path import PathPolicy
 from lgov_core.policies.policy_set import ConstantPolicy
+from lgov_core.policies.provenance.policy import ProvenancePolicy
+from lgov_core.policies.shell import ShellPolicy
+from lgov_core.policies.sql.policy import SQLPolicy
+from lgov_core.policies.tools.tool import ToolPolicy
 from lgov_core.types import Effect, PolicyFactory
 
 
@@ -23,44 +36,26 @@ def deny(*, name: str, reason: str = "") -> Policy:
     return ConstantPolicy(Effect.DENY, name=name, reason=reason)
 
 
-_HOMES: Final = {
-    "agent_os": "lgov_core.policies.agent_os:AgentOSPolicy",
-    "allow": "lgov_core.policies.registry:allow",
-    "approval": "lgov_core.policies.approvals.approval:ApprovalPolicy",
-    "cost": "lgov_core.policies.budgets.cost:CostControlPolicy",
-    "deny": "lgov_core.policies.registry:deny",
-    "pii": "lgov_core.policies.content.pii:PIIPolicy",
-    "provenance": "lgov_core.policies.provenance.policy:ProvenancePolicy",
-    "secrets": "lgov_core.policies.content.secrets:SecretsPolicy",
-    "egress": "lgov_core.policies.network.egress:EgressPolicy",
-    "path": "lgov_core.policies.paths.path:PathPolicy",
-    "shell": "lgov_core.policies.shell:ShellPolicy",
-    "loop": "lgov_core.policies.budgets.loop:LoopPolicy",
-    "rate": "lgov_core.policies.budgets.rate:RateLimitPolicy",
-    "sql": "lgov_core.policies.sql.policy:SQLPolicy",
-    "tool": "lgov_core.policies.tools.tool:ToolPolicy",
-}
-
-
-class _Builtin(Mapping[str, PolicyFactory]):
-    """Names and factories; looking a factory up imports its module."""
-
-    def __getitem__(self, use: str) -> PolicyFactory:
-        module, _, attribute = _HOMES[use].partition(":")
-        return getattr(importlib.import_module(module), attribute)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_HOMES)
-
-    def __len__(self) -> int:
-        return len(_HOMES)
-
-    def __contains__(self, use: object) -> bool:  # without importing
-        return use in _HOMES
-
-
 #: Pass another mapping as ``registry`` to widen it.
-BUILTIN_POLICIES: Final[Mapping[str, PolicyFactory]] = _Builtin()
+BUILTIN_POLICIES: Final[Mapping[str, PolicyFactory]] = MappingProxyType(
+    {
+        "agent_os": AgentOSPolicy,
+        "allow": allow,
+        "approval": ApprovalPolicy,
+        "cost": CostControlPolicy,
+        "deny": deny,
+        "egress": EgressPolicy,
+        "loop": LoopPolicy,
+        "path": PathPolicy,
+        "pii": PIIPolicy,
+        "provenance": ProvenancePolicy,
+        "rate": RateLimitPolicy,
+        "secrets": SecretsPolicy,
+        "shell": ShellPolicy,
+        "sql": SQLPolicy,
+        "tool": ToolPolicy,
+    }
+)
 
 
 def available_policies() -> Mapping[str, PolicyFactory]:

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from fnmatch import translate
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from lgov_core.errors import PolicyError
 from lgov_core.policies.base import Policy
 from lgov_core.policies.conditions.conditions import Condition, ConditionError, condition_of
-from lgov_core.policies.options import string_tuple
+from lgov_core.policies.options import matches_any, string_tuple
 from lgov_core.types import Action, Point, Severity
-
-#: Says whether a text fits one of several globs.
-Fits: TypeAlias = Callable[[str], bool]
-
-_WILD = re.compile(r"[*?\[]")
-_EVERY_POINT = tuple(Point)
 
 
 class Rule:
@@ -32,10 +24,7 @@ class Rule:
     Raises `PolicyError` for what has no meaning.
     """
 
-    __slots__ = (
-        "agents", "bounded", "condition", "deferred", "fits_agent", "fits_tool", "name", "on", "policy",
-        "severity", "tools",
-    )  # fmt: skip
+    __slots__ = ("agents", "bounded", "condition", "deferred", "name", "on", "policy", "severity", "tools")
 
     def __init__(
         self,
@@ -53,16 +42,13 @@ class Rule:
         self.name = name or policy.name
         if not isinstance(self.name, str) or not self.name:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise PolicyError(f"a rule's name is {self.name!r}", hint="give the rule or its policy a name")
-        self.on = _points(self.name, on or getattr(policy, "default_points", _EVERY_POINT))
+        self.on = _points(self.name, on or getattr(policy, "default_points", tuple(Point)))
         self.tools = string_tuple(self.name, "tools", tools)
         self.agents = string_tuple(self.name, "agents", agents)
         self.severity = severity
         self.condition = None if when is None else condition_of(when, rule=self.name)
         self.bounded = bool(getattr(policy, "bounded", False))
         self.deferred = bool(getattr(policy, "deferred", False))
-        #: Whether the name of a tool, or an agent, fits the globs; None for every name.
-        self.fits_tool = None if "*" in self.tools else one_of_globs(self.tools)
-        self.fits_agent = None if "*" in self.agents else one_of_globs(self.agents)
 
     def covers(self, action: Action) -> bool:
         """Whether the policy is asked about ``action``. A condition that cannot be evaluated counts: it denies."""
@@ -77,16 +63,9 @@ class Rule:
         """Whether point, name and agent are those of the rule, whatever its condition says."""
         return (
             action.point in self.on
-            and (self.fits_tool is None or self.fits_tool(action.name))
-            and (self.fits_agent is None or (action.agent is not None and self.fits_agent(action.agent)))
+            and matches_any(action.name, self.tools)
+            and ("*" in self.agents or (isinstance(action.agent, str) and matches_any(action.agent, self.agents)))
         )
-
-
-def one_of_globs(globs: Sequence[str]) -> Fits:
-    """A test whether a text fits one of ``globs``; letter case matters. Compiled once, here."""
-    literal = frozenset(glob for glob in globs if not _WILD.search(glob))
-    wild = tuple(re.compile(translate(glob)).match for glob in globs if _WILD.search(glob))
-    return lambda text: text in literal or any(match(text) for match in wild)
 
 
 def _points(rule: str, points: object) -> tuple[Point, ...]:

@@ -10,23 +10,19 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, get_args
 
 from lgov_core._util.canonical import NotCanonical, canonical_json, fingerprint
 from lgov_core.errors import PolicyError
 from lgov_core.policies.approvals.approval_requests import ApprovalRequest, ApprovalRequests
 from lgov_core.policies.base import BoundedPolicy
-from lgov_core.policies.budgets.bookkeeping import NOT_MADE, Judgements, checked_per, count_key, decided, now_of
+from lgov_core.policies.budgets.bookkeeping import NOT_MADE, Judgements, Per, checked_clock, count_key, decided, now_of
 from lgov_core.policies.dry_run import in_dry_run
-from lgov_core.policies.options import positive_number, string_tuple
+from lgov_core.policies.options import file_path, matches_any, one_of, positive_number, string_tuple
 from lgov_core.types import Action, Decision, Effect, Point, Severity, ToolOutcome, new_id
 
 #: Is asked about one call, and answers True or False; anything else is no.
 Approver = Callable[[ApprovalRequest], bool | Awaitable[bool]]
-
-Per = Literal["rollout", "attempt", "session", "agent", "global"]
-PER: Final = ("rollout", "attempt", "session", "agent", "global")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +61,6 @@ class ApprovalPolicy(BoundedPolicy):
     #: Sets and governors ask it after all others.
     deferred: ClassVar[bool] = True
     bounded = False  # a callback is waited for, and so is a file
-    default_points: ClassVar[tuple[Point, ...]] = (Point.PRE_TOOL_CALL,)
 
     def __init__(
         self,
@@ -81,35 +76,29 @@ class ApprovalPolicy(BoundedPolicy):
     ) -> None:
         self.name = name
         self.tools = string_tuple(name, "tools", tools)
-        self.per = checked_per(name, per, PER)
+        self.per = one_of(name, "per", per, get_args(Per))
         self.expires_s = positive_number(name, "expires_s", expires_s)
         self._answer_s = positive_number(name, "timeout_s", timeout_s)
         # The governor waits a little longer than the policy.
         self.timeout_s = None if approver is None else self._answer_s + 2
-        for option, value in (("approver", approver), ("clock", clock)):
-            if value is not None and not callable(value):  # pyright: ignore[reportUnnecessaryComparison]
-                raise PolicyError(f"{name}: {option} is {value!r}", hint="give a function")
+        if approver is not None and not callable(approver):  # pyright: ignore[reportUnnecessaryComparison]
+            raise PolicyError(f"{name}: approver is {approver!r}", hint="give a function")
         self._approver = approver
-        self._clock = clock
-        self.requests = self._store(store)
+        self._clock = checked_clock(name, clock)
+        if isinstance(store, ApprovalRequests):
+            self.requests = store
+        else:
+            path = None if store is None or in_dry_run() else file_path(name, "store", store)
+            self.requests = ApprovalRequests(path, clock=clock)
         self._settings = fingerprint([name, self.per, self.expires_s, list(self.tools)])
         self._judgements = Judgements()
         self._used = Judgements()
-
-    def _store(self, store: object) -> ApprovalRequests:
-        if isinstance(store, ApprovalRequests):
-            return store
-        if store is None or in_dry_run():
-            return ApprovalRequests(clock=self._clock)
-        if not isinstance(store, str | os.PathLike) or not os.fspath(store):
-            raise PolicyError(f"{self.name}: store is {store!r}", hint="give the path of a file")
-        return ApprovalRequests(os.fspath(store), clock=self._clock)
 
     # ------------------------------------------------------------------ judging
 
     def judge(self, action: Action) -> Decision | None:
         """An allow for an approved call, else a deny or an escalate; None for what needs no approval."""
-        if action.point is not Point.PRE_TOOL_CALL or not any(fnmatchcase(action.name, glob) for glob in self.tools):
+        if action.point is not Point.PRE_TOOL_CALL or not matches_any(action.name, self.tools):
             return None
         try:
             content = self._content(action)
@@ -128,7 +117,7 @@ class ApprovalPolicy(BoundedPolicy):
             return self.deny("approval-store", f"Approvals cannot be read, so nothing is approved: {error.message}")
         if asked is None:
             return self.deny("approval-full", "Too many calls are waiting for approval. Do something else.")
-        self._judgements.remember(action, asked)
+        self._judgements.begin(action, asked)
         return asked.decision
 
     def _content(self, action: Action) -> dict[str, Any]:
@@ -194,7 +183,7 @@ class ApprovalPolicy(BoundedPolicy):
         if asked is None:
             return
         if not decision.blocks:
-            self._used.remember(action, asked)
+            self._used.begin(action, asked)
         elif asked.decision.effect is Effect.ALLOW or (asked.is_new and decision.effect is Effect.DENY):
             self._undo(asked)
 

@@ -10,7 +10,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 
 from lgov_core._util.canonical import canonical_json
@@ -88,13 +88,12 @@ class ApprovalRequests(SharedDatabase):
         *,
         expires_s: float | None = None,
         max_pending: int = 1000,
-        busy_timeout_s: float = 1.5,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.expires_s = math.inf if expires_s is None else positive_number("approvals", "expires_s", expires_s)
         self.max_pending = positive_integer("approvals", "max_pending", max_pending)
         self._clock = clock
-        super().__init__(APPROVALS, path, busy_timeout_s=busy_timeout_s)
+        super().__init__(APPROVALS, path)
 
     # ------------------------------------------------------------------ for people
 
@@ -122,19 +121,19 @@ class ApprovalRequests(SharedDatabase):
             raise PolicyError(f"approval {request_id}: no one is named as answering", hint="say who you are in by")
         with self._change() as (connection, now):
             _lapse(connection, now)
-            found = self._one(connection, request_id)
-            if found is None:
+            row = connection.execute(f"SELECT {_COLUMNS} FROM requests WHERE request_id = ?", (request_id,)).fetchone()
+            if row is None:
                 raise PolicyError(f"there is no approval request {request_id}", hint="pending() lists those there are")
+            found = _request(row)
             if found.state != "pending":
                 raise PolicyError(f"approval request {request_id} is {found.state} already", hint="have it asked again")
+            until = now + min(found.until - found.asked_at, self.expires_s)
             connection.execute(
                 "UPDATE requests SET state = ?, answered_at = ?, answered_by = ?, reason = ?, until = ?"
                 " WHERE request_id = ?",
-                (state, now, by, reason, now + min(found.until - found.asked_at, self.expires_s), request_id),
+                (state, now, by, reason, until, request_id),
             )
-            answered = self._one(connection, request_id)
-        assert answered is not None
-        return answered
+        return replace(found, state=state, answered_at=now, answered_by=by, reason=reason, until=until)
 
     # ------------------------------------------------------------------ for the policy
 
@@ -161,14 +160,10 @@ class ApprovalRequests(SharedDatabase):
             (waiting,) = connection.execute("SELECT count(*) FROM requests WHERE state = 'pending'").fetchone()
             if waiting >= self.max_pending:
                 return None
-            made = new_id("apr")
-            connection.execute(
-                f"INSERT INTO requests ({_COLUMNS}) VALUES (?, ?, ?, ?, 'pending', NULL, NULL, NULL, ?)",
-                (made, digest, canonical_json(content), now, now + min(expires_s, self.expires_s)),
-            )
-            found = self._one(connection, made)
-        assert found is not None
-        return found, True
+            row = (new_id("apr"), digest, canonical_json(content), now, "pending")
+            row = (*row, None, None, None, now + min(expires_s, self.expires_s))
+            connection.execute(f"INSERT INTO requests ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+        return _request(row), True
 
     def give_back(self, request_id: str) -> None:
         """The approval was not used after all; it holds for as long as it would have."""
@@ -183,10 +178,6 @@ class ApprovalRequests(SharedDatabase):
             connection.execute("DELETE FROM requests WHERE request_id = ? AND state = 'pending'", (request_id,))
 
     # ------------------------------------------------------------------ the file
-
-    def _one(self, connection: sqlite3.Connection, request_id: str) -> ApprovalRequest | None:
-        row = connection.execute(f"SELECT {_COLUMNS} FROM requests WHERE request_id = ?", (request_id,)).fetchone()
-        return None if row is None else _request(row)
 
     @contextmanager
     def _change(self) -> Generator[tuple[sqlite3.Connection, float]]:

@@ -6,13 +6,15 @@ import hashlib
 import math
 import threading
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from lgov_core._util.bounded import BoundedDict
 from lgov_core._util.sqlite_file import keep_quiet_across_fork
 from lgov_core.errors import PolicyError
 from lgov_core.types import Action, Decision, ModelCallFailed, ToolOutcome
 
+#: Whose calls are counted together.
+Per = Literal["rollout", "attempt", "session", "agent", "global"]
 #: The count of the actions that carry no id of the kind that is counted by: they share one.
 COMMON: Final = ""
 #: Judgements that may be going on at the same time and still be recognised.
@@ -22,11 +24,11 @@ NOT_MADE: Final = frozenset({"denied", "invalid_args", "unknown_tool"})
 _LONGEST_KEY: Final = 200
 
 
-def checked_per(owner: str, per: object, known: tuple[str, ...]) -> str:
-    """``per`` when it is one of ``known``. Raises `PolicyError`."""
-    if per not in known:
-        raise PolicyError(f"{owner}: per is {per!r}", hint=f"write one of: {', '.join(known)}")
-    return str(per)
+def checked_clock(owner: str, clock: Callable[[], float]) -> Callable[[], float]:
+    """``clock`` when it is a function. Raises `PolicyError`."""
+    if not callable(clock):
+        raise PolicyError(f"{owner}: clock is {clock!r}", hint="give a function that returns seconds")
+    return clock
 
 
 def now_of(owner: str, clock: Callable[[], float]) -> float:
@@ -104,12 +106,8 @@ class Judgements(SharedState):
         super().__init__()
         self._going_on: BoundedDict[tuple[str, str], Any] = BoundedDict(MAX_JUDGEMENTS)
 
-    def begin(self, action: Action) -> bool:
-        """Whether this is the first time that this judgement is seen."""
-        return self.remember(action, None)
-
-    def remember(self, action: Action, note: Any) -> bool:
-        """As `begin`, and keeps ``note`` with the judgement."""
+    def begin(self, action: Action, note: Any = None) -> bool:
+        """Keeps ``note`` with the judgement; whether this is the first time that it is seen."""
         if action.operation_id is None:
             return True
         key = (action.point.value, action.operation_id)

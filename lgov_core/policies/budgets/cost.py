@@ -6,21 +6,27 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, get_args
 
 from lgov_core.errors import PolicyError
 from lgov_core.policies.base import BoundedPolicy
-from lgov_core.policies.budgets.amounts import NANO, Amount, Balance, Limits, Shortfall
-from lgov_core.policies.budgets.bookkeeping import COMMON, NOT_MADE, Judgements, checked_per, count_key, decided, now_of
+from lgov_core.policies.budgets.amounts import NANO, Amount, Limits, Shortfall
+from lgov_core.policies.budgets.bookkeeping import (
+    COMMON,
+    NOT_MADE,
+    Judgements,
+    Per,
+    checked_clock,
+    count_key,
+    decided,
+    now_of,
+)
 from lgov_core.policies.budgets.ledger import Ledger
 from lgov_core.policies.budgets.prices import Price, cost_table, find, price_of, price_table
 from lgov_core.policies.budgets.usage import most_input_tokens, most_output_tokens, tokens_used
 from lgov_core.policies.dry_run import in_dry_run
-from lgov_core.policies.options import positive_integer, positive_number
+from lgov_core.policies.options import file_path, one_of, positive_integer, positive_number
 from lgov_core.types import Action, Decision, Effect, ModelCallFailed, Point, ToolOutcome
-
-Per = Literal["rollout", "attempt", "session", "agent", "global"]
-PER: Final = ("rollout", "attempt", "session", "agent", "global")
 
 #: Kept with a judgement for which something was set aside.
 _RESERVED: Final = "reserved"
@@ -93,7 +99,7 @@ class CostControlPolicy(BoundedPolicy):
         name: str = "CostControlPolicy",
     ) -> None:
         self.name = name
-        self.per = checked_per(name, per, PER)
+        self.per = one_of(name, "per", per, get_args(Per))
         self.limits = _limits(name, max_cost_usd, max_tokens, max_calls, max_seconds)
         self.prices: dict[str, Price] = price_table(name, "prices", prices if prices is not None else {})
         self.unknown_model_price = (
@@ -107,12 +113,11 @@ class CostControlPolicy(BoundedPolicy):
             if type(prompt_overhead_tokens) is int and prompt_overhead_tokens == 0
             else positive_integer(name, "prompt_overhead_tokens", prompt_overhead_tokens)
         )
-        if clock is not None and not callable(clock):  # pyright: ignore[reportUnnecessaryComparison]
-            raise PolicyError(f"{name}: clock is {clock!r}", hint="give a function that returns seconds")
-        positive_integer(name, "max_budgets", max_budgets)
-        self._ledger = _ledger(name, ledger, max_budgets)
-        in_memory = self._ledger.path is None
-        self._clock: Callable[[], float] = clock or (time.monotonic if in_memory else time.time)
+        in_memory = ledger is None or in_dry_run()
+        path = None if in_memory else file_path(name, "ledger", ledger)
+        self._ledger = Ledger(path, name, max_budgets=positive_integer(name, "max_budgets", max_budgets))
+        usual = time.monotonic if in_memory else time.time
+        self._clock = checked_clock(name, usual if clock is None else clock)
         # A file may have to be waited for, so the governor watches the time.
         self.bounded = in_memory
         self._judgements = Judgements()
@@ -170,10 +175,10 @@ class CostControlPolicy(BoundedPolicy):
                 key, action.operation_id, amount, self.limits, now_of(self.name, self._clock), again=again
             )
         except PolicyError as error:
-            return self._unusable(error)
+            return self.deny("cost-ledger", f"The budget cannot be read, so nothing may be spent: {error.message}")
         if short is not None:
             return self._refuse(action, amount, short)
-        self._judgements.remember(action, _RESERVED)
+        self._judgements.begin(action, _RESERVED)
         return None
 
     def _settle(self, action: Action, actual: Amount | None) -> Decision | None:
@@ -208,8 +213,8 @@ class CostControlPolicy(BoundedPolicy):
                 said = f"The time of {whose} is up: {short.balance.elapsed_s:.1f} of {limits.seconds:g} s"
                 return self.deny("time-budget", f"{said}. Finish with what you have.")
             case "cost":
-                budget = limits.nano_usd or 0
-                figures = _figures(total.nano_usd / NANO, budget / NANO, amount.nano_usd / NANO, "USD")
+                limit = (limits.nano_usd or 0) / NANO
+                figures = _figures(total.nano_usd / NANO, limit, amount.nano_usd / NANO, "USD")
                 rule = "cost-budget"
             case "tokens":
                 figures = _figures(total.tokens, limits.tokens or 0, amount.tokens, "tokens")
@@ -218,16 +223,11 @@ class CostControlPolicy(BoundedPolicy):
                 figures = _figures(total.calls, limits.calls or 0, amount.calls, "calls")
                 rule = "call-budget"
             case "budgets":
-                reason = (
-                    "There are too many budgets at once, so none can be opened; raise max_budgets or use a ledger file"
-                )
+                reason = "Too many budgets at once, so none can be opened; raise max_budgets or use a ledger file"
                 return self.deny("cost-budgets", reason)
             case "closed":
                 return self.deny("cost-closed", f"The budget of {whose} was closed when it ended; begin a new one")
         return self.deny(rule, f"The budget of {whose} does not reach: {figures}. Finish with what you have.")
-
-    def _unusable(self, error: PolicyError) -> Decision:
-        return self.deny("cost-ledger", f"The budget cannot be read, so nothing may be spent: {error.message}")
 
     # ------------------------------------------------------------------ after the call
 
@@ -291,7 +291,12 @@ class CostControlPolicy(BoundedPolicy):
         The budget of actions without an id is called ``""``; that of an attempt ``ROLLOUT/1``. All figures are of one
         moment. Callable from any thread. Raises `PolicyError` when the ledger file cannot be read.
         """
-        return _spent(self._ledger.balance(scope_id, now_of(self.name, self._clock)))
+        balance = self._ledger.balance(scope_id, now_of(self.name, self._clock))
+        spent, reserved = balance.spent, balance.reserved
+        return Spent(
+            spent.nano_usd / NANO, spent.tokens, spent.calls,
+            reserved.nano_usd / NANO, reserved.tokens, reserved.calls, balance.elapsed_s,
+        )  # fmt: skip
 
     def reset(self, scope_id: str | None = None) -> None:
         """Starts the budget of ``scope_id``, or every one, anew. Callable from any thread.
@@ -312,29 +317,9 @@ def _limits(name: str, cost: object, tokens: object, calls: object, seconds: obj
     )
 
 
-def _ledger(name: str, path: object, max_budgets: int) -> Ledger:
-    if path is None or in_dry_run():
-        return Ledger(None, name, max_budgets=max_budgets)
-    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
-        raise PolicyError(f"{name}: ledger is {path!r}", hint="give the path of a file")
-    return Ledger(path, name)
-
-
 def _figures(total: float, limit: float, asked: float, unit: str) -> str:
     def said(amount: float) -> str:
         return f"{amount:,}" if isinstance(amount, int) else f"{amount:.6f}".rstrip("0").rstrip(".")
 
     left = said(max(limit - total, 0))
     return f"{said(total)} of {said(limit)} {unit} are spent or set aside, {left} left; this may take {said(asked)}"
-
-
-def _spent(balance: Balance) -> Spent:
-    return Spent(
-        balance.spent.nano_usd / NANO,
-        balance.spent.tokens,
-        balance.spent.calls,
-        balance.reserved.nano_usd / NANO,
-        balance.reserved.tokens,
-        balance.reserved.calls,
-        balance.elapsed_s,
-    )

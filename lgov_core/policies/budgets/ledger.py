@@ -54,17 +54,10 @@ class Ledger(SharedDatabase):
     because what it had spent is not known any more, and so is a new one when none has ended. See `SharedDatabase`.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str] | None,
-        owner: str,
-        *,
-        max_budgets: int = 100_000,
-        busy_timeout_s: float = 1.5,
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str] | None, owner: str, *, max_budgets: int = 100_000) -> None:
         self.owner = owner
         self.max_budgets = max_budgets
-        super().__init__(LEDGER, path, busy_timeout_s=busy_timeout_s, more=_IN_MEMORY)
+        super().__init__(LEDGER, path, more=_IN_MEMORY)
 
     def reserve(
         self, key: str, operation: str | None, amount: Amount, limits: Limits, now: float, *, again: bool = False
@@ -123,9 +116,9 @@ class Ledger(SharedDatabase):
 
     def balance(self, key: str | None, now: float) -> Balance:
         """One budget, or the sum of all; its age is then that of the oldest."""
-        where, given = ("owner = ?", (self.owner,)) if key is None else ("owner = ? AND key = ?", (self.owner, key))
+        query = f"SELECT {_COLUMNS} FROM budgets WHERE owner = ? AND key = coalesce(?, key)"
         with self.transaction() as connection:
-            rows = connection.execute(f"SELECT {_COLUMNS} FROM budgets WHERE {where}", given).fetchall()
+            rows = connection.execute(query, (self.owner, key)).fetchall()
         spent = reserved = Amount()
         for row in rows:
             spent, reserved = spent + Amount(*row[:3]), reserved + Amount(*row[3:6])
@@ -133,12 +126,11 @@ class Ledger(SharedDatabase):
 
     def reset(self, key: str | None) -> None:
         """Forgets one budget, or all, with what was set aside."""
-        where, given = ("owner = ?", (self.owner,)) if key is None else ("owner = ? AND key = ?", (self.owner, key))
         with self.transaction() as connection:
             for table in ("budgets", "reservations"):
-                connection.execute(f"DELETE FROM {table} WHERE {where}", given)
+                connection.execute(f"DELETE FROM {table} WHERE owner = ? AND key = coalesce(?, key)", (self.owner, key))
             for table in ("ended", "dropped") if self.path is None else ():
-                connection.execute(f"DELETE FROM {table} WHERE ? IS NULL OR key = ?", (key, key))
+                connection.execute(f"DELETE FROM {table} WHERE key = coalesce(?, key)", (key,))
 
     def ended(self, key: str) -> None:
         """Notes that no more is expected from a budget, so that it may be dropped from memory."""

@@ -6,15 +6,14 @@ import hashlib
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from fnmatch import fnmatchcase
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from lgov_core._util.bounded import BoundedDict
 from lgov_core._util.canonical import NotCanonical, fingerprint
 from lgov_core.errors import PolicyError
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.budgets.bookkeeping import COMMON, Judgements, SharedState, count_key, decided
-from lgov_core.policies.options import positive_integer, string_tuple
+from lgov_core.policies.options import matches_any, positive_integer, string_tuple
 from lgov_core.types import Action, Decision, Point, Severity
 
 #: The longest cycle that is looked for, in calls.
@@ -40,8 +39,6 @@ class LoopPolicy(BoundedPolicy):
     once. Raises `PolicyError` when made with something that has no meaning.
     """
 
-    default_points: ClassVar[tuple[Point, ...]] = (Point.PRE_TOOL_CALL,)
-
     def __init__(
         self,
         max_repeats: int = 3,
@@ -62,13 +59,13 @@ class LoopPolicy(BoundedPolicy):
 
     def judge(self, action: Action) -> Decision | None:
         """A deny that tells the agent that it repeats itself, or None."""
-        if action.point is not Point.PRE_TOOL_CALL or any(fnmatchcase(action.name, glob) for glob in self.ignore):
+        if action.point is not Point.PRE_TOOL_CALL or matches_any(action.name, self.ignore):
             return None
         call, again = _call(action), not self._judgements.begin(action)
         with self._histories.of(_whose(action)) as history:
             if again:
                 history.take_back(action.operation_id)
-            cycle = self._cycle(history.tried(), history.made(), call)
+            cycle = self._cycle(history, call)
             history.add(action.operation_id, call, self._kept, made=cycle is None)
             if cycle is None:
                 return None
@@ -85,8 +82,9 @@ class LoopPolicy(BoundedPolicy):
         ends = self.abort_after is not None and denied >= self.abort_after
         return replace(decision, rule="loop-abort", abort=True, severity=Severity.HIGH) if ends else decision
 
-    def _cycle(self, tried: list[str], made: list[str], call: str) -> int | None:
+    def _cycle(self, history: _History, call: str) -> int | None:
         """The length of the cycle that ``call`` would begin once more; 0 for too often in the window; None for none."""
+        tried, made = [one for _, one in history.tried], [one for _, one in history.made]
         for length in range(1, LONGEST_CYCLE + 1):
             needed = length * self.max_repeats
             if len(tried) < needed:
@@ -94,12 +92,8 @@ class LoopPolicy(BoundedPolicy):
             tail = [*tried[-needed:], call]
             if all(tail[at] == tail[at + length] for at in range(needed + 1 - length)):
                 return length
-        if (
-            self.window is not None
-            and made[len(made) - min(self.window - 1, len(made)) :].count(call) >= self.max_repeats
-        ):
-            return 0
-        return None
+        recent = made[max(0, len(made) + 1 - self.window) :] if self.window is not None else []
+        return 0 if recent.count(call) >= self.max_repeats else None
 
     def observe(self, event: Any) -> None:
         """Ends the judgement of a decision that was taken, and forgets a rollout that ended."""
@@ -127,24 +121,18 @@ class _History:
     """
 
     def __init__(self) -> None:
-        self._tried: list[tuple[str | None, str]] = []
-        self._made: list[tuple[str | None, str]] = []
+        self.tried: list[tuple[str | None, str]] = []
+        self.made: list[tuple[str | None, str]] = []
         self.denied = 0
 
-    def tried(self) -> list[str]:
-        return [call for _, call in self._tried]
-
-    def made(self) -> list[str]:
-        return [call for _, call in self._made]
-
     def add(self, operation: str | None, call: str, kept: int, *, made: bool) -> None:
-        for calls in (self._tried, self._made) if made else (self._tried,):
+        for calls in (self.tried, self.made) if made else (self.tried,):
             calls.append((operation, call))
             del calls[:-kept]
 
     def take_back(self, operation: str | None) -> None:
         """Forgets what this operation was counted as: it is being judged again, perhaps in another form."""
-        for calls in (self._tried, self._made):
+        for calls in (self.tried, self.made):
             places = [at for at, (made_by, _) in enumerate(calls) if made_by == operation]
             if places:
                 del calls[places[-1]]
@@ -186,11 +174,8 @@ def _call(action: Action) -> str:
         return fingerprint([action.kind, action.name, action.arguments])
     except NotCanonical:
         # Objects are distinguished by their repr: two that look the same are the same call.
-        return f"{action.kind} {action.name[:200]} {_shown(action.arguments)}"
-
-
-def _shown(value: Any) -> str:
-    try:
-        return hashlib.sha256(repr(value).encode("utf-8", "replace")).hexdigest()
-    except Exception as error:  # noqa: BLE001 - a repr may raise anything; all that do are the same call then
-        return type(error).__name__
+        try:
+            shown = hashlib.sha256(repr(action.arguments).encode("utf-8", "replace")).hexdigest()
+        except Exception as error:  # noqa: BLE001 - a repr may raise anything; all that do are the same call then
+            shown = type(error).__name__
+        return f"{action.kind} {action.name[:200]} {shown}"

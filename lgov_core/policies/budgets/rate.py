@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from lgov_core.errors import PolicyError
 from lgov_core.policies.base import BoundedPolicy
@@ -13,16 +13,15 @@ from lgov_core.policies.budgets.bookkeeping import (
     COMMON,
     Judgements,
     SharedState,
-    checked_per,
+    checked_clock,
     count_key,
     decided,
     now_of,
 )
-from lgov_core.policies.options import positive_integer, positive_number
+from lgov_core.policies.options import one_of, positive_integer, positive_number
 from lgov_core.types import Action, Decision, Point, Severity
 
 Per = Literal["agent", "session", "rollout", "global", "tool"]
-PER: Final = ("agent", "session", "rollout", "global", "tool")
 #: Points at which something is about to begin. Elsewhere there is nothing left to hold back.
 COUNTED: Final = frozenset({Point.AGENT_STARTUP, Point.INPUT, Point.PRE_MODEL_CALL, Point.PRE_TOOL_CALL})
 
@@ -42,8 +41,6 @@ class RateLimitPolicy(BoundedPolicy):
     `PolicyError` when made with something that has no meaning.
     """
 
-    default_points: ClassVar[tuple[Point, ...]] = (Point.PRE_TOOL_CALL,)
-
     def __init__(
         self,
         max_calls: int,
@@ -58,12 +55,10 @@ class RateLimitPolicy(BoundedPolicy):
         self.name = name
         self.max_calls = positive_integer(name, "max_calls", max_calls)
         self.per_seconds = positive_number(name, "per_seconds", per_seconds)
-        self.per = checked_per(name, per, PER)
+        self.per = one_of(name, "per", per, get_args(Per))
         self.burst = self.max_calls if burst is None else positive_integer(name, "burst", burst)
         self.max_buckets = positive_integer(name, "max_buckets", max_buckets)
-        if not callable(clock):
-            raise PolicyError(f"{name}: clock is {clock!r}", hint="give a function that returns seconds")
-        self._clock = clock
+        self._clock = checked_clock(name, clock)
         self._buckets = _Buckets()
         self._judgements = Judgements()
 
@@ -75,12 +70,13 @@ class RateLimitPolicy(BoundedPolicy):
         interval_s = self.per_seconds / self.max_calls
         wait = self._buckets.take(key, now_of(self.name, self._clock), interval_s, self.burst, self.max_buckets)
         if wait is None:
-            self._judgements.remember(action, "counted")
+            self._judgements.begin(action, "counted")
             return None
         if math.isinf(wait):
             return self.deny("rate-buckets", "Too many are limited at once, so no more can be; raise max_buckets")
         whose = f"one {self.per}" if key[1] != COMMON else "all together"
-        reason = f"At most {self.max_calls} in {self.per_seconds:g} s for {whose}. Try again in {_rounded_up(wait)} s."
+        after_s = math.ceil(wait * 10) / 10
+        reason = f"At most {self.max_calls} in {self.per_seconds:g} s for {whose}. Try again in {after_s:g} s."
         return self.deny("rate-limit", reason, Severity.MEDIUM)
 
     def observe(self, event: Any) -> None:
@@ -121,21 +117,13 @@ class _Buckets(SharedState):
             # A hair more than exact, so that sums of many small intervals do not lose a call.
             if wait > interval_s * 1e-6:
                 return wait
-            if key not in self._full_at and len(self._full_at) >= most and not self._forget_full(now):
-                return math.inf
+            if key not in self._full_at and len(self._full_at) >= most:
+                self._full_at = {name: moment for name, moment in self._full_at.items() if moment > now}
+                if len(self._full_at) >= most:
+                    return math.inf
             self._full_at[key] = full_at + interval_s
             return None
-
-    def _forget_full(self, now: float) -> bool:
-        full = [key for key, full_at in self._full_at.items() if full_at <= now]
-        for key in full:
-            del self._full_at[key]
-        return bool(full)
 
     def clear(self) -> None:
         with self._lock:
             self._full_at.clear()
-
-
-def _rounded_up(seconds: float) -> str:
-    return f"{math.ceil(seconds * 10) / 10:g}"

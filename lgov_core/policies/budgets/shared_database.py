@@ -7,25 +7,25 @@ import sqlite3
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from lgov_core._util.sqlite_file import FileKind, describe, file_identity, open_sqlite, require_same_file
 from lgov_core.policies.budgets.bookkeeping import SharedState
+
+BUSY_TIMEOUT_S: Final = 1.5
 
 
 class SharedDatabase(SharedState):
     """A database of ``kind`` in the file at ``path``, which is made (mode 0600) when it is missing, or in memory.
 
-    Each change is one transaction. Waits ``busy_timeout_s`` for other threads and processes at most. May be used from
+    Each change is one transaction. Waits `BUSY_TIMEOUT_S` for other threads and processes at most. May be used from
     several threads at once, and after a fork: a child opens the file anew, or goes on with a copy of the memory. Raises
     the kind's error when the file cannot be used.
     """
 
-    def __init__(
-        self, kind: FileKind, path: str | os.PathLike[str] | None, *, busy_timeout_s: float, more: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, kind: FileKind, path: str | os.PathLike[str] | None, *, more: tuple[str, ...] = ()) -> None:
         self.path = None if path is None else Path(path)
         self._kind = kind
-        self._busy_timeout_s = busy_timeout_s
         self._identity: tuple[int, int] | None = None
         self._connection: sqlite3.Connection | None = None
         self._memory_schema = (*kind.schema, *more)
@@ -41,8 +41,8 @@ class SharedDatabase(SharedState):
     def transaction(self) -> Generator[sqlite3.Connection]:
         """A connection within a transaction, committed at the end of the block and rolled back by an exception."""
         shown = self.path or Path(":memory:")
-        if not self._lock.acquire(timeout=self._busy_timeout_s):
-            raise self._kind.error(f"{self._kind.what} {shown}: other threads held it for {self._busy_timeout_s:g} s")
+        if not self._lock.acquire(timeout=BUSY_TIMEOUT_S):
+            raise self._kind.error(f"{self._kind.what} {shown}: other threads held it for {BUSY_TIMEOUT_S:g} s")
         try:
             connection = self._open()
             connection.execute("BEGIN IMMEDIATE")
@@ -71,7 +71,7 @@ class SharedDatabase(SharedState):
             require_same_file(self._kind, self.path, self._identity)
         if self._connection is None:
             self._connection = open_sqlite(
-                self._kind, self.path, busy_timeout_s=self._busy_timeout_s, expected=self._identity
+                self._kind, self.path, busy_timeout_s=BUSY_TIMEOUT_S, expected=self._identity
             )
             self._identity = file_identity(self.path)
         return self._connection

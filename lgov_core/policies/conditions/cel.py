@@ -12,14 +12,13 @@ from typing import Any, Final
 
 from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import PolicyError
-from lgov_core.policies.conditions.fields import FIELDS
+from lgov_core.policies.conditions.fields import FIELDS, TEXT_FIELDS
 from lgov_core.policies.conditions.matchers import ConditionError
 from lgov_core.types import Action
 
 MAX_EXPRESSION: Final = 10_000
 MAX_VALUE_DEPTH: Final = 32
 
-_TEXTS: Final = tuple(name for name in FIELDS if name not in ("arguments", "context"))
 _PROBLEM = re.compile(r"<input>:\d+:(\d+): (.*)")
 _UNDECLARED = re.compile(r"undeclared reference to '(\w+)[\w.]*'")
 
@@ -43,7 +42,7 @@ def compile_cel(text: str) -> Callable[[Action], object]:
         raise PolicyError(f"the CEL expression is longer than {MAX_EXPRESSION} characters", hint="say it shorter")
     kinds = cel.Type
     of_anything = kinds.Map(kinds.STRING, kinds.DYN)
-    variables = {name: kinds.STRING for name in _TEXTS} | {"arguments": of_anything, "context": of_anything}
+    variables = {name: kinds.STRING for name in TEXT_FIELDS} | {"arguments": of_anything, "context": of_anything}
     try:
         expression = cel.NewEnv(variables=variables).compile(text)
     except Exception as error:
@@ -72,7 +71,7 @@ def compile_cel(text: str) -> Callable[[Action], object]:
 def _data(action: Action) -> dict[str, Any]:
     """The action as CEL sees it. What is None is left out, so that asking for it is an error."""
     data: dict[str, Any] = {"arguments": _value(action.arguments, 0), "context": _value(action.context, 0)}
-    for name in _TEXTS:
+    for name in TEXT_FIELDS:
         value = getattr(action, name)
         if value is not None:
             data[name] = str(value) if name == "point" else value

@@ -20,11 +20,9 @@ from typing import Any, Final, TypeAlias
 
 from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import PolicyError
-from lgov_core.policies.conditions.fields import Field, field_of
+from lgov_core.policies.conditions.fields import field_of
 from lgov_core.policies.conditions.matchers import OPERATORS, ConditionError, Reading
 from lgov_core.types import Action
-
-__all__ = ["MAX_CONDITION_DEPTH", "Condition", "ConditionError", "condition_of"]
 
 #: How deep conditions may be nested.
 MAX_CONDITION_DEPTH: Final = 16
@@ -101,17 +99,13 @@ def compiled(source: object) -> Condition:
             return Condition(source, compile_cel(source))
         except PolicyError as error:
             raise ConditionProblem((), error.message, hint=error.hint) from error
-    return Condition(_plain_mapping(source), _test_of(source, ()))
-
-
-def _plain_mapping(source: object) -> Mapping[str, Any]:
     if not isinstance(source, Mapping):
         raise ConditionProblem(
             (),
             f"when is {type(source).__name__}, neither a mapping nor text",
             hint="write when: {field: arguments.NAME, eq: VALUE}, or CEL in quotes",
         )
-    return source
+    return Condition(source, _test_of(source, ()))
 
 
 def _test_of(node: object, place: _Place) -> _Test:
@@ -131,8 +125,7 @@ def _test_of(node: object, place: _Place) -> _Test:
             f"{combiners[0]} is used beside {others}",
             hint="put them into one list under all: or any:",
         )
-    (combiner,) = combiners
-    inner = node[combiner]
+    ((combiner, inner),) = node.items()
     below = (*place, combiner)
     if combiner == "not":
         negated = _test_of(inner, below)
@@ -163,17 +156,15 @@ def _comparison(node: Mapping[Any, Any], place: _Place) -> _Test:
         raise ConditionProblem(
             place, f"{field.name} is compared with nothing", hint=f"write one of: {', '.join(OPERATORS)}"
         )
-    readings = tuple(_reading(field, operator, node[operator], (*place, operator)) for operator in operators)
+    readings: list[Reading] = []
+    for operator in operators:
+        try:
+            readings.append(OPERATORS[operator](field, node[operator]))
+        except PolicyError as error:
+            raise ConditionProblem((*place, operator), error.message, hint=error.hint) from error
 
     def test(action: Action) -> bool:
         value = field.read(action)
         return all(reading(value) for reading in readings)
 
     return test
-
-
-def _reading(field: Field, operator: str, expected: object, place: _Place) -> Reading:
-    try:
-        return OPERATORS[operator](field, expected)
-    except PolicyError as error:
-        raise ConditionProblem(place, error.message, hint=error.hint) from error
