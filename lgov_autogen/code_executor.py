@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from autogen_core import CancellationToken, Component, ComponentModel
 from autogen_core.code_executor import CodeBlock, CodeExecutor, CodeResult
@@ -12,9 +12,9 @@ from pydantic import BaseModel
 
 from lgov_autogen.current_governor import GovernedComponent, acting_governor
 from lgov_autogen.governed_call import note_abort, tool_action
-from lgov_core.instrumentation import Governor
+from lgov_core.instrumentation import Governor, arun_steps
 from lgov_core.instrumentation.evaluated_call import covered_call
-from lgov_core.instrumentation.tool_call import ToolReading, agovern_tool
+from lgov_core.instrumentation.tool_call import ToolReading, tool_steps
 from lgov_core.types import Action
 
 #: The languages whose blocks are commands for a shell. Others are programs, in an argument of another name.
@@ -54,12 +54,11 @@ async def govern_code(
             code = str(permitted.get("command" if "command" in permitted else "code", block.code))
             return await execute([block if code == block.code else replace(block, code=code)])
 
-        result = await agovern_tool(governor, action, run, _reading, raise_abort=False)
+        result = await arun_steps(tool_steps(governor, action, run, _reading, raise_abort=False))
         note_abort(result.decision, None)
-        if result.told is not None:
-            return CodeResult(exit_code=NOT_RUN, output="\n".join([*outputs, result.told]))
-        assert result.result is not None
-        last = result.result
+        if result.denial is not None:
+            return CodeResult(exit_code=NOT_RUN, output="\n".join([*outputs, result.denial]))
+        last = cast("CodeResult", result.result)
         outputs.append(last.output if result.text is None else result.text)
         if last.exit_code != 0:
             break

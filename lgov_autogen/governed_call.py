@@ -13,7 +13,7 @@ from autogen_agentchat.tools import AgentTool, TeamTool
 from lgov_autogen.messages import FRAMEWORK, RAW_ARGUMENTS
 from lgov_autogen.runs import current_run, end_at_next_step
 from lgov_core.instrumentation import Governor
-from lgov_core.instrumentation.evaluated_call import covered_call
+from lgov_core.instrumentation.evaluated_call import covered_call, note_error
 from lgov_core.types import Action, Decision, Kind, Point
 
 
@@ -64,13 +64,6 @@ def as_given(arguments: Any, permitted: Mapping[str, Any]) -> Any:
     if permitted == as_arguments(arguments):
         return arguments
     return permitted[RAW_ARGUMENTS] if set(permitted) == {RAW_ARGUMENTS} else permitted
-
-
-def note_error(error: Exception) -> None:
-    """Tells the governed call around the running code what its tool raised."""
-    call = covered_call()
-    if call is not None and call.raised is None:
-        call.raised = error
 
 
 def note_abort(decision: Decision, call_id: str | None) -> None:

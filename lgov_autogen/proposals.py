@@ -22,9 +22,9 @@ from lgov_autogen.messages import call_arguments, judged_arguments
 from lgov_autogen.runs import current_run
 from lgov_autogen.transcript import MAX_REMEMBERED
 from lgov_core.errors import PolicyDenied
-from lgov_core.instrumentation import BoundedDict, Governor
+from lgov_core.instrumentation import BoundedDict, Governor, arun_steps
 from lgov_core.instrumentation.evaluated_call import covered_call
-from lgov_core.instrumentation.tool_call import ToolCall, ToolReading, agovern_tool
+from lgov_core.instrumentation.tool_call import ToolCall, ToolReading, tool_steps
 from lgov_core.types import Action, Decision, Kind, ToolOutcome, ToolStatus, new_id
 
 
@@ -148,7 +148,9 @@ async def _evaluate_handoff(governor: Governor, call: FunctionCall, agent: str |
     async def passed(arguments: Mapping[str, Any]) -> FunctionCall:
         return call if arguments == action.arguments else _with_arguments(call, arguments)
 
-    result = await agovern_tool(governor, action, passed, lambda _call: ToolReading(f"handed off by {call.name}"))
+    result = await arun_steps(
+        tool_steps(governor, action, passed, lambda _call: ToolReading(f"handed off by {call.name}"))
+    )
     return result.decision, result.result if result.result is not None else call
 
 

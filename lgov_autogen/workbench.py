@@ -24,12 +24,12 @@ from pydantic import BaseModel
 
 from lgov_autogen._internals import carry_context, observe_errors, tool_in, tools_of
 from lgov_autogen.current_governor import GovernedComponent, acting_governor
-from lgov_autogen.governed_call import Emit, GovernedCall, Run, kind_of, note_abort, note_error, tool_action
+from lgov_autogen.governed_call import Emit, GovernedCall, Run, kind_of, note_abort, tool_action
 from lgov_autogen.runs import end_at_next_step
 from lgov_core.errors import PolicyDenied
-from lgov_core.instrumentation import Governor
-from lgov_core.instrumentation.evaluated_call import covered_call
-from lgov_core.instrumentation.tool_call import ToolReading, agovern_tool, failure_status
+from lgov_core.instrumentation import Governor, arun_steps
+from lgov_core.instrumentation.evaluated_call import covered_call, note_error
+from lgov_core.instrumentation.tool_call import ToolReading, failure_status, tool_steps
 
 #: The text for an image in a result.
 IMAGE = "[image]"
@@ -61,12 +61,12 @@ class WorkbenchCall(GovernedCall):
         kind = kind_of(tool_in(self.owner, self.name), self.owner)
         action = tool_action(self.name, kind, self.arguments, self.owner, call_id=self.call_id, agent=self.agent)
         try:
-            governed = await agovern_tool(governor, action, run, _reading, raise_abort=False)
+            governed = await arun_steps(tool_steps(governor, action, run, _reading, raise_abort=False))
         except asyncio.CancelledError:
             if not _only_by_token(self.token):
                 raise
             return error_result(self.name, "The call was cancelled.")  # recorded; the agent must not wait for it
-        if (denial := governed.told) is not None:
+        if (denial := governed.denial) is not None:
             note_abort(governed.decision, action.call_id)
             return error_result(self.name, denial)
         result: ToolResult | None = governed.result

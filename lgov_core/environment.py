@@ -113,9 +113,9 @@ class GovernedEnvironment(gymnasium.Env[Any, Any]):
         self.config = config if config is not None else EnvironmentConfig()
         self.observation_space = observation_space if observation_space is not None else FreeText()
         self.action_space = action_space if action_space is not None else FreeText()
-        self._reward_fn = reward_fn if reward_fn is not None else _one_for_a_result
+        self._reward_fn = reward_fn if reward_fn is not None else lambda *given: float(given[2] is not None)
         self._generate = make_task_generator(task_generator)
-        self._watch = RolloutWatch(kernel, report=_nothing, methods=("execute",))
+        self._watch = RolloutWatch(kernel, report=lambda *_: None, methods=("execute",))
         self._seeded = False
         self._closed = False
         self._state: Any = None
@@ -305,14 +305,6 @@ def _own_copy(observation: Any) -> Any:
         return copy.deepcopy(observation)
     except Exception:  # noqa: BLE001 - an observation may be anything, such as an open connection
         return observation
-
-
-def _one_for_a_result(_state: Any, _action: Any, result: Any) -> float:
-    return 1.0 if result is not None else 0.0
-
-
-def _nothing(_violation: PolicyViolation, _rollout_id: str | None, _collected: bool) -> None:
-    """An environment reads the lists of its episode."""
 
 
 def _severity(violation: PolicyViolation) -> Any:

@@ -38,34 +38,6 @@ from __future__ import annotations
 from lgov_core.types import Decision, PolicyViolation
 from lgov_core.types.errors import LgovError, RewardError, TransitionError
 
-__all__ = [
-    "ArgumentError",
-    "AuditError",
-    "ClientError",
-    "EndpointError",
-    "ExportError",
-    "FileError",
-    "InstrumentationError",
-    "KernelError",
-    "LgovError",
-    "ModelError",
-    "PluginError",
-    "PolicyDenied",
-    "PolicyError",
-    "PolicyFileError",
-    "PolicyViolationError",
-    "RewardError",
-    "RewardFileError",
-    "ScopeError",
-    "SettingsError",
-    "StoreError",
-    "TaskError",
-    "TraceError",
-    "TrainError",
-    "TransitionError",
-    "UpstreamError",
-]
-
 
 class FileError(LgovError):
     """A file is missing, unreadable or wrong. ``path`` and ``line`` (1-based) say where, when known."""

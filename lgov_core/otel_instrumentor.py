@@ -11,13 +11,7 @@ from __future__ import annotations
 import atexit
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from lgov_core.process.governed import (
-    DEFAULT_AUDIT,
-    ProcessOptions,
-    end_process,
-    govern_process,
-    say,
-)
+from lgov_core.process.governed import DEFAULT_AUDIT, ProcessOptions, end_process, govern_process, say
 
 if TYPE_CHECKING:
     from lgov_core.process.governed import GovernedProcess
@@ -50,8 +44,7 @@ class LgovInstrumentor:
                 redact=settings.redact,
             )
             self._process, guard = govern_process(options, _refuse)
-            self._scope = enter_scope(RolloutScope(new_id("rol"), 1))  # kept: garbage collection would leave the scope
-            self._scope.__enter__()
+            enter_scope(RolloutScope(new_id("rol"), 1)).__enter__()  # for as long as the process lives
             carry_into_threads()
             guard.install()
             atexit.register(self._process.close)

@@ -21,18 +21,10 @@ from lgov_core.kernel.rollout_watch import Collected, RolloutWatch
 from lgov_core.kernel.task_source import Task, task_source
 from lgov_core.kernel.violations import require_callback, require_done
 from lgov_core.kernel.workers import Workers
-from lgov_core.reward.violation import PolicyViolation, PolicyViolationError, PolicyViolationType
+from lgov_core.reward.violation import PolicyViolation, PolicyViolationError
+from lgov_core.reward.violation import PolicyViolationType as PolicyViolationType
 from lgov_core.scope import RolloutScope, carry_into_threads, current_scope, enter_scope
 from lgov_core.types import Outcome, new_id
-
-__all__ = [
-    "AgentOSRunner",
-    "GovernedRollout",
-    "GovernedRunner",
-    "PolicyViolation",
-    "PolicyViolationError",
-    "PolicyViolationType",
-]
 
 Mode: TypeAlias = Literal["train", "eval"]
 

@@ -188,13 +188,11 @@ def _from_environment(environ: Mapping[str, str]) -> _Found:
 def _meant(name: str, raw: str) -> object:
     """A variable is text; where a number is wanted and the text is one, it is taken as the number. A list has commas."""
     try:
-        return {"port": int, "timeout_s": float, "redact": _separated}.get(name, str)(raw)
+        if name == "redact":
+            return [part.strip() for part in raw.split(",")]
+        return {"port": int, "timeout_s": float}.get(name, str)(raw)
     except ValueError:
         return raw
-
-
-def _separated(raw: str) -> list[str]:
-    return [part.strip() for part in raw.split(",")]
 
 
 def _from_flags(flags: Mapping[str, object]) -> _Found:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lgov_core.instrumentation import Step, Steps, arun_steps, run_steps
 from lgov_core.instrumentation.evaluated_call import CoveredCall, covered_call
-from lgov_core.instrumentation.tool_call import agovern_tool, govern_tool
+from lgov_core.instrumentation.tool_call import tool_steps
 from lgov_core.types import Action, Point
 from lgov_langchain._internals import tool_function
 from lgov_langchain.current_governor import acting_governor
@@ -26,7 +27,7 @@ from lgov_langchain.tool_results import answer, kind_of, result_reading
 if TYPE_CHECKING:
     from langchain_core.tools import BaseTool
 
-    from lgov_core.instrumentation import Governor
+    from lgov_core.instrumentation import Governor, arun_steps, run_steps
     from lgov_core.instrumentation.live_span import LiveSpan
 
 #: The argument of a tool that takes one string.
@@ -38,16 +39,7 @@ def wrap_run(run: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(run)
     def governed_run(self: BaseTool, tool_input: Any, *args: Any, **kwargs: Any) -> Any:
-        call = _uncovered_call(self, tool_input, args, kwargs)
-        if call is None:
-            return run(self, tool_input, *args, **kwargs)
-
-        def go(arguments: Mapping[str, Any]) -> Any:
-            return run(self, call.input_with(arguments), *args, **kwargs)
-
-        with call.recorded():
-            result = govern_tool(call.governor, call.action, go, result_reading, is_pause=is_pause)
-        return answer(result, self.name, call.action.call_id)
+        return run_steps(_run_steps(run, self, tool_input, args, kwargs))
 
     return governed_run
 
@@ -57,18 +49,24 @@ def wrap_arun(arun: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[An
 
     @functools.wraps(arun)
     async def governed_arun(self: BaseTool, tool_input: Any, *args: Any, **kwargs: Any) -> Any:
-        call = _uncovered_call(self, tool_input, args, kwargs)
-        if call is None:
-            return await arun(self, tool_input, *args, **kwargs)
-
-        def go(arguments: Mapping[str, Any]) -> Any:
-            return arun(self, call.input_with(arguments), *args, **kwargs)
-
-        with call.recorded():
-            result = await agovern_tool(call.governor, call.action, go, result_reading, is_pause=is_pause)
-        return answer(result, self.name, call.action.call_id)
+        return await arun_steps(_run_steps(arun, self, tool_input, args, kwargs))
 
     return governed_arun
+
+
+def _run_steps(
+    run: Callable[..., Any], tool: BaseTool, tool_input: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Steps[Any]:
+    call = _uncovered_call(tool, tool_input, args, kwargs)
+    if call is None:
+        return (yield Step(lambda: run(tool, tool_input, *args, **kwargs)))
+
+    def go(arguments: Mapping[str, Any]) -> Any:
+        return run(tool, call.input_with(arguments), *args, **kwargs)
+
+    with call.recorded():
+        result = yield from tool_steps(call.governor, call.action, go, result_reading, is_pause=is_pause)
+    return answer(result, tool.name, call.action.call_id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.messages import AIMessage, BaseMessage
 
-from lgov_core.instrumentation import Step, Steps, semconv
+from lgov_core.instrumentation import Steps, semconv
 from lgov_core.instrumentation.endpoint_headers import endpoint_headers
 from lgov_core.instrumentation.evaluated_call import covered_call
 from lgov_core.instrumentation.model_call import ModelCall
@@ -107,10 +106,6 @@ def govern_model_call(governor: Governor, prompt: Prompt, send: Callable[[SentCa
         raise
 
 
-def _decide(call: ModelCall, action: Action) -> Steps[Decision]:
-    return (yield Step(partial(call.governor.decide, action), partial(call.governor.adecide, action)))
-
-
 def _evaluate_prompt(
     call: ModelCall, prompt: Prompt
 ) -> Steps[tuple[Decision | None, list[BaseMessage], list[BaseMessage]]]:
@@ -127,7 +122,7 @@ def _evaluate_prompt(
     nested = covered_call() is not None  # inside a tool the text is another agent's
     for position, message in enumerate(new, start=len(earlier)):
         text = messages.text_of(message)
-        decision = yield from _decide(call, call.user_text(text, nested=nested))
+        decision = yield from call.governor.decision_steps(call.user_text(text, nested=nested))
         if decision.blocks:
             decisions.denied(text, decision.denial_message())
             return decision, sent, rewritten
@@ -136,7 +131,7 @@ def _evaluate_prompt(
             sent[position] = messages.with_text(message, decision.text)
             rewritten.append(sent[position])
     limit = messages.reply_limit(prompt.model, prompt.settings)
-    decision = yield from _decide(call, call.request(messages.as_mappings(sent), **limit))
+    decision = yield from call.governor.decision_steps(call.request(messages.as_mappings(sent), **limit))
     if decision.blocks:
         return decision, sent, rewritten
     if decision.arguments is not None:
@@ -159,7 +154,7 @@ def _evaluate_reply(sent: SentCall, reply: Reply, rewritten: Sequence[BaseMessag
     result = yield from _evaluate_message(call, call.reply(reading), message, reply.final)
     others: list[AIMessage] = []
     for other in reply.others:
-        decision = yield from _decide(call, call.reply(messages.model_reading(other)))
+        decision = yield from call.governor.decision_steps(call.reply(messages.model_reading(other)))
         if decision.blocks:
             other = messages.denial_reply(decision, other)
         elif decision.text is not None:
@@ -169,7 +164,7 @@ def _evaluate_reply(sent: SentCall, reply: Reply, rewritten: Sequence[BaseMessag
 
 
 def _evaluate_message(call: ModelCall, action: Action, reply: AIMessage, final: str | None) -> Steps[Result]:
-    decision = yield from _decide(call, action)
+    decision = yield from call.governor.decision_steps(action)
     if decision.blocks:
         return Result(messages.denial_reply(decision, reply), "all")
     result = Result(reply)
@@ -177,11 +172,10 @@ def _evaluate_message(call: ModelCall, action: Action, reply: AIMessage, final: 
         final = final if final is None or reply.tool_calls else decision.text
         result = Result(messages.with_text(reply, decision.text), "text")
     for broken in reply.invalid_tool_calls:  # nothing can run, so nothing is evaluated, but it is recorded
-        outcome = _invalid_call(action, broken)
-        yield Step(partial(call.governor.record, outcome), partial(call.governor.arecord, outcome))
+        yield call.governor.record_step(_invalid_call(action, broken))
     if final is None:
         return result
-    decision = yield from _decide(call, call.output(final))
+    decision = yield from call.governor.decision_steps(call.output(final))
     if decision.blocks:
         return Result(messages.denial_reply(decision, reply), "all")
     if decision.text is None:

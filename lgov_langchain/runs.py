@@ -10,6 +10,7 @@ import contextvars
 import threading
 import time
 from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.runnables.config import var_child_runnable_config
@@ -20,7 +21,7 @@ from lgov_core.instrumentation.live_span import LiveSpan
 from lgov_langchain._internals import AGENT_NAME, GRAPHS, INTEGRATION
 
 if TYPE_CHECKING:
-    from lgov_core.instrumentation.live_span import SpanObserver
+    from lgov_core.instrumentation import Governor
     from lgov_core.instrumentation.model_call import ModelCall
     from lgov_core.types import JSONValue
 
@@ -48,6 +49,7 @@ def is_pause(error: BaseException) -> bool:
     return isinstance(error, GraphBubbleUp)
 
 
+@dataclass(slots=True, eq=False)
 class Run:
     """A run. ``agent`` is the name of the agent whose run it is, if it is one.
 
@@ -55,29 +57,23 @@ class Run:
     ``open`` are all open runs below the outermost one, which share it.
     """
 
-    __slots__ = (
-        "agent", "agent_spans", "context", "ended", "inside", "model_call", "open", "parent", "run_id", "span", "started_at",
-    )  # fmt: skip
+    run_id: Hashable
+    parent: Run | None = None
+    agent: str | None = None
+    inside: LiveSpan | None = None
+    span: LiveSpan | None = None
+    context: contextvars.Context | None = None
+    started_at: float = field(default_factory=time.time)
+    agent_spans: dict[Governor, LiveSpan] = field(default_factory=dict["Governor", "LiveSpan"])
+    model_call: ModelCall | None = None
+    open: dict[Hashable, Run] = field(default_factory=dict[Hashable, "Run"])
+    ended: bool = False
 
-    def __init__(
-        self,
-        run_id: Hashable,
-        parent: Run | None = None,
-        agent: str | None = None,
-        inside: LiveSpan | None = None,
-        span: LiveSpan | None = None,
-    ) -> None:
-        self.run_id = run_id
-        self.parent = parent
-        self.agent = agent
-        self.inside = inside
-        self.span = span
-        self.context = contextvars.copy_context() if agent is not None else None
-        self.started_at = time.time()
-        self.agent_spans: dict[SpanObserver, LiveSpan] = {}
-        self.model_call: ModelCall | None = None
-        self.open: dict[Hashable, Run] = {} if parent is None else parent.open
-        self.ended = False
+    def __post_init__(self) -> None:
+        if self.agent is not None:
+            self.context = contextvars.copy_context()
+        if self.parent is not None:
+            self.open = self.parent.open
 
     def spans(self) -> list[LiveSpan]:
         """The spans that end with the run."""
@@ -132,7 +128,7 @@ class RunTree:
                 run.open[run_id] = run
         return run
 
-    def span_above(self, observer: SpanObserver, run: Run | None) -> LiveSpan | None:
+    def span_above(self, observer: Governor, run: Run | None) -> LiveSpan | None:
         """The span of ``observer`` for what happens in ``run``. That of an agent is opened when it is first asked for."""
         while run is not None:
             if run.agent is not None:
@@ -145,7 +141,7 @@ class RunTree:
             run = run.parent
         return None
 
-    def _open_agent_span(self, observer: SpanObserver, run: Run) -> LiveSpan:
+    def _open_agent_span(self, observer: Governor, run: Run) -> LiveSpan:
         assert run.context is not None, "an agent's run has one"
         above = self.span_above(observer, run.parent)
         attributes: dict[str, JSONValue] = {semconv.AGENT_NAME: run.agent, semconv.FRAMEWORK: FRAMEWORK}

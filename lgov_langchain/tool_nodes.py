@@ -12,7 +12,7 @@ from langgraph.prebuilt.tool_node import TOOL_CALL_ERROR_TEMPLATE, TOOL_INVOCATI
 
 from lgov_core.errors import PolicyError
 from lgov_core.instrumentation import Step, Steps, arun_steps, run_steps
-from lgov_core.instrumentation.tool_call import ToolReading, agovern_tool, govern_tool
+from lgov_core.instrumentation.tool_call import ToolReading, tool_steps
 from lgov_core.types import Action, Point
 from lgov_langchain._internals import handled_error_types, node_options
 from lgov_langchain.callback_enforcement import DeniedToolError
@@ -42,24 +42,22 @@ class GovernedToolCalls:
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Handler) -> ToolMessage | Command[Any]:
         """Evaluates the call, runs it if it may run, records the outcome and evaluates the result."""
-        with inside(agent_span(self.governor, request.runtime.config)):
-            result = govern_tool(**self._call(request, handler, run_steps))
-        return answer(result, request.tool_call["name"], request.tool_call["id"] or "")
+        return run_steps(self._steps(request, handler, run_steps))
 
     async def awrap_tool_call(self, request: ToolCallRequest, handler: AsyncHandler) -> ToolMessage | Command[Any]:
         """As `wrap_tool_call`, for asynchronous agents."""
-        with inside(agent_span(self.governor, request.runtime.config)):
-            result = await agovern_tool(**self._call(request, handler, arun_steps))
-        return answer(result, request.tool_call["name"], request.tool_call["id"] or "")
+        return await arun_steps(self._steps(request, handler, arun_steps))
 
-    def _call(self, request: ToolCallRequest, handler: Any, run: Callable[[Steps[Any]], Any]) -> dict[str, Any]:
-        return {
-            "governor": self.governor,
-            "action": _tool_action(request),
-            "run": lambda arguments: run(_run_flow(handler, request, arguments)),
-            "read": partial(_reading, request),
-            "is_pause": is_pause,
-        }
+    def _steps(
+        self, request: ToolCallRequest, handler: Any, run: Callable[[Steps[Any]], Any]
+    ) -> Steps[ToolMessage | Command[Any]]:
+        def go(arguments: Mapping[str, Any]) -> Any:
+            return run(_run_flow(handler, request, arguments))
+
+        with inside(agent_span(self.governor, request.runtime.config)):
+            reading = partial(_reading, request)
+            result = yield from tool_steps(self.governor, _tool_action(request), go, reading, is_pause=is_pause)
+        return answer(result, request.tool_call["name"], request.tool_call["id"] or "")
 
 
 def _tool_action(request: ToolCallRequest) -> Action:

@@ -53,10 +53,10 @@ def denial_message(denial: str, name: str, call_id: str) -> ToolMessage:
     return ToolMessage(content=denial, name=name, tool_call_id=call_id, status="error")
 
 
-def answer(result: GovernedResult[Any], name: str, call_id: str | None) -> Any:
+def answer(result: GovernedResult, name: str, call_id: str | None) -> Any:
     """What the caller of a governed tool gets. A denial is text where the call has no id."""
-    if result.told is not None:
-        return result.told if call_id is None else denial_message(result.told, name, call_id)
+    if result.denial is not None:
+        return result.denial if call_id is None else denial_message(result.denial, name, call_id)
     return result.result if result.text is None else with_result_text(result.result, result.text)
 
 

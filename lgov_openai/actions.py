@@ -1,26 +1,16 @@
-"""The actions that this adapter has evaluated, and the steps that evaluate and record them."""
+"""The actions that this adapter has evaluates."""
 
 from __future__ import annotations
 
-from lgov_core.instrumentation import Governor, Step, semconv
+from lgov_core.instrumentation import semconv
 from lgov_core.instrumentation.live_span import current_span
 from lgov_core.instrumentation.tool_call import ToolReading
 from lgov_core.scope import current_scope
-from lgov_core.types import Action, Point, ToolOutcome
+from lgov_core.types import Action, Point
 from lgov_openai.content import JSON, read_arguments
 from lgov_openai.protocol import Proposal
 
 FRAMEWORK = "openai"
-
-
-def evaluate(governor: Governor, action: Action) -> Step:
-    """Evaluates ``action``; the result is the decision."""
-    return Step(lambda: governor.decide(action), lambda: governor.adecide(action))
-
-
-def record(governor: Governor, outcome: ToolOutcome) -> Step:
-    """Records ``outcome``."""
-    return Step(lambda: governor.record(outcome), lambda: governor.arecord(outcome))
 
 
 def tool_action(point: Point, name: str, call_id: str | None, proposal: Proposal | None) -> Action:

@@ -11,7 +11,7 @@ from lgov_core.instrumentation import Step, Steps, run_steps
 from lgov_core.instrumentation.model_call import ModelCall
 from lgov_core.scope import current_scope
 from lgov_core.types import Decision, Effect, Point
-from lgov_openai.actions import FRAMEWORK, evaluate
+from lgov_openai.actions import FRAMEWORK
 from lgov_openai.content import JSON, with_total_usage
 from lgov_openai.http_messages import Reply, denial_response, read_reply, request_with, response_with, unreadable
 from lgov_openai.protocol import Turn, rewritten_entries
@@ -82,7 +82,7 @@ class Exchange:
         """Evaluates the model call and sends it. The response, or the decision by which it was not sent."""
         mappings = [self._protocol.mapping(entry) for entry in sent]
         try:
-            decision: Decision = yield evaluate(self._governor, call.request(mappings, **_token_limit(body)))
+            decision = yield from self._governor.decision_steps(call.request(mappings, **_token_limit(body)))
         except BaseException as error:  # cancelled: nothing was sent
             call.span.end(error)
             raise
@@ -146,7 +146,7 @@ class Exchange:
         if self._evaluation.parent is not None and not self._body.get("previous_response_id"):
             self._memory.turns.paid(self._evaluation.parent)
         call.answered(reply.reading)
-        decision: Decision = yield evaluate(self._governor, call.reply(reply.reading))
+        decision = yield from self._governor.decision_steps(call.reply(reply.reading))
         if decision.blocks and decision.abort:
             raise PolicyDenied(decision)
         evaluated: list[EvaluatedTurn] = []
@@ -180,7 +180,7 @@ class Exchange:
                 denial = self._protocol.denial_turn(self._body, "\n".join(one.denials))
                 one = replace(one, turn=denial, replaced=True)
             elif not one.turn.proposals and not one.replaced and one.turn.text:
-                decision: Decision = yield evaluate(self._governor, call.output(one.turn.text))
+                decision = yield from self._governor.decision_steps(call.output(one.turn.text))
                 if decision.blocks:
                     if decision.abort:
                         raise PolicyDenied(decision)

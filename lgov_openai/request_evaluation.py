@@ -8,7 +8,7 @@ from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Governor, Steps
 from lgov_core.scope import current_scope
 from lgov_core.types import Decision, Point, new_id
-from lgov_openai.actions import evaluate, record, result_reading, tool_action, user_action
+from lgov_openai.actions import result_reading, tool_action, user_action
 from lgov_openai.content import JSON
 from lgov_openai.memory import Memory
 from lgov_openai.protocol import MessageProtocol, Proposal
@@ -90,9 +90,9 @@ class RequestEvaluation:
             if unrecorded:
                 outcome = pending.call.returned(pending.decision, reading)
                 if pending.call.finish(outcome):
-                    yield record(self.governor, outcome)
+                    yield self.governor.record_step(outcome)
             action = pending.call.result_action(reading, entry)
-        decision: Decision = yield evaluate(self.governor, action)
+        decision = yield from self.governor.decision_steps(action)
         if decision.blocks and decision.abort:
             raise PolicyDenied(decision)
         replacement = decision.denial_message(after=True) if decision.blocks else decision.text
@@ -113,7 +113,7 @@ class RequestEvaluation:
             answer = next((words for role, words in said[position + 1 :] if role == "assistant"), None)
             if position < new and messages.knows(text, answer):
                 continue
-            decision: Decision = yield evaluate(self.governor, user_action(text))
+            decision = yield from self.governor.decision_steps(user_action(text))
             if not decision.blocks:
                 self.memory.allowed_messages.put(place, True)
                 messages.let_through(text, decision.text)

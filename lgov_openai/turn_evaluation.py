@@ -10,7 +10,7 @@ from lgov_core.instrumentation import Steps
 from lgov_core.instrumentation.tool_call import ToolCall
 from lgov_core.scope import current_scope
 from lgov_core.types import Decision, Effect, Point, ToolOutcome
-from lgov_openai.actions import evaluate, record, tool_action
+from lgov_openai.actions import tool_action
 from lgov_openai.content import JSON, read_arguments
 from lgov_openai.memory import PendingCall
 from lgov_openai.protocol import Proposal, Turn
@@ -75,15 +75,15 @@ def _evaluate_call(request: RequestEvaluation, proposal: Proposal) -> Steps[tupl
             started_at=call.started_at,
         )
         if call.finish(outcome):
-            yield record(governor, outcome)
+            yield governor.record_step(outcome)
         return call, decision
     try:
-        decision = yield evaluate(governor, call.action)
+        decision = yield from governor.decision_steps(call.action)
     except BaseException as error:
         call.span.end(error)
         raise
     if decision.blocks:
-        yield record(governor, call.denied(decision))
+        yield governor.record_step(call.denied(decision))
         if decision.abort:
             raise PolicyDenied(decision)
     return call, decision

@@ -13,10 +13,11 @@ from agents.editor import ApplyPatchResult
 from agents.tool import ShellCallOutcome, ShellCommandOutput, ShellResult
 
 from lgov_core.instrumentation import Governor
+from lgov_core.instrumentation.evaluated_call import note_error
 from lgov_core.instrumentation.tool_call import ToolReading
 from lgov_openai_agents._internals import Invoke, bind, observe_errors
 from lgov_openai_agents.items import result_text
-from lgov_openai_agents.tools import Act, awaited, govern_act, govern_function, note_error
+from lgov_openai_agents.tools import Act, awaited, govern_act, govern_function
 
 GovernorOf = Callable[[], Governor | None]
 

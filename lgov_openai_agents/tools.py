@@ -16,9 +16,9 @@ from typing import Any
 
 from agents import FunctionTool
 
-from lgov_core.instrumentation import Governor
+from lgov_core.instrumentation import Governor, arun_steps
 from lgov_core.instrumentation.evaluated_call import covered_call
-from lgov_core.instrumentation.tool_call import ToolReading, agovern_tool, failure_status
+from lgov_core.instrumentation.tool_call import ToolReading, failure_status, tool_steps
 from lgov_core.types import Kind, ToolStatus
 from lgov_openai_agents._internals import Invoke, forget_prepared_arguments, kind_of
 from lgov_openai_agents.items import arguments_of, arguments_text, result_text
@@ -30,13 +30,6 @@ _NEARLY = 0.95
 
 class ToolTimedOut(TimeoutError):
     """A tool that the SDK cancelled because its time was up."""
-
-
-def note_error(error: BaseException) -> None:
-    """Tells the governed call around the running code what its tool raised."""
-    call = covered_call()
-    if call is not None and call.raised is None:
-        call.raised = error
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +66,9 @@ async def govern_act(governor: Governor, act: Act) -> Any:
     async def call(permitted: Mapping[str, Any]) -> Any:
         return await awaited(act.run(permitted))
 
-    governed = await agovern_tool(governor, action, call, act.read, parent=parent_in(current_run(governor)))
-    if governed.told is not None:
-        return act.denied(governed.told)
+    governed = await arun_steps(tool_steps(governor, action, call, act.read, parent=parent_in(current_run(governor))))
+    if governed.denial is not None:
+        return act.denied(governed.denial)
     return governed.result if governed.text is None else act.rewritten(governed.result, governed.text)
 
 

@@ -22,7 +22,8 @@ from lgov_core.gateway.engine.embedded import EmbeddedEngine
 from lgov_core.gateway.serving.server import EndpointServer
 from lgov_core.governor import Governor
 from lgov_core.hookspecs import hookimpl
-from lgov_core.instrumentation.tool_call import ToolReading, agovern_tool
+from lgov_core.instrumentation import arun_steps
+from lgov_core.instrumentation.tool_call import ToolReading, tool_steps
 from lgov_core.models import LanguageModel, build_tiny, load_model
 from lgov_core.policies import load_policy_file
 from lgov_core.reward import AirPlugin, AirRules, RuleSet
@@ -159,12 +160,12 @@ class Harness:
             before = corridor.rooms
             action = Action(Point.PRE_TOOL_CALL, name, arguments=arguments, agent="walker", call_id=call_id)
             tool = _Tool(corridor, name)
-            result = await agovern_tool(self.governor, action, tool.run, tool.read)
+            result = await arun_steps(tool_steps(self.governor, action, tool.run, tool.read))
             counts["looks"] += name == "look" and result.ran
             counts["locked"] += tool.failed
             if corridor.rooms > before and self.walks.each_room:
                 rewards.append(Reward(1 / self.walks.rooms, "task", job.rollout_id, job.attempt, response_id=last))
-            return result.told or str(result.result)
+            return result.denial or str(result.result)
 
         async with self.governor.arollout(RolloutScope(job.rollout_id, job.attempt, task_id=job.task_id)):
             await walk(corridor, ask, run)

@@ -53,11 +53,6 @@ async def _in_thread(pool: ThreadPoolExecutor, function: Callable[[Any], Any], a
     return await answer if inspect.isawaitable(answer) else answer
 
 
-def run(judging: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine in an event loop of its own."""
-    return asyncio.run(judging)
-
-
 def run_without_waiting(judging: Coroutine[Any, Any, T]) -> T:
     """Runs a coroutine that never waits. Raises `RuntimeError` for one that does: the caller then denies."""
     try:

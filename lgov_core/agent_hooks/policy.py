@@ -26,7 +26,7 @@ from agent_hooks import (
 from lgov_core._util.bounded import BoundedDict
 from lgov_core.agent_hooks.contexts import Unclear, context_of
 from lgov_core.agent_hooks.decisions import Deciding
-from lgov_core.agent_hooks.guarded import GuardedInterceptor, GuardedResolver, run, run_without_waiting
+from lgov_core.agent_hooks.guarded import GuardedInterceptor, GuardedResolver, run_without_waiting
 from lgov_core.errors import PolicyError
 from lgov_core.governor import ObservedDecision
 from lgov_core.hookspecs import hookimpl
@@ -135,7 +135,7 @@ class InterceptorPolicy(BoundedPolicy):
         except RuntimeError:
             return asyncio.run(self.ajudge(action))
         carried = contextvars.copy_context()
-        return self._pool.submit(carried.run, run, self.ajudge(action)).result(self.timeout_s)
+        return self._pool.submit(carried.run, asyncio.run, self.ajudge(action)).result(self.timeout_s)
 
     async def ajudge(self, action: Action) -> Decision:
         """The verdict of the interceptors, in the running event loop."""

@@ -31,8 +31,6 @@ from lgov_core.emitter.lightning_span import (
 from lgov_core.errors import ExportError
 from lgov_core.types import Span
 
-__all__ = ["FlightRecorderEmitter", "LightningSpan", "create_emitter"]
-
 #: Spans handed to a lgov store between two looks at what it kept: its queue must not overflow.
 _BATCH: Final = 500
 
@@ -209,15 +207,9 @@ class FlightRecorderEmitter:
         return len(spans)
 
 
-def create_emitter(
-    recorder: Any,
-    include_policy_checks: bool = True,
-    include_signals: bool = True,
-    include_tool_calls: bool = True,
-    trace_id_prefix: str = "agentos",
-) -> FlightRecorderEmitter:
-    """A `FlightRecorderEmitter` for ``recorder``. An unknown keyword is a TypeError."""
-    return FlightRecorderEmitter(recorder, include_policy_checks, include_signals, include_tool_calls, trace_id_prefix)
+def create_emitter(recorder: Any, *options: Any, **named: Any) -> FlightRecorderEmitter:
+    """A `FlightRecorderEmitter` for ``recorder``, with its options. An unknown keyword is a TypeError."""
+    return FlightRecorderEmitter(recorder, *options, **named)
 
 
 def _array(spans: Sequence[LightningSpan]) -> Iterator[str]:

@@ -90,24 +90,18 @@ class Governor:
         self.effects: Counter[str] = Counter()
         self._count_lock = threading.Lock()
         self._dispatcher = Dispatcher(self.policies, self.manager, self.timeout_s)
-        self._observe_only = observe_only
+        self.observe_only = observe_only
         self.plugins_changed()
-
-    @property
-    def observe_only(self) -> bool:
-        """Whether nothing is evaluated here."""
-        return self._observe_only
 
     def evaluates(self, point: Point) -> bool:
         """Whether any policy or plugin is asked at ``point``; an act that no policy covers is denied, so it counts too."""
-        return not self._observe_only and (point is Point.PRE_TOOL_CALL or bool(self._dispatcher.evaluators(point)))
+        return not self.observe_only and (point is Point.PRE_TOOL_CALL or bool(self._dispatcher.evaluators(point)))
 
     def plugins_changed(self) -> None:
         """Must be called after plugins were registered or removed on ``manager`` once decisions have been taken."""
         check_single_denial_penalty(self.manager)
         self._dispatcher.plugins_changed()
-        self._identifies: bool | None = None
-        if self._observe_only:
+        if self.observe_only:
             self._refuse_evaluators()
 
     def _refuse_evaluators(self) -> None:
@@ -138,17 +132,15 @@ class Governor:
     def decision_steps(self, action: Action) -> Steps[Decision]:
         """The flow of `decide` and `adecide`, for flows that judge an action on their way."""
         action = in_scope(action, identify=self._needs_ids())
-        decision = NOT_EVALUATED if self._observe_only else (yield from self._evaluated(action))
+        decision = NOT_EVALUATED if self.observe_only else (yield from self._evaluated(action))
         if action.point is Point.AGENT_SHUTDOWN and self.manager.hook.lgov_rollout_reward.get_hookimpls():
             yield Step(lambda: self._settle(action), lambda: asyncio.to_thread(self._settle, action))
         return decision
 
     def _needs_ids(self) -> bool:
         """Whether a policy or plugin is stateful, and so has to recognise an action."""
-        if self._identifies is None:
-            stateful = (getattr(plugin, "stateful", False) is True for plugin in self.manager.get_plugins())
-            self._identifies = bool(self._observing) or any(stateful)
-        return self._identifies
+        stateful = (getattr(plugin, "stateful", False) is True for plugin in self.manager.get_plugins())
+        return bool(self._observing) or any(stateful)
 
     def _evaluated(self, action: Action) -> Steps[Decision]:
         began = time.perf_counter()

@@ -15,7 +15,7 @@ from lgov_core.types import Action, Reward, Span, ToolOutcome
 
 #: Called with a failure: the hook, the plugin and the error.
 Fail: TypeAlias = Callable[[str, str, Exception], None]
-_Earned: TypeAlias = "list[tuple[str, list[Reward]]]"
+_Earned: TypeAlias = "list[tuple[str, Reward]]"
 
 
 def collect_tool_rewards(manager: pluggy.PluginManager, outcome: ToolOutcome, fail: Fail) -> list[Reward]:
@@ -25,9 +25,7 @@ def collect_tool_rewards(manager: pluggy.PluginManager, outcome: ToolOutcome, fa
     earned = _collected(
         manager, "lgov_reward", {"outcome": outcome}, lambda reward: _addressed(reward, outcome.action), fail
     )
-    if outcome.status == "denied" and len(earned) > 1:
-        earned = _charged_once(earned, fail)
-    return [reward for _, paid in earned for reward in paid]
+    return [reward for _, reward in (_charged_once(earned, fail) if outcome.status == "denied" else earned)]
 
 
 def collect_span_rewards(manager: pluggy.PluginManager, span: Span, fail: Fail) -> list[Reward]:
@@ -38,9 +36,7 @@ def collect_span_rewards(manager: pluggy.PluginManager, span: Span, fail: Fail) 
             raise RewardError(f"a reward for {span.name} names no response id and no tool call")
         return replace(reward, rollout_id=span.rollout_id, attempt=span.attempt)
 
-    return [
-        reward for _, paid in _collected(manager, "lgov_span_reward", {"span": span}, address, fail) for reward in paid
-    ]
+    return [reward for _, reward in _collected(manager, "lgov_span_reward", {"span": span}, address, fail)]
 
 
 def collect_rollout_rewards(manager: pluggy.PluginManager, rollout: RolloutScope, fail: Fail) -> list[Reward]:
@@ -49,8 +45,7 @@ def collect_rollout_rewards(manager: pluggy.PluginManager, rollout: RolloutScope
     def address(reward: Reward) -> Reward:
         return replace(reward, rollout_id=rollout.rollout_id, attempt=rollout.attempt)
 
-    collected = _collected(manager, "lgov_rollout_reward", {"rollout": rollout}, address, fail)
-    return [reward for _, paid in collected for reward in paid]
+    return [reward for _, reward in _collected(manager, "lgov_rollout_reward", {"rollout": rollout}, address, fail)]
 
 
 def check_single_denial_penalty(manager: pluggy.PluginManager) -> None:
@@ -75,24 +70,18 @@ def _collected(
     for impl in reversed(getattr(manager.hook, hook).get_hookimpls()):
         try:
             answer: Any = impl.function(**(given if impl.argnames else {}))
-            paid = [_finite(address(reward)) for reward in answer or ()]
+            earned += [(impl.plugin_name, _finite(address(reward))) for reward in answer or ()]
         except Exception as error:  # noqa: BLE001 - a reward rule must not break the agent
             fail(hook, impl.plugin_name, error)
-        else:
-            if paid:
-                earned.append((impl.plugin_name, paid))
     return earned
 
 
 def _charged_once(earned: _Earned, fail: Fail) -> _Earned:
     """Of several plugins that charged one denial the first; `check_single_denial_penalty` could not know that they would."""
-    charging = [name for name, paid in earned if any(reward.dimension == "compliance" for reward in paid)]
+    charging = list(dict.fromkeys(name for name, reward in earned if reward.dimension == "compliance"))
     for name in charging[1:]:
         fail("lgov_reward", name, RewardError(f"{charging[0]} has charged this denial already"))
-    return [
-        (name, [one for one in paid if one.dimension != "compliance" or name not in charging[1:]])
-        for name, paid in earned
-    ]
+    return [one for one in earned if one[1].dimension != "compliance" or one[0] not in charging[1:]]
 
 
 def _addressed(reward: Reward, action: Action) -> Reward:

@@ -71,14 +71,16 @@ def covered_call() -> CoveredCall | None:
     return TOOL_CALL.get()
 
 
+def note_error(error: BaseException) -> None:
+    """Tells the judged call around the running code what its tool raised; the first error counts."""
+    call = TOOL_CALL.get()
+    if call is not None and call.raised is None:
+        call.raised = error
+
+
 def model_call_covered(governor: Governor) -> bool:
     """Whether the inside of a model call that ``governor`` has judged is running."""
     return MODEL_CALL.get() is governor
-
-
-def in_model_call() -> bool:
-    """Whether the inside of a model call that some governor has judged or observes is running."""
-    return MODEL_CALL.get() is not None
 
 
 @contextmanager

@@ -12,7 +12,6 @@ import threading
 import warnings
 from collections.abc import Callable, Container, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import pluggy
@@ -56,12 +55,6 @@ class Patches:
             self._undo.pop()()
 
 
-@dataclass(slots=True)
-class _Instrumented:
-    governor: Governor
-    patches: Patches
-
-
 class Instrumentor:
     """The governor of a framework in this process. All methods may be called from any thread.
 
@@ -72,7 +65,7 @@ class Instrumentor:
         self.framework = framework
         self.tested = tested
         self._lock = threading.RLock()
-        self._instrumented: _Instrumented | None = None
+        self._instrumented: tuple[Governor, Patches] | None = None
         self._begun: Patches | None = None  # those of an instrument() that has not ended yet
         self._governor: Governor | None = None
         self._probe: contextvars.ContextVar[Governor | None] = contextvars.ContextVar(
@@ -111,7 +104,7 @@ class Instrumentor:
                 self._governor = governor
                 self_test()
             except BaseException as error:
-                self._governor = self._instrumented.governor if self._instrumented is not None else None
+                self._governor = None if self._instrumented is None else self._instrumented[0]
                 patches.undo()
                 if isinstance(error, InstrumentationError) or not isinstance(error, Exception):
                     raise
@@ -121,11 +114,11 @@ class Instrumentor:
                 ) from error
             finally:
                 self._begun = None
-            self._instrumented = _Instrumented(governor, patches)
+            self._instrumented = governor, patches
 
     def _is_instrumented_by(self, governor: Governor) -> bool:
         """Whether ``governor`` is instrumented. Raises `InstrumentationError` when another one is."""
-        if self._instrumented is not None and self._instrumented.governor is not governor:
+        if self._instrumented is not None and self._instrumented[0] is not governor:
             raise InstrumentationError(
                 f"{self.framework} is already governed by another governor", hint="call uninstrument() first"
             )
@@ -136,7 +129,7 @@ class Instrumentor:
         with self._lock:
             instrumented, self._instrumented, self._governor = self._instrumented, None, None
             if instrumented is not None:
-                instrumented.patches.undo()
+                instrumented[1].undo()
 
     @contextmanager
     def denying_everything(self, only: Container[Point] | None = None) -> Generator[Governor]:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar, Token
-from typing import Any, Protocol
+from typing import Any
 
 from lgov_core.governor import Governor
 from lgov_core.instrumentation import otel_spans
@@ -37,24 +37,6 @@ _CONTENT = frozenset(
         semconv.ERROR_MESSAGE,
     }
 )
-
-
-class SpanObserver(Protocol):
-    """What the spans are shown to: a `lgov_core.governor.Governor`."""
-
-    @property
-    def capture_content(self) -> bool:
-        """Whether prompts, arguments and results may be on spans."""
-        ...
-
-    @property
-    def exports_spans(self) -> bool:
-        """Whether its spans are also spans of the program's OpenTelemetry."""
-        ...
-
-    def observe(self, event: Span) -> None:
-        """Takes a span that has ended."""
-        ...
 
 
 def current_span() -> LiveSpan | None:
@@ -80,7 +62,7 @@ class LiveSpan:
 
     def __init__(
         self,
-        observer: SpanObserver,
+        observer: Governor,
         operation: str,
         name: str = "",
         attributes: Mapping[str, JSONValue] | None = None,
@@ -156,16 +138,27 @@ class LiveSpan:
             attributes = {key: value for key, value in attributes.items() if value is not None}
         self.attributes.update(attributes)
 
-    def active(
-        self, *, tool: CoveredCall | None = None, model: Governor | None = None
-    ) -> AbstractContextManager[LiveSpan, None]:
+    @contextmanager
+    def active(self, *, tool: CoveredCall | None = None, model: Governor | None = None) -> Generator[LiveSpan]:
         """Makes this the current span inside the block. In a generator it must not stay open across a ``yield``.
 
         The block is the inside of the judged call ``tool``, in this thread or task and those it hands its context to; a
         tool that calls a model makes a call of its own. Or it is that of a model call that the governor ``model`` judges:
         model calls in it are part of that one.
         """
-        return _Active(self, tool, model)
+        tokens: list[tuple[ContextVar[Any], Token[Any]]] = [(_CURRENT, _CURRENT.set(self))]
+        if tool is not None:
+            tokens.append((TOOL_CALL, TOOL_CALL.set(tool)))
+        if tool is not None or model is not None:  # a model call inside of a tool is a call of its own
+            tokens.append((MODEL_CALL, MODEL_CALL.set(model)))
+        attached = self.attach_otel()
+        try:
+            yield self
+        finally:
+            if attached is not None:
+                otel_spans.detach(attached)
+            for variable, token in reversed(tokens):
+                variable.reset(token)
 
     def end(self, error: BaseException | str | None = None) -> None:
         """Ends the span and shows it; ``error`` is the exception, or a word for it. Does nothing the second time."""
@@ -201,29 +194,3 @@ class LiveSpan:
             trace_id=self.trace_id,
         )
         self.observer.observe(span)
-
-
-class _Active:
-    """The context manager of `LiveSpan.active`."""
-
-    __slots__ = ("_attached", "_model", "_span", "_tokens", "_tool")
-
-    def __init__(self, span: LiveSpan, tool: CoveredCall | None, model: Governor | None) -> None:
-        self._span = span
-        self._tool = tool
-        self._model = model
-
-    def __enter__(self) -> LiveSpan:
-        self._tokens: list[tuple[ContextVar[Any], Token[Any]]] = [(_CURRENT, _CURRENT.set(self._span))]
-        if self._tool is not None:
-            self._tokens.append((TOOL_CALL, TOOL_CALL.set(self._tool)))
-        if self._tool is not None or self._model is not None:  # a model call inside of a tool is a call of its own
-            self._tokens.append((MODEL_CALL, MODEL_CALL.set(self._model)))
-        self._attached = self._span.attach_otel()
-        return self._span
-
-    def __exit__(self, *exc: object) -> None:
-        if self._attached is not None:
-            otel_spans.detach(self._attached)
-        for variable, token in reversed(self._tokens):
-            variable.reset(token)

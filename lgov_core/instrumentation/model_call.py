@@ -58,31 +58,22 @@ class ModelCall:
     ) -> None:
         self.governor = governor
         self._further: Mapping[str, Any] = {}
-        self._who = framework, model, agent, native
         attributes: dict[str, JSONValue] = {
             semconv.REQUEST_MODEL: model,
             semconv.AGENT_NAME: agent,
             semconv.FRAMEWORK: framework,
         }
         self.span = LiveSpan(governor, semconv.CHAT, model, attributes, parent=parent)
-        self._made: Action | None = None
-
-    @property
-    def _action(self) -> Action:
-        """The call; made on first use, as an observing governor rarely needs it."""
-        if self._made is None:
-            framework, model, agent, native = self._who
-            self._made = Action(
-                Point.PRE_MODEL_CALL,
-                name=model,
-                kind="model",
-                agent=agent,
-                framework=framework,
-                operation_id=f"op_{self.span.span_id}",
-                native=native,
-                span_id=self.span.span_id,
-            )
-        return self._made
+        self._action = Action(
+            Point.PRE_MODEL_CALL,
+            name=model,
+            kind="model",
+            agent=agent,
+            framework=framework,
+            operation_id=f"op_{self.span.span_id}",
+            native=native,
+            span_id=self.span.span_id,
+        )
 
     def user_text(self, text: str, *, nested: bool = False) -> Action:
         """The user's text, to be judged before the model sees it. ``nested``: another agent wrote it."""

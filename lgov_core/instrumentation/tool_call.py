@@ -7,22 +7,18 @@ An adapter gives the call as an `Action`, a function that runs it, and one that 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from lgov_core._util.json import json_text
-from lgov_core._util.steps import Step, Steps, arun_steps, run_steps
+from lgov_core._util.steps import Step, Steps
 from lgov_core.errors import PolicyDenied
 from lgov_core.governor import Governor
 from lgov_core.instrumentation.evaluated_call import CoveredCall
 from lgov_core.instrumentation.live_span import LiveSpan
 from lgov_core.trace import semconv
 from lgov_core.types import Action, Decision, JSONValue, Point, ToolOutcome, ToolStatus
-
-T = TypeVar("T")
-
-_NESTED = frozenset({dict, list})
 
 
 @dataclass(slots=True)
@@ -36,21 +32,21 @@ class ToolReading:
 
 
 @dataclass(slots=True)
-class GovernedResult(Generic[T]):
+class GovernedResult:
     """How a tool call ended.
 
     ``decision`` is the last one taken: before the call if that refused it, else after it. ``ran`` says whether the tool
     ran. ``result`` is what it returned, None if it did not run or the result is withheld. ``text`` replaces what the model
-    reads, where a policy rewrote it; ``told`` is the denial that the model reads instead of a withheld result, else None.
+    reads, where a policy rewrote it; ``denial`` is the denial that the model reads instead of a withheld result, else None.
     """
 
     decision: Decision
     ran: bool
-    result: T | None = None
+    result: Any = None
     text: str | None = None
 
     @property
-    def told(self) -> str | None:
+    def denial(self) -> str | None:
         """The denial in words for the model, or None if nothing was denied."""
         return self.decision.denial_message(after=self.ran) if self.decision.blocks else None
 
@@ -58,22 +54,21 @@ class GovernedResult(Generic[T]):
 def own_arguments(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """A copy of the JSON containers in the arguments, so that the record holds them as proposed whatever the tool does."""
     try:
-        own = dict(arguments)
-        return own if _NESTED.isdisjoint(map(type, own.values())) else _own(own)
+        return {key: _own(value) for key, value in arguments.items()}
     except RecursionError:  # nested too deeply to copy
         return arguments
 
 
 def _own(value: Any) -> Any:
     if type(value) is dict:
-        return {key: _own(part) if type(part) in _NESTED else part for key, part in value.items()}  # type: ignore[misc]
-    return [_own(part) if type(part) in _NESTED else part for part in value]
+        return {key: _own(part) for key, part in value.items()}  # pyright: ignore[reportUnknownVariableType]
+    return [_own(part) for part in value] if type(value) is list else value
 
 
 class ToolCall:
     """One tool call in progress: its actions, its outcome and its span.
 
-    `govern_tool` and `agovern_tool` use it in the right order. An adapter that does not see the tool run (the model
+    `tool_steps` uses it in the right order. An adapter that does not see the tool run (the model
     proposes a call, and the result is read in a later request) takes the steps itself: judge `action`, then record
     `denied`, or `finish` with what `returned` and record that. The span begins here and must be ended by one of them.
     """
@@ -114,6 +109,10 @@ class ToolCall:
     def _denied(self, decision: Decision) -> ToolOutcome:
         return ToolOutcome(self.as_run, "denied", decision=decision, started_at=self.started_at)
 
+    def _ran(self, decision: Decision, status: ToolStatus, **facts: Any) -> ToolOutcome:
+        took = time.perf_counter() - self.clock
+        return ToolOutcome(self.as_run, status, decision=decision, started_at=self.started_at, duration_s=took, **facts)
+
     def returned(self, decision: Decision, reading: ToolReading) -> ToolOutcome:
         """The outcome of a call that returned; denied, if its changed form was denied."""
         error_type, error = reading.error_type, None
@@ -123,30 +122,13 @@ class ToolCall:
             raised = self.covered.raised  # before the framework turned it into a text
             error_type = error_type or (type(raised).__name__ if raised is not None else None)
             error = reading.error or (str(raised) if raised is not None else None) or reading.text
-        return ToolOutcome(
-            self.as_run,
-            reading.status,
-            result=reading.text,
-            error_type=error_type,
-            error=error,
-            decision=decision,
-            started_at=self.started_at,
-            duration_s=time.perf_counter() - self.clock,
-        )
+        return self._ran(decision, reading.status, result=reading.text, error_type=error_type, error=error)
 
     def raised(self, decision: Decision, error: BaseException) -> ToolOutcome:
         """The outcome of a call that raised; denied, if its changed form was denied."""
         if self.covered.refused is not None:
             return self._denied(self.covered.refused)
-        return ToolOutcome(
-            self.as_run,
-            failure_status(error),
-            error_type=type(error).__name__,
-            error=str(error),
-            decision=decision,
-            started_at=self.started_at,
-            duration_s=time.perf_counter() - self.clock,
-        )
+        return self._ran(decision, failure_status(error), error_type=type(error).__name__, error=str(error))
 
     def finish(self, outcome: ToolOutcome) -> bool:
         """Ends the span; returns whether the outcome still has to be recorded."""
@@ -175,51 +157,24 @@ class ToolCall:
             self.span.end(outcome.error_type or outcome.status)
 
 
-def govern_tool(
+def tool_steps(
     governor: Governor,
     action: Action,
-    run: Callable[[Mapping[str, Any]], T],
-    read: Callable[[T], ToolReading],
-    *,
-    is_pause: Callable[[BaseException], bool] | None = None,
-    raise_abort: bool = True,
-    parent: LiveSpan | None = None,
-) -> GovernedResult[T]:
-    """Judges ``action``, runs it if it may run, records its outcome and judges the result.
-
-    ``run`` gets the arguments as the policies left them, and runs inside the call's span; what it raises is recorded
-    and raised on, except that an error for which ``is_pause`` is true (the framework only interrupts the run) records
-    nothing. A decision that says abort raises `PolicyDenied`, unless ``raise_abort`` is false. ``parent`` is the parent
-    span, if not the current one. Callable from any thread. Fails closed.
-    """
-    call = ToolCall(governor, action, parent)
-    return run_steps(_tool_steps(call, run, read, is_pause=is_pause, raise_abort=raise_abort))
-
-
-async def agovern_tool(
-    governor: Governor,
-    action: Action,
-    run: Callable[[Mapping[str, Any]], Awaitable[T]],
-    read: Callable[[T], ToolReading],
-    *,
-    is_pause: Callable[[BaseException], bool] | None = None,
-    raise_abort: bool = True,
-    parent: LiveSpan | None = None,
-) -> GovernedResult[T]:
-    """As `govern_tool`, for asynchronous agents."""
-    call = ToolCall(governor, action, parent)
-    return await arun_steps(_tool_steps(call, run, read, is_pause=is_pause, raise_abort=raise_abort))
-
-
-def _tool_steps(
-    call: ToolCall,
     run: Callable[[Mapping[str, Any]], Any],
     read: Callable[[Any], ToolReading],
     *,
-    is_pause: Callable[[BaseException], bool] | None,
-    raise_abort: bool,
-) -> Steps[GovernedResult[Any]]:
-    governor = call.governor
+    is_pause: Callable[[BaseException], bool] | None = None,
+    raise_abort: bool = True,
+    parent: LiveSpan | None = None,
+) -> Steps[GovernedResult]:
+    """Judges ``action``, runs it if it may run, records its outcome and judges the result.
+
+    ``run`` gets the arguments as the policies left them, and runs inside the call's span (for an asynchronous agent it
+    may return an awaitable); what it raises is recorded and raised on, except that an error for which ``is_pause`` is
+    true (the framework only interrupts the run) records nothing. A decision that says abort raises `PolicyDenied`,
+    unless ``raise_abort`` is false. ``parent`` is the parent span, if not the current one. Fails closed.
+    """
+    call = ToolCall(governor, action, parent)
     try:
         decision = yield from governor.decision_steps(call.action)
     except BaseException as error:  # cancelled while a policy was judging: nothing has run
@@ -246,7 +201,7 @@ def _tool_steps(
     return _ended(decision, raise_abort, ran=True, result=result)
 
 
-def _ended(decision: Decision, raise_abort: bool, *, ran: bool, result: Any = None) -> GovernedResult[Any]:
+def _ended(decision: Decision, raise_abort: bool, *, ran: bool, result: Any = None) -> GovernedResult:
     """How the call ended. Raises `PolicyDenied` for a decision that aborts the run."""
     if ran and not decision.blocks:
         return GovernedResult(decision, ran=True, result=result, text=decision.text)

@@ -25,7 +25,7 @@ from lgov_core.kernel.agent_call import (
     refuse_running_loop,
     target_id,
 )
-from lgov_core.kernel.execution import Execution, Judged, execution_steps, rollout_action
+from lgov_core.kernel.execution import Execution, execution_steps, rollout_action
 from lgov_core.kernel.signals import AgentSignal, SignalledGovernor, SignalPolicy
 from lgov_core.kernel.violations import Listeners, answers_to_anything, found_by, shown_name
 from lgov_core.policies import Policy, PolicySet, Rule
@@ -33,8 +33,6 @@ from lgov_core.policies.coerce import policy_set_of
 from lgov_core.policies.reload import ReloadingPolicySet
 from lgov_core.scope import RolloutScope, carry_into_threads, current_scope, enter_scope
 from lgov_core.types import Action, Decision, Outcome, Point, PolicyViolation, Severity, ToolOutcome, new_id
-
-__all__ = ["AgentSignal", "Execution", "Judged", "KernelSpace"]
 
 #: How many violations `KernelSpace.get_recent_violations` remembers.
 RECENT_VIOLATIONS: Final = 1000

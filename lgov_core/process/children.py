@@ -141,13 +141,10 @@ class _Child:
                 self.process.tally.reports = self.reports
             return self.process.governor
 
-        self.entered = enter_scope(
-            self.scope
-        )  # for as long as the process lives; garbage collection would leave the scope
-        self.entered.__enter__()
+        enter_scope(self.scope).__enter__()  # for as long as the process lives
         carry_into_threads()
         FrameworkGuard(installed_adapters(manager), opened, _refuse).install()
-        self.report({"began": self.started_by})
+        append_report(self.reports, {"began": self.started_by})
         atexit.register(self.end)
 
     def end(self) -> None:
@@ -156,10 +153,8 @@ class _Child:
         problems = [f"{count} failures in {what}" for what, count in sorted(self.process.governor.failures.items())]
         problems += self.process.close()
         judged = [[*key, count] for key, count in self.process.tally.judged.items()]
-        self.report({"judged": judged, "problems": [f"child process {self.pid}: {problem}" for problem in problems]})
-
-    def report(self, said: dict[str, Any]) -> None:
-        append_report(self.reports, said)
+        problems = [f"child process {self.pid}: {problem}" for problem in problems]
+        append_report(self.reports, {"judged": judged, "problems": problems})
 
 
 def _refuse(reason: str) -> NoReturn:

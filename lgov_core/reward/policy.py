@@ -51,7 +51,9 @@ class PolicyReward:
         if config is not None and not isinstance(config, RewardConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise RewardError(f"config {config!r} is not a RewardConfig")
         self.kernel = kernel
-        self.base_reward_fn = base_reward_fn if base_reward_fn is not None else _one_for_success
+        self.base_reward_fn = (
+            base_reward_fn if base_reward_fn is not None else lambda rollout: float(bool(rollout.success))
+        )
         self.config = config if config is not None else RewardConfig()
         self._lock = threading.Lock()
         self._scored = self._violating = 0
@@ -217,10 +219,6 @@ def _says_yes_or_no(success: Any) -> bool:
         return bool(success in (True, False))
     except Exception:  # noqa: BLE001 - what cannot be compared, such as an array, is neither
         return False
-
-
-def _one_for_success(rollout: Any) -> float:
-    return 1.0 if rollout.success else 0.0
 
 
 assert {f"{severity}_penalty" for severity in SEVERITY_PENALTIES} < set(RewardConfig.__dataclass_fields__)

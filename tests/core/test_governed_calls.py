@@ -12,10 +12,11 @@ import pytest
 
 from lgov_core.errors import PolicyDenied
 from lgov_core.governor import Governor
+from lgov_core.instrumentation import arun_steps, run_steps
 from lgov_core.instrumentation.evaluated_call import CoveredCall, covered_call, covering_model_call, model_call_covered
 from lgov_core.instrumentation.live_span import current_span
 from lgov_core.instrumentation.model_call import ModelCall, ModelReading
-from lgov_core.instrumentation.tool_call import ToolReading, agovern_tool, govern_tool
+from lgov_core.instrumentation.tool_call import ToolReading, tool_steps
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.store.sqlite.store import SQLiteStore
 from lgov_core.trace import semconv
@@ -73,8 +74,8 @@ class Calls:
             return body(arguments)
 
         if self.is_async:
-            return asyncio.run(agovern_tool(self.governor, action, abody, as_text, **options))
-        return govern_tool(self.governor, action, body, as_text, **options)
+            return asyncio.run(arun_steps(tool_steps(self.governor, action, abody, as_text, **options)))
+        return run_steps(tool_steps(self.governor, action, body, as_text, **options))
 
     @property
     def span(self) -> Any:
@@ -89,7 +90,7 @@ def calls(request: pytest.FixtureRequest) -> Calls:
 
 def test_an_allowed_call_runs_in_its_span_and_is_recorded_once(calls: Calls) -> None:
     got = calls.run(act())
-    assert (got.result, got.ran, got.text, got.told) == ("text", True, None, None)
+    assert (got.result, got.ran, got.text, got.denial) == ("text", True, None, None)
     ((arguments, span, covered),) = calls.ran
     assert arguments == {"path": "/home"}
     assert span.span_id == calls.span.span_id
@@ -125,8 +126,8 @@ def test_what_a_tool_does_to_its_arguments_is_not_what_was_proposed(calls: Calls
 
     def run(action: Action) -> Any:
         if calls.is_async:
-            return asyncio.run(agovern_tool(calls.governor, action, abody, as_text))
-        return govern_tool(calls.governor, action, body, as_text)
+            return asyncio.run(arun_steps(tool_steps(calls.governor, action, abody, as_text)))
+        return run_steps(tool_steps(calls.governor, action, body, as_text))
 
     with pytest.raises(Emptying):
         run(Action(Point.PRE_TOOL_CALL, "read", arguments=proposed))
@@ -138,8 +139,8 @@ def test_a_denied_call_does_not_run_and_has_a_span(calls: Calls) -> None:
     got = calls.run(act("/etc"))
     assert calls.ran == []
     assert not got.ran
-    assert "DENIED by policy rules/no-etc" in got.told
-    assert "It was not run" in got.told
+    assert "DENIED by policy rules/no-etc" in got.denial
+    assert "It was not run" in got.denial
     (outcome,) = calls.seen.outcomes
     assert outcome.status == "denied"
     assert calls.span.attributes[semconv.ERROR_TYPE] == "denied"
@@ -150,8 +151,8 @@ def test_a_withheld_result_says_that_the_call_was_made(calls: Calls) -> None:
     got = calls.run(act(), "a secret")
     assert got.ran
     assert got.result is None
-    assert "no-secrets" in got.told
-    assert "It was run, but its result is withheld" in got.told
+    assert "no-secrets" in got.denial
+    assert "It was run, but its result is withheld" in got.denial
 
 
 def test_transforms_change_what_runs_and_what_is_read(calls: Calls) -> None:
@@ -198,9 +199,9 @@ def test_an_unreadable_result_is_recorded_as_a_failure(calls: Calls) -> None:
 
     def attempt() -> None:
         if calls.is_async:
-            asyncio.run(agovern_tool(calls.governor, act(), abody, unreadable))
+            asyncio.run(arun_steps(tool_steps(calls.governor, act(), abody, unreadable)))
         else:
-            govern_tool(calls.governor, act(), lambda arguments: "x", unreadable)
+            run_steps(tool_steps(calls.governor, act(), lambda arguments: "x", unreadable))
 
     with pytest.raises(TypeError):
         attempt()
@@ -230,9 +231,9 @@ def test_an_inner_net_that_has_recorded_is_believed(calls: Calls) -> None:
         return body(arguments)
 
     if calls.is_async:
-        asyncio.run(agovern_tool(calls.governor, act(), abody, as_text))
+        asyncio.run(arun_steps(tool_steps(calls.governor, act(), abody, as_text)))
     else:
-        govern_tool(calls.governor, act(), body, as_text)
+        run_steps(tool_steps(calls.governor, act(), body, as_text))
     assert calls.seen.outcomes == []
 
 
@@ -255,7 +256,7 @@ async def test_a_call_cancelled_while_a_policy_thinks_has_not_run() -> None:
         ran.append(arguments)
         return "x"
 
-    task = asyncio.create_task(agovern_tool(governor, act(), body, as_text))
+    task = asyncio.create_task(arun_steps(tool_steps(governor, act(), body, as_text)))
     await thinking.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -277,7 +278,7 @@ def test_spans_and_decisions_make_one_tree_in_the_store(tmp_path: Path) -> None:
             )
             call.answered(reading)
             governor.decide(call.reply(reading))
-            govern_tool(governor, act("/etc"), lambda arguments: "x", as_text)
+            run_steps(tool_steps(governor, act("/etc"), lambda arguments: "x", as_text))
             governor.decide(call.output("bye"))
         store.flush()
         spans = {span.span_id: span for span in store.spans()}
@@ -349,8 +350,8 @@ def test_the_error_that_the_framework_made_a_text_of_is_what_is_recorded() -> No
         return "Error: please try again"
 
     calls = Calls(is_async=False)
-    govern_tool(calls.governor, act(), run, lambda text: ToolReading(text, "error"))
-    govern_tool(calls.governor, act(), run, as_text)  # tried again inside, and it went well in the end
+    run_steps(tool_steps(calls.governor, act(), run, lambda text: ToolReading(text, "error")))
+    run_steps(tool_steps(calls.governor, act(), run, as_text))  # tried again inside, and it went well in the end
     failed, well = calls.seen.outcomes
     assert (failed.error_type, failed.error, failed.result) == ("OSError", "disk full", "Error: please try again")
     assert (well.status, well.error_type, well.error) == ("ok", None, None)

@@ -12,7 +12,7 @@ from kernel_cases import allowing, bodies, sql, started
 
 from lgov_core import Action, AuditLog, Effect, KernelSpace, Outcome, Point, RolloutScope, SQLPolicy, current_scope
 from lgov_core.errors import ArgumentError, KernelError, PolicyError
-from lgov_core.kernel.space import Judged
+from lgov_core.kernel.execution import Judged
 from lgov_core.policies import BoundedPolicy, ConstantPolicy, PolicySet, Rule
 from lgov_core.policies.reload import ReloadingPolicySet
 from lgov_core.reward.violation import PolicyViolation, PolicyViolationType
