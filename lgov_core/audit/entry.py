@@ -205,10 +205,6 @@ def canonical(value: Mapping[str, Any]) -> str:
         return _dumps(_plain(value, 0))  # a key that is not a string, or a number that is not finite
 
 
-def _dumps(value: Any) -> str:
-    return json.dumps(value, default=_other, sort_keys=True, allow_nan=False, separators=(",", ":"))
-
-
 def _plain(value: Any, depth: int) -> Any:
     """``value`` in JSON's types: other keys as text, other values as their ``repr``."""
     if depth > 200:
@@ -235,6 +231,9 @@ def _other(value: Any) -> Any:
     if isinstance(value, AbstractSet):
         return sorted(value, key=repr)
     return repr(value)
+
+
+_dumps: Final = json.JSONEncoder(default=_other, sort_keys=True, allow_nan=False, separators=(",", ":")).encode
 
 
 def _short(text: str | None) -> str | None:

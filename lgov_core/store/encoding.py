@@ -63,14 +63,7 @@ def _plain(value: Any) -> Any:
 
 _WRITE = json.JSONEncoder(default=_plain, check_circular=False, separators=(",", ":")).encode
 _DECODER = json.JSONDecoder()
-#: Where the first of four bytes is that has the bit of the sign.
-_HIGH = 3 if sys.byteorder == "little" else 0
 _TOKEN_IDS = "token ids are integers from 0, below 2^31"
-
-
-def all_below_2_31(packed: bytes) -> bool:
-    """Whether none of these unsigned 32-bit numbers, in this machine's order of bytes, needs the bit of the sign."""
-    return packed[_HIGH::4].isascii()
 
 
 def token_blob(ids: Sequence[int], what: str = "token ids") -> bytes:

@@ -40,7 +40,7 @@ _REWARD_FIELDS: Final = REWARD_COLUMNS.split(", ")
 SPAN_COLUMNS: Final = (
     "span_id, name, started_at, ended_at, attributes, rollout_id, attempt, parent_id, trace_id, events, claimed"
 )
-
+_SPAN_FIELDS: Final = SPAN_COLUMNS.split(", ")
 ENTRY_COLUMNS: Final = (
     "rollout_id, run_id, state, config, enqueued_at, available_at, attempt, outcome, worker_id, lease_until, deadline,"
     " ended_at, reason"
@@ -89,16 +89,9 @@ def rollout_of(row: Row) -> Rollout:
 
 def attempt_of(row: Row) -> Attempt:
     """The attempt of a row of ``ATTEMPT_COLUMNS``."""
-    rollout_id, attempt, started_at, ended_at, outcome, error, result = row
-    return Attempt(
-        rollout_id,
-        attempt,
-        started_at,
-        ended_at,
-        None if outcome is None else Outcome(outcome),
-        error,
-        None if result is None else json.loads(result),
-    )
+    rollout_id, attempt, started_at, ended_at, outcome, error, text = row
+    result = None if text is None else json.loads(text)
+    return Attempt(rollout_id, attempt, started_at, ended_at, outcome and Outcome(outcome), error, result)
 
 
 def call_parts(call: CapturedCall) -> tuple[Row, dict[str, str]]:
@@ -171,21 +164,12 @@ def reward_of(row: Row) -> Reward:
 
 def span_row(span: Span) -> Row:
     """A row of ``SPAN_COLUMNS``."""
-    return (
-        span.span_id,
-        span.name,
-        span.started_at,
-        span.ended_at,
-        json_text(span.attributes, f"attributes of span {span.name}"),
-        span.rollout_id,
-        span.attempt,
-        span.parent_id,
-        span.trace_id,
-        json_text([[one.name, one.at, one.attributes] for one in span.events], f"events of span {span.name}")
-        if span.events
-        else None,
-        int(span.claimed),
-    )
+    values: dict[str, Any] = {name: getattr(span, name) for name in _SPAN_FIELDS}
+    values["attributes"] = json_text(span.attributes, f"attributes of span {span.name}")
+    events = [[one.name, one.at, one.attributes] for one in span.events]
+    values["events"] = json_text(events, f"events of span {span.name}") if events else None
+    values["claimed"] = int(span.claimed)
+    return tuple(values.values())
 
 
 def span_digest(row: Row) -> bytes:
@@ -201,22 +185,11 @@ def span_digest(row: Row) -> bytes:
 
 def span_of(row: Row) -> Span:
     """The span of a row of ``SPAN_COLUMNS``."""
-    (
-        span_id, name, started_at, ended_at, attributes, rollout_id, attempt, parent_id, trace_id, events, claimed,
-    ) = row  # fmt: skip
-    return Span(
-        name,
-        span_id,
-        started_at,
-        ended_at,
-        json.loads(attributes),
-        rollout_id,
-        attempt,
-        parent_id,
-        trace_id,
-        tuple(SpanEvent(*event) for event in json.loads(events)) if events else (),
-        bool(claimed),
-    )
+    values: dict[str, Any] = dict(zip(_SPAN_FIELDS, row, strict=True))
+    values["attributes"] = json.loads(values["attributes"])
+    values["events"] = tuple(SpanEvent(*event) for event in json.loads(values["events"] or "[]"))
+    values["claimed"] = bool(values["claimed"])
+    return Span(**values)
 
 
 def entry_of(row: Row) -> QueueEntry:
@@ -230,6 +203,6 @@ def entry_of(row: Row) -> QueueEntry:
         enqueued_at,
         available_at,
         attempt,
-        None if outcome is None else Outcome(outcome),
+        outcome and Outcome(outcome),
         *rest,
     )

@@ -103,7 +103,6 @@ EVALUATION_EVENT: Final = "gen_ai.evaluation.result"
 EVALUATION_NAME: Final = "gen_ai.evaluation.name"
 EVALUATION_SCORE: Final = "gen_ai.evaluation.score.value"
 EVALUATION_LABEL: Final = "gen_ai.evaluation.score.label"
-EVALUATION_EXPLANATION: Final = "gen_ai.evaluation.explanation"
 
 # One attempt at a rollout as a whole: the root span of the attempt when rollouts are exported.
 ROLLOUT_SPAN_NAME: Final = "lgov.rollout"

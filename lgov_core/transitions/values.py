@@ -4,21 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from lgov_core.transitions.findings import Diagnostic, Finding
-from lgov_core.types import SCHEMA_VERSION, Reward, Transition
-
-__all__ = [
-    "SCHEMA_VERSION",
-    "Diagnostic",
-    "Finding",
-    "Transition",
-    "TransitionSet",
-    "alternatives_of",
-    "by_rollout",
-    "line_of",
-]
+from lgov_core.transitions.findings import Diagnostic
+from lgov_core.types import Reward, Transition
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +20,8 @@ class TransitionSet:
     """
 
     transitions: tuple[Transition, ...]
-    diagnostics: tuple[Diagnostic, ...] = field(default=())
-    unassigned: tuple[Reward, ...] = field(default=())
+    diagnostics: tuple[Diagnostic, ...] = ()
+    unassigned: tuple[Reward, ...] = ()
 
     def counts(self) -> dict[str, int]:
         """How often each finding occurred."""

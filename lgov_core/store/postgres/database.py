@@ -33,7 +33,7 @@ class _ConnectionLost(Exception):
     """The connection was lost before the commit: nothing was written."""
 
 
-class PostgresDatabase(Database[Connection]):
+class PostgresDatabase(Database):
     """A connection to ``schema`` at ``address``; one that is lost is opened again, for ``reconnect_s`` seconds at most.
 
     When a connection is lost during a commit, the server is asked whether the transaction took place: each transaction

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 from lgov_core.errors import StoreError
 from lgov_core.store.rows import Row
@@ -53,21 +53,10 @@ class Transaction(ABC):
         """Appends a rollout of the queue to the order of those that ended."""
 
 
-class Closable(Protocol):
-    """A driver's connection."""
-
-    def close(self) -> None:
-        """Closes it; what was not committed is rolled back."""
-        ...
-
-
-C = TypeVar("C", bound=Closable)
-
-
-class Database(ABC, Generic[C]):
+class Database(ABC):
     """One connection to a database, opened when needed. Any thread may call the methods; one call runs at a time."""
 
-    _connection: C | None = None
+    _connection: Any = None
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -98,7 +87,7 @@ class Database(ABC, Generic[C]):
         """Ends `hold`."""
         self._lock.release()
 
-    def begin_close(self) -> None:
+    def begin_close(self) -> None:  # noqa: B027 - nothing to do where the database is a file
         """The store is being closed: from now on an unreachable database is waited for only briefly."""
 
     def close(self) -> None:

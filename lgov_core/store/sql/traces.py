@@ -34,7 +34,7 @@ class SqlTraces:
     the object is collected, or the program ends without closing it, is still written.
     """
 
-    def __init__(self, shown: str, writing: Database[Any], reading: Database[Any], *, span_queue: int) -> None:
+    def __init__(self, shown: str, writing: Database, reading: Database, *, span_queue: int) -> None:
         self._shown = shown
         self._reading = reading
         self._connections = {writing, reading}

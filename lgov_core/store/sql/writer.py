@@ -46,9 +46,7 @@ class GroupCommitWriter:
     ``on_rollback`` is called when a write that was done may not have been committed.
     """
 
-    def __init__(
-        self, database: Database[Any], *, shown: str, span_limit: int, on_rollback: Callable[[], None]
-    ) -> None:
+    def __init__(self, database: Database, *, shown: str, span_limit: int, on_rollback: Callable[[], None]) -> None:
         self._database = database
         self._shown = shown
         self._span_limit = span_limit

@@ -75,7 +75,7 @@ class SQLiteTransaction(Transaction):
         self._connection.execute("INSERT INTO ended (rollout_id) VALUES (?)", (rollout_id,))
 
 
-class SQLiteDatabase(Database[sqlite3.Connection]):
+class SQLiteDatabase(Database):
     """A connection to the file at ``path``, which is created (mode 0600) when it does not exist; None: in memory.
 
     With ``identity`` (from `file_identity`) the connection is opened when first used, without it at once.
@@ -139,7 +139,6 @@ class SQLiteDatabase(Database[sqlite3.Connection]):
                 self._connection = open_sqlite(
                     TRACE_STORE, self.path, busy_timeout_s=self._busy_timeout_s, expected=self.identity
                 )
-        assert self._connection is not None
         return self._connection
 
     def _roll_back(self) -> None:

@@ -18,9 +18,9 @@ from lgov_core.trace import semconv
 class Row:
     """Where the value of ``ours`` may be: in ``theirs``, or in the JSON text there at ``path`` (keys with dots).
 
-    ``form`` names how it is read (`mapping_values.FORMS`). ``choice`` translates values (in lower case); what it lacks is
-    not read. ``when`` limits the row to spans that have an attribute of that value. ``content``: it may quote what was
-    said. The first row of a name that gives a value counts.
+    ``form`` names how it is read (`values.FORMS`). ``choice`` translates values (in lower case); what it lacks is
+    not read. ``when`` limits the row to spans that have an attribute of that value. The
+    first row of a name that gives a value counts.
     """
 
     ours: str
@@ -29,7 +29,6 @@ class Row:
     form: str = "as it is"
     choice: Mapping[str, str] = field(default_factory=dict[str, str])
     when: tuple[str, str] | None = None
-    content: bool = False
 
 
 _KINDS: Final = {
@@ -101,23 +100,16 @@ ROWS: Final = (
     Row(semconv.OUTPUT_TOKENS, "llm.usage.completion_tokens", form="integer"),
     Row(semconv.OUTPUT_TOKENS, f"{_AGL_OUT}.usage.completion_tokens", form="integer"),
     # The exact tokens, where an instrumentation kept them.
-    Row(semconv.PROMPT_TOKEN_IDS, "prompt_token_ids", form="token ids", content=True),
-    Row(semconv.PROMPT_TOKEN_IDS, f"{_AGL_OUT}.prompt_token_ids", form="token ids", content=True),
-    Row(semconv.PROMPT_TOKEN_IDS, "llm.hosted_vllm.prompt_token_ids", form="token ids", content=True),
-    Row(semconv.PROMPT_TOKEN_IDS, "output.value", "prompt_token_ids", form="token ids", when=_OI_LLM, content=True),
-    Row(semconv.RESPONSE_TOKEN_IDS, "response_token_ids", form="token ids", content=True),
-    Row(semconv.RESPONSE_TOKEN_IDS, f"{_AGL_OUT}.response_token_ids.0", form="token ids", content=True),
-    Row(semconv.RESPONSE_TOKEN_IDS, f"{_AGL_OUT}.choices.0.token_ids", form="token ids", content=True),
-    Row(
-        semconv.RESPONSE_TOKEN_IDS,
-        f"{_AGL_OUT}.choices.0.provider_specific_fields.token_ids",
-        form="token ids",
-        content=True,
-    ),
-    Row(semconv.RESPONSE_TOKEN_IDS, "llm.hosted_vllm.response_token_ids", form="token ids", content=True),
-    Row(
-        semconv.RESPONSE_TOKEN_IDS, "output.value", "choices.0.token_ids", form="token ids", when=_OI_LLM, content=True
-    ),
+    Row(semconv.PROMPT_TOKEN_IDS, "prompt_token_ids", form="token ids"),
+    Row(semconv.PROMPT_TOKEN_IDS, f"{_AGL_OUT}.prompt_token_ids", form="token ids"),
+    Row(semconv.PROMPT_TOKEN_IDS, "llm.hosted_vllm.prompt_token_ids", form="token ids"),
+    Row(semconv.PROMPT_TOKEN_IDS, "output.value", "prompt_token_ids", form="token ids", when=_OI_LLM),
+    Row(semconv.RESPONSE_TOKEN_IDS, "response_token_ids", form="token ids"),
+    Row(semconv.RESPONSE_TOKEN_IDS, f"{_AGL_OUT}.response_token_ids.0", form="token ids"),
+    Row(semconv.RESPONSE_TOKEN_IDS, f"{_AGL_OUT}.choices.0.token_ids", form="token ids"),
+    Row(semconv.RESPONSE_TOKEN_IDS, f"{_AGL_OUT}.choices.0.provider_specific_fields.token_ids", form="token ids"),
+    Row(semconv.RESPONSE_TOKEN_IDS, "llm.hosted_vllm.response_token_ids", form="token ids"),
+    Row(semconv.RESPONSE_TOKEN_IDS, "output.value", "choices.0.token_ids", form="token ids", when=_OI_LLM),
     Row(semconv.RESPONSE_LOGPROBS, "logprobs.content", form="logprobs"),
     Row(semconv.RESPONSE_LOGPROBS, "output.value", "choices.0.logprobs.content", form="logprobs", when=_OI_LLM),
     # Who.
@@ -145,16 +137,16 @@ ROWS: Final = (
     Row(semconv.TOOL_CALL_ID, "output.value", "data.tool_call_id", when=_OI_TOOL),
     Row(semconv.TOOL_CALL_ID, "output.value", "tool_call_id", when=_OI_TOOL),
     Row(semconv.TOOL_CALL_ID, "output.value", "kwargs.tool_call_id", when=_OI_TOOL),
-    Row(semconv.TOOL_ARGUMENTS, "input.value", form="text", when=_OI_TOOL, content=True),
-    Row(semconv.TOOL_ARGUMENTS, "agentops.tool.input", form="text", content=True),
-    Row(semconv.TOOL_ARGUMENTS, "tool.parameters", form="text", when=("agentops.span.kind", "tool"), content=True),
-    Row(semconv.TOOL_ARGUMENTS, "traceloop.entity.input", form="text", when=_TRACELOOP_TOOL, content=True),
-    Row(semconv.TOOL_RESULT, "output.value", "data.content", form="text", when=_OI_TOOL, content=True),
-    Row(semconv.TOOL_RESULT, "output.value", "kwargs.content", form="text", when=_OI_TOOL, content=True),
-    Row(semconv.TOOL_RESULT, "output.value", form="text", when=_OI_TOOL, content=True),
-    Row(semconv.TOOL_RESULT, "agentops.tool.output", form="text", content=True),
-    Row(semconv.TOOL_RESULT, "tool.result", form="text", content=True),
-    Row(semconv.TOOL_RESULT, "traceloop.entity.output", form="text", when=_TRACELOOP_TOOL, content=True),
+    Row(semconv.TOOL_ARGUMENTS, "input.value", form="text", when=_OI_TOOL),
+    Row(semconv.TOOL_ARGUMENTS, "agentops.tool.input", form="text"),
+    Row(semconv.TOOL_ARGUMENTS, "tool.parameters", form="text", when=_AGENTOPS_TOOL),
+    Row(semconv.TOOL_ARGUMENTS, "traceloop.entity.input", form="text", when=_TRACELOOP_TOOL),
+    Row(semconv.TOOL_RESULT, "output.value", "data.content", form="text", when=_OI_TOOL),
+    Row(semconv.TOOL_RESULT, "output.value", "kwargs.content", form="text", when=_OI_TOOL),
+    Row(semconv.TOOL_RESULT, "output.value", form="text", when=_OI_TOOL),
+    Row(semconv.TOOL_RESULT, "agentops.tool.output", form="text"),
+    Row(semconv.TOOL_RESULT, "tool.result", form="text"),
+    Row(semconv.TOOL_RESULT, "traceloop.entity.output", form="text", when=_TRACELOOP_TOOL),
     # What went wrong.
     Row(semconv.ERROR_TYPE, "exception.type"),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from lgov_core.scope import current_scope
 from lgov_core.trace import semconv
@@ -17,6 +17,14 @@ _BAGGAGE: Final = (semconv.ROLLOUT_ID, semconv.ATTEMPT, semconv.TASK_ID, semconv
 
 #: The numbers that OTLP gives kinds and statuses; the SDK's kinds begin with one less.
 _KIND_OFFSET: Final = 1
+
+
+class SpanStore(EventStore, Protocol):
+    """The part of a trace store that the processor needs."""
+
+    def flush(self) -> None:
+        """Returns when everything queued before the call is durable."""
+        ...
 
 
 class LgovSpanProcessor:
@@ -33,7 +41,7 @@ class LgovSpanProcessor:
     what it has no room for. All methods may be called from any thread. The store is not closed.
     """
 
-    def __init__(self, store: EventStore, *, own: bool = False) -> None:
+    def __init__(self, store: SpanStore, *, own: bool = False) -> None:
         self._store = store
         self._own = own
         self._open = True

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias
 
 from lgov_core.errors import TransitionError
 from lgov_core.transitions.credit.credit_schemes import (
@@ -19,16 +18,9 @@ from lgov_core.transitions.credit.credit_schemes import (
     step,
 )
 from lgov_core.transitions.credit.plugins import ask_plugins, check_known
-from lgov_core.transitions.values import (
-    Diagnostic,
-    Finding,
-    Transition,
-    TransitionSet,
-    alternatives_of,
-    by_rollout,
-    line_of,
-)
-from lgov_core.types import CreditRules
+from lgov_core.transitions.findings import Diagnostic, Finding
+from lgov_core.transitions.values import TransitionSet, alternatives_of, by_rollout, line_of
+from lgov_core.types import CreditRules, Transition
 
 if TYPE_CHECKING:
     import pluggy
@@ -36,9 +28,10 @@ if TYPE_CHECKING:
 Rollouts: TypeAlias = Sequence[Sequence[Transition]]
 #: By rollout and turn: the credit, and the advantage of each response token.
 Scores: TypeAlias = list[list[tuple[float, tuple[float, ...]]]]
+#: A rollout, the return and the scores of its turns, and whether it is compared with others.
+_Scored: TypeAlias = tuple[Sequence[Transition], list[float], list[tuple[float, tuple[float, ...]]], bool]
 #: Added to the batch's variance, as verl does: a batch that is all but equal is not blown up without bound.
 _SMALLEST_VARIANCE = 1e-8
-_UNWEIGHTED: Final[Mapping[str, float]] = MappingProxyType({})
 
 
 def assign_credit(
@@ -63,7 +56,7 @@ def assign_credit(
     found = list(data.diagnostics)
     groups = data.groups()
     counted: list[list[Transition]] = []
-    scored: list[tuple[Sequence[Transition], list[float], list[tuple[float, tuple[float, ...]]], bool]] = []
+    scored: list[_Scored] = []
     for task, rollouts in groups.items():
         lines = [line for rollout in rollouts if (line := line_of(rollout))]
         returns = [_all_returns(rollout, rules) for rollout in rollouts]
@@ -80,7 +73,7 @@ def assign_credit(
             counted += rollouts
         scored += [(*one, compared) for one in zip(rollouts, returns, scores, strict=True)]
     tokens = sum(map(_tokens, counted))
-    normal = _Normal.of(scored) if rules.normalise_batch else None
+    mean, deviation = _mean_and_deviation(scored) if rules.normalise_batch else (0.0, 1.0)
     filled: list[Transition] = []
     for rollout, values, credits, compared in scored:
         weights = _loss_weights(rollout, rules, max(len(counted), 1), tokens)
@@ -90,21 +83,15 @@ def assign_credit(
                 # What the critic should have said: it learns from the advantage as it was before the batch's normalisation,
                 # and nothing from what was set aside.
                 target = transition.value if transition.set_aside else credit + transition.value
-            if normal is not None and compared:
-                normalised = normal.scaled if transition.set_aside else normal.at
-                credit = normalised(credit) if any(transition.response_mask) else 0.0
+            if rules.normalise_batch and compared:
+                middle = 0.0 if transition.set_aside else mean
+                credit = (credit - middle) / deviation if any(transition.response_mask) else 0.0
                 advantages = tuple(
-                    normalised(one) if kept else 0.0
+                    (one - middle) / deviation if kept else 0.0
                     for one, kept in zip(advantages, transition.response_mask, strict=True)
                 )
             filled.append(
-                replace(
-                    transition,
-                    value_to_go=target,
-                    credit=credit,
-                    advantages=advantages,
-                    loss_weight=weight,
-                )
+                replace(transition, value_to_go=target, credit=credit, advantages=advantages, loss_weight=weight)
             )
     return TransitionSet(tuple(filled), tuple(found), data.unassigned)
 
@@ -230,9 +217,10 @@ def _scales(rollout: Sequence[Transition], rules: CreditRules) -> dict[str, floa
 
 
 def _rewards(
-    rollout: Sequence[Transition], scales: Mapping[str, float], weights: Mapping[str, float] = _UNWEIGHTED
+    rollout: Sequence[Transition], scales: Mapping[str, float], weights: Mapping[str, float] | None = None
 ) -> list[float]:
     """Each turn's reward over all channels, within their bounds and weighted."""
+    weights = weights or {}
     return [
         sum(value * scales.get(name, 1.0) * weights.get(name, 1.0) for name, value in turn.rewards.items())
         for turn in rollout
@@ -260,41 +248,26 @@ def _values(rollouts: Rollouts) -> Turns | None:
     return values if list(map(len, values)) == list(map(len, rollouts)) else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Normal:
+def _mean_and_deviation(scored: Sequence[_Scored]) -> tuple[float, float]:
     """Mean and deviation of the advantages of all trained tokens; the deviation is that of a sample, as in verl.
 
     What was set aside is compared with its own alternatives only, and is not part of the mean.
     """
-
-    mean: float
-    deviation: float
-
-    @classmethod
-    def of(
-        cls, scored: Sequence[tuple[Sequence[Transition], Any, Sequence[tuple[float, Sequence[float]]], bool]]
-    ) -> _Normal:
-        values = [
-            value
-            for rollout, _, credits, compared in scored
-            if compared
-            for turn, (_, tokens) in zip(rollout, credits, strict=True)
-            if not turn.set_aside
-            for value, kept in zip(tokens, turn.response_mask, strict=True)
-            if kept
-        ]
-        if len(values) < 2 or all(value == values[0] for value in values):
-            # Nothing to compare: all are the mean.
-            return cls(values[0] if values else 0.0, 1.0)
-        mean = math.fsum(values) / len(values)
-        variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-        return cls(mean, math.sqrt(variance + _SMALLEST_VARIANCE))
-
-    def at(self, value: float) -> float:
-        return (value - self.mean) / self.deviation
-
-    def scaled(self, value: float) -> float:
-        return value / self.deviation
+    values = [
+        value
+        for rollout, _, credits, compared in scored
+        if compared
+        for turn, (_, tokens) in zip(rollout, credits, strict=True)
+        if not turn.set_aside
+        for value, kept in zip(tokens, turn.response_mask, strict=True)
+        if kept
+    ]
+    if len(values) < 2 or all(value == values[0] for value in values):
+        # Nothing to compare: all are the mean.
+        return values[0] if values else 0.0, 1.0
+    mean = math.fsum(values) / len(values)
+    variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    return mean, math.sqrt(variance + _SMALLEST_VARIANCE)
 
 
 def _loss_weights(rollout: Sequence[Transition], rules: CreditRules, rollouts: int, tokens: int) -> list[float]:

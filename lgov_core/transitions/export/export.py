@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from lgov_core._util.atomic_file import atomic_file
 from lgov_core.errors import TransitionError
-from lgov_core.transitions.values import SCHEMA_VERSION, Transition
-from lgov_core.types import Outcome
+from lgov_core.types import SCHEMA_VERSION, Outcome, Transition
 
 #: Fields of a `Transition` that have their name and value in a row.
 _SAME: Final = (

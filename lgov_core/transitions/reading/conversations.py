@@ -123,7 +123,7 @@ def threads_of(calls: Iterable[CapturedCall], read: ConversationReader = chat_co
     return found
 
 
-def gone_on_from(calls: Iterable[CapturedCall], read: ConversationReader = chat_conversation) -> set[tuple[str, int]]:
+def gone_on_from(calls: Iterable[CapturedCall]) -> set[tuple[str, int]]:
     """Which of the ``calls`` of one attempt (response id and choice) a later one goes on from, by what the messages say.
 
     Of choices that say the same it is the first.
@@ -131,7 +131,7 @@ def gone_on_from(calls: Iterable[CapturedCall], read: ConversationReader = chat_
     said: dict[bytes, tuple[str, int]] = {}
     found: set[tuple[str, int]] = set()
     for call in calls:
-        conversation = read(call)
+        conversation = chat_conversation(call)
         if conversation is None:
             continue
         digests = _digests(conversation.messages)

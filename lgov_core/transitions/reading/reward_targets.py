@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 from lgov_core.errors import TransitionError
 from lgov_core.transitions.findings import Diagnostic, Finding
@@ -18,7 +18,10 @@ NOT_SELECTED: Final = -2
 INTERMEDIATE: Final = "air"
 
 #: A call of the attempt, and the index of its transition or one of the two above.
-PlacedCall = tuple[CapturedCall, int]
+PlacedCall: TypeAlias = tuple[CapturedCall, int]
+
+#: Where a reward goes: an index as above, None to another attempt, else what is wrong with it and why.
+_Target: TypeAlias = int | tuple[Finding, str] | None
 
 
 def distinct(rewards: Iterable[Reward], found: list[Diagnostic]) -> list[Reward]:
@@ -98,47 +101,40 @@ class RewardTargets:
 
         Sums are exact (`math.fsum`), so no order of rewards changes them.
         """
-        earned: dict[int, dict[str, float]] = {}
-        several: dict[tuple[int, str], list[float]] = {}
+        earned: dict[int, dict[str, list[float]]] = {}
         final = False
         for reward in rewards:
             if not math.isfinite(reward.value):
-                self._leave(reward, Finding.INVALID_REWARD, f"its value is {reward.value}", found, unassigned)
-                continue
-            if reward.response_id is None and reward.tool_call_id is None:
-                target = self._of_attempt(reward, found, unassigned)
+                target = Finding.INVALID_REWARD, f"its value is {reward.value}"
+            elif reward.response_id is None and reward.tool_call_id is None:
+                target = self._of_attempt(reward)
                 # What AIR takes back at the end of an attempt says nothing about how the task went.
-                final = final or (target is not None and reward.dimension != INTERMEDIATE)
+                final = final or (isinstance(target, int) and reward.dimension != INTERMEDIATE)
             else:
-                target = self._of_call(reward, found, unassigned)
-            if target is not None and target >= 0:
-                value = float(reward.value) + 0.0  # as a sum has it: there is no zero below zero
-                parts = earned.get(target)
-                if parts is None:
-                    earned[target] = {reward.dimension: value}
-                elif reward.dimension in parts:
-                    several.setdefault((target, reward.dimension), [parts[reward.dimension]]).append(value)
-                else:
-                    parts[reward.dimension] = value
+                target = self._of_call(reward, found)
+            if isinstance(target, tuple):
+                finding, why = target
+                found.append(Diagnostic(finding, reward.reward_id, f"{self._rollout_id}: {why}"))
+                unassigned.append(reward)
+            elif target is not None and target >= 0:
+                earned.setdefault(target, {}).setdefault(reward.dimension, []).append(float(reward.value))
         if not final and self._last is not None:
             found.append(Diagnostic(Finding.NO_FINAL_REWARD, self._rollout_id))
-        for (target, name), values in several.items():
-            earned[target][name] = self._sum(values, name)
-        return {target: parts if len(parts) == 1 else dict(sorted(parts.items())) for target, parts in earned.items()}
+        return {
+            target: {name: self._sum(values, name) for name, values in sorted(parts.items())}
+            for target, parts in earned.items()
+        }
 
-    def _of_attempt(self, reward: Reward, found: list[Diagnostic], unassigned: list[Reward]) -> int | None:
+    def _of_attempt(self, reward: Reward) -> _Target:
         if reward.attempt is not None and reward.attempt != self._attempt:
-            if reward.attempt not in self._others:
-                self._leave(
-                    reward, Finding.UNKNOWN_REWARD_TARGET, f"there is no attempt {reward.attempt}", found, unassigned
-                )
-            return None
+            if reward.attempt in self._others:
+                return None
+            return Finding.UNKNOWN_REWARD_TARGET, f"there is no attempt {reward.attempt}"
         if self._last is None:
-            self._leave(reward, Finding.UNASSIGNED_REWARD, "no transition of the attempt", found, unassigned)
-            return NOT_SELECTED
+            return Finding.UNASSIGNED_REWARD, "no transition of the attempt"
         return self._last
 
-    def _of_call(self, reward: Reward, found: list[Diagnostic], unassigned: list[Reward]) -> int | None:
+    def _of_call(self, reward: Reward, found: list[Diagnostic]) -> _Target:
         if reward.response_id is not None:
             meant = self._calls.get(reward.response_id, [])
         else:
@@ -166,17 +162,13 @@ class RewardTargets:
             meant = used if len(used) == 1 else meant
         if len(meant) == 1:
             target = meant[0][1]
-            if target == UNUSABLE:
-                self._leave(reward, Finding.UNASSIGNED_REWARD, f"{what} has no transition", found, unassigned)
-            return target
+            return (Finding.UNASSIGNED_REWARD, f"{what} has no transition") if target == UNUSABLE else target
         if meant:
-            self._leave(
-                reward, Finding.AMBIGUOUS_REWARD_TARGET, f"{len(meant)} calls answer to {what}", found, unassigned
-            )
-        elif not self._was_elsewhere(reward):
-            chosen = "" if reward.choice is None else f"choice {reward.choice} of "
-            self._leave(reward, Finding.UNKNOWN_REWARD_TARGET, f"there is no {chosen}{what}", found, unassigned)
-        return None
+            return Finding.AMBIGUOUS_REWARD_TARGET, f"{len(meant)} calls answer to {what}"
+        if self._was_elsewhere(reward):
+            return None
+        chosen = "" if reward.choice is None else f"choice {reward.choice} of "
+        return Finding.UNKNOWN_REWARD_TARGET, f"there is no {chosen}{what}"
 
     def _was_elsewhere(self, reward: Reward, attempt: int | None = None) -> bool:
         """Whether another attempt (only ``attempt``, where that is given) has the call that ``reward`` names."""
@@ -192,9 +184,3 @@ class RewardTargets:
             raise TransitionError(
                 f"the {dimension} rewards of one call of rollout {self._rollout_id} add up to more than a number can hold"
             ) from None
-
-    def _leave(
-        self, reward: Reward, finding: Finding, why: str, found: list[Diagnostic], unassigned: list[Reward]
-    ) -> None:
-        found.append(Diagnostic(finding, reward.reward_id, f"{self._rollout_id}: {why}"))
-        unassigned.append(reward)

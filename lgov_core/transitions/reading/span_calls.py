@@ -55,7 +55,28 @@ def calls_of_spans(
         version = version_of(given)
         if version is None and given is not None:
             found.append(invalid(span, semconv.WEIGHTS_VERSION))
-        made.append(_call(key, span, attributes, tokens, version, rollout_id, attempt, agent, tools))
+        made.append(
+            CapturedCall(
+                response_id=key[0],
+                choice=key[1],
+                model=str(attributes.get(semconv.RESPONSE_MODEL) or attributes.get(semconv.REQUEST_MODEL) or ""),
+                request=request_of(attributes),
+                response=messages_of(attributes.get(semconv.OUTPUT_MESSAGES)),
+                prompt_ids=tokens[0],
+                response_ids=tokens[1],
+                logprobs=tokens[2],
+                finish_reason=finish_reason_of(attributes.get(semconv.FINISH_REASONS)),
+                weights_version=version,
+                temperature=number_or(attributes.get(semconv.REQUEST_TEMPERATURE), 1.0),
+                top_p=number_or(attributes.get(semconv.REQUEST_TOP_P), 1.0),
+                started_at=span.started_at,
+                ended_at=span.started_at if span.ended_at is None else span.ended_at,
+                rollout_id=rollout_id,
+                attempt=attempt,
+                agent=agent,
+                tool_call_ids=tools,
+            )
+        )
     return made
 
 
@@ -78,37 +99,3 @@ def _claims(spans: Sequence[Span], found: list[Diagnostic]) -> list[tuple[Span, 
     claims = [one for one in claims if one[1][1] is not None] or claims[:1]
     said = {name: value for span in reversed(spans) for name, value in span.attributes.items()}
     return [(span, {**said, **span.attributes}, tokens) for span, tokens in claims]
-
-
-def _call(
-    key: CallKey,
-    span: Span,
-    attributes: Mapping[str, Any],
-    tokens: Tokens,
-    version: int | None,
-    rollout_id: str | None,
-    attempt: int | None,
-    agent: str | None,
-    tools: tuple[str, ...],
-) -> CapturedCall:
-    get = attributes.get
-    return CapturedCall(
-        response_id=key[0],
-        choice=key[1],
-        model=str(get(semconv.RESPONSE_MODEL) or get(semconv.REQUEST_MODEL) or ""),
-        request=request_of(attributes),
-        response=messages_of(get(semconv.OUTPUT_MESSAGES)),
-        prompt_ids=tokens[0],
-        response_ids=tokens[1],
-        logprobs=tokens[2],
-        finish_reason=finish_reason_of(get(semconv.FINISH_REASONS)),
-        weights_version=version,
-        temperature=number_or(get(semconv.REQUEST_TEMPERATURE), 1.0),
-        top_p=number_or(get(semconv.REQUEST_TOP_P), 1.0),
-        started_at=span.started_at,
-        ended_at=span.started_at if span.ended_at is None else span.ended_at,
-        rollout_id=rollout_id,
-        attempt=attempt,
-        agent=agent,
-        tool_call_ids=tools,
-    )

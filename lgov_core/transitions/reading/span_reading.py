@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from lgov_core.trace import semconv
 from lgov_core.transitions.findings import Diagnostic, Finding
@@ -15,16 +15,13 @@ from lgov_core.transitions.reading.span_tree import CALL_OPERATIONS, Place, Span
 from lgov_core.transitions.reading.span_values import proposed_tool_calls
 from lgov_core.types import Attempt, CapturedCall, Outcome, Reward, Rollout, Span
 
-#: A rollout and its attempt, None for spans that name none.
-_AttemptKey: TypeAlias = tuple[str, int | None]
-
 
 @dataclass(slots=True)
 class _Seen:
     """What the spans of an attempt say about it: when it began and ended, how, and the spans of each of its calls."""
 
-    started_at: float
-    ended_at: float
+    started_at: float = math.inf
+    ended_at: float = -math.inf
     open: bool = False
     outcomes: set[Outcome] = field(default_factory=set[Outcome])
     calls: dict[CallKey, list[Shown]] = field(default_factory=dict[CallKey, list[Shown]])
@@ -46,11 +43,13 @@ class SpanReading:
         self.rewards: list[Reward] = []
         self.proposed_in: dict[tuple[str | None, str], str] = {}
         self.tools_run: set[tuple[str | None, int | None, str]] = set()
-        self._seen: dict[_AttemptKey, _Seen] = {}
-        self._of_no_rollout: dict[int | None, _Seen] = {}
-        self._tasks: dict[str, set[str]] = {}
-        self._runs: dict[str, set[str]] = {}
-        self._proposals: dict[tuple[str | None, str], set[tuple[str, int | None]]] = {}
+        self._seen: dict[tuple[str, int | None], _Seen] = defaultdict(
+            _Seen
+        )  # by rollout and attempt, None if not named
+        self._of_no_rollout: dict[int | None, _Seen] = defaultdict(_Seen)
+        self._tasks: dict[str, set[str]] = defaultdict(set)
+        self._runs: dict[str, set[str]] = defaultdict(set)
+        self._proposals: dict[tuple[str | None, str], set[tuple[str, int | None]]] = defaultdict(set)
         for span, place in self.tree:
             self._read(span, place)
         # Spans that name no attempt belong to the last one that others name.
@@ -63,10 +62,13 @@ class SpanReading:
     def _read(self, span: Span, place: Place) -> None:
         attributes = span.attributes
         if span.name == semconv.REWARD_SPAN_NAME or semconv.REWARD_VALUE in attributes:
-            self._read_reward(span, place)
+            reward = reward_of_span(span, place)
+            self.rewards += (reward, *further_rewards(span, reward))
             return
-        seen = self._seen_at(span, place)
-        if place.rollout_id is not None:
+        if place.rollout_id is None:
+            seen = self._of_no_rollout[place.attempt]
+        else:
+            seen = self._seen[place.rollout_id, place.attempt]
             self._read_attempt(span, place, place.rollout_id, seen)
         operation = attributes.get(semconv.OPERATION)
         if operation in CALL_OPERATIONS or (operation is None and semconv.RESPONSE_TOKEN_IDS in attributes):
@@ -75,39 +77,27 @@ class SpanReading:
             self._read_tool(span, place)
         self.rewards += evaluations_of_span(span, self.tree)
 
-    def _read_reward(self, span: Span, place: Place) -> None:
-        reward = reward_of_span(span, place)
-        self.rewards += (reward, *further_rewards(span, reward))
-
-    def _seen_at(self, span: Span, place: Place) -> _Seen:
-        """What is known of the attempt at ``place``; of one not seen yet, that ``span`` is in it."""
-        ended_at = span.started_at if span.ended_at is None else span.ended_at
-        if place.rollout_id is None:
-            return self._of_no_rollout.setdefault(place.attempt, _Seen(span.started_at, ended_at))
-        return self._seen.setdefault((place.rollout_id, place.attempt), _Seen(span.started_at, ended_at))
-
     def _read_attempt(self, span: Span, place: Place, rollout_id: str, seen: _Seen) -> None:
         attributes = span.attributes
-        started_at, ended_at = span.started_at, span.ended_at
-        if ended_at is None:
-            ended_at = started_at
-            above = self.tree.place_above(span)
-            seen.open = seen.open or (above.rollout_id, above.attempt) != (rollout_id, place.attempt)
-        seen.extend(started_at, ended_at)
+        seen.extend(span.started_at, span.started_at if span.ended_at is None else span.ended_at)
+        above = self.tree.place_above(span)
+        is_inside = (above.rollout_id, above.attempt) == (rollout_id, place.attempt)
+        if span.ended_at is None and not is_inside:
+            seen.open = True
         if semconv.OUTCOME in attributes:
-            above = self.tree.place_above(span)
-            inner = above.ended_above and (above.rollout_id, above.attempt) == (rollout_id, place.attempt)
             try:
                 outcome = Outcome(str(attributes[semconv.OUTCOME]).lower())
             except ValueError:
                 self.found.append(invalid(span, semconv.OUTCOME))
             else:
-                if not inner:  # of spans inside each other the outermost says how the attempt ended
+                if not (
+                    is_inside and above.ended_above
+                ):  # of spans inside each other the outermost says how the attempt ended
                     seen.outcomes.add(outcome)
         if (task_id := attributes.get(semconv.TASK_ID)) not in (None, ""):  # an empty text is not a shared task
-            self._tasks.setdefault(rollout_id, set()).add(str(task_id))
+            self._tasks[rollout_id].add(str(task_id))
         if semconv.RUN_ID in attributes:
-            self._runs.setdefault(rollout_id, set()).add(str(attributes[semconv.RUN_ID]))
+            self._runs[rollout_id].add(str(attributes[semconv.RUN_ID]))
 
     def _read_call(self, span: Span, place: Place, seen: _Seen) -> None:
         attributes = span.attributes
@@ -141,9 +131,8 @@ class SpanReading:
                 says = parent.attributes
         response_id, choice = says.get(semconv.RESPONSE_ID), says.get(semconv.CHOICE)
         if isinstance(response_id, str) and response_id:
-            self._proposals.setdefault((place.rollout_id, response_id), set()).add(
-                (tool_call, choice if type(choice) is int else None)
-            )
+            chosen = choice if type(choice) is int else None
+            self._proposals[place.rollout_id, response_id].add((tool_call, chosen))
 
     # ------------------------------------------------------------------ all of them
 

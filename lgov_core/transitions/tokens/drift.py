@@ -26,16 +26,10 @@ def find_drift(calls: Iterable[CapturedCall], found: list[Diagnostic]) -> None:
     is not drift.
     """
     by_agent: dict[tuple[str | None, str], list[CapturedCall]] = {}
-    before: CapturedCall | None = None
-    own: list[CapturedCall] = []
     for call in calls:
-        if before is None or before.agent != call.agent or before.model != call.model:
-            own = by_agent.setdefault((call.agent, call.model), [])
-        own.append(call)
-        before = call
+        by_agent.setdefault((call.agent, call.model), []).append(call)
     for own in by_agent.values():
-        if len(own) > 1:
-            _find_in(own, found)
+        _find_in(own, found)
 
 
 def _find_in(own: Iterable[CapturedCall], found: list[Diagnostic]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lgov_core._util.prefixes import common_prefix
@@ -80,48 +80,39 @@ def make_tree(transitions: Sequence[Transition]) -> TokenTree:
 
 def make_nodes(sequences: Sequence[tuple[int, ...]]) -> tuple[Node, ...]:
     """The trie of token sequences, in depth-first order. What a node serves are numbers of ``sequences``. Pure."""
-    growing = _Growing()
+    tops: dict[int, _Run] = {}
     for index, ids in enumerate(sequences):
-        growing.insert(ids, index)
-    return tuple(growing.nodes())
+        _insert(tops, ids, index)
+    nodes: list[Node] = []
+    waiting = [(run, -1, 0) for run in reversed(tops.values())]
+    while waiting:
+        run, parent, depth = waiting.pop()
+        stop = depth + len(run.ids)
+        waiting.extend((below, len(nodes), stop) for below in reversed(run.below.values()))
+        nodes.append(Node(parent, depth, run.ids, tuple(Served(index, depth, stop) for index in run.serves)))
+    return tuple(nodes)
 
 
+@dataclass(slots=True)
 class _Run:
     """A node in the making: ``ids``, what follows by its first token, and which transitions lead through it."""
 
-    __slots__ = ("below", "ids", "serves")
-
-    def __init__(self, ids: tuple[int, ...], below: dict[int, _Run], serves: list[int]) -> None:
-        self.ids = ids
-        self.below = below
-        self.serves = serves
+    ids: tuple[int, ...]
+    below: dict[int, _Run]
+    serves: list[int]
 
 
-class _Growing:
-    def __init__(self) -> None:
-        self._tops: dict[int, _Run] = {}
-
-    def insert(self, ids: tuple[int, ...], index: int) -> None:
-        below, at = self._tops, 0
-        while at < len(ids):
-            run = below.get(ids[at])
-            if run is None:
-                below[ids[at]] = _Run(ids[at:], {}, [index])
-                return
-            common = common_prefix(run.ids, ids[at : at + len(run.ids)])
-            if common < len(run.ids):
-                # The new sequence parts from the run, or ends in it: what comes after is a node of its own.
-                rest = _Run(run.ids[common:], run.below, list(run.serves))
-                run.ids, run.below = run.ids[:common], {rest.ids[0]: rest}
-            run.serves.append(index)
-            below, at = run.below, at + common
-
-    def nodes(self) -> Iterator[Node]:
-        waiting = [(run, -1, 0) for run in reversed(self._tops.values())]
-        number = 0
-        while waiting:
-            run, parent, depth = waiting.pop()
-            stop = depth + len(run.ids)
-            yield Node(parent, depth, run.ids, tuple(Served(index, depth, stop) for index in run.serves))
-            waiting.extend((below, number, stop) for below in reversed(run.below.values()))
-            number += 1
+def _insert(below: dict[int, _Run], ids: tuple[int, ...], index: int) -> None:
+    at = 0
+    while at < len(ids):
+        run = below.get(ids[at])
+        if run is None:
+            below[ids[at]] = _Run(ids[at:], {}, [index])
+            return
+        common = common_prefix(run.ids, ids[at : at + len(run.ids)])
+        if common < len(run.ids):
+            # The new sequence parts from the run, or ends in it: what comes after is a node of its own.
+            rest = _Run(run.ids[common:], run.below, list(run.serves))
+            run.ids, run.below = run.ids[:common], {rest.ids[0]: rest}
+        run.serves.append(index)
+        below, at = run.below, at + common
