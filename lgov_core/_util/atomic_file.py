@@ -1,15 +1,16 @@
-"""Atomic file writes: temporary file, fsync, rename, fsync of the folder; mode 0600."""
+"""Atomic writes of files and folders: temporary file, fsync, rename, fsync of the folder; mode 0600."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 
-from lgov_core._util.durable import sync_folder
+from lgov_core._util.durable import sync_file, sync_folder
 from lgov_core._util.sqlite_file import is_database
 from lgov_core.errors import LgovError
 
@@ -19,6 +20,31 @@ def atomic_write(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with _replacement(path) as temporary:
         temporary.write_bytes(data)
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Generator[Path]:
+    """Yields an empty folder beside ``path``, which replaces it durably when the block ends; removed when the block raises.
+
+    Raises `OSError`. A process that is killed leaves ``path`` as it was, or whole.
+    """
+    partial, replaced = path.with_name(f".{path.name}.partial"), path.with_name(f".{path.name}.replaced")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        for file in partial.rglob("*"):
+            if file.is_file():
+                sync_file(file)
+        sync_folder(partial)
+        if path.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+            os.replace(path, replaced)
+        os.replace(partial, path)
+        sync_folder(path.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 @contextmanager

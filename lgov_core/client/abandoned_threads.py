@@ -14,11 +14,10 @@ Found = TypeVar("Found")
 def as_they_end(
     run: Callable[[Given], Found], given: Sequence[Given], threads: int, name: str
 ) -> Generator[tuple[int, Found]]:
-    """Calls ``run`` with each of ``given``, at most ``limit`` at a time; yields the index and the result as they end.
+    """Calls ``run`` with each of ``given``, at most ``threads`` at a time; yields the index and the result as they end.
 
-    Raises what ``run`` raised. Once the generator is closed, or has raised, nothing more is begun; what runs
-    continues in daemon
-    threads, and what comes of it is forgotten. For one thread.
+    Raises what ``run`` raised. Once the generator is closed, or has raised, nothing more is begun; what runs continues
+    in daemon threads and its result is dropped. For one thread.
     """
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     ended: queue.SimpleQueue[tuple[int, Found | None, BaseException | None]] = queue.SimpleQueue()

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from lgov_core.client.tasks import Resource, Task
 from lgov_core.client.wire import Assignment, Report
-from lgov_core.errors import ArgumentError, InstrumentationError, PolicyDenied
+from lgov_core.errors import ArgumentError, InstrumentationError
 from lgov_core.governor import Governor
 from lgov_core.instrumentation.endpoint_headers import ENDPOINT_VARIABLE
 from lgov_core.plugins import register
@@ -23,8 +23,8 @@ from lgov_core.process.environment_variables import environment_variable
 from lgov_core.reward import AirPlugin, RuleSet
 from lgov_core.scope import RolloutScope, carry_into_threads
 from lgov_core.trace.sink import StoreSink
-from lgov_core.train.workers.failures import is_infrastructure
-from lgov_core.train.workers.jobs import Episode, Job
+from lgov_core.train.workers.failures import DENIED_BY_FAILURE, outcome_of
+from lgov_core.train.workers.jobs import Episode
 from lgov_core.train.workers.worker import Tally
 from lgov_core.types import Outcome, Reward, Span
 
@@ -32,12 +32,12 @@ Agent = Callable[[Resource, Task], Any]
 
 _LOG = logging.getLogger(__name__)
 
-#: So many spans of one attempt go to the server; a program that shows more has its later ones counted only.
+#: Number of spans of one attempt that go to the server; further ones are only counted.
 _MOST_SPANS: Final = 10_000
 
 
 class Notebook:
-    """What was shown of the attempts that run here, until each is taken: an `EventStore`. For any thread."""
+    """Rewards and spans of the attempts that run here, until each is taken: an `EventStore`. For any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -46,7 +46,7 @@ class Notebook:
         self.late = 0
 
     def begin(self, key: tuple[str, int]) -> None:
-        """From here on what is shown of this attempt is kept."""
+        """Keeps rewards and spans of this attempt from here on."""
         with self._lock:
             self._open[key] = ([], [])
 
@@ -82,11 +82,10 @@ class Notebook:
 class AgentRunner:
     """Runs one agent on assignments; several threads may do so at once.
 
-    Without ``policy`` agents are watched: what tools and models did is shown and rewarded by ``rules``, nothing is judged.
-    With one they are governed, and decisions go to the record at ``audit``. With ``instrument`` every framework that is
-    installed is instrumented for the whole process, until `close`. Raises `InstrumentationError` under a policy when
-    none is. A ``governor``
-    of the caller's replaces the policy: its events are observed here too, until `close`.
+    Without ``policy`` agents are watched: calls are recorded and rewarded by ``rules``, nothing is judged. With one
+    they are governed, and decisions go to the record at ``audit``. ``instrument`` instruments all installed frameworks
+    of the process until `close`; raises `InstrumentationError` under a policy if there are none. A ``governor`` of the
+    caller replaces the policy; its events are observed until `close`.
     """
 
     def __init__(
@@ -146,11 +145,10 @@ class AgentRunner:
         self.governor.plugins_changed()
 
     def close(self) -> None:
-        """Uninstruments what was instrumented, and closes the record.
+        """Uninstruments, and closes the record.
 
-        An agent that was left behind in its thread and still runs does so governed: frameworks are uninstrumented
-        when the last one
-        has ended. Under a policy of this runner's all it asks for is denied, for the record is closed.
+        Abandoned agents that still run stay governed: frameworks are uninstrumented when the last one has ended. Under
+        a policy of this runner all they ask for is denied, since the record is closed.
         """
         with self._lock:
             self._closed = True
@@ -167,7 +165,7 @@ class AgentRunner:
             self._arms.close()
 
     def run(self, given: Assignment) -> Report:
-        """Runs the agent once. Raises nothing but what ends the process: whatever an agent does is an outcome."""
+        """Runs the agent once. Raises only what ends the process: whatever an agent does is an outcome."""
         scope = RolloutScope(given.rollout_id, given.attempt, task_id=given.task_id)
         resource = Resource(given.model_api, given.model, given.rollout_id, given.attempt, given.mode)
         with self._lock:
@@ -182,35 +180,29 @@ class AgentRunner:
         try:
             value = self._called(resource, Task(given.task), scope, given.timeout_s)
             report = _reported(value, given)
-        except PolicyDenied as error:
-            report = Report(Outcome.BLOCKED, error=str(error))
-        except TimeoutError as error:
-            report = Report(
-                Outcome.TIMEOUT, error=f"TimeoutError: {error}" if str(error) else "the attempt took too long"
-            )
         except Exception as error:  # noqa: BLE001 - whatever an agent raises is an outcome, recorded
             report = _raised(error, given)
         return self._with_what_was_seen(given, report)
 
     def _called(self, resource: Resource, task: Task, scope: RolloutScope, timeout_s: float) -> Any:
         if inspect.iscoroutinefunction(self._agent) or inspect.iscoroutinefunction(type(self._agent).__call__):
-            return asyncio.run(self._awaited(lambda: self._agent(resource, task), scope, timeout_s))
+
+            async def governed() -> Any:
+                async with self.governor.arollout(scope):
+                    return await _await(self._agent(resource, task), timeout_s)
+
+            return asyncio.run(governed())
         with self.governor.rollout(scope):
             value = self._agent(resource, task)
             if inspect.isawaitable(value):
                 return asyncio.run(_await(value, timeout_s))
             return value
 
-    async def _awaited(self, call: Callable[[], Awaitable[Any]], scope: RolloutScope, timeout_s: float) -> Any:
-        async with self.governor.arollout(scope), asyncio.timeout(timeout_s):
-            return await call()
-
     def _with_what_was_seen(self, given: Assignment, report: Report) -> Report:
         rewards, spans = self.notebook.take(given.key)
-        counts = {**self._tally.take(Job(given.rollout_id, given.task_id, given.attempt, {})), **report.counts}
+        counts = {**self._tally.take(*given.key), **report.counts}
         if counts.pop("faults", 0):
-            error = "a policy or the audit record failed, so acts were denied that the policy may allow"
-            return Report(Outcome.INFRASTRUCTURE, (), spans, error, counts)
+            return Report(Outcome.INFRASTRUCTURE, (), spans, DENIED_BY_FAILURE, counts)
         if not report.outcome.trainable:
             return replace(report, rewards=(), spans=spans, counts=counts)
         return replace(report, rewards=(*rewards, *report.rewards), spans=spans, counts=counts)
@@ -246,7 +238,7 @@ def check_agent(agent: Any) -> None:
     except TypeError as error:
         name = getattr(agent, "__name__", repr(agent))
         raise ArgumentError(f"the agent {name} does not take a resource and a task: {error}") from error
-    except ValueError:  # a built-in that does not tell
+    except ValueError:  # a built-in without a signature
         return
 
 
@@ -256,9 +248,8 @@ async def _await(value: Awaitable[Any], timeout_s: float) -> Any:
 
 
 def _reported(value: Any, given: Assignment) -> Report:
-    """The report of an agent that returned. A value that is not a reward is counted and not trained on.
-
-    An `Episode` says all of it itself.
+    """The report of an agent that returned; an `Episode` is taken as it is. A value that is not a reward is counted and
+    not trained on.
     """
     if isinstance(value, Episode):
         own = {"rollout_id": given.rollout_id, "attempt": given.attempt}
@@ -295,8 +286,8 @@ def _not_a_reward(value: Any, dimension: Any, one: Any) -> str:
 
 
 def _raised(error: Exception, given: Assignment) -> Report:
-    said = f"{type(error).__name__}: {error}"
-    if is_infrastructure(error):
-        return Report(Outcome.INFRASTRUCTURE, error=said)
+    outcome, said = outcome_of(error)
+    if outcome is not Outcome.FAILED:
+        return Report(outcome, error="the attempt took too long" if said == "TimeoutError: " else said)
     zero = Reward(0.0, "task", given.rollout_id, given.attempt, source="raised")
     return Report(Outcome.FAILED, (zero,), error=said, counts={"raised": 1})

@@ -90,14 +90,15 @@ class Client:
         """Runs ``agent(resource, task)`` on the uploaded tasks until the server has trained its model.
 
         The agent returns its reward, a finite number (or several by name: ``{"task": 1.0, "style": 0.2}``); it may be a
-        coroutine function. ``nworkers`` rollouts run at a time, in threads of this process or in processes of their own
-        (the agent must then be found by name). ``policy`` is a policy file under which installed frameworks are governed;
-        without one agents are only watched. With ``air_enabled`` the AIR rules in use (`lgov_core.air`), or the built-in
-        values, reward single calls.
+        coroutine function. ``nworkers`` rollouts run at a time, in threads or in processes (the agent must then be
+        found by name). ``policy`` is a policy file under which installed frameworks are governed; without one agents
+        are only watched. With ``air_enabled`` the AIR rules in use (`lgov_core.air`), or the built-in values, reward
+        single calls.
 
-        Goes on with the server's unfinished run if there is one. An attempt whose worker crashed or hung is tried again.
-        Raises `TrainError` when the server cannot continue, or the agent's rewards are none, and `ClientError` when the server
-        is gone. On Ctrl-C attempts are handed back and KeyboardInterrupt propagates; the server waits for another client.
+        Continues the server's unfinished run if there is one. An attempt whose worker crashed or hung is tried again.
+        Raises `TrainError` when the server cannot continue or the agent returns no rewards, `ClientError` when the
+        server is gone. On Ctrl-C attempts are handed back and KeyboardInterrupt propagates; the server waits for
+        another client.
         """
         if os.environ.get("LIGHTNING_CLIENT_WORKER"):
             raise TrainError(
@@ -112,8 +113,8 @@ class Client:
         rules = rules_in_use() if air_enabled else None
         options: dict[str, Any] = {
             "endpoint": self.url,
-            "policy": None if policy is None else str(policy),
-            "audit": None if audit is None else str(audit),
+            "policy": None if policy is None else Path(policy),
+            "audit": None if audit is None else Path(audit),
             "instrument": auto_instrumentation,
         }
         name = name_of(agent) if workers == "processes" else ""
@@ -122,14 +123,7 @@ class Client:
             if workers == "processes":
                 settings = {**options, "agent": name, "rules": air_enabled, "base_rules": air_enabled}
                 return ProcessWorkers(settings, nworkers, done)
-            runner = AgentRunner(
-                agent,
-                endpoint=self.url,
-                policy=None if policy is None else Path(policy),
-                audit=None if audit is None else Path(audit),
-                rules=rules,
-                instrument=auto_instrumentation,
-            )
+            runner = AgentRunner(agent, rules=rules, **options)
             open_things.callback(runner.close)
             return ThreadWorkers(runner, nworkers, done)
 
@@ -168,7 +162,7 @@ class Client:
 
 
 class _Session:
-    """What a client in training says to its server."""
+    """The requests of a client in training to its server."""
 
     def __init__(self, connection: Connection, run_id: str) -> None:
         self.connection = connection
@@ -178,7 +172,7 @@ class _Session:
         self.metrics: list[dict[str, Any]] = []
         self.ended = threading.Condition()
         self.trouble: LgovError | None = None
-        #: The run has ended: nothing can be in hand any more.
+        #: The run has ended: no attempt is left.
         self.over = False
         self._bad_in_a_row = 0
 
@@ -221,10 +215,7 @@ class _Session:
             self.ended.notify_all()
 
     def release(self) -> None:
-        """Hands back what will not be finished here, as well as can be: what stays is lost with its lease.
-
-        Includes attempts whose assignment arrived after this client stopped waiting.
-        """
+        """Hands back all attempts, also those whose assignment never arrived here; on failure their lease expires."""
         if self.over:
             return
         with contextlib.suppress(LgovError):
@@ -233,7 +224,7 @@ class _Session:
 
     @contextlib.contextmanager
     def heartbeats(self, workers: Workers) -> Generator[None]:
-        """Tells the server which attempts are alive, until the block ends; abandons those that it has given up."""
+        """Reports the running attempts to the server until the block ends; abandons those that it has given up."""
         over = threading.Event()
 
         def beat() -> None:

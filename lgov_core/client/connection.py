@@ -21,11 +21,11 @@ _LOOPBACK: Final = ("127.", "localhost", "::1")
 
 
 class Connection:
-    """Requests to one server. May be used from any thread at the same time.
+    """Requests to one server, from any thread.
 
-    ``key`` is an admin key of the server, for one that wants keys. A request that finds no server, or one that is busy, is
-    sent again for up to ``patience_s`` seconds: every request of the protocol may be sent twice. Raises `ClientError`: for
-    a server that stays away, for one of another version, and for what it refuses.
+    ``key`` is an admin key. A request that meets no server, or a busy one, is repeated for up to ``patience_s``
+    seconds: every request of the protocol may be sent twice. Raises `ClientError`: no server, another version, or a
+    refusal.
     """
 
     def __init__(self, url: str, *, key: str | None = None, patience_s: float = 60.0) -> None:
@@ -44,9 +44,9 @@ class Connection:
         own = parts.hostname.startswith(_LOOPBACK)
         self._opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if own else []))
 
-    def get(self, path: str, *, timeout_s: float = 30.0, patience_s: float | None = None) -> dict[str, Any]:
+    def get(self, path: str) -> dict[str, Any]:
         """The answer to ``GET path``."""
-        return self._ask("GET", path, None, timeout_s, patience_s)
+        return self._ask("GET", path, None, 30.0, None)
 
     def post(
         self, path: str, body: Mapping[str, Any], *, timeout_s: float = 30.0, patience_s: float | None = None

@@ -1,4 +1,4 @@
-"""What came of a training: figures of every update and evaluation."""
+"""The result of a training: figures of every update and evaluation."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Any
 class TrainResult:
     """A finished run.
 
-    ``metrics`` are the lines of the server's ``metrics.jsonl`` of this run, in order: ``phase`` is ``train`` or ``test``.
-    ``counts`` are what the workers of this client counted: attempts by outcome, violations, rewards that were none.
-    ``folder`` is the run's folder on the server's machine.
+    ``metrics`` are this run's lines of the server's ``metrics.jsonl``, in order: ``phase`` is ``train`` or ``test``.
+    ``counts`` are this client's: attempts by outcome, violations, bad rewards. ``folder`` is the run's, on the server.
     """
 
     run_id: str

@@ -72,10 +72,10 @@ class Resource:
 
 
 def read_tasks(source: str | os.PathLike[str] | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The tasks in a file of JSON lines, or in a list of mappings. Lines without text are passed over.
+    """The tasks in a file of JSON lines, or in a list of mappings. Blank lines are ignored.
 
-    Raises `TaskError` with the file, the line and what is wrong with it, for the first ten of them: a line that is not
-    UTF-8, no JSON or no object with at least one field, a name given twice, NaN and infinity; and for no task at all.
+    Raises `TaskError` with file, line and fault, for the first ten: a line that is not UTF-8 or not a JSON object with
+    at least one field, a name given twice, NaN and infinity; and for no task at all.
     """
     if not isinstance(source, str | os.PathLike):
         return _of_list(source)

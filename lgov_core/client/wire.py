@@ -1,9 +1,9 @@
-"""What client and server say to each other, as JSON values. Both sides use these functions and no others."""
+"""The messages between client and server, as JSON values. Both sides use these functions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, cast
 
 from lgov_core.types import Outcome, Reward, Span, SpanEvent
@@ -19,9 +19,8 @@ ENDED: Final = frozenset({"done", "failed", "stopped"})
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One attempt at a task that a worker was given.
-
-    ``model_api`` is where its agent calls the model. The attempt must be done within ``timeout_s`` seconds of its beginning.
+    """One attempt at a task, for a worker. ``model_api`` is where its agent calls the model; ``timeout_s`` bounds it in
+    seconds.
     """
 
     rollout_id: str
@@ -47,8 +46,8 @@ class Assignment:
 class Report:
     """How an attempt ended, as its worker saw it.
 
-    ``rewards`` name the call that earned them, or none: then they are of the attempt. ``counts`` are what the governor
-    counted, and ``bad_reward`` for an agent that gave no reward or none that is a number.
+    A reward names the call that earned it, or none: then it is the attempt's. ``counts`` are the governor's, and
+    ``bad_reward``.
     """
 
     outcome: Outcome
@@ -82,17 +81,7 @@ class Report:
             raise ValueError(f"no report of an attempt: {error!r}") from error
 
 
-_REWARD: Final = (
-    "value",
-    "dimension",
-    "rollout_id",
-    "attempt",
-    "response_id",
-    "tool_call_id",
-    "source",
-    "reward_id",
-    "choice",
-)
+_REWARD: Final = tuple(one.name for one in fields(Reward))
 
 
 def reward_json(reward: Reward) -> dict[str, Any]:

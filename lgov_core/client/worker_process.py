@@ -19,6 +19,7 @@ from lgov_core.client.attempts import AgentRunner
 from lgov_core.client.wire import Assignment
 from lgov_core.errors import LgovError
 from lgov_core.reward import RuleSet, air
+from lgov_core.train.workers.lines import send, take_standard_streams
 
 #: Set in a worker process: a module that starts a training when it is imported must not do so again.
 WORKER_VARIABLE = "LIGHTNING_CLIENT_WORKER"
@@ -26,20 +27,16 @@ WORKER_VARIABLE = "LIGHTNING_CLIENT_WORKER"
 
 def main() -> None:
     """Entry point of ``python -m lgov_core.client.worker_process``."""
-    jobs, output = os.dup(0), os.dup(1)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
+    jobs, output = take_standard_streams()
     os.environ[WORKER_VARIABLE] = "1"
     lines = os.fdopen(jobs, "rb")
     options: dict[str, Any] = json.loads(lines.readline())
     waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_hear, args=(lines, waiting), daemon=True).start()
+    threading.Thread(target=_read_lines, args=(lines, waiting), daemon=True).start()
     _serve(options, waiting, output)
 
 
-def _hear(lines: BinaryIO, waiting: queue.SimpleQueue[bytes]) -> None:
+def _read_lines(lines: BinaryIO, waiting: queue.SimpleQueue[bytes]) -> None:
     """Keeps reading while an agent runs, so that the process ends when the client is gone."""
     for line in lines:
         waiting.put(line)
@@ -62,24 +59,18 @@ def _serve(options: dict[str, Any], waiting: queue.SimpleQueue[bytes], output: i
             instrument=options["instrument"],
         )
     except LgovError as error:
-        _say(output, {"error": error.message, "hint": error.hint})
+        send(output, {"error": error.message, "hint": error.hint})
         sys.exit(1)
-    except Exception as error:  # noqa: BLE001 - whatever the agent's module raises, the client tells it
-        _say(output, {"error": f"the agent's module raised {type(error).__name__}: {error}", "hint": None})
+    except Exception as error:  # noqa: BLE001 - the client reports whatever the agent's module raises
+        send(output, {"error": f"the agent's module raised {type(error).__name__}: {error}", "hint": None})
         sys.exit(1)
-    _say(output, {"ready": True})
+    send(output, {"ready": True})
     while True:
         given = Assignment(**json.loads(waiting.get()))
         # For programs that take the address of the model from here.
         os.environ["OPENAI_BASE_URL"] = given.model_api
         report = runner.run(given)
-        _say(output, {"report": report.as_json(), "key": list(given.key)})
-
-
-def _say(output: int, message: dict[str, Any]) -> None:
-    data = json.dumps(message, default=str).encode() + b"\n"
-    while data:
-        data = data[os.write(output, data) :]
+        send(output, {"report": report.as_json(), "key": list(given.key)})
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""Who runs attempts for a client: threads of its process, or processes of their own."""
+"""Runs attempts for a client: in threads of its process, or in worker processes."""
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import json
 import subprocess
@@ -15,9 +14,10 @@ from typing import Any, Protocol
 from lgov_core.client.attempts import AgentRunner
 from lgov_core.client.wire import Assignment, Report
 from lgov_core.errors import TrainError
+from lgov_core.train.workers.lines import close_input, write_line
 from lgov_core.types import Outcome
 
-#: Told how an attempt ended. Called from any thread.
+#: Called from any thread when an attempt has ended.
 Done = Callable[[Assignment, Report], None]
 #: Number of consecutive processes that die before running anything after which no more are started.
 _MOST_FALSE_STARTS = 3
@@ -36,22 +36,22 @@ class Workers(Protocol):
         ...
 
     def abandon(self, key: tuple[str, int]) -> None:
-        """Gives up an attempt that is no longer wanted: its place is free again, and it is not reported."""
+        """Gives up an attempt: its slot is free again, and it is not reported."""
         ...
 
     def running(self) -> list[Assignment]:
-        """What is being run."""
+        """The attempts that run."""
         ...
 
     def close(self) -> None:
-        """Ends everything; what was still being run is not reported."""
+        """Ends everything; what was still running is not reported."""
         ...
 
 
 class ThreadWorkers:
-    """A thread of this process for each attempt. One that hangs cannot be ended: it is left behind, with a place of its own.
+    """A thread for each attempt. One that hangs cannot be ended: it is abandoned, and its slot is free again.
 
-    Agents see the context variables of the thread that made this.
+    Agents have the context variables of the thread that made this.
     """
 
     def __init__(self, runner: AgentRunner, count: int, done: Done) -> None:
@@ -60,7 +60,7 @@ class ThreadWorkers:
         self._running: dict[tuple[str, int], Assignment] = {}
         self._reporting: dict[tuple[str, int], Assignment] = {}  # these cannot be abandoned any more
         self._lock = threading.Lock()
-        #: Threads that were left behind.
+        #: Number of abandoned threads.
         self.abandoned = 0
 
     @property
@@ -123,10 +123,11 @@ class _Process:
 
 
 class ProcessWorkers:
-    """Processes, each of which runs one attempt at a time. One that dies or hangs is replaced.
+    """Processes, each with one attempt at a time. One that dies or hangs is replaced; its attempt ends as
+    ``infrastructure``.
 
-    ``options`` is passed to `lgov_core.client.worker_process`. A process that dies during an attempt ends it as
-    ``infrastructure``; when processes die before they are ready, `failure` says why.
+    ``options`` is passed to `lgov_core.client.worker_process`. When processes keep dying before they are ready,
+    `failure` says why.
     """
 
     def __init__(self, options: dict[str, Any], count: int, done: Done, *, stderr: Any = None) -> None:
@@ -158,7 +159,7 @@ class ProcessWorkers:
         with self._lock:
             process = next(one for one in self._processes if one.free)
             process.given = given
-        _write(process.popen, given.as_json())  # if it has died, its reader says so
+        write_line(process.popen, given.as_json())  # if it has died, its reader says so
 
     def abandon(self, key: tuple[str, int]) -> None:
         """See `Workers`."""
@@ -184,9 +185,7 @@ class ProcessWorkers:
             process.popen.kill()
         for process in processes:
             process.popen.wait()
-            if process.popen.stdin is not None:
-                with contextlib.suppress(OSError):
-                    process.popen.stdin.close()
+            close_input(process.popen)
 
     def _start(self) -> _Process:
         popen = subprocess.Popen(
@@ -197,7 +196,7 @@ class ProcessWorkers:
             start_new_session=True,  # Ctrl-C is for the client, which then decides
         )
         process = _Process(popen)
-        _write(popen, self._options)
+        write_line(popen, self._options)
         threading.Thread(target=self._read, args=(process,), name=f"lgov-client-{popen.pid}", daemon=True).start()
         return process
 
@@ -213,10 +212,10 @@ class ProcessWorkers:
                     with self._lock:
                         process.ready, self._false_starts = True, 0
                 elif "report" in said:
-                    self._told(process, said)
+                    self._reported(process, said)
         self._died(process, process.popen.wait(), said)
 
-    def _told(self, process: _Process, said: dict[str, Any]) -> None:
+    def _reported(self, process: _Process, said: dict[str, Any]) -> None:
         with self._lock:
             given = process.given
             if given is None or [given.rollout_id, given.attempt] != said["key"]:
@@ -237,21 +236,12 @@ class ProcessWorkers:
             self._false_starts += not process.ready
             if self._false_starts >= _MOST_FALSE_STARTS and self.failure is None:
                 why = said.get("error") or f"ended with status {status}"
-                self.failure = TrainError(f"no worker process gets ready: {why}", hint=said.get("hint"))
+                self.failure = TrainError(f"no worker process became ready: {why}", hint=said.get("hint"))
             if self.failure is None:
                 self._processes[self._processes.index(process)] = self._start()
             else:
                 self._processes.remove(process)
-        if process.popen.stdin is not None:
-            with contextlib.suppress(OSError):
-                process.popen.stdin.close()
+        close_input(process.popen)
         if given is not None:
             error = f"the worker process ended with status {status}"
             self._done(given, Report(Outcome.INFRASTRUCTURE, error=error, counts={"died": 1}))
-
-
-def _write(popen: subprocess.Popen[bytes], value: dict[str, Any]) -> None:
-    if popen.stdin is not None:
-        with contextlib.suppress(OSError):
-            popen.stdin.write(json.dumps(value).encode() + b"\n")
-            popen.stdin.flush()

@@ -18,7 +18,7 @@ from lgov_core.demo.prepare import POLICIES
 from lgov_core.demo.verification import Verification, VersionCount, finding_of
 from lgov_core.errors import TrainError
 from lgov_core.models import LanguageModel, load_model
-from lgov_core.train.algorithms.logprobs import row_logprobs
+from lgov_core.train.layout.logprobs import row_logprobs
 from lgov_core.train.layout.rows import TrainRow, batches_by_length
 from lgov_core.train.loop.checkpoint import load_weights
 from lgov_core.train.loop.policy_model import PolicyModel

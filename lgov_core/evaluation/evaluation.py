@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any
 
 from lgov_core.client.abandoned_threads import as_they_end
-from lgov_core.client.attempts import Agent, AgentRunner
-from lgov_core.client.wire import Assignment, Report
-from lgov_core.gateway.app import create_app
-from lgov_core.gateway.serving.keys import KeyRing
-from lgov_core.gateway.serving.server import EndpointServer
+from lgov_core.client.attempts import Agent
+from lgov_core.client.wire import Report
 from lgov_core.models import LanguageModel
 from lgov_core.reward import RuleSet
-from lgov_core.server.key_path import PREFIX, KeyInPath
+from lgov_core.server.local_rollouts import LocalRollouts, open_rollouts
 from lgov_core.server.policy_engine import PolicyEngine
-from lgov_core.store import open_store
-from lgov_core.store.protocol import TraceStore
 from lgov_core.train.loop.intervals import Estimate, grouped_interval, mean_interval, share_interval
 from lgov_core.types import Outcome, Rollout, new_id
-
-#: A key outlives its attempt by this.
-_KEY_SPARE_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What one task came to in each of its samples that says something about the model: rewards by channel, and so on.
-
-    ``lost`` counts the samples of which nothing can be said (infrastructure, timeout), after all tries.
+    """The usable samples of one task: rewards by channel, success, violations, model calls. ``lost`` counts the others
+    (infrastructure, timeout).
     """
 
     rewards: tuple[Mapping[str, float], ...] = ()
@@ -105,24 +95,20 @@ def evaluate(
 ) -> EvaluationResult:
     """Runs ``agent(resource, task)`` on every task with ``model`` behind an endpoint of this process.
 
-    ``folder`` gets the store and, under a policy, the audit record. ``progress(done, total)`` is called after each rollout.
-    Raises `LgovError` for what cannot be set up; what an agent does is an outcome. On Ctrl-C attempts are left behind, and
-    KeyboardInterrupt propagates.
+    ``folder`` gets the store and, under a policy, the audit record. ``progress(done, total)`` is called after each
+    rollout. Raises `LgovError` for what cannot be set up; what an agent does is an outcome. On Ctrl-C attempts are
+    abandoned, and KeyboardInterrupt propagates.
     """
     plan = plan or EvaluationPlan()
     folder.mkdir(parents=True, exist_ok=True)
-    place = folder / "store.sqlite"
-    keys = KeyRing(required=False)
     engine = PolicyEngine(model, max_batch=plan.max_batch, max_new_tokens=plan.max_new_tokens, seed=plan.seed)
     with contextlib.ExitStack() as opened:
-        store = opened.enter_context(contextlib.closing(open_store(str(place))))
-        app = create_app([engine], store, keys=keys)
-        server = opened.enter_context(EndpointServer(cast(Any, KeyInPath(app))))
-        runner = AgentRunner(
-            agent, endpoint=server.url, policy=plan.policy, audit=folder / "audit.db", rules=plan.rules
+        rollouts = opened.enter_context(
+            open_rollouts(
+                agent, engine, folder, model=model.name, timeout_s=plan.timeout_s, policy=plan.policy, rules=plan.rules
+            )
         )
-        opened.callback(runner.close)
-        sampler = _Sampler(store, keys, runner, server.url, model.name, plan)
+        sampler = _Sampler(rollouts, plan.max_attempts)
         samples = [(number, task) for number, task in enumerate(tasks) for _ in range(plan.samples)]
         reports: dict[int, list[tuple[Report, int]]] = {number: [] for number, _ in samples}
         running = opened.enter_context(
@@ -132,7 +118,7 @@ def evaluate(
             reports[samples[at][0]].append(report)
             if progress is not None:
                 progress(done, len(samples))
-    return EvaluationResult(tuple(_score(reports[number]) for number in sorted(reports)), str(place))
+    return EvaluationResult(tuple(_score(reports[number]) for number in sorted(reports)), str(folder / "store.sqlite"))
 
 
 def difference(after: EvaluationResult, before: EvaluationResult, channel: str) -> Estimate:
@@ -147,56 +133,21 @@ def difference(after: EvaluationResult, before: EvaluationResult, channel: str) 
 class _Sampler:
     """Runs one rollout, and again when the machines were to blame. For any thread."""
 
-    def __init__(
-        self, store: TraceStore, keys: KeyRing, runner: AgentRunner, url: str, model: str, plan: EvaluationPlan
-    ) -> None:
-        self._store, self._keys, self._runner, self._url, self._model, self._plan = (
-            store,
-            keys,
-            runner,
-            url,
-            model,
-            plan,
-        )
+    def __init__(self, rollouts: LocalRollouts, max_attempts: int) -> None:
+        self._rollouts, self._max_attempts = rollouts, max_attempts
         self._run_id = new_id("eval")
 
     def run(self, sample: tuple[int, Mapping[str, Any]]) -> tuple[Report, int]:
         """The report of the last try of a task, which is given with its number, and how many model calls it made."""
         number, task = sample
-        task_id = f"task-{number:06d}"
-        rollout = Rollout(new_id("ro"), task_id, self._run_id, {"task": dict(task), "mode": "test"})
-        self._store.add_rollouts([rollout])
-        report = Report(Outcome.INFRASTRUCTURE, error="it was never begun")
-        calls = 0
-        for attempt in range(1, self._plan.max_attempts + 1):
-            self._store.start_attempt(rollout.rollout_id, attempt)
-            expires_at = time.time() + self._plan.timeout_s + _KEY_SPARE_S
-            key = self._keys.issue(rollout.rollout_id, attempt, expires_at=expires_at)
-            report = self._runner.run(
-                Assignment(
-                    rollout.rollout_id,
-                    attempt,
-                    task_id,
-                    "test",
-                    task,
-                    f"{self._url}{PREFIX}{key}/v1",
-                    self._model,
-                    self._plan.timeout_s,
-                )
-            )
-            for span in report.spans:
-                self._store.add_span(span)
-            self._store.finish_attempt(
-                rollout.rollout_id,
-                attempt,
-                report.outcome,
-                error=report.error,
-                result={"counts": dict(report.counts)},
-                rewards=report.rewards,
-            )
-            calls = sum(one.attempt == attempt for one in self._store.calls([rollout.rollout_id]))
-            if report.outcome.trainable:
-                break
+        rollout = Rollout(new_id("ro"), f"task-{number:06d}", self._run_id, {"task": dict(task), "mode": "test"})
+        store = self._rollouts.store
+        store.add_rollouts([rollout])
+        report, attempt = Report(Outcome.INFRASTRUCTURE, error="it was never begun"), 0
+        while not report.outcome.trainable and attempt < self._max_attempts:
+            attempt += 1
+            report = self._rollouts.run(rollout, attempt)
+        calls = sum(one.attempt == attempt for one in store.calls([rollout.rollout_id]))
         return report, calls
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 from typing import Final, Literal
 
+from lgov_core._util.atomic_file import atomic_folder
 from lgov_core.audit import default_signer
 from lgov_core.audit.attestation import attest, read_attestation
 from lgov_core.audit.heads import Signer
@@ -21,11 +20,11 @@ FORMS: Final[tuple[Form, ...]] = ("transformers", "peft")
 
 
 def export(trained: TrainedModel, folder: Path, form: Form = "transformers", *, signer: Signer | None = None) -> Path:
-    """Writes ``folder``, whole or not at all: a model with its tokenizer, or the adapters by themselves.
+    """Writes ``folder`` atomically: a model with its tokenizer, or the adapters alone.
 
-    Where the checkpoint has a lineage, the folder gets it too, with a statement about its own files (signed by ``signer``, or
-    the key of the audit record where there is one), so that ``lgov audit verify`` checks it as well. Raises `TrainError` when
-    the folder is there already, cannot be written, or no adapters were trained.
+    A checkpoint with a lineage passes it on, with a statement about the folder's files (signed by ``signer``, or the
+    audit record's key), for `lgov audit verify`. Raises `TrainError` when the folder exists or cannot be written, or no
+    adapters were trained.
     """
     if form == "peft" and not trained.adapters:
         raise TrainError(
@@ -33,23 +32,18 @@ def export(trained: TrainedModel, folder: Path, form: Form = "transformers", *, 
         )
     if folder.exists():
         raise TrainError(f"{folder} is there already", hint="name a new folder")
-    partial = folder.with_name(f".{folder.name}.partial")
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        if form == "transformers":
-            trained.model.save(partial)
-        else:
-            config = trained.policy.module.peft_config["default"]
-            config.base_model_name_or_path = trained.base
-            trained.policy.module.save_pretrained(partial)
-        if trained.lineage is not None:
-            _state(trained, partial, form, signer or default_signer())
-        os.replace(partial, folder)
+        with atomic_folder(folder) as partial:
+            if form == "transformers":
+                trained.model.save(partial)
+            else:
+                config = trained.policy.module.peft_config["default"]
+                config.base_model_name_or_path = trained.base
+                trained.policy.module.save_pretrained(partial)
+            if trained.lineage is not None:
+                _state(trained, partial, form, signer or default_signer())
     except OSError as error:
         raise TrainError(f"{folder} could not be written: {error}", hint="free some space") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return folder
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint as a model: what training began with, and the weights that came of it."""
+"""A checkpoint as a model: where training began, and the trained weights."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from lgov_core.train.verl.checkpoints import find_sealed, start_sha256
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """A checkpoint that was loaded. ``model`` serves the trained weights; ``policy`` holds them as they were trained.
+    """A loaded checkpoint. ``model`` serves the trained weights; ``policy`` holds them as they were trained.
 
-    ``base`` is the name or folder of what training began with, ``started`` its own weights (by the names of ``model``'s module;
-    only those that training changes). ``lineage`` is what was found when the statements were checked; None without any.
+    ``base`` names where training began, ``started`` its weights (by ``model``'s names; only those that training
+    changes). ``lineage`` is the result of checking the statements; None without any.
     """
 
     path: Path
@@ -45,11 +45,12 @@ class TrainedModel:
 
 
 def load_trained(path: Path, *, base: str | None = None, device: str = "cpu") -> TrainedModel:
-    """The checkpoint that ``path`` names (see `find_checkpoint`; for verl's `find_sealed`), on the model it was trained from.
+    """The checkpoint that ``path`` names (`find_checkpoint`; for verl's `find_sealed`), on the model it was trained
+    from.
 
-    The statements that come with it are checked first, and the model against them. ``base`` names the model where nothing is
-    stated, or where it has moved. Raises `TrainError` when the lineage is broken, the model is another one or not named, or the
-    weights do not fit it; `ModelError` when the model cannot be loaded.
+    Its statements are checked first, and the model against them. ``base`` names the model where none is stated, or it
+    has moved. Raises `TrainError` for a broken lineage, another model or none, or weights that do not fit; `ModelError`
+    when the model cannot be loaded.
     """
     sealed = find_sealed(path)
     if sealed is not None:

@@ -1,4 +1,4 @@
-"""Has rollouts run by the workers of clients: puts them into the store's queue and waits until they have ended."""
+"""Has rollouts run by clients: puts them into the store's queue and waits until they have ended."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Stopped(Exception):
 
 
 class QueueCollector:
-    """A `lgov_core.train.loop.loop.Collector` over the queue of ``store``.
+    """A `Collector` over the queue of ``store``.
 
-    ``stopped`` is asked while it waits; when it says so, what has not ended is cancelled and `Stopped` is raised. `wake` may
-    be called from any thread, the others from the thread of the loop.
+    When ``stopped`` says so while it waits, what has not ended is cancelled and `Stopped` is raised. `wake` may be
+    called from any thread, the others from the thread of the loop.
     """
 
     def __init__(self, store: RolloutQueue, config: RolloutConfig, stopped: Callable[[], bool]) -> None:
         self._store, self._config, self._stopped = store, config, stopped
         self._woken = threading.Event()
-        #: Grows with everything that is put into the queue: who waits for work looks again.
+        #: Grows with everything that is put into the queue: clients that wait for work then claim again.
         self.enqueued = 0
 
     def wake(self) -> None:

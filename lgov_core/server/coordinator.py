@@ -11,23 +11,22 @@ from typing import Any, Final
 
 import lgov_core
 from lgov_core._util.atomic_file import atomic_write
+from lgov_core._util.bounded import BoundedDict
 from lgov_core.client.tasks import read_tasks
 from lgov_core.client.wire import PROTOCOL, Assignment, Report
 from lgov_core.errors import ClientError, EndpointError, RewardError, StoreError
 from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.server.collect import QueueCollector
-from lgov_core.server.key_path import PREFIX
+from lgov_core.server.key_path import model_path
 from lgov_core.server.run_state import RunState
 from lgov_core.store import RolloutQueue
 from lgov_core.types import Attempt, Outcome
 
 _SPLITS: Final = ("train", "test")
-#: A key is valid this much longer than its attempt, so that a call at the very end is recorded.
-_KEY_SPARE_S: Final = 60.0
 _MOST_LEASE_S: Final = 3600.0
 #: Number of departed clients to remember, so that a pending claim of theirs gets nothing.
 _MOST_GONE: Final = 1000
-#: Number of unfinished uploads to keep; the oldest is dropped.
+#: Number of unfinished uploads to keep; the least recently used is dropped.
 _MOST_UPLOADS: Final = 8
 
 
@@ -37,7 +36,7 @@ class Tasks:
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "data"
         self._lock = threading.Lock()
-        self._uploads: dict[str, dict[str, list[dict[str, Any]]]] = {}
+        self._uploads: BoundedDict[str, dict[str, list[dict[str, Any]]]] = BoundedDict(_MOST_UPLOADS)
         self._tasks: dict[str, list[dict[str, Any]]] = {split: [] for split in _SPLITS}
         for split in _SPLITS:
             path = self._folder / f"{split}.jsonl"
@@ -56,14 +55,14 @@ class Tasks:
         if not all(isinstance(task, dict) and task for task in tasks):
             raise EndpointError("each task is an object with at least one field", status=422)
         with self._lock:
-            while upload not in self._uploads and len(self._uploads) >= _MOST_UPLOADS:
-                del self._uploads[next(iter(self._uploads))]
-            self._uploads.setdefault(upload, {name: [] for name in _SPLITS})[split] += tasks
+            parts = self._uploads.get(upload) or {name: [] for name in _SPLITS}
+            parts[split] += tasks
+            self._uploads.put(upload, parts)
 
     def commit(self, upload: str, counts: Mapping[str, int]) -> None:
         """Makes an upload the server's tasks, on disk first. Raises `EndpointError` (409) when parts are missing."""
         with self._lock:
-            found = self._uploads.pop(upload, None)
+            found = self._uploads.pop(upload)
             if found is None or {split: len(found[split]) for split in _SPLITS} != dict(counts):
                 raise EndpointError("parts of the upload are missing", status=409, hint="upload the data again")
             for split in _SPLITS:
@@ -75,31 +74,30 @@ class Tasks:
 class Coordinator:
     """What the routes do. All methods block and may be called from any thread; raises `EndpointError`.
 
-    ``timeout_s`` bounds an attempt.
+    ``folder`` holds the tasks, ``timeout_s`` bounds an attempt.
     """
 
     def __init__(
         self,
-        tasks: Tasks,
+        folder: Path,
         store: RolloutQueue,
         keys: KeyRing,
         collector: QueueCollector,
         *,
-        folder: Path,
         loop_id: str,
         about: Mapping[str, Any],
         timeout_s: float,
     ) -> None:
-        self.tasks = tasks
+        self.tasks = Tasks(folder)
         self._store, self._keys, self._collector = store, keys, collector
-        self._folder, self._loop_id, self._about, self._timeout_s = folder, loop_id, about, timeout_s
+        self._loop_id, self._about, self._timeout_s = loop_id, about, timeout_s
         self._changed = threading.Condition()
         self._run: RunState | None = None
         self._unclaimed: RunState | None = None
         self._asked = False
         self._last_seen: dict[str, float] = {}
         self._claiming = threading.Lock()
-        self._gone: dict[str, None] = {}
+        self._gone: BoundedDict[str, bool] = BoundedDict(_MOST_GONE)
 
     # ------------------------------------------------------------------ for the loop
 
@@ -175,18 +173,11 @@ class Coordinator:
             claims = () if gone else self._store.claim(worker_id, limit, lease_s=lease, run_id=self._loop_id)
         for claim in claims:
             rollout, attempt = claim.rollout, claim.attempt.attempt
-            expires_at = time.time() + self._timeout_s + _KEY_SPARE_S
-            key = self._keys.issue(rollout.rollout_id, attempt, expires_at=expires_at)
+            path = model_path(self._keys, rollout.rollout_id, attempt, self._timeout_s)
             given: Any = rollout.input
+            model = str(self._about["model"])
             assignment = Assignment(
-                rollout.rollout_id,
-                attempt,
-                rollout.task_id,
-                given["mode"],
-                given["task"],
-                f"{PREFIX}{key}/v1",
-                str(self._about["model"]),
-                self._timeout_s,
+                rollout.rollout_id, attempt, rollout.task_id, given["mode"], given["task"], path, model, self._timeout_s
             )
             found.append(assignment.as_json())
         return found
@@ -228,9 +219,7 @@ class Coordinator:
     def release(self, worker_id: str, reason: str) -> dict[str, Any]:
         """Takes back all attempts that a client holds, also those whose assignment never reached it; it gets no more."""
         with self._claiming:
-            self._gone[worker_id] = None
-            while len(self._gone) > _MOST_GONE:
-                del self._gone[next(iter(self._gone))]
+            self._gone.put(worker_id, True)
             held = self._store.heartbeat(worker_id, lease_s=1.0)
         for one in held:
             try:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import secrets
+import time
 from pathlib import Path
 from typing import Any, Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from lgov_core._util.atomic_file import atomic_write
 from lgov_core.gateway.serving.keys import KeyRing
 
 #: ``/as/{key}/v1/...`` is ``/v1/...`` with that key.
 PREFIX: Final = "/as/"
 _REPLACED: Final = (b"authorization", b"x-api-key")
+#: A key is valid this much longer than its attempt, so that a call at the very end is recorded.
+_KEY_SPARE_S: Final = 60.0
 
 
 def kept_keys(folder: Path) -> KeyRing:
@@ -21,14 +24,16 @@ def kept_keys(folder: Path) -> KeyRing:
 
     So an agent whose server was killed and started again continues with the key that it has. Raises `OSError`.
     """
-    path, partial = folder / "keys.secret", folder / ".keys.secret.partial"
+    path = folder / "keys.secret"
     if not path.exists():
-        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(secrets.token_bytes(32))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        atomic_write(path, secrets.token_bytes(32))
     return KeyRing(path.read_bytes(), required=False)
+
+
+def model_path(keys: KeyRing, rollout_id: str, attempt: int, timeout_s: float) -> str:
+    """The path of the model for one attempt, with a new key for it."""
+    key = keys.issue(rollout_id, attempt, expires_at=time.time() + timeout_s + _KEY_SPARE_S)
+    return f"{PREFIX}{key}/v1"
 
 
 class KeyInPath:

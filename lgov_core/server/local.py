@@ -12,8 +12,8 @@ from lgov_core.client import Client, TrainResult
 from lgov_core.client.agent_name import load_agent
 from lgov_core.client.attempts import Agent
 from lgov_core.client.tasks import read_tasks
-from lgov_core.errors import SettingsError
 from lgov_core.server.interruption import ENDING, interrupted
+from lgov_core.server.recipe import agent_name_of, client_options, task_file
 from lgov_core.server.training import TrainingServer
 from lgov_core.train.algorithms.registry import TrainingJob
 from lgov_core.train.settings import TrainSettings
@@ -25,14 +25,10 @@ def run_local(job: TrainingJob) -> Mapping[str, Any]:
     Ctrl-C becomes a KeyboardInterrupt that says what is kept and how to continue.
     """
     settings = job.settings
-    if job.agent is None:
-        raise SettingsError("no agent is named", hint="--agent module:function, or --agent file.py:function")
-    train = settings.data.train
-    if train is None and not job.resume:
-        raise SettingsError("there are no tasks", hint="--tasks train.jsonl, or data.train in the config file")
-    if train is not None:
-        read_tasks(train)  # before anything heavy is loaded: a broken line is reported at once
-    agent = load_agent(job.agent)
+    name = agent_name_of(job)
+    if settings.data.train is not None or not job.resume:
+        read_tasks(task_file(job))  # before anything heavy is loaded: a broken line is reported at once
+    agent = load_agent(name)
     job.say(f"loading {settings.model.name or 'the model'}; everything goes to {job.folder}")
     server: TrainingServer | None = None
     try:
@@ -50,21 +46,13 @@ def run_local(job: TrainingJob) -> Mapping[str, Any]:
 
 
 def _trained(job: TrainingJob, agent: Agent, server: TrainingServer) -> TrainResult:
-    settings, runtime = job.settings, job.settings.runtime
+    settings = job.settings
     client = Client(server.url)
     try:
         # One that was interrupted before it had any tasks gets them now.
         if settings.data.train is not None and not (job.resume and server.coordinator.tasks.of("train")):
             client.upload_data(settings.data.train, settings.data.test)
-        return client.train(
-            agent,
-            nworkers=runtime.nworkers,
-            workers="threads" if runtime.workers == "threads" else "processes",
-            policy=runtime.policy,
-            audit=job.folder / "audit.db" if runtime.policy else None,
-            air_enabled=runtime.air_enabled,
-            auto_instrumentation=runtime.auto_instrumentation,
-        )
+        return client.train(agent, **client_options(settings, job.folder))
     except KeyboardInterrupt:
         job.say(ENDING)
         raise

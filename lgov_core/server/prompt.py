@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
 import random
-import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,21 +16,14 @@ from typing import Any, Final, cast
 from lgov_core._util.atomic_file import atomic_write
 from lgov_core.client.abandoned_threads import as_they_end
 from lgov_core.client.agent_name import load_agent
-from lgov_core.client.attempts import AgentRunner
 from lgov_core.client.client import rules_in_use
 from lgov_core.client.tasks import Resource, Task, read_tasks
-from lgov_core.client.wire import Assignment, Report
 from lgov_core.errors import SettingsError, TrainError
-from lgov_core.gateway.app import create_app
 from lgov_core.gateway.formats.conversations import RecordedConversations
 from lgov_core.gateway.protocol import Engine
-from lgov_core.gateway.serving.keys import KeyRing
-from lgov_core.gateway.serving.server import EndpointServer
 from lgov_core.server.critic import ChatCritic
-from lgov_core.server.key_path import PREFIX, KeyInPath
-from lgov_core.server.recipe import device_for, load
-from lgov_core.store import open_store
-from lgov_core.store.protocol import TraceStore
+from lgov_core.server.local_rollouts import LocalRollouts, open_rollouts
+from lgov_core.server.recipe import agent_name_of, device_for, load, task_file
 from lgov_core.train.algorithms.registry import TrainingJob
 from lgov_core.train.prompt_search import Case, PromptSearch, PromptVersion, Scored
 from lgov_core.train.settings import PromptSection, TrainSettings
@@ -50,25 +43,21 @@ def run_prompt(job: TrainingJob) -> Mapping[str, Any]:
     """
     settings, given = job.settings, job.settings.prompt
     first, critic_url = _template(given), given.critic_url
-    if job.agent is None:
-        raise SettingsError("no agent is named", hint="--agent module:function, or --agent file.py:function")
-    if settings.data.train is None:
-        raise SettingsError("there are no tasks", hint="--tasks train.jsonl, or data.train in the config file")
     if critic_url is None:
         raise SettingsError("there is no critic", hint="prompt.critic_url: the base URL of an OpenAI-compatible model")
-    tasks = read_tasks(settings.data.train)
+    tasks = read_tasks(task_file(job))
     test = read_tasks(settings.data.test) if settings.data.test is not None else []
-    agent = load_agent(job.agent)
+    agent = load_agent(agent_name_of(job))
     if (job.folder / VERSIONS_FILE).exists():
         raise SettingsError(f"{job.folder} holds a search already", hint="choose another --folder")
     job.folder.mkdir(parents=True, exist_ok=True)
     critic = ChatCritic(
         critic_url, given.critic_model, key=os.environ.get(given.critic_key_env) or None, seed=settings.training.seed
     )
-    with _interrupted_with(job.folder), _rollouts(job, agent) as rollouts:
+    with _interrupted_with(job.folder), _scorer(job, agent) as scorer:
 
         def score(template: str, numbers: Sequence[int]) -> Scored:
-            return rollouts.scored(template, [tasks[number] for number in numbers] * given.repeats, "train")
+            return scorer.scored(template, [tasks[number] for number in numbers] * given.repeats, "train")
 
         def changed(versions: Sequence[PromptVersion]) -> None:
             _write(job.folder, versions, search.best)
@@ -90,14 +79,14 @@ def run_prompt(job: TrainingJob) -> Mapping[str, Any]:
         best = search.run()
         held_out = [None, None]
         if test:
-            held_out = [rollouts.scored(one, test, "test").mean for one in (first, best.template)]
+            held_out = [scorer.scored(one, test, "test").mean for one in (first, best.template)]
     return {
         "folder": str(job.folder),
         "best_version": best.version,
         "score": [search.versions[0].score, best.score],
         "held_out_score": held_out,
         "versions": len(search.versions),
-        "rollouts": rollouts.count,
+        "rollouts": scorer.count,
         "critic_calls": critic.calls,
         "dropped": dict(search.dropped),
     }
@@ -116,20 +105,15 @@ def _interrupted_with(folder: Path) -> Generator[None]:
         raise KeyboardInterrupt(f"interrupted; {kept} (in another --folder)") from None
 
 
-class _Rollouts:
-    """Runs an agent with one template or another, and records it. For one thread."""
+class _Scorer:
+    """Runs an agent with one template or another, and records it. For one thread; the agent's threads call `agent`."""
 
-    def __init__(self, agent: Any, settings: TrainSettings, store: TraceStore, url: str, model: str) -> None:
-        self._agent, self._settings, self._store, self._url, self._model = agent, settings, store, url, model
-        self._keys: KeyRing | None = None
+    def __init__(self, agent: Any, settings: TrainSettings) -> None:
+        self._agent, self._settings = agent, settings
         self._template = ""
         self._run_id = new_id("prompt")
-        self.runner: AgentRunner | None = None
+        self.rollouts: LocalRollouts | None = None
         self.count = 0
-
-    def begin(self, keys: KeyRing, runner: AgentRunner) -> None:
-        """From here on rollouts can be run."""
-        self._keys, self.runner = keys, runner
 
     def agent(self, resource: Resource, task: Task) -> Any:
         """The user's agent with the template that is being scored."""
@@ -137,18 +121,21 @@ class _Rollouts:
 
     def scored(self, template: str, tasks: Sequence[Mapping[str, Any]], mode: str) -> Scored:
         """What the agent earns with ``template``. Attempts that machines failed do not count."""
+        assert self.rollouts is not None
         self._template = template
         rollouts = [
             Rollout(new_id("ro"), f"{mode}-{number:06d}", self._run_id, cast("Any", {"mode": mode, "task": dict(task)}))
             for number, task in enumerate(tasks)
         ]
-        self._store.add_rollouts(rollouts)
+        self.rollouts.store.add_rollouts(rollouts)
         self.count += len(rollouts)
-        workers = self._settings.runtime.nworkers
-        with contextlib.closing(as_they_end(self._run, rollouts, workers, name="lgov-prompt")) as running:
+        run = functools.partial(self.rollouts.run, result={"template": template})
+        with contextlib.closing(
+            as_they_end(run, rollouts, self._settings.runtime.nworkers, name="lgov-prompt")
+        ) as running:
             by_place = dict(running)
         reports = [by_place[place] for place in range(len(rollouts))]
-        said = self._said([rollout.rollout_id for rollout in rollouts])
+        said = self._said(self.rollouts, [rollout.rollout_id for rollout in rollouts])
         cases: list[Case] = []
         for rollout, task, report in zip(rollouts, tasks, reports, strict=True):
             if report.outcome.trainable:
@@ -161,34 +148,9 @@ class _Rollouts:
             )
         return Scored(math.fsum(case.reward for case in cases) / len(cases), tuple(cases), len(rollouts))
 
-    def _run(self, rollout: Rollout) -> Report:
-        assert self._keys is not None
-        assert self.runner is not None
-        given: Any = rollout.input
-        timeout_s = self._settings.runtime.timeout_s
-        self._store.start_attempt(rollout.rollout_id, 1)
-        key = self._keys.issue(rollout.rollout_id, 1, expires_at=time.time() + timeout_s + 60.0)
-        report = self.runner.run(
-            Assignment(
-                rollout.rollout_id, 1, rollout.task_id, given["mode"], given["task"],
-                f"{self._url}{PREFIX}{key}/v1", self._model, timeout_s,
-            )
-        )  # fmt: skip
-        if report.spans:
-            self._store.add_spans(report.spans)
-        self._store.finish_attempt(
-            rollout.rollout_id,
-            1,
-            report.outcome,
-            error=report.error,
-            result={"template": self._template},
-            rewards=report.rewards,
-        )
-        return report
-
-    def _said(self, rollout_ids: Sequence[str]) -> dict[str, str]:
+    def _said(self, rollouts: LocalRollouts, rollout_ids: Sequence[str]) -> dict[str, str]:
         """What the model said in each rollout, call after call."""
-        calls = sorted(self._store.calls(rollout_ids), key=lambda call: call.started_at)
+        calls = sorted(rollouts.store.calls(rollout_ids), key=lambda call: call.started_at)
         read = RecordedConversations(calls)
         lines: dict[str, list[str]] = {}
         for call in calls:
@@ -201,25 +163,21 @@ class _Rollouts:
 
 
 @contextlib.contextmanager
-def _rollouts(job: TrainingJob, agent: Any) -> Generator[_Rollouts]:
-    settings = job.settings
-    keys = KeyRing(required=False)
-    engine, model = _engine(settings)
-    with contextlib.closing(open_store(str(job.folder / "store.sqlite"))) as store:
-        app = create_app([engine], store, keys=keys)
-        with EndpointServer(cast("Any", KeyInPath(app))) as server:
-            rollouts = _Rollouts(agent, settings, store, server.url, model)
-            runner = AgentRunner(
-                rollouts.agent,
-                endpoint=server.url,
-                policy=settings.runtime.policy,
-                audit=job.folder / "audit.db" if settings.runtime.policy else None,
-                rules=rules_in_use() if settings.runtime.air_enabled else None,
-                instrument=settings.runtime.auto_instrumentation,
-            )
-            with contextlib.closing(runner):
-                rollouts.begin(keys, runner)
-                yield rollouts
+def _scorer(job: TrainingJob, agent: Any) -> Generator[_Scorer]:
+    runtime = job.settings.runtime
+    engine, model = _engine(job.settings)
+    scorer = _Scorer(agent, job.settings)
+    with open_rollouts(
+        scorer.agent,
+        engine,
+        job.folder,
+        model=model,
+        timeout_s=runtime.timeout_s,
+        policy=runtime.policy,
+        rules=rules_in_use() if runtime.air_enabled else None,
+        instrument=runtime.auto_instrumentation,
+    ) as scorer.rollouts:
+        yield scorer
 
 
 def _engine(settings: TrainSettings) -> tuple[Engine, str]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from lgov_core.errors import SettingsError
 from lgov_core.models import LanguageModel, load_model
 from lgov_core.train.algorithms.config import UpdateConfig
 from lgov_core.train.algorithms.functions import algorithm
-from lgov_core.train.algorithms.registry import OTHERS, algorithm_name
-from lgov_core.train.algorithms.update import PolicyUpdate
+from lgov_core.train.algorithms.registry import OTHERS, TrainingJob, algorithm_name
 from lgov_core.train.loop.policy_model import PolicyModel, full_policy, lora_policy
 from lgov_core.train.loop.sampling import compares_groups
 from lgov_core.train.settings import TrainSettings
@@ -28,14 +28,40 @@ def device_for(gpus: int | None) -> str:
     wanted = min(there, 1) if gpus is None else gpus
     if wanted > there:
         raise SettingsError(
-            f"{wanted} GPUs are asked for, and {there or 'none'} can be used here",
-            hint="--gpus 0 trains on the processor",
+            f"{wanted} GPUs are asked for, and {there or 'none'} can be used here", hint="--gpus 0 trains on the CPU"
         )
     if wanted > 1:
         raise SettingsError(
             f"{wanted} GPUs are asked for; this server trains on one", hint="lgov train --backend verl uses several"
         )
     return "cuda" if wanted else "cpu"
+
+
+def agent_name_of(job: TrainingJob) -> str:
+    """The agent that a job names. Raises `SettingsError` for none."""
+    if job.agent is None:
+        raise SettingsError("no agent is named", hint="--agent module:function, or --agent file.py:function")
+    return job.agent
+
+
+def task_file(job: TrainingJob) -> Path:
+    """The file of the tasks to train on. Raises `SettingsError` for none."""
+    if job.settings.data.train is None:
+        raise SettingsError("there are no tasks", hint="--tasks train.jsonl, or data.train in the config file")
+    return job.settings.data.train
+
+
+def client_options(settings: TrainSettings, folder: Path) -> dict[str, Any]:
+    """The options of `Client.train` that the settings give."""
+    runtime = settings.runtime
+    return {
+        "nworkers": runtime.nworkers,
+        "workers": runtime.workers or "processes",
+        "policy": runtime.policy,
+        "audit": folder / "audit.db" if runtime.policy else None,
+        "air_enabled": runtime.air_enabled,
+        "auto_instrumentation": runtime.auto_instrumentation,
+    }
 
 
 def load(settings: TrainSettings, device: str) -> LanguageModel:
@@ -91,8 +117,3 @@ def extra_groups_for(settings: TrainSettings) -> int:
             hint="leave it out, or choose an algorithm such as dapo or grpo",
         )
     return given.max_extra_groups
-
-
-def update_for(config: UpdateConfig, policy: PolicyModel) -> PolicyUpdate:
-    """What makes updates of the policy."""
-    return PolicyUpdate(policy.module, config, reference=policy.reference, reference_mode=policy.reference_mode)

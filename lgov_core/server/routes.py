@@ -30,46 +30,42 @@ class TrainRoutes:
     def routes(self) -> list[RuledRoute]:
         """The routes, each with its rule."""
         table: Sequence[tuple[str, str, Callable[[Request], Any]]] = [
-            ("GET", "/train/about", self.about),
-            ("POST", "/train/data", self.data),
-            ("POST", "/train/data/commit", self.commit),
-            ("POST", "/train/start", self.start),
-            ("POST", "/train/claim", self.claim),
-            ("POST", "/train/heartbeat", self.heartbeat),
-            ("POST", "/train/finish", self.finish),
-            ("POST", "/train/release", self.release),
-            ("POST", "/train/stop", self.stop),
-            ("GET", "/train/progress", self.progress),
+            ("GET", "/train/about", self._about),  # also for clients of another version
+            ("POST", "/train/data", self._data),  # a part of the tasks
+            ("POST", "/train/data/commit", self._commit),  # makes an upload the server's tasks
+            ("POST", "/train/start", self._start),  # the run that continues, or a new one
+            ("POST", "/train/claim", self._claim),  # attempts, and the state of the run; waits for the first
+            ("POST", "/train/heartbeat", self._heartbeat),  # the attempts that a client runs
+            ("POST", "/train/finish", self._finish),  # how an attempt ended
+            ("POST", "/train/release", self._release),  # a client leaves; its attempts are taken back
+            ("POST", "/train/stop", self._stop),  # the run ends after the update in progress, with a checkpoint
+            ("GET", "/train/progress", self._progress),  # the state of the run
         ]
         return [
-            RuledRoute(path, _told(handler), methods=[method], access=Access.ADMIN) for method, path, handler in table
+            RuledRoute(path, _answered(handler), methods=[method], access=Access.ADMIN)
+            for method, path, handler in table
         ]
 
-    async def about(self, request: Request) -> Any:
-        """``GET /train/about``: version, protocol, model and algorithm; also for clients of another version."""
+    async def _about(self, request: Request) -> Any:
         return self._coordinator.about()
 
-    async def data(self, request: Request) -> Any:
-        """``POST /train/data``: a part of the tasks."""
+    async def _data(self, request: Request) -> Any:
         body = await _object(request)
         tasks = body.get("tasks")
         if not isinstance(tasks, list):
             raise EndpointError("'tasks' must be a list", status=422)
         return await asyncio.to_thread(self._coordinator.add_data, _text(body, "upload"), _text(body, "split"), tasks)
 
-    async def commit(self, request: Request) -> Any:
-        """``POST /train/data/commit``: makes an upload the server's tasks."""
+    async def _commit(self, request: Request) -> Any:
         body = await _object(request)
         counts = {name: _whole(body, name) for name in ("train", "test")}
         return await asyncio.to_thread(self._coordinator.commit_data, _text(body, "upload"), counts)
 
-    async def start(self, request: Request) -> Any:
-        """``POST /train/start``: the run that continues, or a new one."""
+    async def _start(self, request: Request) -> Any:
         await _object(request)
         return await asyncio.to_thread(self._coordinator.start)
 
-    async def claim(self, request: Request) -> Any:
-        """``POST /train/claim``: attempts to run, and the state of the run; waits ``wait_s`` for the first."""
+    async def _claim(self, request: Request) -> Any:
         body = await _object(request)
         worker, limit, lease_s = _text(body, "worker_id"), _whole(body, "limit"), _number(body, "lease_s")
         run_id, after = _text(body, "run"), _whole(body, "after")
@@ -84,37 +80,32 @@ class TrainRoutes:
             while self._coordinator.enqueued == seen and time.monotonic() < look:
                 await asyncio.sleep(0.02)
 
-    async def heartbeat(self, request: Request) -> Any:
-        """``POST /train/heartbeat``: the attempts that a client has in hand."""
+    async def _heartbeat(self, request: Request) -> Any:
         body = await _object(request)
         worker, lease_s = _text(body, "worker_id"), _number(body, "lease_s")
         return await asyncio.to_thread(self._coordinator.heartbeat, worker, lease_s, _attempts(body))
 
-    async def finish(self, request: Request) -> Any:
-        """``POST /train/finish``: how an attempt ended."""
+    async def _finish(self, request: Request) -> Any:
         body = await _object(request)
         what = (_text(body, "worker_id"), _text(body, "rollout_id"), _whole(body, "attempt"))
         return await asyncio.to_thread(self._coordinator.finish, *what, body)
 
-    async def release(self, request: Request) -> Any:
-        """``POST /train/release``: a client goes, and will not finish what it has in hand."""
+    async def _release(self, request: Request) -> Any:
         body = await _object(request)
         reason = str(body.get("reason") or "the client gave it back")[:500]
         return await asyncio.to_thread(self._coordinator.release, _text(body, "worker_id"), reason)
 
-    async def stop(self, request: Request) -> Any:
-        """``POST /train/stop``: the run ends after the update in progress, with a checkpoint."""
+    async def _stop(self, request: Request) -> Any:
         return await asyncio.to_thread(self._coordinator.stop)
 
-    async def progress(self, request: Request) -> Any:
-        """``GET /train/progress?after=``: the state of the run."""
+    async def _progress(self, request: Request) -> Any:
         given = request.query_params.get("after", "0")
         if not given.isdigit():
             raise EndpointError("'after' must be a whole number", status=422)
         return await asyncio.to_thread(self._coordinator.progress, None, int(given))
 
 
-def _told(handler: Callable[[Request], Any]) -> Callable[[Request], Any]:
+def _answered(handler: Callable[[Request], Any]) -> Callable[[Request], Any]:
     """``handler`` for clients of this version only, and its errors as JSON."""
 
     async def answer(request: Request) -> Response:

@@ -67,7 +67,7 @@ class RunState:
             self._state, self._done, self._total = state, done, total
 
     def at(self, step: int) -> None:
-        """So many updates of this run are done."""
+        """``step`` updates of this run are done."""
         now = time.monotonic()
         with self._lock:
             if step > self._step:
@@ -80,7 +80,7 @@ class RunState:
             self._metrics = [dict(line) for line in lines[self.skip :]]
 
     def tested(self, updates: int) -> bool:
-        """Whether the held-out tasks were run after ``done`` updates of the server."""
+        """Whether the held-out tasks were run after that many updates of the server."""
         with self._lock:
             return any(line.get("phase") == "test" and line.get("step") == updates for line in self._metrics)
 

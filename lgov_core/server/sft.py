@@ -6,14 +6,13 @@ import contextlib
 import json
 import math
 import random
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-from lgov_core._util.atomic_file import atomic_write
+from lgov_core._util.atomic_file import atomic_folder, atomic_write
 from lgov_core.errors import SettingsError, TrainError
 from lgov_core.models import LanguageModel
 from lgov_core.server.recipe import device_for, load, policy_for
@@ -156,11 +155,6 @@ def _save(model: LanguageModel, served: dict[str, torch.Tensor], target: Path, a
     with torch.no_grad():
         for name, value in served.items():
             own[name].copy_(value)
-    partial = target.with_name(f".{target.name}.partial")
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
+    with atomic_folder(target) as partial:
         model.save(partial)
         atomic_write(target.with_name("sft.json"), about.encode())
-        partial.rename(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)

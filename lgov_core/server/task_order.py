@@ -1,4 +1,4 @@
-"""Which tasks an update is made of, and which come in where groups are alike. Both depend on seed and number alone."""
+"""The tasks of each update, and those that replace alike groups. Both depend on seed and number alone."""
 
 from __future__ import annotations
 

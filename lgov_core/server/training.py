@@ -15,16 +15,17 @@ from lgov_core.gateway.app import create_app
 from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.gateway.serving.server import EndpointServer, is_loopback
 from lgov_core.server.collect import QueueCollector, Stopped
-from lgov_core.server.coordinator import Coordinator, Tasks
+from lgov_core.server.coordinator import Coordinator
 from lgov_core.server.key_path import KeyInPath, kept_keys
 from lgov_core.server.one_trainer import only_trainer
 from lgov_core.server.policy_engine import PolicyEngine
-from lgov_core.server.recipe import SMALL, algorithm_for, device_for, extra_groups_for, load, policy_for, update_for
+from lgov_core.server.recipe import SMALL, algorithm_for, device_for, extra_groups_for, load, policy_for
 from lgov_core.server.routes import TrainRoutes
 from lgov_core.server.run_state import RunState
 from lgov_core.server.task_order import batch_of, further_of, numbered, updates_of
 from lgov_core.store import RolloutConfig, RolloutQueue, open_store
 from lgov_core.train.algorithms.registry import algorithm_name
+from lgov_core.train.algorithms.update import PolicyUpdate
 from lgov_core.train.loop.figures import earned_figures
 from lgov_core.train.loop.lineage import Facts, Lineage, policy_facts
 from lgov_core.train.loop.loop import Task, TrainingLoop
@@ -39,13 +40,14 @@ from lgov_core.types import new_id
 class TrainingServer:
     """A training server; a context manager.
 
-    ``folder`` gets everything the run leaves: ``store.sqlite`` (unless ``store`` names another place), ``data/``,
-    ``metrics.jsonl``, ``checkpoints/``, ``transitions/``. With ``resume`` it resumes from the newest checkpoint, and with the
-    run that had not ended: its clients and their rollouts too, at the same address. ``keys`` must be given and required on
-    an address that other machines can reach. ``gpus`` as in `lgov_core.server.recipe.device_for`.
+    ``folder`` gets ``store.sqlite`` (unless ``store`` names another place), ``data/``, ``metrics.jsonl``,
+    ``checkpoints/``, ``transitions/``. ``resume`` continues the newest checkpoint and the unfinished run, with its
+    clients and rollouts, at the same address. ``keys`` must be required on an address that other machines can reach.
+    ``gpus`` as in `lgov_core.server.recipe.device_for`.
 
     Entering loads the model and starts the endpoint; `serve` then trains in the calling thread whenever a client asks,
-    until ``stop`` is set. `url` may be read from any thread. Raises `TrainError` when another trainer works on the store.
+    until ``stop`` is set. `url` may be read from any thread. Raises `TrainError` when another trainer works on the
+    store.
     """
 
     def __init__(
@@ -124,7 +126,9 @@ class TrainingServer:
         self._loop = TrainingLoop(
             run_id=self._loop_id,
             policy=policy,
-            learner=update_for(update, policy),
+            learner=PolicyUpdate(
+                policy.module, update, reference=policy.reference, reference_mode=policy.reference_mode
+            ),
             engine=engine,
             store=store,
             pool=self._collector,
@@ -139,11 +143,10 @@ class TrainingServer:
         about = {"model": model.name, "algorithm": algorithm_name(training.algorithm), "folder": str(self.folder)}
         keys = kept_keys(self.folder) if self._keys is None else self._keys
         self.coordinator = Coordinator(
-            Tasks(self.folder),
+            self.folder,
             store,
             keys,
             self._collector,
-            folder=self.folder,
             loop_id=self._loop_id,
             about=about,
             timeout_s=settings.runtime.timeout_s,

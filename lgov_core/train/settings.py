@@ -15,13 +15,14 @@ import os
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
 from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import LgovError, PolicyFileError, SettingsError
 from lgov_core.policies.document import Place, read_yaml
+from lgov_core.train.bounds import Bound, bounded, kind_of
 
 #: Environment variables, and the section and key that each sets.
 VARIABLES: Final[Mapping[str, tuple[str, str]]] = types.MappingProxyType(
@@ -31,37 +32,6 @@ VARIABLES: Final[Mapping[str, tuple[str, str]]] = types.MappingProxyType(
         "AGENT_LIGHTNING_SERVER_URL": ("runtime", "server_url"),
     }
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """What a number may be: ``least`` and ``most`` included, ``above`` excluded. What a text may be: ``one_of``."""
-
-    least: float | None = None
-    above: float | None = None
-    most: float | None = None
-    one_of: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        if self.one_of:
-            return f"one of {', '.join(self.one_of)}"
-        words = [
-            f"{word} {value:g}"
-            for word, value in (("at least", self.least), ("above", self.above))
-            if value is not None
-        ]
-        return " and ".join([*words, *([] if self.most is None else [f"at most {self.most:g}"])])
-
-    def fits(self, value: Any) -> bool:
-        """Whether ``value`` is within it."""
-        if self.one_of:
-            return value in self.one_of
-        low = (self.least is None or value >= self.least) and (self.above is None or value > self.above)
-        return low and (self.most is None or value <= self.most)
-
-
-def _key(default: Any, **bound: Any) -> Any:
-    return field(default=default, metadata={"bound": Bound(**bound)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +45,10 @@ class ModelSection:
     """
 
     name: str | None = None
-    dtype: str = _key("float32", one_of=("float32", "bfloat16", "float16"))
-    lora_rank: int | None = _key(None, least=0)
-    max_new_tokens: int = _key(256, least=1)
-    max_batch: int = _key(64, least=1)
+    dtype: str = bounded("float32", one_of=("float32", "bfloat16", "float16"))
+    lora_rank: int | None = bounded(None, least=0)
+    max_new_tokens: int = bounded(256, least=1)
+    max_batch: int = bounded(64, least=1)
     tool_format: str | None = None
     served_as: str | None = None
 
@@ -99,21 +69,21 @@ class TrainingSection:
     """
 
     algorithm: str = "grpo"
-    learning_rate: float | None = _key(None, above=0.0)
-    batch_size: int = _key(32, least=1)
-    group_size: int = _key(8, least=1)
-    kl_coef: float | None = _key(None, least=0.0)
-    epochs: int = _key(1, least=1)
-    steps: int | None = _key(None, least=1)
-    update_epochs: int | None = _key(None, least=1)
-    max_grad_norm: float | None = _key(None, above=0.0)
-    tokens_per_batch: int | None = _key(None, least=1)
-    packing: str = _key("auto", one_of=("auto", "tree", "rows"))
-    max_staleness: int = _key(0, least=0)
-    max_extra_groups: int | None = _key(None, least=0)
-    discount: float | None = _key(None, least=0.0, most=1.0)
-    evaluate_every: int = _key(0, least=0)
-    checkpoint_every: int = _key(5, least=1)
+    learning_rate: float | None = bounded(None, above=0.0)
+    batch_size: int = bounded(32, least=1)
+    group_size: int = bounded(8, least=1)
+    kl_coef: float | None = bounded(None, least=0.0)
+    epochs: int = bounded(1, least=1)
+    steps: int | None = bounded(None, least=1)
+    update_epochs: int | None = bounded(None, least=1)
+    max_grad_norm: float | None = bounded(None, above=0.0)
+    tokens_per_batch: int | None = bounded(None, least=1)
+    packing: str = bounded("auto", one_of=("auto", "tree", "rows"))
+    max_staleness: int = bounded(0, least=0)
+    max_extra_groups: int | None = bounded(None, least=0)
+    discount: float | None = bounded(None, least=0.0, most=1.0)
+    evaluate_every: int = bounded(0, least=0)
+    checkpoint_every: int = bounded(5, least=1)
     agents: tuple[str, ...] = ()
     seed: int = 0
 
@@ -129,13 +99,13 @@ class RuntimeSection:
     ``max_attempts`` the tries at a rollout that a machine failed.
     """
 
-    nworkers: int = _key(4, least=1)
-    workers: str | None = _key(None, one_of=("threads", "processes"))
+    nworkers: int = bounded(4, least=1)
+    workers: str | None = bounded(None, one_of=("threads", "processes"))
     auto_instrumentation: bool = True
     air_enabled: bool = True
     policy: Path | None = None
-    timeout_s: float = _key(600.0, above=0.0)
-    max_attempts: int = _key(3, least=1)
+    timeout_s: float = bounded(600.0, above=0.0)
+    max_attempts: int = bounded(3, least=1)
     server_url: str | None = None
 
 
@@ -159,9 +129,9 @@ class SftSection:
     outcomes: tuple[str, ...] = ("succeeded",)
     min_reward: float | None = None
     dimension: str = "task"
-    top_share: float = _key(1.0, above=0.0, most=1.0)
+    top_share: float = bounded(1.0, above=0.0, most=1.0)
     compliant: bool = True
-    held_out: float = _key(0.1, least=0.0, most=0.5)
+    held_out: float = bounded(0.1, least=0.0, most=0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,17 +151,44 @@ class PromptSection:
     critic_model: str = "gpt-4.1-mini"
     critic_key_env: str = "OPENAI_API_KEY"
     upstream: str | None = None
-    rounds: int = _key(3, least=1)
-    beam: int = _key(2, least=1)
-    candidates: int = _key(3, least=1)
-    tasks: int = _key(16, least=1)
-    repeats: int = _key(1, least=1)
-    budget: int | None = _key(None, least=1)
+    rounds: int = bounded(3, least=1)
+    beam: int = bounded(2, least=1)
+    candidates: int = bounded(3, least=1)
+    tasks: int = bounded(16, least=1)
+    repeats: int = bounded(1, least=1)
+    budget: int | None = bounded(None, least=1)
+
+
+@dataclass(frozen=True, slots=True)
+class VerlSection:
+    """``verl:`` — for ``--backend verl`` (docs/scale.md).
+
+    Fields with the names of those of `lgov_core.train.verl.job.VerlCluster`, `VerlUpdate` and `VerlJob` mean the same.
+    ``tokens_per_gpu`` None is ``training.tokens_per_batch``, or verl's own default. ``listen`` is the address and port of the
+    endpoint, ``key_secret_file`` (relative to the working folder) holds the secret of its keys.
+    """
+
+    nodes: int = bounded(1, least=1)
+    gpus: int = bounded(1, least=1)
+    server: str = "vllm"
+    tensor_parallel: int = bounded(1, least=1)
+    gpu_memory: float = bounded(0.5, above=0.0, below=1.0)
+    address: str | None = None
+    tokens_per_gpu: int | None = bounded(None, least=1)
+    offload: bool = False
+    mini_batches: int = bounded(1, least=1)
+    max_ratio_weight: float | None = bounded(2.0, above=0.0)
+    recompute: bool = True
+    context_tokens: int = bounded(8192, least=1)
+    temperature: float = bounded(1.0, above=0.0)
+    overrides: tuple[str, ...] = ()
+    listen: str | None = None
+    key_secret_file: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """All settings of a run. ``verl`` is handed to that backend as it is. Load with `load_train_settings`."""
+    """All settings of a run. Load with `load_train_settings`."""
 
     model: ModelSection = field(default_factory=ModelSection)
     training: TrainingSection = field(default_factory=TrainingSection)
@@ -199,7 +196,7 @@ class TrainSettings:
     data: DataSection = field(default_factory=DataSection)
     sft: SftSection = field(default_factory=SftSection)
     prompt: PromptSection = field(default_factory=PromptSection)
-    verl: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    verl: VerlSection = field(default_factory=VerlSection)
 
     def with_values(self, section: str, **values: Any) -> TrainSettings:
         """A copy with keys of one section set; None values count as not given. Raises `SettingsError` as a flag would."""
@@ -210,11 +207,8 @@ class TrainSettings:
     def as_json(self) -> dict[str, Any]:
         """The settings as JSON values, by section."""
         return {
-            section.name: {
-                name: str(value) if isinstance(value, Path) else value
-                for name, value in _items(getattr(self, section.name)).items()
-            }
-            for section in fields(self)
+            section: {name: str(value) if isinstance(value, Path) else value for name, value in keys.items()}
+            for section, keys in asdict(self).items()
         }
 
 
@@ -269,9 +263,6 @@ def _from_file(settings: TrainSettings, path: Path) -> TrainSettings:
             raise SettingsError(
                 f"{where((name,))}: {name} is {section!r}, not a section", hint=f"write keys below {name}:"
             )
-        if name == "verl":
-            settings = replace(settings, verl=section)
-            continue
         values |= {(name, key): value for key, value in section.items()}
     return _assigned(settings, values, {place: where(place) for place in values}, path.parent)
 
@@ -286,28 +277,24 @@ def _assigned(
         known = {one.name: one for one in fields(present)}
         if key not in known:
             raise _unknown(f"setting {section}.{key}", origin, key, list(known))
-        wanted = typing.get_type_hints(type(present))[key]
+        kind, optional = kind_of(type(present), key)
         bound = known[key].metadata.get("bound")
-        read = _read(value, wanted, bound, f"{origin}: {section}.{key}", base)
+        read = None if value is None and optional else _read(value, kind, bound, f"{origin}: {section}.{key}", base)
         settings = replace(settings, **{section: replace(present, **{key: read})})
     return settings
 
 
-def _read(value: Any, wanted: Any, bound: Bound | None, what: str, base: Path) -> Any:
-    if typing.get_origin(wanted) is tuple:
+def _read(value: Any, kind: Any, bound: Bound | None, what: str, base: Path) -> Any:
+    if typing.get_origin(kind) is tuple:
         given: list[Any] = list(value) if isinstance(value, list | tuple) else [value]
         return tuple(_read(one, str, bound, what, base) for one in given)
-    kinds = [kind for kind in typing.get_args(wanted) or (wanted,) if kind is not types.NoneType]
-    if value is None and types.NoneType in typing.get_args(wanted):
-        return None
-    (kind,) = kinds
-    text = "" if bound is None or not str(bound) else f" {bound}"
     try:
         read = _KINDS[kind](value)
+        if bound is not None and not bound.fits(read):
+            raise ValueError
     except (TypeError, ValueError) as error:
+        text = "" if bound is None else f" {bound}"
         raise SettingsError(f"{what} is {value!r}", hint=f"write {_WORDS[kind]}{text}") from error
-    if bound is not None and not bound.fits(read):
-        raise SettingsError(f"{what} is {value!r}", hint=f"write {_WORDS[kind]}{text}")
     return base / read.expanduser() if isinstance(read, Path) else read
 
 
@@ -361,11 +348,3 @@ def _unknown(what: str, origin: str, name: str, known: list[str]) -> LgovError:
 
 def _flag(place: tuple[str, str]) -> str:
     return f"--{place[1].replace('_', '-')}"
-
-
-def _items(section: Any) -> dict[str, Any]:
-    return (
-        dict(section)
-        if isinstance(section, Mapping)
-        else {one.name: getattr(section, one.name) for one in fields(section)}
-    )

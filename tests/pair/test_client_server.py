@@ -170,13 +170,13 @@ def test_a_server_of_another_version_is_named_with_its_version(serve: Serve, mon
 def test_a_server_that_is_none_and_one_that_does_not_train() -> None:
     with pytest.raises(ClientError, match="no answer from"):
         Client("http://127.0.0.1:9", patience_s=0.0).upload_data(TASKS)
-    with pytest.raises(ClientError, match="is no address of a server"):
+    with pytest.raises(ClientError, match="not a server's URL"):
         Client("localhost")
     from lgov_core.gateway.upstream.engine import UpstreamEngine
 
     with (
         EndpointServer([UpstreamEngine("http://127.0.0.1:9/v1")]) as endpoint,
-        pytest.raises(ClientError, match="is no training server"),
+        pytest.raises(ClientError, match="is not a training server"),
     ):
         Client(endpoint.url).upload_data(TASKS)
 

@@ -229,7 +229,7 @@ def test_processes_that_cannot_begin_are_not_started_for_ever(tmp_path: Path) ->
     try:
         until(lambda: workers.failure or workers.deaths > 3, "enough of them have died")
         assert (workers.deaths, workers.pids) == (3, [])
-        with pytest.raises(TrainError, match=r"no worker process gets ready: .*RuntimeError: no database here"):
+        with pytest.raises(TrainError, match=r"no worker process became ready: .*RuntimeError: no database here"):
             _ = workers.free
     finally:
         workers.close()

@@ -29,11 +29,11 @@ def test_a_file_of_json_lines_is_read(tmp_path: Path) -> None:
     ("line", "said"),
     [
         (b'{"question": "a"', "not JSON"),
-        (b"[1, 2]", "a JSON list is no task"),
-        (b"3", "a JSON number is no task"),
+        (b"[1, 2]", "a JSON list is not a task"),
+        (b"3", "a JSON number is not a task"),
         (b"{}", "the object is empty"),
         (b'{"a": 1, "a": 2}', "'a' is given twice"),
-        (b'{"a": NaN}', "NaN is no JSON number"),
+        (b'{"a": NaN}', "NaN is not a JSON number"),
         (b'{"a": "\xff"}', "not UTF-8 (byte 8 of the line)"),
         (b"[" * 100_000, "nested too deeply"),
     ],
@@ -65,7 +65,7 @@ def test_a_file_without_tasks_is_refused(tmp_path: Path, raw: bytes) -> None:
 def test_what_is_no_file_and_what_is_no_list_of_mappings(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="cannot be read"):
         read_tasks(tmp_path / "none.jsonl")
-    with pytest.raises(TaskError, match="task 1 of the list: a str is no task"):
+    with pytest.raises(TaskError, match="task 1 of the list: a str is not a task"):
         read_tasks([{"a": 1}, "b"])  # type: ignore[list-item]
     with pytest.raises(TaskError, match="task 0 of the list"):
         read_tasks([{"a": float("nan")}])

@@ -21,7 +21,7 @@ from lgov_core.gateway.protocol import ANY_MODEL
 from lgov_core.gateway.upstream.token_engine import Generated, TokenEngine, TokenPrompt
 from lgov_core.models import LanguageModel, load_model
 from lgov_core.server.recipe import algorithm_for
-from lgov_core.server.verl.host import CoordinatorHost, coordinator_options, keep_tasks, open_coordinator
+from lgov_core.server.verl.host import CoordinatorHost, coordinator_options, keep_tasks
 from lgov_core.server.verl.recipe import verl_job
 from lgov_core.store import open_store
 from lgov_core.train.loop.metrics_log import MetricsLog
@@ -65,7 +65,7 @@ def host(model_folder: Path, weights: Weights, tmp_path: Path) -> Iterator[Coord
     keep_tasks(tmp_path, [{"question": "digits please"}])
     text = load_model(model_folder, weights=False)
     with contextlib.closing(open_store(job.store)) as store:
-        made = open_coordinator(job, TokenEngine(text, weights, also=(ANY_MODEL,), max_new_tokens=4), store)
+        made = CoordinatorHost(job, TokenEngine(text, weights, also=(ANY_MODEL,), max_new_tokens=4), store)
         assert isinstance(made, CoordinatorHost)
         with contextlib.closing(made):
             yield made
@@ -131,7 +131,7 @@ def test_a_job_that_goes_on_tells_its_earlier_figures_once(
     )
     text = load_model(model_folder, weights=False)
     with contextlib.closing(open_store(job.store)) as store:
-        again = open_coordinator(job, TokenEngine(text, Weights(text), also=(ANY_MODEL,), max_new_tokens=4), store)
+        again = CoordinatorHost(job, TokenEngine(text, Weights(text), also=(ANY_MODEL,), max_new_tokens=4), store)
         with contextlib.closing(again):
             for step in (1, 2):
                 again.report({"phase": "train", "step": step, "reward": 0.25 * step})
@@ -203,7 +203,7 @@ def test_left_to_themselves(tmp_path: Path) -> None:
         ("verl: {gpu: 2}", r"there is no setting verl.gpu \(did you mean gpus\?\)"),
         ("verl: {gpus: two}", "verl.gpus is 'two' .write a whole number"),
         ("verl: {offload: 1}", "verl.offload is 1 .write true or false"),
-        ("verl: {overrides: trainer.x=1}", "write a list of texts"),
+        ("verl: {overrides: [1]}", "verl.overrides is 1 .write text"),
         ("verl: {listen: '0.0.0.0:8321'}", "0.0.0.0 can be reached from other machines and no keys"),
         ("verl: {listen: anywhere}", "verl.listen is 'anywhere'"),
         ("training: {algorithm: ppo}", "ppo trains a critic"),

@@ -111,7 +111,6 @@ def test_one_turn_collects_updates_publishes_and_leaves_everything_on_record(ben
         assert tuple(row["response_ids"]) == call.response_ids
         assert row["logprobs"] == pytest.approx(call.logprobs, abs=1e-6)
         assert len(row["advantages"]) == len(row["response_ids"])
-    assert first.metrics()["rollouts"] == 8
 
 
 def test_the_calls_of_an_agent_that_is_not_selected_are_recorded_and_not_trained_on(bench: Bench) -> None:

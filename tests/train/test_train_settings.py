@@ -74,7 +74,7 @@ def test_paths_in_the_file_are_relative_to_it(tmp_path: Path) -> None:
         ("model: smollm2\n", 1, "write keys below model:"),
         ("training:\n  epochs: 1\n  epochs: 2\n", 3, "given twice"),
         ("training:\n  epochs: [1\n", 3, "not YAML"),
-        ("- training\n", 0, "no mapping"),
+        ("- training\n", 0, "not a mapping"),
     ],
     ids=range(13),
 )

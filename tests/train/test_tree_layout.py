@@ -25,7 +25,7 @@ from lgov_core.train.layout.layouts import Layout, PaddedRows  # noqa: E402
 from lgov_core.train.layout.packing import CheaperLayout, layout_for, why_not_packed  # noqa: E402
 from lgov_core.train.layout.rows import RowCall, TrainRow  # noqa: E402
 from lgov_core.train.layout.segment_attention import Segments, attending, flex_rule, segment_attention  # noqa: E402
-from lgov_core.train.layout.tree_layout import TokenTrie, common_prefix, pack_rows  # noqa: E402
+from lgov_core.train.layout.tree_layout import TokenTrie, pack_rows  # noqa: E402
 from lgov_core.transitions.tokens.tree import make_nodes  # noqa: E402
 from tests.double_precision import double  # noqa: E402
 
@@ -218,13 +218,6 @@ def test_a_model_run_with_flex_attention_gives_the_same(monkeypatch: pytest.Monk
     assert segment_attention_module.pass_size(len(layout.pack(rows).ids), torch.device("cpu")) == 256
 
 
-def test_the_common_prefix_of_two_sequences() -> None:
-    assert common_prefix((), (1,)) == 0
-    assert common_prefix((1, 2), (1, 2, 3)) == 2
-    assert common_prefix((1, 2, 3, 4, 5), (1, 2, 3, 9, 5)) == 3
-    assert common_prefix((2,), (1,)) == 0
-
-
 # --------------------------------------------------------------------------------------------- within the update
 
 
@@ -281,7 +274,7 @@ def test_the_trie_is_chosen_where_it_pays() -> None:
 
 
 def test_packs_are_kept_while_they_are_used_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tree_layout_module, "_KEPT", 2)
+    monkeypatch.setattr(tree_layout_module, "_MAX_PACKS", 2)
     layout, rows = TokenTrie(), agents()
     first = layout.pack(rows[:2])
     assert layout.pack(rows[:2]) is first
@@ -310,7 +303,7 @@ def test_models_that_cannot_be_packed_are_run_row_by_row() -> None:
     assert why_not_packed(llama()) is None
     with pytest.raises(TrainError, match="no packing"):
         layout_for("heap", llama())
-    with pytest.raises(TrainError, match="no packing"):
+    with pytest.raises(TrainError, match="packing must be one of auto, tree, rows"):
         UpdateConfig(packing="heap")
 
 

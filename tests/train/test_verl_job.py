@@ -13,11 +13,9 @@ from typing import Any
 import pytest
 
 from lgov_core.errors import TrainError, TransitionError
-from lgov_core.train.verl.hosts import WorkerOptions, in_workers
 from lgov_core.train.verl.hydra_config import ESTIMATOR, MANAGER, overrides, settings
 from lgov_core.train.verl.job import VerlCluster, VerlJob, VerlUpdate
 from lgov_core.train.verl.rows import queue_rows
-from lgov_core.train.workers.jobs import WorkerConfig
 from lgov_core.transitions import CreditRules, TransitionSet, assign_credit
 from lgov_core.transitions.values import Transition
 from lgov_core.types import Outcome
@@ -149,14 +147,13 @@ def test_transitions_without_credit_or_logprobs_are_refused() -> None:
 
 
 def job(**changes: Any) -> VerlJob:
-    worker = WorkerConfig("agents:make", {"model": "m"}, "policy.yaml", "audit.sqlite", "store.sqlite", "")
-    hosted = in_workers(WorkerOptions(worker))
     given: dict[str, Any] = {
         "run_id": "run",
         "folder": Path("/runs/one"),
         "model": "/models/m",
         "store": "store.sqlite",
-        **hosted,
+        "host": "agents:open_host",
+        "options": {"port": 8321},
         "steps": 10,
     }
     return VerlJob(**{**given, **changes})
@@ -221,16 +218,16 @@ def test_settings_as_hydra_writes_them() -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"steps": 0}, "VerlJob.steps must be 1 or more"),
+        ({"steps": 0}, "VerlJob.steps must be a whole number at least 1, not 0"),
         ({"group": 1}, "VerlJob.group is 1"),
         ({"temperature": 0.0}, "temperature must be above 0"),
         ({"context_tokens": 100, "reply_tokens": 100}, "leave no room for a prompt"),
         ({"tasks_per_step": 5, "update": {"mini_batches": 2}}, "2 mini_batches cannot be made of 5"),
         ({"cluster": {"tokens_per_gpu": 4096}}, "does not fit tokens_per_gpu 4096"),
         ({"cluster": {"gpus": 3, "tensor_parallel": 2}}, "does not divide 3 GPUs"),
-        ({"cluster": {"gpu_memory": 1.0}}, "gpu_memory must be between 0 and 1"),
-        ({"update": {"loss": "ppo"}}, "loss is 'ppo'"),
-        ({"update": {"kl": -1.0}}, "kl must be 0 or more"),
+        ({"cluster": {"gpu_memory": 1.0}}, "gpu_memory must be above 0 and below 1"),
+        ({"update": {"loss": "ppo"}}, "loss must be one of clip, .*, not 'ppo'"),
+        ({"update": {"kl": -1.0}}, "kl must be at least 0"),
         ({"update": {"dual_clip": 1.0}}, "dual_clip must be above 1"),
     ],
 )

@@ -19,7 +19,7 @@ import transformers
 
 from lgov_core.train.algorithms.config import UpdateConfig
 from lgov_core.train.algorithms.update import PolicyUpdate
-from lgov_core.train.loop import checkpoint, training_run
+from lgov_core.train.loop import training_run
 from lgov_core.train.loop.policy_model import full_policy
 from lgov_core.train.loop.training_run import TrainingRun
 from lgov_core.transitions import Transition, TransitionSet, assign_credit
@@ -148,7 +148,9 @@ def arm(run: TrainingRun, moment: str, step: int) -> None:
     elif moment == "at the publication":
         _before(run.engine, "publish", just_done)
     elif moment == "in the checkpoint":
-        _before(checkpoint, "sync_folder", just_done)
+        from lgov_core._util import atomic_file
+
+        _before(atomic_file, "sync_folder", just_done)
     elif moment == "at the line":
         _before(run.metrics, "add", just_done)
     else:

@@ -1,6 +1,6 @@
 """The training server's other half on verl: clients run the agents, verl trains.
 
-`open_coordinator` is a host of `lgov_core.train.verl.hosts`: it runs in the process of verl's task runner and serves what a
+`CoordinatorHost` is a `lgov_core.train.verl.hosts.Host`: it runs in the process of verl's task runner and serves what a
 `lgov_core.server.training.TrainingServer` serves, so that the same `lgov_core.Client` works with either.
 """
 
@@ -26,7 +26,7 @@ from lgov_core.train.verl.job import VerlJob
 from lgov_core.train.workers.jobs import JobResult
 from lgov_core.types import Rollout
 
-COORDINATOR_HOST: Final = "lgov_core.server.verl.host:open_coordinator"
+COORDINATOR_HOST: Final = "lgov_core.server.verl.host:CoordinatorHost"
 
 
 def coordinator_options(
@@ -54,15 +54,11 @@ def keep_tasks(folder: Path, tasks: Sequence[Mapping[str, Any]]) -> None:
     kept.commit("verl", {"train": len(tasks), "test": 0})
 
 
-def open_coordinator(job: VerlJob, engine: Engine, store: RolloutQueue) -> CoordinatorHost:
-    """Starts serving. Raises `EndpointError` for an address that cannot be had."""
-    return CoordinatorHost(job, engine, store)
-
-
 class CoordinatorHost:
     """An endpoint, a queue of rollouts, and the routes by which clients take from it. See `Host`.
 
-    The run is done, as clients see it, once the rollouts of the last step are in: what is left is the trainer's.
+    The run is done, as clients see it, once the rollouts of the last step are in: what is left is the trainer's. Raises
+    `EndpointError` for an address that cannot be used.
     """
 
     def __init__(self, job: VerlJob, engine: Engine, store: RolloutQueue) -> None:
@@ -81,14 +77,7 @@ class CoordinatorHost:
         self._collector.cancel_left(job.run_id)
         about = {"model": engine.models[0], "algorithm": options["algorithm"], "folder": str(job.folder)}
         coordinator = Coordinator(
-            Tasks(job.folder),
-            store,
-            keys,
-            self._collector,
-            folder=job.folder,
-            loop_id=job.run_id,
-            about=about,
-            timeout_s=options["timeout_s"],
+            job.folder, store, keys, self._collector, loop_id=job.run_id, about=about, timeout_s=options["timeout_s"]
         )
         coordinator.begin(self._run)
         app = create_app([engine], store, keys=keys, more=TrainRoutes(coordinator).routes())

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
-from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import SettingsError
 from lgov_core.gateway.serving.server import is_loopback
 from lgov_core.server.recipe import algorithm_for
@@ -17,16 +16,6 @@ from lgov_core.train.algorithms.registry import REINFORCEMENT, algorithm_name
 from lgov_core.train.settings import TrainSettings
 from lgov_core.train.verl.hydra_config import check_overrides
 from lgov_core.train.verl.job import VerlCluster, VerlJob, VerlUpdate
-
-#: The keys of the section ``verl``, by where they go, each with what may be written there.
-_CLUSTER: Final[Mapping[str, type]] = {
-    "nodes": int, "gpus": int, "server": str, "tensor_parallel": int, "gpu_memory": float, "address": str,
-    "tokens_per_gpu": int, "offload": bool,
-}  # fmt: skip
-_UPDATE: Final[Mapping[str, type]] = {"mini_batches": int, "max_ratio_weight": float, "recompute": bool}
-_JOB: Final[Mapping[str, type]] = {"context_tokens": int, "temperature": float, "overrides": list}
-_LISTEN: Final[Mapping[str, type]] = {"listen": str, "key_secret_file": str}
-_WORDS: Final = {int: "a whole number", float: "a number", str: "text", bool: "true or false", list: "a list of texts"}
 
 _FORMS: Final[Mapping[str, Any]] = {"clip": "clip", "sequence": "gspo", "cispo": "cispo", "plain": "plain"}
 #: A bound that never applies: verl cannot switch the second bound off.
@@ -38,8 +27,7 @@ def verl_job(settings: TrainSettings, *, run_id: str, folder: Path, tasks: int, 
 
     Raises `SettingsError` for a key that there is not, and for what verl cannot do.
     """
-    given, training = settings.verl, settings.training
-    section = _read(given)
+    section, training = settings.verl, settings.training
     if settings.model.name is None:
         raise SettingsError("no model is named", hint="--model FOLDER, model.name, or LIGHTNING_MODEL_PATH")
     if training.max_staleness:
@@ -48,20 +36,17 @@ def verl_job(settings: TrainSettings, *, run_id: str, folder: Path, tasks: int, 
         raise SettingsError("on verl no groups are collected in place of alike ones", hint="leave max_extra_groups out")
     algorithm = algorithm_name(training.algorithm)
     credit, update = algorithm_for(settings)
-    cluster = {name: section[name] for name in _CLUSTER if name in section}
-    if training.tokens_per_batch is not None:
-        cluster.setdefault("tokens_per_gpu", training.tokens_per_batch)
+    cluster = {one.name: getattr(section, one.name) for one in fields(VerlCluster)}
+    cluster["tokens_per_gpu"] = section.tokens_per_gpu or training.tokens_per_batch or VerlCluster().tokens_per_gpu
     batch = min(training.batch_size, tasks)
     steps = training.epochs * (tasks // batch)
     host, asked_port = listening(settings, port)
-    secret = section.get("key_secret_file")
+    secret = section.key_secret_file
     if not is_loopback(host) and secret is None:
         raise SettingsError(
             f"{host} can be reached from other machines and no keys are required", hint="give verl.key_secret_file"
         )
-    own: dict[str, Any] = {name: section[name] for name in _JOB if name in section}
-    own["overrides"] = tuple(own.get("overrides", ()))
-    check_overrides(own["overrides"])
+    check_overrides(section.overrides)
     return VerlJob(
         run_id=run_id,
         folder=folder,
@@ -81,22 +66,24 @@ def verl_job(settings: TrainSettings, *, run_id: str, folder: Path, tasks: int, 
         seed=training.seed,
         agents=training.agents,
         credit=credit,
-        update=verl_update(algorithm, update, settings, **{k: section[k] for k in _UPDATE if k in section}),
+        update=verl_update(algorithm, update, settings),
         cluster=VerlCluster(**cluster),
         reply_tokens=settings.model.max_new_tokens,
         tool_format=settings.model.tool_format,
         served_as=settings.model.served_as,
         checkpoint_every=training.checkpoint_every,
-        **own,
+        context_tokens=section.context_tokens,
+        temperature=section.temperature,
+        overrides=section.overrides,
     )
 
 
 def listening(settings: TrainSettings, port: int) -> tuple[str, int]:
     """Where the server listens: ``verl.listen``, or the given port of this machine. Raises `SettingsError`."""
-    listen = settings.verl.get("listen")
+    listen = settings.verl.listen
     if listen is None:
         return "127.0.0.1", port
-    host, _, number = str(listen).rpartition(":")
+    host, _, number = listen.rpartition(":")
     if not host or not number.isdigit():
         raise SettingsError(f"verl.listen is {listen!r}", hint="write an address and a port, as 0.0.0.0:8321")
     return host, int(number)
@@ -112,10 +99,9 @@ def model_place(name: str) -> str:
     return str(path.resolve()) if path.is_dir() else name
 
 
-def verl_update(name: str, update: UpdateConfig, settings: TrainSettings, **more: Any) -> VerlUpdate:
+def verl_update(name: str, update: UpdateConfig, settings: TrainSettings) -> VerlUpdate:
     """What of the algorithm ``name`` verl executes. Raises `SettingsError` for what it cannot."""
-    made: dict[str, Any] = asdict(update)
-    if made.get("critic"):
+    if update.critic:
         raise SettingsError(
             f"{name} trains a critic beside the policy, which lgov does not do on verl",
             hint=f"--backend torch, or one of {', '.join(one for one in REINFORCEMENT if one != name)}",
@@ -125,7 +111,7 @@ def verl_update(name: str, update: UpdateConfig, settings: TrainSettings, **more
         raise SettingsError(
             f"{name} has the loss {form}, which verl does not know", hint=f"verl has {', '.join(_FORMS)}"
         )
-    if form == "plain" and (update.epochs > 1 or more.get("mini_batches", 1) > 1):
+    if form == "plain" and (update.epochs > 1 or settings.verl.mini_batches > 1):
         raise SettingsError(f"{name} makes one step an update: nothing corrects for a second", hint="update_epochs: 1")
     rank = settings.model.lora_rank or 0
     return VerlUpdate(
@@ -133,33 +119,13 @@ def verl_update(name: str, update: UpdateConfig, settings: TrainSettings, **more
         loss=_FORMS[form],
         clip_low=update.clip_low,
         clip_high=update.clip_high,
-        dual_clip=made.get("dual_clip") or _NO_DUAL_CLIP,
+        dual_clip=update.dual_clip or _NO_DUAL_CLIP,
         kl=update.kl,
-        entropy=made.get("entropy", 0.0),
+        entropy=update.entropy,
         epochs=update.epochs,
         max_grad_norm=update.max_grad_norm,
         lora_rank=rank,
-        **more,
+        mini_batches=settings.verl.mini_batches,
+        max_ratio_weight=settings.verl.max_ratio_weight,
+        recompute=settings.verl.recompute,
     )
-
-
-def _read(given: Mapping[str, Any]) -> dict[str, Any]:
-    known = {**_CLUSTER, **_UPDATE, **_JOB, **_LISTEN}
-    for name, value in given.items():
-        if name not in known:
-            hint = suggest_name(str(name), known, f"there are {', '.join(known)}")
-            raise SettingsError(f"there is no setting verl.{name}", hint=hint)
-        kind = known[name]
-        if not _fits(value, kind):
-            raise SettingsError(f"verl.{name} is {value!r}", hint=f"write {_WORDS[kind]}")
-    return dict(given)
-
-
-def _fits(value: Any, kind: type) -> bool:
-    if value is None:
-        return kind is float  # max_ratio_weight: null switches it off
-    if isinstance(value, bool):
-        return kind is bool
-    if kind is list:
-        return isinstance(value, list) and all(isinstance(one, str) for one in value)
-    return isinstance(value, (int, float) if kind is float else kind)

@@ -19,7 +19,7 @@ from lgov_core.errors import ClientError, LgovError, SettingsError, TrainError
 from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.server.interruption import interrupted
 from lgov_core.server.one_trainer import only_trainer
-from lgov_core.server.recipe import extra_groups_for
+from lgov_core.server.recipe import agent_name_of, client_options, extra_groups_for, task_file
 from lgov_core.server.verl.host import keep_tasks
 from lgov_core.server.verl.recipe import verl_job
 from lgov_core.train.algorithms.registry import TrainingJob
@@ -42,12 +42,8 @@ def run_on_verl(job: TrainingJob) -> Mapping[str, Any]:
     continue.
     """
     settings = job.settings
-    if job.agent is None:
-        raise SettingsError("no agent is named", hint="--agent module:function, or --agent file.py:function")
-    if settings.data.train is None:
-        raise SettingsError("there are no tasks", hint="--tasks train.jsonl, or data.train in the config file")
-    tasks = read_tasks(settings.data.train)
-    agent = load_agent(job.agent)
+    name, tasks = agent_name_of(job), read_tasks(task_file(job))
+    agent = load_agent(name)
     folder = job.folder.absolute()
     made = verl_job(settings, run_id=f"verl-{folder.name}", folder=folder, tasks=len(tasks), port=_free_port())
     check_verl()
@@ -117,7 +113,6 @@ def _client(
     secret = made.options["key_secret_file"]
     key = None if secret is None else KeyRing(Path(secret).read_bytes().strip()).admin
     address = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
-    runtime = settings.runtime
     over = threading.Event()
     trouble: list[LgovError] = []
 
@@ -127,15 +122,7 @@ def _client(
                 return
         client = Client(f"http://{address}:{port}", key=key, patience_s=20.0)
         try:
-            client.train(
-                agent,
-                nworkers=runtime.nworkers,
-                workers="threads" if runtime.workers == "threads" else "processes",
-                policy=runtime.policy,
-                audit=folder / "audit.db" if runtime.policy else None,
-                air_enabled=runtime.air_enabled,
-                auto_instrumentation=runtime.auto_instrumentation,
-            )
+            client.train(agent, **client_options(settings, folder))
         except LgovError as error:
             trouble.append(error)
             with contextlib.suppress(LgovError):

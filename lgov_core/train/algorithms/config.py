@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from lgov_core.errors import TrainError
+from lgov_core.train.bounds import bounded, check_bounds
 
 #: Forms of the policy's loss; each is a function of `lgov_core.train.algorithms.losses`.
 LossForm = Literal["clip", "sequence", "cispo", "plain"]
@@ -15,23 +16,8 @@ Precision = Literal["float32", "bfloat16", "auto"]
 Correction = Literal["stale", "always", "never"]
 #: How the rows of an update are laid out: a trie of tokens where that pays, always, or never.
 PACKINGS = ("auto", "tree", "rows")
-
-_CHOICES = {
-    name: get_args(kind)
-    for name, kind in (("loss", LossForm), ("schedule", Schedule), ("precision", Precision), ("correction", Correction))
-}
-#: Whole numbers, and the least that each may be.
-_WHOLE = {
-    "epochs": 1,
-    "minibatches": 1,
-    "tokens_per_batch": 1,
-    "value_width": 1,
-    "warmup_steps": 0,
-    "total_steps": 1,
-    "drop_older_than": 0,
-}
-#: What may be None.
-_OPTIONAL = {"stop_kl", "value_clip", "dual_clip", "total_steps", "drop_older_than"}
+_LOSSES, _SCHEDULES = get_args(LossForm), get_args(Schedule)
+_PRECISIONS, _CORRECTIONS = get_args(Precision), get_args(Correction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,60 +56,39 @@ class UpdateConfig:
     Raises `TrainError` for a value without meaning.
     """
 
-    learning_rate: float = 2e-4
-    epochs: int = 2
-    kl: float = 0.02
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    max_grad_norm: float = 1.0
-    tokens_per_batch: int = 2048
-    loss: LossForm = "clip"
-    dual_clip: float | None = None
-    entropy: float = 0.0
-    minibatches: int = 1
-    stop_kl: float | None = None
-    beta1: float = 0.9
-    beta2: float = 0.95
-    weight_decay: float = 0.0
-    schedule: Schedule = "constant"
-    warmup_steps: int = 0
-    total_steps: int | None = None
-    final_rate: float = 0.1
-    precision: Precision = "float32"
-    correction: Correction = "stale"
-    importance_cap: float = 2.0
-    drop_older_than: int | None = None
-    max_kl: float = 5.0
+    learning_rate: float = bounded(2e-4, above=0.0)
+    epochs: int = bounded(2, least=1)
+    kl: float = bounded(0.02, least=0.0)
+    clip_low: float = bounded(0.2, least=0.0)
+    clip_high: float = bounded(0.28, least=0.0)
+    max_grad_norm: float = bounded(1.0, above=0.0)
+    tokens_per_batch: int = bounded(2048, least=1)
+    loss: LossForm = bounded("clip", one_of=_LOSSES)  # noqa: RUF009 - a field
+    dual_clip: float | None = bounded(None, above=1.0)
+    entropy: float = bounded(0.0, least=0.0)
+    minibatches: int = bounded(1, least=1)
+    stop_kl: float | None = bounded(None, above=0.0)
+    beta1: float = bounded(0.9, least=0.0, below=1.0)
+    beta2: float = bounded(0.95, least=0.0, below=1.0)
+    weight_decay: float = bounded(0.0, least=0.0)
+    schedule: Schedule = bounded("constant", one_of=_SCHEDULES)  # noqa: RUF009 - a field
+    warmup_steps: int = bounded(0, least=0)
+    total_steps: int | None = bounded(None, least=1)
+    final_rate: float = bounded(0.1, least=0.0)
+    precision: Precision = bounded("float32", one_of=_PRECISIONS)  # noqa: RUF009 - a field
+    correction: Correction = bounded("stale", one_of=_CORRECTIONS)  # noqa: RUF009 - a field
+    importance_cap: float = bounded(2.0, above=0.0)
+    drop_older_than: int | None = bounded(None, least=0)
+    max_kl: float = bounded(5.0, above=0.0)
     critic: bool = False
-    value_clip: float | None = 0.2
-    value_rate: float = 1e-3
-    value_width: int = 64
+    value_clip: float | None = bounded(0.2, above=0.0)
+    value_rate: float = bounded(1e-3, above=0.0)
+    value_width: int = bounded(64, least=1)
     seed: int = 0
-    packing: str = "auto"
+    packing: str = bounded("auto", one_of=PACKINGS)
 
     def __post_init__(self) -> None:
-        for name in (
-            "learning_rate",
-            "max_grad_norm",
-            "max_kl",
-            "value_rate",
-            "importance_cap",
-            "stop_kl",
-            "value_clip",
-        ):
-            self._number(name, above=0.0)
-        for name in ("kl", "entropy", "clip_low", "clip_high", "weight_decay", "final_rate", "beta1", "beta2"):
-            self._number(name, least=0.0)
-        self._number("dual_clip", above=1.0)
-        for name, least in _WHOLE.items():
-            self._whole(name, least)
-        for name, known in _CHOICES.items():
-            if getattr(self, name) not in known:
-                raise TrainError(f"UpdateConfig.{name} is {getattr(self, name)!r}", hint=f"one of {', '.join(known)}")
-        if max(self.beta1, self.beta2) >= 1:
-            raise TrainError("UpdateConfig.beta1 and beta2 must be below 1")
-        if self.packing not in PACKINGS:
-            raise TrainError(f"there is no packing {self.packing!r}", hint=f"one of {', '.join(PACKINGS)}")
+        check_bounds(self)
         if self.schedule != "constant" and self.total_steps is None:
             raise TrainError(
                 f"UpdateConfig.schedule {self.schedule} needs total_steps", hint="give the number of updates of the run"
@@ -138,23 +103,6 @@ class UpdateConfig:
         done = min(1.0, max(0, step - self.warmup_steps) / span)
         left = 1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
         return warm * (self.final_rate + (1 - self.final_rate) * left)
-
-    def _number(self, name: str, *, least: float = 0.0, above: float | None = None) -> None:
-        value: Any = getattr(self, name)
-        if value is None and name in _OPTIONAL:
-            return
-        bound = f"{least:g} or more" if above is None else f"above {above:g}"
-        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-            raise TrainError(f"UpdateConfig.{name} must be {bound}, not {value!r}")
-        if value < least or (above is not None and value <= above):
-            raise TrainError(f"UpdateConfig.{name} must be {bound}, not {value:g}")
-
-    def _whole(self, name: str, least: int) -> None:
-        value: Any = getattr(self, name)
-        if value is None and name in _OPTIONAL:
-            return
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise TrainError(f"UpdateConfig.{name} must be a whole number, {least} or more, not {value!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,9 +114,7 @@ def rloo() -> Algorithm:
     that of the KL. More than one epoch would be biased, for nothing corrects for the step in between.
     """
     return Algorithm(
-        "rloo",
-        CreditRules(leave_one_out=True, loss="rollouts"),
-        UpdateConfig(loss="plain", epochs=1, kl=0.02),
+        "rloo", CreditRules(leave_one_out=True, loss="rollouts"), UpdateConfig(loss="plain", epochs=1, kl=0.02)
     )
 
 
@@ -201,11 +199,7 @@ def algorithm(name: str, **overrides: Any) -> Algorithm:
     for key, value in overrides.items():
         part, field = _RENAMED.get(key) or _place(key)
         parts[part][field] = value
-    return replace(
-        made,
-        credit=replace(made.credit, **parts["credit"]),
-        update=replace(made.update, **parts["update"]),
-    )
+    return replace(made, credit=replace(made.credit, **parts["credit"]), update=replace(made.update, **parts["update"]))
 
 
 def _place(key: str) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lgov_core.train.algorithms.logprobs import row_logprobs
+from lgov_core.train.layout.logprobs import row_logprobs
 from lgov_core.train.layout.rows import TrainRow, batches_by_length, make_rows
 from lgov_core.transitions.export.messages import Keep, totals_of, unfit
 from lgov_core.transitions.values import Transition, TransitionSet, by_rollout

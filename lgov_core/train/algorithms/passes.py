@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from lgov_core.errors import TrainError
-from lgov_core.train.algorithms.logprobs import trained_column
+from lgov_core.train.layout.logprobs import trained_column
 from lgov_core.train.layout.rows import RowCall, TrainRow
 
 Tensor = torch.Tensor

@@ -37,7 +37,7 @@ class TrainingJob:
 
 Run = Callable[[TrainingJob], Mapping[str, Any]]
 
-#: Who runs reinforcement learning: name → (``module:function``, a line for people).
+#: What runs reinforcement learning: name → (``module:function``, a line for people).
 BACKENDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
         "torch": ("lgov_core.server.local:run_local", "one process of this machine (extra train)"),
@@ -46,17 +46,7 @@ BACKENDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
 )
 
 #: Reinforcement learning by name; see `lgov_core.train.algorithms.functions`.
-REINFORCEMENT: Final[Sequence[str]] = (
-    "grpo",
-    "dr_grpo",
-    "dapo",
-    "gspo",
-    "cispo",
-    "rloo",
-    "reinforce++",
-    "ppo",
-    "gdpo",
-)
+REINFORCEMENT: Final[Sequence[str]] = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce++", "ppo", "gdpo")
 
 #: What else can be learnt from traces: name → ``module:function``. No backend takes part.
 OTHERS: Final[Mapping[str, str]] = MappingProxyType(

@@ -10,7 +10,7 @@ import torch
 
 from lgov_core.errors import TrainError
 from lgov_core.train.algorithms.config import SupervisedConfig
-from lgov_core.train.algorithms.logprobs import row_logprobs
+from lgov_core.train.layout.logprobs import row_logprobs
 from lgov_core.train.layout.rows import TrainRow, batches_by_length
 
 

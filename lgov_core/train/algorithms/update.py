@@ -21,7 +21,6 @@ import torch
 
 from lgov_core.errors import TrainError
 from lgov_core.train.algorithms.config import UpdateConfig
-from lgov_core.train.algorithms.logprobs import base_model, head_scores
 from lgov_core.train.algorithms.losses import importance_weights, kl_to_reference, policy_loss, value_loss
 from lgov_core.train.algorithms.passes import (
     TokenColumns,
@@ -35,6 +34,7 @@ from lgov_core.train.algorithms.update_metrics import Sums, UpdateMetrics
 from lgov_core.train.algorithms.value_head import ValueHead, call_starts, with_values
 from lgov_core.train.layout.device import autocast, memory_errors
 from lgov_core.train.layout.layouts import Layout
+from lgov_core.train.layout.logprobs import base_model, head_scores
 from lgov_core.train.layout.packing import layout_for
 from lgov_core.train.layout.rows import TrainRow
 from lgov_core.transitions import CreditRules, TransitionSet, assign_credit

@@ -84,7 +84,7 @@ def value_rows(transitions: Sequence[Transition]) -> tuple[list[TrainRow], list[
 def call_starts(rows: Sequence[TrainRow]) -> tuple[list[int], list[RowCall]]:
     """Where among the trained tokens of ``rows`` each call with a ``value`` begins, and these calls.
 
-    Calls whose first token is not trained are left out: the state of their prompt is not at hand.
+    Calls whose first token is not trained are left out: the state of their prompt was not computed.
     """
     starts: list[int] = []
     calls: list[RowCall] = []

@@ -1,4 +1,4 @@
-"""What passes compute in, and what becomes of a pass that does not fit into memory."""
+"""The precision of passes, and the error of a pass that does not fit into memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from lgov_core.errors import TrainError
-from lgov_core.train.algorithms.config import Precision
 
 
 def computes_bfloat16(device: str) -> bool:
@@ -22,7 +21,7 @@ def computes_bfloat16(device: str) -> bool:
     return device == "mps"
 
 
-def autocast(device: str, precision: Precision) -> contextlib.AbstractContextManager[Any]:
+def autocast(device: str, precision: str) -> contextlib.AbstractContextManager[Any]:
     """A context in which passes compute in ``precision``; weights, gradients and log-probabilities stay as they are."""
     chosen = precision == "bfloat16" or (precision == "auto" and computes_bfloat16(device))
     return torch.autocast(device, dtype=torch.bfloat16) if chosen else contextlib.nullcontext()

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from lgov_core.train.algorithms.logprobs import head_scores, row_states
+from lgov_core.train.layout.logprobs import head_scores, row_states
 from lgov_core.train.layout.rows import TrainRow, batches_by_length
 
 Tensor = torch.Tensor
@@ -47,10 +47,10 @@ class Layout(Protocol):
 
         They are float32, float64 for a model of that type.
         """
-        ...
+        return head_scores(module, self.states(module, rows), rows)[0]
 
 
-class PaddedRows:
+class PaddedRows(Layout):
     """One row after the other, padded to the longest of a pass; rows of similar length go together."""
 
     def batches(self, rows: Sequence[TrainRow], tokens: int) -> list[list[TrainRow]]:
@@ -64,7 +64,3 @@ class PaddedRows:
     def states(self, module: Any, rows: Sequence[TrainRow]) -> Tensor:
         """See `Layout.states`."""
         return row_states(module, rows)[0]
-
-    def logprobs(self, module: Any, rows: Sequence[TrainRow]) -> Tensor:
-        """See `Layout.logprobs`."""
-        return head_scores(module, self.states(module, rows), rows)[0]

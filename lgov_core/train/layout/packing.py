@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from lgov_core.errors import TrainError
-from lgov_core.train.algorithms.config import PACKINGS
-from lgov_core.train.algorithms.logprobs import base_model
 from lgov_core.train.layout.layouts import Layout, PaddedRows
+from lgov_core.train.layout.logprobs import base_model
 from lgov_core.train.layout.rows import TrainRow
 from lgov_core.train.layout.tree_layout import TokenTrie
 
@@ -34,13 +33,13 @@ def layout_for(packing: str, module: Any) -> Layout:
     if packing == "auto":
         return CheaperLayout(module)
     if packing != "tree":
-        raise TrainError(f"there is no packing {packing!r}", hint=f"one of {', '.join(PACKINGS)}")
+        raise TrainError(f"there is no packing {packing!r}", hint="one of auto, tree, rows")
     if reason := why_not_packed(module):
         raise TrainError(f"this model cannot be run on a trie of tokens: {reason}", hint='set packing to "auto"')
     return TokenTrie()
 
 
-class CheaperLayout:
+class CheaperLayout(Layout):
     """Decides between `TokenTrie` and `PaddedRows`, by the tokens that the one saves: for rows together how they are cut into
     batches, and for each batch how it is run.
 
@@ -67,10 +66,6 @@ class CheaperLayout:
     def states(self, module: Any, rows: Sequence[TrainRow]) -> torch.Tensor:
         """See `Layout.states`."""
         return self.layout_of(rows).states(module, rows)
-
-    def logprobs(self, module: Any, rows: Sequence[TrainRow]) -> torch.Tensor:
-        """See `Layout.logprobs`."""
-        return self.layout_of(rows).logprobs(module, rows)
 
     def _pays(self, padded: int, packed: Sequence[Sequence[TrainRow]]) -> bool:
         nodes = sum(self._trie.pack(batch).segments.count for batch in packed)

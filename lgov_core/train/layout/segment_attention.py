@@ -58,7 +58,7 @@ class Segments:
         return len(self.sizes)
 
     def visible(self) -> Tensor:
-        """Who sees whom: bool of shape (N, N), true where the token of the row sees the token of the column."""
+        """Which token sees which: bool of shape (N, N), true where the token of the row sees the token of the column."""
         numbers = torch.arange(len(self.ends))
         return flex_rule(torch.tensor(self.ends))(None, None, numbers[:, None], numbers[None, :])
 

@@ -15,15 +15,17 @@ from typing import Any
 
 import torch
 
-from lgov_core.train.algorithms.logprobs import base_model, head_scores
+from lgov_core._util.bounded import BoundedDict
+from lgov_core._util.prefixes import common_prefix
+from lgov_core.train.layout.layouts import Layout
+from lgov_core.train.layout.logprobs import base_model
 from lgov_core.train.layout.rows import TrainRow
 from lgov_core.train.layout.segment_attention import Segments, attending, pass_size
 from lgov_core.transitions.tokens.tree import make_nodes
 
 Tensor = torch.Tensor
 
-#: So many packs are kept.
-_KEPT = 256
+_MAX_PACKS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +63,14 @@ def pack_rows(rows: Sequence[TrainRow]) -> Pack:
     return Pack(tuple(ids), tuple(positions), tuple(sources), Segments(nodes))
 
 
-class TokenTrie:
+class TokenTrie(Layout):
     """Every distinct prefix of the rows of a pass is computed once. See `lgov_core.train.layout.layouts.Layout`.
 
-    What was packed last is kept, for a batch is run several times (reference, epochs). Not safe to call from several threads.
+    The last packs are kept: a batch is run several times (reference, epochs). Not safe to call from several threads.
     """
 
     def __init__(self) -> None:
-        self._packs: dict[tuple[int, ...], tuple[tuple[TrainRow, ...], Pack]] = {}
+        self._packs: BoundedDict[tuple[int, ...], tuple[tuple[TrainRow, ...], Pack]] = BoundedDict(_MAX_PACKS)
 
     def batches(self, rows: Sequence[TrainRow], tokens: int) -> list[list[TrainRow]]:
         """See `Layout.batches`; ``tokens`` counts distinct ones. What is common to two batches is run in both: they are
@@ -120,32 +122,12 @@ class TokenTrie:
             out = decoder(input_ids=ids[None], position_ids=positions[None], use_cache=False)
         return out.last_hidden_state[0].index_select(0, sources)
 
-    def logprobs(self, module: Any, rows: Sequence[TrainRow]) -> Tensor:
-        """See `Layout.logprobs`."""
-        return head_scores(module, self.states(module, rows), rows)[0]
-
     def pack(self, rows: Sequence[TrainRow]) -> Pack:
         """How ``rows`` are laid out for one pass."""
         key = tuple(map(id, rows))
         found = self._packs.get(key)
         if found is None:
-            while len(self._packs) >= _KEPT:
-                del self._packs[next(iter(self._packs))]
             # The rows are kept with the pack: their ids stay theirs.
-            found = self._packs[key] = (tuple(rows), pack_rows(rows))
+            found = (tuple(rows), pack_rows(rows))
+            self._packs.put(key, found)
         return found[1]
-
-
-def common_prefix(first: tuple[int, ...], second: tuple[int, ...]) -> int:
-    """With how many equal tokens both begin."""
-    limit = min(len(first), len(second))
-    if first[:limit] == second[:limit]:
-        return limit
-    low, high = 0, limit  # the first `low` are equal, the first `high` are not
-    while low + 1 < high:
-        middle = (low + high) // 2
-        if first[low:middle] == second[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low

@@ -1,4 +1,4 @@
-"""Several agents on one model, each with weights of its own: some are trained while the others stay as they are."""
+"""Several agents on one model, each with its own weights, trained in turns."""
 
 from __future__ import annotations
 
@@ -10,45 +10,39 @@ import torch
 
 from lgov_core.errors import TrainError
 from lgov_core.train.loop.loop import Iteration, Task, TrainingLoop
-from lgov_core.train.loop.policy_model import PolicyModel
+from lgov_core.train.loop.policy_model import PolicyModel, adapters_of, with_adapters
 from lgov_core.train.loop.training_run import Resumed
 
 
 def adapter_policy(serving: Any, *, rank: int = 16, seed: int = 0) -> PolicyModel:
-    """Low-rank additions to every linear layer of ``serving`` learn; the reference is ``serving`` without them.
+    """LoRA adapters on every linear layer of ``serving`` learn; the reference is ``serving`` without them.
 
-    ``serving`` is the module that an embedded engine decodes with; its weights are shared, not copied, and frozen, so that
-    any number of agents costs one model. What is served are the additions alone, for
-    `lgov_core.gateway.engine.served_policy.ServedPolicy.publish` (LoRA: Hu et al. 2021, arXiv 2106.09685, section 4.1, with
-    alpha = 2 · rank). torch's global random state is left as it was. Needs the extra ``train`` (peft).
+    ``serving``, the module of an embedded engine, is shared and frozen, not copied: any number of agents costs one
+    model. Only the adapters are served, by `ServedPolicy.publish` (Hu et al. 2021, arXiv 2106.09685, section 4.1, alpha
+    = 2 · rank). torch's global random state is unchanged. Needs the extra ``train`` (peft).
     """
-    from peft import LoraConfig, get_peft_model
-
     shared: dict[int, Any] = {id(parameter): parameter for parameter in serving.parameters()}
-    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module: Any = get_peft_model(copy.deepcopy(serving, shared), config)
+        module = with_adapters(copy.deepcopy(serving, shared), rank)
 
     def served() -> dict[str, torch.Tensor]:
         found: dict[str, torch.Tensor] = {}
-        base: Any = module.get_base_model()
-        for name, layer in base.named_modules():
-            if hasattr(layer, "get_delta_weight") and hasattr(layer, "base_layer"):
-                found[f"{name}.lora_A.weight"] = layer.lora_A["default"].weight.detach().clone()
-                found[f"{name}.lora_B.weight"] = layer.lora_B["default"].weight.detach() * layer.scaling["default"]
+        for name, layer in adapters_of(module):
+            found[f"{name}.lora_A.weight"] = layer.lora_A["default"].weight.detach().clone()
+            found[f"{name}.lora_B.weight"] = layer.lora_B["default"].weight.detach() * layer.scaling["default"]
         return found
 
     return PolicyModel(module, served, reference_mode=module.disable_adapter)
 
 
 class AlternatingSchedule:
-    """Trains agents one after the other: in each step one of them, on its own calls, while the others are frozen.
+    """Trains one agent a step, on its own calls, while the others are frozen.
 
-    ``loops`` are the training loops by agent, each with a folder, a `Selection` of its agent's calls and the publisher of
-    its weights (`EmbeddedEngine.policy`) of its own; an agent without a loop is never trained. ``order`` names whose turn it
-    is, again and again (each once, unless given: ``("writer", "writer", "checker")`` trains the writer twice as often).
-    Raises `TrainError` when it cannot be. Call from one thread.
+    ``loops`` are training loops by agent, each with its own folder, `Selection` and publisher
+    (`EmbeddedEngine.policy`); an agent without a loop is never trained. ``order`` is repeated (default: each once;
+    ``("writer", "writer", "checker")`` trains the writer twice as often). Raises `TrainError` for loops that share one
+    of these. Call from one thread.
     """
 
     def __init__(self, loops: Mapping[str, TrainingLoop], order: Sequence[str] | None = None) -> None:
@@ -75,14 +69,14 @@ class AlternatingSchedule:
 
     @property
     def turn(self) -> str:
-        """Who is trained next."""
+        """The agent that is trained next."""
         return self.order[self.done % len(self.order)]
 
     def resume(self) -> dict[str, Resumed]:
-        """Goes on where all of them were when they were killed; whose turn it was stays so."""
+        """Resumes all loops; the turn is kept."""
         return {name: loop.resume() for name, loop in self.loops.items()}
 
     def iterate(self, tasks: Sequence[Task], group: int, **more: Any) -> tuple[str, Iteration]:
-        """One step of the agent whose turn it is; ``more`` goes to `TrainingLoop.iterate`. Returns the agent's name too."""
+        """One step of the agent whose turn it is, and its name; ``more`` goes to `TrainingLoop.iterate`."""
         name = self.turn
         return name, self.loops[name].iterate(tasks, group, **more)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -15,85 +14,70 @@ _REPORT_S = 0.2
 
 
 class CollectedAhead(Generic[Found]):
-    """Collections that continue in a thread of their own, one after the other, each known by its step.
+    """Collections in daemon threads, each after the one before it, each known by its step.
 
-    ``collecting`` is held while one continues: anything else that uses the same workers takes it too. `begin` and
-    `take` are called from one thread. The thread is a daemon; it ends when there is nothing left to do.
+    ``collecting`` is held while one runs: anything else that uses the same workers takes it too. `begin` and `take` are
+    called from one thread.
     """
 
     def __init__(self) -> None:
         self.collecting = threading.Lock()
-        self._changed = threading.Condition()
-        self._line: deque[_Collection[Found]] = deque()
-        self._running = False
         self._known: dict[int, _Collection[Found]] = {}
+        self._last: threading.Event | None = None
 
     def begin(self, step: int, of: Any, collect: Callable[[Progress], Found]) -> None:
-        """Has ``collect`` called in the thread, after all that was begun before; does nothing for a step that was begun.
+        """Has ``collect`` called in a thread, after all that was begun before; does nothing for a step that was begun.
 
         ``of`` says what is collected: `take` must name the same. ``collect`` gets a function that takes its progress.
         """
-        if step in self._known:
-            return
-        collection = self._known[step] = _Collection(of, collect)
-        with self._changed:
-            self._line.append(collection)
-            if not self._running:
-                self._running = True
-                threading.Thread(target=self._run, name="lgov-collect", daemon=True).start()
+        if step not in self._known:
+            made = self._known[step] = _Collection(of, collect)
+            args = (made, self._last)
+            self._last = made.ended
+            threading.Thread(target=self._run, args=args, name="lgov-collect", daemon=True).start()
 
     def take(self, step: int, of: Any, progress: Progress) -> Found | None:
-        """What was collected for the step, once it is there; what was begun for steps before it is forgotten.
+        """The result of a step, once it is there; collections of steps before it are dropped.
 
-        None when it was not begun, was begun for something else, or failed: the caller then collects it itself, and sees
-        itself what is wrong. ``progress`` is called in this thread while it waits.
+        None when it was not begun, was begun for something else, or failed: the caller then collects it itself, and meets
+        the error itself. ``progress`` is called in this thread while it waits.
         """
         for earlier in [number for number in self._known if number < step]:
-            self._forget(self._known.pop(earlier))
-        collection = self._known.get(step)
-        if collection is None:
+            self._known.pop(earlier).wanted = False
+        found = self._known.pop(step, None)
+        if found is None or found.of != of:
+            if found is not None:
+                found.wanted = False
             return None
-        if collection.of != of:
-            self._forget(self._known.pop(step))
-            return None
-        while not collection.ended.wait(_REPORT_S):
-            progress(*collection.progress)
-        del self._known[step]
-        if collection.found:
-            progress(*collection.progress)
-        return collection.found[0] if collection.found else None
+        while not found.ended.wait(_REPORT_S):
+            progress(*found.progress)
+        if found.result is not None:
+            progress(*found.progress)
+        return found.result
 
     @property
     def steps(self) -> list[int]:
         """The steps that were begun and not taken."""
         return sorted(self._known)
 
-    def _forget(self, collection: _Collection[Found]) -> None:
-        with self._changed:
-            if collection in self._line:
-                self._line.remove(collection)
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                if not self._line:
-                    self._running = False
-                    return
-                collection = self._line.popleft()
-            try:
-                with self.collecting:
-                    collection.found.append(collection.collect(collection.report))
-            except BaseException:  # noqa: BLE001  the caller of take meets it again when it collects
-                pass
-            finally:
-                collection.ended.set()
+    def _run(self, collection: _Collection[Found], before: threading.Event | None) -> None:
+        if before is not None:
+            before.wait()
+        try:
+            with self.collecting:
+                if collection.wanted:
+                    collection.result = collection.collect(collection.report)
+        except BaseException:  # noqa: BLE001 - the caller of take meets it again when it collects
+            pass
+        finally:
+            collection.ended.set()
 
 
 class _Collection(Generic[Found]):
     def __init__(self, of: Any, collect: Callable[[Progress], Found]) -> None:
-        self.of = of
-        self.collect = collect
-        self.found: list[Found] = []
+        self.of, self.collect = of, collect
+        self.result: Found | None = None
+        self.wanted = True
         self.ended = threading.Event()
         self.progress = (0, 0)
 

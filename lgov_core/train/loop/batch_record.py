@@ -1,4 +1,4 @@
-"""What an update will be made of, on disk before it is made: after a kill it is made again, not collected again."""
+"""The batch of an update, on disk before the update is made: after a kill it is replayed, not collected again."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ class BatchRecord:
 
 
 def write_batch(folder: Path, step: int, transitions: Sequence[Transition], figures: Mapping[str, Any]) -> BatchRecord:
-    """Writes ``folder/step-NNNNNN.parquet``, then ``step-NNNNNN.json``, with which it counts. Both are on disk afterwards.
+    """Writes ``folder/step-NNNNNN.parquet``, then ``step-NNNNNN.json``, which makes it count; both durably, replacing a
+    batch of that number.
 
-    A batch of that number that is there already is replaced. Raises `TrainError` when it cannot be written, and
-    `TransitionError` for what no file can hold; there is then no batch of that number.
+    Raises `TrainError` when it cannot be written, and `TransitionError` for values that no file can hold; there is then
+    no batch of that number.
     """
     try:
         discard_batch(folder, step)
@@ -59,10 +60,7 @@ def read_record(folder: Path, step: int) -> BatchRecord | None:
 
 
 def read_batch(folder: Path, step: int) -> tuple[BatchRecord, list[Transition]] | None:
-    """The batch of update ``step``; None when there is none, or only a part of one.
-
-    Raises `TrainError` when the data is not what was recorded.
-    """
+    """The batch of update ``step``; None without a record. Raises `TrainError` when the data is not what was recorded."""
     record = read_record(folder, step)
     if record is None:
         return None

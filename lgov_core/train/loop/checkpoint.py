@@ -1,23 +1,22 @@
-"""Checkpoints: everything a killed run needs to continue, written whole or not at all."""
+"""Checkpoints: everything a killed run needs to continue, written atomically."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
-import pickle
 import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
+import safetensors.torch
 import torch
+from safetensors import SafetensorError
 
-from lgov_core._util.atomic_file import atomic_write
-from lgov_core._util.durable import sync_file, sync_folder
+from lgov_core._util.atomic_file import atomic_folder, atomic_write
 from lgov_core.errors import TrainError
 
 WEIGHTS_FILE = "weights.safetensors"
@@ -29,9 +28,8 @@ _NAME = re.compile(r"step-(\d{6,})")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """``step`` counts finished updates; ``weights`` holds the trained parameters by name; ``state`` is the learner's own.
-
-    ``state`` holds tensors and plain values; ``extra`` is JSON.
+    """``step`` counts finished updates; ``weights`` are the trained parameters by name, ``state`` (tensors and plain
+    values) is the learner's, ``extra`` is JSON.
     """
 
     step: int
@@ -42,7 +40,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The checkpoint that did best so far: its step, what was measured, and what came out."""
+    """The best checkpoint so far: its step, the measure and its value."""
 
     step: int
     what: str
@@ -54,45 +52,29 @@ Seal = Callable[[Path, Checkpoint], None]
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2, seal: Seal | None = None) -> Path:
-    """Writes ``folder/step-NNNNNN`` and removes all but the newest ``keep`` and the best (`mark_best`).
+    """Writes ``folder/step-NNNNNN`` atomically and removes all but the newest ``keep`` and the best (`mark_best`).
 
-    It holds ``weights.safetensors``, ``state.pt`` and ``extra.json``, and what ``seal`` adds. The folder appears under its
-    name only when it is complete and on disk. Raises `TrainError` when it cannot be written, and what ``seal`` raises;
-    older checkpoints are then still there.
+    It holds ``weights.safetensors``, ``state.pt``, ``extra.json``, and what ``seal`` adds. Raises `TrainError` when it
+    cannot be written, and what ``seal`` raises; older checkpoints are then intact.
     """
     target = folder / f"step-{checkpoint.step:06d}"
-    partial = folder / f".{target.name}.partial"
-    replaced = folder / f".{target.name}.replaced"
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        _save_tensors(partial / WEIGHTS_FILE, checkpoint.weights)
-        torch.save(dict(checkpoint.state), partial / STATE_FILE)
-        (partial / EXTRA_FILE).write_text(json.dumps({"step": checkpoint.step, **checkpoint.extra}), encoding="utf-8")
-        if seal is not None:
-            seal(partial, checkpoint)
-        for path in partial.iterdir():
-            sync_file(path)
-        sync_folder(partial)
-        if target.exists():
-            shutil.rmtree(replaced, ignore_errors=True)
-            os.replace(target, replaced)
-        os.replace(partial, target)
-        sync_folder(folder)
-        shutil.rmtree(replaced, ignore_errors=True)
+        with atomic_folder(target) as partial:
+            safetensors.torch.save_file(_on_cpu(checkpoint.weights), partial / WEIGHTS_FILE)
+            torch.save(dict(checkpoint.state), partial / STATE_FILE)
+            extra = {"step": checkpoint.step, **checkpoint.extra}
+            (partial / EXTRA_FILE).write_text(json.dumps(extra), encoding="utf-8")
+            if seal is not None:
+                seal(partial, checkpoint)
         best = best_checkpoint(folder)
         for old in complete_checkpoints(folder)[:-keep]:
             if best is None or old.name != f"step-{best.step:06d}":
                 shutil.rmtree(old, ignore_errors=True)
-    except (OSError, RuntimeError, ValueError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise TrainError(
             f"checkpoint {target} could not be written: {error}",
             hint="free some space; the older checkpoints are intact",
         ) from error
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
     return target
 
 
@@ -104,23 +86,12 @@ def latest_checkpoint(folder: Path) -> Checkpoint | None:
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """The checkpoint in the folder ``path``, on the CPU. Raises `TrainError` when it cannot be read."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     try:
-        weights = load_file(path / WEIGHTS_FILE)
+        weights = safetensors.torch.load_file(path / WEIGHTS_FILE)
         state = torch.load(path / STATE_FILE, map_location="cpu", weights_only=True)
         extra = json.loads((path / EXTRA_FILE).read_text(encoding="utf-8"))
         return Checkpoint(int(extra.pop("step")), weights, state, extra)
-    except (
-        OSError,
-        EOFError,
-        RuntimeError,
-        ValueError,
-        LookupError,
-        pickle.UnpicklingError,
-        SafetensorError,
-    ) as error:
+    except (OSError, EOFError, RuntimeError, ValueError, LookupError, UnpicklingError, SafetensorError) as error:
         raise TrainError(
             f"checkpoint {path} cannot be read: {type(error).__name__}: {error}",
             hint="remove that folder to resume from the one before it",
@@ -148,10 +119,8 @@ def step_of(path: Path) -> int:
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The folder of the checkpoint that ``path`` names.
-
-    That is the folder itself; of a run's folder, or of its ``checkpoints``, the newest one; and ``best`` or ``last`` in
-    either: ``runs/a/best``. Raises `TrainError` when there is none.
+    """The folder of the checkpoint that ``path`` names: that folder; the newest of a run's folder or its
+    ``checkpoints``; ``best`` or ``last`` in either (``runs/a/best``). Raises `TrainError` when there is none.
     """
     if (path / EXTRA_FILE).is_file():
         return path
@@ -170,10 +139,10 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def mark_best(folder: Path, step: int, what: str, score: float) -> Best:
-    """Notes how good the checkpoint of ``step`` is, higher is better, and returns the best so far.
+    """Rates the checkpoint of ``step``, higher is better, and returns the best so far, which ``best.json`` names.
 
-    ``best.json`` keeps the best one by name. Another measure takes the place of ``mean_return``, and ``mean_return`` of no
-    other. A score that is not finite is never the best. Raises `TrainError` when it cannot be written.
+    Another measure replaces ``mean_return``; ``mean_return`` replaces no other. A score that is not finite is never the
+    best. Raises `TrainError` when it cannot be written.
     """
     present = best_checkpoint(folder)
     if present is not None:
@@ -201,32 +170,19 @@ def best_checkpoint(folder: Path) -> Best | None:
         raise TrainError(f"{path} cannot be read: {error}", hint="remove it") from error
 
 
-def _save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    try:
-        save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, path)
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
+def _on_cpu(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
 
 
 def save_weights(folder: Path, version: int, weights: Mapping[str, torch.Tensor]) -> Path:
     """Writes ``folder/version-NNNNNN.safetensors``: what was served as ``version``, by `PolicyModel.weights` names.
 
-    The file appears under its name only when it is complete; one that is there already is replaced. Raises `TrainError`
-    when it cannot be written; the files of other versions are then as they were.
+    The file is replaced atomically. Raises `TrainError` when it cannot be written; other versions stay as they were.
     """
     target = _weights_file(folder, version)
-    partial = target.with_name(f".{target.name}.partial")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _save_tensors(partial, weights)
-        os.replace(partial, target)
-    except (OSError, RuntimeError, ValueError) as error:
-        # A full disk or a folder without write permission: what was begun goes, if it can.
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+        atomic_write(target, safetensors.torch.save(_on_cpu(weights)))
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise TrainError(
             f"weights {target} could not be written: {error}", hint="free some space, or check the folder's permissions"
         ) from error
@@ -234,18 +190,14 @@ def save_weights(folder: Path, version: int, weights: Mapping[str, torch.Tensor]
 
 
 def load_weights(folder: Path, version: int) -> dict[str, torch.Tensor] | None:
-    """The weights that `save_weights` wrote for ``version``, on the CPU; None when it wrote none.
-
-    Raises `TrainError` when the file cannot be read.
+    """The weights of ``version`` that `save_weights` wrote, on the CPU; None without. Raises `TrainError` for an
+    unreadable file.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     path = _weights_file(folder, version)
     if not path.exists():
         return None
     try:
-        return load_file(path)
+        return safetensors.torch.load_file(path)
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise TrainError(f"weights {path} cannot be read: {error}", hint="the file is damaged") from error
 

@@ -25,12 +25,11 @@ def step_figures(
 ) -> dict[str, Any]:
     """The figures of one update's rollouts as JSON values, for its line in ``metrics.jsonl``.
 
-    ``rewards`` has, by channel, the mean over rollouts of what a rollout earned, with ``low`` and ``high`` (95 %, rollouts of
-    one task together) and ``count`` (tasks); ``return`` is what ``returns`` holds, after the bounds of the channels.
-    ``violation_rate`` is the share of rollouts in which the governor saw one (by its counts, or where there are none by the
-    penalties). ``response_tokens`` is the mean over calls, ``turns`` over rollouts. ``dropped`` counts, by reason, what was
-    recorded and not trained on, ``lost_rollouts`` the rollouts of which nothing can be trained on, ``lost_attempts`` the
-    attempts that the machines broke (they were tried again, mostly), and ``dropped_spans`` what the store had no room for.
+    ``rewards``: by channel the mean over rollouts, with ``low`` and ``high`` (95 %, rollouts of a task together) and
+    ``count`` (tasks); its ``return`` is ``returns``, after the bounds of the channels. ``violation_rate``: the share of
+    rollouts with a violation (by the governor's counts, else by penalties). ``response_tokens`` is the mean over calls,
+    ``turns`` over rollouts. ``dropped`` counts by reason what was not trained on, ``lost_rollouts`` those without a
+    usable attempt, ``lost_attempts`` those that the machines broke, ``dropped_spans`` what the store had no room for.
     """
     rollouts = by_rollout(data.transitions)
     usable = [result for result in results if result.outcome.trainable]
@@ -52,12 +51,12 @@ def earned_figures(
     counted: Sequence[tuple[str, int]],
     rewards: Iterable[tuple[tuple[str, int], str, float]],
 ) -> dict[str, Any]:
-    """What rollouts earned and how they ended, as JSON values. Pure.
+    """Rewards and outcomes of rollouts, as JSON values. Pure.
 
-    ``reward`` is the mean of the task's reward over the attempts in ``counted`` (rollout id and attempt), ``reward_air`` and
-    the like those of the other channels, each with half the width of its 95 % interval (normal). ``rewards`` gives each
-    reward with its attempt and channel; those of other attempts are passed over. ``usable`` counts ``counted``. ``counts``
-    is what governors counted in the rollouts that can be trained on: ``tool_calls`` asked for, ``denied`` ones, and so on.
+    ``reward`` is the mean task reward over the attempts in ``counted`` (rollout id, attempt), ``reward_air`` and so on
+    those of other channels, each with half its 95 % interval (normal). ``rewards`` gives attempt, channel and value;
+    other attempts are ignored. ``usable`` counts ``counted``; ``counts`` are the governors' counts in trainable
+    rollouts.
     """
     sums: dict[str, dict[tuple[str, int], float]] = defaultdict(lambda: dict.fromkeys(counted, 0.0))
     wanted = set(counted)
@@ -72,11 +71,7 @@ def earned_figures(
     for result in results:
         if result.outcome.trainable:
             counts.update({name: int(count) for name, count in result.counts.items()})
-    return {
-        **found,
-        "outcomes": dict(Counter(result.outcome.value for result in results)),
-        "counts": dict(counts),
-    }
+    return {**found, "outcomes": dict(Counter(result.outcome.value for result in results)), "counts": dict(counts)}
 
 
 def _mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:

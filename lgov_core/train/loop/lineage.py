@@ -1,4 +1,4 @@
-"""States of each checkpoint what it was made of: data, policy, code, settings and seed, and the checkpoint before."""
+"""States what each checkpoint was made of: data, policy, code, settings, seed and the checkpoint before."""
 
 from __future__ import annotations
 
@@ -31,9 +31,8 @@ _PACKAGES = ("torch", "transformers", "peft", "safetensors", "verl", "ray")
 class Facts:
     """What is true of a whole run.
 
-    ``model`` names what training began with, and ``start_sha256`` its weights (`weights_digest`, all of them; None where they
-    are not at hand). ``settings`` are JSON values. ``policy`` is what `policy_facts` gives: None where the trainer does not
-    know which rules are in force.
+    ``model`` is where training began, ``start_sha256`` its weights (`weights_digest` of all of them; None if unknown).
+    ``settings`` are JSON values, ``policy`` is `policy_facts` (None: the trainer does not know the rules).
     """
 
     run_id: str
@@ -53,20 +52,22 @@ class Lineage:
         self.signer = signer
 
     def seal(self, partial: Path, checkpoint: Checkpoint) -> None:
-        """Writes ``lineage.jsonl`` into a checkpoint's folder: the chain of the checkpoint before, and its own statement.
+        """Writes ``lineage.jsonl`` into a checkpoint's folder: the chain of the checkpoint before, and its own
+        statement.
 
-        Raises `TrainError` when the data of an update is not on record, `AuditError` when the chain before cannot be read,
-        and what the signer raises: a checkpoint of which nothing can be stated is not written.
+        Raises `TrainError` when the data of an update is not on record, `AuditError` for an unreadable chain, and what
+        the signer raises: the checkpoint is then not written.
         """
         # Statements begin where the first sealed checkpoint's parent is: without one, at the last that has none.
         begin = self._unsealed(checkpoint.step)
         self.state(partial, checkpoint.step, [WEIGHTS_FILE], self._before(checkpoint.step), begin=begin)
 
     def state(self, folder: Path, step: int, weights: Sequence[str], before: Sequence[str], *, begin: int = 0) -> None:
-        """Writes ``lineage.jsonl`` into ``folder``: the lines ``before``, and a statement of all files that lie there.
+        """Writes ``lineage.jsonl`` into ``folder`` atomically: the lines ``before``, and a statement of all files
+        there.
 
-        ``weights`` are the names of those that the weights are in (safetensors). Without lines before, what is stated begins
-        after the step ``begin``. The file appears whole and on disk. Raises as `seal`, and `OSError`.
+        ``weights`` names the safetensors files. Without lines before, the statement begins after step ``begin``. Raises
+        as `seal`, and `OSError`.
         """
         parent = read_attestation(before[-1]) if before else None
         said = None if parent is None else parent.statement["predicate"]

@@ -1,11 +1,11 @@
-"""The loop: collect rollouts, make transitions, assign credit, update, publish, checkpoint; and again."""
+"""The loop: collect rollouts, make transitions, assign credit, update, publish, checkpoint."""
 
 from __future__ import annotations
 
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +20,20 @@ from lgov_core.train.loop.sampling import Round, Sampled, check_extra_groups, co
 from lgov_core.train.loop.step_rollouts import Collector, StepRollouts, Task, new_rollouts
 from lgov_core.train.loop.training_run import Learned, Learner, Publisher, Resumed, TrainingRun
 from lgov_core.train.workers.jobs import JobResult
-from lgov_core.transitions import (
-    CreditRules,
-    Selection,
-    TransitionSet,
-    build_transitions,
-    rollout_returns,
-)
+from lgov_core.transitions import CreditRules, Selection, TransitionSet, build_transitions, rollout_returns
 
 __all__ = ["Collector", "Iteration", "Publisher", "Task", "TrainingLoop"]
 
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """One turn of the loop. Durations in seconds; ``mean_return`` after the AIR bound, over usable rollouts.
+    """One step of the loop. Durations in seconds.
 
-    ``results`` are those of the tasks that were asked for, then those of further tasks; ``mean_return`` and ``diagnostics``
-    are of the former only, for how many of the latter there are depends on what came out. ``groups`` are the figures of
-    `lgov_core.train.loop.sampling.Sampled`. ``update`` are the learner's metrics. ``recovered`` rollouts were
-    collected before the
-    run was killed. ``collect_s`` is for how long the update waited for its rollouts. ``staleness`` is how many versions of
-    weights were published between a call and the update that is made of it, the mean over the calls, and
-    ``staleness_max`` the most.
+    ``results`` are those of the step's tasks, then those of further tasks; ``mean_return`` (bounded, over usable
+    rollouts) and ``diagnostics`` are of the former only. ``groups`` are `Sampled.figures`, ``update`` the learner's
+    metrics. ``recovered`` rollouts were collected before the run was killed; ``collect_s`` is how long the update
+    waited for rollouts. ``staleness`` is the mean, ``staleness_max`` the maximum number of versions published between a
+    call and the update.
     """
 
     step: int
@@ -56,38 +48,16 @@ class Iteration:
     staleness_max: int = 0
     groups: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
-    def metrics(self) -> dict[str, Any]:
-        """All numbers of this iteration as plain JSON values."""
-        return {
-            "step": self.step,
-            "rollouts": len(self.results),
-            "mean_return": self.mean_return,
-            "collect_s": round(self.collect_s, 3),
-            "update_s": round(self.update_s, 3),
-            "diagnostics": dict(self.diagnostics),
-            "staleness": self.staleness,
-            "staleness_max": self.staleness_max,
-            **self.groups,
-            **asdict(self.update),
-        }
-
 
 class TrainingLoop:
-    """Owns the order of things; every stage is a value or a function that can be used without it.
+    """Runs steps of a training; each stage is a value or a function that can be used without it.
 
-    ``folder`` gets what `TrainingRun` writes, and ``open/`` with what was collected of the step in progress.
-    ``learner``, ``checkpoint_every``, ``keep_weights`` and ``seal`` are those of `TrainingRun`, which is at ``run``.
-    ``selection`` says whose calls are trained on: those of some agents, say, while others stay as they are (everything,
-    unless given).
-
-    With ``max_staleness`` above 0, rollouts continue while the model updates: those of at most that many later updates are
-    collected ahead, in a thread. A call is then at most that many weights versions older than the update that uses
-    it; 0 is strictly one after the other. Weights are swapped in without waiting for a rollout's end.
-
-    With ``max_extra_groups`` above 0, groups of further tasks are collected in place of those that are alike, at most so
-    many for an update (`lgov_core.train.loop.sampling`).
-
-    Call from one thread.
+    ``folder`` gets what `TrainingRun` (at ``run``) writes, and ``open/`` with what was collected of the step in
+    progress. ``selection`` says whose calls are trained on (default: everybody's). With ``max_staleness`` above 0 the
+    rollouts of that many later updates are collected in a thread while the model updates: a call is at most that many
+    versions older than its update, and weights are swapped during a rollout. With ``max_extra_groups`` above 0, at most
+    that many groups of further tasks replace those that are alike (`lgov_core.train.loop.sampling`). The other
+    parameters are those of `TrainingRun`. Call from one thread.
     """
 
     def __init__(
@@ -135,11 +105,11 @@ class TrainingLoop:
 
     @property
     def done(self) -> int:
-        """How many updates are done."""
+        """Number of updates made."""
         return self.run.done
 
     def resume(self) -> Resumed:
-        """Goes on where the run was when it was killed (see `TrainingRun.resume`)."""
+        """Continues where the run was killed (see `TrainingRun.resume`)."""
         used = max((call.weights_version or 0 for call in self.store.calls()), default=0)
         resumed = self.run.resume(used_version=used)
         for number in range(1, self.done + 1):
@@ -155,10 +125,7 @@ class TrainingLoop:
     def collect(
         self, tasks: Sequence[Task], group: int, progress: Callable[[int, int], None] | None = None
     ) -> list[JobResult]:
-        """Runs ``group`` rollouts of every task; results in the order of tasks.
-
-        What is being collected ahead is finished first.
-        """
+        """Runs ``group`` rollouts of every task, after what is being collected ahead; results in the order of tasks."""
         rollouts = new_rollouts(self.run.run_id, tasks, group)
         with self._ahead.collecting:
             return self.pool.collect_rollouts(rollouts, progress)
@@ -172,16 +139,14 @@ class TrainingLoop:
         upcoming: Sequence[Sequence[Task]] = (),
         further: Sequence[Task] = (),
     ) -> Iteration:
-        """Collects, updates, publishes. A checkpoint is written every ``checkpoint_every`` steps.
+        """Collects, updates, publishes; every ``checkpoint_every`` steps writes a checkpoint.
 
-        When the run was killed while it collected this step, and the tasks are the same, only what is missing is collected.
-        ``upcoming`` are the tasks of the steps after this one, as far as they are known: with ``max_staleness`` above 0 their
-        rollouts are begun before the update is made. Those of a step that is then called with other tasks are collected for
-        nothing, and what fails ahead is tried again when its step has come. ``further`` are the tasks, in order, of which
-        groups are collected in place of those that are alike; it happens when the step's turn has come, with the weights of
-        then, and before anything is collected ahead. ``progress(stage, done, total)`` is called as the stages proceed.
-        ``figures`` makes more JSON values of the results, for the step's line in ``metrics.jsonl``. The line's figures are of
-        ``tasks``; those of further groups are in it under ``further``.
+        Of a step in which the run was killed, only what is missing is collected, if the tasks are the same.
+        ``upcoming`` are the tasks of the next steps, for ``max_staleness``: a step that is then called with other tasks
+        collects again, and a failure ahead is retried at the step itself. ``further`` are tasks, in order, for groups
+        in place of alike ones; they run at their step, with the weights of then. ``progress(stage, done, total)`` is
+        called as stages proceed. ``figures`` makes more JSON values of results, for the step's line in
+        ``metrics.jsonl``, which has those of ``tasks``, and under ``further`` those of further groups.
         """
         report = progress or (lambda stage, done, total: None)
         began = time.monotonic()

@@ -37,7 +37,7 @@ class MetricsLog:
             ) from error
 
     def lines(self) -> list[dict[str, Any]]:
-        """All whole lines, oldest first. One that a killed run left half-written is passed over."""
+        """All whole lines, oldest first; a partial last line is ignored."""
         return read_metrics(self.path) if self.path.exists() else []
 
     def repair(self) -> None:
@@ -46,7 +46,7 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The entries of a ``metrics.jsonl``. A last line that a killed run left half-written is passed over.
+    """The entries of a ``metrics.jsonl``; a partial last line is ignored.
 
     Raises `TrainError` when the file cannot be read, or another line is not a JSON object.
     """

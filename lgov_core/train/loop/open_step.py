@@ -1,4 +1,4 @@
-"""What was collected for an update that has no batch yet, so that a run that was killed continues collecting it."""
+"""What was collected for an update that has no batch yet, so that a killed run continues collecting it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from lgov_core.types import Outcome, Rollout
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What a killed run left of a step: its rollouts round by round, and the results it had, by rollout id.
-
-    The first round are the rollouts of the tasks asked for, the others those of further tasks.
+    """A killed run's rollouts of a step, round by round (the first: of the tasks asked for), and its results by rollout
+    id.
     """
 
     rounds: list[list[Rollout]]
@@ -36,10 +35,7 @@ class OpenStep:
         self.path = path
 
     def begin(self, rounds: Sequence[Sequence[Rollout]], results: Iterable[JobResult] = ()) -> None:
-        """Writes down which rollouts the step is made of, and the results it has; what the file held before is gone.
-
-        Raises `TrainError`; the file is then as it was.
-        """
+        """Records the rollouts of the step and the results so far, replacing the file atomically. Raises `TrainError`."""
         lines = [*map(_round, rounds), *map(_result, results)]
         self._tried(lambda: atomic_write(self.path, b"".join(line + b"\n" for line in lines)))
 
@@ -48,7 +44,7 @@ class OpenStep:
         self._tried(lambda: append_line(self.path, _round(rollouts)))
 
     def add(self, result: JobResult) -> None:
-        """Writes down a result. Raises `TrainError`."""
+        """Records a result. Raises `TrainError`."""
         self._tried(lambda: append_line(self.path, _result(result)))
 
     def end(self) -> None:
@@ -65,11 +61,10 @@ class OpenStep:
             raise self._unreadable(error) from error
 
     def recover(self, tasks: Sequence[tuple[str, Mapping[str, Any]]]) -> Recovered | None:
-        """What a killed run left of the step.
+        """What a killed run left of the step; None without, or for other tasks (id and payload of each rollout of the
+        first round).
 
-        None when there was none, or one of other tasks than these (id and payload, one for each rollout of the first round,
-        in order). Results that the machines were to blame for are left out. Raises `TrainError` when the file cannot be
-        read.
+        Results that the machines were to blame for are left out. Raises `TrainError` for an unreadable file.
         """
         if not self.path.exists():
             return None

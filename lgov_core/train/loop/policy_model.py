@@ -17,8 +17,8 @@ from lgov_core.errors import TrainError
 class PolicyModel:
     """A module under training.
 
-    ``module`` is trained in place. ``reference`` or ``reference_mode`` gives the weights it started from (see
-    `lgov_core.train.algorithms.update.PolicyUpdate`). ``served`` returns the weights as the serving module names them.
+    ``module`` is trained in place; ``reference`` or ``reference_mode`` gives the weights it started from (see
+    `PolicyUpdate`). ``served`` returns the weights by the names of the serving module.
     """
 
     module: Any
@@ -59,19 +59,30 @@ def lora_policy(serving: Any, *, rank: int = 16, seed: int = 0) -> PolicyModel:
     The engine is given merged weights: W + (alpha / rank) · B·A with alpha = 2 · rank (LoRA: Hu et al. 2021,
     arXiv 2106.09685, section 4.1), added in the dtype of W. Needs the extra ``train`` (peft).
     """
-    from peft import LoraConfig, get_peft_model
-
     torch.manual_seed(seed)
-    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
-    module = get_peft_model(copy.deepcopy(serving), config)
+    module = with_adapters(copy.deepcopy(serving), rank)
 
     def served() -> dict[str, torch.Tensor]:
-        merged: dict[str, torch.Tensor] = {}
-        base: Any = module.get_base_model()
         with torch.no_grad():
-            for name, layer in base.named_modules():
-                if hasattr(layer, "get_delta_weight") and hasattr(layer, "base_layer"):
-                    merged[f"{name}.weight"] = layer.base_layer.weight + layer.get_delta_weight("default")
-        return merged
+            return {
+                f"{name}.weight": layer.base_layer.weight + layer.get_delta_weight("default")
+                for name, layer in adapters_of(module)
+            }
 
     return PolicyModel(module, served, reference_mode=module.disable_adapter)
+
+
+def with_adapters(module: Any, rank: int) -> Any:
+    """``module`` as a PEFT model with LoRA adapters on every linear layer, alpha = 2 · rank; torch's random state is used."""
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(
+        module, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
+
+
+def adapters_of(module: Any) -> Iterator[tuple[str, Any]]:
+    """The layers of a PEFT model that have adapters, by their names in the model inside."""
+    for name, layer in module.get_base_model().named_modules():
+        if hasattr(layer, "get_delta_weight") and hasattr(layer, "base_layer"):
+            yield name, layer

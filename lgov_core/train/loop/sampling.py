@@ -1,8 +1,8 @@
-"""Dynamic sampling: further groups in place of those in which all rollouts are alike, for nothing is learnt from these.
+"""Dynamic sampling: further groups in place of those in which all rollouts are alike, since these teach nothing.
 
-DAPO (Yu et al. 2025, arXiv 2503.14476, section 3.2). A group is judged by what the algorithm would learn from: its advantages
-before they are normalised over the batch, and not the task's reward alone. Which tasks further groups are of is decided
-before anything of them is known, and a task is taken once in a step: a group is never run again until it suits.
+DAPO (Yu et al. 2025, arXiv 2503.14476, section 3.2). A group counts as alike by its advantages before they are
+normalised over the batch, not by the task's reward alone. Further tasks are chosen before anything of them is known,
+each once a step: a group is never run again until it suits.
 """
 
 from __future__ import annotations
@@ -104,11 +104,11 @@ def sample_groups(
     further: Sequence[Task],
     most: int,
 ) -> Sampled:
-    """Collects groups of ``further`` tasks, ``most`` at most, until there are as many informative ones as were ``asked`` for.
+    """Collects at most ``most`` groups of ``further`` tasks, until as many are informative as were ``asked`` for.
 
-    Each round has as many groups as are missing; ``run_next`` runs it, as `StepRollouts.run_next`. It ends early when there
-    are no more tasks, and when a round brought no group that could be compared: then agents or machines fail, and more of
-    that would not help. Rounds that a killed run left on record are run in any case.
+    Each round (run by ``run_next``, as `StepRollouts.run_next`) has as many groups as are missing. Ends early without
+    more tasks, and after a round with no comparable group: then agents or machines fail. Rounds on record of a killed
+    run are always run.
     """
     rounds, extra = [asked], 0
     others = _once(further, rollouts.task_ids)
@@ -137,7 +137,7 @@ def check_extra_groups(most: int, rules: CreditRules) -> None:
 
 
 def _batch(rounds: Sequence[Round], credit: Callable[[TransitionSet], TransitionSet]) -> TransitionSet:
-    """As many groups as were asked for: informative ones, and where these do not suffice asked ones that were not replaced."""
+    """As many groups as were asked for: informative ones, then asked ones that were not replaced."""
     asked = rounds[0]
     if len(rounds) == 1:
         return asked.credited

@@ -1,4 +1,4 @@
-"""The rollouts of one step: those of the tasks it was asked to take, then round by round those of further tasks."""
+"""The rollouts of one step: those of its tasks, then rounds of further tasks."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Collector(Protocol):
     ) -> list[JobResult]:
         """Adds the rollouts to the store, waits until all have ended, and returns a result for each, in their order.
 
-        Rollouts that the store has already, from a run that was killed, are resumed. ``progress(done, total)`` is
-        called as they end, and ``keep`` with each result once it is final. Raises `TrainError` when they cannot be run.
+        Rollouts already in the store, from a killed run, are resumed. ``progress(done, total)`` is called as they end,
+        ``keep`` with each final result. Raises `TrainError` when they cannot be run.
         """
         ...
 
@@ -50,9 +50,8 @@ def new_rollouts(run_id: str, tasks: Sequence[Task], group: int) -> list[Rollout
 class StepRollouts:
     """The rollouts of a step and their results. A round is written to ``step`` before it is run.
 
-    When the run was killed and the tasks are the same, the rounds on record are resumed: results that were known are
-    taken as they are, and only what is missing is run. ``recovered`` is how many rollouts that spared. Reads the file when it
-    is made. For one thread at a time; nothing else may collect with ``pool`` meanwhile. Raises `TrainError`.
+    After a kill, with the same tasks, the rounds on record are resumed: only what is missing is run; ``recovered``
+    counts the rest. For one thread at a time; nothing else may use ``pool`` meanwhile. Raises `TrainError`.
     """
 
     def __init__(self, step: OpenStep, pool: Collector, run_id: str, tasks: Sequence[Task], group: int) -> None:

@@ -1,4 +1,6 @@
-"""The part of training that outlives the process: every batch becomes one update, once, however often the run is killed."""
+"""The part of training that outlives the process: every batch becomes exactly one update, however often the run is
+killed.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +49,7 @@ class Publisher(Protocol):
 
 
 class Learner(Protocol):
-    """Makes updates, such as `lgov_core.train.algorithms.update.PolicyUpdate`: the same state and rows give the same
-    weights.
-    """
+    """Makes updates, such as `PolicyUpdate`: the same state and rows give the same weights."""
 
     def credit(self, data: TransitionSet, rules: CreditRules) -> TransitionSet:
         """`assign_credit` by ``rules``, after a critic, where the learner has one, has valued each turn."""
@@ -67,13 +67,13 @@ class Learner(Protocol):
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from there."""
+        """Restores what `state_dict` returned."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """One update that was made. ``update`` are the learner's metrics, ``weights_sha256`` says what the weights are now."""
+    """One update: the learner's metrics, and the digest of the weights after it."""
 
     step: int
     update: Any
@@ -83,10 +83,11 @@ class Learned:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """What a run went on with. ``checkpoint`` is the step of the checkpoint (0: none), ``step`` how many updates are done.
+    """What a run resumed from. ``checkpoint`` is the step of the checkpoint (0: none), ``step`` the number of updates
+    made.
 
-    ``replayed`` updates were made again from their recorded batches; ``acknowledged`` of these had been reported before,
-    and ``differing`` of those came to other weights now (other settings, or a machine that computes differently).
+    ``replayed`` updates were made again from their recorded batches; ``acknowledged`` of these had been reported
+    before, and ``differing`` of those gave other weights now (other settings, or another machine).
     """
 
     checkpoint: int
@@ -99,16 +100,14 @@ class Resumed:
 class TrainingRun:
     """Owns a run's folder and the order in which things become durable.
 
-    Of each update: first the batch (``transitions/step-NNNNNN.parquet`` and ``.json``), then the update, the publication of
-    its weights, every ``checkpoint_every`` updates a checkpoint, and at last its line in ``metrics.jsonl``, which is what
-    acknowledges it. A run that is killed at any moment loses no batch and repeats no update: `resume` loads the newest
-    checkpoint and makes the updates behind it again from their batches.
+    Of each update: the batch (``transitions/step-NNNNNN.parquet`` and ``.json``), the update, the publication of its
+    weights, every ``checkpoint_every`` updates a checkpoint, and last its line in ``metrics.jsonl``, which acknowledges
+    it. A run that is killed loses no batch and repeats no update: `resume` loads the newest checkpoint and replays the
+    batches after it.
 
-    ``keep`` is how many checkpoints stay beside the best one. ``keep_weights`` keeps every version that is served in
-    ``weights/``. ``rows`` lays transitions out for the learner. ``seal`` is called on each checkpoint's folder before the
-    checkpoint counts, with the checkpoint, as `lgov_core.train.loop.lineage.Lineage.seal`.
-
-    Call from one thread at a time.
+    ``keep`` checkpoints stay beside the best one; ``keep_weights`` keeps every served version in ``weights/``. ``rows``
+    lays transitions out for the learner. ``seal`` is called with each checkpoint and its folder before it counts
+    (`Lineage.seal`). Call from one thread at a time.
     """
 
     def __init__(
@@ -159,12 +158,12 @@ class TrainingRun:
         return self.folder / "checkpoints"
 
     def resume(self, *, used_version: int = 0, progress: Progress | None = None) -> Resumed:
-        """Goes on where the run was when it ended, whatever ended it; call it before anything else.
+        """Continues where the run ended; call it before anything else.
 
-        ``used_version`` is the highest version of weights that anything on record was made with: weights that are not known
-        to be those of a version get a higher one, because one version number never names two sets of weights.
-        ``progress(done, total)`` counts the passes of each update that is made again. A line with the phase ``resume`` says
-        what was done, unless there was nothing to continue with. Raises `TrainError` when a checkpoint or a batch is damaged.
+        ``used_version`` is the highest version of weights on record: weights not known to be those of a version get a
+        higher one, because a version number never names two sets of weights. ``progress(done, total)`` counts the
+        passes of replayed updates. Adds a line with the phase ``resume`` if there was anything to continue. Raises
+        `TrainError` for a damaged checkpoint or batch.
         """
         self._begun = True
         self.metrics.repair()
@@ -199,9 +198,8 @@ class TrainingRun:
         return resumed
 
     def begin(self) -> None:
-        """Makes sure that nothing of another run is in the way; does nothing the second time, or after `resume`.
-
-        Raises `TrainError` when the folder holds batches or checkpoints: what comes after a kill would be a mixture.
+        """Raises `TrainError` when the folder holds batches or checkpoints of another run; does nothing the second
+        time, or after `resume`.
         """
         if self._begun:
             return
@@ -215,11 +213,11 @@ class TrainingRun:
         figures: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
     ) -> Learned:
-        """Makes one update of transitions that have their credit, publishes the weights and acknowledges the update.
+        """Makes one update of transitions with credit, publishes the weights and acknowledges the update.
 
-        ``figures`` (JSON values) go into the update's line of ``metrics.jsonl``; ``mean_return`` among them says how good
-        the policy was. ``progress(done, total)`` is called after every pass. When the learner raises `TrainError`, the batch is
-        taken back, a line with the phase ``failed_update`` says so, and the weights are as the learner left them.
+        ``figures`` (JSON values) go into the update's line of ``metrics.jsonl``; ``mean_return`` among them rates the
+        policy. ``progress(done, total)`` is called after every pass. When the learner raises `TrainError`, the batch is
+        discarded, a line with the phase ``failed_update`` says so, and the weights are as the learner left them.
         """
         self.begin()
         step = self.done + 1
@@ -247,10 +245,10 @@ class TrainingRun:
         return learned
 
     def checkpoint(self) -> Path | None:
-        """Writes the state as it is after the last whole update; None when there was none, or one was interrupted.
+        """Writes the state after the last whole update; None when there was none, or one was interrupted.
 
-        The best checkpoint so far is kept too: by `score`, or where that was never called by the mean of ``mean_return``
-        over the updates since the checkpoint before.
+        The best checkpoint is kept too: by `score`, or if that was never called by the mean of ``mean_return`` since
+        the checkpoint before.
         """
         if self.done == 0 or self._updating:
             return None
@@ -266,10 +264,10 @@ class TrainingRun:
         return target
 
     def score(self, what: str, value: float) -> bool:
-        """Says how good the weights are that the last checkpoint holds, higher is better; returns whether it is the best.
+        """Rates the weights of the last checkpoint (written first if missing), higher is better; returns whether they
+        are the best.
 
-        ``what`` names the measure, such as ``held_out_accuracy``. A measure that is given here takes the place of
-        ``mean_return``. Writes a checkpoint first if there is none of this step.
+        ``what`` names the measure, such as ``held_out_accuracy``; it replaces ``mean_return``.
         """
         if self.checkpoint() is None:
             return False

@@ -4,8 +4,8 @@ Needs the extra ``verl`` (Python below 3.13); importing this package loads nothi
 `run_verl` runs it, and `lgov_core.train.verl.manager.GovernedRollouts` is what verl calls for rollouts.
 """
 
-from lgov_core.train.verl.hosts import Host, WorkerOptions, in_workers
+from lgov_core.train.verl.hosts import Host
 from lgov_core.train.verl.job import VerlCluster, VerlJob, VerlUpdate
 from lgov_core.train.verl.run import VerlReport, run_verl
 
-__all__ = ["Host", "VerlCluster", "VerlJob", "VerlReport", "VerlUpdate", "WorkerOptions", "in_workers", "run_verl"]
+__all__ = ["Host", "VerlCluster", "VerlJob", "VerlReport", "VerlUpdate", "run_verl"]

@@ -1,10 +1,9 @@
-"""verl's checkpoints: what is stated of each, and which of them count.
+"""verl's checkpoints: the statement of each, and which of them count.
 
-verl writes ``checkpoints/global_step_N``: in ``actor`` the state that it resumes from, in ``actor/huggingface`` the weights
-as a transformers folder. When everything is there it calls `Sealed.on_save`, which states in that folder what the weights
-were made of (`lgov_core.train.loop.lineage`). A checkpoint without a statement was not finished, and does not count.
-
-Importing this module loads neither verl nor torch.
+verl writes ``checkpoints/global_step_N``: in ``actor`` its state, in ``actor/huggingface`` the weights as a
+transformers folder. Then it calls `Sealed.on_save`, which states there what the weights were made of
+(`lgov_core.train.loop.lineage`). A checkpoint without a statement was not finished, and does not count. Importing this
+module loads neither verl nor torch.
 """
 
 # pyright: reportMissingImports=false
@@ -27,7 +26,7 @@ from lgov_core.train.verl.steps import Steps
 if TYPE_CHECKING:
     from lgov_core.train.loop.lineage import Lineage
 
-#: The class that verl tells of its checkpoints, for ``trainer.checkpoint_callback_class``.
+#: The class that verl calls after each checkpoint, for ``trainer.checkpoint_callback_class``.
 CALLBACK: Final = "lgov_core.train.verl.checkpoints.Sealed"
 _WEIGHTS: Final = ("actor", "huggingface")
 _NAME = re.compile(r"global_step_(\d+)")
@@ -51,10 +50,10 @@ def sealed_checkpoints(folder: Path) -> dict[int, Path]:
 
 
 def find_sealed(path: Path) -> Path | None:
-    """The transformers folder of the checkpoint that ``path`` names, if it is one of verl's that counts.
+    """The absolute transformers folder of verl's checkpoint that ``path`` names, if it counts.
 
-    That is a checkpoint's folder or its transformers folder; of a job's folder, its ``checkpoints``, or ``last`` in either,
-    the newest one. What is returned is absolute.
+    ``path`` is a checkpoint's folder or its transformers folder; for a job's folder, its ``checkpoints``, or ``last``
+    in either, the newest one.
     """
     path = path.absolute()
     for folder in (path, weights_folder(path)):
@@ -66,13 +65,13 @@ def find_sealed(path: Path) -> Path | None:
 
 
 def start_sha256(model: str) -> str | None:
-    """The digest of the weights in a model's folder; None when there is no such folder, or it holds no safetensors."""
+    """The digest of the weights in a model's folder; None without a folder or safetensors in it."""
     files = sorted(Path(model).glob("*.safetensors"))
     return tensors_sha256(*files) if files else None
 
 
 class Sealed:
-    """What verl calls after each checkpoint; made by verl, with its configuration, in the process of its task runner."""
+    """Called by verl after each checkpoint; made by verl, with its configuration, in its task runner's process."""
 
     def __init__(self, config: Any = None) -> None:
         from omegaconf import OmegaConf

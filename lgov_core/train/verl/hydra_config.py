@@ -234,7 +234,7 @@ def _servers(job: VerlJob) -> Mapping[str, Any]:
 def _ray(job: VerlJob) -> Mapping[str, Any]:
     given: dict[str, Any] = {
         # Where verl's own figures go; Ray's processes do not see what this one has in its environment.
-        "+ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH": str(job.folder / "verl.jsonl"),
+        "+ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH": str(job.folder / "verl.jsonl")
     }
     if job.cluster.address is not None:
         given["+ray_kwargs.ray_init.address"] = job.cluster.address

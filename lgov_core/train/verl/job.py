@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lgov_core.errors import TrainError
+from lgov_core.train.bounds import Bound, bounded, check_bounds
 from lgov_core.types import CreditRules
 
 
@@ -26,39 +27,26 @@ class VerlUpdate:
     ``lora_rank`` 0 trains all weights.
     """
 
-    learning_rate: float = 1e-6
-    loss: Literal["clip", "gspo", "cispo", "plain"] = "clip"
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    dual_clip: float = 10.0
-    kl: float = 0.0
-    entropy: float = 0.0
-    epochs: int = 1
-    mini_batches: int = 1
-    max_grad_norm: float = 1.0
-    weight_decay: float = 0.0
-    warmup_steps: int = 0
-    schedule: Literal["constant", "cosine"] = "constant"
+    learning_rate: float = bounded(1e-6, above=0.0)
+    loss: Literal["clip", "gspo", "cispo", "plain"] = bounded("clip", one_of=("clip", "gspo", "cispo", "plain"))
+    clip_low: float = bounded(0.2, least=0.0)
+    clip_high: float = bounded(0.28, least=0.0)
+    dual_clip: float = bounded(10.0, above=1.0)
+    kl: float = bounded(0.0, least=0.0)
+    entropy: float = bounded(0.0, least=0.0)
+    epochs: int = bounded(1, least=1)
+    mini_batches: int = bounded(1, least=1)
+    max_grad_norm: float = bounded(1.0, above=0.0)
+    weight_decay: float = bounded(0.0, least=0.0)
+    warmup_steps: int = bounded(0, least=0)
+    schedule: Literal["constant", "cosine"] = bounded("constant", one_of=("constant", "cosine"))
     max_ratio_weight: float | None = 2.0
     recompute: bool = True
-    lora_rank: int = 0
+    lora_rank: int = bounded(0, least=0)
     lora_alpha: int = 32
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "max_grad_norm"):
-            if not getattr(self, name) > 0:
-                raise TrainError(f"VerlUpdate.{name} must be above 0, not {getattr(self, name)}")
-        for name in ("clip_low", "clip_high", "kl", "entropy", "weight_decay", "warmup_steps", "lora_rank"):
-            if getattr(self, name) < 0:
-                raise TrainError(f"VerlUpdate.{name} must be 0 or more, not {getattr(self, name)}")
-        for name in ("epochs", "mini_batches"):
-            if getattr(self, name) < 1:
-                raise TrainError(f"VerlUpdate.{name} must be 1 or more, not {getattr(self, name)}")
-        if not self.dual_clip > 1:
-            raise TrainError(f"VerlUpdate.dual_clip must be above 1, not {self.dual_clip}")
-        for name, known in (("loss", ("clip", "gspo", "cispo", "plain")), ("schedule", ("constant", "cosine"))):
-            if getattr(self, name) not in known:
-                raise TrainError(f"VerlUpdate.{name} is {getattr(self, name)!r}", hint=f"one of {', '.join(known)}")
+        check_bounds(self)
         if self.loss == "plain" and (self.epochs > 1 or self.mini_batches > 1):
             raise TrainError("a loss without a ratio is made in one step", hint="epochs and mini_batches of 1")
 
@@ -74,26 +62,22 @@ class VerlCluster:
     optimiser states in the memory of the CPU while they are not used.
     """
 
-    nodes: int = 1
-    gpus: int = 1
+    nodes: int = bounded(1, least=1)
+    gpus: int = bounded(1, least=1)
     server: str = "vllm"
-    tensor_parallel: int = 1
-    gpu_memory: float = 0.5
+    tensor_parallel: int = bounded(1, least=1)
+    gpu_memory: float = bounded(0.5, above=0.0, below=1.0)
     address: str | None = None
-    tokens_per_gpu: int = 16384
+    tokens_per_gpu: int = bounded(16384, least=1)
     offload: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "gpus", "tensor_parallel", "tokens_per_gpu"):
-            if getattr(self, name) < 1:
-                raise TrainError(f"VerlCluster.{name} must be 1 or more, not {getattr(self, name)}")
+        check_bounds(self)
         if self.gpus * self.nodes % self.tensor_parallel:
             raise TrainError(
                 f"tensor_parallel {self.tensor_parallel} does not divide {self.gpus * self.nodes} GPUs",
                 hint="one server takes tensor_parallel GPUs",
             )
-        if not 0 < self.gpu_memory < 1:
-            raise TrainError(f"VerlCluster.gpu_memory must be between 0 and 1, not {self.gpu_memory}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +86,9 @@ class VerlJob:
 
     ``model`` is a transformers folder or a hub name; every node must find it there. ``folder`` gets everything that the
     job writes, ``store`` is the trace store of its rollouts; both are of the node on which the job is started. ``host`` is
-    ``module:function`` of who has rollouts run (`lgov_core.train.verl.hosts`), ``options`` what it is given, as JSON values.
+    ``module:function`` of the `lgov_core.train.verl.hosts.Host`, ``options`` what it is given, as JSON values.
     Each of the ``steps`` takes ``tasks_per_step`` tasks, runs ``group`` rollouts of each and updates the weights. ``agents``
-    are globs for the names of those whose calls are trained on (none: everybody's).
+    are globs for the names of those whose calls are trained on (none: all).
 
     ``temperature`` is the one at which agents must sample: verl computes log-probabilities at one temperature only, and
     calls at another are left out and counted. A conversation has at most ``context_tokens`` tokens, a reply
@@ -126,17 +110,17 @@ class VerlJob:
     store: str
     host: str
     options: Mapping[str, Any]
-    steps: int
-    tasks_per_step: int = 16
-    group: int = 8
+    steps: int = field(metadata={"bound": Bound(least=1)})
+    tasks_per_step: int = bounded(16, least=1)
+    group: int = bounded(8, least=1)
     seed: int = 0
     agents: tuple[str, ...] = ()
     credit: CreditRules = field(default_factory=CreditRules)
     update: VerlUpdate = field(default_factory=VerlUpdate)
     cluster: VerlCluster = field(default_factory=VerlCluster)
-    temperature: float = 1.0
+    temperature: float = bounded(1.0, above=0.0)
     context_tokens: int = 8192
-    reply_tokens: int = 1024
+    reply_tokens: int = bounded(1024, least=1)
     tool_format: str | None = None
     served_as: str | None = None
     checkpoint_every: int = 10
@@ -144,9 +128,7 @@ class VerlJob:
     stated: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
-        for name in ("steps", "tasks_per_step", "group", "reply_tokens"):
-            if getattr(self, name) < 1:
-                raise TrainError(f"VerlJob.{name} must be 1 or more, not {getattr(self, name)}")
+        check_bounds(self)
         if self.group < self.credit.min_group:
             hint = f"{self.credit.min_group} or more rollouts of a task can be compared"
             raise TrainError(f"VerlJob.group is {self.group}", hint=hint)
@@ -154,8 +136,6 @@ class VerlJob:
             raise TrainError(
                 f"context_tokens {self.context_tokens} leave no room for a prompt beside reply_tokens {self.reply_tokens}"
             )
-        if not self.temperature > 0:
-            raise TrainError(f"VerlJob.temperature must be above 0, not {self.temperature}")
         if self.tasks_per_step % self.update.mini_batches:
             raise TrainError(
                 f"{self.update.mini_batches} mini_batches cannot be made of {self.tasks_per_step} tasks_per_step"

@@ -53,12 +53,11 @@ class _Prompt:
 
 
 class GovernedRollouts:
-    """Runs rollouts when verl asks for them, and puts what is to be trained on into verl's TransferQueue.
+    """Runs rollouts when verl asks for them, and puts the rows to train on into verl's TransferQueue.
 
-    Holds the endpoint that the agents talk to, the store, and who has rollouts run, from its making to the end of the
-    process. `generate_sequences` is called by one thread and returns when all rollouts are done and their rows are
-    queued: in verl's synchronous mode nothing else could continue meanwhile, and what fails so ends the job instead of
-    leaving it waiting. Raises `TrainError` for another mode.
+    Holds the endpoint of the agents, the store and the `Host` until the process ends. `generate_sequences` is called by
+    one thread and returns when all rollouts are done and queued: nothing else could continue meanwhile in verl's
+    synchronous mode, and a failure so ends the job instead of leaving it waiting. Raises `TrainError` for another mode.
     """
 
     def __init__(self, config: Any, llm_client: Any) -> None:
@@ -132,7 +131,7 @@ class GovernedRollouts:
         self._alone.close()
 
     def _begin(self, step: int) -> None:
-        """The rollouts of ``step`` are asked for: so the update before is made, and the servers have its weights."""
+        """The rollouts of ``step`` are asked for: the update before is made, and the servers have its weights."""
         if self._before is None:
             self.steps.metrics.repair()
             if step > 1 or self.steps.waiting(0):
@@ -190,13 +189,10 @@ class GovernedRollouts:
         )
 
     def _one_update_of(self, rows: int) -> None:
-        """Tells verl how large a mini-batch of this step is: its trainer reads that in every step, from here."""
+        """Sets the mini-batch size of this step in verl's configuration, which its trainer reads in every step."""
         job = self.job
         self._config.actor_rollout_ref.actor.ppo_mini_batch_size = mini_batch_tasks(
-            rows,
-            group=job.group,
-            mini_batches=job.update.mini_batches,
-            shards=job.cluster.nodes * job.cluster.gpus,
+            rows, group=job.group, mini_batches=job.update.mini_batches, shards=job.cluster.nodes * job.cluster.gpus
         )
 
     def _nothing(self, prompt: _Prompt, made: QueueRows, step: int) -> QueueRow:

@@ -1,4 +1,4 @@
-"""What a job that ended early left in its folder, and whether this one can continue with it. Needs no verl."""
+"""What an earlier job left in its folder, and whether this one can continue it. Needs no verl."""
 
 from __future__ import annotations
 
@@ -31,9 +31,8 @@ _PATIENCE_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What a job left: the newest ``checkpoint`` that counts (None: none yet) and its ``step`` (0: none).
-
-    ``replayed`` further steps have their batches on record, and are made from these again.
+    """What a job left: the newest finished ``checkpoint`` (None: none) and its ``step`` (0: none), and the number of
+    ``replayed`` steps after it, whose batches are on record.
     """
 
     checkpoint: Path | None
@@ -67,7 +66,7 @@ def task_rows(tasks: Sequence[Task]) -> list[dict[str, Any]]:
 def only_job(folder: Path, *, patience_s: float = 0.0) -> Generator[None]:
     """Within the block no other process makes steps in ``folder``. Raises `TrainError` after ``patience_s`` seconds.
 
-    The processes that Ray runs outlive the one that started them by a moment.
+    Ray's processes outlive the one that started them by a moment.
     """
     until = time.monotonic() + patience_s
     with contextlib.ExitStack() as held:
@@ -88,10 +87,10 @@ def only_job(folder: Path, *, patience_s: float = 0.0) -> Generator[None]:
 
 
 def left_by(job: VerlJob, tasks: Sequence[Task]) -> Left:
-    """What is in the job's folder, once no process of an earlier job is at work there. Only reads.
+    """What is in the job's folder, once no process of an earlier job works there. Only reads.
 
-    Raises `TrainError` when there is something and the job cannot continue with it: it was begun with other settings or
-    tasks, a batch is missing, or what is there cannot be read.
+    Raises `TrainError` when the job cannot continue it: other settings or tasks, a missing batch, or an unreadable
+    file.
     """
     folder, steps = job.folder, Steps(job.folder)
     if (folder / _LOCK).exists():

@@ -97,9 +97,9 @@ def queue_rows(
 def mini_batch_tasks(rows: int, *, group: int, mini_batches: int, shards: int) -> int:
     """The ``ppo_mini_batch_size`` with which verl makes at most ``mini_batches`` optimiser steps of the rows.
 
-    It counts tasks: verl multiplies it by ``group``. verl has it fixed for a job, and would make a second step of the row
-    that is too many for the first: with a mean over a few tokens, and for a loss without a ratio of weights that are no
-    longer those that sampled. ``shards`` is how many parts a mini-batch must be divisible into.
+    It counts tasks: verl multiplies it by ``group``. verl keeps it for a whole job, and would make a second step of the
+    surplus rows: with a mean over a few tokens, and without a ratio to correct for the first step. ``shards`` must
+    divide a mini-batch.
     """
     least = math.ceil(rows / (mini_batches * group))
     divisor = shards // math.gcd(shards, group)

@@ -31,11 +31,10 @@ _FIGURES = "verl.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class VerlReport:
-    """What a job left behind.
+    """The result of a job.
 
-    ``steps`` are the lines of ``metrics.jsonl`` about updates (one a step: returns, rewards by channel, outcomes, versions of
-    the weights), ``verl`` those of verl's own figures, of a step that was made again the later. ``model`` is the transformers
-    folder of the last finished checkpoint, None where there is none.
+    ``steps`` are the lines of ``metrics.jsonl`` about updates, ``verl`` verl's own figures (of a replayed step the
+    later ones). ``model`` is the transformers folder of the last finished checkpoint, None without.
     """
 
     steps: tuple[dict[str, Any], ...]
@@ -69,12 +68,12 @@ def write_tasks(job: VerlJob, tasks: Sequence[Task]) -> Path:
 
 
 def run_verl(job: VerlJob, tasks: Sequence[Task]) -> VerlReport:
-    """Trains until the job's last step and returns the result. Blocks; Ray is stopped when this started it.
+    """Trains until the job's last step and returns the result. Blocks; Ray is stopped if this started it.
 
-    Goes on with what a job that ended early left in the folder: from its newest finished checkpoint, with the batches of the
-    steps behind that, and then with new rollouts. The job and the whole configuration of verl are written to ``verl.yaml``.
-    Raises `TrainError`: verl is missing or of another version, settings that do not fit, a folder that this job cannot go
-    on with (nothing is then written), or what ended the job.
+    Continues what an earlier job left in the folder: from its newest finished checkpoint, with the batches after that,
+    then with new rollouts. The job and verl's whole configuration are written to ``verl.yaml``. Raises `TrainError`:
+    verl is missing or of another version, settings that do not fit, a folder that cannot be continued (nothing is then
+    written), or the error that ended the job.
     """
     check_verl()
     left = left_by(job, tasks)

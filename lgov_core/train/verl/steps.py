@@ -1,8 +1,8 @@
-"""The steps of a job on disk: what each was made of before its update is made, and that it was made once it was.
+"""The steps of a job on disk: the batch of each before its update, and that the update was made.
 
-Of each step first the batch (``transitions/step-NNNNNN.parquet`` and ``.json``) becomes durable, then verl makes the update,
-and its line in ``metrics.jsonl`` acknowledges it: when verl asks for the next rollouts, or has written a checkpoint. A job that
-is killed between resumes from verl's newest checkpoint with the batches that are there, in place of new rollouts.
+The batch (``transitions/step-NNNNNN.parquet`` and ``.json``) becomes durable first, then verl makes the update, and its
+line in ``metrics.jsonl`` acknowledges it: when verl asks for the next rollouts, or has written a checkpoint. A job that
+is killed in between resumes from verl's newest checkpoint and replays the batches after it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lgov_core.transitions import Transition
 
 
 class Steps:
-    """The steps of the job in ``folder``. For the thread of verl's task runner; before it starts, for who starts it."""
+    """The steps of the job in ``folder``. For one thread: of verl's task runner, or of `run_verl` before that starts."""
 
     def __init__(self, folder: Path) -> None:
         self.batches = folder / "transitions"
@@ -46,14 +46,14 @@ class Steps:
         return {int(line["step"]) for line in self.metrics.lines() if line.get("phase") == "train"}
 
     def waiting(self, done: int) -> int:
-        """How many steps after ``done`` have a batch, one behind the other."""
+        """Number of consecutive steps after ``done`` that have a batch."""
         count = 0
         while read_record(self.batches, done + count + 1) is not None:
             count += 1
         return count
 
     def resumed(self, run_id: str, checkpoint: int) -> None:
-        """Says in ``metrics.jsonl`` what the job continues with (phase ``resume``), as other runs do."""
+        """Records in ``metrics.jsonl`` what the job continues with (phase ``resume``), as other runs do."""
         replayed = self.waiting(checkpoint)
         again = range(checkpoint + 1, checkpoint + replayed + 1)
         known = {

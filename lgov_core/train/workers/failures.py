@@ -1,4 +1,4 @@
-"""Tells the machines' failures from the agent's."""
+"""Distinguishes the machines' failures from the agent's."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from lgov_core.errors import AuditError, StoreError, TrainError
+from lgov_core.errors import AuditError, PolicyDenied, StoreError, TrainError
 from lgov_core.train.workers.jobs import JobResult
-from lgov_core.types import Decision
+from lgov_core.types import Decision, Outcome
 
-#: So many steps in a row of which no rollout could be used, and the run has failed.
+#: Number of consecutive steps without a usable rollout after which a run has failed.
 _MOST_USELESS: Final = 2
+
+#: The error of an attempt in which acts were denied by a failure, not by the policy.
+DENIED_BY_FAILURE: Final = "a policy or the audit record failed, so acts were denied that the policy may allow"
 
 #: Exception classes (by package and name, for no framework may be imported here) that speak of the endpoint or of the
 #: way to it, not of what the agent asked.
@@ -64,6 +67,19 @@ def is_infrastructure(error: BaseException) -> bool:
         hidden = current.__suppress_context__ and current.__cause__ is None
         current = None if hidden else current.__cause__ or current.__context__
     return False
+
+
+def outcome_of(error: Exception) -> tuple[Outcome, str]:
+    """The outcome of an attempt whose agent raised ``error``, and its text.
+
+    A timeout that a tool raised says nothing about the agent either, but is an outcome of its own.
+    """
+    if isinstance(error, PolicyDenied):
+        return Outcome.BLOCKED, str(error)
+    said = f"{type(error).__name__}: {error}"
+    if isinstance(error, TimeoutError):
+        return Outcome.TIMEOUT, said
+    return Outcome.INFRASTRUCTURE if is_infrastructure(error) else Outcome.FAILED, said
 
 
 def denied_by_failure(decision: Decision) -> bool:

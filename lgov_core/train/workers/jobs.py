@@ -1,8 +1,7 @@
-"""What travels between a training loop and its worker processes: one JSON object a line."""
+"""What a training loop and its worker processes exchange: one JSON object a line."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
@@ -33,10 +32,10 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """What a worker reports of a job: the outcome as stored, the runner's result, and what the governor counted.
+    """How a job ended: the outcome as stored, the runner's result, and the governor's counts.
 
-    ``counts`` has ``model_calls``, ``tool_calls`` and ``denied`` (tool calls that the policy denied or, in shadow mode,
-    would have denied) and ``violations`` (those among them of severity high or critical).
+    ``counts`` has ``model_calls``, ``tool_calls``, ``denied`` (tool calls denied, in shadow mode would-be) and
+    ``violations`` (those of severity high or critical).
     """
 
     job: Job
@@ -50,21 +49,20 @@ class EpisodeRunner(Protocol):
     """Runs an agent on jobs inside a worker process. Made once per worker by the factory that `WorkerConfig` names."""
 
     async def run(self, job: Job) -> Episode:
-        """Runs one job; called many times at once. The rollout scope is set and the agent's framework is governed.
+        """Runs one job; called many times at once, in the rollout's scope and governed.
 
-        What it raises becomes an outcome: infrastructure when the exception speaks of the connection to the endpoint,
-        failed otherwise.
+        An exception becomes an outcome: infrastructure when it is about the machines, failed otherwise.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """All that a worker process needs; sent as the first line of its standard input.
+    """Options of a worker process; sent as the first line of its standard input.
 
-    ``factory`` is ``module:function``, called with ``options``. ``policy`` is the policy file's path; ``shadow`` judges and
-    records without enforcing. ``air`` are the fields of `AirRules`: what tools pay where the program registers no rule of
-    its own. ``timeout_s`` bounds one attempt.
+    ``factory`` is ``module:function``, called with ``options``. ``policy`` is a policy file; ``shadow`` judges without
+    enforcing. ``air`` are the fields of `AirRules`, for tools without a rule of the program. ``timeout_s`` bounds an
+    attempt.
     """
 
     factory: str
@@ -76,7 +74,3 @@ class WorkerConfig:
     shadow: bool = False
     air: Mapping[str, Any] = field(default_factory=lambda: asdict(AirRules()))
     timeout_s: float = 120.0
-
-    def line(self) -> str:
-        """The configuration as one line of JSON."""
-        return json.dumps(asdict(self))

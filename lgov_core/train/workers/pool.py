@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
+import heapq
+import itertools
 import json
 import queue
 import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from lgov_core.errors import StoreError, TrainError
 from lgov_core.process.governed import CANNOT_GOVERN
 from lgov_core.store.protocol import TraceStore
 from lgov_core.train.workers.jobs import Job, JobResult, WorkerConfig
+from lgov_core.train.workers.lines import close_input, write_line
 from lgov_core.types import Attempt, Outcome, Rollout
 
 #: Number of consecutive workers killed before they were ready after which no more are started.
@@ -36,42 +37,35 @@ class _Process:
 
 
 class _Waiting:
-    """Jobs in line, some of them not before their time."""
+    """Jobs by the time from which they may run."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
-        self._due = deque(jobs)
-        self._later: list[tuple[float, Job]] = []
+        self._order = itertools.count()
+        self._heap: list[tuple[float, int, Job]] = []
+        for job in jobs:
+            self.add(job, 0.0)
 
     def add(self, job: Job, delay_s: float) -> None:
-        if delay_s > 0:
-            self._later.append((time.monotonic() + delay_s, job))
-        else:
-            self._due.append(job)
+        heapq.heappush(self._heap, (time.monotonic() + delay_s if delay_s else 0.0, next(self._order), job))
 
     def take(self) -> Job | None:
         """The next job whose time has come."""
-        if self._later:
-            now = time.monotonic()
-            self._due += [job for due, job in self._later if due <= now]
-            self._later = [(due, job) for due, job in self._later if due > now]
-        return self._due.popleft() if self._due else None
+        return heapq.heappop(self._heap)[2] if self._heap and self._heap[0][0] <= time.monotonic() else None
 
     def patience_s(self) -> float:
-        """For how long nothing more becomes due; at most a second."""
+        """Seconds until the next job becomes due; at most one."""
         now = time.monotonic()
-        return min([1.0, *(due - now for due, _ in self._later if due > now)])
+        return min([1.0, *(due - now for due, _, _ in self._heap[:1] if due > now)])
 
 
 class WorkerPool:
-    """Runs jobs in worker processes.
+    """Runs jobs in worker processes. Any thread may call it; collections run one after the other.
 
-    A worker that dies or hangs is replaced (one that cannot start by its own fault is an error at once); the attempts it had
-    open are closed as infrastructure and tried again, each rollout at most ``max_attempts`` times in one `collect`, whatever
-    the number of its first attempt there. So is an attempt that ended by infrastructure or timeout. ``log_dir`` gets one file a
-    worker with what it wrote to standard error. A worker is taken to hang when no worker has reported anything for
-    ``grace_s`` seconds longer than an attempt may take. After an infrastructure failure a rollout waits ``retry_delay_s``
-    seconds, then four times as long each time, so that an endpoint has time to come back. May be called from several threads:
-    one collection waits for the other.
+    A worker that dies or hangs (nothing reported for ``grace_s`` seconds longer than an attempt may take) is replaced;
+    one that cannot start by its own fault is an error at once. Its open attempts end as infrastructure. An attempt that
+    ended by infrastructure or timeout is tried again, at most ``max_attempts`` times a rollout in one `collect`; after
+    infrastructure it waits ``retry_delay_s`` seconds, then four times as long each time. ``log_dir`` gets the standard
+    error of each worker.
     """
 
     def __init__(
@@ -129,8 +123,8 @@ class WorkerPool:
     ) -> list[JobResult]:
         """Adds rollouts to the store and runs them. See `collect`.
 
-        Those that the store has already are resumed: where an attempt has ended so that it can be trained on, that is
-        the result (without counts: what the governor counted of it is not known here); else there is one attempt more.
+        Those already in the store are resumed: a trainable attempt is the result (without counts, which are not
+        stored); otherwise there is one more attempt.
         """
         ids = [one.rollout_id for one in rollouts]
         stored = {one.rollout_id for one in self.store.rollouts(ids=ids)}
@@ -209,9 +203,8 @@ class WorkerPool:
         return [results[job.rollout_id] for job in jobs]
 
     def close(self) -> None:
-        """Ends the workers: politely, then not. Attempts that are still open are closed as infrastructure.
-
-        May be called while another thread collects: that ends with a `TrainError`.
+        """Ends the workers; open attempts are closed as infrastructure. A `collect` in another thread then raises
+        `TrainError`.
         """
         self._closing = True
         with self._collecting:
@@ -219,7 +212,7 @@ class WorkerPool:
 
     def _end(self) -> None:
         for process in self._processes:
-            _close_input(process.popen)
+            close_input(process.popen)
         for process in self._processes:
             try:
                 process.popen.wait(timeout=10)
@@ -253,15 +246,7 @@ class WorkerPool:
                 break
             process.jobs[job.rollout_id, job.attempt] = job
             count += 1
-            line = json.dumps(
-                {"rollout_id": job.rollout_id, "task_id": job.task_id, "attempt": job.attempt, "task": dict(job.task)}
-            )
-            try:
-                if process.popen.stdin is not None:
-                    process.popen.stdin.write(line.encode() + b"\n")
-                    process.popen.stdin.flush()
-            except BrokenPipeError:
-                break  # its death is on its way through the event queue, and the job with it
+            write_line(process.popen, asdict(job))  # if it has died, the event queue says so
         return count
 
     def _start(self, number: int) -> _Process:
@@ -274,12 +259,7 @@ class WorkerPool:
                 stderr=stderr,
             )
         process = _Process(number, popen)
-        if popen.stdin is not None:
-            try:
-                popen.stdin.write(self.config.line().encode() + b"\n")
-                popen.stdin.flush()
-            except BrokenPipeError:
-                pass  # it died at once; the reader says so
+        write_line(popen, asdict(self.config))
         threading.Thread(target=self._read, args=(process,), daemon=True, name=f"lgov-worker-{number}").start()
         return process
 
@@ -296,7 +276,7 @@ class WorkerPool:
         if process not in self._processes:
             return []
         code = process.popen.wait()
-        _close_input(process.popen)
+        close_input(process.popen)
         self.deaths += 1
         self._false_starts += not process.ready
         # What kills one before it is ready may be gone in a moment; what it ends of by itself, or hangs in, is not. Nor is a
@@ -313,9 +293,9 @@ class WorkerPool:
         return left
 
     def _close_attempts(self, process: _Process, reason: str) -> list[JobResult]:
-        """Closes in the store what a worker that has ended left open; returns how the jobs ended that it had.
+        """Closes in the store what an ended worker left open; returns how its jobs ended.
 
-        One that it closed itself, and died before it could say so, ended as the store has it: it is not run again.
+        One that the worker closed itself, and could not report, ended as the store has it: it is not run again.
         """
         jobs = list(process.jobs.values())
         process.jobs.clear()
@@ -345,10 +325,3 @@ def _stored_result(job: Job, attempt: Attempt, outcome: Outcome) -> JobResult:
     """The result of an attempt whose worker is gone; it has no counts, which only the worker's governor knew."""
     said = attempt.result if isinstance(attempt.result, Mapping) else {}
     return JobResult(job, outcome, said, attempt.error)
-
-
-def _close_input(popen: subprocess.Popen[bytes]) -> None:
-    """Tells a worker to end. What it can no longer read does not matter."""
-    if popen.stdin is not None:
-        with contextlib.suppress(BrokenPipeError):
-            popen.stdin.close()

@@ -1,8 +1,6 @@
 """A worker process: reads jobs from standard input, runs agents under governance, reports on standard output.
 
-Started by `lgov_core.train.workers.pool.WorkerPool`, never by hand. Exits when its input ends, so it does not
-outlive its parent.
-What agents print goes to standard error: the real standard input and output carry the protocol.
+Started by `lgov_core.train.workers.pool.WorkerPool`. Ends with its input, so it does not outlive its parent.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from dataclasses import asdict, replace
 from typing import Any, NoReturn
 
 from lgov_core.audit import AuditLog, default_signer
-from lgov_core.errors import InstrumentationError, PolicyDenied, StoreError
+from lgov_core.errors import InstrumentationError, StoreError
 from lgov_core.governor import Governor, ObservedDecision
 from lgov_core.hookspecs import hookimpl
 from lgov_core.policies import load_policy_file
@@ -31,8 +29,9 @@ from lgov_core.scope import RolloutScope, carry_into_threads
 from lgov_core.store import open_store
 from lgov_core.store.protocol import TraceStore
 from lgov_core.trace.sink import StoreSink
-from lgov_core.train.workers.failures import denied_by_failure, is_infrastructure
+from lgov_core.train.workers.failures import DENIED_BY_FAILURE, denied_by_failure, outcome_of
 from lgov_core.train.workers.jobs import Episode, EpisodeRunner, Job, WorkerConfig
+from lgov_core.train.workers.lines import send, take_standard_streams
 from lgov_core.types import Outcome, Point, Severity
 
 #: A denial of less severity says that a call could not be read (broken SQL, wrong arguments), not that it was dangerous.
@@ -67,10 +66,10 @@ class Tally:
                 counts["denied"] += bool(blocking)
                 counts["violations"] += any(part.severity in _VIOLATIONS for part in blocking)
 
-    def take(self, job: Job) -> dict[str, int]:
-        """The counts of an attempt, which are then forgotten."""
+    def take(self, rollout_id: str, attempt: int) -> dict[str, int]:
+        """Removes and returns the counts of an attempt."""
         with self._lock:
-            return dict(self._counts.pop((job.rollout_id, job.attempt), Counter()))
+            return dict(self._counts.pop((rollout_id, attempt), Counter()))
 
 
 class Worker:
@@ -98,7 +97,7 @@ class Worker:
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
         """Runs every job that is read, all at once, until the input ends."""
-        self.report({"ready": True})
+        send(self.output, {"ready": True})
         running: set[asyncio.Task[None]] = set()
         while line := await reader.readline():
             task = asyncio.create_task(self.attempt(Job(**json.loads(line))))
@@ -110,17 +109,15 @@ class Worker:
             await asyncio.wait(running, timeout=5)
 
     async def attempt(self, job: Job) -> None:
-        """Runs one job and reports how it ended. The attempt is closed in the store before it is reported.
-
-        When the store cannot be written, the attempt is reported as infrastructure all the same.
+        """Runs one job, closes its attempt in the store, and reports it; as infrastructure when the store cannot be
+        written.
         """
         try:
             await asyncio.to_thread(self.store.start_attempt, job.rollout_id, job.attempt)
             episode = await self._run(job)
-            counts = self.tally.take(job)
+            counts = self.tally.take(job.rollout_id, job.attempt)
             if counts.pop("faults", 0):
-                error = "a policy or the audit record failed, so acts were denied that the policy may allow"
-                episode = replace(episode, outcome=Outcome.INFRASTRUCTURE, rewards=(), error=error)
+                episode = replace(episode, outcome=Outcome.INFRASTRUCTURE, rewards=(), error=DENIED_BY_FAILURE)
             await asyncio.to_thread(
                 self.store.finish_attempt,
                 job.rollout_id,
@@ -131,17 +128,11 @@ class Worker:
                 rewards=episode.rewards,
             )
         except StoreError as error:
-            episode, counts = Episode(Outcome.INFRASTRUCTURE, error=f"StoreError: {error}"), self.tally.take(job)
+            episode = Episode(Outcome.INFRASTRUCTURE, error=f"StoreError: {error}")
+            counts = self.tally.take(job.rollout_id, job.attempt)
             await asyncio.to_thread(self._close_unstored, job, episode)
-        self.report(
-            {
-                "job": asdict(job),
-                "outcome": episode.outcome,
-                "result": dict(episode.result),
-                "error": episode.error,
-                "counts": counts,
-            }
-        )
+        said = {"outcome": episode.outcome, "result": dict(episode.result), "error": episode.error, "counts": counts}
+        send(self.output, {"job": asdict(job), **said})
 
     def _close_unstored(self, job: Job, episode: Episode) -> None:
         try:
@@ -156,30 +147,19 @@ class Worker:
         try:
             async with self.governor.arollout(scope), deadline:
                 return await self.runner.run(job)
-        except PolicyDenied as error:
-            return Episode(Outcome.BLOCKED, error=str(error))
-        except TimeoutError as error:
-            # A timeout raised by a tool says nothing about the agent either, but is reported separately.
-            said = f"not done after {self.config.timeout_s:g} s" if deadline.expired() else f"TimeoutError: {error}"
-            return Episode(Outcome.TIMEOUT, error=said)
         except Exception as error:  # noqa: BLE001 - whatever an agent raises is an outcome, recorded
-            outcome = Outcome.INFRASTRUCTURE if is_infrastructure(error) else Outcome.FAILED
-            return Episode(outcome, error=f"{type(error).__name__}: {error}")
-
-    def report(self, message: dict[str, Any]) -> None:
-        """Writes one line to the parent."""
-        data = (json.dumps(message) + "\n").encode()
-        while data:
-            data = data[os.write(self.output, data) :]
+            outcome, said = outcome_of(error)
+            if outcome is Outcome.TIMEOUT and deadline.expired():
+                said = f"not done after {self.config.timeout_s:g} s"
+            return Episode(outcome, error=said)
 
 
 def govern_imports(governor: Governor, refuse: Callable[[str], NoReturn]) -> FrameworkGuard:
-    """Has every framework that the agent imports governed before the import returns; returns the guard that does it.
+    """Governs every framework that the agent imports before the import returns; returns the guard that does it.
 
-    A framework that the agent does not use is not loaded: that would take seconds, in every worker. One that cannot be
-    governed is reported to ``refuse``, which must end the process. Raises `InstrumentationError` when none is installed
-    that could be: a
-    worker must not run ungoverned agents.
+    Unused frameworks are not loaded: that takes seconds. One that cannot be governed is reported to ``refuse``, which
+    must end the process. Raises `InstrumentationError` when no governable framework is installed: a worker must not run
+    ungoverned agents.
     """
     adapters = installed_adapters(governor.manager)
     installed = [adapter for adapter in adapters if adapter.installed()]
@@ -218,15 +198,9 @@ async def _main(jobs: int, output: int) -> None:
 
 def main() -> None:
     """Entry point of ``python -m lgov_core.train.workers.worker``."""
-    # Ctrl-C reaches the whole process group; the parent decides what becomes of the workers.
+    # Ctrl-C reaches the whole process group; the parent decides when workers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The agent and what it starts get neither end of the protocol: they read nothing and write to standard error.
-    jobs, output = os.dup(0), os.dup(1)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-    asyncio.run(_main(jobs, output))
+    asyncio.run(_main(*take_standard_streams()))
 
 
 if __name__ == "__main__":
