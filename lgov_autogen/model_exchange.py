@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,7 +28,7 @@ from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Governor
 from lgov_core.instrumentation.evaluated_call import covered_call
 from lgov_core.instrumentation.message_decisions import MessageDecisionCache
-from lgov_core.instrumentation.model_call import ModelCall
+from lgov_core.instrumentation.model_call import ModelCall, reply_limit
 from lgov_core.instrumentation.reply_stream import reply_pieces
 from lgov_core.types import Action, Decision, Point
 
@@ -125,7 +125,7 @@ class ModelExchange:
             if first:
                 await self._evaluate_user_messages(call)
             mappings = wording.as_mappings(self.messages)
-            decision = await self.governor.adecide(call.request(mappings, **_reply_limit(self.options)))
+            decision = await self.governor.adecide(call.request(mappings, **self._reply_limit()))
             if decision.blocks:
                 self._refuse(call, decision)
             if decision.arguments is not None:
@@ -134,6 +134,10 @@ class ModelExchange:
             call.span.end(error)
             raise
         return call
+
+    def _reply_limit(self) -> dict[str, int]:
+        extra = self.options.get("extra_create_args") or {}
+        return reply_limit(extra.get("max_completion_tokens"), extra.get("max_tokens"))
 
     async def _evaluate_user_messages(self, call: ModelCall) -> None:
         for message in wording.new_user_messages(self.messages):
@@ -240,10 +244,3 @@ def _in_order(proposed: Sequence[FunctionCall], kept: Sequence[FunctionCall]) ->
     """All proposed calls in their order; those that go on as they go on."""
     by_id = {call.id: call for call in kept}
     return tuple(by_id.get(call.id, call) for call in proposed)
-
-
-def _reply_limit(options: Mapping[str, Any]) -> dict[str, int]:
-    extra = options.get("extra_create_args") or {}
-    found = (extra.get(name) for name in ("max_completion_tokens", "max_tokens"))
-    limit = next((value for value in found if type(value) is int and value > 0), None)
-    return {} if limit is None else {"max_output_tokens": limit}

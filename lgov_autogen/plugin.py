@@ -8,22 +8,14 @@ from typing import TYPE_CHECKING
 from lgov_autogen.current_governor import TESTED
 from lgov_autogen.instrumentor import instrument, uninstrument
 from lgov_core.hookspecs import hookimpl
-from lgov_core.instrumentation.adapter import SHAPES, Adapter, Gap, Surface
-from lgov_core.types import Point
+from lgov_core.instrumentation.adapter import SHAPES, Adapter, Gap, whole_surface
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 #: ``input`` is evaluated with the model call that first shows it, ``output`` with the one that writes it. A streamed reply
 #: is withheld until it has been evaluated. AutoGen has nothing synchronous.
-SURFACE: Mapping[Point, Surface] = {
-    Point.INPUT: Surface(observe=True, block=True, transform=True, stream=True),
-    Point.PRE_MODEL_CALL: Surface(observe=True, block=True, transform=True, stream=True),
-    Point.POST_MODEL_CALL: Surface(observe=True, block=True, transform=True, stream=True),
-    Point.PRE_TOOL_CALL: Surface(observe=True, block=True, tell=True, transform=True, stream=True),
-    Point.POST_TOOL_CALL: Surface(observe=True, block=True, tell=True, transform=True, stream=True),
-    Point.OUTPUT: Surface(observe=True, block=True, transform=True, stream=True),
-}
+SURFACE = whole_surface(sync=False)
 
 UNSUPPORTED: Mapping[tuple[str, str], str] = {
     ("sync", shape): "AutoGen 0.7 has no synchronous API: its agents, tools and model clients are only asynchronous"

@@ -106,13 +106,8 @@ class ProposedCalls:
     ) -> tuple[Decision, FunctionCall]:
         """Evaluates a call that the agent will run unobserved. Beyond `MAX_REMEMBERED` the oldest span stays open."""
         governed = ToolCall(governor, _action(call, "function", agent))
-        try:
-            decision = await governor.adecide(governed.action)
-        except BaseException as error:
-            governed.span.end(error)
-            raise
+        decision = await arun_steps(governed.judge_steps())
         if decision.blocks:
-            await governor.arecord(governed.denied(decision))
             if decision.abort:
                 raise PolicyDenied(decision)
             return decision, call

@@ -10,6 +10,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMe
 from pydantic import BaseModel
 
 from lgov_core.instrumentation.model_call import ModelReading
+from lgov_core.instrumentation.model_call import reply_limit as first_limit
 from lgov_core.types import Decision
 
 M = TypeVar("M", bound=BaseMessage)
@@ -93,9 +94,7 @@ def model_name(model: Any) -> str:
 def reply_limit(model: Any, settings: Mapping[str, Any]) -> dict[str, int]:
     """The maximum length of the reply in tokens, as an entry for ``Action.arguments``; empty when nothing limits it."""
     names = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-    found = [settings.get(name) for name in names] + [getattr(model, name, None) for name in names]
-    limit = next((value for value in found if type(value) is int and value > 0), None)
-    return {} if limit is None else {"max_output_tokens": limit}
+    return first_limit(*map(settings.get, names), *(getattr(model, name, None) for name in names))
 
 
 # ---------------------------------------------------------------------- replace

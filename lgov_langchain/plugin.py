@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING
 
 from lgov_core.hookspecs import hookimpl
-from lgov_core.instrumentation.adapter import Adapter, Gap, Surface
+from lgov_core.instrumentation.adapter import Adapter, Gap, whole_surface
 from lgov_core.types import Point
 from lgov_langchain.current_governor import TESTED
 from lgov_langchain.instrumentor import instrument, uninstrument
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 #: ``input`` is evaluated with the first model call and ``output`` with the last one. Tokens of a streamed reply reach the
 #: reader before the whole reply can be evaluated; no tool that the reply asks for runs before.
-SURFACE: Mapping[Point, Surface] = {
-    Point.INPUT: Surface(observe=True, block=True, transform=True, stream=True, sync=True),
-    Point.PRE_MODEL_CALL: Surface(observe=True, block=True, transform=True, stream=True, sync=True),
-    Point.POST_MODEL_CALL: Surface(observe=True, block=True, transform=True, sync=True),
-    Point.PRE_TOOL_CALL: Surface(observe=True, block=True, tell=True, transform=True, stream=True, sync=True),
-    Point.POST_TOOL_CALL: Surface(observe=True, block=True, tell=True, transform=True, stream=True, sync=True),
-    Point.OUTPUT: Surface(observe=True, block=True, transform=True, sync=True),
-}
+SURFACE = whole_surface(not_streamed=(Point.POST_MODEL_CALL, Point.OUTPUT))
 
 #: Every cell of the table of denials is supported, so none is listed here.
 GAPS = (

@@ -8,7 +8,7 @@ from typing import Any
 
 from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Step, Steps, run_steps
-from lgov_core.instrumentation.model_call import ModelCall
+from lgov_core.instrumentation.model_call import ModelCall, reply_limit
 from lgov_core.scope import current_scope
 from lgov_core.types import Decision, Effect, Point
 from lgov_openai.actions import FRAMEWORK
@@ -82,7 +82,9 @@ class Exchange:
         """Evaluates the model call and sends it. The response, or the decision by which it was not sent."""
         mappings = [self._protocol.mapping(entry) for entry in sent]
         try:
-            decision = yield from self._governor.decision_steps(call.request(mappings, **_token_limit(body)))
+            decision = yield from self._governor.decision_steps(
+                call.request(mappings, **reply_limit(*map(body.get, _TOKEN_LIMITS)))
+            )
         except BaseException as error:  # cancelled: nothing was sent
             call.span.end(error)
             raise
@@ -220,9 +222,3 @@ class Exchange:
         if not ids:
             return position if len(turn.entries) == 1 and position == 0 else None
         return next((at for at, one in enumerate(turn.entries) if ids & set(self._protocol.ids(one))), None)
-
-
-def _token_limit(body: JSON) -> dict[str, int]:
-    """The largest size of the reply, as an argument of the call."""
-    found = next((body[name] for name in _TOKEN_LIMITS if type(body.get(name)) is int and body[name] > 0), None)
-    return {} if found is None else {"max_output_tokens": found}

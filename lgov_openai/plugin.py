@@ -6,8 +6,7 @@ import importlib.util
 from typing import TYPE_CHECKING
 
 from lgov_core.hookspecs import hookimpl
-from lgov_core.instrumentation.adapter import MODES, Adapter, Gap, Surface
-from lgov_core.types import Point
+from lgov_core.instrumentation.adapter import MODES, Adapter, Gap, whole_surface
 from lgov_openai.instrumentor import TESTED, instrument, uninstrument
 
 if TYPE_CHECKING:
@@ -15,14 +14,7 @@ if TYPE_CHECKING:
 
 #: Tools are functions of the program, so a call is evaluated when the model proposes it, and its result when the program
 #: sends it. A denied text takes the place of the reply; the model is not asked again.
-SURFACE: Mapping[Point, Surface] = {
-    Point.INPUT: Surface(observe=True, block=True, transform=True, stream=True, sync=True),
-    Point.PRE_MODEL_CALL: Surface(observe=True, block=True, transform=True, stream=True, sync=True),
-    Point.POST_MODEL_CALL: Surface(observe=True, block=True, transform=True, stream=True, sync=True),
-    Point.PRE_TOOL_CALL: Surface(observe=True, block=True, tell=True, transform=True, stream=True, sync=True),
-    Point.POST_TOOL_CALL: Surface(observe=True, block=True, tell=True, transform=True, stream=True, sync=True),
-    Point.OUTPUT: Surface(observe=True, block=True, transform=True, stream=True, sync=True),
-}
+SURFACE = whole_surface()
 
 UNSUPPORTED: Mapping[tuple[str, str], str] = {
     (mode, shape): f"plain openai has no {shape}: agents that call agents are the program's own loops"

@@ -77,13 +77,7 @@ def _evaluate_call(request: RequestEvaluation, proposal: Proposal) -> Steps[tupl
         if call.finish(outcome):
             yield governor.record_step(outcome)
         return call, decision
-    try:
-        decision = yield from governor.decision_steps(call.action)
-    except BaseException as error:
-        call.span.end(error)
-        raise
-    if decision.blocks:
-        yield governor.record_step(call.denied(decision))
-        if decision.abort:
-            raise PolicyDenied(decision)
+    decision = yield from call.judge_steps()
+    if decision.blocks and decision.abort:
+        raise PolicyDenied(decision)
     return call, decision

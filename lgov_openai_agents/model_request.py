@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lgov_core.instrumentation.endpoint_headers import endpoint_headers
+from lgov_core.instrumentation.model_call import reply_limit
 from lgov_core.scope import current_scope
 from lgov_openai_agents import items
 from lgov_openai_agents._internals import base_url_of
@@ -67,8 +68,7 @@ class ModelRequest:
 
     def reply_limit(self) -> dict[str, int]:
         """The limit on the reply's tokens as an argument of the call, if there is one."""
-        limit = getattr(self.model_settings, "max_tokens", None)
-        return {"max_output_tokens": limit} if isinstance(limit, int) and limit > 0 else {}
+        return reply_limit(getattr(self.model_settings, "max_tokens", None))
 
     def with_headers(self, model: Any, agent: str | None) -> ModelRequest:
         """The request with the headers that tell our own endpoint whose call it is."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
 from pathlib import Path
 
 from lgov_core.hookspecs import hookimpl
-from lgov_core.instrumentation.adapter import Adapter, Gap, Surface
-from lgov_core.types import Point
+from lgov_core.instrumentation.adapter import Adapter, Gap, whole_surface
 from lgov_openai_agents.instrumentor import TESTED, instrument, uninstrument
 
 #: Files that the SDK has and a program's own package of that very common name has not, taken together.
@@ -16,14 +14,7 @@ _SDK_FILES = ("guardrail.py", "run.py", "model_settings.py")
 
 #: ``input`` is evaluated with the first model call, ``output`` with the last one. A denied request, reply or answer is
 #: replaced by the denial, which the caller reads; the model reads those of tool calls and results.
-SURFACE: Mapping[Point, Surface] = {
-    Point.INPUT: Surface(observe=True, block=True, transform=True, stream=True, sync=True),
-    Point.PRE_MODEL_CALL: Surface(observe=True, block=True, transform=True, stream=True, sync=True),
-    Point.POST_MODEL_CALL: Surface(observe=True, block=True, transform=True, stream=True, sync=True),
-    Point.PRE_TOOL_CALL: Surface(observe=True, block=True, tell=True, transform=True, stream=True, sync=True),
-    Point.POST_TOOL_CALL: Surface(observe=True, block=True, tell=True, transform=True, stream=True, sync=True),
-    Point.OUTPUT: Surface(observe=True, block=True, transform=True, stream=True, sync=True),
-}
+SURFACE = whole_surface()
 
 GAPS = (
     Gap(

@@ -5,52 +5,43 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-from agent_hooks import ApprovalRequest, ApprovalResolution, ApprovalResolver, Interceptor
+from agent_hooks import ApprovalResolver, Interceptor
 
 T = TypeVar("T")
+Call: TypeAlias = Callable[[Any], Any]
 
 
 class GuardedInterceptor:
     """An interceptor that can be abandoned: one that may block is called in a thread."""
 
     def __init__(self, inner: Interceptor, pool: ThreadPoolExecutor) -> None:
-        self._inner = inner
-        self._pool = pool
         asynchronous = inspect.iscoroutinefunction(inner.intercept)
         self.bounded = getattr(inner, "bounded", False) is True and not asynchronous
-        self._direct = self.bounded or asynchronous
-
-    def intercept(self, context: dict[str, Any]) -> Any:
-        """The inner one's answer, or an awaitable of it."""
-        if self._direct:
-            return self._inner.intercept(context)
-        return _in_thread(self._pool, self._inner.intercept, context)
+        self.intercept: Call = inner.intercept if self.bounded else _guarded(inner.intercept, pool)
 
 
 class GuardedResolver:
     """As `GuardedInterceptor`, for an approval resolver."""
 
     def __init__(self, inner: ApprovalResolver, pool: ThreadPoolExecutor) -> None:
-        self._inner = inner
-        self._pool = pool
-        self._direct = inspect.iscoroutinefunction(inner.resolve)
-
-    def resolve(self, request: ApprovalRequest, /) -> Any:
-        """The inner one's answer, or an awaitable of it."""
-        if self._direct:
-            return self._inner.resolve(request)
-        answer: Awaitable[ApprovalResolution] = _in_thread(self._pool, self._inner.resolve, request)
-        return answer
+        self.resolve: Call = _guarded(inner.resolve, pool)
 
 
-async def _in_thread(pool: ThreadPoolExecutor, function: Callable[[Any], Any], argument: Any) -> Any:
-    carried = contextvars.copy_context()
-    answer = await asyncio.get_running_loop().run_in_executor(pool, lambda: carried.run(function, argument))
-    return await answer if inspect.isawaitable(answer) else answer
+def _guarded(function: Call, pool: ThreadPoolExecutor) -> Call:
+    """``function``, which is called in a thread of ``pool`` unless it is a coroutine function."""
+    if inspect.iscoroutinefunction(function):
+        return function
+
+    async def in_thread(argument: Any) -> Any:
+        carried = contextvars.copy_context()
+        answer = await asyncio.get_running_loop().run_in_executor(pool, lambda: carried.run(function, argument))
+        return await answer if inspect.isawaitable(answer) else answer
+
+    return in_thread
 
 
 def run_without_waiting(judging: Coroutine[Any, Any, T]) -> T:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import json
 import os
@@ -272,7 +273,9 @@ def _reader_of(recorder: Any) -> Callable[[int, Mapping[str, Any] | None], Seque
             f"a {type(recorder).__name__} is not a flight recorder: it has no get_log and no query_logs",
             hint="pass a FlightRecorder",
         )
-    takes = _parameters(read)
+    takes: frozenset[str] = frozenset()
+    with contextlib.suppress(TypeError, ValueError):  # a built-in without a signature
+        takes = frozenset(inspect.signature(read).parameters)
     options = {"limit": 2**31 - 1} if "limit" in takes else {}
     flush = getattr(recorder, "flush", None)
 
@@ -298,13 +301,6 @@ def _reader_of(recorder: Any) -> Callable[[int, Mapping[str, Any] | None], Seque
         return found[places[-1] + 1 :] if places else found
 
     return look
-
-
-def _parameters(read: Any) -> frozenset[str]:
-    try:
-        return frozenset(inspect.signature(read).parameters)
-    except (TypeError, ValueError):
-        return frozenset()
 
 
 def _checked(found: Any, recorder: Any) -> Sequence[Mapping[str, Any]]:

@@ -165,6 +165,12 @@ class ModelCall:
         )
 
 
+def reply_limit(*found: Any) -> dict[str, int]:
+    """The limit on the reply's tokens, as an argument of `ModelCall.request`: the first of ``found`` that is one."""
+    limit = next((value for value in found if type(value) is int and value > 0), None)
+    return {} if limit is None else {"max_output_tokens": limit}
+
+
 def _reply_mapping(reading: ModelReading) -> dict[str, Any]:
     mapping: dict[str, Any] = {"role": "assistant", "content": reading.text}
     if reading.tool_calls:

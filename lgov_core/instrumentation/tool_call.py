@@ -68,9 +68,9 @@ def _own(value: Any) -> Any:
 class ToolCall:
     """One tool call in progress: its actions, its outcome and its span.
 
-    `tool_steps` uses it in the right order. An adapter that does not see the tool run (the model
-    proposes a call, and the result is read in a later request) takes the steps itself: judge `action`, then record
-    `denied`, or `finish` with what `returned` and record that. The span begins here and must be ended by one of them.
+    `tool_steps` uses it in the right order. An adapter that does not see the tool run (the model proposes a call, and
+    the result is read in a later request) takes the steps itself: `judge_steps`, then `finish` with what `returned`, and
+    record that. The span begins here and must be ended by one of them.
     """
 
     def __init__(self, governor: Governor, action: Action, parent: LiveSpan | None = None) -> None:
@@ -87,6 +87,17 @@ class ToolCall:
         self.started_at = self.span.started_at
         self.clock = time.perf_counter()
         self.covered = CoveredCall(governor, action.name, self.action.arguments, action.call_id, action=self.action)
+
+    def judge_steps(self) -> Steps[Decision]:
+        """Judges `action`; a denial is recorded and ends the span."""
+        try:
+            decision = yield from self.governor.decision_steps(self.action)
+        except BaseException as error:  # cancelled while a policy was judging: nothing has run
+            self.span.end(error)
+            raise
+        if decision.blocks:
+            yield self.governor.record_step(self.denied(decision))
+        return decision
 
     def permitted(self, decision: Decision) -> Mapping[str, Any]:
         """The arguments to run with."""
@@ -175,13 +186,8 @@ def tool_steps(
     unless ``raise_abort`` is false. ``parent`` is the parent span, if not the current one. Fails closed.
     """
     call = ToolCall(governor, action, parent)
-    try:
-        decision = yield from governor.decision_steps(call.action)
-    except BaseException as error:  # cancelled while a policy was judging: nothing has run
-        call.span.end(error)
-        raise
+    decision = yield from call.judge_steps()
     if decision.blocks:
-        yield governor.record_step(call.denied(decision))
         return _ended(decision, raise_abort, ran=False)
     try:
         with call.span.active(tool=call.covered):

@@ -6,7 +6,7 @@ import threading
 import time
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -137,8 +137,7 @@ class SignalPolicy(BoundedPolicy):
         return None
 
     def _stop(self, rule: str, reason: str) -> Decision:
-        denial = self.deny(rule, reason, Severity.LOW)
-        return Decision(denial.effect, denial.policy, rule, reason, Severity.LOW, abort=True)
+        return replace(self.deny(rule, reason, Severity.LOW), abort=True)
 
     def wait_steps(self, action: Action) -> Steps[None]:
         """Ends when nothing holds ``action`` any more, or it has waited long enough to be denied."""

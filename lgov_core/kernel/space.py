@@ -77,11 +77,7 @@ class KernelSpace:
         self.signals = SignalPolicy(stop_timeout_s=stop_timeout_s)
         self._executor = None if executor is None else function_of(executor)
         self._recent: deque[PolicyViolation] = deque(maxlen=RECENT_VIOLATIONS)
-        self._on_violation = Listeners(
-            lambda found: (found.policy_name, found.description, found.severity, found.action_blocked),
-            lambda found: found,
-        )
-        self._on_signal = Listeners(lambda sent: sent, lambda sent: sent[0])
+        self._on_violation, self._on_signal = Listeners(), Listeners()
         self._running: list[_Place] = []
         self._lock = threading.Lock()
         self.governor: Governor = SignalledGovernor(
@@ -239,7 +235,9 @@ class KernelSpace:
         with self._lock:
             self._recent.append(violation)
         with enter_scope(_scope_of(action)):
-            failed = self._on_violation.call(violation)
+            failed = self._on_violation.call(
+                violation, violation.policy_name, violation.description, violation.severity, violation.action_blocked
+            )
             if (
                 self.critical_signal is not None
                 and violation.severity == Severity.CRITICAL
@@ -287,7 +285,7 @@ class KernelSpace:
         here = current_scope()
         for scope in reached or (here if here is not None and here.rollout_id == target else None,):
             with enter_scope(scope):
-                failed += self._on_signal.call((signal, target))
+                failed += self._on_signal.call(signal, signal, target)
         return failed
 
     def _log_signal(self, target: str, signal: AgentSignal, automatic: bool) -> None:

@@ -38,11 +38,10 @@ def shown_name(policy: Policy) -> str:
 
 
 class Listeners:
-    """Callbacks for events of one kind. ``wide`` makes the arguments of those that require several, ``narrow`` the one."""
+    """Callbacks for events of one kind, which get the event, or its parts where they require several arguments."""
 
-    def __init__(self, wide: Callable[[Any], tuple[Any, ...]], narrow: Callable[[Any], Any]) -> None:
-        self._wide, self._narrow = wide, narrow
-        self._calls: tuple[Callable[[Any], Any], ...] = ()
+    def __init__(self) -> None:
+        self._calls: tuple[Callable[[Any, tuple[Any, ...]], Any], ...] = ()
         self._lock = threading.Lock()
 
     def add(self, callback: Callable[..., Any], width: int) -> Callable[[], None]:
@@ -51,14 +50,10 @@ class Listeners:
         Raises `ArgumentError` for a callback that cannot be called so, see `require_callback`.
         """
         require_callback(callback, width)
-        if _required(callback) == width:
+        takes_parts = _required(callback) == width
 
-            def call(event: Any) -> Any:
-                return callback(*self._wide(event))
-        else:
-
-            def call(event: Any) -> Any:
-                return callback(self._narrow(event))
+        def call(event: Any, parts: tuple[Any, ...]) -> Any:
+            return callback(*parts) if takes_parts else callback(event)
 
         with self._lock:
             self._calls = (*self._calls, call)
@@ -69,12 +64,12 @@ class Listeners:
 
         return remove
 
-    def call(self, event: Any) -> list[Exception]:
+    def call(self, event: Any, *parts: Any) -> list[Exception]:
         """Calls every callback and returns what they raised."""
         failed: list[Exception] = []
         for call in self._calls:
             try:
-                require_done(call(event))
+                require_done(call(event, parts))
             except Exception as error:  # noqa: BLE001 - the others are called all the same
                 failed.append(error)
         return failed

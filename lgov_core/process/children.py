@@ -15,7 +15,6 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -41,34 +40,36 @@ SITE = Path(__file__).parent / "site"
 MAX_COMMAND = 100
 
 
-@dataclass(frozen=True, slots=True)
-class ChildReports:
-    """The file to which governed children write a line when they begin and one when they end."""
+def read_reports(path: Path | None) -> tuple[Counter[str], Counter[tuple[str, str, str]], list[str]]:
+    """How many children began (by who started them), what they judged, what went wrong in them; removes the file.
 
-    path: Path
-
-    def read(self) -> tuple[Counter[str], Counter[tuple[str, str, str]], list[str]]:
-        """How many children began (by who started them), what they judged, what went wrong in them; removes the file."""
-        began, judged, problems = Counter[str](), Counter[tuple[str, str, str]](), list[str]()
-        try:
-            lines = self.path.read_text(encoding="utf-8").splitlines()
-            self.path.unlink()
-        except OSError:
-            return began, judged, problems
-        for line in lines:
-            try:
-                said: dict[str, Any] = json.loads(line)
-            except ValueError:
-                continue  # a child was killed while it wrote
-            began.update([said["began"]] if "began" in said else [])
-            for framework, point, effect, count in said.get("judged", ()):
-                judged[framework, point, effect] += count
-            problems += said.get("problems", [])
+    Governed children write a line to it when they begin and one when they end. None: no child was governed.
+    """
+    began, judged, problems = Counter[str](), Counter[tuple[str, str, str]](), list[str]()
+    if path is None:
         return began, judged, problems
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        path.unlink()
+    except OSError:
+        return began, judged, problems
+    for line in lines:
+        try:
+            said: dict[str, Any] = json.loads(line)
+        except ValueError:
+            continue  # a child was killed while it wrote
+        began.update([said["began"]] if "began" in said else [])
+        for framework, point, effect, count in said.get("judged", ()):
+            judged[framework, point, effect] += count
+        problems += said.get("problems", [])
+    return began, judged, problems
 
 
-def hand_on(options: ProcessOptions, scope: RolloutScope) -> ChildReports:
-    """Makes the Python processes that this process starts from now on governed. Changes the environment."""
+def hand_on(options: ProcessOptions, scope: RolloutScope) -> Path:
+    """Makes the Python processes that this process starts from now on governed; returns the file of their reports.
+
+    Changes the environment.
+    """
     handle, name = tempfile.mkstemp(prefix="lgov-children-", suffix=".jsonl")
     os.close(handle)
     os.environ[VARIABLE] = json.dumps(
@@ -88,7 +89,7 @@ def hand_on(options: ProcessOptions, scope: RolloutScope) -> ChildReports:
     )
     others = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != str(SITE)]
     os.environ["PYTHONPATH"] = os.pathsep.join([str(SITE), *others])
-    return ChildReports(Path(name))
+    return Path(name)
 
 
 def _absolute(store: str | None) -> str | None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from lgov_core.errors import InstrumentationError, LgovError, PolicyDenied
-from lgov_core.process.children import BY_CHILD, BY_MULTIPROCESSING, VARIABLE, ChildReports, hand_on
+from lgov_core.process.children import BY_CHILD, BY_MULTIPROCESSING, VARIABLE, hand_on, read_reports
 from lgov_core.process.governed import (
     CANNOT_GOVERN,
     DEFAULT_AUDIT,
@@ -80,7 +80,7 @@ class _Run:
     folder: Path
     process: GovernedProcess = field(init=False)
     guard: FrameworkGuard = field(init=False)
-    child_reports: ChildReports | None = None
+    child_reports: Path | None = None
     attempt_open: bool = False
     children: Counter[str] = field(default_factory=Counter)
     pid: int = field(default_factory=os.getpid)
@@ -117,7 +117,7 @@ def run_program(command: Sequence[str], options: RunOptions) -> int:
         carry_into_threads()
         if options.children == "govern":
             run.child_reports = hand_on(run.process.options, scope)
-            run.process.tally.reports = run.child_reports.path
+            run.process.tally.reports = run.child_reports
         _begin_attempt(run, command)
         run.guard.install()
         with run.process.governor.rollout(scope):
@@ -230,8 +230,7 @@ def _finish(run: _Run) -> None:
     from lgov_core.process.report import make_report
 
     process = run.process
-    reports = run.child_reports
-    began, judged, problems = reports.read() if reports is not None else (Counter[str](), Counter[Any](), list[str]())
+    began, judged, problems = read_reports(run.child_reports)
     children = run.children + _multiprocessing_children(began[BY_MULTIPROCESSING])
     report = make_report(
         run.guard.adapters,
