@@ -295,7 +295,7 @@ def test_a_plugin_without_hooks_is_refused(plugin: Any) -> None:
 )
 @pytest.mark.parametrize("made", [Governor, PolicySet], ids=["governor", "set"])
 def test_an_object_that_is_not_a_policy_is_refused(made: Any, policies: Any) -> None:
-    with pytest.raises(PolicyError, match=r"not a policy|no policy|no list of rules"):
+    with pytest.raises(PolicyError, match=r"not a policy|no policy|not a list of rules"):
         made(policies)
 
 

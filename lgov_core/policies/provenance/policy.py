@@ -12,7 +12,7 @@ from lgov_core._util.bounded import BoundedDict
 from lgov_core.errors import PolicyError
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.content.text_views import INVISIBLE
-from lgov_core.policies.options import matches_any, positive_integer, string_tuple
+from lgov_core.policies.options import matches_any, one_of, positive_integer, string_tuple
 from lgov_core.policies.provenance.text import addresses
 from lgov_core.policies.provenance.values import KINDS, Address, covers
 from lgov_core.types import Action, Decision, Point
@@ -98,10 +98,7 @@ class ProvenancePolicy(BoundedPolicy):
     ) -> None:
         self.name = name
         self.arguments = string_tuple(name, "arguments", arguments)
-        self.kinds = frozenset(string_tuple(name, "kinds", kinds))
-        unknown = sorted(self.kinds - set(KINDS))
-        if unknown:
-            raise PolicyError(f"{name}: kinds holds {unknown[0]!r}", hint=f"write one of: {', '.join(KINDS)}")
+        self.kinds = frozenset(one_of(name, "kinds", kind, KINDS) for kind in string_tuple(name, "kinds", kinds))
         self.whole = string_tuple(name, "whole", whole)
         self._trusted = tuple(glob.casefold() for glob in string_tuple(name, "trusted", trusted))
         plain = [entry for entry in self._trusted if not set(entry) & set("*?[")]
