@@ -11,6 +11,7 @@ from lgov_core.errors import PolicyError
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.content.findings import Finding, Pattern, look_through
 from lgov_core.policies.content.streaming_redactor import StreamingRedactor
+from lgov_core.policies.content.text_views import written_number
 from lgov_core.policies.options import matches_any, one_of, positive_integer, string_tuple
 from lgov_core.types import Action, Decision, Point, Severity
 
@@ -184,15 +185,8 @@ class _Walk:
         return "".join([*parts, text[last:]])
 
     def number(self, number: float, key: str, place: str) -> Any:
-        if isinstance(number, float):
-            if not number.is_integer() or abs(number) > 1e19:
-                return number
-            written = str(int(number))
-        elif abs(number) >= 10**40:  # longer than any personal number; and slow to write out
-            return number
-        else:
-            written = str(number)
-        redacted = self.text(written, key, place)
+        written = written_number(number)
+        redacted = self.text(written, key, place) if written is not None else None
         return number if redacted == written else redacted
 
     def other(self, value: Any, key: str, place: str) -> Any:

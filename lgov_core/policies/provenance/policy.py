@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 from lgov_core._util.bounded import BoundedDict
 from lgov_core.errors import PolicyError
 from lgov_core.policies.base import BoundedPolicy
-from lgov_core.policies.content.text_views import INVISIBLE
+from lgov_core.policies.content.text_views import INVISIBLE, written_number
 from lgov_core.policies.options import matches_any, one_of, positive_integer, string_tuple
 from lgov_core.policies.provenance.text import addresses
 from lgov_core.policies.provenance.values import KINDS, Address, covers
@@ -261,16 +261,10 @@ def _strings(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, 
         yield name, bytes(value).decode("utf-8", "replace")
     elif isinstance(value, str):
         yield name, value
-    elif (written := _written(value)) is not None:
-        yield name, written
-
-
-def _written(value: object) -> str | None:
-    """A number, or whatever is not JSON, as text; None for what cannot be an address."""
-    if isinstance(value, float):  # to a program that reads JSON, 4111111111111111.0 is a whole number
-        return str(int(value)) if value.is_integer() and abs(value) < 1e19 else None
-    no_address = value is None or isinstance(value, bool) or (isinstance(value, int) and abs(value) >= 10**40)
-    return None if no_address else str(value)
+    elif value is not None and not isinstance(value, bool):
+        written = written_number(value) if isinstance(value, int | float) else str(value)
+        if written is not None:
+            yield name, written
 
 
 def _place(name: str) -> str:

@@ -95,7 +95,7 @@ class TreeChecks:
             if sql_names.is_dangerous(folded(function), self.dialect):
                 raise denied_function(function)
         for qualifier in statement.qualifiers:
-            if sql_names.is_dangerous_package(folded(qualifier)):
+            if sql_names.pattern("dangerous_packages").fullmatch(folded(qualifier)):
                 # Short ones (ml, ai, http) are also names that people give to tables.
                 alias = len(qualifier) <= 4 and statement.names.count(qualifier) > statement.qualifiers.count(qualifier)
                 if not alias:
