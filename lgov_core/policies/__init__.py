@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from lgov_core.policies.approvals.approval import ApprovalPolicy
 from lgov_core.policies.approvals.approval_requests import ApprovalRequest, ApprovalRequests
-from lgov_core.policies.base import BoundedPolicy, ObservingPolicy, Policy, PolicyFactory
+from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.budgets.cost import CostControlPolicy, Spent
 from lgov_core.policies.budgets.loop import LoopPolicy
 from lgov_core.policies.budgets.rate import RateLimitPolicy
@@ -28,11 +28,12 @@ from lgov_core.policies.reload import ReloadingPolicySet
 from lgov_core.policies.rule import Rule
 from lgov_core.policies.shell import ShellPolicy
 from lgov_core.policies.sql.policy import SQLPolicy
+from lgov_core.policies.sql.sqlite_guard import guard_sqlite
 from lgov_core.policies.tools.tool import ToolPolicy
+from lgov_core.types import ObservingPolicy, Policy, PolicyFactory
 
 if TYPE_CHECKING:
     from lgov_core.policies.network.fetch import guarded_connect, guarded_opener
-    from lgov_core.policies.sql.sqlite_guard import guard_sqlite
 
 __all__ = [
     "BUILTIN_POLICIES", "PRESETS", "ApprovalPolicy", "ApprovalRequest", "ApprovalRequests", "BoundedPolicy",
@@ -51,8 +52,4 @@ def __getattr__(name: str) -> Any:
         from lgov_core.policies.network import fetch
 
         return getattr(fetch, name)
-    if name == "guard_sqlite":
-        from lgov_core.policies.sql.sqlite_guard import guard_sqlite
-
-        return guard_sqlite
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

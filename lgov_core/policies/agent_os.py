@@ -11,6 +11,7 @@ from typing import Any, Final
 from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import PolicyError
 from lgov_core.policies.base import BoundedPolicy
+from lgov_core.policies.options import one_of
 from lgov_core.types import Action, Decision, Effect, Severity
 
 INSTALL: Final = 'pip install "lgov[agent-os]" (3.7), or "lgov[agent-os-core]" (5), never both'
@@ -65,12 +66,7 @@ class AgentOSPolicy(BoundedPolicy):
         name: str = "agent_os",
     ) -> None:
         self.name = name
-        try:
-            self.severity = Severity(severity)
-        except ValueError as error:
-            raise PolicyError(
-                f"{name}: severity {severity!r} is unknown", hint=f"write one of: {', '.join(Severity)}"
-            ) from error
+        self.severity = Severity(one_of(name, "severity", severity, tuple(Severity)))
         engine = _engine(name)
         given = [documents] if isinstance(documents, str | Mapping) else list(documents)
         made = [_document(engine, name, document) for document in given]

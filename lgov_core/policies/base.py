@@ -12,6 +12,14 @@ from lgov_core.types import Decision, Effect, ObservingPolicy, Point, Policy, Po
 __all__ = ["BoundedPolicy", "ObservingPolicy", "Policy", "PolicyFactory"]
 
 
+class Unclear(Exception):
+    """A text that programs may read in several ways: ``rule`` is a slug, ``reason`` says what to write instead."""
+
+    def __init__(self, rule: str, reason: str) -> None:
+        super().__init__(reason)
+        self.rule, self.reason = rule, reason
+
+
 class BoundedPolicy:
     """Base of the built-in policies: remembers what it was made with, and shortens the making of decisions.
 

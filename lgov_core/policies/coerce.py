@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from lgov_core.errors import PolicyError
-from lgov_core.policies.base import Policy
 from lgov_core.policies.loader import load_policy_file
 from lgov_core.policies.policy_set import PolicySet
+from lgov_core.policies.presets import preset
 from lgov_core.policies.reload import ReloadingPolicySet
+from lgov_core.types import Policy
 
 
 def policy_set_of(policy: Any, dialect: str | None = None) -> PolicySet | ReloadingPolicySet:
@@ -24,12 +25,10 @@ def policy_set_of(policy: Any, dialect: str | None = None) -> PolicySet | Reload
         return PolicySet((), name="no policy")
     if isinstance(policy, PolicySet | ReloadingPolicySet):
         return policy
-    if isinstance(policy, os.PathLike) or (isinstance(policy, str) and _is_path(policy)):
-        return load_policy_file(Path(policy))
-    if isinstance(policy, str):
-        from lgov_core.policies.presets import preset
-
+    if isinstance(policy, str) and not policy.endswith((".yaml", ".yml")) and not {"/", os.sep} & set(policy):
         return preset(policy, dialect=dialect)
+    if isinstance(policy, str | os.PathLike):
+        return load_policy_file(Path(policy))
     if isinstance(policy, Policy):
         return PolicySet((policy,))
     try:
@@ -39,7 +38,3 @@ def policy_set_of(policy: Any, dialect: str | None = None) -> PolicySet | Reload
             f"{policy!r} is not a policy", hint="pass policies, a PolicySet, a preset's name or a policy file"
         ) from None
     return PolicySet(policies)
-
-
-def _is_path(text: str) -> bool:
-    return text.endswith((".yaml", ".yml")) or "/" in text or os.sep in text

@@ -10,8 +10,8 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any, Final
 
-from lgov_core.policies.base import Policy
 from lgov_core.policies.rule import Rule
+from lgov_core.types import Policy
 
 #: Bound to the digest, so that it never equals one of a document.
 _TAG: Final = "lgov policy set made in Python, 1"

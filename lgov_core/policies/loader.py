@@ -16,13 +16,12 @@ from typing import Any
 
 from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import PolicyError, PolicyFileError
-from lgov_core.policies.base import Policy, PolicyFactory
-from lgov_core.policies.conditions.conditions import Condition, ConditionProblem, compiled
+from lgov_core.policies.conditions.conditions import ConditionProblem, compiled
 from lgov_core.policies.document import Place, read_yaml
 from lgov_core.policies.dry_run import in_dry_run
 from lgov_core.policies.policy_set import PolicySet, Rule
 from lgov_core.policies.registry import BUILTIN_POLICIES, available_policies
-from lgov_core.types import Point, Severity
+from lgov_core.types import Point, Policy, PolicyFactory, Severity
 
 _TOP = ("version", "name", "mode", "default", "rules")
 _RULE = ("name", "on", "tools", "agents", "when", "use", "with", "severity")
@@ -74,7 +73,11 @@ def load_policy_text(
     A rule of ``made`` that says the same as it did keeps its policy, and with it whatever that policy has counted. Raises
     `PolicyFileError`.
     """
-    document, lines = _read(text, source)
+    try:
+        decoded = text.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise PolicyFileError("the file is not UTF-8 text", path=source) from error
+    document, lines = read_yaml(decoded, source)
     loading = _Loading(source, lines, registry, made or {}, Path(source).absolute().parent)
     return loading.policy_set(document), loading.made
 
@@ -88,14 +91,6 @@ def fresh_policies(path: str | PathLike[str]) -> Callable[[], PolicySet]:
     _, made = load_policy_text(text, source)
     kept = {name: one for name, one in made.items() if one.use in _WITHOUT_MEMORY}
     return lambda: load_policy_text(text, source, made=kept)[0]
-
-
-def _read(text: bytes, source: str) -> tuple[Any, Mapping[Place, int]]:
-    try:
-        decoded = text.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise PolicyFileError("the file is not UTF-8 text", path=source) from error
-    return read_yaml(decoded, source)
 
 
 def load_policies(
@@ -176,7 +171,8 @@ class _Loading:
             raise self.error(place, "a rule must be a mapping", "write - name: ... and use: ...")
         self.known_keys(place, rule, _RULE)
         if "use" not in rule:
-            raise self.error(place, "the rule does not say which policy to use", f"write use: {self.policies()}")
+            known = " or ".join(sorted(self.registry))
+            raise self.error(place, "the rule does not say which policy to use", f"write use: {known}")
         use = self.text((*place, "use"), rule["use"])
         if use not in self.registry and not self.plugins_asked:
             # Plugins are imported only for a file that needs them.
@@ -191,10 +187,14 @@ class _Loading:
         if "on" in rule:
             points = self.strings((*place, "on"), rule["on"])
             for index, point in enumerate(points):
-                self.one_of((*place, "on", index), point, tuple(known.value for known in Point))
+                self.one_of((*place, "on", index), point, tuple(Point))
         severity = rule.get("severity")
         if severity is not None:
-            severity = Severity(self.one_of((*place, "severity"), severity, tuple(known.value for known in Severity)))
+            severity = Severity(self.one_of((*place, "severity"), severity, tuple(Severity)))
+        try:
+            condition = compiled(rule["when"]) if "when" in rule else None
+        except ConditionProblem as problem:
+            raise self.error((*place, "when", *problem.place), problem.message, problem.hint) from problem
         return Rule(
             policy,
             name=name,
@@ -202,14 +202,8 @@ class _Loading:
             tools=self.strings((*place, "tools"), rule.get("tools", ["*"])),
             agents=self.strings((*place, "agents"), rule.get("agents", ["*"])),
             severity=severity,
-            when=self.condition((*place, "when"), rule["when"]) if "when" in rule else None,
+            when=condition,
         )
-
-    def condition(self, place: Place, source: Any) -> Condition:
-        try:
-            return compiled(source)
-        except ConditionProblem as problem:
-            raise self.error((*place, *problem.place), problem.message, problem.hint) from problem
 
     def policy(self, place: Place, use: str, name: str, options: Any) -> Policy:
         where = (*place, "with")
@@ -288,9 +282,6 @@ class _Loading:
         if not isinstance(value, list | tuple) or not value:
             raise self.error(place, f"{place[-1]} must be a list", f"write {place[-1]}: [...]")
         return tuple(self.text((*place, index), item) for index, item in enumerate(value))
-
-    def policies(self) -> str:
-        return " or ".join(sorted(self.registry))
 
     def error(self, place: Place, message: str, hint: str | None = None) -> PolicyFileError:
         """The error with the line of ``place``, or of the nearest thing around it that has one."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from lgov_core.errors import PolicyError
 from lgov_core.hookspecs import hookimpl
-from lgov_core.policies.base import BoundedPolicy, ObservingPolicy, Policy
+from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.combine import BadAnswer, checked, combine, complete, fault, fold, private_copy
 from lgov_core.policies.conditions.conditions import ConditionError
 from lgov_core.policies.digest import digest_of
+from lgov_core.policies.options import one_of
 from lgov_core.policies.rule import Rule
-from lgov_core.types import Action, Decision, Effect, Point, Severity
+from lgov_core.types import Action, Decision, Effect, ObservingPolicy, Point, Policy, Severity
 
 Default = Literal["deny", "allow"]
 SetMode = Literal["enforce", "shadow"]
@@ -75,10 +76,8 @@ class PolicySet:
         version: int = 1,
         digest: str | None = None,
     ) -> None:
-        if default not in ("deny", "allow"):
-            raise PolicyError(f"{name}: default {default!r} is unknown", hint="write deny or allow")
-        if mode not in ("enforce", "shadow"):
-            raise PolicyError(f"{name}: mode {mode!r} is unknown", hint="write enforce or shadow")
+        one_of(name, "default", default, get_args(Default))
+        one_of(name, "mode", mode, get_args(SetMode))
         if isinstance(rules, str) or not isinstance(rules, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise PolicyError(f"{name}: {rules!r} is not a list of rules", hint="write PolicySet([policy])")
         made = [rule if isinstance(rule, Rule) else Rule(rule) for rule in rules]

@@ -7,9 +7,10 @@ from typing import Final, Literal, TypeAlias, get_args
 from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import PolicyError
 from lgov_core.policies.base import BoundedPolicy
-from lgov_core.policies.policy_set import PolicySet, Rule
+from lgov_core.policies.policy_set import PolicySet
 from lgov_core.policies.sql.names import known_dialect
 from lgov_core.policies.sql.policy import FROM_TOOL, SQLPolicy
+from lgov_core.policies.sql.rules import Mode
 from lgov_core.types import Action, Decision, Point, Severity
 
 Preset: TypeAlias = Literal["strict", "read_only", "guarded", "permissive"]
@@ -41,13 +42,9 @@ def preset(name: str, *, dialect: str | None = None) -> PolicySet:
     """
     if name not in PRESETS:
         raise PolicyError(f"there is no preset {name!r}", hint=suggest_name(str(name).lower(), PRESETS))
-    judge = CarriedSQL(
-        mode="read_only" if name in ("strict", "read_only") else "guarded",
-        only=name == "strict",
-        dialect=dialect,
-        name=f"{name}-sql",
-    )
-    made = PolicySet([Rule(judge)], default="deny", name=name)
+    mode = "read_only" if name in ("strict", "read_only") else "guarded"
+    carried = CarriedSQL(mode, only=name == "strict", dialect=dialect, name=f"{name}-sql")
+    made = PolicySet([carried], name=name)
     return made.in_shadow() if name == "permissive" else made
 
 
@@ -58,16 +55,8 @@ class CarriedSQL(BoundedPolicy):
     arguments beside the SQL. ``dialect`` as in `preset`. May be called from several threads at once. Fails closed.
     """
 
-    def __init__(
-        self,
-        *,
-        mode: Literal["guarded", "read_only"] = "read_only",
-        only: bool = False,
-        dialect: str | None = None,
-        name: str = "carried-sql",
-    ) -> None:
+    def __init__(self, mode: Mode, *, only: bool, dialect: str | None, name: str) -> None:
         self.name = name
-        self.mode: Literal["guarded", "read_only"] = mode
         self.only = only
         self.dialect = None if dialect is None else known_dialect(dialect)
         self._sql = SQLPolicy(dialect=FROM_TOOL, mode=mode, name=name)

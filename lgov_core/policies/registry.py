@@ -10,7 +10,6 @@ from lgov_core.errors import PluginError
 from lgov_core.plugins import make_plugin_manager
 from lgov_core.policies.agent_os import AgentOSPolicy
 from lgov_core.policies.approvals.approval import ApprovalPolicy
-from lgov_core.policies.base import Policy
 from lgov_core.policies.budgets.cost import CostControlPolicy
 from lgov_core.policies.budgets.loop import LoopPolicy
 from lgov_core.policies.budgets.rate import RateLimitPolicy
@@ -23,7 +22,7 @@ from lgov_core.policies.provenance.policy import ProvenancePolicy
 from lgov_core.policies.shell import ShellPolicy
 from lgov_core.policies.sql.policy import SQLPolicy
 from lgov_core.policies.tools.tool import ToolPolicy
-from lgov_core.types import Effect, PolicyFactory
+from lgov_core.types import Effect, Policy, PolicyFactory
 
 
 def allow(*, name: str, reason: str = "") -> Policy:

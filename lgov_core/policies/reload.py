@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from lgov_core.errors import PolicyError, PolicyFileError
-from lgov_core.policies.base import ObservingPolicy, PolicyFactory
 from lgov_core.policies.loader import MadePolicy, load_policy_text, read_policy_file
 from lgov_core.policies.policy_set import PolicySet
-from lgov_core.types import Action, Decision, Point
+from lgov_core.types import Action, Decision, ObservingPolicy, Point, PolicyFactory
 
 _LOG = logging.getLogger("lgov.policies")
 
@@ -146,8 +145,7 @@ class ReloadingPolicySet:
         return True
 
     def _hand_over(self, rule: str, before: MadePolicy, now: MadePolicy) -> None:
-        counts = isinstance(before.policy, ObservingPolicy) or hasattr(before.policy, "continue_from")
-        if not counts:
+        if not isinstance(before.policy, ObservingPolicy) and not hasattr(before.policy, "continue_from"):
             return
         take_over = getattr(now.policy, "continue_from", None)
         if take_over is None or type(now.policy) is not type(before.policy):

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lgov_core.errors import PolicyError
-from lgov_core.policies.base import Policy
 from lgov_core.policies.conditions.conditions import Condition, ConditionError, condition_of
 from lgov_core.policies.options import matches_any, string_tuple
-from lgov_core.types import Action, Point, Severity
+from lgov_core.types import Action, Point, Policy, Severity
 
 
 class Rule:

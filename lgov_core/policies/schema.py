@@ -15,9 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
-from lgov_core.policies.base import PolicyFactory
 from lgov_core.policies.registry import BUILTIN_POLICIES
-from lgov_core.types import Point, Severity
+from lgov_core.types import Point, PolicyFactory, Severity
 
 #: Where the schema of the built-in policies lies.
 SCHEMA_PATH: Final = Path(__file__).with_name("policy-file.schema.json")

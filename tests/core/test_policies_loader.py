@@ -111,7 +111,7 @@ def broken(old: str, new: str) -> str:
         (broken("severity: critical", "severity: fatal"), 17, "severity is 'fatal'"),
         (broken("dialect: sqlite", "dialect: sqlit"), 19, "did you mean sqlite?"),
         (broken("      dialect: sqlite\n", ""), 18, "needs dialect"),
-        (broken("mode: guarded", "mode: open"), 20, "guarded or read_only"),
+        (broken("mode: guarded", "mode: open"), 20, "guarded, read_only"),
         (broken("mode: guarded", "modus: guarded"), 20, "did you mean mode?"),
         (broken("deny: [DELETE,", "deny: [DELET,"), 21, "did you mean DELETE?"),
         (broken('deny: [DELETE, "table:salary_answers"]', "deny: DELETE"), 21, "list of strings"),

@@ -239,9 +239,9 @@ def test_each_hook_judges() -> None:
 
 
 def test_what_makes_no_sense_is_refused() -> None:
-    with pytest.raises(PolicyError, match="deny or allow"):
+    with pytest.raises(PolicyError, match="deny, allow"):
         PolicySet(default="block")  # type: ignore[arg-type]
-    with pytest.raises(PolicyError, match="enforce or shadow"):
+    with pytest.raises(PolicyError, match="enforce, shadow"):
         PolicySet(mode="audit")  # type: ignore[arg-type]
     with pytest.raises(PolicyError, match="not a policy"):
         PolicySet.of(print)  # type: ignore[arg-type]

@@ -123,7 +123,7 @@ def test_under_a_kernel_with_a_budget() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"mode": "readonly"}, "guarded or read_only"),
+        ({"mode": "readonly"}, "guarded, read_only"),
         ({"deny": "DROP"}, "list of strings"),
         ({"deny": ["DORP"]}, "did you mean DROP"),
         ({"deny": ["table:"]}, "table:NAME"),

@@ -73,7 +73,7 @@ def test_what_cannot_be_judged_is_denied(found: dict[str, Any]) -> None:
         ("operator", "is not a policy document"),
         ("tool_allowlist", "does not enforce tool_allowlist"),
         ("budget", "does not enforce defaults.max_tool_calls"),
-        ("severity", "severity 'grave' is unknown"),
+        ("severity", "severity is 'grave'"),
         ("absent file", "cannot be read"),
         ("broken file", "cannot be read"),
     ],

@@ -81,12 +81,10 @@ class Ledger(SharedDatabase):
             if operation is None:
                 self._move(connection, key, amount, Amount())
                 return None
-            if before is not None:
-                spent = Amount() if replaced is not None else before[1]
-                self._move(connection, before[0], spent, Amount() - before[1])
+            self._close(connection, operation, None if replaced is None else Amount())
             self._move(connection, key, Amount(), amount)
             connection.execute(
-                "INSERT OR REPLACE INTO reservations VALUES (?, ?, ?, ?, ?, ?)",
+                "INSERT INTO reservations VALUES (?, ?, ?, ?, ?, ?)",
                 (self.owner, operation, key, amount.nano_usd, amount.tokens, amount.calls),
             )
             self._spend_oldest(connection)
@@ -98,21 +96,16 @@ class Ledger(SharedDatabase):
         What was never set aside is spent from ``key`` when ``actual`` says how much.
         """
         with self.transaction() as connection:
-            found = self._reserved(connection, operation)
-            if found is not None:
-                self._move(connection, found[0], found[1] if actual is None else actual, Amount() - found[1])
-                self._forget(connection, operation)
-            elif actual is not None and self._open_budget(connection, key) is None:
+            if self._close(connection, operation, actual):
+                return
+            if actual is not None and self._open_budget(connection, key) is None:
                 self._balance(connection, key, now)
                 self._move(connection, key, actual, Amount())
 
     def release(self, operation: str) -> None:
         """Gives back what was set aside for the operation, if anything still is."""
         with self.transaction() as connection:
-            found = self._reserved(connection, operation)
-            if found is not None:
-                self._move(connection, found[0], Amount(), Amount() - found[1])
-                self._forget(connection, operation)
+            self._close(connection, operation, Amount())
 
     def balance(self, key: str | None, now: float) -> Balance:
         """One budget, or the sum of all; its age is then that of the oldest."""
@@ -166,10 +159,7 @@ class Ledger(SharedDatabase):
         """Spends the oldest reservation in memory when there are too many."""
         if self.path is None and connection.execute("SELECT count(*) FROM reservations").fetchone()[0] > MAX_OPEN:
             (operation,) = connection.execute("SELECT operation FROM reservations ORDER BY rowid LIMIT 1").fetchone()
-            found = self._reserved(connection, operation)
-            assert found is not None
-            self._move(connection, found[0], found[1], Amount() - found[1])
-            self._forget(connection, operation)
+            self._close(connection, operation, None)
 
     def _balance(self, connection: sqlite3.Connection, key: str, now: float) -> Balance:
         connection.execute(
@@ -193,5 +183,12 @@ class Ledger(SharedDatabase):
         given = (spent.nano_usd, spent.tokens, spent.calls, reserved.nano_usd, reserved.tokens, reserved.calls)
         connection.execute(_MOVE, (*given, self.owner, key))
 
-    def _forget(self, connection: sqlite3.Connection, operation: str) -> None:
+    def _close(self, connection: sqlite3.Connection, operation: str, spent: Amount | None) -> bool:
+        """Ends a reservation: ``spent`` of it is spent, or all where None. Whether there was one."""
+        found = self._reserved(connection, operation)
+        if found is None:
+            return False
+        key, reserved = found
+        self._move(connection, key, reserved if spent is None else spent, Amount() - reserved)
         connection.execute("DELETE FROM reservations WHERE owner = ? AND operation = ?", (self.owner, operation))
+        return True

@@ -6,7 +6,7 @@ Every function takes the digits and letters alone, in upper case, and says wheth
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from lgov_core.policies.data import DataFile
@@ -63,11 +63,16 @@ def us_ssn(digits: str) -> bool:
     return area not in (0, 666) and group > 0 and serial > 0
 
 
+def weighted_sum(digits: str, weights: Iterable[int]) -> int:
+    """The sum of all digits, each times its weight."""
+    return sum(int(d) * w for d, w in zip(digits, weights, strict=True))
+
+
 def weighted(weights: tuple[int, ...], modulus: int = 11) -> Callable[[str], bool]:
     """A check that the weighted sum of all digits is a multiple of ``modulus``."""
 
     def check(digits: str) -> bool:
-        return sum(w * int(d) for w, d in zip(weights, digits, strict=True)) % modulus == 0 and len(set(digits)) > 1
+        return weighted_sum(digits, weights) % modulus == 0 and len(set(digits)) > 1
 
     return check
 
@@ -80,7 +85,7 @@ ean13 = weighted((1, 3, 1, 3, 1, 3, 1, 3, 1, 3, 1, 3, 1), 10)
 
 def uk_nhs(digits: str) -> bool:
     """A number of the British health service: 10 digits."""
-    rest = 11 - sum(int(d) * (10 - at) for at, d in enumerate(digits[:9])) % 11
+    rest = 11 - weighted_sum(digits[:9], range(10, 1, -1)) % 11
     return rest != 10 and rest % 11 == int(digits[9])
 
 
@@ -115,8 +120,7 @@ def it_codice_fiscale(value: str) -> bool:
 def br_cpf(digits: str) -> bool:
     """A Brazilian personal number: 11 digits, two of them checks."""
     for length in (9, 10):
-        rest = sum(int(d) * (length + 1 - at) for at, d in enumerate(digits[:length])) * 10 % 11 % 10
-        if rest != int(digits[length]):
+        if weighted_sum(digits[:length], range(length + 1, 1, -1)) * 10 % 11 % 10 != int(digits[length]):
             return False
     return len(set(digits)) > 1
 
@@ -137,7 +141,7 @@ def be_rrn(digits: str) -> bool:
 
 def sg_nric(value: str) -> bool:
     """A Singaporean identity number: a letter, 7 digits, a letter."""
-    total = sum(w * int(d) for w, d in zip((2, 7, 6, 5, 4, 3, 2), value[1:8], strict=True)) + 4 * (value[0] in "TG")
+    total = weighted_sum(value[1:8], (2, 7, 6, 5, 4, 3, 2)) + 4 * (value[0] in "TG")
     return ("JZIHGFEDCBA" if value[0] in "ST" else "XWUTRQPNMLK")[total % 11] == value[8]
 
 

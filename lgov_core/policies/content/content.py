@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Final, Literal, get_args
 
 from lgov_core.errors import PolicyError
 from lgov_core.policies.base import BoundedPolicy
-from lgov_core.policies.content.findings import Finding, Pattern, PatternTable, look_through
+from lgov_core.policies.content.findings import Finding, Pattern, look_through
 from lgov_core.policies.content.streaming_redactor import StreamingRedactor
-from lgov_core.policies.options import positive_integer, string_tuple
+from lgov_core.policies.content.text_views import written_number
+from lgov_core.policies.options import matches_any, one_of, positive_integer, string_tuple
 from lgov_core.types import Action, Decision, Point, Severity
 
 ContentAction = Literal["deny", "redact"]
@@ -62,9 +62,8 @@ class ContentPolicy(BoundedPolicy):
         name: str = "",
     ) -> None:
         name = name or self.usual_name
-        if action not in get_args(ContentAction):
-            raise PolicyError(f"{name}: action is {action!r}", hint="write action: deny or action: redact")
-        known = self.known_kinds()
+        one_of(name, "action", action, get_args(ContentAction))
+        known = sorted({pattern.kind for pattern in self.patterns()})
         wanted = known if kinds is None else string_tuple(name, "kinds", kinds)
         for kind in wanted:
             if kind not in known:
@@ -78,17 +77,12 @@ class ContentPolicy(BoundedPolicy):
         self.kinds = frozenset(wanted)
         self.max_characters = positive_integer(name, "max_characters", max_characters)
         self._allow = tuple(glob.casefold() for glob in string_tuple(name, "allow", allow))
-        self._table = PatternTable([pattern for pattern in self.patterns() if pattern.kind in self.kinds])
+        self._patterns = [pattern for pattern in self.patterns() if pattern.kind in self.kinds]
 
     @classmethod
     def patterns(cls) -> tuple[Pattern, ...]:
         """The shapes of what is looked for; compiled when the first policy is made."""
         raise NotImplementedError
-
-    @classmethod
-    def known_kinds(cls) -> tuple[str, ...]:
-        """The kinds there are, sorted."""
-        return tuple(sorted({pattern.kind for pattern in cls.patterns()}))
 
     def judge(self, action: Action) -> Decision | None:
         """The verdict on whatever the action's text and arguments hold."""
@@ -116,8 +110,8 @@ class ContentPolicy(BoundedPolicy):
 
     def find(self, text: str, start: int = 0) -> list[Finding]:
         """What is found in ``text`` from ``start`` on, in order and without overlaps; the text before it is context."""
-        found = look_through(text, self._table.find, start)
-        return [f for f in found if not self.is_allowed(text[f.start : f.end])] if self._allow else found
+        found = look_through(text, self._patterns, start)
+        return [f for f in found if not matches_any(text[f.start : f.end].casefold(), self._allow)]
 
     def stream(self) -> StreamingRedactor:
         """Applies this policy to a text that arrives in pieces."""
@@ -126,11 +120,6 @@ class ContentPolicy(BoundedPolicy):
     def replacement(self, kind: str) -> str:
         """What stands in place of a value of ``kind``."""
         return f"[{kind.upper()}]"
-
-    def is_allowed(self, value: str) -> bool:
-        """Whether ``value`` is one of those that may pass."""
-        folded = value.casefold()
-        return any(fnmatchcase(folded, glob) for glob in self._allow)
 
 
 class _Unlookable(Exception):
@@ -196,15 +185,8 @@ class _Walk:
         return "".join([*parts, text[last:]])
 
     def number(self, number: float, key: str, place: str) -> Any:
-        if isinstance(number, float):
-            if not number.is_integer() or abs(number) > 1e19:
-                return number
-            written = str(int(number))
-        elif abs(number) >= 10**40:  # longer than any personal number; and slow to write out
-            return number
-        else:
-            written = str(number)
-        redacted = self.text(written, key, place)
+        written = written_number(number)
+        redacted = self.text(written, key, place) if written is not None else None
         return number if redacted == written else redacted
 
     def other(self, value: Any, key: str, place: str) -> Any:

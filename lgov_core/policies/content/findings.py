@@ -25,9 +25,6 @@ class Finding:
 
 _DIGIT = re.compile(r"\d")
 
-#: Finds in a text, from a position on; what stands before the position is context only.
-Detector = Callable[[str, int], Iterable[Finding]]
-
 #: Gets (text, start, end) of a match; returns the end of what is really there (it may be shorter), or None for nothing.
 Check = Callable[[str, int, int], int | None]
 
@@ -64,28 +61,12 @@ class Pattern:
                 position = position if group else end
 
 
-class PatternTable:
-    """Several patterns that are looked for together. Does not change; may be used from several threads at once."""
-
-    def __init__(self, patterns: Sequence[Pattern]) -> None:
-        self.patterns = tuple(patterns)
-        self._numeric = frozenset(at for at, pattern in enumerate(self.patterns) if not pattern.hints)
-        by_hint: dict[str, set[int]] = {}
-        for at, pattern in enumerate(self.patterns):
-            for hint in pattern.hints:
-                by_hint.setdefault(hint, set()).add(at)
-        self._by_hint = tuple(by_hint.items())
-
-    def find(self, text: str, start: int = 0) -> list[Finding]:
-        """Everything that any of the patterns finds in ``text`` from ``start`` on."""
-        lowered = text.lower()
-        tried: set[int] = set()
-        for hint, patterns in self._by_hint:
-            if hint in lowered:
-                tried |= patterns
-        if self._numeric and _DIGIT.search(text) is not None:
-            tried |= self._numeric
-        return [finding for at in sorted(tried) for finding in self.patterns[at].find(text, start)]
+def _find_all(patterns: Sequence[Pattern], text: str, start: int) -> Iterator[Finding]:
+    """Everything that any of the patterns finds in ``text`` from ``start`` on."""
+    lowered, has_digit = text.lower(), _DIGIT.search(text) is not None
+    for pattern in patterns:
+        if any(hint in lowered for hint in pattern.hints) if pattern.hints else has_digit:
+            yield from pattern.find(text, start)
 
 
 def left_of(text: str, start: int, characters: int = CONTEXT) -> str:
@@ -93,19 +74,19 @@ def left_of(text: str, start: int, characters: int = CONTEXT) -> str:
     return text[max(0, start - characters) : start]
 
 
-def look_through(text: str, detect: Detector, start: int = 0) -> list[Finding]:
-    """What ``detect`` finds in any view of ``text`` from ``start`` on, as places in ``text``, merged where they overlap."""
+def look_through(text: str, patterns: Sequence[Pattern], start: int = 0) -> list[Finding]:
+    """What is found in any view of ``text`` from ``start`` on, as places in ``text``, merged where they overlap."""
     plain = plain_view(text)
     begin = plain.place(start)
-    found = [_at(plain.span(f.start, f.end), f.kind) for f in detect(plain.text, begin)]
+    found = [Finding(*plain.span(f.start, f.end), f.kind) for f in _find_all(patterns, plain.text, begin)]
     unescaped = unescaped_view(plain.text)
     if unescaped is not None:
-        for f in detect(unescaped.text, unescaped.place(begin)):
-            found.append(_at(plain.span(*unescaped.span(f.start, f.end)), f.kind))
+        for f in _find_all(patterns, unescaped.text, unescaped.place(begin)):
+            found.append(Finding(*plain.span(*unescaped.span(f.start, f.end)), f.kind))
     for run_start, run_end, decoded in decoded_runs(plain.text, begin):
-        first = next(iter(detect(decoded, 0)), None)
+        first = next(_find_all(patterns, decoded, 0), None)
         if first is not None:
-            found.append(_at(plain.span(run_start, run_end), first.kind))
+            found.append(Finding(*plain.span(run_start, run_end), first.kind))
     return merged(found)
 
 
@@ -119,7 +100,3 @@ def merged(found: Iterable[Finding]) -> list[Finding]:
         else:
             together.append(finding)
     return together
-
-
-def _at(span: tuple[int, int], kind: str) -> Finding:
-    return Finding(span[0], span[1], kind)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from typing import Final
 
-from lgov_core.policies.content.check_digits import se_personnummer
+from lgov_core.policies.content.check_digits import se_personnummer, weighted_sum
 
 _FINNISH = "0123456789ABCDEFHJKLMNPRSTUVWXY"
 #: Taiwan's letters in the order of the numbers from 10 on that they stand for.
@@ -22,17 +22,13 @@ def _a_date(year: str, month: str, day: str) -> bool:
     return True
 
 
-def _sum(digits: str, weights: tuple[int, ...]) -> int:
-    return sum(int(d) * w for d, w in zip(digits, weights, strict=True))
-
-
 def cn_id(value: str) -> bool:
     """A Chinese identity number: 17 digits with a date in them, and a digit or X."""
     weights = (7, 9, 10, 5, 8, 4, 2, 1, 6, 3, 7, 9, 10, 5, 8, 4, 2)
     return (
         value[6:8] in ("18", "19", "20")
         and _a_date(value[6:10], value[10:12], value[12:14])
-        and "10X98765432"[_sum(value[:17], weights) % 11] == value[17]
+        and "10X98765432"[weighted_sum(value[:17], weights) % 11] == value[17]
     )
 
 
@@ -48,13 +44,13 @@ def my_kad(digits: str) -> bool:
 
 def th_id(digits: str) -> bool:
     """A Thai identity number: 13 digits."""
-    return (11 - _sum(digits[:12], tuple(range(13, 1, -1))) % 11) % 10 == int(digits[12])
+    return (11 - weighted_sum(digits[:12], range(13, 1, -1)) % 11) % 10 == int(digits[12])
 
 
 def tw_id(value: str) -> bool:
     """A Taiwanese identity number: a letter, 1 or 2 (8 or 9 for residents), eight digits."""
     number = _TAIWANESE.index(value[0]) + 10
-    return (number // 10 + number % 10 * 9 + _sum(value[1:], (8, 7, 6, 5, 4, 3, 2, 1, 1))) % 10 == 0
+    return (number // 10 + number % 10 * 9 + weighted_sum(value[1:], (8, 7, 6, 5, 4, 3, 2, 1, 1))) % 10 == 0
 
 
 def fi_hetu(value: str) -> bool:
@@ -77,7 +73,7 @@ def cl_rut(value: str) -> bool:
 
 def ar_cuil(digits: str) -> bool:
     """An Argentine personal number: 11 digits."""
-    return digits[:2] in ("20", "23", "24", "27") and _sum(digits, (5, 4, 3, 2, 7, 6, 5, 4, 3, 2, 1)) % 11 == 0
+    return digits[:2] in ("20", "23", "24", "27") and weighted_sum(digits, (5, 4, 3, 2, 7, 6, 5, 4, 3, 2, 1)) % 11 == 0
 
 
 def cz_rc(digits: str) -> bool:
@@ -89,7 +85,7 @@ def cz_rc(digits: str) -> bool:
 
 def ru_snils(digits: str) -> bool:
     """A Russian insurance number: nine digits and a check of two."""
-    return _sum(digits[:9], (9, 8, 7, 6, 5, 4, 3, 2, 1)) % 101 % 100 == int(digits[9:])
+    return weighted_sum(digits[:9], (9, 8, 7, 6, 5, 4, 3, 2, 1)) % 101 % 100 == int(digits[9:])
 
 
 def us_mbi(value: str) -> bool:

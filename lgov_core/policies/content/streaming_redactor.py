@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar, Final, Protocol
 
@@ -34,37 +33,22 @@ _JOINT = re.compile(r"@|\.|[\[({<]?(?:at|dot)[\])}>]?", re.IGNORECASE)
 _JOINT_NEXT = re.compile(r"\Z|[@.\[({<]|at?(?:\s|\Z)|d(?:ot?)?(?:\s|\Z)", re.IGNORECASE)
 
 
-class Scanning(Protocol):
-    """What a text is held for: a policy that finds things in text and denies or replaces them."""
+class _Scanner(Protocol):
+    """What is used of `ContentPolicy`, which imports this module."""
 
-    #: What begins the rule of its decisions, what it finds is called in a reason, and how bad that is.
     slug: ClassVar[str]
     noun: ClassVar[str]
     severity: ClassVar[Severity]
 
     @property
-    def name(self) -> str:
-        """What the policy is called in its decisions."""
-        ...
-
+    def name(self) -> str: ...
     @property
-    def action(self) -> str:
-        """``deny`` or ``redact``."""
-        ...
-
-    def find(self, text: str, start: int = 0) -> list[Finding]:
-        """What is found from ``start`` on."""
-        ...
-
-    def replacement(self, kind: str) -> str:
-        """What stands in place of a value of ``kind``."""
-        ...
+    def action(self) -> str: ...
+    def find(self, text: str, start: int = 0) -> list[Finding]: ...
+    def replacement(self, kind: str) -> str: ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Hit:
-    finding: Finding
-    policy: Scanning
+_Hit = tuple[Finding, _Scanner]
 
 
 class StreamingRedactor:
@@ -80,7 +64,7 @@ class StreamingRedactor:
     One object serves one text, from one thread at a time. Fails closed: after an exception nothing more goes out.
     """
 
-    def __init__(self, *policies: Scanning) -> None:
+    def __init__(self, *policies: _Scanner) -> None:
         self.policies = policies
         self.denied: Decision | None = None
         self.replaced: dict[str, int] = {}
@@ -124,9 +108,9 @@ class StreamingRedactor:
         hits = self._hits(text, start)
         out: list[str] = []
         last = start
-        for hit in hits:
-            out.append(text[last : hit.finding.start])
-            kind, policy = hit.finding.kind, hit.policy
+        for finding, policy in hits:
+            out.append(text[last : finding.start])
+            kind = finding.kind
             if policy.action == "deny":
                 rule = f"{policy.slug}-{kind.replace('_', '-')}"
                 reason = f"There is {policy.noun} in it: {kind} in text. The text ends before it."
@@ -135,7 +119,7 @@ class StreamingRedactor:
                 return "".join(out)
             out.append(policy.replacement(kind))
             self.replaced[kind] = self.replaced.get(kind, 0) + 1
-            last = hit.finding.end
+            last = finding.end
         out.append(text[last:])
         self._context = plain_view(text[-4 * KEPT :]).text[-KEPT:]
         self._held = self._held[cut:]
@@ -144,14 +128,13 @@ class StreamingRedactor:
     def _hits(self, text: str, start: int) -> list[_Hit]:
         """The findings of all policies; where two overlap, both are covered, and a denial prevails."""
         hits: list[_Hit] = []
-        found = (_Hit(finding, policy) for policy in self.policies for finding in policy.find(text, start))
-        for hit in sorted(found, key=lambda h: (h.finding.start, -h.finding.end)):
-            last = hits[-1] if hits else None
-            if last is None or hit.finding.start >= last.finding.end:
-                hits.append(hit)
+        found = ((finding, policy) for policy in self.policies for finding in policy.find(text, start))
+        for finding, policy in sorted(found, key=lambda hit: (hit[0].start, -hit[0].end)):
+            if not hits or finding.start >= hits[-1][0].end:
+                hits.append((finding, policy))
                 continue
-            (both,) = merged([last.finding, hit.finding])
-            hits[-1] = _Hit(both, hit.policy if hit.policy.action == "deny" else last.policy)
+            (both,) = merged([hits[-1][0], finding])
+            hits[-1] = (both, policy if policy.action == "deny" else hits[-1][1])
         return hits
 
     def _cut(self) -> int:
@@ -169,7 +152,7 @@ class StreamingRedactor:
         """Where what is found in the held text before ``end`` begins and ends."""
         offset = len(self._context)
         hits = self._hits(self._context + self._held[:end], offset)
-        return [(hit.finding.start - offset, hit.finding.end - offset) for hit in hits]
+        return [(finding.start - offset, finding.end - offset) for finding, _ in hits]
 
     def _before_groups(self, end: int, found: Callable[[], list[tuple[int, int]]]) -> int:
         """``end``, or where the words begin that may belong to one value with what follows ``end``.

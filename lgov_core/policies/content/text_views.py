@@ -123,6 +123,13 @@ def _spaces(match: re.Match[str]) -> str:
     return " " * (len(escape) - 1) + (escape[-1] if escape[-1] in "\"'" else " ")
 
 
+def written_number(number: float) -> str | None:
+    """A number as text; None for one that stands for nothing personal: a fraction, or one that is slow to write out."""
+    if isinstance(number, float):  # to a program that reads JSON, 4111111111111111.0 is a whole number
+        return str(int(number)) if number.is_integer() and abs(number) <= 1e19 else None
+    return str(number) if abs(number) < 10**40 else None
+
+
 def unescaped_view(text: str) -> View | None:
     """``text`` with percent, JSON and HTML escapes resolved once; None when there are none."""
     if _ESCAPE.search(text) is None:

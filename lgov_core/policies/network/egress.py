@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lgov_core.errors import PolicyDenied, PolicyError
-from lgov_core.policies.base import BoundedPolicy
+from lgov_core.policies.base import BoundedPolicy, Unclear
 from lgov_core.policies.network.addresses import Address, Network, embedded, why_closed
-from lgov_core.policies.network.url_text import DEFAULT_PORTS, PlainURL, UnclearURL, ascii_host, read_url
+from lgov_core.policies.network.url_text import DEFAULT_PORTS, PlainURL, ascii_host, read_url
 from lgov_core.policies.options import argument_names, string_tuple
 from lgov_core.types import Action, Decision, Point, Severity
 
@@ -104,15 +104,12 @@ class EgressPolicy(BoundedPolicy):
         self.places = tuple(_place(name, text) for text in string_tuple(name, "domains", domains))
         self.ports = None if ports is None else frozenset(_port(name, port) for port in ports)
         self.networks = tuple(place.network for place in self.places if place.network is not None)
-        if argument is None:
-            self.arguments: tuple[str, ...] | None = None
-        else:
-            self.arguments = argument_names(name, argument, "the URL")
+        self.arguments = None if argument is None else argument_names(name, argument, "the URL")
         if resolve is not None and not isinstance(resolve, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise PolicyError(f"{name}: resolve is {resolve!r}", hint="write true or false")
         self.resolves = any(place.host == "*" for place in self.places) if resolve is None else resolve
         self.bounded = not self.resolves
-        self._look_up = resolver if resolver is not None else system_resolver
+        self._look_up = resolver or system_resolver
 
     def judge(self, action: Action) -> Decision | None:
         """The verdict on a tool call that carries a URL; None at other points."""
@@ -123,7 +120,7 @@ class EgressPolicy(BoundedPolicy):
             values = [value for value in values if value is not None]
         try:
             urls = [url for value in values for url in _texts(value)]
-        except UnclearURL as unclear:
+        except Unclear as unclear:
             return self.deny(unclear.rule, unclear.reason, Severity.MEDIUM)
         if not urls:
             wanted = "url" if self.arguments is None else " or ".join(self.arguments)
@@ -142,7 +139,7 @@ class EgressPolicy(BoundedPolicy):
             place = self._place(url)
             if self.resolves:
                 self._addresses(place)
-        except UnclearURL as unclear:
+        except Unclear as unclear:
             return self.deny(unclear.rule, unclear.reason)
         return self.allow()
 
@@ -154,7 +151,7 @@ class EgressPolicy(BoundedPolicy):
         try:
             place = self._place(url)
             return PinnedURL(url, place.scheme, place.host, place.port, self._addresses(place))
-        except UnclearURL as unclear:
+        except Unclear as unclear:
             raise PolicyDenied(self.deny(unclear.rule, unclear.reason)) from None
 
     # ------------------------------------------------------------------ one URL
@@ -168,16 +165,15 @@ class EgressPolicy(BoundedPolicy):
     def _place(self, text: str) -> PlainURL:
         url = read_url(text)
         if url.scheme not in self.schemes:
-            raise UnclearURL("url-scheme", f"{url.scheme[:20]}: is not allowed; use {', '.join(sorted(self.schemes))}.")
+            raise Unclear("url-scheme", f"{url.scheme[:20]}: is not allowed; use {', '.join(sorted(self.schemes))}.")
         if url.address is not None and self._is_closed(url.address):
-            why = why_closed(url.address)
-            raise UnclearURL("url-address", f"{url.host} is {why}, which is not open to you.")
+            raise Unclear("url-address", f"{url.host} is {why_closed(url.address)}, which is not open to you.")
         places = [place for place in self.places if place.holds(url)]
         if not places:
-            raise UnclearURL("url-host", f"The host {url.host[:100]} is not among the allowed ones.")
+            raise Unclear("url-host", f"The host {url.host[:100]} is not among the allowed ones.")
         allowed = self.ports if self.ports is not None else {DEFAULT_PORTS.get(url.scheme)}
         if not any(place.port == url.port if place.port is not None else url.port in allowed for place in places):
-            raise UnclearURL("url-port", f"Port {url.port} of {url.host[:100]} is not open to you.")
+            raise Unclear("url-port", f"Port {url.port} of {url.host[:100]} is not open to you.")
         return url
 
     def _addresses(self, url: PlainURL) -> tuple[str, ...]:
@@ -188,14 +184,14 @@ class EgressPolicy(BoundedPolicy):
             texts = tuple(self._look_up(url.host, url.port))
             found = [ipaddress.ip_address(text) for text in texts]
         except Exception:  # noqa: BLE001 - whatever a resolver raises, the name has no address that could be judged
-            raise UnclearURL("url-unresolved", f"The host {url.host[:100]} cannot be looked up.") from None
+            raise Unclear("url-unresolved", f"The host {url.host[:100]} cannot be looked up.") from None
         if not found:
-            raise UnclearURL("url-unresolved", f"The host {url.host[:100]} has no address.")
+            raise Unclear("url-unresolved", f"The host {url.host[:100]} has no address.")
         loopback_named = url.host == "localhost"
         for address in found:
             if self._is_closed(address) and not (loopback_named and address.is_loopback):
                 why = why_closed(address)
-                raise UnclearURL("url-address", f"{url.host[:100]} leads to {address}, which is {why}.")
+                raise Unclear("url-address", f"{url.host[:100]} leads to {address}, which is {why}.")
         return texts
 
     def _is_closed(self, address: Address) -> bool:
@@ -208,16 +204,11 @@ def system_resolver(host: str, port: int) -> Sequence[str]:
     return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping) or not isinstance(value, list | tuple):
-        raise UnclearURL("url-missing", "Give each URL as text.")
-    else:
-        for item in value:
-            if not isinstance(item, str):
-                raise UnclearURL("url-missing", "Give each URL as text.")
-            yield item
+def _texts(value: Any) -> Sequence[str]:
+    items = value if isinstance(value, list | tuple) else [value]
+    if not all(isinstance(item, str) for item in items):
+        raise Unclear("url-missing", "Give each URL as text.")
+    return items
 
 
 def _is_inner(host: str) -> bool:
@@ -244,7 +235,7 @@ def _place(owner: str, text: str) -> _Place:
     below = host.startswith("*.")
     try:
         return _Place(ascii_host(host[2:] if below else host), below=below, port=port)
-    except UnclearURL:
+    except Unclear:
         raise PolicyError(
             f"{owner}: domains holds {text!r}, which is not a host name",
             hint="write example.com, *.example.com, host:port, an address, a network, or * for every public host",

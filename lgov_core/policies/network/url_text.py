@@ -8,10 +8,11 @@ import unicodedata
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from lgov_core.policies.base import Unclear
+from lgov_core.policies.network.addresses import Address
+
 MAX_URL = 8192
 DEFAULT_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443, "ftp": 21, "ftps": 990}
-
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://([^/?#]*)(.*)", re.DOTALL)
 _LABEL = re.compile(r"(?!-)[a-z0-9_\-]{1,63}(?<!-)")
@@ -20,14 +21,6 @@ _PORT = re.compile(r"[1-9][0-9]{0,4}")
 #: Letters that the two versions of IDNA read differently, or not at all.
 _DEVIATIONS = frozenset("ßẞςΣ\u200c\u200d\u00ad\u3002\uff0e\uff61")
 _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"})
-
-
-class UnclearURL(Exception):
-    """A text that is not a URL beyond doubt: ``rule`` is a slug, ``reason`` says what to write instead."""
-
-    def __init__(self, rule: str, reason: str) -> None:
-        super().__init__(reason)
-        self.rule, self.reason = rule, reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +37,14 @@ class PlainURL:
 
 
 def read_url(text: str) -> PlainURL:
-    """Where ``text`` leads. Raises `UnclearURL` when programs could disagree about it."""
+    """Where ``text`` leads. Raises `Unclear` when programs could disagree about it."""
     _characters(text)
     match = _URL.fullmatch(text)
     if match is None:
-        raise UnclearURL("url-unclear", "Write the whole URL, with scheme and host: https://host/path.")
+        raise Unclear("url-unclear", "Write the whole URL, with scheme and host: https://host/path.")
     scheme, authority, rest = match[1].lower(), match[2], match[3]
     if "@" in authority or (rest[:1] in ("?", "#") and "@" in rest.partition("/")[0]):
-        raise UnclearURL("url-userinfo", "A URL with a name or password before the host is not accepted.")
+        raise Unclear("url-userinfo", "A URL with a name or password before the host is not accepted.")
     host, port = _host_and_port(authority)
     address = _address(host)
     host = ascii_host(host) if address is None else str(address)
@@ -60,38 +53,38 @@ def read_url(text: str) -> PlainURL:
     else:
         number = int(port)
         if number > 65535:
-            raise UnclearURL("url-unclear", f"{port} is not a port.")
+            raise Unclear("url-unclear", f"{port} is not a port.")
     _agrees(text, scheme, host, port)
     return PlainURL(scheme, host, number, address)
 
 
 def ascii_host(host: str) -> str:
-    """A host name in lower case and ASCII. Raises `UnclearURL` for what is none, or has more than one ASCII form."""
+    """A host name in lower case and ASCII. Raises `Unclear` for what is none, or has more than one ASCII form."""
     lowered = host.lower()
     if not lowered.isascii():
         if unicodedata.normalize("NFKC", lowered) != lowered or _DEVIATIONS.intersection(host):
-            raise UnclearURL("url-host", "The host holds characters that programs read differently; write it in ASCII.")
+            raise Unclear("url-host", "The host holds characters that programs read differently; write it in ASCII.")
         try:
             lowered = lowered.encode("idna").decode("ascii")
         except UnicodeError:
-            raise UnclearURL("url-host", "The host is not a name; write it in ASCII (xn--...).") from None
+            raise Unclear("url-host", "The host is not a name; write it in ASCII (xn--...).") from None
     if lowered.endswith("."):
-        raise UnclearURL("url-host", "Write the host without a dot at its end.")
+        raise Unclear("url-host", "Write the host without a dot at its end.")
     labels = lowered.split(".")
     if len(lowered) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
-        raise UnclearURL("url-host", "The host is not a host name.")
+        raise Unclear("url-host", "The host is not a host name.")
     if _NUMBER.fullmatch(labels[-1]):
-        raise UnclearURL("url-address", "Write an IP address in its usual form (four decimal numbers), or a host name.")
+        raise Unclear("url-address", "Write an IP address in its usual form (four decimal numbers), or a host name.")
     return lowered
 
 
 def _characters(text: str) -> None:
     if not text or len(text) > MAX_URL:
-        raise UnclearURL("url-unclear", f"Give a URL of at most {MAX_URL} characters.")
+        raise Unclear("url-unclear", f"Give a URL of at most {MAX_URL} characters.")
     if any(unicodedata.category(letter) in _UNSEEN for letter in text):
-        raise UnclearURL("url-unclear", "The URL holds spaces, control or invisible characters; encode or drop them.")
+        raise Unclear("url-unclear", "The URL holds spaces, control or invisible characters; encode or drop them.")
     if "\\" in text:
-        raise UnclearURL("url-unclear", "A backslash in a URL is read differently by different programs.")
+        raise Unclear("url-unclear", "A backslash in a URL is read differently by different programs.")
 
 
 def _host_and_port(authority: str) -> tuple[str, str | None]:
@@ -102,9 +95,9 @@ def _host_and_port(authority: str) -> tuple[str, str | None]:
         host, colon, port = authority.partition(":")
         port = port if colon else None
     if not host:
-        raise UnclearURL("url-host", "The URL names no host.")
+        raise Unclear("url-host", "The URL names no host.")
     if port is not None and _PORT.fullmatch(port) is None:
-        raise UnclearURL("url-unclear", "The port of the URL is not a plain number.")
+        raise Unclear("url-unclear", "The port of the URL is not a plain number.")
     return host, port
 
 
@@ -113,12 +106,12 @@ def _address(host: str) -> Address | None:
     try:
         if host.startswith("["):
             if "%" in host:
-                raise UnclearURL("url-address", "An address with a zone is not accepted.")
+                raise Unclear("url-address", "An address with a zone is not accepted.")
             return ipaddress.IPv6Address(host[1:-1])
         return ipaddress.IPv4Address(host)
     except ValueError:
         if host.startswith("["):
-            raise UnclearURL("url-address", "What is in brackets is not an IPv6 address.") from None
+            raise Unclear("url-address", "What is in brackets is not an IPv6 address.") from None
         return None
 
 
@@ -128,10 +121,10 @@ def _agrees(text: str, scheme: str, host: str, port: str | None) -> None:
         parts = urlsplit(text)
         other = (parts.scheme, parts.hostname or "", parts.port, parts.username)
     except ValueError:
-        raise UnclearURL("url-unclear", "Programs read this URL differently; write it plainly.") from None
+        raise Unclear("url-unclear", "Programs read this URL differently; write it plainly.") from None
     if ":" in host:
         same_host = _address(f"[{other[1]}]") == ipaddress.IPv6Address(host)
     else:
         same_host = (other[1] if _address(other[1]) else ascii_host(other[1])) == host
     if (other[0], other[2], other[3]) != (scheme, None if port is None else int(port), None) or not same_host:
-        raise UnclearURL("url-unclear", "Programs read this URL differently; write it plainly.")
+        raise Unclear("url-unclear", "Programs read this URL differently; write it plainly.")

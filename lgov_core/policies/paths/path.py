@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from lgov_core.errors import PolicyDenied, PolicyError
-from lgov_core.policies.base import BoundedPolicy
+from lgov_core.policies.base import BoundedPolicy, Unclear
 from lgov_core.policies.content.credential_names import CREDENTIAL_NAMES
 from lgov_core.policies.options import argument_names, names, string_tuple
-from lgov_core.policies.paths.path_text import UnclearPath, plain_path
+from lgov_core.policies.paths.path_text import plain_path
 from lgov_core.types import Action, Decision, Point, Severity
 
 #: Arguments that are taken for paths when ``argument`` is not given.
@@ -83,10 +83,7 @@ class PathPolicy(BoundedPolicy):
             raise PolicyError(f"{name}: roots is empty", hint="name the folders that the tool may touch")
         self.roots = tuple(_folder(name, "roots", root) for root in given)
         self.cwd = self.roots[0] if cwd is None else _folder(name, "cwd", cwd)
-        if argument is None:
-            self.arguments = PATH_ARGUMENTS
-        else:
-            self.arguments = argument_names(name, argument, "the path")
+        self.arguments = PATH_ARGUMENTS if argument is None else argument_names(name, argument, "the path")
         self._named = argument is not None
         self.denied = tuple(_folded(glob) for glob in string_tuple(name, "deny", deny))
         self._is_denied = _any_of(self.denied)
@@ -103,7 +100,7 @@ class PathPolicy(BoundedPolicy):
                     found.extend(_within(value))
         try:
             texts = [text for value in found for text in _texts(value)]
-        except UnclearPath as unclear:
+        except Unclear as unclear:
             return self.deny(unclear.rule, unclear.reason, Severity.MEDIUM)
         if not texts:
             wanted = " or ".join(self.arguments) if self._named else "path"
@@ -120,7 +117,7 @@ class PathPolicy(BoundedPolicy):
         """The verdict on one path."""
         try:
             self._real(text)
-        except UnclearPath as unclear:
+        except Unclear as unclear:
             outside = unclear.rule in ("path-outside", "path-denied")
             return self.deny(unclear.rule, unclear.reason, Severity.HIGH if outside else Severity.MEDIUM)
         except OSError as error:
@@ -157,21 +154,18 @@ class PathPolicy(BoundedPolicy):
         holding = [root for root in roots if _inside(path, root)]
         if not holding:
             shown = ", ".join(self.roots[:3])
-            raise UnclearPath("path-outside", f"{text[:80]!r} leads outside of {shown}; stay inside.")
+            raise Unclear("path-outside", f"{text[:80]!r} leads outside of {shown}; stay inside.")
         if any(_inside(path, kernel) and not _inside(root, kernel) for kernel in _KERNEL for root in holding):
-            raise UnclearPath("path-outside", f"{text[:80]!r} leads into the kernel's own file systems.")
+            raise Unclear("path-outside", f"{text[:80]!r} leads into the kernel's own file systems.")
         below = os.path.relpath(path, max(holding, key=len))
         for name in _chain(_folded(below)):
             if self._is_denied(name) and not _is_open(name):
-                raise UnclearPath("path-denied", f"{text[:80]!r} is closed by name; choose another file.")
+                raise Unclear("path-denied", f"{text[:80]!r} is closed by name; choose another file.")
 
 
 def _any_of(globs: Sequence[str]) -> Callable[[str], object]:
-    """Whether a name matches one of ``globs``, in one go; those that are an ending only (``*.key``) need no pattern."""
-    endings = tuple(glob[1:] for glob in globs if glob[:1] == "*" and len(glob) > 1 and not set(glob[1:]) & set("*?["))
-    others = [translate(glob) for glob in globs if glob[:1] != "*" or glob[1:] not in endings]
-    matches = re.compile("|".join(others) or r"(?!)").match
-    return lambda name: name.endswith(endings) or matches(name)
+    """Whether a name matches one of ``globs``, in one go."""
+    return re.compile("|".join(map(translate, globs)) or r"(?!)").match
 
 
 _is_open = _any_of(_OPEN_NAMES)
@@ -208,7 +202,7 @@ def _texts(value: Any) -> Iterator[str]:
             if value.get(name) is not None:
                 yield from _texts(value[name])
     else:
-        raise UnclearPath("path-missing", "Give each path as text.")
+        raise Unclear("path-missing", "Give each path as text.")
 
 
 def _folded(text: str) -> str:
@@ -244,7 +238,7 @@ def _followed(path: str, *, watch: bool = False) -> str:
             continue
         here = os.path.join(done, part)
         if watch and links and here in _KERNEL:
-            raise UnclearPath("path-outside", "A link in the path leads into the kernel's own file systems.")
+            raise Unclear("path-outside", "A link in the path leads into the kernel's own file systems.")
         try:
             linked = stat.S_ISLNK(os.lstat(here).st_mode)
         except (FileNotFoundError, NotADirectoryError):
@@ -254,7 +248,7 @@ def _followed(path: str, *, watch: bool = False) -> str:
             continue
         links += 1
         if links > MAX_LINKS:
-            raise UnclearPath("path-outside", "The symbolic links in the path lead in circles.")
+            raise Unclear("path-outside", "The symbolic links in the path lead in circles.")
         target = os.readlink(here)
         if target.startswith("/"):
             done = "/"
@@ -268,4 +262,4 @@ def _check_kind(real: str) -> None:
     except (FileNotFoundError, NotADirectoryError):
         return
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise UnclearPath("path-denied", "It is a device, a socket or a pipe, not a file.")
+        raise Unclear("path-denied", "It is a device, a socket or a pipe, not a file.")

@@ -6,6 +6,8 @@ import re
 import unicodedata
 from urllib.parse import unquote_to_bytes
 
+from lgov_core.policies.base import Unclear
+
 MAX_PATH_BYTES = 4096
 MAX_NAME_BYTES = 255
 #: Times a text may be percent-encoded over itself before its meaning is unclear.
@@ -30,18 +32,10 @@ _DEVICES = re.compile(r"(?:con|nul|aux|prn|conin\$|conout\$|com[0-9]|lpt[0-9])(?
 _SHORT_NAME = re.compile(r"[^.~]{1,6}~\d(?:\.[^.]{0,3})?")
 
 
-class UnclearPath(Exception):
-    """A text that names no file beyond doubt: ``rule`` is a slug, ``reason`` says what to write instead."""
-
-    def __init__(self, rule: str, reason: str) -> None:
-        super().__init__(reason)
-        self.rule, self.reason = rule, reason
-
-
 def plain_path(text: str) -> tuple[str, ...]:
     """``text`` and what else a program may make of it (percent-encoding undone, Unicode normalised): POSIX paths, all.
 
-    Raises `UnclearPath` when no such reading is beyond doubt.
+    Raises `Unclear` when no such reading is beyond doubt.
 
     That is: no control or invisible characters, no backslash, drive, UNC share, stream, device or short name (``GIT~1``), no
     URL, no ``~``, variable, wildcard or brace to expand, no second reading when percent-encoding is undone or Unicode is
@@ -51,20 +45,20 @@ def plain_path(text: str) -> tuple[str, ...]:
     decoded = _decoded(text)
     if decoded != text:
         if decoded.count("/") != text.count("/") or _has_dots(decoded) != _has_dots(text):
-            raise UnclearPath("path-encoded", "Write the path without percent-encoding.")
+            raise Unclear("path-encoded", "Write the path without percent-encoding.")
         _as_written(decoded)
     return tuple(dict.fromkeys((text, decoded, unicodedata.normalize("NFKC", decoded))))
 
 
 def _as_written(text: str) -> None:
     if not text.strip():
-        raise UnclearPath("path-missing", "The path is empty; write one.")
+        raise Unclear("path-missing", "The path is empty; write one.")
     try:
         length = len(text.encode())
     except UnicodeEncodeError:
-        raise UnclearPath("path-characters", "The path holds characters that are not text.") from None
+        raise Unclear("path-characters", "The path holds characters that are not text.") from None
     if length > MAX_PATH_BYTES:
-        raise UnclearPath("path-too-long", f"The path is longer than {MAX_PATH_BYTES} bytes.")
+        raise Unclear("path-too-long", f"The path is longer than {MAX_PATH_BYTES} bytes.")
     _characters(text)
     _expansions(text)
     for part in text.split("/"):
@@ -73,17 +67,17 @@ def _as_written(text: str) -> None:
 
 def _characters(text: str) -> None:
     if any(unicodedata.category(letter) in _UNSEEN and not _joins(text, at) for at, letter in enumerate(text)):
-        raise UnclearPath("path-characters", "The path holds control or invisible characters; leave them out.")
+        raise Unclear("path-characters", "The path holds control or invisible characters; leave them out.")
     if "\\" in text:
-        raise UnclearPath("path-windows", "Write the path with forward slashes; a backslash is not accepted.")
+        raise Unclear("path-windows", "Write the path with forward slashes; a backslash is not accepted.")
     if _DRIVE.match(text) or text.startswith("//") or _STREAM.search(text):
-        raise UnclearPath("path-windows", "Drives, network shares and streams are not accepted; write a POSIX path.")
+        raise Unclear("path-windows", "Drives, network shares and streams are not accepted; write a POSIX path.")
     if _SCHEME.match(text):
-        raise UnclearPath("path-url", "Write a path, not a URL.")
+        raise Unclear("path-url", "Write a path, not a URL.")
     normal = unicodedata.normalize("NFKC", text)
     marks = "/\\.~:$%*?"
     if _LOOKALIKES.intersection(text) or any(normal.count(mark) != text.count(mark) for mark in marks):
-        raise UnclearPath("path-lookalike", "The path holds characters that only look like a slash or a dot.")
+        raise Unclear("path-lookalike", "The path holds characters that only look like a slash or a dot.")
 
 
 def _joins(text: str, at: int) -> bool:
@@ -102,28 +96,28 @@ def _joins(text: str, at: int) -> bool:
 
 def _expansions(text: str) -> None:
     if text.startswith("~"):
-        raise UnclearPath("path-expansion", "~ is not expanded; write the path out.")
+        raise Unclear("path-expansion", "~ is not expanded; write the path out.")
     if _VARIABLE.search(text):
-        raise UnclearPath("path-expansion", "Variables and commands in a path are not expanded; write the path out.")
+        raise Unclear("path-expansion", "Variables and commands in a path are not expanded; write the path out.")
     if "*" in text or "?" in text or _BRACES.search(text):
-        raise UnclearPath("path-expansion", "Wildcards are not expanded; name one file or folder.")
+        raise Unclear("path-expansion", "Wildcards are not expanded; name one file or folder.")
     if _ENTITY.search(text) or re.search(r"%u[0-9a-fA-F]{4}", text):
-        raise UnclearPath("path-encoded", "Write the path without character codes.")
+        raise Unclear("path-encoded", "Write the path without character codes.")
 
 
 def _name(part: str) -> None:
     if part in ("", ".", ".."):
         return
     if len(part.encode()) > MAX_NAME_BYTES:
-        raise UnclearPath("path-too-long", f"A name in the path is longer than {MAX_NAME_BYTES} bytes.")
+        raise Unclear("path-too-long", f"A name in the path is longer than {MAX_NAME_BYTES} bytes.")
     if part != part.strip() or part.endswith("."):
-        raise UnclearPath("path-characters", "A name in the path begins or ends with a space, or ends with a dot.")
+        raise Unclear("path-characters", "A name in the path begins or ends with a space, or ends with a dot.")
     if part.startswith("..") and not part.strip(".;"):
-        raise UnclearPath("path-characters", f"{part!r} is not a name.")
+        raise Unclear("path-characters", f"{part!r} is not a name.")
     if _DEVICES.fullmatch(part) is not None:
-        raise UnclearPath("path-windows", f"{part!r} names a device on some systems; choose another name.")
+        raise Unclear("path-windows", f"{part!r} names a device on some systems; choose another name.")
     if "~" in part and _SHORT_NAME.fullmatch(part) is not None:  # GIT~1 is .git there
-        raise UnclearPath("path-windows", f"{part!r} is the short name of another file on some systems; write it out.")
+        raise Unclear("path-windows", f"{part!r} is the short name of another file on some systems; write it out.")
 
 
 def _decoded(text: str) -> str:
@@ -134,8 +128,8 @@ def _decoded(text: str) -> str:
         try:
             text = unquote_to_bytes(text).decode()
         except UnicodeDecodeError:
-            raise UnclearPath("path-encoded", "The percent-encoding in the path is not UTF-8.") from None
-    raise UnclearPath("path-encoded", "The path is percent-encoded over and over.")
+            raise Unclear("path-encoded", "The percent-encoding in the path is not UTF-8.") from None
+    raise Unclear("path-encoded", "The path is percent-encoded over and over.")
 
 
 def _has_dots(text: str) -> int:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from functools import lru_cache
 from typing import Any, ClassVar, Final
 
 from lgov_core._util.bounded import BoundedDict
 from lgov_core.errors import PolicyError
 from lgov_core.policies.base import BoundedPolicy
-from lgov_core.policies.content.text_views import INVISIBLE
-from lgov_core.policies.options import positive_integer, string_tuple
+from lgov_core.policies.content.text_views import INVISIBLE, written_number
+from lgov_core.policies.options import matches_any, one_of, positive_integer, string_tuple
 from lgov_core.policies.provenance.text import addresses
 from lgov_core.policies.provenance.values import KINDS, Address, covers
 from lgov_core.types import Action, Decision, Point
@@ -39,11 +38,13 @@ class _Unlookable(Exception):
 class _Said:
     """What the users of one conversation have said: its addresses and its words."""
 
-    def __init__(self) -> None:
+    def __init__(self, texts: Iterable[str] = ()) -> None:
         self.addresses: set[Address] = set()
         self.words: deque[str] = deque()
         self.length = 0
         self.texts: BoundedDict[int, bool] = BoundedDict(MAX_TEXTS)
+        for text in texts:
+            self.add(text)
 
     def add(self, text: str) -> None:
         mark = hash(text)
@@ -97,10 +98,7 @@ class ProvenancePolicy(BoundedPolicy):
     ) -> None:
         self.name = name
         self.arguments = string_tuple(name, "arguments", arguments)
-        self.kinds = frozenset(string_tuple(name, "kinds", kinds))
-        unknown = sorted(self.kinds - set(KINDS))
-        if unknown:
-            raise PolicyError(f"{name}: kinds holds {unknown[0]!r}", hint=f"write one of: {', '.join(KINDS)}")
+        self.kinds = frozenset(one_of(name, "kinds", kind, KINDS) for kind in string_tuple(name, "kinds", kinds))
         self.whole = string_tuple(name, "whole", whole)
         self._trusted = tuple(glob.casefold() for glob in string_tuple(name, "trusted", trusted))
         plain = [entry for entry in self._trusted if not set(entry) & set("*?[")]
@@ -111,7 +109,6 @@ class ProvenancePolicy(BoundedPolicy):
         self.conversations = positive_integer(name, "conversations", conversations)
         self._said: BoundedDict[tuple[str, str], _Said] = BoundedDict(conversations)
         self._lock = threading.Lock()
-        self._given = lru_cache(maxsize=64)(_said_in)  # the same text comes with every call of a conversation
 
     def judge(self, action: Action) -> Decision | None:
         """Takes note of what the user says; gives the verdict on tool calls."""
@@ -132,9 +129,9 @@ class ProvenancePolicy(BoundedPolicy):
         except _Unlookable as error:
             return self.deny("provenance-unscanned", f"{error}, so they were not looked at.")
         for name, text in strings:
-            if any(fnmatchcase(name, glob) for glob in self.whole):
+            if matches_any(name, self.whole):
                 used.append((name, text))
-            if not any(fnmatchcase(name, glob) for glob in self.arguments):
+            if not matches_any(name, self.arguments):
                 continue
             if len(text) > MAX_TEXT:
                 return self.deny("provenance-unscanned", f"{_place(name)} is longer than {MAX_TEXT} characters.")
@@ -145,17 +142,25 @@ class ProvenancePolicy(BoundedPolicy):
                 )
         if not used:
             return self.allow()
-        return self._verdict(action, used)
+        given = action.context.get("user_text")
+        texts = [text for text in (given if isinstance(given, list | tuple) else [given]) if isinstance(text, str)]
+        known = [_Said(texts)] if texts else []
+        with self._lock:
+            for key in _keys(action):
+                said = self._said.get(key)
+                if said is not None:
+                    self._said.put(key, said)  # as the one used last
+                    known.append(said)
+            return self._verdict(known, used)
 
-    def _verdict(self, action: Action, used: list[tuple[str, Address | str]]) -> Decision:
-        known = self._known(action)
+    def _verdict(self, known: list[_Said], used: list[tuple[str, Address | str]]) -> Decision:
         for name, value in used:
             if isinstance(value, Address):
                 if self._trusts(value) or any(_covers(said, value) or _names(said, value) for said in known):
                     continue
                 what = value.kind
             else:
-                if any(_says(said, value) for said in known) or fnmatch_any(value.casefold(), self._trusted):
+                if any(_says(said, value) for said in known) or matches_any(value.casefold(), self._trusted):
                     continue
                 what = "value"
             if not known:
@@ -178,7 +183,7 @@ class ProvenancePolicy(BoundedPolicy):
                 host_glob, slash, path_glob = glob.removeprefix("https://").removeprefix("http://").partition("/")
                 if "@" not in glob and fnmatchcase(host, host_glob) and (not slash or fnmatchcase(path, path_glob)):
                     return True
-        elif fnmatch_any(form, tuple(glob for glob in self._trusted if ("@" in glob) == (address.kind == "email"))):
+        elif matches_any(form, tuple(glob for glob in self._trusted if ("@" in glob) == (address.kind == "email"))):
             return True
         return any(covers(said, address) for said in self._named)
 
@@ -192,36 +197,6 @@ class ProvenancePolicy(BoundedPolicy):
                 self._said.put(key, said)
                 for text in texts:
                     said.add(text)
-
-    def _known(self, action: Action) -> list[_Said]:
-        """What is known of what the user said; copies, so that it may be read while others add to it."""
-        known: list[_Said] = []
-        given = action.context.get("user_text")
-        several: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
-        texts = [text for text in several if isinstance(text, str)]
-        if texts:
-            known.append(self._given(tuple(texts)))
-        with self._lock:
-            for key in _keys(action):
-                said = self._said.get(key)
-                if said is not None:
-                    self._said.put(key, said)
-                    copy = _Said()
-                    copy.addresses, copy.words = set(said.addresses), deque(said.words)
-                    known.append(copy)
-        return known
-
-
-def _said_in(texts: tuple[str, ...]) -> _Said:
-    said = _Said()
-    for text in texts:
-        said.add(text)
-    return said
-
-
-def fnmatch_any(text: str, globs: Sequence[str]) -> bool:
-    """Whether any of ``globs`` matches ``text``."""
-    return any(fnmatchcase(text, glob) for glob in globs)
 
 
 def _covers(said: _Said, used: Address) -> bool:
@@ -286,16 +261,10 @@ def _strings(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, 
         yield name, bytes(value).decode("utf-8", "replace")
     elif isinstance(value, str):
         yield name, value
-    elif (written := _written(value)) is not None:
-        yield name, written
-
-
-def _written(value: object) -> str | None:
-    """A number, or whatever is not JSON, as text; None for what cannot be an address."""
-    if isinstance(value, float):  # to a program that reads JSON, 4111111111111111.0 is a whole number
-        return str(int(value)) if value.is_integer() and abs(value) < 1e19 else None
-    no_address = value is None or isinstance(value, bool) or (isinstance(value, int) and abs(value) >= 10**40)
-    return None if no_address else str(value)
+    elif value is not None and not isinstance(value, bool):
+        written = written_number(value) if isinstance(value, int | float) else str(value)
+        if written is not None:
+            yield name, written
 
 
 def _place(name: str) -> str:

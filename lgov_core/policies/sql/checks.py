@@ -15,7 +15,6 @@ from lgov_core.policies.sql.refusal import (
     denied_statement,
     denied_table,
     unbounded_write,
-    unknown_function,
     unparsable,
 )
 from lgov_core.policies.sql.rules import Settings, folded, may_mean, names
@@ -43,8 +42,7 @@ class TreeChecks:
     def __init__(self, settings: Settings, dialect: str, keywords: frozenset[str]) -> None:
         self.settings = settings
         self.dialect = dialect
-        exact = frozenset(glob for glob in settings.denied_tables if not set(glob) & set("*?[."))
-        self._exactly_denied = exact - keywords
+        self._exactly_denied = {glob for glob in settings.denied_tables if not set(glob) & set("*?[.")} - keywords
 
     def check(self, statement: Statement, tree: exp.Expr) -> None:
         """Checks every node of ``tree``, which was parsed from ``statement``. May raise `TooMuchWork`."""
@@ -59,7 +57,7 @@ class TreeChecks:
             if self.dialect == "duckdb" and sql_tree.is_misread(node):
                 raise unparsable("a statement in the place of a table")
             if isinstance(node, exp.TableFromRows) and isinstance(node.this, _NAMES_AS_VALUES):
-                raise Refusal("sql-denied-table", "Name the table itself, not by a text or a variable.")
+                raise Refusal("sql-denied-table", "Name the table itself, not by a text or a variable.", Severity.HIGH)
             for schema, table in sql_tree.table_names(node):
                 self.check_table(schema, table, listed=not sql_tree.is_from_query(node, table))
             self._check_write(node)
@@ -68,12 +66,16 @@ class TreeChecks:
             self._check_packages(nodes)
         # A second net: each time the text names a denied table, the tree must show that something else is meant.
         mentioned = [name for name in statement.names if name in self._exactly_denied]
-        if mentioned and len(mentioned) > sql_tree.count_innocent(tree, self._exactly_denied):
+        identifiers = tree.find_all(exp.Identifier) if mentioned else ()
+        innocent = [
+            one for one in identifiers if one.name.lower() in self._exactly_denied and sql_tree.is_innocent(one)
+        ]
+        if len(mentioned) > len(innocent):
             raise denied_table(mentioned[0])
         reached = reached_column(tree, self.settings.columns, self.dialect) if self.settings.columns else None
         if reached is not None:
             reason = f"{reached} must not be read or written; name the other columns that you need, with their tables."
-            raise Refusal("sql-denied-column", reason)
+            raise Refusal("sql-denied-column", reason, Severity.HIGH)
 
     def check_kinds(self, found: tuple[str, ...]) -> None:
         """Refuses kinds of statement that are denied by name, that read_only does not know, or that nothing allows."""
@@ -93,7 +95,7 @@ class TreeChecks:
             if sql_names.is_dangerous(folded(function), self.dialect):
                 raise denied_function(function)
         for qualifier in statement.qualifiers:
-            if sql_names.is_dangerous_package(folded(qualifier)):
+            if sql_names.pattern("dangerous_packages").fullmatch(folded(qualifier)):
                 # Short ones (ml, ai, http) are also names that people give to tables.
                 alias = len(qualifier) <= 4 and statement.names.count(qualifier) > statement.qualifiers.count(qualifier)
                 if not alias:
@@ -108,13 +110,15 @@ class TreeChecks:
         if any(may_mean(glob, schema, table) for glob in self.settings.denied_tables):
             raise denied_table(table)
         if self.dialect in _TSQL and schema.count(".") > 1:
-            raise Refusal("sql-catalog", f"{schema}.{table} is on another server; query the tables of this one.")
+            reason = f"{schema}.{table} is on another server; query the tables of this one."
+            raise Refusal("sql-catalog", reason, Severity.HIGH)
         if sql_names.is_catalog(schema, folded(table), self.dialect) or sql_names.is_file(schema, table, self.dialect):
             named = [glob for glob in tables or () if not glob.startswith(("*", "?", "["))]
             if not any(names(glob, schema, table) for glob in named):
-                raise Refusal("sql-catalog", f"{table} belongs to the database itself; query the ordinary tables.")
+                reason = f"{table} belongs to the database itself; query the ordinary tables."
+                raise Refusal("sql-catalog", reason, Severity.HIGH)
         elif listed and tables is not None and table and not any(names(glob, schema, table) for glob in tables):
-            raise Refusal("sql-denied-table", f"The table {table} must not be touched.")
+            raise Refusal("sql-denied-table", f"The table {table} must not be touched.", Severity.HIGH)
 
     def _check_write(self, node: exp.Expr) -> None:
         """Refuses writes that may touch every row, and what a plain CREATE does not do."""
@@ -158,15 +162,14 @@ class TreeChecks:
         if known.isdisjoint(self.settings.functions) and not any(
             sql_names.is_harmless(name, self.dialect) for name in known
         ):
-            raise unknown_function(f"The function {shown} is not known to be harmless; use a standard one.")
+            raise Refusal("sql-function", f"The function {shown} is not known to be harmless; use a standard one.")
 
     def _check_packages(self, nodes: list[exp.Expr]) -> None:
         """Refuses what looks like a column of no table: in Oracle it may call a function, which needs no parentheses."""
         for qualifier, name in sql_tree.strange_columns(nodes):
             if f"{qualifier}.{name}" not in self.settings.functions:
-                raise unknown_function(
-                    f"{qualifier}.{name} is not of a table that is read here; use a column or a standard function."
-                )
+                reason = f"{qualifier}.{name} is not of a table that is read here; use a column or a standard function."
+                raise Refusal("sql-function", reason)
 
 
 def _is_method(call: exp.Expr, function: str) -> bool:

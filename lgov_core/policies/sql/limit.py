@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlglot import exp
-
-from lgov_core.policies.sql.text import Token
+from sqlglot import Token, exp
 
 _TOP = frozenset({"tsql", "fabric"})
 _FETCH = frozenset({"oracle"})
@@ -94,7 +92,7 @@ def _with_limit(tree: exp.Query, text: str, tokens: Sequence[Token], rows: int, 
         return f"{text} FETCH NEXT {rows} ROWS ONLY"
     if not isinstance(tree, exp.Select):
         raise NoLimit(advice)
-    selects = [place for place, depth in _top_level(tokens) if depth == 0 and tokens[place].text.upper() == "SELECT"]
+    selects = _top_level(tokens, "SELECT")
     if len(selects) != 1:
         raise NoLimit(advice)
     after = selects[0]
@@ -106,8 +104,7 @@ def _with_limit(tree: exp.Query, text: str, tokens: Sequence[Token], rows: int, 
 
 def _lowered(text: str, tokens: Sequence[Token], count: int, rows: int, advice: str) -> str:
     """The text with the number of its outermost limit replaced."""
-    places = [place for place, depth in _top_level(tokens) if depth == 0]
-    words = [place for place in places if tokens[place].text.upper() in ("LIMIT", "TOP", "FIRST", "NEXT")]
+    words = _top_level(tokens, "LIMIT", "TOP", "FIRST", "NEXT")
     if not words:
         raise NoLimit(advice)
     after = [token.text for token in tokens[words[-1] + 1 : words[-1] + 3]]
@@ -117,14 +114,12 @@ def _lowered(text: str, tokens: Sequence[Token], count: int, rows: int, advice: 
     return f"{text[: token.start]}{rows}{text[token.end + 1 :]}"
 
 
-def _top_level(tokens: Sequence[Token]) -> list[tuple[int, int]]:
-    """Each token's place, with how many parentheses are open there."""
-    found: list[tuple[int, int]] = []
+def _top_level(tokens: Sequence[Token], *words: str) -> list[int]:
+    """The places of ``words`` outside of parentheses."""
+    found: list[int] = []
     depth = 0
     for place, token in enumerate(tokens):
-        if token.text == "(":
-            depth += 1
-        elif token.text == ")":
-            depth -= 1
-        found.append((place, depth))
+        depth += (token.text == "(") - (token.text == ")")
+        if depth == 0 and token.text.upper() in words:
+            found.append(place)
     return found

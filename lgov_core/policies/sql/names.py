@@ -60,11 +60,6 @@ def is_dangerous(function: str, dialect: str) -> bool:
     return pattern("dangerous_functions").fullmatch(function) is not None
 
 
-def is_dangerous_package(qualifier: str) -> bool:
-    """Whether functions of the schema or package ``qualifier`` (lower case) must not be called."""
-    return pattern("dangerous_packages").fullmatch(qualifier) is not None
-
-
 def is_harmless(function: str, dialect: str) -> bool:
     """Whether ``function`` (lower case), for which the parser has no class, is known to only compute."""
     families = str(DATA.content["families"].get(dialect, dialect)).split()

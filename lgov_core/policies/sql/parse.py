@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sqlglot import exp
+    from sqlglot import Token, exp
 
-Parse = Callable[[str], "tuple[exp.Expr | None, list[Any]]"]
+Parse = Callable[[str], "tuple[exp.Expr | None, list[Token]]"]
 
 #: How many nodes the parser may make, in all its attempts. It tries some texts in both of two ways at each step (joins
 #: without ON among them), which doubles the work each time; an ordinary text takes two nodes a token.
@@ -32,7 +32,7 @@ def make_parser(dialect: str) -> tuple[Parse, frozenset[str]]:
 
     reader = Dialect.get_or_raise(dialect)
 
-    def parse(text: str) -> tuple[exp.Expr | None, list[Any]]:
+    def parse(text: str) -> tuple[exp.Expr | None, list[Token]]:
         try:
             tokens = reader.tokenize(text)
             most = _NODES + _NODES_OF_TOKEN * len(tokens)
@@ -45,15 +45,10 @@ def make_parser(dialect: str) -> tuple[Parse, frozenset[str]]:
             return None, []  # the parser's own slips on odd text count as text that it does not understand
         tree = trees[0] if len(trees) == 1 else None
         if tree is not None and dialect == "clickhouse":
-            for node in tree.find_all(exp.In):
-                _name_the_table(node)
+            for node in tree.find_all(exp.In):  # ClickHouse reads ``x IN (name)`` as ``x IN name``, a table's
+                if len(node.expressions) == 1 and (name := node.expressions[0]).key == "column":
+                    node.set("expressions", [])
+                    node.set("field", name)
         return tree, tokens
 
     return parse, frozenset(word.lower() for keyword in reader.tokenizer_class.KEYWORDS for word in keyword.split())
-
-
-def _name_the_table(node: exp.In) -> None:
-    """Makes ``x IN (name)`` what it is to ClickHouse, which passes over the parentheses: ``x IN name``, a table's."""
-    if len(node.expressions) == 1 and (name := node.expressions[0]).key == "column":
-        node.set("expressions", [])
-        node.set("field", name)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from lgov_core.errors import PolicyError
 from lgov_core.policies.base import BoundedPolicy
-from lgov_core.policies.options import argument_names, string_tuple
+from lgov_core.policies.options import argument_names, matches_any, string_tuple
 from lgov_core.policies.sql import names as sql_names
 from lgov_core.policies.sql.refusal import SEVERITIES
 from lgov_core.policies.sql.rules import Mode, settings_of
@@ -92,7 +91,6 @@ class SQLPolicy(BoundedPolicy):
         self.mode: Mode = mode
         self.arguments = argument_names(name, argument, "the SQL")
         self.tools = string_tuple(name, "tools", tools)
-        self._every_tool = "*" in self.tools
         #: Whether the policy itself knows in which dialect to read.
         self._settled = dialect is not None and dialect != FROM_TOOL
         self._readers: dict[str, Reader] = {}
@@ -104,7 +102,7 @@ class SQLPolicy(BoundedPolicy):
         """The verdict on a tool call that carries SQL; None for anything else."""
         if action.point is not Point.PRE_TOOL_CALL or action.kind in ("handoff", "agent"):
             return None
-        if not self._every_tool and not any(fnmatchcase(action.name, glob) for glob in self.tools):
+        if not matches_any(action.name, self.tools):
             return None
         arguments, dialect = action.arguments, self.dialect
         present = [name for name in self.arguments if name in arguments]

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
 
-from sqlglot import exp
+from sqlglot import Token, exp
 
 from lgov_core.policies.sql import names as sql_names
 from lgov_core.policies.sql.checks import PLAIN_CREATE, TreeChecks
 from lgov_core.policies.sql.limit import NoLimit, limited, same_but_for_the_limit
 from lgov_core.policies.sql.parse import TooMuchWork, make_parser
-from lgov_core.policies.sql.refusal import Refusal, denied_statement, too_intricate, unparsable
+from lgov_core.policies.sql.refusal import Refusal, denied_statement, unparsable
 from lgov_core.policies.sql.rules import Settings
 from lgov_core.policies.sql.statements import (
     OPENINGS,
@@ -75,7 +74,7 @@ class Reader:
         except Refusal as refusal:
             return ReadText(refusal)
         if not statements:
-            return ReadText(Refusal("sql-unparsable", "There is no SQL in it; write one statement.", Severity.MEDIUM))
+            return ReadText(Refusal("sql-unparsable", "There is no SQL in it; write one statement."))
         gravest: Refusal | None = None
         instead: list[str | None] = []
         for statement in statements:
@@ -97,9 +96,9 @@ class Reader:
         if kind not in sql_names.kinds() and (
             kind not in OPENINGS or (kind == "FROM" and self.dialect not in _FROM_FIRST)
         ):
-            raise Refusal("sql-unparsable", f"{first[:20]!r} does not begin a statement.", Severity.MEDIUM)
+            raise Refusal("sql-unparsable", f"{first[:20]!r} does not begin a statement.")
         if kind not in self.settings.denied_kinds:
-            if self._only_describes(statement, kind) or self._only_declares(statement, kind):
+            if self._only_says(statement, kind):
                 return None
             if kind == "DESCRIBE" and self.dialect in _DESCRIBE_QUERIES and _EXPLAIN.match(statement.text):
                 kind = word = "EXPLAIN"
@@ -142,16 +141,14 @@ class Reader:
             raise unparsable(f"this {word}")
         return query
 
-    def _only_describes(self, statement: Statement, kind: str) -> bool:
-        """Whether the statement says how tables are made, and no more. Raises `Refusal` for a table that is closed."""
+    def _only_says(self, statement: Statement, kind: str) -> bool:
+        """Whether the statement only describes tables, or names values. Raises `Refusal` for a table that is closed."""
+        if kind == "DECLARE":  # in guarded mode a value could undo the limits of a later write
+            return self.settings.mode == "read_only" and declares_values(statement.text, self.dialect)
         about = described(statement.text, kind, self.dialect) if kind in ("PRAGMA", "DESCRIBE", "SHOW") else None
         if about is not None:
             self._checks.check_table(*about)
         return about is not None
-
-    def _only_declares(self, statement: Statement, kind: str) -> bool:
-        """Whether the statement only names values for later ones, which read: a value could undo the limits of a write."""
-        return kind == "DECLARE" and self.settings.mode == "read_only" and declares_values(statement.text, self.dialect)
 
     def _check_parsed(self, statement: Statement, kind: str, explained: bool) -> str | None:
         try:
@@ -161,9 +158,9 @@ class Reader:
                 return None
             return self._limited(statement, tree, tokens, self.settings.max_rows)
         except TooMuchWork:
-            raise too_intricate() from None
+            raise Refusal("sql-too-deep", "The SQL is too intricate to read; write a simpler query.") from None
 
-    def _tree(self, statement: Statement, kind: str) -> tuple[exp.Expr, list[Any]]:
+    def _tree(self, statement: Statement, kind: str) -> tuple[exp.Expr, list[Token]]:
         text, shift = statement.text, 0
         if kind == "REPLACE":  # the parser has no tree for REPLACE; it means INSERT OR REPLACE
             text, shift = f"INSERT OR {text}", len("INSERT OR ")
@@ -176,7 +173,7 @@ class Reader:
             raise unparsable("this statement")
         return tree, tokens
 
-    def _limited(self, statement: Statement, tree: exp.Expr, tokens: list[Any], rows: int) -> str | None:
+    def _limited(self, statement: Statement, tree: exp.Expr, tokens: list[Token], rows: int) -> str | None:
         try:
             text = limited(tree, statement.text, tokens, rows, self.dialect)
         except NoLimit as unclear:

@@ -16,7 +16,7 @@ class Refusal(Exception):
     ``unread`` says that the dialect has no such text at all: its database would refuse it as well.
     """
 
-    def __init__(self, rule: str, reason: str, severity: Severity = Severity.HIGH, *, unread: bool = False) -> None:
+    def __init__(self, rule: str, reason: str, severity: Severity = Severity.MEDIUM, *, unread: bool = False) -> None:
         super().__init__(reason)
         self.rule, self.reason, self.severity, self.unread = rule, reason, severity, unread
 
@@ -33,17 +33,12 @@ def denied_statement(reason: str) -> Refusal:
 
 def denied_table(table: str) -> Refusal:
     """For a table that ``deny`` names."""
-    return Refusal("sql-denied-table", f"The table {table} must not be touched; answer without it.")
+    return Refusal("sql-denied-table", f"The table {table} must not be touched; answer without it.", Severity.HIGH)
 
 
 def denied_function(function: str) -> Refusal:
     """For a function that does more than compute."""
     return Refusal("sql-function", f"The function {function} is not allowed; leave it out.", Severity.CRITICAL)
-
-
-def unknown_function(reason: str) -> Refusal:
-    """For a function that is not known to only compute."""
-    return Refusal("sql-function", reason, Severity.MEDIUM)
 
 
 def unbounded_write(reason: str) -> Refusal:
@@ -53,16 +48,4 @@ def unbounded_write(reason: str) -> Refusal:
 
 def unparsable(what: str, *, unread: bool = False) -> Refusal:
     """For a text that cannot be read with certainty."""
-    return Refusal(
-        "sql-unparsable", f"The policy cannot read {what}; write plain, correct SQL.", Severity.MEDIUM, unread=unread
-    )
-
-
-def unclear(rule: str, reason: str, *, unread: bool = False) -> Refusal:
-    """For a text that servers may read differently; ``unread``: no server of the dialect takes such a text either."""
-    return Refusal(rule, reason, Severity.MEDIUM, unread=unread)
-
-
-def too_intricate() -> Refusal:
-    """For a text that takes too much work to read."""
-    return Refusal("sql-too-deep", "The SQL is too intricate to read; write a simpler query.", Severity.MEDIUM)
+    return Refusal("sql-unparsable", f"The policy cannot read {what}; write plain, correct SQL.", unread=unread)

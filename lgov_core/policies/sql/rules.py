@@ -6,14 +6,13 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Literal, get_args
 
 from lgov_core.errors import PolicyError
-from lgov_core.policies.options import positive_integer, string_tuple
+from lgov_core.policies.options import one_of, positive_integer, string_tuple
 from lgov_core.policies.sql import names as sql_names
 
 Mode = Literal["guarded", "read_only"]
-MODES: tuple[Mode, ...] = ("guarded", "read_only")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class Settings:
 
 def settings_of(
     name: str,
-    mode: str,
+    mode: Mode,
     deny: Sequence[str] | None,
     tables: Sequence[str] | None,
     columns: Sequence[str] | None,
@@ -42,8 +41,7 @@ def settings_of(
     max_rows: int | None,
 ) -> Settings:
     """The options, checked. Raises `PolicyError` for one that has no meaning."""
-    if mode not in MODES:
-        raise PolicyError(f"{name}: mode {mode!r} is unknown", hint="write guarded or read_only")
+    one_of(name, "mode", mode, get_args(Mode))
     denied = string_tuple(name, "deny", () if deny is None else deny)
     denied_tables = tuple(item[6:].strip().lower() for item in denied if item.lower().startswith("table:"))
     if not all(denied_tables):

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from typing import Final
+from typing import Final, get_args
 
 from lgov_core.errors import PolicyError
-from lgov_core.policies.options import string_tuple
+from lgov_core.policies.options import matches_any, one_of, string_tuple
 from lgov_core.policies.sql.names import is_dangerous, words
-from lgov_core.policies.sql.rules import MODES, Mode
-
-Authorizer = Callable[[int, "str | None", "str | None", "str | None", "str | None"], int]
+from lgov_core.policies.sql.rules import Mode
 
 _HARMLESS: Final = frozenset(
     {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_RECURSIVE, sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_SAVEPOINT}
@@ -54,8 +51,7 @@ def guard_sqlite(
     """
     if not isinstance(connection, sqlite3.Connection):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PolicyError(f"guard_sqlite: {connection!r} is not a sqlite3 connection", hint="pass sqlite3.connect(...)")
-    if mode not in MODES:
-        raise PolicyError(f"guard_sqlite: mode {mode!r} is unknown", hint="write guarded or read_only")
+    one_of("guard_sqlite", "mode", mode, get_args(Mode))
     tables = tuple(glob.lower() for glob in string_tuple("guard_sqlite", "deny_tables", deny_tables))
     columns = tuple(glob.lower() for glob in string_tuple("guard_sqlite", "deny_columns", deny_columns))
     for glob in columns:
@@ -67,12 +63,7 @@ def guard_sqlite(
         connection.enable_load_extension(False)
     connection.execute(f"PRAGMA query_only = {'ON' if mode == 'read_only' else 'OFF'}")
     connection.execute("PRAGMA trusted_schema = OFF")
-    connection.set_authorizer(_authorizer(mode, tables, columns, known))
-    return connection
-
-
-def _authorizer(mode: Mode, tables: tuple[str, ...], columns: tuple[str, ...], functions: frozenset[str]) -> Authorizer:
-    rules = _Rules(mode, tables, columns, functions)
+    rules = _Rules(mode == "read_only", tables, columns, known)
 
     def authorizer(code: int, first: str | None, second: str | None, database: str | None, source: str | None) -> int:
         try:
@@ -81,14 +72,15 @@ def _authorizer(mode: Mode, tables: tuple[str, ...], columns: tuple[str, ...], f
             refused = True
         return sqlite3.SQLITE_DENY if refused else sqlite3.SQLITE_OK
 
-    return authorizer
+    connection.set_authorizer(authorizer)
+    return connection
 
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
     """What is refused, by the code that SQLite asks with and its two names in lower case."""
 
-    mode: Mode
+    reads_only: bool
     tables: tuple[str, ...]
     columns: tuple[str, ...]
     functions: frozenset[str]
@@ -103,20 +95,18 @@ class _Rules:
         if code == sqlite3.SQLITE_PRAGMA:
             return first not in words("describing_pragmas") or self._closed(second)
         if code == sqlite3.SQLITE_REINDEX:  # asked for after an index is made, too
-            return self.mode == "read_only"
+            return self.reads_only
         if code in _CREATES:
-            return self.mode == "read_only" or self._closed(first) or self._closed(second)
+            return self.reads_only or self._closed(first) or self._closed(second)
         return True
 
     def _refuse_access(self, code: int, first: str, second: str) -> bool:
         if first in _SCHEMA_TABLES:
             # Making a table writes them and reads their row numbers. As SQL, SQLite itself refuses to write them.
-            return self.mode == "read_only" or (code == sqlite3.SQLITE_READ and second != "rowid")
+            return self.reads_only or (code == sqlite3.SQLITE_READ and second != "rowid")
         if first.startswith("pragma_"):
             return True
-        return self._closed(first, second) or (code in _WRITES and self.mode == "read_only")
+        return self._closed(first, second) or (code in _WRITES and self.reads_only)
 
     def _closed(self, table: str, column: str = "") -> bool:
-        return any(fnmatchcase(table, glob) for glob in self.tables) or (
-            bool(column) and any(fnmatchcase(f"{table}.{column}", glob) for glob in self.columns)
-        )
+        return matches_any(table, self.tables) or (bool(column) and matches_any(f"{table}.{column}", self.columns))

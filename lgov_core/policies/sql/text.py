@@ -12,10 +12,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from lgov_core.policies.sql.names import words
-from lgov_core.policies.sql.refusal import unclear
+from lgov_core.policies.sql.refusal import Refusal
+
+if TYPE_CHECKING:
+    from sqlglot import Token
 
 MAX_CHARACTERS = 20_000
 MAX_DEPTH = 48
@@ -105,12 +108,12 @@ class Lexicon:
     def statements(self, text: str) -> list[Statement]:
         """The statements of ``text``, empty ones left out. Raises `Refusal`."""
         if len(text) > MAX_CHARACTERS:
-            raise unclear("sql-too-long", f"The SQL is longer than {MAX_CHARACTERS} characters; write a shorter query.")
+            raise Refusal("sql-too-long", f"The SQL is longer than {MAX_CHARACTERS} characters; write a shorter query.")
         if "\0" in text:
-            raise unclear("sql-unparsable", "The SQL holds a NUL byte; write plain SQL.")
+            raise Refusal("sql-unparsable", "The SQL holds a NUL byte; write plain SQL.")
         plain = _PLAIN_HINT.sub(" ", text) if self.dialect in _HINTED and "/*+" in text else text
         if self.dialect != "sqlite" and (found := _AMBIGUOUS.search(plain)):
-            raise unclear(
+            raise Refusal(
                 "sql-unparsable", f"The SQL holds {found[0]!r}, which servers read differently; leave it out."
             )
         read: list[Statement | None] = []
@@ -130,14 +133,14 @@ class Lexicon:
     def _check_comment(self, kind: str, piece: str) -> None:
         if kind == "line":
             if self.dialect in MYSQL_FAMILY and piece.startswith("--") and piece[2:3].strip():
-                raise unclear("sql-unparsable", "Write a space after -- or leave the comment out.")
+                raise Refusal("sql-unparsable", "Write a space after -- or leave the comment out.")
             if "\r" in piece[:-1].rstrip("\r"):
-                raise unclear("sql-unparsable", "A comment holds a carriage return; leave the comment out.")
+                raise Refusal("sql-unparsable", "A comment holds a carriage return; leave the comment out.")
             return
         if piece.startswith(("/*!", "/*M!")):
-            raise unclear("sql-executable-comment", "Comments like /*! ... */ are executed; write the SQL without.")
+            raise Refusal("sql-executable-comment", "Comments like /*! ... */ are executed; write the SQL without.")
         if len(piece) < 4 or not piece.endswith("*/") or "/*" in piece[2:]:
-            raise unclear("sql-unparsable", "A comment is not closed, or holds another one; leave the comment out.")
+            raise Refusal("sql-unparsable", "A comment is not closed, or holds another one; leave the comment out.")
 
 
 class _Scan:
@@ -180,11 +183,11 @@ class _Scan:
                 self._quote(piece, start, before_kind, before)
             elif kind != "number":
                 what = f"the character {piece!r}" if piece not in "'\"`" else f"an unclosed {piece}"
-                raise unclear("sql-unparsable", f"The SQL holds {what}; write plain, complete SQL.", unread=True)
+                raise Refusal("sql-unparsable", f"The SQL holds {what}; write plain, complete SQL.", unread=True)
         self._last = piece.lower() if kind == "word" else piece
         too_long = self._run > MAX_PREFIX_RUN or self.subscripts > MAX_SUBSCRIPTS
         if self._depth > MAX_DEPTH or self._cases > MAX_DEPTH or too_long:
-            raise unclear("sql-too-deep", "The SQL is nested too deeply; write a simpler query.")
+            raise Refusal("sql-too-deep", "The SQL is nested too deeply; write a simpler query.")
 
     def _word(self, piece: str, before: str) -> None:
         word = piece.lower()
@@ -192,7 +195,7 @@ class _Scan:
             self._callable = before + piece
             return
         if before == "@@" and word not in _OWN_COUNTERS:
-            raise unclear("sql-catalog", f"@@{piece[:40]} reads server settings; leave it out.")
+            raise Refusal("sql-catalog", f"@@{piece[:40]} reads server settings; leave it out.")
         self._words.append(word)
         self._names.append(word)
         self._callable = word
@@ -200,9 +203,9 @@ class _Scan:
 
     def _quote(self, piece: str, start: int, before_kind: str, before: str) -> None:
         if before_kind == "word" and before.lower() not in self._lexicon.prefixes:
-            raise unclear("sql-unparsable", f"Leave out the {before} before {piece[:20]}, or write a space between.")
+            raise Refusal("sql-unparsable", f"Leave out the {before} before {piece[:20]}, or write a space between.")
         if before and before in ("$", "@", ":", "#"):
-            raise unclear("sql-unparsable", f"The SQL holds {before}{piece[:20]}; write values into the SQL.")
+            raise Refusal("sql-unparsable", f"The SQL holds {before}{piece[:20]}; write values into the SQL.")
         self._quoted.append((start, start + len(piece)))
         mark = piece[0]
         if mark in self._lexicon.name_quotes:
@@ -217,7 +220,7 @@ class _Scan:
                 self.subscripts += 1
             if piece == "(" and name is not None:
                 if name[0:1] in ("$", "@", ":"):
-                    raise unclear("sql-unparsable", f"{name}( is not a function; write plain SQL.")
+                    raise Refusal("sql-unparsable", f"{name}( is not a function; write plain SQL.")
                 self._called.append(name)
             self._depth += 1
         elif piece in ")]}":
@@ -233,7 +236,7 @@ class _Scan:
         if not bare:
             return None
         if self._lexicon.dialect in ("tsql", "fabric") and _begins_another(self._words):
-            raise unclear("sql-unparsable", "Write one statement at a time, separated by semicolons.")
+            raise Refusal("sql-unparsable", "Write one statement at a time, separated by semicolons.")
         shift = len(text) - len(text.lstrip(" \t\r\n\f"))
         quoted = tuple((start - shift, end - shift) for start, end in self._quoted)
         words, names = tuple(self._words), tuple(self._names)
@@ -255,14 +258,6 @@ def _begins_another(written: Sequence[str]) -> bool:
     if written and written[0] == "with":
         return len(found) > 1 or not _MAY_FOLLOW_WITH.issuperset(found)
     return len(found) > (not written or written[0] != "select")
-
-
-class Token(Protocol):
-    """What is needed of the parser's tokens: the text, and the places of its first and last character."""
-
-    text: str
-    start: int
-    end: int
 
 
 def same_reading(statement: Statement, tokens: Sequence[Token], shift: int = 0) -> bool:

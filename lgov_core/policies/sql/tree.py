@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from sqlglot import exp
 
@@ -75,11 +75,6 @@ def is_innocent(identifier: exp.Identifier) -> bool:
     if isinstance(parent, exp.Schema | exp.PrimaryKey | exp.ForeignKey):
         return place == "expressions"
     return isinstance(parent, exp.ColumnDef) and place == "this"
-
-
-def count_innocent(tree: exp.Expr, names: Container[str]) -> int:
-    """How many identifiers of ``tree`` have one of ``names`` (in lower case) and do not refer to a table."""
-    return sum(1 for found in tree.find_all(exp.Identifier) if found.name.lower() in names and is_innocent(found))
 
 
 def is_from_query(node: exp.Expr, table: str) -> bool:

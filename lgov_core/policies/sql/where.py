@@ -153,7 +153,9 @@ class _Analysis:
             return False
         if isinstance(atom, _PATTERNS):
             text = text_of(value)
-            if is_wild(text, regular=isinstance(atom, _REGULAR)) if text is not None else not _is_given(value):
+            if text is not None and is_wild(text, regular=isinstance(atom, _REGULAR)):
+                return False
+            if text is None and value.find(exp.Column, exp.Placeholder, exp.Parameter) is None:
                 return False
         if quantifier := _quantifier(value):
             arrays = value.find_all(exp.Array)
@@ -247,8 +249,8 @@ class _Analysis:
         open_ = isinstance(column.parent, tuple(_MIRRORED))
         if maybe_text and (open_ or value.name.lower() == column.name.lower()):
             return False
-        for node in value.walk(prune=_is_query):
-            if _is_query(node):
+        for node in value.walk(prune=lambda one: isinstance(one, exp.Query)):
+            if isinstance(node, exp.Query):
                 one_row = gives_one_row(node) and not reads_row_around(node, self.queries.named, self.queries.names)
                 if not one_row and not self.queries.is_independent(node):
                     return False
@@ -322,10 +324,6 @@ class _Analysis:
         return all(isinstance(one, exp.Column) for one in by) and first.this.name.lower() == column.name.lower()
 
 
-def _is_query(node: exp.Expr) -> bool:
-    return isinstance(node, exp.Query)
-
-
 def _takes_both(condition: exp.Or) -> bool:
     """Whether the sides of an OR take both the rows where a column is true and those where it is false."""
     found: dict[str, tuple[exp.Column, list[exp.Expr]]] = {}
@@ -340,10 +338,6 @@ def _quantifier(value: exp.Expr) -> str:
     """``any``, ``some`` or ``all`` where a comparison is with a list or query; some dialects parse these as functions."""
     name = value.name.lower() if isinstance(value, exp.Anonymous) else value.key
     return name if name in ("any", "some", "all") else ""
-
-
-def _is_given(pattern: exp.Expr) -> bool:
-    return pattern.find(exp.Column, exp.Placeholder, exp.Parameter) is not None
 
 
 def _holds_something(value: exp.Expr, *, several: bool) -> bool:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 from lgov_core.errors import PolicyError
 from lgov_core.policies.base import BoundedPolicy
-from lgov_core.policies.options import string_tuple
+from lgov_core.policies.options import matches_any, string_tuple
 from lgov_core.policies.tools.tool_schemas import check_schema
 from lgov_core.types import Action, Decision, Point, Severity
 
@@ -36,8 +35,6 @@ class ToolPolicy(BoundedPolicy):
     ) -> None:
         self.name = name
         self.allowed = string_tuple(name, "allow", allow)
-        self._exact = frozenset(self.allowed)
-        self._globs = tuple(glob for glob in self.allowed if set(glob) & set("*?["))
         self._checks: dict[str, Callable[[object], str | None]] = {}
         given = schemas if schemas is not None else {}
         if not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -60,7 +57,7 @@ class ToolPolicy(BoundedPolicy):
         return self.allow()
 
     def _is_allowed(self, tool: str) -> bool:
-        return tool in self._exact or any(fnmatchcase(tool, glob) for glob in self._globs)
+        return tool in self.allowed or matches_any(tool, self.allowed)
 
     def _offer(self) -> str:
         if not self.allowed:
