@@ -87,13 +87,7 @@ def make_transitions(
     attempts_of: dict[str, list[Attempt]] = defaultdict(list)
     for attempt in records.attempts:
         attempts_of[attempt.rollout_id].append(attempt)
-    work = _Work(
-        Selecting(selection or Selection(), records),
-        found,
-        unassigned,
-        need_logprobs,
-        records,
-    )
+    work = _Work(Selecting(selection or Selection(), records), found, unassigned, need_logprobs, records)
     for rollout in sorted(records.rollouts, key=lambda one: (one.created_at, one.rollout_id)):
         attempts = attempts_of[rollout.rollout_id]
         attempt = _attempt_that_counts(rollout, attempts, found, keep_infrastructure)
@@ -172,11 +166,11 @@ class _Work:
         elsewhere: Sequence[CapturedCall],
         others: Sequence[int],
     ) -> list[Transition]:
-        found, selecting = self.found, self.selecting
+        found = self.found
         placed: list[PlacedCall] = []
         chosen: list[CapturedCall] = []
         for call in calls:
-            if not (selecting.everything or selecting.takes(call)):
+            if not self.selecting.takes(call):
                 placed.append((call, NOT_SELECTED))
             elif self._usable(call):
                 placed.append((call, len(chosen)))

@@ -36,7 +36,6 @@ class Selecting:
     """A selection at work on ``records``, remembering what it has found. Not safe for use from several threads."""
 
     def __init__(self, selection: Selection, records: Records) -> None:
-        self.everything = selection.everything
         self._selection = selection
         self._records = records
         self._agents: set[str] = set()
