@@ -242,15 +242,10 @@ def selection(
     run_id: str | None, ids: Sequence[str] | None, states: Iterable[RolloutState] | None
 ) -> tuple[str, tuple[Any, ...]]:
     """The WHERE clause and its values for the entries that fit everything that is not None."""
-    terms: list[str] = []
-    given: list[Any] = []
-    if run_id is not None:
-        terms.append("run_id = ?")
-        given.append(run_id)
-    if ids is not None:
-        terms.append("rollout_id = ANY(?)")
-        given.append(list(ids))
-    if states is not None:
-        terms.append("state = ANY(?)")
-        given.append([RolloutState(state).value for state in states])
-    return ("WHERE " + " AND ".join(terms) if terms else ""), tuple(given)
+    terms: dict[str, Any] = {
+        "run_id = ?": run_id,
+        "rollout_id = ANY(?)": None if ids is None else list(ids),
+        "state = ANY(?)": None if states is None else [RolloutState(state).value for state in states],
+    }
+    given = {term: value for term, value in terms.items() if value is not None}
+    return ("WHERE " + " AND ".join(given) if given else ""), tuple(given.values())
