@@ -205,7 +205,7 @@ def _as_mapping(entry: AuditEntry) -> dict[str, Any]:
     content = _loaded(entry.content)
     found: dict[str, Any] = {
         "trace_id": entry.entry_id,
-        "entry_type": _type_of(entry),
+        "entry_type": {"signal": "signal", "decision": "policy_check"}.get(entry.kind, "tool_call"),
         "timestamp": _time(entry.time_ns),
         "agent_id": entry.agent,
         "tool_name": entry.name,
@@ -247,12 +247,6 @@ def _end_of(entry: AuditEntry) -> dict[str, Any]:
         "error": content.get("error"),
         "execution_time_ms": entry.body.get("execution_time_ms"),
     }
-
-
-def _type_of(entry: AuditEntry) -> str:
-    if entry.kind == "signal":
-        return "signal"
-    return "policy_check" if entry.kind == "decision" else "tool_call"
 
 
 def _verdict(entry: AuditEntry) -> str:

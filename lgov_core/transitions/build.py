@@ -117,7 +117,7 @@ def _rewards_by_rollout(
 ) -> dict[str, list[Reward]]:
     known = {rollout.rollout_id for rollout in records.rollouts}
     owners = owners_of_targets(calls_of)
-    rewards_of: dict[str, list[Reward]] = {}
+    rewards_of: dict[str, list[Reward]] = defaultdict(list)
     for reward in distinct(records.rewards, found):
         rollout_id = reward.rollout_id if reward.rollout_id is not None else rollout_of(reward, owners)
         if rollout_id is None or rollout_id not in known:
@@ -125,7 +125,7 @@ def _rewards_by_rollout(
             found.append(Diagnostic(Finding.UNKNOWN_REWARD_TARGET, reward.reward_id, f"it {where}"))
             unassigned.append(reward)
             continue
-        rewards_of.setdefault(rollout_id, []).append(reward)
+        rewards_of[rollout_id].append(reward)
     return rewards_of
 
 

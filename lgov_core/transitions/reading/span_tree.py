@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from lgov_core.trace import semconv
 from lgov_core.transitions.findings import Diagnostic, Finding
 from lgov_core.transitions.reading.span_values import text_of
-from lgov_core.types import Span
+from lgov_core.types import JSONValue, Span
 
 #: Operations of model calls that have a reply of tokens.
 CALL_OPERATIONS: Final = frozenset({semconv.CHAT, semconv.TEXT_COMPLETION, "generate_content"})
@@ -80,11 +80,11 @@ class SpanTree:
         """The parent of ``span``; None at the top, where it is missing, and where a cycle was cut."""
         return None if id(span) in self._cut else self._parent(span)
 
-    def nearest(self, span: Span, choose: Callable[[Span], Any]) -> Any:
-        """What ``choose`` gives for ``span`` or the nearest span above it, where that is not None; else None."""
+    def nearest(self, span: Span, name: str) -> JSONValue:
+        """The attribute ``name`` of ``span`` or of the nearest span above it that has it; else None."""
         here: Span | None = span
         while here is not None:
-            if (value := choose(here)) is not None:
+            if (value := here.attributes.get(name)) is not None:
                 return value
             here = self.above(here)
         return None
