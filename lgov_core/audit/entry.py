@@ -168,17 +168,8 @@ def body_text(fields: Mapping[str, Any]) -> str:
     return _dumps({name: value for name, value in fields.items() if value is not None})
 
 
-def decision_content(action: Action, decision: Decision) -> Payload | None:
-    """The texts that belong to a decision besides the arguments, or None."""
-    return _content({"text": action.text, "new_arguments": decision.arguments, "new_text": decision.text})
-
-
-def outcome_content(outcome: ToolOutcome) -> Payload | None:
-    """The texts that belong to an outcome besides the arguments, or None."""
-    return _content({"result": outcome.result, "error": outcome.error})
-
-
-def _content(values: Mapping[str, Any]) -> Payload | None:
+def content_payload(values: Mapping[str, Any]) -> Payload | None:
+    """The texts that belong to an entry besides the arguments; those that are None are left out. None without any."""
     given = {name: value for name, value in values.items() if value is not None}
     return payload(given) if given else None
 

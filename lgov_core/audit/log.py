@@ -28,10 +28,9 @@ from lgov_core.audit.entry import (
     AuditEntry,
     Payload,
     body_text,
-    decision_content,
+    content_payload,
     decision_fields,
     entry_of,
-    outcome_content,
     outcome_fields,
     payload,
     text_fields,
@@ -115,7 +114,7 @@ class AuditLog:
         self._heads = None if signer is None else Heads(signer, anchor, every=sign_every)
         #: Why the last signature could not be made, or None.
         self.signing_error: AuditError | None = None
-        self._at_exit: Callable[[], None] = _nothing
+        self._at_exit: Callable[[], None] | None = None
         self._connection: sqlite3.Connection | None = open_record(self.path, busy_timeout_s=busy_timeout_s)
         self._identity = file_identity(self.path)
         self._begin_chain()
@@ -143,8 +142,9 @@ class AuditLog:
         try:
             if self._redact is not None:
                 action, decision = self._redact.decided(action, decision)
-            arguments, content = payload(action.arguments), decision_content(action, decision)
-            fields = decision_fields(action, decision)
+            arguments, fields = payload(action.arguments), decision_fields(action, decision)
+            texts = {"text": action.text, "new_arguments": decision.arguments, "new_text": decision.text}
+            content = content_payload(texts)
         except Exception as error:
             raise _unwritable(action.name, error) from error
         return self._append(fields, arguments, content, "aud")
@@ -159,7 +159,8 @@ class AuditLog:
             if self._redact is not None:
                 outcome = self._redact.outcome(outcome)
             arguments = payload(outcome.action.arguments) if decision_id is None else None
-            fields, content = outcome_fields(outcome, decision_id), outcome_content(outcome)
+            fields = outcome_fields(outcome, decision_id)
+            content = content_payload({"result": outcome.result, "error": outcome.error})
         except Exception as error:
             raise _unwritable(outcome.action.name, error) from error
         return self._append(fields, arguments, content, "out")
@@ -173,7 +174,7 @@ class AuditLog:
                 arguments = None if arguments is None else self._redact.mapping(arguments)
                 content = self._redact.mapping(content)
             given = None if arguments is None else payload(arguments)
-            texts = payload(content) if content else None
+            texts = content_payload(content)
         except Exception as error:
             raise _unwritable(kind, error) from error
         return self._append({"kind": kind, **fields}, given, texts, kind[:3])
@@ -338,7 +339,8 @@ class AuditLog:
                 self._sign()
             self._closed = True
             self._disconnect()
-        atexit.unregister(self._at_exit)
+        if self._at_exit is not None:
+            atexit.unregister(self._at_exit)
         if self.signing_error is not None:
             raise self.signing_error
 
@@ -376,10 +378,6 @@ class AuditLog:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-
-
-def _nothing() -> None:
-    pass
 
 
 def _unwritable(name: str, error: Exception) -> AuditError:

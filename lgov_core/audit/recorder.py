@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +17,6 @@ from lgov_core.audit.entry import AuditEntry
 from lgov_core.audit.heads import Signer
 from lgov_core.audit.keys import default_signer
 from lgov_core.audit.log import AuditLog
-from lgov_core.audit.redaction import Redaction
 from lgov_core.audit.verify import verify
 from lgov_core.errors import AuditError
 
@@ -42,8 +41,9 @@ class FlightRecorder(AuditLog):
     """An `AuditLog` with the methods of agent-os's recorder; every promise of `AuditLog` holds.
 
     ``path`` None is `default_record_path`: a recorder and a kernel that were both made without a place share one record.
-    ``signer`` None is the key at the default place, if there is one. What happens is appended, never updated: the
-    outcome of a trace is an entry of its own, and `get_log` and `query_logs` put the two together.
+    ``signer`` None is the key at the default place, if there is one; ``options`` are those of `AuditLog`. What happens is
+    appended, never updated: the outcome of a trace is an entry of its own, and `get_log` and `query_logs` put the two
+    together.
 
     Raises `AuditError`. All methods may be called from any thread. Fails closed: an entry that cannot be committed
     raises, and the caller must not perform the act then.
@@ -53,27 +53,11 @@ class FlightRecorder(AuditLog):
         self,
         path: str | os.PathLike[str] | None = None,
         *,
-        busy_timeout_s: float = 5.0,
-        policy_digest: str | Callable[[], str | None] | None = None,
-        code_version: str | None = None,
         signer: Signer | None = None,
-        sign_every: int = 256,
-        sign_after_s: float = 60.0,
-        heads: str | os.PathLike[str] | None = None,
-        redact: Redaction | Callable[[str, Any], Any] | Iterable[str] | None = None,
+        **options: Any,
     ) -> None:
         place = _default_place() if path is None else Path(path)
-        super().__init__(
-            place,
-            busy_timeout_s=busy_timeout_s,
-            policy_digest=policy_digest,
-            code_version=code_version,
-            signer=default_signer() if signer is None else signer,
-            sign_every=sign_every,
-            sign_after_s=sign_after_s,
-            heads=heads,
-            redact=redact,
-        )
+        super().__init__(place, signer=default_signer() if signer is None else signer, **options)
 
     # ------------------------------------------------------------------ writing
 
@@ -221,7 +205,7 @@ def _as_mapping(entry: AuditEntry) -> dict[str, Any]:
     content = _loaded(entry.content)
     found: dict[str, Any] = {
         "trace_id": entry.entry_id,
-        "entry_type": _type_of(entry),
+        "entry_type": {"signal": "signal", "decision": "policy_check"}.get(entry.kind, "tool_call"),
         "timestamp": _time(entry.time_ns),
         "agent_id": entry.agent,
         "tool_name": entry.name,
@@ -263,12 +247,6 @@ def _end_of(entry: AuditEntry) -> dict[str, Any]:
         "error": content.get("error"),
         "execution_time_ms": entry.body.get("execution_time_ms"),
     }
-
-
-def _type_of(entry: AuditEntry) -> str:
-    if entry.kind == "signal":
-        return "signal"
-    return "policy_check" if entry.kind == "decision" else "tool_call"
 
 
 def _verdict(entry: AuditEntry) -> str:

@@ -26,9 +26,6 @@ __all__ = [
     "open_store",
 ]
 
-#: How the address of a PostgreSQL database begins.
-_POSTGRES = ("postgresql://", "postgres://")
-
 
 def open_store(place: str | os.PathLike[str], *, make: bool = True) -> RolloutQueue:
     """The store at ``place``: a path, or ``sqlite:///path`` (``sqlite:////path`` when the path is absolute), or
@@ -39,11 +36,17 @@ def open_store(place: str | os.PathLike[str], *, make: bool = True) -> RolloutQu
     the store cannot be opened.
     """
     path = os.fspath(place)
-    if path.startswith(_POSTGRES):
-        return _open_postgres(path, make)
-    if path == "memory://":
-        from lgov_core.store.sqlite.store import SQLiteStore
+    if path.startswith(("postgresql://", "postgres://")):
+        try:
+            from lgov_core.store.postgres.store import PostgresStore
+        except ImportError as error:  # psycopg, or the libraries that it needs
+            raise StoreError(
+                f"a trace store in PostgreSQL needs psycopg: {error}", hint="pip install 'lgov[postgres]'"
+            ) from error
+        return PostgresStore(path, make=make)
+    from lgov_core.store.sqlite.store import SQLiteStore
 
+    if path == "memory://":
         return SQLiteStore(None)
     if path.startswith("sqlite:///"):
         path = path.removeprefix("sqlite:///")
@@ -61,16 +64,4 @@ def open_store(place: str | os.PathLike[str], *, make: bool = True) -> RolloutQu
             f"there is nothing in {path}, not even an empty trace store",
             hint="look for the file that belongs beside it, ending in -wal, or for a copy of both",
         )
-    from lgov_core.store.sqlite.store import SQLiteStore
-
     return SQLiteStore(path)
-
-
-def _open_postgres(address: str, make: bool) -> RolloutQueue:
-    try:
-        from lgov_core.store.postgres.store import PostgresStore
-    except ImportError as error:  # psycopg, or the libraries that it needs
-        raise StoreError(
-            f"a trace store in PostgreSQL needs psycopg: {error}", hint="pip install 'lgov[postgres]'"
-        ) from error
-    return PostgresStore(address, make=make)

@@ -73,7 +73,8 @@ def write_parquet(
         path = folder / f"{kind}s.parquet"
         try:
             with atomic_file(path, ExportError) as beside, pq.ParquetWriter(beside, schema) as writer:
-                for group in _groups(values_of(store, kind, run_id=run_id, rollout_ids=rollout_ids)):
+                values = values_of(store, kind, run_id=run_id, rollout_ids=rollout_ids)
+                while group := list(itertools.islice(values, _ROWS_A_GROUP)):
                     writer.write_table(pa.Table.from_pylist([_flat(one) for one in group], schema=schema))
                     count += len(group)
         except pa.ArrowException as error:
@@ -106,8 +107,3 @@ def _column(pa: Any, name: str) -> Any:
     if name in _INTEGERS:
         return pa.int64()
     return pa.float64() if name in _NUMBERS else pa.string()
-
-
-def _groups(values: Iterator[Any]) -> Iterator[list[Any]]:
-    while group := list(itertools.islice(values, _ROWS_A_GROUP)):
-        yield group

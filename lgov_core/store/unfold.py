@@ -4,27 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from lgov_core.errors import StoreError
 from lgov_core.store import encoding, rows
-from lgov_core.store.prefixes import Earlier
+from lgov_core.store.prefixes import TOKEN, Earlier
 from lgov_core.types import CapturedCall
-
-#: What a token takes in memory here, about.
-_TOKEN_IN_MEMORY: Final = 16
-
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    tokens: tuple[int, ...]
-    request: Mapping[str, str]
-
-    @property
-    def size(self) -> int:
-        return len(self.tokens) * _TOKEN_IN_MEMORY + sum(map(len, self.request.values()))
 
 
 class Unfolding:
@@ -38,7 +24,7 @@ class Unfolding:
     def __init__(self, chain: Callable[[int], Iterable[rows.Row]], *, limit_bytes: int = 64 << 20) -> None:
         self._chain = chain
         self._limit = limit_bytes
-        self._known: OrderedDict[int, _Read] = OrderedDict()
+        self._known: OrderedDict[int, Earlier] = OrderedDict()
         self._size = 0
 
     def calls(self, folded: Iterable[rows.Row]) -> Iterator[CapturedCall]:
@@ -48,33 +34,32 @@ class Unfolding:
     def whole(self, folded: rows.Row) -> rows.Row:
         """A row of ``CALL_COLUMNS``, with token ids as tuples and the request as a mapping."""
         seq, *values, base, shared, repeats = folded
-        response = encoding.numbers("i", values[rows.RESPONSE_IDS])
-        prompt = encoding.numbers("i", values[rows.PROMPT])
+        response, prompt = values[rows.RESPONSE_IDS], values[rows.PROMPT]
         texts, request = encoding.object_values(values[rows.REQUEST])
         if base is not None:
             if base >= seq:
                 raise _damaged(seq, base)
             before = self._base(seq, base)
-            if len(before.tokens) < shared:
+            if len(before.tokens) < shared * TOKEN:
                 raise _damaged(seq, base)
             if prompt is not None:
-                prompt = before.tokens[:shared] + prompt
+                prompt = before.tokens[: shared * TOKEN] + prompt
             for name, (head, tail) in json.loads(repeats or "{}").items():
                 text, new = before.request.get(name, ""), request.get(name)
                 if len(text) < head + tail or not isinstance(new, str):
                     raise _damaged(seq, base)
                 texts[name] = text[:head] + new + text[len(text) - tail :]
                 request[name] = json.loads(texts[name])
-        self._remember(seq, _Read((prompt or ()) + (response or ()), texts))
-        values[rows.RESPONSE_IDS], values[rows.PROMPT], values[rows.REQUEST] = response, prompt, request
+        self._remember(Earlier(seq, (prompt or b"") + (response or b""), texts))
+        values[rows.RESPONSE_IDS] = encoding.numbers("i", response)
+        values[rows.PROMPT], values[rows.REQUEST] = encoding.numbers("i", prompt), request
         return tuple(values)
 
     def earlier(self, seq: int) -> Earlier:
         """A call as others may refer to it."""
-        read = self._base(seq, seq)
-        return Earlier(seq, encoding.token_blob(read.tokens), read.request)
+        return self._base(seq, seq)
 
-    def _base(self, seq: int, base: int) -> _Read:
+    def _base(self, seq: int, base: int) -> Earlier:
         if base not in self._known:
             for row in self._chain(base):
                 if row[0] not in self._known:
@@ -84,8 +69,8 @@ class Unfolding:
         self._known.move_to_end(base)
         return self._known[base]
 
-    def _remember(self, seq: int, read: _Read) -> None:
-        self._known[seq] = read
+    def _remember(self, read: Earlier) -> None:
+        self._known[read.seq] = read
         self._size += read.size
         while self._size > self._limit and len(self._known) > 1:
             _, gone = self._known.popitem(last=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from lgov_core.governor import ObservedDecision
@@ -61,6 +61,7 @@ class StoreSink:
 def decision_span(observed: ObservedDecision, *, content: bool) -> Span:
     """A decision as a span, with a fresh id, below the call it judged. Its reason may quote an argument: content."""
     action, decision = observed.action, observed.decision
+    is_tool = action.point in (Point.PRE_TOOL_CALL, Point.POST_TOOL_CALL)  # else the call's id is a model call's
     return Span(
         name=semconv.DECISION_SPAN_NAME,
         span_id=new_id("span"),
@@ -72,7 +73,7 @@ def decision_span(observed: ObservedDecision, *, content: bool) -> Span:
                 semconv.POINT: action.point.value,
                 semconv.ACTION_KIND: action.kind,
                 semconv.ACTION_NAME: action.name,
-                _call_attribute(action): action.call_id,
+                semconv.TOOL_CALL_ID if is_tool else semconv.CALL_ID: action.call_id,
                 semconv.DECISION_ID: decision.decision_id,
                 semconv.DECISION_EFFECT: decision.effect.label,
                 semconv.DECISION_POLICY: decision.policy,
@@ -108,7 +109,7 @@ def tool_span(outcome: ToolOutcome, *, content: bool) -> Span:
                 semconv.DECISION_ID: outcome.decision.decision_id if outcome.decision else None,
                 semconv.ERROR_TYPE: (outcome.error_type or outcome.status) if failed else None,
                 semconv.ERROR_MESSAGE: outcome.error if failed and content else None,
-                semconv.TOOL_ARGUMENTS: _json(action.arguments) if content else None,
+                semconv.TOOL_ARGUMENTS: json.dumps(dict(action.arguments), default=repr) if content else None,
                 semconv.TOOL_RESULT: outcome.result if content else None,
             }
         ),
@@ -126,13 +127,3 @@ def _who(action: Action) -> dict[str, JSONValue]:
         semconv.ROLLOUT_ID: action.rollout_id,
         semconv.ATTEMPT: action.attempt,
     }
-
-
-def _call_attribute(action: Action) -> str:
-    """Which id ``action.call_id`` is: the tool call's around a tool, elsewhere the framework's own for a model call."""
-    tool = action.point in (Point.PRE_TOOL_CALL, Point.POST_TOOL_CALL)
-    return semconv.TOOL_CALL_ID if tool else semconv.CALL_ID
-
-
-def _json(arguments: Mapping[str, Any]) -> str:
-    return json.dumps(dict(arguments), default=repr)

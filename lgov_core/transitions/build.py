@@ -87,13 +87,7 @@ def make_transitions(
     attempts_of: dict[str, list[Attempt]] = defaultdict(list)
     for attempt in records.attempts:
         attempts_of[attempt.rollout_id].append(attempt)
-    work = _Work(
-        Selecting(selection or Selection(), records),
-        found,
-        unassigned,
-        need_logprobs,
-        records,
-    )
+    work = _Work(Selecting(selection or Selection(), records), found, unassigned, need_logprobs, records)
     for rollout in sorted(records.rollouts, key=lambda one: (one.created_at, one.rollout_id)):
         attempts = attempts_of[rollout.rollout_id]
         attempt = _attempt_that_counts(rollout, attempts, found, keep_infrastructure)
@@ -123,7 +117,7 @@ def _rewards_by_rollout(
 ) -> dict[str, list[Reward]]:
     known = {rollout.rollout_id for rollout in records.rollouts}
     owners = owners_of_targets(calls_of)
-    rewards_of: dict[str, list[Reward]] = {}
+    rewards_of: dict[str, list[Reward]] = defaultdict(list)
     for reward in distinct(records.rewards, found):
         rollout_id = reward.rollout_id if reward.rollout_id is not None else rollout_of(reward, owners)
         if rollout_id is None or rollout_id not in known:
@@ -131,7 +125,7 @@ def _rewards_by_rollout(
             found.append(Diagnostic(Finding.UNKNOWN_REWARD_TARGET, reward.reward_id, f"it {where}"))
             unassigned.append(reward)
             continue
-        rewards_of.setdefault(rollout_id, []).append(reward)
+        rewards_of[rollout_id].append(reward)
     return rewards_of
 
 
@@ -172,11 +166,11 @@ class _Work:
         elsewhere: Sequence[CapturedCall],
         others: Sequence[int],
     ) -> list[Transition]:
-        found, selecting = self.found, self.selecting
+        found = self.found
         placed: list[PlacedCall] = []
         chosen: list[CapturedCall] = []
         for call in calls:
-            if not (selecting.everything or selecting.takes(call)):
+            if not self.selecting.takes(call):
                 placed.append((call, NOT_SELECTED))
             elif self._usable(call):
                 placed.append((call, len(chosen)))

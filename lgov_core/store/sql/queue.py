@@ -165,8 +165,14 @@ def close(
     running = _locked(transaction, rollout_id)
     closed = _close_attempt(transaction, rollout_id, attempt, outcome, now, error, result)
     if closed is None:
-        ended = _attempt(transaction, rollout_id, attempt)
-        raise StoreError(f"attempt {attempt} of rollout {rollout_id} ended already, as {ended.outcome}")
+        ended = transaction.execute(
+            "SELECT outcome FROM attempts WHERE rollout_id = ? AND attempt = ?", (rollout_id, attempt)
+        )
+        if not ended:
+            raise StoreError(
+                f"there is no attempt {attempt} of rollout {rollout_id}", hint="start it before it is finished"
+            )
+        raise StoreError(f"attempt {attempt} of rollout {rollout_id} ended already, as {ended[0][0]}")
     if running is not None:
         then = running.config.after(attempt, outcome)
         require_move(rollout_id, running.state, then)
@@ -210,17 +216,6 @@ def _close_attempt(
     return rows.attempt_of(closed[0]) if closed else None
 
 
-def _attempt(transaction: Transaction, rollout_id: str, attempt: int) -> Attempt:
-    found = transaction.execute(
-        f"SELECT {rows.ATTEMPT_COLUMNS} FROM attempts WHERE rollout_id = ? AND attempt = ?", (rollout_id, attempt)
-    )
-    if not found:
-        raise StoreError(
-            f"there is no attempt {attempt} of rollout {rollout_id}", hint="start it before it is finished"
-        )
-    return rows.attempt_of(found[0])
-
-
 def _locked(transaction: Transaction, rollout_id: str) -> QueueEntry | None:
     found = transaction.execute(f"SELECT {_ENTRY} FROM queue WHERE rollout_id = ? FOR UPDATE", (rollout_id,))
     return rows.entry_of(found[0]) if found else None
@@ -237,14 +232,7 @@ def _move(
 ) -> None:
     transaction.change(
         _MOVE,
-        (
-            then.value,
-            None if outcome is None else outcome.value,
-            reason,
-            available_at,
-            now if then.ended else None,
-            rollout_id,
-        ),
+        (then.value, outcome and outcome.value, reason, available_at, now if then.ended else None, rollout_id),
     )
     if then.ended:
         transaction.end(rollout_id)
@@ -254,15 +242,10 @@ def selection(
     run_id: str | None, ids: Sequence[str] | None, states: Iterable[RolloutState] | None
 ) -> tuple[str, tuple[Any, ...]]:
     """The WHERE clause and its values for the entries that fit everything that is not None."""
-    terms: list[str] = []
-    given: list[Any] = []
-    if run_id is not None:
-        terms.append("run_id = ?")
-        given.append(run_id)
-    if ids is not None:
-        terms.append("rollout_id = ANY(?)")
-        given.append(list(ids))
-    if states is not None:
-        terms.append("state = ANY(?)")
-        given.append([RolloutState(state).value for state in states])
-    return ("WHERE " + " AND ".join(terms) if terms else ""), tuple(given)
+    terms: dict[str, Any] = {
+        "run_id = ?": run_id,
+        "rollout_id = ANY(?)": None if ids is None else list(ids),
+        "state = ANY(?)": None if states is None else [RolloutState(state).value for state in states],
+    }
+    given = {term: value for term, value in terms.items() if value is not None}
+    return ("WHERE " + " AND ".join(given) if given else ""), tuple(given.values())

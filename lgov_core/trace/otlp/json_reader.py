@@ -145,10 +145,11 @@ def _enum(value: Any, prefix: str, names: Sequence[str]) -> int:
 
 
 def _attributes(given: Any) -> dict[str, JSONValue]:
-    found: dict[str, JSONValue] = {}
-    for pair in _list(given, "attributes"):
-        found[_text(_get(pair, "key"))] = _value(_get(pair, "value"), MAX_DEPTH)
-    return found
+    return _pairs(_list(given, "attributes"), MAX_DEPTH)
+
+
+def _pairs(given: Sequence[Any], depth: int) -> dict[str, JSONValue]:
+    return {_text(_get(pair, "key")): _value(_get(pair, "value"), depth) for pair in given}
 
 
 def _value(given: Any, depth: int) -> JSONValue:
@@ -187,17 +188,13 @@ def _array(value: Any, depth: int) -> list[JSONValue]:
     return [_value(item, depth) for item in _list(value, "values")]
 
 
-def _mapping(value: Any, depth: int) -> dict[str, JSONValue]:
-    return {_text(_get(pair, "key")): _value(_get(pair, "value"), depth) for pair in _list(value, "values")}
-
-
-_READ: Final[Sequence[tuple[tuple[str, str], Callable[[Any, int], JSONValue]]]] = (
-    (("stringValue", "string_value"), lambda value, depth: _text(value)),
-    (("intValue", "int_value"), lambda value, depth: _integer(value)),
-    (("doubleValue", "double_value"), _double),
-    (("boolValue", "bool_value"), _bool),
-    (("arrayValue", "array_value"), _array),
-    (("kvlistValue", "kvlist_value"), _mapping),
-    (("bytesValue", "bytes_value"), lambda value, depth: _text(value)),
-)
-_VALUES: Final = {name: read for names, read in _READ for name in names}
+_READ: Final[Mapping[str, Callable[[Any, int], JSONValue]]] = {
+    "string": lambda value, depth: _text(value),
+    "int": lambda value, depth: _integer(value),
+    "double": _double,
+    "bool": _bool,
+    "array": _array,
+    "kvlist": lambda value, depth: _pairs(_list(value, "values"), depth),
+    "bytes": lambda value, depth: _text(value),
+}
+_VALUES: Final = {f"{kind}{end}": read for kind, read in _READ.items() for end in ("Value", "_value")}

@@ -33,15 +33,16 @@ def with_ids(spans: Sequence[Span]) -> list[Span]:
     among ``spans`` and has one, else in its attempt's (`trace_id_of_attempt`), or with neither in one derived from the
     top of its tree. The same spans get the same ids each time; so give the spans of an attempt together.
     """
-    return [
-        replace(
-            span,
-            trace_id=trace_id,
-            span_id=_span_id(trace_id, span.span_id),
-            parent_id=None if span.parent_id is None else _span_id(trace_id, span.parent_id),
-        )
-        for span, trace_id in zip(spans, _traces(spans), strict=True)
-    ]
+    by_key: dict[_Key, Span] = {}
+    for span in spans:
+        by_key.setdefault(_key(span), span)
+    known: dict[_Key, str] = {}
+    made: list[Span] = []
+    for span in spans:
+        trace_id = _trace(span, by_key, known)
+        parent_id = None if span.parent_id is None else _span_id(trace_id, span.parent_id)
+        made.append(replace(span, trace_id=trace_id, span_id=_span_id(trace_id, span.span_id), parent_id=parent_id))
+    return made
 
 
 def _span_id(trace_id: str, span_id: str) -> str:
@@ -50,14 +51,6 @@ def _span_id(trace_id: str, span_id: str) -> str:
 
 def _key(span: Span) -> _Key:
     return span.rollout_id, span.attempt, span.span_id
-
-
-def _traces(spans: Sequence[Span]) -> list[str]:
-    by_key: dict[_Key, Span] = {}
-    for span in spans:
-        by_key.setdefault(_key(span), span)
-    known: dict[_Key, str] = {}
-    return [_trace(span, by_key, known) for span in spans]
 
 
 def _trace(span: Span, by_key: Mapping[_Key, Span], known: dict[_Key, str]) -> str:

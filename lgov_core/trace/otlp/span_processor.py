@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
@@ -150,7 +151,5 @@ def _plain(value: Any) -> JSONValue:
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, bytes):
-        import base64
-
         return base64.b64encode(value).decode()
     return [_plain(item) for item in value] if isinstance(value, Sequence) else str(value)

@@ -119,15 +119,16 @@ def _scores(rollouts: Rollouts, rules: CreditRules, manager: pluggy.PluginManage
                 hint="a difference or a deviation of them is not finite; look for the rule that made them",
             )
         return _spread(credit, rollouts)
-    scores: Scores = []
-    for answered, rollout in zip(ask_plugins(rollouts, rules, manager), rollouts, strict=True):
-        scores.append([])
-        for tokens, turn in zip(answered, rollout, strict=True):
-            kept = [value for value, mask in zip(tokens, turn.response_mask, strict=True) if mask]
-            credit = sum(kept) / len(kept) if kept else 0.0
-            masked = tuple(value * mask for value, mask in zip(tokens, turn.response_mask, strict=True))
-            scores[-1].append((credit, masked))
-    return scores
+    return [
+        [_of_plugin(tokens, turn) for tokens, turn in zip(answered, rollout, strict=True)]
+        for answered, rollout in zip(ask_plugins(rollouts, rules, manager), rollouts, strict=True)
+    ]
+
+
+def _of_plugin(tokens: Sequence[float], turn: Transition) -> tuple[float, tuple[float, ...]]:
+    kept = [value for value, mask in zip(tokens, turn.response_mask, strict=True) if mask]
+    masked = tuple(value * mask for value, mask in zip(tokens, turn.response_mask, strict=True))
+    return sum(kept) / len(kept) if kept else 0.0, masked
 
 
 def _with_set_aside(rollouts: Rollouts, scores: Scores, rules: CreditRules) -> Scores:

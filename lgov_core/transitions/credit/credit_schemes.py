@@ -87,13 +87,7 @@ def return_to_go(channel: Channel, rules: CreditRules) -> Turns:
     """
     values = channel.returns(rules.discount)
     firsts = [row[0] for row in values]
-    if rules.baseline == "none":
-        scores = values
-    elif rules.baseline == "rollout":
-        baselines = _means(firsts, rules.leave_one_out)
-        scores = [[value - base for value in row] for row, base in zip(values, baselines, strict=True)]
-    else:
-        scores = _minus_turn_means(values, _means(firsts, True) if rules.leave_one_out else None)
+    scores = _less_baseline(values, firsts, _means(firsts, True), rules)
     return _divided(scores, _divisor(firsts, rules.std_floor, rules))
 
 
@@ -105,14 +99,7 @@ def step(channel: Channel, rules: CreditRules) -> Turns:
     one channel of which that is the meaning; a final reward reaches the last turn only.
     """
     rewards = [list(row) for row in channel.rewards]
-    if rules.baseline == "none":
-        scores = rewards
-    elif rules.baseline == "rollout":
-        baselines = _means([sum(row) / len(row) for row in rewards], rules.leave_one_out)
-        scores = [[value - base for value in row] for row, base in zip(rewards, baselines, strict=True)]
-    else:
-        fallback = [0.0] * len(rewards) if rules.leave_one_out else None
-        scores = _minus_turn_means(rewards, fallback)
+    scores = _less_baseline(rewards, [sum(row) / len(row) for row in rewards], [0.0] * len(rewards), rules)
     return _divided(scores, _divisor([row[0] for row in channel.returns(1.0)], rules.std_floor, rules))
 
 
@@ -208,6 +195,16 @@ def _means(values: Sequence[float], leave_one_out: bool) -> list[float]:
     if len(values) == 1:
         return [0.0]
     return [_mean([*values[:at], *values[at + 1 :]]) for at in range(len(values))]
+
+
+def _less_baseline(values: Turns, of_rollouts: Sequence[float], alone: Sequence[float], rules: CreditRules) -> Turns:
+    """``values`` less the baseline of ``rules``: none, the mean of ``of_rollouts``, or the mean over a turn's rollouts."""
+    if rules.baseline == "none":
+        return values
+    if rules.baseline == "rollout":
+        baselines = _means(of_rollouts, rules.leave_one_out)
+        return [[value - base for value in row] for row, base in zip(values, baselines, strict=True)]
+    return _minus_turn_means(values, alone if rules.leave_one_out else None)
 
 
 def _minus_turn_means(values: Turns, alone: Sequence[float] | None) -> Turns:

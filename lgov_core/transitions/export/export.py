@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,14 +21,10 @@ _SAME: Final = (
 
 def write_jsonl(records: Iterable[Mapping[str, Any]], path: str | Path) -> Path:
     """Writes one JSON object a line, as a `atomic_file` in a folder that is made if need be. Raises `TransitionError`."""
-    target = Path(path)
-
-    def write(partial: Path) -> None:
-        with partial.open("w", encoding="utf-8") as file:
-            for record in records:
-                file.write(json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n")
-
-    return _whole(target, write)
+    with _file(Path(path)) as partial, partial.open("w", encoding="utf-8") as file:
+        for record in records:
+            file.write(json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n")
+    return Path(path)
 
 
 def write_parquet(transitions: Sequence[Transition], path: str | Path) -> Path:
@@ -105,17 +102,19 @@ def write_table(
     except ModuleNotFoundError as error:
         raise TransitionError("Parquet needs pyarrow", hint='pip install "lgov[train]"') from error
     table = pa.Table.from_pylist(rows, schema=pa.schema(columns(pa)))
-    return _whole(Path(path), lambda partial: pq.write_table(table, partial))
+    with _file(Path(path)) as partial:
+        pq.write_table(table, partial)
+    return Path(path)
 
 
-def _whole(target: Path, write: Callable[[Path], None]) -> Path:
+@contextmanager
+def _file(target: Path) -> Generator[Path]:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise TransitionError(f"{target} cannot be written: {error}", hint="name another place") from error
-    with atomic_file(target, TransitionError) as beside:
-        write(beside)
-    return target
+    with atomic_file(target, TransitionError) as partial:
+        yield partial
 
 
 def _columns(pa: Any) -> list[tuple[str, Any]]:

@@ -51,11 +51,9 @@ def denied_attempts(spans: Iterable[Span]) -> dict[tuple[str, int], list[str]]:
     for span in spans:
         if span.name != semconv.DECISION_SPAN_NAME or span.claimed or span.rollout_id is None or span.attempt is None:
             continue
-        if span.attributes.get(semconv.DECISION_EFFECT) in _BLOCKING and not span.attributes.get(
-            semconv.DECISION_SHADOWED
-        ):
-            policy = span.attributes.get(semconv.DECISION_POLICY)
-            reason = span.attributes.get(semconv.DECISION_REASON) or span.attributes.get(semconv.DECISION_RULE)
+        get = span.attributes.get
+        if get(semconv.DECISION_EFFECT) in _BLOCKING and not get(semconv.DECISION_SHADOWED):
+            policy, reason = get(semconv.DECISION_POLICY), get(semconv.DECISION_REASON) or get(semconv.DECISION_RULE)
             found[span.rollout_id, span.attempt].append(f"{policy}: {reason}")
     return dict(found)
 
@@ -95,16 +93,15 @@ def sft_records(
             except UnreadableArguments:
                 found.left_out["unreadable_arguments"] += 1
                 continue
-            found.records.append(
-                {
-                    "messages": messages,
-                    **({"tools": list(thread.tools)} if thread.tools else {}),
-                    "trained": list(thread.written),
-                    **_about(key, turns),
-                    "agent": thread.calls[-1].agent,
-                    "response_ids": [call.response_id for call in thread.calls],
-                }
-            )
+            record = {
+                "messages": messages,
+                **({"tools": list(thread.tools)} if thread.tools else {}),
+                "trained": list(thread.written),
+                **_about(key, turns),
+                "agent": thread.calls[-1].agent,
+                "response_ids": [call.response_id for call in thread.calls],
+            }
+            found.records.append(record)
     return _counted(found)
 
 
@@ -218,12 +215,8 @@ def prompt_records(
                 "denials": list(denied.get(key, ())),
                 "system": [text for place, text in enumerate(system) if text not in system[:place]],
                 "threads": [
-                    {
-                        "agent": thread.calls[-1].agent,
-                        "messages": list(thread.messages),
-                        "written": list(thread.written),
-                    }
-                    for thread in threads
+                    {"agent": one.calls[-1].agent, "messages": list(one.messages), "written": list(one.written)}
+                    for one in threads
                 ],
             }
         )
@@ -234,12 +227,11 @@ def unfit(
     key: tuple[str, int], turns: Sequence[Transition], keep: Keep, denied: Mapping[tuple[str, int], Sequence[str]]
 ) -> str | None:
     """Why an attempt is not kept; None when it is."""
-    totals = totals_of(turns)
     if turns[0].outcome not in keep.outcomes:
         return "outcome"
     if keep.compliant and (key in denied or any(turn.rewards.get(COMPLIANCE, 0.0) < 0.0 for turn in turns)):
         return "not_compliant"
-    if keep.min_reward is not None and totals.get(keep.dimension, float("-inf")) < keep.min_reward:
+    if keep.min_reward is not None and totals_of(turns).get(keep.dimension, float("-inf")) < keep.min_reward:
         return "reward"
     return None
 
@@ -257,11 +249,11 @@ def _about(key: tuple[str, int], turns: Sequence[Transition]) -> dict[str, Any]:
 
 def totals_of(turns: Sequence[Transition]) -> dict[str, float]:
     """The attempt's rewards by dimension, along its line."""
-    totals: dict[str, float] = {}
+    totals: dict[str, float] = defaultdict(float)
     for turn in line_of(turns):
         for dimension, value in turn.rewards.items():
-            totals[dimension] = totals.get(dimension, 0.0) + value
-    return totals
+            totals[dimension] += value
+    return dict(totals)
 
 
 def _rank(reply: tuple[float, Transition]) -> tuple[float, str, int]:

@@ -30,17 +30,10 @@ def calls_by_attempt(records: Records, found: list[Diagnostic]) -> dict[tuple[st
             found.append(Diagnostic(Finding.NO_ROLLOUT_ID, call.response_id, detail))
             continue
         calls_of.setdefault((rollout_id, call.attempt or 1), []).append(call)
-    names: set[str] = set()
-    named = 0
     for calls in calls_of.values():
         calls.sort(key=_ORDER)
-        own = {call.response_id for call in calls}
-        if len(own) < len(calls):
-            _drop_repeated(calls, found)
-        named += len(own)
-        names |= own
-    if len(names) < named:
-        _tell_shared(calls_of, found)
+        _drop_repeated(calls, found)
+    _tell_shared(calls_of, found)
     return calls_of
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from lgov_core.transitions.findings import Diagnostic, Finding
 from lgov_core.transitions.reading.records import Records
-from lgov_core.types import CapturedCall, JSONValue, Span
+from lgov_core.types import CapturedCall, JSONValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,6 @@ class Selecting:
     """A selection at work on ``records``, remembering what it has found. Not safe for use from several threads."""
 
     def __init__(self, selection: Selection, records: Records) -> None:
-        self.everything = selection.everything
         self._selection = selection
         self._records = records
         self._agents: set[str] = set()
@@ -76,13 +75,9 @@ class Selecting:
         origins, tree = self._records.origins.get(call.response_id, ()), self._records.tree
         spans = [span for span in origins if tree.place(span).rollout_id in (None, call.rollout_id)]
         return all(
-            any(self._attribute_matches(span, name, pattern) for span in spans)
+            any(matches(text, (pattern,)) for span in spans for text in _texts(tree.nearest(span, name)))
             for name, pattern in self._selection.attributes.items()
         )
-
-    def _attribute_matches(self, span: Span, name: str, pattern: str) -> bool:
-        value = self._records.tree.nearest(span, lambda one: one.attributes.get(name))
-        return any(matches(text, (pattern,)) for text in _texts(value))
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:

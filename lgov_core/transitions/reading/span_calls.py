@@ -97,5 +97,7 @@ def _claims(spans: Sequence[Span], found: list[Diagnostic]) -> list[tuple[Span, 
         elif claims[same][1].count(None) > tokens.count(None):
             claims[same] = (span, tokens)
     claims = [one for one in claims if one[1][1] is not None] or claims[:1]
-    said = {name: value for span in reversed(spans) for name, value in span.attributes.items()}
+    said: dict[str, Any] = {}
+    for span in reversed(spans):
+        said.update(span.attributes)
     return [(span, {**said, **span.attributes}, tokens) for span, tokens in claims]

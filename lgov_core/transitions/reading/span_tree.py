@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
 
 from lgov_core.trace import semconv
 from lgov_core.transitions.findings import Diagnostic, Finding
-from lgov_core.types import Span
+from lgov_core.transitions.reading.span_values import text_of
+from lgov_core.types import JSONValue, Span
 
 #: Operations of model calls that have a reply of tokens.
 CALL_OPERATIONS: Final = frozenset({semconv.CHAT, semconv.TEXT_COMPLETION, "generate_content"})
 
-#: Operations that hand something down: the name of an agent, the id of a tool call.
-_STEPS: Final = frozenset({semconv.INVOKE_AGENT, semconv.EXECUTE_TOOL})
-
 #: Operations whose spans say whose a call is. A missing parent of another span changes nothing.
-_OF_INTEREST: Final = CALL_OPERATIONS | _STEPS
+_OF_INTEREST: Final = CALL_OPERATIONS | {semconv.INVOKE_AGENT, semconv.EXECUTE_TOOL}
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """The place of a span in the tree: what it says itself, or else what the nearest span above it says.
 
     ``agent`` is the name of the nearest ``invoke_agent`` span that has one (the span itself included), ``tool_call_id``
@@ -83,11 +80,11 @@ class SpanTree:
         """The parent of ``span``; None at the top, where it is missing, and where a cycle was cut."""
         return None if id(span) in self._cut else self._parent(span)
 
-    def nearest(self, span: Span, choose: Callable[[Span], Any]) -> Any:
-        """What ``choose`` gives for ``span`` or the nearest span above it, where that is not None; else None."""
+    def nearest(self, span: Span, name: str) -> JSONValue:
+        """The attribute ``name`` of ``span`` or of the nearest span above it that has it; else None."""
         here: Span | None = span
         while here is not None:
-            if (value := choose(here)) is not None:
+            if (value := here.attributes.get(name)) is not None:
                 return value
             here = self.above(here)
         return None
@@ -103,7 +100,8 @@ class SpanTree:
         variants: dict[tuple[str | None, str], list[Span]] = {}
         for span in spans:
             if not isinstance(span.attributes.get(semconv.OPERATION), str | None):
-                span = _without_operation(span)
+                rest = {name: value for name, value in span.attributes.items() if name != semconv.OPERATION}
+                span = replace(span, attributes=rest)
             key = (span.trace_id, span.span_id)
             known = self._index.setdefault(key, span)
             if known is not span and known != span:
@@ -158,42 +156,21 @@ class SpanTree:
         return [*circle[first + 1 :], *circle[: first + 1]]
 
 
-def _without_operation(span: Span) -> Span:
-    return replace(span, attributes={key: value for key, value in span.attributes.items() if key != semconv.OPERATION})
-
-
 def _placed(span: Span, above: Place) -> Place:
-    attributes = span.attributes
-    own_rollout, own_attempt = span.rollout_id, span.attempt
-    if own_rollout is None and isinstance(named := attributes.get(semconv.ROLLOUT_ID), str) and named:
-        own_rollout = named
-    if own_attempt is None and type(number := attributes.get(semconv.ATTEMPT)) is int:
-        own_attempt = number
-    operation = attributes.get(semconv.OPERATION)
-    rollout_id, attempt = above.rollout_id, above.attempt
-    if (
-        (own_rollout == rollout_id or own_rollout is None)
-        and (own_attempt == attempt or own_attempt is None)
-        and operation not in _STEPS
-        and semconv.OUTCOME not in attributes
-    ):
-        return above
-    agent, tool, ended, changed = above.agent, above.tool_call_id, above.ended_above, False
-    if own_rollout is not None and own_rollout != rollout_id:
-        rollout_id, attempt, ended, changed = own_rollout, own_attempt, False, True
-    elif own_attempt is not None and own_attempt != attempt:
-        attempt, ended, changed = own_attempt, False, True
+    get = span.attributes.get
+    rollout_id = text_of(get(semconv.ROLLOUT_ID)) if span.rollout_id is None else span.rollout_id
+    number = get(semconv.ATTEMPT) if span.attempt is None else span.attempt
+    attempt = number if type(number) is int else None
+    if rollout_id is None or rollout_id == above.rollout_id:
+        rollout_id, attempt = above.rollout_id, above.attempt if attempt is None else attempt
+    is_same = (rollout_id, attempt) == (above.rollout_id, above.attempt)
+    agent, tool, operation = above.agent, above.tool_call_id, get(semconv.OPERATION)
     if operation == semconv.INVOKE_AGENT:
-        name = attributes.get(semconv.AGENT_NAME)
-        if isinstance(name, str) and name:
-            agent, changed = name, True
+        agent = text_of(get(semconv.AGENT_NAME)) or agent
     elif operation == semconv.EXECUTE_TOOL:
-        called = attributes.get(semconv.TOOL_CALL_ID)
-        if isinstance(called, str) and called:
-            tool, changed = called, True
-    if semconv.OUTCOME in attributes:
-        ended = changed = True
-    return Place(rollout_id, attempt, agent, tool, ended) if changed else above
+        tool = text_of(get(semconv.TOOL_CALL_ID)) or tool
+    ended = semconv.OUTCOME in span.attributes or (is_same and above.ended_above)
+    return Place(rollout_id, attempt, agent, tool, ended)
 
 
 def _of_interest(span: Span) -> bool:

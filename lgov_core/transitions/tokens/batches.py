@@ -38,11 +38,8 @@ class RecordedBatch:
         self, selection: Selection | None = None, *, need_logprobs: bool = True, keep_infrastructure: bool = False
     ) -> RewardedBatch:
         """The selected calls as transitions, each with its rewards. See `make_transitions`."""
-        return RewardedBatch(
-            make_transitions(
-                self.records, selection, need_logprobs=need_logprobs, keep_infrastructure=keep_infrastructure
-            )
-        )
+        options = {"need_logprobs": need_logprobs, "keep_infrastructure": keep_infrastructure}
+        return RewardedBatch(make_transitions(self.records, selection, **options))
 
 
 @dataclass(frozen=True, slots=True)

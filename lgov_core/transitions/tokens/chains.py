@@ -97,8 +97,7 @@ def make_chains(transitions: Sequence[Transition]) -> list[Chain]:
     A turn goes on the chain with the longest sequence that its prompt begins with, exactly, token by token, among those
     of the same rollout, attempt, agent, model and temperature; agents whose turns alternate so get a chain each. A turn
     whose context was rewritten, or whose tokens drifted, begins a chain of its own, and a choice that was set aside is one.
-    Chains are in the order of their
-    first turns. Pure; callable from any thread.
+    Chains are in the order of their first turns. Pure; callable from any thread.
     """
     chains: list[list[Transition]] = []
     for turns in by_rollout(transitions).values():
@@ -119,28 +118,13 @@ def _chain(turns: Sequence[Transition]) -> Chain:
     first, last = turns[0], turns[-1]
     ids = last.prompt_ids + last.response_ids
     mask = [0] * len(ids)
-    logprobs: list[float] | None = [0.0] * len(ids)
-    advantages: list[float] | None = [0.0] * len(ids)
-    weights = [0.0] * len(ids)
     links: list[Link] = []
     for turn in turns:
         start = len(turn.prompt_ids)
-        stop = start + len(turn.response_ids)
-        links.append(Link(turn, start, stop))
-        mask[start:stop] = turn.response_mask
-        weights[start:stop] = [turn.loss_weight * kept for kept in turn.response_mask]
-        if logprobs is not None and turn.logprobs is not None:
-            logprobs[start:stop] = [
-                value if kept else 0.0 for value, kept in zip(turn.logprobs, turn.response_mask, strict=True)
-            ]
-        else:
-            logprobs = None
-        if advantages is not None and turn.advantages is not None:
-            advantages[start:stop] = [
-                value if kept else 0.0 for value, kept in zip(turn.advantages, turn.response_mask, strict=True)
-            ]
-        else:
-            advantages = None
+        links.append(Link(turn, start, start + len(turn.response_ids)))
+        mask[start : links[-1].stop] = turn.response_mask
+    advantages = _on_chain(links, len(ids), [turn.advantages for turn in turns])
+    weights = _on_chain(links, len(ids), [[turn.loss_weight] * len(turn.response_ids) for turn in turns])
     return Chain(
         first.rollout_id,
         first.attempt,
@@ -150,8 +134,21 @@ def _chain(turns: Sequence[Transition]) -> Chain:
         first.temperature,
         ids,
         tuple(mask),
-        None if logprobs is None else tuple(logprobs),
-        None if advantages is None else tuple(advantages),
-        None if advantages is None else tuple(weights),
+        _on_chain(links, len(ids), [turn.logprobs for turn in turns]),
+        advantages,
+        None if advantages is None else weights,
         tuple(links),
     )
+
+
+def _on_chain(
+    links: Sequence[Link], length: int, of_turns: Sequence[Sequence[float] | None]
+) -> tuple[float, ...] | None:
+    """Values of the turns' response tokens at their places in the chain, else 0.0; None where a turn has none."""
+    found = [0.0] * length
+    for link, values in zip(links, of_turns, strict=True):
+        if values is None:
+            return None
+        kept = zip(values, link.transition.response_mask, strict=True)
+        found[link.start : link.stop] = [value if mask else 0.0 for value, mask in kept]
+    return tuple(found)
