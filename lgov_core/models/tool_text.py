@@ -1,10 +1,10 @@
-"""What the tool formats share: walking over a conversation, and cutting calls out of JSON exactly as written."""
+"""What the tool formats share: texts of messages, and calls cut out of JSON exactly as written."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -63,38 +63,6 @@ def message_text(message: Message) -> str:
             raise EndpointError(f"message part of type {kind!r} is not supported", hint="this model reads text only")
         texts.append(part[kind])
     return "".join(texts)
-
-
-def render_conversation(
-    messages: Sequence[Message],
-    *,
-    system: str,
-    separator: str,
-    tool_role: str,
-    render_calls: Callable[[Sequence[tuple[str, str]]], str],
-    render_result: Callable[[str], str],
-) -> list[dict[str, str]]:
-    """OpenAI messages as role/content messages; ``system`` is added to the system message, or is one of its own."""
-    rendered: list[dict[str, str]] = []
-    for message in messages:
-        role, text = message.get("role"), message_text(message)
-        if role == "assistant":
-            functions = [call["function"] for call in message.get("tool_calls") or ()]
-            if functions:
-                calls = render_calls([(function["name"], function.get("arguments") or "") for function in functions])
-                text = f"{text}\n{calls}" if text else calls
-            rendered.append({"role": "assistant", "content": text})
-        elif role == "tool":
-            rendered.append({"role": tool_role, "content": render_result(text)})
-        elif role in ("system", "developer", "user"):
-            rendered.append({"role": "user" if role == "user" else "system", "content": text})
-        else:
-            raise EndpointError(f"message role {role!r} is not supported")
-    if system and rendered and rendered[0]["role"] == "system":
-        rendered[0] = {"role": "system", "content": f"{rendered[0]['content']}{separator}{system}"}
-    elif system:
-        rendered.insert(0, {"role": "system", "content": system})
-    return rendered
 
 
 def load_object(text: str) -> dict[str, Any] | None:

@@ -157,7 +157,7 @@ def test_conversations_become_plain_messages():
         {"role": "assistant", "content": "One."},
     ]
     assert compact.render_messages([{"role": "user", "content": "x"}], TOOLS)[0]["role"] == "system"
-    hermes = dataclasses.replace(tool_format("hermes"), tool_role="user")  # type: ignore[type-var]
+    hermes = dataclasses.replace(tool_format("hermes"), tool_role="user")
     assert hermes.render_messages(CONVERSATION)[3] == {
         "role": "user",
         "content": "<tool_response>\n1\n</tool_response>",

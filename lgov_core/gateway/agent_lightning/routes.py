@@ -65,27 +65,33 @@ class LightningRoutes:
         """The routes, each with its rule."""
         one = "/api/rollouts/{rollout_id}"
         table: list[tuple[str, str, Callable[[Request], Any], Access]] = [
-            ("POST", "/api/rollouts", self.create, Access.ADMIN),
-            ("GET", "/api/rollouts", self.list, Access.ADMIN),
-            ("GET", "/api/rollouts/terminal", self.ended, Access.ADMIN),
-            ("POST", "/api/rollouts/status", self.statuses, Access.ADMIN),
-            ("GET", one, self.get, Access.AGENT),
-            ("PATCH", one, self.patch, Access.ADMIN),
-            ("DELETE", one, self.delete, Access.ADMIN),
-            ("POST", f"{one}/attempt/{{attempt_id}}/events", self.add_event, Access.AGENT),
-            ("GET", f"{one}/events", self.events, Access.AGENT),
-            ("POST", "/api/models", self.register, Access.ADMIN),
-            ("DELETE", "/api/models", self.clear, Access.ADMIN),
-            ("POST", "/proxy/pause", self.pause, Access.ADMIN),
-            ("POST", "/proxy/resume", self.resume, Access.ADMIN),
-            ("GET", "/proxy/state", self.state, Access.ADMIN),
+            ("POST", "/api/rollouts", self._create, Access.ADMIN),
+            # ?state_in=&limit=
+            ("GET", "/api/rollouts", self._list, Access.ADMIN),
+            # ?after=&limit=
+            ("GET", "/api/rollouts/terminal", self._ended, Access.ADMIN),
+            ("POST", "/api/rollouts/status", self._statuses, Access.ADMIN),
+            ("GET", one, self._get, Access.AGENT),
+            ("PATCH", one, self._patch, Access.ADMIN),
+            ("DELETE", one, self._delete, Access.ADMIN),
+            ("POST", f"{one}/attempt/{{attempt_id}}/events", self._add_event, Access.AGENT),
+            # ?event_type=&format=
+            ("GET", f"{one}/events", self._events, Access.AGENT),
+            ("POST", "/api/models", self._register, Access.ADMIN),
+            ("DELETE", "/api/models", self._clear, Access.ADMIN),
+            ("POST", "/proxy/pause", self._pause, Access.ADMIN),
+            ("POST", "/proxy/resume", self._resume, Access.ADMIN),
+            ("GET", "/proxy/state", self._state, Access.ADMIN),
         ]
         made = [
             RuledRoute(path, _with_details(handler), methods=[method], access=access)
             for method, path, handler, access in table
         ]
         path = f"{_PROXY}/{{upstream_path:path}}"
-        return [*made, RuledRoute(path, _with_details(self.proxy), methods=["POST"], access=Access.AGENT, is_call=True)]
+        return [
+            *made,
+            RuledRoute(path, _with_details(self._proxy), methods=["POST"], access=Access.AGENT, is_call=True),
+        ]
 
     @property
     def _kept(self) -> LightningRollouts:
@@ -93,44 +99,32 @@ class LightningRoutes:
             raise EndpointError("this endpoint keeps no record", status=503, hint="start it with a store")
         return self._rollouts
 
-    # ------------------------------------------------------------------ rollouts
-
-    async def create(self, request: Request) -> Response:
-        """``POST /api/rollouts``: a list of rollouts; one whose id exists is given back as it is."""
+    async def _create(self, request: Request) -> Response:
         return json_response(await asyncio.to_thread(self._kept.create, await self._body(request)), 201)
 
-    async def list(self, request: Request) -> Response:
-        """``GET /api/rollouts?state_in=...&limit=``."""
+    async def _list(self, request: Request) -> Response:
         states, limit = request.query_params.getlist("state_in"), _whole(request, "limit", 500)
         return json_response(await asyncio.to_thread(self._kept.in_states, states, limit))
 
-    async def ended(self, request: Request) -> Response:
-        """``GET /api/rollouts/terminal?after=&limit=``."""
+    async def _ended(self, request: Request) -> Response:
         after, limit = _whole(request, "after", 0), _whole(request, "limit", 1000)
         return json_response(await asyncio.to_thread(self._kept.ended, after, limit))
 
-    async def statuses(self, request: Request) -> Response:
-        """``POST /api/rollouts/status``: a list of ids."""
+    async def _statuses(self, request: Request) -> Response:
         return json_response(await asyncio.to_thread(self._kept.statuses, await self._body(request)))
 
-    async def get(self, request: Request) -> Response:
-        """``GET /api/rollouts/{rollout_id}``."""
+    async def _get(self, request: Request) -> Response:
         return json_response(await asyncio.to_thread(self._kept.get, request.path_params["rollout_id"]))
 
-    async def patch(self, request: Request) -> Response:
-        """``PATCH /api/rollouts/{rollout_id}``: its status."""
+    async def _patch(self, request: Request) -> Response:
         body = await self._body(request)
         return json_response(await asyncio.to_thread(self._kept.patch, request.path_params["rollout_id"], body))
 
-    async def delete(self, request: Request) -> Response:
-        """``DELETE /api/rollouts/{rollout_id}``."""
+    async def _delete(self, request: Request) -> Response:
         await asyncio.to_thread(self._kept.delete, request.path_params["rollout_id"])
         return Response(status_code=204)
 
-    # ------------------------------------------------------------------ events
-
-    async def add_event(self, request: Request) -> Response:
-        """``POST /api/rollouts/{rollout_id}/attempt/{attempt_id}/events``."""
+    async def _add_event(self, request: Request) -> Response:
         path, grant = request.path_params, grant_of(request.scope)
         body = await self._body(request)
         if grant.attempt not in (None, attempt_number(path["attempt_id"])):
@@ -138,18 +132,15 @@ class LightningRoutes:
         kept = self._kept.add_event
         return json_response(await asyncio.to_thread(kept, path["rollout_id"], path["attempt_id"], body, grant))
 
-    async def events(self, request: Request) -> Response:
-        """``GET /api/rollouts/{rollout_id}/events?event_type=&format=``."""
+    async def _events(self, request: Request) -> Response:
         query = request.query_params
         rollout_id = request.path_params["rollout_id"]
         return json_response(
             await asyncio.to_thread(self._kept.events, rollout_id, query.get("event_type"), query.get("format"))
         )
 
-    # ------------------------------------------------------------------ models
-
-    async def register(self, request: Request) -> Response:
-        """``POST /api/models``: servers of models. Version 0 is what clients send that do not know theirs."""
+    async def _register(self, request: Request) -> Response:
+        # Version 0 is what clients send that do not know theirs.
         body = await self._body(request)
         if not isinstance(body, list):
             raise unprocessable("the request must be a list of models")
@@ -166,15 +157,11 @@ class LightningRoutes:
             [{"model": model, "endpoint": at, "version": version} for model, at, version in found], 201
         )
 
-    async def clear(self, request: Request) -> Response:
-        """``DELETE /api/models``: calls that run go on to their end."""
+    async def _clear(self, request: Request) -> Response:
         await self._models.clear()
         return json_response({"status": "ok"})
 
-    # ------------------------------------------------------------------ calls
-
-    async def proxy(self, request: Request) -> Response:
-        """``POST /proxy/rollout/.../openai/v1/chat/completions`` and ``.../completions``."""
+    async def _proxy(self, request: Request) -> Response:
         path, grant = request.path_params, grant_of(request.scope)
         if grant.attempt not in (None, attempt_number(path["attempt_id"])):
             raise EndpointError("the key is for another attempt", status=403)
@@ -197,10 +184,8 @@ class LightningRoutes:
     async def _object(self, request: Request) -> Mapping[str, Any]:
         return read_json(await read_body(request, self._max_body) or b"{}")
 
-    # ------------------------------------------------------------------ pause
-
-    async def pause(self, request: Request) -> Response:
-        """``POST /proxy/pause``: holds new calls and answers at once; ``inflight`` is how many still run."""
+    async def _pause(self, request: Request) -> Response:
+        """Holds new calls and answers at once; ``inflight`` is how many still run."""
         body = await self._body(request)
         given: Mapping[str, Any] = body if isinstance(body, dict) else {}
         after, reason = given.get("retry_after_seconds", 5), given.get("reason")
@@ -208,12 +193,10 @@ class LightningRoutes:
             raise unprocessable("'retry_after_seconds' must be a whole number and 'reason' a text")
         return _pause_state(await self._admission.pause(drain_s=0, reason=reason, retry_after_s=after))
 
-    async def resume(self, request: Request) -> Response:
-        """``POST /proxy/resume``."""
+    async def _resume(self, request: Request) -> Response:
         return _pause_state(self._admission.resume())
 
-    async def state(self, request: Request) -> Response:
-        """``GET /proxy/state``."""
+    async def _state(self, request: Request) -> Response:
         return _pause_state(self._admission.state())
 
     async def _body(self, request: Request) -> Any:

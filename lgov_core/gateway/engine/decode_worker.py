@@ -9,7 +9,7 @@ import asyncio
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +32,6 @@ class Job:
 
     row: Row
     future: asyncio.Future[int]
-    loop: asyncio.AbstractEventLoop
 
 
 @dataclass(slots=True, eq=False)
@@ -225,14 +224,11 @@ class DecodeWorker:
             _fail(jobs, error)
 
     def _deliver(self, jobs: dict[Row, Job]) -> None:
-        """Tells those whose rows are done; one wake-up for each event loop."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[Job]] = {}
-        for row in self._decoder.rows:
-            if row.done and (job := jobs.pop(row, None)) is not None:
-                by_loop.setdefault(job.loop, []).append(job)
+        """Tells those whose rows are done."""
+        done = [jobs.pop(row) for row in self._decoder.rows if row.done and row in jobs]
         self._decoder.drop_finished()
-        for loop, done in by_loop.items():
-            _settle(loop, [(job, self.versions[job.row.policy]) for job in done])
+        for job in done:
+            _settle(job, self.versions[job.row.policy])
 
     def _end(self, jobs: dict[Row, Job]) -> None:
         """Fails everything that waits, however the thread ended."""
@@ -243,7 +239,7 @@ class DecodeWorker:
             self._waiting.clear()
             self._orders.clear()
         for job in left:
-            _settle(job.loop, [(job, _closed())])
+            _settle(job, _closed())
         for order in orders:
             order.answer.set_exception(_closed())
 
@@ -264,21 +260,20 @@ def _fail(jobs: dict[Row, Job], error: Exception) -> None:
     for job in jobs.values():
         what = f"the model failed: {type(error).__name__}: {error}"
         failure = EndpointError(what, status=500, hint="the calls of this batch may be sent again")
-        _settle(job.loop, [(job, failure)])
+        _settle(job, failure)
     jobs.clear()
 
 
-def _settle(loop: asyncio.AbstractEventLoop, outcomes: Sequence[tuple[Job, int | EndpointError]]) -> None:
+def _settle(job: Job, outcome: int | EndpointError) -> None:
     def settle() -> None:
-        for job, outcome in outcomes:
-            if job.future.done():
-                continue
-            if isinstance(outcome, int):
-                job.future.set_result(outcome)
-            else:
-                job.future.set_exception(outcome)
+        if job.future.done():
+            return
+        if isinstance(outcome, int):
+            job.future.set_result(outcome)
+        else:
+            job.future.set_exception(outcome)
 
     try:
-        loop.call_soon_threadsafe(settle)
+        job.future.get_loop().call_soon_threadsafe(settle)
     except RuntimeError:
-        logger.warning("the event loop of %d calls was closed before they were answered", len(outcomes))
+        logger.warning("the event loop of a call was closed before it was answered")

@@ -141,7 +141,7 @@ class EmbeddedEngine:
         rows = self._rows(request, policy, prompt, codec.reply_limit(request, prompt, self._max_new_tokens))
         constraints = await self._constrain(request, rows)
         loop = asyncio.get_running_loop()
-        jobs = [Job(row, loop.create_future(), loop) for row in rows]
+        jobs = [Job(row, loop.create_future()) for row in rows]
         for job in jobs:
             self._worker.submit(job)
         try:

@@ -15,7 +15,7 @@ def read_json(raw: bytes) -> Mapping[str, Any]:
     Raises `EndpointError` (400) for anything else: NaN and infinities, text that is not UTF-8, a lone surrogate.
     """
     try:
-        body = json.loads(raw.decode(), parse_constant=_refuse_constant)
+        body = _DECODER.decode(raw.decode())
         if b"\\ud" in raw.lower():  # an escaped surrogate, perhaps without its other half
             json.dumps(body, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -31,9 +31,13 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
 def json_text(content: Any) -> str:
     """``content`` as JSON without white space. A lone surrogate in it stays one: see `utf8`."""
-    return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    return _ENCODER.encode(content)
 
 
 def utf8(text: str) -> bytes:

@@ -1,6 +1,6 @@
 """Replies of upstream servers in each API that they may speak: read whole, and put together from their events.
 
-Chat completions and completions carry token ids where the server gives them (see `upstream_reply`). The Responses and
+Chat completions and completions carry token ids where the server gives them (see `chat_reply`). The Responses and
 the Messages API have no place for token ids, so calls recorded from them have none.
 """
 
@@ -10,32 +10,15 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from lgov_core.errors import UpstreamError
 from lgov_core.gateway.formats.chat_reply import read_completion
-from lgov_core.gateway.formats.stream_assembler import StreamAssembler, read_event
+from lgov_core.gateway.formats.stream_assembler import Assembler, StreamAssembler, read_event
 from lgov_core.gateway.protocol import Completion, ToolCall
 
 _MESSAGE_REASONS = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
 _INCOMPLETE = {"max_output_tokens": "length"}
-
-
-class Assembler(Protocol):
-    """Puts the events of one streamed reply together."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether the event has come that says that the reply is whole."""
-        ...
-
-    def add(self, data: str) -> Mapping[str, Any]:
-        """Takes the data of one event; returns it. Raises `UpstreamError` for an error, or what is no event."""
-        ...
-
-    def body(self, *, finish_reason: str | None = None) -> dict[str, Any]:
-        """The body that the reply would have had at once, so far."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,29 +33,13 @@ class NativeReply:
     assembler: Callable[[int], Assembler]
 
 
-class ResponsesAssembler:
-    """The events of the Responses API. For one task."""
-
-    __slots__ = ("_body", "_items", "finished")
-
+class _ResponsesAssembler(Assembler):
     def __init__(self) -> None:
         self._body: dict[str, Any] = {}
         self._items: dict[int, dict[str, Any]] = {}
-        self.finished = False
 
-    def add(self, data: str) -> Mapping[str, Any]:
-        """Takes the data of one event."""
-        event = read_event(data)
-        kind = str(event.get("type") or "")
-        if kind == "error" or (event.get("error") and not kind):
-            raise UpstreamError(f"the upstream failed in mid-stream: {_said(event)}")
-        try:
-            self._take(kind, event)
-        except (AttributeError, IndexError, KeyError, TypeError) as error:
-            raise UpstreamError(f"an event of the upstream's stream is malformed: {data[:200]!r}") from error
-        return event
-
-    def _take(self, kind: str, event: Mapping[str, Any]) -> None:
+    def _take(self, event: Mapping[str, Any]) -> None:
+        kind = event.get("type")
         if kind in ("response.output_item.added", "response.output_item.done"):
             self._items[event["output_index"]] = dict(event["item"])
         elif kind == "response.output_text.delta":
@@ -88,7 +55,6 @@ class ResponsesAssembler:
             self.finished = kind in ("response.completed", "response.incomplete", "response.failed")
 
     def body(self, *, finish_reason: str | None = None) -> dict[str, Any]:
-        """The Response so far."""
         if self.finished and finish_reason is None:
             return self._body
         output = [item for _, item in sorted(self._items.items())]
@@ -117,29 +83,14 @@ def read_response(body: Mapping[str, Any]) -> Completion:
     return _completion(body, response_id, texts, calls, finish.get(status, status), usage)
 
 
-class MessagesAssembler:
-    """The events of the Messages API. For one task."""
-
-    __slots__ = ("_blocks", "_body", "_inputs", "finished")
-
+class _MessagesAssembler(Assembler):
     def __init__(self) -> None:
         self._body: dict[str, Any] = {}
         self._blocks: dict[int, dict[str, Any]] = {}
         self._inputs: dict[int, str] = {}
-        self.finished = False
 
     def add(self, data: str) -> Mapping[str, Any]:
-        """Takes the data of one event."""
-        if data.strip() == "[DONE]":  # which some servers add
-            return {}
-        event = read_event(data)
-        if event.get("type") == "error":
-            raise UpstreamError(f"the upstream failed in mid-stream: {_said(event)}")
-        try:
-            self._take(event)
-        except (AttributeError, KeyError, TypeError) as error:
-            raise UpstreamError(f"an event of the upstream's stream is malformed: {data[:200]!r}") from error
-        return event
+        return {} if data.strip() == "[DONE]" else super().add(data)  # which some servers add
 
     def _take(self, event: Mapping[str, Any]) -> None:
         kind = event["type"]
@@ -166,7 +117,7 @@ class MessagesAssembler:
             self.finished = True
 
     def body(self, *, finish_reason: str | None = None) -> dict[str, Any]:
-        """The Message so far. The input of a tool use stays text as long as it is no JSON object."""
+        # The input of a tool use stays text as long as it is no JSON object.
         content: list[dict[str, Any]] = []
         for index, block in sorted(self._blocks.items()):
             text = self._inputs.get(index)
@@ -205,11 +156,6 @@ def _parsed(text: str) -> Any:
         return text
 
 
-def _said(event: Mapping[str, Any]) -> Any:
-    failure = event.get("error") or event
-    return failure.get("message") if isinstance(failure, dict) else failure
-
-
 def _completion(
     body: Mapping[str, Any], response_id: str, texts: list[str], calls: list[ToolCall], finish: str, usage: Any
 ) -> Completion:
@@ -245,7 +191,7 @@ NATIVE: Mapping[str, NativeReply] = MappingProxyType(
             read_completion,
             lambda n: StreamAssembler(n, legacy=True),
         ),
-        "responses": NativeReply("/responses", {}, read_response, lambda _n: ResponsesAssembler()),
-        "messages": NativeReply("/messages", {}, read_message, lambda _n: MessagesAssembler()),
+        "responses": NativeReply("/responses", {}, read_response, lambda _n: _ResponsesAssembler()),
+        "messages": NativeReply("/messages", {}, read_message, lambda _n: _MessagesAssembler()),
     }
 )

@@ -88,7 +88,7 @@ class PassedOn:
         return frame(json_text(self._error_body(error, status)), self._event)
 
 
-class ChunkWriter:
+class ChunkWriter(ReplyWriter):
     """The part that writers of other APIs share: chat chunks in, events of the API out. For one task."""
 
     def __init__(self, request: ChatRequest, body: Mapping[str, Any], response_id: str) -> None:
@@ -144,10 +144,6 @@ class TranslatedWriter(ChunkWriter):
         completion = replace(completion, response_id=self._response_id, tool_calls=named)
         body = self._body(completion, chat)
         return completion, body, written + b"".join(self._end(completion, body))
-
-    def failed(self, error: LgovError, status: int) -> bytes:
-        """The error as an event."""
-        raise NotImplementedError
 
     def _first(self, model: str) -> Iterator[bytes]:
         if not self._begun:

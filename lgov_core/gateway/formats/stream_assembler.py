@@ -9,13 +9,35 @@ from typing import Any, cast
 from lgov_core.errors import UpstreamError
 
 
-class StreamAssembler:
-    """Puts the chunks of a streamed reply of ``n`` choices together into the body it would have had at once.
+class Assembler:
+    """Puts the events of one streamed reply together into the body that it would have had at once. For one task."""
 
-    For chat completions and, with ``legacy``, for completions. For one task.
-    """
+    #: Whether the event has come that says that the reply is whole.
+    finished = False
 
-    __slots__ = ("_body", "_choices", "_legacy", "_n", "_tool_calls")
+    def add(self, data: str) -> Mapping[str, Any]:
+        """Takes the data of one event; returns it. Raises `UpstreamError` for an error, or what is no event."""
+        event = read_event(data)
+        if event.get("type") == "error" or event.get("error"):
+            failure = event.get("error") or event
+            said = failure.get("message") if isinstance(failure, dict) else failure
+            raise UpstreamError(f"the upstream failed in mid-stream: {said}")
+        try:
+            self._take(event)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise UpstreamError(f"an event of the upstream's stream is malformed: {data[:200]!r}") from error
+        return event
+
+    def body(self, *, finish_reason: str | None = None) -> dict[str, Any]:
+        """The whole body so far; ``finish_reason`` replaces the stream's own."""
+        raise NotImplementedError
+
+    def _take(self, event: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class StreamAssembler(Assembler):
+    """The chunks of a reply of ``n`` choices: of chat completions and, with ``legacy``, of completions."""
 
     def __init__(self, n: int = 1, *, legacy: bool = False) -> None:
         self._n = n
@@ -24,27 +46,13 @@ class StreamAssembler:
         self._choices: dict[int, dict[str, Any]] = {}
         self._tool_calls: dict[tuple[int, int], list[dict[str, Any]]] = {}
 
-    @property
-    def finished(self) -> bool:
-        """Whether a finish reason has come for every choice."""
-        return sum(choice["finish_reason"] is not None for choice in self._choices.values()) >= self._n
-
-    def add(self, data: str) -> Mapping[str, Any]:
-        """Takes one chunk, as JSON text; returns it. Raises `UpstreamError` for an error in the stream, or no chunk."""
-        chunk = read_event(data)
-        if chunk.get("error"):
-            failure = chunk["error"]
-            said = failure.get("message") if isinstance(failure, dict) else failure
-            raise UpstreamError(f"the upstream failed in mid-stream: {said}")
-        for key, value in chunk.items():
+    def _take(self, event: Mapping[str, Any]) -> None:
+        for key, value in event.items():
             if key not in ("choices", "object") and value is not None and (key == "usage" or key not in self._body):
                 self._body[key] = value
-        try:
-            for choice in chunk.get("choices") or ():
-                self._add_choice(choice)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise UpstreamError(f"a chunk of the upstream's stream is malformed: {data[:200]!r}") from error
-        return chunk
+        for choice in event.get("choices") or ():
+            self._add_choice(choice)
+        self.finished = sum(one["finish_reason"] is not None for one in self._choices.values()) >= self._n
 
     def _choice(self, index: int) -> dict[str, Any]:
         if not 0 <= index < 4096:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from lgov_core._util.bounded import BoundedDict
 from lgov_core.errors import LgovError
 from lgov_core.gateway.policy.gate_actions import (
     call_arguments,
@@ -15,7 +17,6 @@ from lgov_core.gateway.policy.gate_actions import (
     rewritten_messages,
     user_text,
 )
-from lgov_core.gateway.policy.message_decisions import MessageDecisionCache, TextDecision, text_key
 from lgov_core.gateway.protocol import GateRefusal, GateReply, GateRequest, ToolCall
 from lgov_core.governor import Governor
 from lgov_core.policies.base import Policy
@@ -29,6 +30,8 @@ _HOOKS = {
     Point.POST_TOOL_CALL: "lgov_post_tool_call",
 }
 _JUDGED_ROLES = {"user": Point.INPUT, "tool": Point.POST_TOOL_CALL}
+#: The number of texts whose decisions are remembered.
+_REMEMBERED = 16_384
 
 
 class _Closes(Protocol):
@@ -48,14 +51,15 @@ class PolicyGate:
     `GateRefusal` with status 200: an answer with the reason. It is 403 where the decision says abort, and 503 where the
     judgement failed.
 
-    A text that a policy rewrote is rewritten in every later call of the same attempt too: ``remembered`` texts are
-    known for that; an older one is judged again. For one event loop.
+    A text that a policy rewrote is rewritten in every later call of the same attempt too; one that was forgotten is
+    judged again. For one event loop.
     """
 
-    def __init__(self, governor: Governor, *, owns: Sequence[_Closes] = (), remembered: int = 16_384) -> None:
+    def __init__(self, governor: Governor, *, owns: Sequence[_Closes] = ()) -> None:
         self.governor = governor
         self._owns = tuple(owns)
-        self._decisions = MessageDecisionCache(remembered)
+        #: By attempt, place and text: what the model reads instead (None: the text itself), and whether it was denied.
+        self._decisions: BoundedDict[bytes, tuple[str | None, bool]] = BoundedDict(_REMEMBERED)
 
     def close(self) -> None:
         """Closes the governor and what the gate owns: the audit record."""
@@ -126,10 +130,13 @@ class PolicyGate:
         self, asked: GateRequest, point: Point, text: str, call: Mapping[str, Any] | None, *, new: bool
     ) -> str | None:
         """What the model reads instead of ``text``, None for the text itself. ``new``: it came since the last reply."""
-        key = text_key(asked.rollout_id, asked.attempt, point, text)
+        place = f"{asked.rollout_id}\0{asked.attempt}\0{point}\0{text}"
+        key = hashlib.blake2b(place.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         known = self._decisions.get(key)
-        if known is not None and not (known.denied and new):
-            return known.replacement
+        if known is not None:
+            replacement, denied = known
+            if not (denied and new):
+                return replacement
         if point is Point.INPUT:
             action = endpoint_action(asked, point, asked.agent or "agent", "text", text=text, operation=False)
         else:
@@ -144,11 +151,11 @@ class PolicyGate:
             )
         decision = await self.governor.adecide(action)
         if not decision.blocks:
-            self._decisions.put(key, TextDecision(decision.text))
+            self._decisions.put(key, (decision.text, False))
             return decision.text
         denial = decision.denial_message(after=point is Point.POST_TOOL_CALL)
         if not decision.fault:
-            self._decisions.put(key, TextDecision(denial, denied=True))
+            self._decisions.put(key, (denial, True))
         if decision.fault or decision.abort or (new and point is Point.INPUT):
             raise _refusal(decision)
         return denial

@@ -11,7 +11,6 @@ from typing import Any, cast
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from lgov_core.errors import EndpointError, LgovError
 from lgov_core.gateway.formats.apis import APIS, MESSAGES, RESPONSES, Api, api_of
@@ -36,7 +35,7 @@ from lgov_core.gateway.protocol import (
 )
 from lgov_core.gateway.routes.bodies import ROLLOUT_PREFIX, json_response, read_body
 from lgov_core.gateway.routes.embeddings import judged_embeddings
-from lgov_core.gateway.serving.access import grant_of
+from lgov_core.gateway.serving.access import Access, RuledRoute, grant_of
 from lgov_core.gateway.serving.attribution import Attribution, attribute
 from lgov_core.gateway.serving.capture import Capture, Exchange
 from lgov_core.gateway.serving.limits import retry_headers
@@ -69,7 +68,7 @@ class ApiRoutes:
         self._gate = gate
         self._memory = ResponseMemory()
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[RuledRoute]:
         """Every route of the model APIs."""
         posts: list[tuple[str, Callable[[Request], Any]]] = [(api.path, partial(self._post, api)) for api in APIS]
         posts += [("/messages/count_tokens", self.count_tokens), ("/embeddings", self.embeddings)]
@@ -77,8 +76,11 @@ class ApiRoutes:
             route
             for prefix in ("", ROLLOUT_PREFIX)
             for route in (
-                *(Route(f"{prefix}/v1{path}", handler, methods=["POST"]) for path, handler in posts),
-                Route(f"{prefix}/v1/models", self.models, methods=["GET"]),
+                *(
+                    RuledRoute(f"{prefix}/v1{path}", handler, methods=["POST"], access=Access.AGENT, is_call=True)
+                    for path, handler in posts
+                ),
+                RuledRoute(f"{prefix}/v1/models", self.models, methods=["GET"], access=Access.AGENT),
             )
         ]
 
@@ -136,7 +138,7 @@ class ApiRoutes:
                 pieces = self._watched(pieces, judged)
             release = None if judged is None else partial(self._streamed_release, api, asked, body, judged)
             return StreamedReply(  # type: ignore[return-value]
-                exchange, pieces, self._capture, writer, self._error_response(api), release=release, kept=kept
+                exchange, pieces, self._capture, writer, partial(self.refuse, api=api), release=release, kept=kept
             )
         try:
             completion = await engine.chat(asked)
@@ -287,9 +289,6 @@ class ApiRoutes:
         )
         return json_response({"object": "list", "data": data, **ends})
 
-    def _error_response(self, api: Api) -> Callable[[LgovError], Response]:
-        return partial(self.refuse, api=api)
-
     def refuse(self, error: LgovError, api: Api = APIS[0]) -> Response:
         """The response to an error, in the shape of its API; an upstream's refusal as the upstream wrote it.
 
@@ -310,7 +309,7 @@ class ApiRoutes:
         if isinstance(error, LgovError):
             return self.refuse(error, api)
         if isinstance(error, HTTPException):
-            said_ = f"{request.method} {request.url.path}: {error.detail}"
+            what = f"{request.method} {request.url.path}: {error.detail}"
             hint = f"POST /v1 {', '.join(one.path for one in APIS)}, GET /v1/models and GET /healthz are there"
-            return self.refuse(EndpointError(said_, status=error.status_code, hint=hint), api)
+            return self.refuse(EndpointError(what, status=error.status_code, hint=hint), api)
         return self.refuse(EndpointError(f"{type(error).__name__}: {error}", status=500), api)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
 from starlette.requests import Request
@@ -45,15 +45,6 @@ _PATH = "/v1/traces"
 Handler: TypeAlias = Callable[[Request, Exception], Awaitable[Response]]
 
 
-@dataclass(slots=True)
-class TraceCounts:
-    """How many spans were stored, could not be read, and were not the sender's to send."""
-
-    stored: int = 0
-    unreadable: int = 0
-    refused: int = 0
-
-
 class TracesRoute:
     """The handler, for one event loop. ``max_body`` is in bytes, as sent.
 
@@ -72,7 +63,8 @@ class TracesRoute:
         self._keys = keys
         self._max_body = max_body
         self._places = asyncio.Semaphore(_AT_ONCE)
-        self.counts = TraceCounts()
+        #: How many spans were stored, could not be read, and were not the sender's to send.
+        self._counts: dict[str, int] = {"stored": 0, "unreadable": 0, "refused": 0}
 
     def routes(self) -> list[RuledRoute]:
         """What an application mounts."""
@@ -93,7 +85,7 @@ class TracesRoute:
 
     def readings(self) -> Iterable[Reading]:
         """The metrics of the route."""
-        yield "counter", "lgov_received_spans", "Spans that came in over OTLP.", "what", asdict(self.counts)
+        yield "counter", "lgov_received_spans", "Spans that came in over OTLP.", "what", dict(self._counts)
 
     async def receive(self, request: Request) -> Response:
         """``POST .../v1/traces``."""
@@ -141,9 +133,9 @@ class TracesRoute:
                 spans.append(_owned(span, who))
             else:
                 refused[why] += 1
-        self.counts.stored += store.add_spans(spans)
-        self.counts.unreadable += found.rejected
-        self.counts.refused += refused.total()
+        self._counts["stored"] += store.add_spans(spans)
+        self._counts["unreadable"] += found.rejected
+        self._counts["refused"] += refused.total()
         shown = [f"{why} ({count} spans)" for why, count in refused.most_common(_PROBLEMS_SHOWN)]
         return found.rejected + refused.total(), [*found.problems, *shown]
 

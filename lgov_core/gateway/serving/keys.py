@@ -135,7 +135,10 @@ class KeyRing:
         """What ``key`` allows. Raises `EndpointError` (401) for a missing, unknown, expired or forged key. Fails closed."""
         if key is not None:
             if key.startswith(_PREFIX):
-                return self._check_scoped(key)
+                grant = self._read_scoped(key)
+                if grant.expires_at is not None and time.time() >= grant.expires_at:
+                    raise EndpointError("the key has expired", status=401, hint="ask for a new one for this rollout")
+                return grant
             if self._is_admin(key):
                 return KeyGrant(admin=True)
             if key.startswith(_ADMIN_PREFIX):
@@ -150,12 +153,6 @@ class KeyRing:
         for known in self._admin_keys():  # all of them, so that the time reveals nothing
             found |= hmac.compare_digest(given, known.encode())
         return found
-
-    def _check_scoped(self, key: str) -> KeyGrant:
-        grant = self._read_scoped(key)
-        if grant.expires_at is not None and time.time() >= grant.expires_at:
-            raise EndpointError("the key has expired", status=401, hint="ask for a new one for this rollout")
-        return grant
 
     def _read_scoped(self, key: str) -> KeyGrant:
         forged = EndpointError("the key is not one of this endpoint's", status=401, hint="it was issued elsewhere")

@@ -60,7 +60,8 @@ class EndpointServer:
 
     Takes an application, or engines with the store and keys to make one of (`lgov_core.gateway.app.create_app`). An
     endpoint made of engines on an address that other machines can reach must be given ``keys`` that are required; on a
-    loopback address they are optional. ``gate`` and ``limits`` are those of `create_app`. ``port`` 0 takes any free port.
+    loopback address they are optional. ``gate`` and ``limits`` are those of `create_app`. ``port`` 0 takes any free port:
+    the attribute ``port`` is the one it got. ``app`` is the application that is served.
     `stop` lets running requests end for ``drain_s`` seconds.
 
     `start`, `stop` and `serve_forever` are for one thread; the properties may be read from any.
@@ -88,33 +89,23 @@ class EndpointServer:
                     hint="pass keys=KeyRing(secret)",
                 )
             ring = KeyRing(required=False) if keys is None else keys
-            self._app: Any = create_app(app_or_engines, store, keys=ring, gate=gate, limits=limits)
+            self.app: Any = create_app(app_or_engines, store, keys=ring, gate=gate, limits=limits)
         else:
-            self._app = app_or_engines
-        state = getattr(getattr(self._app, "state", None), "endpoint", None)
+            self.app = app_or_engines
+        state = getattr(getattr(self.app, "state", None), "endpoint", None)
         self._limits: Limits = limits or getattr(state, "limits", None) or Limits()
         self._host = host
-        self._port = port
+        self.port = port
         self._drain_s = drain_s
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
 
     @property
-    def app(self) -> Any:
-        """The application that is served."""
-        return self._app
-
-    @property
-    def port(self) -> int:
-        """The port; 0 until one is chosen."""
-        return self._port
-
-    @property
     def url(self) -> str:
         """``http://host:port``, in a form that a client on this machine can use."""
         host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(self._host, self._host)
-        return f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     @property
     def base_url(self) -> str:
@@ -139,7 +130,7 @@ class EndpointServer:
                 listener.close()
 
         self._failure = None
-        self._thread = threading.Thread(target=serve, name=f"lgov-endpoint-{self._port}", daemon=True)
+        self._thread = threading.Thread(target=serve, name=f"lgov-endpoint-{self.port}", daemon=True)
         self._thread.start()
         while not server.started and self._thread.is_alive():
             self._thread.join(0.005)
@@ -187,7 +178,7 @@ class EndpointServer:
                 f"{error.name} is not installed", status=500, hint='pip install "lgov[gateway]"'
             ) from error
         config = uvicorn.Config(
-            self._app,
+            self.app,
             http=protocol_with(self._limits),
             timeout_keep_alive=max(1, round(self._limits.idle_s)),
             backlog=2048,
@@ -199,11 +190,11 @@ class EndpointServer:
             server_header=False,
             timeout_graceful_shutdown=self._drain_s,
         )
-        listener = _listen(self._host, self._port)
-        self._port = listener.getsockname()[1]
+        listener = _listen(self._host, self.port)
+        self.port = listener.getsockname()[1]
         self._server = uvicorn.Server(config)
         return self._server, listener
 
     def _raise_failure(self) -> None:
-        cause = getattr(getattr(self._app, "state", None), "startup_error", None) or self._failure
+        cause = getattr(getattr(self.app, "state", None), "startup_error", None) or self._failure
         raise EndpointError(f"the endpoint on {self.url} did not start: {cause}", status=500) from cause

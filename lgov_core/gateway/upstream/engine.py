@@ -18,7 +18,6 @@ from lgov_core.gateway.formats.native_replies import NATIVE
 from lgov_core.gateway.protocol import ANY_MODEL, ChatRequest, Completion, StreamPiece
 from lgov_core.gateway.serving.attribution import caller
 from lgov_core.gateway.serving.metrics import Reading
-from lgov_core.gateway.upstream.address import check_key, check_url
 from lgov_core.gateway.upstream.pool import FAILURES, Replica, UpstreamPool
 from lgov_core.gateway.upstream.received import ReceivedBody, UpstreamRejection
 
@@ -27,6 +26,8 @@ _UNKNOWN_FIELD = re.compile(
 )
 #: Servers commonly drop idle connections after five seconds; a call must not race with that.
 _KEEPALIVE_S: Final = 3.0
+_CONNECT_S: Final = 10.0
+_MAX_CONNECTIONS: Final = 512
 #: The longest reply that is read, in bytes.
 _LONGEST_REPLY: Final = 512 * 1024 * 1024
 _FORWARDED_HEADERS = ("retry-after", "retry-after-ms", "x-should-retry")
@@ -44,7 +45,7 @@ class UpstreamEngine:
     The client's body goes on as it is, with log-probabilities and token ids asked for; a server that refuses those is
     asked again without, and that is remembered for the model. Replies come back unchanged, byte for byte. ``models`` are
     the names that are sent there, None for every name. ``timeout_s`` is for a whole reply, or between two pieces of a
-    streamed one; ``connect_s`` is for a connection.
+    streamed one.
 
     Failures are `UpstreamError`: 502 for a server that is down, breaks off, or answers 5xx or nonsense, 504 for one
     that takes too long. A 4xx is `UpstreamRejection`. No server is asked twice: the client decides that.
@@ -58,15 +59,12 @@ class UpstreamEngine:
         timeout_s: float = 120.0,
         *,
         name: str = "upstream",
-        max_connections: int = 512,
-        connect_s: float = 10.0,
         check_s: float = 5.0,
         speaks: Sequence[str] = ("chat", "completions", "embeddings"),
     ) -> None:
         urls = [base_url] if isinstance(base_url, str) else list(base_url)
-        for url in urls:
-            check_url(url)
-        check_key(api_key)
+        if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+            raise EndpointError("the key of the upstream holds characters that a header cannot", hint="a line break?")
         if models is not None and not models:
             raise EndpointError(f"the upstream {base_url} was given no models", hint="None means any model")
         unknown = sorted(set(speaks) - {*NATIVE, "embeddings"})
@@ -84,8 +82,7 @@ class UpstreamEngine:
             self._headers |= {"anthropic-version": "2023-06-01", **({"x-api-key": api_key} if api_key else {})}
         self._models = tuple(models) if models is not None else (ANY_MODEL,)
         self._timeout_s = timeout_s
-        self._max_connections = max_connections
-        self._connect_s = min(connect_s, timeout_s)
+        self._connect_s = min(_CONNECT_S, timeout_s)
         self._session: aiohttp.ClientSession | None = None
         self._refused: dict[tuple[str, str], frozenset[str]] = {}
 
@@ -97,7 +94,7 @@ class UpstreamEngine:
     async def start(self) -> None:
         """Opens the connection pool. The servers themselves may come up later."""
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=self._max_connections, keepalive_timeout=_KEEPALIVE_S),
+            connector=aiohttp.TCPConnector(limit=_MAX_CONNECTIONS, keepalive_timeout=_KEEPALIVE_S),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"content-type": "application/json", "accept-encoding": "identity", **self._headers},
             skip_auto_headers=("User-Agent",),

@@ -26,12 +26,15 @@ FAILURES: Final = (aiohttp.ClientError, OSError)
 #: Statuses after which another server is asked: the model has not run, or its reply is lost.
 _RETRIED_STATUS = frozenset({429, 502, 503})
 _FAILING_STATUS = frozenset({502, 503})
-_LONGEST_EJECTION_S = 60.0
+_EJECT_AFTER, _EJECT_S, _LONGEST_EJECTION_S = 3, 5.0, 60.0
 
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """One server. ``version`` is that of its weights as it was registered, None where it was not given."""
+    """One server. ``version`` is that of its weights as it was registered, None where it was not given.
+
+    Raises `EndpointError` unless ``url`` is the http(s) URL of a server, without a user and a password.
+    """
 
     url: str
     version: int | None = None
@@ -43,6 +46,13 @@ class Replica:
     label: str = field(init=False)
 
     def __post_init__(self) -> None:
+        try:
+            parts = urlsplit(self.url)
+            fine = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and not parts.username
+        except ValueError:
+            fine = False
+        if not fine or not self.url.isascii() or not self.url.isprintable():
+            raise EndpointError(f"{self.url!r} is not a URL of a server", hint="for example http://127.0.0.1:8000/v1")
         parts = urlsplit(self.url)
         self.label = f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
 
@@ -56,7 +66,7 @@ class UpstreamPool:
 
     The calls of one rollout go to one server (rendezvous hashing: when a server comes or goes, only its own rollouts
     move), so that its prefix cache is of use; calls of no rollout go to the one that is answering the fewest calls. A
-    server is left out after ``eject_after`` failures in a row, for ``eject_s`` seconds that double each time up to a
+    server is left out after three failures in a row, for five seconds that double each time up to a
     minute, or when it does not answer a health check, which is made every ``check_s`` seconds. When none is left, all are
     tried.
 
@@ -65,13 +75,9 @@ class UpstreamPool:
     one server there are no checks and nothing is left out.
     """
 
-    def __init__(
-        self, urls: Sequence[str], *, eject_after: int = 3, eject_s: float = 5.0, check_s: float = 5.0
-    ) -> None:
+    def __init__(self, urls: Sequence[str], *, check_s: float = 5.0) -> None:
         if not urls or len(set(urls)) != len(urls):
             raise EndpointError("a pool needs at least one upstream, and each only once", status=500)
-        self._eject_after = eject_after
-        self._eject_s = eject_s
         self._check_s = check_s
         self._checking: asyncio.Task[None] | None = None
         self.replicas: list[Replica] = [Replica(url.rstrip("/")) for url in urls]
@@ -143,9 +149,9 @@ class UpstreamPool:
     def _count_failure(self, replica: Replica) -> None:
         replica.failed += 1
         replica.failures += 1
-        if replica.failures >= self._eject_after and len(self.replicas) > 1:
-            again = replica.failures - self._eject_after
-            replica.ejected_until = time.monotonic() + min(self._eject_s * 2.0 ** min(again, 10), _LONGEST_EJECTION_S)
+        if replica.failures >= _EJECT_AFTER and len(self.replicas) > 1:
+            again = replica.failures - _EJECT_AFTER
+            replica.ejected_until = time.monotonic() + min(_EJECT_S * 2.0 ** min(again, 10), _LONGEST_EJECTION_S)
 
     def readings(self) -> Iterable[Reading]:
         """The metrics of the servers."""

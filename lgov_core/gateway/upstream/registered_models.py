@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from lgov_core.errors import EndpointError
 from lgov_core.gateway.protocol import ChatRequest, Completion, StreamPiece
 from lgov_core.gateway.serving.metrics import Reading
-from lgov_core.gateway.upstream.address import check_url
 
 if TYPE_CHECKING:
     from lgov_core.gateway.upstream.engine import UpstreamEngine
@@ -56,7 +55,6 @@ class RegisteredModels:
             raise EndpointError("a model needs a name" if not model else "the endpoint is not running", status=422)
         from lgov_core.gateway.upstream.engine import UpstreamEngine
 
-        check_url(endpoint)
         engine = self._engines.get(model)
         if engine is None:
             engine = UpstreamEngine(endpoint, self._api_key, [model], self._timeout_s, name=f"{self.name} {model}")
