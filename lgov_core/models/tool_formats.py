@@ -1,21 +1,18 @@
-"""How tool calls are written as text, and read out of it again.
+"""Tool calls as text, written and parsed.
 
-A model writes text; an OpenAI-style client expects calls. A format is both directions of that:
-`ToolFormat.render_messages` turns a conversation with calls and results into plain role/content messages,
-`ToolFormat.parse` finds the calls in a reply. What the model wrote is never repaired: broken JSON is handed on as the
-raw arguments text, and something that is not even a named call stays content.
-
-Formats are values without state: callable from any thread.
+A model's text is never repaired: broken JSON is passed on as the raw arguments text, and text without a readable call name
+stays content. Formats have no state: callable from any thread.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import EndpointError
@@ -39,51 +36,60 @@ from lgov_core.models.tool_text import (
 __all__ = ["TOOL_FORMATS", "ParsedCall", "ParsedReply", "ToolFormat", "tool_format"]
 
 
-class ToolFormat(Protocol):
-    """One way to write tool calls as text."""
+@dataclass(frozen=True, slots=True)
+class ToolFormat(ABC):
+    """One way to write tool calls as text.
 
-    @property
-    def name(self) -> str:
-        """The name in `TOOL_FORMATS`."""
-        ...
+    ``name`` is its name in `TOOL_FORMATS`. ``tool_role`` is the role of results in the chat template: ``tool``; for a
+    template without that role, ``dataclasses.replace(format, tool_role="user")``. ``separator`` stands between the system
+    message and the description of the tools.
+    """
 
-    @property
-    def tool_role(self) -> str:
-        """The role under which results are handed to the chat template.
+    name: str
+    tool_role: str = "tool"
+    separator: str = "\n\n"
 
-        ``tool``; for a template that has no such role, ``dataclasses.replace(format, tool_role="user")``.
-        """
-        ...
-
+    @abstractmethod
     def describe(self, tools: Sequence[Tool]) -> str:
         """The tools as text for the system prompt; "" when there are none."""
-        ...
 
+    @abstractmethod
     def render_call(self, name: str, arguments_json: str, tools: Sequence[Tool] = ()) -> str:
         """A call as the model would have written it. The arguments may be broken JSON; blank means none."""
-        ...
+
+    @abstractmethod
+    def parse(self, text: str, tools: Sequence[Tool] = ()) -> ParsedReply:
+        """The calls in the reply to a request that offered tools. Never raises.
+
+        ``parse(render_call(name, arguments, tools), tools)`` gives back that call.
+        """
 
     def render_messages(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[dict[str, str]]:
         """OpenAI messages as plain role/content messages, tools described in the system message.
 
         Raises `EndpointError` (400) for a message that cannot be written as text, such as one with an image.
         """
-        ...
+        return render_conversation(
+            messages,
+            system=self.describe(tools),
+            separator=self.separator,
+            tool_role=self.tool_role,
+            render_calls=lambda calls: self._join([self.render_call(name, text, tools) for name, text in calls]),
+            render_result=self._render_result,
+        )
 
-    def parse(self, text: str, tools: Sequence[Tool] = ()) -> ParsedReply:
-        """The calls in a reply, to be asked only when the request offered tools. Never raises.
+    def _join(self, calls: Sequence[str]) -> str:
+        return "\n".join(calls)
 
-        ``parse(render_call(name, arguments, tools), tools)`` gives back that call.
-        """
-        ...
+    def _render_result(self, text: str) -> str:
+        return text
 
 
 @dataclass(frozen=True, slots=True)
-class _Hermes:
+class _Hermes(ToolFormat):
     """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, several allowed, text around them is content."""
 
     name: str = "hermes"
-    tool_role: str = "tool"
 
     def describe(self, tools: Sequence[Tool]) -> str:
         if not tools:
@@ -97,16 +103,6 @@ class _Hermes:
 
     def render_call(self, name: str, arguments_json: str, tools: Sequence[Tool] = ()) -> str:
         return f"<tool_call>\n{call_object(name, arguments_json)}\n</tool_call>"
-
-    def render_messages(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[dict[str, str]]:
-        return render_conversation(
-            messages,
-            system=self.describe(tools),
-            separator="\n\n",
-            tool_role=self.tool_role,
-            render_calls=lambda calls: "\n".join(self.render_call(name, arguments) for name, arguments in calls),
-            render_result=self._render_result,
-        )
 
     def _render_result(self, text: str) -> str:
         # Templates with a tool role put tags of their own around a result; in a user message something has to.
@@ -147,7 +143,7 @@ _COMPACT_CALL = re.compile(r"@([A-Za-z0-9_.\-]+)(?:[ \t]+(.*))?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class _Compact:
+class _Compact(ToolFormat):
     """One call a line: ``@run_sql SELECT 1``, or ``@run_sql {"query": "SELECT 1", "limit": 3}``.
 
     The bare text after the name is the tool's first required parameter, or else its only string parameter, or
@@ -155,7 +151,7 @@ class _Compact:
     """
 
     name: str = "compact"
-    tool_role: str = "tool"
+    separator: str = "\n"
 
     def describe(self, tools: Sequence[Tool]) -> str:
         signatures = ", ".join(f"{tool_name(tool)}({', '.join(tool_parameters(tool)[0])})" for tool in tools)
@@ -188,16 +184,6 @@ class _Compact:
             return False
         return "\n" not in value and is_valid_text(value)
 
-    def render_messages(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[dict[str, str]]:
-        return render_conversation(
-            messages,
-            system=self.describe(tools),
-            separator="\n",
-            tool_role=self.tool_role,
-            render_calls=lambda calls: "\n".join(self.render_call(name, text, tools) for name, text in calls),
-            render_result=str,
-        )
-
     def parse(self, text: str, tools: Sequence[Tool] = ()) -> ParsedReply:
         content: list[str] = []
         calls: list[ParsedCall] = []
@@ -215,11 +201,10 @@ class _Compact:
 
 
 @dataclass(frozen=True, slots=True)
-class _Json:
+class _Json(ToolFormat):
     """The whole reply is one JSON object with ``name`` and ``arguments`` (or ``parameters``), or a list of them."""
 
     name: str = "json"
-    tool_role: str = "tool"
 
     def describe(self, tools: Sequence[Tool]) -> str:
         if not tools:
@@ -233,20 +218,8 @@ class _Json:
     def render_call(self, name: str, arguments_json: str, tools: Sequence[Tool] = ()) -> str:
         return call_object(name, arguments_json)
 
-    @staticmethod
-    def _render_calls(calls: Sequence[tuple[str, str]]) -> str:
-        rendered = [call_object(name, arguments) for name, arguments in calls]
-        return rendered[0] if len(rendered) == 1 else f"[{', '.join(rendered)}]"
-
-    def render_messages(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[dict[str, str]]:
-        return render_conversation(
-            messages,
-            system=self.describe(tools),
-            separator="\n\n",
-            tool_role=self.tool_role,
-            render_calls=self._render_calls,
-            render_result=str,
-        )
+    def _join(self, calls: Sequence[str]) -> str:
+        return calls[0] if len(calls) == 1 else f"[{', '.join(calls)}]"
 
     def parse(self, text: str, tools: Sequence[Tool] = ()) -> ParsedReply:
         stripped = text.strip()
