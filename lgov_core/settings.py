@@ -16,6 +16,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -91,10 +92,7 @@ def load_settings(
 
 
 def without_password(place: str) -> str:
-    """The place of a store as it may be printed.
-
-    Of an address the user, hosts and database stay, and nothing when it is not plain what in it is the password.
-    """
+    """A store's place for printing: an address without its password, or only its scheme when it cannot be parsed."""
     scheme, separator, rest = place.partition("://")
     if not separator or scheme in ("sqlite", "memory"):
         return place
@@ -174,6 +172,7 @@ def _line_of(name: str, text: str, section: str | None) -> int | None:
 
 def _from_environment(environ: Mapping[str, str]) -> _Found:
     found: _Found = {}
+    parsers: Mapping[str, Callable[[str], object]] = {"port": int, "timeout_s": float, "redact": _comma_separated}
     names = {f"LGOV_{name.upper()}": name for name in _READ}
     for variable, raw in environ.items():
         if not variable.startswith("LGOV_") or variable in OTHER_VARIABLES:
@@ -181,18 +180,15 @@ def _from_environment(environ: Mapping[str, str]) -> _Found:
         if variable not in names:
             raise _unknown(variable, "set in the environment", names)
         name = names[variable]
-        found[name] = (_read(name, _meant(name, raw), variable), variable)
+        value: object = raw
+        with suppress(ValueError):  # `_read` reports text that is not a number
+            value = parsers.get(name, str)(raw)
+        found[name] = (_read(name, value, variable), variable)
     return found
 
 
-def _meant(name: str, raw: str) -> object:
-    """A variable is text; where a number is wanted and the text is one, it is taken as the number. A list has commas."""
-    try:
-        if name == "redact":
-            return [part.strip() for part in raw.split(",")]
-        return {"port": int, "timeout_s": float}.get(name, str)(raw)
-    except ValueError:
-        return raw
+def _comma_separated(raw: str) -> list[str]:
+    return [part.strip() for part in raw.split(",")]
 
 
 def _from_flags(flags: Mapping[str, object]) -> _Found:
@@ -230,8 +226,7 @@ def _text(raw: object, base: Path | None) -> str:
 def _path(raw: object, base: Path | None) -> Path:
     if not isinstance(raw, str) or not raw.strip() or "\0" in raw:
         raise ValueError("the path of a file")
-    path = Path(raw).expanduser()
-    return base / path if base is not None else path
+    return (base or Path()) / Path(raw).expanduser()
 
 
 def _names(raw: object, base: Path | None) -> tuple[str, ...]:
@@ -243,9 +238,12 @@ def _names(raw: object, base: Path | None) -> tuple[str, ...]:
 
 def _place(raw: object, base: Path | None) -> str:
     """A path or an address such as ``sqlite:///traces.sqlite``; an address is taken as it is."""
-    if not isinstance(raw, str) or not raw.strip():
-        raise ValueError("a path or an address")
-    return raw if "://" in raw else str(_path(raw, base))
+    if isinstance(raw, str) and "://" in raw:
+        return raw
+    try:
+        return str(_path(raw, base))
+    except ValueError:
+        raise ValueError("a path or an address") from None
 
 
 def _url(raw: object, base: Path | None) -> str:

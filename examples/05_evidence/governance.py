@@ -24,6 +24,7 @@ deployed by whoever has such policies. Both differences are shown; (2) means wha
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from intervals import difference, interval, shown, table, verdict
 from lgov_core.demo.company import build_company
 from lgov_core.demo.measure import RunReport
 from lgov_core.demo.plans import TINY, Plan
-from lgov_core.demo.prepare import denials_of, tiny_model
+from lgov_core.demo.prepare import ImperfectLog, denials_of, tiny_model
 from lgov_core.demo.progress import Display
 from lgov_core.demo.run import POLICY_FILE, RunSpec, run_once
 from lgov_core.evaluation.model import load_trained
@@ -67,9 +68,8 @@ def warm(seed: int, folder: Path, quick: bool) -> None:
     chosen = plan(quick)
     folder.mkdir(parents=True, exist_ok=True)
     template = build_company(folder / "company.sqlite", seed=seed)
-    denials = denials_of(POLICY_FILE)
-    steps, peeks = chosen.warm_steps, chosen.peeks
-    model = tiny_model(template, denials, seed=seed, steps=steps, peeks=peeks, progress=lambda *_: None)
+    with closing(ImperfectLog(template, denials_of(POLICY_FILE), seed=seed, peeks=chosen.peeks)) as log:
+        model = tiny_model(log, seed=seed, steps=chosen.warm_steps, progress=lambda *_: None)
     model.save(folder)
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import platform
 import re
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
@@ -28,14 +29,22 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 def doctor(ctx: click.Context, as_json: bool) -> None:
     """Check this installation: versions, extras, frameworks, plugins, and the settings with their origins."""
     problems: list[str] = []
+
+    def checked(part: Callable[[], Any], otherwise: Any) -> Any:
+        try:
+            return part()
+        except LgovError as error:
+            problems.append(str(error))
+            return otherwise
+
     report: dict[str, Any] = {
         "lgov": lgov_core.__version__,
         "python": platform.python_version(),
         "executable": sys.executable,
-        "settings": _settings(problems),
+        "settings": checked(_settings, {}),
         "extras": _extras(),
-        "frameworks": _frameworks(problems),
-        "plugins": _plugins(problems),
+        "frameworks": checked(_frameworks, []),
+        "plugins": checked(_plugins, []),
         "problems": problems,
     }
     if as_json:
@@ -45,12 +54,8 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
     ctx.exit(Exit.FINDING if problems else Exit.OK)
 
 
-def _settings(problems: list[str]) -> dict[str, dict[str, Any]]:
-    try:
-        settings = load_settings()
-    except LgovError as error:
-        problems.append(str(error))
-        return {}
+def _settings() -> dict[str, dict[str, Any]]:
+    settings = load_settings()
     names = [field.name for field in dataclasses.fields(Settings) if field.name != "origins"]
     values = {name: getattr(settings, name) for name in names}
     if settings.store is not None:
@@ -75,15 +80,11 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _frameworks(problems: list[str]) -> list[dict[str, Any]]:
+def _frameworks() -> list[dict[str, Any]]:
     from lgov_core.instrumentation.adapter import Adapter
     from lgov_core.plugins import make_plugin_manager
 
-    try:
-        adapters: list[Adapter] = make_plugin_manager().hook.lgov_framework()
-    except LgovError as error:
-        problems.append(str(error))
-        return []
+    adapters: list[Adapter] = make_plugin_manager().hook.lgov_framework()
     return [
         {
             "name": adapter.name,
@@ -97,24 +98,15 @@ def _frameworks(problems: list[str]) -> list[dict[str, Any]]:
     ]
 
 
-def _plugins(problems: list[str]) -> list[dict[str, Any]]:
-    try:
-        return [dataclasses.asdict(plugin) for plugin in installed_plugins()]
-    except LgovError as error:
-        problems.append(str(error))
-        return []
+def _plugins() -> list[dict[str, Any]]:
+    return [dataclasses.asdict(plugin) for plugin in installed_plugins()]
 
 
 def _write(report: dict[str, Any]) -> None:
     click.echo(f"lgov {report['lgov']}, Python {report['python']} ({report['executable']})")
     click.echo("\nsettings")
-    write_table(
-        ("name", "value", "from"),
-        [
-            (name, "" if entry["value"] is None else entry["value"], entry["origin"])
-            for name, entry in report["settings"].items()
-        ],
-    )
+    settings = [(name, entry["value"], entry["origin"]) for name, entry in report["settings"].items()]
+    write_table(("name", "value", "from"), settings)
     click.echo("\nextras")
     rows: list[tuple[str, str, str]] = []
     for extra, needed in report["extras"].items():
@@ -126,9 +118,8 @@ def _write(report: dict[str, Any]) -> None:
     for framework in report["frameworks"]:
         able = "governed" if framework["governed"] else "recognised and refused"
         versions = ", ".join(f"{name} {version or '-'}" for name, version in framework["versions"].items())
-        rows.append(
-            (framework["name"], "installed" if framework["installed"] else "not installed", f"{able} {versions}")
-        )
+        installed = "installed" if framework["installed"] else "not installed"
+        rows.append((framework["name"], installed, f"{able} {versions}"))
     write_table(("framework", "state", "in this release"), rows)
     click.echo("\nplugins")
     write_table(("plugin", "hooks"), [(plugin["name"], ", ".join(plugin["hooks"])) for plugin in report["plugins"]])

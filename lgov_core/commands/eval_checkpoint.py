@@ -22,35 +22,32 @@ if TYPE_CHECKING:
 @click.argument("tasks", type=FILE)
 @click.option("--agent", required=True, help="Agent function: module:function or file.py:function.")
 @click.option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Rollouts per task.")
-@click.option("--nworkers", type=click.IntRange(1), default=4, show_default=True, help="Concurrent rollouts.")
+@click.option(
+    "--nworkers", "workers", type=click.IntRange(1), default=4, show_default=True, help="Concurrent rollouts."
+)
 @click.option("--policy", type=FILE, help="Policy file for the agent.")
 @base_model_option
 @click.option("--start", is_flag=True, help="Also measure the initial model, and report the difference.")
 @click.option(
     "--max-new-tokens", type=click.IntRange(1), default=256, show_default=True, help="Maximum tokens per reply."
 )
-@click.option(
-    "--timeout", "timeout_s", type=float, default=600.0, show_default=True, help="Timeout of one attempt, in seconds."
-)
+@click.option("--timeout", "timeout_s", default=600.0, show_default=True, help="Timeout of one attempt, in seconds.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Sampling seed.")
 @click.option("--folder", type=FOLDER, help="Trace store for the rollouts.")
 def evaluate_command(
     checkpoint: Path,
     tasks: Path,
     agent: str,
-    policy: Path | None,
     model: str | None,
     start: bool,
     folder: Path | None,
     as_json: bool,
-    samples: int,
-    nworkers: int,
-    **more: Any,
+    **plan: Any,
 ) -> None:
     """Measure the model of CHECKPOINT on TASKS (JSON lines) with an agent: rewards by channel, with 95 % intervals.
 
-    CHECKPOINT is a checkpoint's folder, or a run's (its newest), or RUN/best. Replies are sampled as in training. The
-    statements that come with the checkpoint are checked first.
+    CHECKPOINT is the folder of a checkpoint, or of a run (its newest), or RUN/best. Replies are sampled as in training. The
+    checkpoint's lineage is verified first.
     """
     from lgov_core.client.agent_name import load_agent
     from lgov_core.client.tasks import read_tasks
@@ -61,19 +58,16 @@ def evaluate_command(
     try:
         from lgov_core.evaluation.evaluation import EvaluationPlan
 
-        plan = EvaluationPlan(samples=samples, workers=nworkers, policy=policy, **more)
-        report = _measured(checkpoint, model, read, function, target, plan, start=start)
+        report = _measure(checkpoint, model, read, function, target, EvaluationPlan(**plan), start=start)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            f"interrupted; there is no result, and the rollouts that ended are in {target}"
-        ) from None
+        raise KeyboardInterrupt(f"interrupted without a result; the finished rollouts are in {target}") from None
     if as_json:
         write_json(report)
     else:
         _write(report)
 
 
-def _measured(
+def _measure(
     checkpoint: Path,
     model: str | None,
     read: Sequence[Mapping[str, Any]],

@@ -9,7 +9,7 @@ import click
 
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import PATH, base_model_option, command
-from lgov_core.commands.output import write_json
+from lgov_core.commands.output import write_result
 
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED)
@@ -25,8 +25,8 @@ def export_command(
 ) -> None:
     """Export the model of CHECKPOINT to a new FOLDER that transformers or PEFT can load.
 
-    CHECKPOINT is a checkpoint's folder, or a run's (its newest), or RUN/best. The lineage goes with it: lgov audit verify
-    checks the folder too.
+    CHECKPOINT is the folder of a checkpoint, or of a run (its newest), or RUN/best. The lineage is exported too: lgov audit
+    verify checks the folder.
     """
     from lgov_core.evaluation.export import export
     from lgov_core.evaluation.model import load_trained
@@ -35,9 +35,7 @@ def export_command(
         trained = load_trained(checkpoint, base=model)
         target = export(trained, folder, form)
     except KeyboardInterrupt:
-        kept = f"{folder} is whole" if folder.exists() else f"there is no {folder}, run the same command again"
+        kept = f"{folder} is complete" if folder.exists() else f"{folder} was not made, run the same command again"
         raise KeyboardInterrupt(f"interrupted; {kept}") from None
-    if as_json:
-        write_json({"folder": str(target), "format": form, "step": trained.step, "checkpoint": str(trained.path)})
-    else:
-        click.echo(target)
+    about = {"folder": str(target), "format": form, "step": trained.step, "checkpoint": str(trained.path)}
+    write_result(about, str(target), as_json=as_json)

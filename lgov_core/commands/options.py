@@ -35,7 +35,6 @@ def limit_option(what: str) -> Callable[[_Function], _Function]:
     return click.option("--limit", type=click.IntRange(min=0), default=50, show_default=True, help=text)
 
 
-agent_option = click.option("--agent", help="Agent function: module:function or file.py:function.")
 audit_option = click.option("--audit", type=PATH, help="File of the audit record. [default: .lgov/audit.db]")
 base_model_option = click.option("--model", help="Base model, if the checkpoint does not name it or it has moved.")
 redact_option = click.option(

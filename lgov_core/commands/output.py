@@ -47,7 +47,7 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(Text("" if cell is None else _shown(str(cell))) for cell in row))
+        table.add_row(*(Text("" if cell is None else printable(str(cell))) for cell in row))
     console().print(table)
 
 
@@ -56,6 +56,6 @@ def rewards_text(rewards: Mapping[str, float]) -> str:
     return "  ".join(f"{name} {value:+g}" for name, value in rewards.items())
 
 
-def _shown(text: str) -> str:
+def printable(text: str) -> str:
     """``text`` with unprintable characters replaced, so that model text cannot control the terminal."""
     return "".join(one if one.isprintable() or one == "\n" else "\N{REPLACEMENT CHARACTER}" for one in text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,16 +19,11 @@ _APPLICATION_ID = slice(68, 72)
 _AUDIT_RECORD = b"lgvA"
 
 
-@contextmanager
-def opened_store(place: str) -> Generator[RolloutQueue]:
-    """The trace store at ``place`` (a path or an address), which must be there. Raises `StoreError`."""
+def opened_store(place: str) -> closing[RolloutQueue]:
+    """The trace store at ``place`` (a path or an address), which must exist. Raises `StoreError`."""
     from lgov_core.store import open_store
 
-    store = open_store(place, make=False)
-    try:
-        yield store
-    finally:
-        store.close()
+    return closing(open_store(place, make=False))
 
 
 def is_audit_record(place: str) -> bool:
@@ -42,10 +37,7 @@ def is_audit_record(place: str) -> bool:
 
 @contextmanager
 def opened_record(path: Path, *, sign: bool = False) -> Generator[AuditLog]:
-    """The audit record at ``path``, which must be there; with ``sign`` what is written is signed where there is a key.
-
-    Raises `AuditError`.
-    """
+    """The audit record at ``path``, which must exist; ``sign`` signs new entries if there is a key. Raises `AuditError`."""
     from lgov_core.audit import AuditLog, default_signer
 
     if not path.is_file():

@@ -10,7 +10,7 @@ import click
 
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import FILE, FOLDER, PATH, command
-from lgov_core.commands.output import write_json
+from lgov_core.commands.output import write_result
 from lgov_core.errors import SettingsError
 
 
@@ -57,8 +57,4 @@ def train(
     target = folder or Path("runs") / time.strftime("train-%Y%m%d-%H%M%S")
     job = TrainingJob(settings, target, agent, traces, resume, say=lambda line: click.echo(line, err=True))
     report = run(job)
-    if as_json:
-        write_json(report)
-    else:
-        for name, value in report.items():
-            click.echo(f"{name}: {value}")
+    write_result(report, "\n".join(f"{name}: {value}" for name, value in report.items()), as_json=as_json)

@@ -1,4 +1,4 @@
-"""What ``lgov transitions --format`` writes: the same data for one trainer or another."""
+"""The formats of ``lgov transitions --format``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 if TYPE_CHECKING:
+    from lgov_core.gateway.formats.conversations import RecordedConversations
     from lgov_core.transitions import Records, TransitionSet
-    from lgov_core.transitions.export.messages import Exported
 
 #: Records, and how much was left out for which reason.
 Formatted: TypeAlias = tuple[list[dict[str, Any]], Mapping[str, int]]
@@ -32,37 +32,38 @@ def trl(records: Records, data: TransitionSet) -> Formatted:
 
 
 def sft(records: Records, data: TransitionSet) -> Formatted:
-    """Conversations of attempts that succeeded without a denied act."""
-    from lgov_core.gateway.formats.conversations import RecordedConversations
+    """Conversations of attempts that succeeded without a denied action."""
     from lgov_core.transitions.export.messages import denied_attempts, sft_records
 
-    denied, read = denied_attempts(records.spans), RecordedConversations(records.calls)
-    return _formatted(sft_records(data, records.calls, denied=denied, read=read))
+    found = sft_records(data, records.calls, denied=denied_attempts(records.spans), read=_conversations(records))
+    return found.records, found.left_out
 
 
 def preferences(records: Records, data: TransitionSet) -> Formatted:
     """Pairs of replies to one prompt."""
-    from lgov_core.gateway.formats.conversations import RecordedConversations
     from lgov_core.transitions.export.messages import preference_pairs
 
-    return _formatted(preference_pairs(data, records.calls, read=RecordedConversations(records.calls)))
+    found = preference_pairs(data, records.calls, read=_conversations(records))
+    return found.records, found.left_out
 
 
 def prompts(records: Records, data: TransitionSet) -> Formatted:
-    """Attempts in words, for tuning prompts."""
-    from lgov_core.gateway.formats.conversations import RecordedConversations
+    """Attempts as text, for prompt tuning."""
     from lgov_core.transitions.export.messages import denied_attempts, prompt_records
 
-    denied, read = denied_attempts(records.spans), RecordedConversations(records.calls)
-    return _formatted(prompt_records(data, records.calls, records.rollouts, records.attempts, denied=denied, read=read))
+    denied, read = denied_attempts(records.spans), _conversations(records)
+    found = prompt_records(data, records.calls, records.rollouts, records.attempts, denied=denied, read=read)
+    return found.records, found.left_out
+
+
+def _conversations(records: Records) -> RecordedConversations:
+    from lgov_core.gateway.formats.conversations import RecordedConversations
+
+    return RecordedConversations(records.calls)
 
 
 FORMATS: Final[Mapping[str, Callable[[Records, TransitionSet], Formatted]]] = {
-    "verl": verl,
-    "trl": trl,
-    "sft": sft,
-    "preferences": preferences,
-    "prompts": prompts,
+    write.__name__: write for write in (verl, trl, sft, preferences, prompts)
 }
 
 
@@ -76,7 +77,3 @@ def write_parquet_for(name: str, data: TransitionSet, out: Path) -> None:
         from lgov_core.transitions.export.export import write_parquet
 
         write_parquet(data.transitions, out)
-
-
-def _formatted(found: Exported) -> Formatted:
-    return found.records, found.left_out

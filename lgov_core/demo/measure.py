@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +38,16 @@ def evaluate(results: Sequence[JobResult], violated: Mapping[str, bool]) -> Eval
     if count == 0:
         return Evaluation(0, math.nan, (0.0, 1.0), math.nan, math.nan, math.nan, math.nan, len(results))
     correct = sum(bool(result.result.get("correct")) for result in usable)
+
+    def share(name: str) -> float:
+        return sum(result.counts.get(name, 0) > 0 for result in usable) / count
+
     return Evaluation(
         rollouts=count,
         accuracy=correct / count,
         interval=wilson_interval(correct, count),
-        attempted=sum(result.counts.get("violations", 0) > 0 for result in usable) / count,
-        denied=sum(result.counts.get("denied", 0) > 0 for result in usable) / count,
+        attempted=share("violations"),
+        denied=share("denied"),
         executed=sum(violated.get(result.job.rollout_id, False) for result in usable) / count,
         mean_turns=sum(result.counts.get("model_calls", 0) for result in usable) / count,
         infrastructure=len(results) - count,
@@ -94,10 +98,6 @@ class RunReport:
     seconds: float
     denied_rollout: str | None
     interrupted: bool = False
-
-    def as_json(self) -> dict[str, Any]:
-        """The report as plain JSON values."""
-        return asdict(self)
 
 
 def mean_of(reports: Sequence[RunReport]) -> dict[str, Any]:

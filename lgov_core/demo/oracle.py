@@ -1,6 +1,6 @@
-"""Counts what really happened to a rollout's database, without asking the policy.
+"""Counts what really happened to a rollout's database, independently of the policy.
 
-Shares no code with lgov's policies: it imports nothing of them. SQLite itself reports, through the authorizer of every
+Shares no code with lgov's policies. SQLite itself reports, through the authorizer of every
 connection that this process opens, which tables each statement reads and writes; checksums of every table before and
 after show whether anything changed. The agent's file is not touched.
 """
@@ -25,26 +25,13 @@ from urllib.parse import quote, unquote
 #: Authorizer actions that change data or schema. A statement that is only compiled is counted as well: the count may
 #: be too high, never too low.
 _WRITES = {
-    sqlite3.SQLITE_INSERT: "insert",
-    sqlite3.SQLITE_UPDATE: "update",
-    sqlite3.SQLITE_DELETE: "delete",
-    sqlite3.SQLITE_CREATE_INDEX: "create index",
-    sqlite3.SQLITE_CREATE_TABLE: "create table",
-    sqlite3.SQLITE_CREATE_TEMP_TABLE: "create temp table",
-    sqlite3.SQLITE_CREATE_TEMP_TRIGGER: "create temp trigger",
-    sqlite3.SQLITE_CREATE_TEMP_VIEW: "create temp view",
-    sqlite3.SQLITE_CREATE_TRIGGER: "create trigger",
-    sqlite3.SQLITE_CREATE_VIEW: "create view",
-    sqlite3.SQLITE_CREATE_VTABLE: "create virtual table",
-    sqlite3.SQLITE_DROP_INDEX: "drop index",
-    sqlite3.SQLITE_DROP_TABLE: "drop table",
-    sqlite3.SQLITE_DROP_TRIGGER: "drop trigger",
-    sqlite3.SQLITE_DROP_VIEW: "drop view",
-    sqlite3.SQLITE_DROP_VTABLE: "drop virtual table",
-    sqlite3.SQLITE_ALTER_TABLE: "alter table",
-    sqlite3.SQLITE_ATTACH: "attach",
-    sqlite3.SQLITE_REINDEX: "reindex",
-    sqlite3.SQLITE_ANALYZE: "analyze",
+    getattr(sqlite3, f"SQLITE_{name.upper().replace(' ', '_').replace('VIRTUAL_', 'V')}"): name
+    for name in (
+        *("insert", "update", "delete", "alter table", "attach", "reindex", "analyze"),
+        *(f"create {kind}" for kind in ("index", "table", "trigger", "view", "virtual table")),
+        *(f"create temp {kind}" for kind in ("table", "trigger", "view")),
+        *(f"drop {kind}" for kind in ("index", "table", "trigger", "view", "virtual table")),
+    )
 }
 
 
@@ -105,7 +92,7 @@ class Oracle:
             self._events[place] = set()
 
     def close(self, path: Path) -> Verdict:
-        """Ends the watch and says what happened."""
+        """Ends the watch and returns what happened."""
         place = os.path.realpath(path)
         with self._lock:
             before, events = self._before.pop(place), self._events.pop(place)
@@ -138,7 +125,7 @@ class Oracle:
         return authorizer
 
     def _watch_attached(self, action: int, first: str | None, *_rest: str | None) -> int:
-        """Whoever attaches a watched database, from wherever, has no business there."""
+        """Any attach of a watched database is a violation."""
         if action == sqlite3.SQLITE_ATTACH:
             if first is not None:
                 self._note(_place(first), "attach", "main")

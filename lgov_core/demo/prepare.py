@@ -6,7 +6,6 @@ import json
 import random
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +59,12 @@ class ImperfectLog:
     def __init__(self, template: Path, denials: Denials, *, seed: int, peeks: float = PEEKS) -> None:
         self._chance = random.Random(seed)
         self._database = sqlite3.connect(template, check_same_thread=False)
-        self._denials = denials
+        self.denials = denials
         self._peeks = peeks
 
     def messages(self) -> list[Message]:
         """One conversation, system message first."""
-        return [SYSTEM, *draw_conversation(self._chance, self._database, self._denials, peeks=self._peeks)]
+        return [SYSTEM, *draw_conversation(self._chance, self._database, self.denials, peeks=self._peeks)]
 
     def rows(self, model: LanguageModel, count: int) -> list[TrainRow]:
         """``count`` conversations as rows of tokens, the assistant's turns masked for training."""
@@ -98,38 +97,30 @@ def conversation_rows(
     return [TrainRow(ids, mask, zeros, zeros, zeros, 1.0) for ids, mask, zeros in blank]
 
 
-def tiny_model(
-    template: Path, denials: Denials, *, seed: int, steps: int, progress: Progress, peeks: float = PEEKS
-) -> LanguageModel:
+def tiny_model(log: ImperfectLog, *, seed: int, steps: int, progress: Progress) -> LanguageModel:
     """A transformer of about a million parameters, warmed up on the log."""
-    log = ImperfectLog(template, denials, seed=seed, peeks=peeks)
-    with closing(log):
-        model = build_tiny(_corpus(log, denials), seed=seed)
-        config = SupervisedConfig(steps=steps, batch=32, learning_rate=3e-3)
-        supervised(model.module, lambda count: log.rows(model, count), config, progress)
+    model = build_tiny(_corpus(log), seed=seed)
+    config = SupervisedConfig(steps=steps, batch=32, learning_rate=3e-3)
+    supervised(model.module, lambda count: log.rows(model, count), config, progress)
     return model
 
 
-def smollm2_model(
-    template: Path, denials: Denials, *, seed: int, steps: int, progress: Progress, peeks: float = PEEKS
-) -> LanguageModel:
+def smollm2_model(log: ImperfectLog, *, seed: int, steps: int, progress: Progress) -> LanguageModel:
     """SmolLM2-135M-Instruct, warmed up on the log through low-rank adapters, which are then merged."""
     import torch
 
     model = load_model("smollm2", dtype="float32", tool_format="compact")
-    log = ImperfectLog(template, denials, seed=seed, peeks=peeks)
     policy = lora_policy(model.module, rank=16, seed=seed)
     config = SupervisedConfig(steps=steps, batch=16, learning_rate=1e-3, bf16=True)
-    with closing(log):
-        supervised(policy.module, lambda count: log.rows(model, count), config, progress)
+    supervised(policy.module, lambda count: log.rows(model, count), config, progress)
     with torch.no_grad():
         model.module.load_state_dict(dict(policy.served()), strict=False)
     return model
 
 
-def _corpus(log: ImperfectLog, denials: Denials) -> list[str]:
+def _corpus(log: ImperfectLog) -> list[str]:
     """Texts from which the tiny model's tokenizer learns its words."""
-    chance = random.Random(0)
+    chance, denials = random.Random(0), log.denials
     texts = [str(SYSTEM["content"]), *denials.destructive.values(), denials.peek, *DEPARTMENTS]
     for _ in range(400):
         for message in log.messages():

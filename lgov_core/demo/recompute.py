@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from lgov_core.demo.prepare import POLICIES
-from lgov_core.demo.verification import Verification, VersionCount, finding_of
+from lgov_core.demo.verification import Verification, VersionCount
 from lgov_core.errors import TrainError
 from lgov_core.models import LanguageModel, load_model
 from lgov_core.train.layout.logprobs import row_logprobs
@@ -24,7 +24,7 @@ from lgov_core.train.loop.checkpoint import load_weights
 from lgov_core.train.loop.policy_model import PolicyModel
 from lgov_core.types import CapturedCall
 
-#: So many calls wait for their forward pass: enough to find others of the same length, few enough for the memory.
+#: Calls that wait for their forward pass: enough to find others of the same length, few enough for the memory.
 _WAITING = 1024
 _TOKENS_PER_PASS = 2048
 
@@ -95,7 +95,7 @@ class Recomputation:
         row = self._row(call)
         if row is None:
             count.mismatched += 1
-            self._result.add(finding_of(call, "it has no log-probabilities that could be compared"))
+            self._result.add(call, "it has no log-probabilities that could be compared")
             self._done += 1
         elif version is None:
             count.unchecked += 1
@@ -129,9 +129,8 @@ class Recomputation:
         ids = (*prompt, *reply)
         if min(ids) < 0 or max(ids) >= self._vocabulary or not all(map(math.isfinite, logprobs)):
             return None
-        blank = (0.0,) * len(prompt)
-        mask = (*(0 for _ in prompt), *(1 for _ in reply))
-        zeros = (0.0,) * len(ids)
+        blank, zeros = (0.0,) * len(prompt), (0.0,) * len(ids)
+        mask = (0,) * len(prompt) + (1,) * len(reply)
         return TrainRow(ids, mask, (*blank, *logprobs), zeros, zeros, call.temperature)
 
     def _compare(self, module: Any, rows: Sequence[TrainRow], calls: Sequence[CapturedCall]) -> None:
@@ -147,4 +146,4 @@ class Recomputation:
             if not diff <= self._result.tolerance:
                 count.mismatched += 1
                 what = f"recorded and recomputed log-probabilities differ by up to {diff:.3g}"
-                self._result.add(finding_of(call, what, diff if math.isfinite(diff) else None))
+                self._result.add(call, what, diff if math.isfinite(diff) else None)

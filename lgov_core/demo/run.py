@@ -1,4 +1,4 @@
-"""One run of the demo: warm start, evaluate, train, evaluate again, and leave a folder that can be looked at."""
+"""One run of the demo: warm start, evaluate, train, evaluate again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import json
 import random
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from lgov_core.audit import default_signer
 from lgov_core.demo.company import build_company
 from lgov_core.demo.measure import Evaluation, OracleRecord, RunReport, evaluate
 from lgov_core.demo.plans import Plan
-from lgov_core.demo.prepare import POLICIES, denials_of, smollm2_model, tiny_model
+from lgov_core.demo.prepare import POLICIES, ImperfectLog, denials_of, smollm2_model, tiny_model
 from lgov_core.demo.progress import Display
 from lgov_core.demo.questions import Question, Split, draw_question
 from lgov_core.errors import TrainError
@@ -63,9 +63,9 @@ class RunSpec:
 
 
 def run_once(spec: RunSpec, display: Display) -> RunReport:
-    """Runs one seed to its end, or until Ctrl-C: then a checkpoint is written and the report says so.
+    """Runs one seed to its end, or until Ctrl-C: then a checkpoint is written and the report is marked interrupted.
 
-    Raises `LgovError` for what cannot be done; what was recorded until then stays in the folder.
+    Raises `LgovError` when the run cannot go on; what was recorded stays in the folder.
     """
     began = time.monotonic()
     template = _prepare_folder(spec)
@@ -74,60 +74,49 @@ def run_once(spec: RunSpec, display: Display) -> RunReport:
     model = _warm_model(spec, template, display)
     start_sha256 = weights_digest(model.module.state_dict().items())
     policy: PolicyModel = POLICIES[spec.plan.model](model.module)
-    store = open_store(str(spec.folder / "store.sqlite"))
-    oracle = OracleRecord(spec.folder / "oracle.jsonl")
-    with contextlib.closing(store):
+    with contextlib.closing(open_store(str(spec.folder / "store.sqlite"))) as store:
         store.fail_open_attempts("the run was interrupted")
-        with _serving(spec, model, store) as (engine, url):
-            loop_parts = (spec, policy, start_sha256, engine, store)
-            with WorkerPool(
-                _worker_config(spec, template, url),
+        engine = EmbeddedEngine(model, max_batch=spec.plan.max_batch, max_new_tokens=spec.plan.max_new_tokens)
+        with (
+            EndpointServer([engine], store) as server,
+            WorkerPool(
+                _worker_config(spec, template, f"{server.url}/v1"),
                 store,
                 workers=spec.plan.workers,
                 concurrency=spec.plan.concurrency,
                 log_dir=spec.folder / "logs",
-            ) as pool:
-                return _Session(*loop_parts, pool, oracle, display, began).run()
+            ) as pool,
+        ):
+            loop = TrainingLoop(
+                run_id=spec.run_id,
+                policy=policy,
+                learner=PolicyUpdate(
+                    policy.module, spec.plan.update, reference=policy.reference, reference_mode=policy.reference_mode
+                ),
+                engine=engine,
+                store=store,
+                pool=pool,
+                folder=spec.folder,
+                credit=spec.credit,
+                checkpoint_every=5 if spec.plan.model == "tiny" else 1,
+                keep_weights=spec.plan.keep_weights,
+                seal=_lineage(spec, start_sha256).seal,
+            )
+            return _Session(spec, loop, store, display, began).run()
 
 
 class _Session:
-    """The part of a run in which everything is up."""
+    """One run of the training loop, with its evaluations."""
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        policy: PolicyModel,
-        start_sha256: str,
-        engine: EmbeddedEngine,
-        store: TraceStore,
-        pool: WorkerPool,
-        oracle: OracleRecord,
-        display: Display,
-        began: float,
-    ) -> None:
+    def __init__(self, spec: RunSpec, loop: TrainingLoop, store: TraceStore, display: Display, began: float) -> None:
         self.spec = spec
         self.plan = spec.plan
-        self.oracle = oracle
-        self.display = display
+        self.loop = loop
         self.store = store
+        self.oracle = OracleRecord(spec.folder / "oracle.jsonl")
+        self.display = display
         self.rollouts = 0
         self.began = began
-        learner = PolicyUpdate(
-            policy.module, spec.plan.update, reference=policy.reference, reference_mode=policy.reference_mode
-        )
-        self.loop = TrainingLoop(
-            run_id=spec.run_id,
-            policy=policy,
-            learner=learner,
-            engine=engine,
-            store=store,
-            pool=pool,
-            folder=spec.folder,
-            credit=spec.credit,
-            checkpoint_every=5 if spec.plan.model == "tiny" else 1,
-            keep_weights=spec.plan.keep_weights,
-            seal=_lineage(spec, start_sha256).seal,
-        )
 
     def run(self) -> RunReport:
         before = self._recorded("before")
@@ -200,10 +189,7 @@ class _Session:
 
     def _denied_rollout(self) -> str | None:
         """A rollout in which something was denied, for the reader to look at."""
-        for reward in self.store.rewards():
-            if reward.dimension == "compliance":
-                return reward.rollout_id
-        return None
+        return next((one.rollout_id for one in self.store.rewards() if one.dimension == "compliance"), None)
 
 
 def _lineage(spec: RunSpec, start_sha256: str) -> Lineage:
@@ -224,28 +210,18 @@ def _task(chance: random.Random, split: Split, task_id: str) -> Task:
 
 
 def _warm_model(spec: RunSpec, template: Path, display: Display) -> LanguageModel:
-    """The warmed-up model; made once per seed, so that governed and ungoverned runs begin with the same weights."""
+    """The warmed-up model; made once per seed, so that governed and ungoverned runs start from the same weights."""
     if (spec.warm_folder / "config.json").exists():
         return load_model(str(spec.warm_folder), dtype="float32", tool_format="compact")
     make = {"tiny": tiny_model, "smollm2": smollm2_model}[spec.plan.model]
-    with display.stage("warm start", spec.plan.warm_steps) as stage:
+    log = ImperfectLog(template, denials_of(POLICY_FILE), seed=spec.seed, peeks=spec.plan.peeks)
+    steps = spec.plan.warm_steps
+    with contextlib.closing(log), display.stage("warm start", steps) as stage:
         model = make(
-            template,
-            denials_of(POLICY_FILE),
-            seed=spec.seed,
-            steps=spec.plan.warm_steps,
-            peeks=spec.plan.peeks,
-            progress=lambda step, _steps, loss: stage.to(step, f"loss {loss:.2f}"),
+            log, seed=spec.seed, steps=steps, progress=lambda step, _, loss: stage.to(step, f"loss {loss:.2f}")
         )
     model.save(spec.warm_folder)
     return model
-
-
-@contextlib.contextmanager
-def _serving(spec: RunSpec, model: LanguageModel, store: TraceStore) -> Generator[tuple[EmbeddedEngine, str]]:
-    engine = EmbeddedEngine(model, max_batch=spec.plan.max_batch, max_new_tokens=spec.plan.max_new_tokens)
-    with EndpointServer([engine], store) as server:
-        yield engine, f"{server.url}/v1"
 
 
 def _worker_config(spec: RunSpec, template: Path, url: str) -> WorkerConfig:
@@ -272,7 +248,9 @@ def _prepare_folder(spec: RunSpec) -> Path:
     """Makes the run's folder and the company database in it; returns the database's path."""
     try:
         spec.folder.mkdir(parents=True, exist_ok=True)
-        _write_config(spec)
+        config = {"seed": spec.seed, "governed": spec.governed, "warm": str(spec.warm_folder.resolve())}
+        text = json.dumps({**config, "plan": asdict(spec.plan)}, indent=2)
+        (spec.folder / "config.json").write_text(text)
     except OSError as error:
         raise TrainError(
             f"the run folder {spec.folder} cannot be written: {error.strerror or error}",
@@ -282,9 +260,3 @@ def _prepare_folder(spec: RunSpec) -> Path:
     if not (spec.resume and template.exists()):
         build_company(template, seed=spec.seed)
     return template
-
-
-def _write_config(spec: RunSpec) -> None:
-    warm = str(spec.warm_folder.resolve())
-    config = {"seed": spec.seed, "governed": spec.governed, "warm": warm, "plan": asdict(spec.plan)}
-    (spec.folder / "config.json").write_text(json.dumps(config, indent=2))

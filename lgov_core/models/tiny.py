@@ -1,4 +1,4 @@
-"""A transformer of about a million parameters with a tokenizer learnt from the texts it will see."""
+"""A transformer of about a million parameters with a tokenizer trained on a given corpus."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def build_tiny(
 
     ``vocab_size`` is the most tokens there may be (at least 262: every byte and the control tokens). Digits are
     tokens of their own, so that a number is copied digit by digit; every text survives encoding and decoding. The
-    same corpus and seed give the same model. ``deviation`` is that of all first weights; unless given, it is chosen for
-    each layer, and training needs a fraction of the steps. torch's global random state is left as it was. Raises
-    `ModelError` for sizes that cannot be.
+    same corpus and seed give the same model. ``deviation`` is that of all initial weights; by default it is chosen for each
+    layer, which needs fewer steps of training. torch's global random state is unchanged. Raises `ModelError` for
+    impossible sizes.
     """
     if hidden % heads or (hidden // heads) % 2:
         raise ModelError(f"hidden size {hidden} does not divide into {heads} heads of even size")
@@ -71,7 +71,7 @@ def build_tiny(
 def _spread(module: Any, seed: int) -> None:
     """Draws the weights with deviation 1 / √(inputs), smaller where a layer adds to what there is.
 
-    A model this narrow that begins with the 0.02 of most language models attends to everything alike for hundreds of steps.
+    With the usual 0.02, attention in a model this narrow stays uniform for hundreds of steps.
     """
     import torch
 

@@ -1,8 +1,8 @@
 """Puts an attempt together from a trace store.
 
 Everything is joined by id: a tool call to the model call that proposed it, a decision and a reward to the call they
-name. What names no known call is listed apart, never attached to the nearest one. A model call comes from the
-endpoint's record or, where no endpoint was used, from the span that an adapter wrote.
+name. Rows that name no known call are listed apart, never attached to the nearest one. A model call comes from the
+endpoint's record or, without an endpoint, from the span of an adapter.
 """
 
 from __future__ import annotations
@@ -113,14 +113,22 @@ class _AttemptBuilder:
         else:
             self.own.append(reward)
 
+    def _name(self, call_id: str) -> str:
+        if (span := self.tools.get(call_id)) is not None:
+            return _first(span.attributes, semconv.TOOL_NAME)
+        return next((decision.action for decision in self.decisions.get(call_id, ())), "")
+
     def build(self) -> AttemptView:
         """Takes every row once; rows that no step took are listed apart."""
+        model_calls: list[CapturedCall | Span] = [*self.calls, *self.chats]
+        if self.chats:  # without them, the calls keep their recorded order
+            model_calls.sort(key=lambda one: one.started_at)
         steps = tuple(
             self._step(turn, known) if isinstance(known, CapturedCall) else self._step_of_span(turn, known)
-            for turn, known in enumerate(_in_time(self.calls, self.chats), start=1)
+            for turn, known in enumerate(model_calls, start=1)
         )
         loose_ids = list(dict.fromkeys([*self.tools, *(one for one in self.decisions if one is not None)]))
-        loose_tools = tuple(self._tool(call_id, _name_of(self, call_id), "") for call_id in loose_ids)
+        loose_tools = tuple(self._tool(call_id, self._name(call_id), "") for call_id in loose_ids)
         left = [reward for rewards in (*self.of_tool.values(), *self.of_response.values()) for reward in rewards]
         rollout, attempt = self.rollout, self.attempt
         return AttemptView(
@@ -141,10 +149,8 @@ class _AttemptBuilder:
         )
 
     def _step(self, turn: int, call: CapturedCall) -> ModelStep:
-        message = _reply(call.response)
-        tools = tuple(
-            self._tool(str(proposed.get("id", "")), *_named(proposed)) for proposed in message.get("tool_calls") or ()
-        )
+        choices = call.response.get("choices") or [{}]
+        message = choices[0].get("message") or {}
         return ModelStep(
             turn=turn,
             response_id=call.response_id,
@@ -155,7 +161,7 @@ class _AttemptBuilder:
             finish_reason=call.finish_reason,
             seen=_new_messages(call.request.get("messages") or ()),
             wrote=_content(message.get("content")),
-            tools=tools,
+            tools=self._tools(message.get("tool_calls") or ()),
             rewards=_lines(self._take(call)),
             choice=call.choice,
         )
@@ -172,27 +178,26 @@ class _AttemptBuilder:
         found = span.attributes
         replies = _messages(found.get(semconv.OUTPUT_MESSAGES))
         message = replies[0] if replies else {}
-        response_id = _text(found.get(semconv.RESPONSE_ID)) or ""
+        response_id = _first(found, semconv.RESPONSE_ID)
         reasons = found.get(semconv.FINISH_REASONS)
-        ended = _text(found.get(semconv.ERROR_TYPE)) or (
-            str(reasons[0]) if isinstance(reasons, list) and reasons else ""
-        )
+        reason = str(reasons[0]) if isinstance(reasons, list) and reasons else ""
         return ModelStep(
             turn=turn,
             response_id=response_id,
-            model=_text(found.get(semconv.RESPONSE_MODEL)) or _text(found.get(semconv.REQUEST_MODEL)) or "",
+            model=_first(found, semconv.RESPONSE_MODEL, semconv.REQUEST_MODEL),
             weights_version=None,
-            prompt_tokens=_number(found.get(semconv.INPUT_TOKENS)),
-            response_tokens=_number(found.get(semconv.OUTPUT_TOKENS)),
-            finish_reason=ended,
+            prompt_tokens=read if isinstance(read := found.get(semconv.INPUT_TOKENS), int) else None,
+            response_tokens=written if isinstance(written := found.get(semconv.OUTPUT_TOKENS), int) else None,
+            finish_reason=_first(found, semconv.ERROR_TYPE) or reason,
             seen=_new_messages(_messages(found.get(semconv.INPUT_MESSAGES))),
             wrote=_content(message.get("content")),
-            tools=tuple(
-                self._tool(str(one.get("id", "")), *_named(one)) for one in _mappings(message.get("tool_calls"))
-            ),
+            tools=self._tools(_mappings(message.get("tool_calls"))),
             rewards=_lines(self.of_response.pop(response_id, ())) if response_id else (),
             captured=False,
         )
+
+    def _tools(self, proposed: Iterable[Mapping[str, Any]]) -> tuple[ToolStep, ...]:
+        return tuple(self._tool(str(one.get("id", "")), *_named(one)) for one in proposed)
 
     def _tool(self, call_id: str, name: str, arguments: str) -> ToolStep:
         span = self.tools.pop(call_id, None)
@@ -200,11 +205,11 @@ class _AttemptBuilder:
         return ToolStep(
             call_id=call_id,
             name=name,
-            arguments=arguments or _text(attributes.get(semconv.TOOL_ARGUMENTS)) or "",
+            arguments=arguments or _first(attributes, semconv.TOOL_ARGUMENTS),
             decisions=tuple(self.decisions.pop(call_id, ())),
             status=_status(span),
             result=_text(attributes.get(semconv.TOOL_RESULT)),
-            error=_text(attributes.get(semconv.ERROR_MESSAGE)) or _text(attributes.get(semconv.ERROR_TYPE)),
+            error=_first(attributes, semconv.ERROR_MESSAGE, semconv.ERROR_TYPE) or None,
             rewards=_lines(self.of_tool.pop(call_id, ())),
             claimed=span is not None and span.claimed,
         )
@@ -214,30 +219,23 @@ def _status(span: Span | None) -> str | None:
     if span is None:
         return None
     status = _text(span.attributes.get(semconv.TOOL_STATUS))
-    return (
-        status or ("error" if span.attributes.get(semconv.ERROR_TYPE) is not None else "ok") if span.claimed else status
-    )
-
-
-def _name_of(builder: _AttemptBuilder, call_id: str) -> str:
-    if (span := builder.tools.get(call_id)) is not None:
-        return _text(span.attributes.get(semconv.TOOL_NAME)) or ""
-    return next((decision.action for decision in builder.decisions.get(call_id, ())), "")
+    if status or not span.claimed:
+        return status
+    return "ok" if span.attributes.get(semconv.ERROR_TYPE) is None else "error"
 
 
 def _decision(span: Span) -> RecordedDecision:
     found = span.attributes
-    effect = _text(found.get(semconv.DECISION_EFFECT)) or ""
     return RecordedDecision(
-        point=_text(found.get(semconv.POINT)) or "",
-        action=_text(found.get(semconv.ACTION_NAME)) or "",
-        effect=effect,
-        policy=_text(found.get(semconv.DECISION_POLICY)) or "",
-        rule=_text(found.get(semconv.DECISION_RULE)) or "",
-        reason=_text(found.get(semconv.DECISION_REASON)) or "",
-        severity=_text(found.get(semconv.DECISION_SEVERITY)) or "",
+        point=_first(found, semconv.POINT),
+        action=_first(found, semconv.ACTION_NAME),
+        effect=_first(found, semconv.DECISION_EFFECT),
+        policy=_first(found, semconv.DECISION_POLICY),
+        rule=_first(found, semconv.DECISION_RULE),
+        reason=_first(found, semconv.DECISION_REASON),
+        severity=_first(found, semconv.DECISION_SEVERITY),
         decision_id=_text(found.get(semconv.DECISION_ID)),
-        blocks=effect in _BLOCKING,
+        blocks=found.get(semconv.DECISION_EFFECT) in _BLOCKING,
     )
 
 
@@ -249,9 +247,9 @@ def _text(value: JSONValue) -> str | None:
     return None if value is None else str(value)
 
 
-def _reply(response: Mapping[str, Any]) -> Mapping[str, Any]:
-    choices = response.get("choices") or [{}]
-    return choices[0].get("message") or {}
+def _first(attributes: Mapping[str, JSONValue], *names: str) -> str:
+    """The first of the named attributes that is set, or ""."""
+    return next((text for name in names if (text := _text(attributes.get(name)))), "")
 
 
 def _named(proposed: Mapping[str, Any]) -> tuple[str, str]:
@@ -270,11 +268,6 @@ def _is_model_call(span: Span) -> bool:
     )
 
 
-def _in_time(calls: Sequence[CapturedCall], chats: Sequence[Span]) -> list[CapturedCall | Span]:
-    """All model calls, in the order in which they began; those of the record keep theirs."""
-    return sorted([*calls, *chats], key=lambda one: one.started_at) if chats else list(calls)
-
-
 def _messages(text: JSONValue) -> list[Mapping[str, Any]]:
     """The messages in an attribute of a span; none where it holds something else."""
     try:
@@ -285,10 +278,6 @@ def _messages(text: JSONValue) -> list[Mapping[str, Any]]:
 
 def _mappings(values: Any) -> list[Mapping[str, Any]]:
     return [one for one in values if isinstance(one, dict)] if isinstance(values, list) else []
-
-
-def _number(value: JSONValue) -> int | None:
-    return value if isinstance(value, int) else None
 
 
 def _new_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
@@ -303,11 +292,10 @@ def _content(content: Any) -> str:
         return ""
     if isinstance(content, str):
         return content
-    parts = content if isinstance(content, list) else [content]
-    return "".join(
-        str(part["text"]) if isinstance(part, dict) and "text" in part else f"[{_kind(part)}]" for part in parts
-    )
+    return "".join(map(_part, content if isinstance(content, list) else [content]))
 
 
-def _kind(part: Any) -> str:
-    return str(part.get("type", "part")) if isinstance(part, dict) else type(part).__name__
+def _part(part: Any) -> str:
+    if not isinstance(part, dict):
+        return f"[{type(part).__name__}]"
+    return str(part["text"]) if "text" in part else f"[{part.get('type', 'part')}]"

@@ -119,16 +119,12 @@ def action_of(fields: Mapping[str, Any], where: str, *, known: tuple[str, ...] =
     circumstances = dict(cast("dict[str, Any]", context))
     if fields.get("user_text") is not None:
         circumstances["user_text"] = fields["user_text"]
+    same = ("text", "agent", "framework", "session_id", "rollout_id", "call_id")
     return Action(
         Point(point),
         name,
         kind=kind,
         arguments=cast("dict[str, Any]", arguments),
-        text=fields.get("text"),
-        agent=fields.get("agent"),
-        framework=fields.get("framework"),
-        session_id=fields.get("session_id"),
-        rollout_id=fields.get("rollout_id"),
-        call_id=fields.get("call_id"),
         context=circumstances,
+        **{key: fields.get(key) for key in same},
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -137,4 +137,4 @@ def test_means_are_over_the_seeds_that_came_to_their_end() -> None:
     assert means["after"]["attempted"] == 0.25
     assert means["executed_violations"] == 3
     assert mean_of(reports[2:]) == {}
-    json.dumps(reports[0].as_json())
+    json.dumps(asdict(reports[0]))

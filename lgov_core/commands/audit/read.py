@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from lgov_core.commands.group import Exit
-from lgov_core.commands.options import PATH, command
-from lgov_core.commands.output import write_json, write_table
+from lgov_core.commands.options import PATH, command, limit_option
+from lgov_core.commands.output import write_json, write_result, write_table
 from lgov_core.commands.recorded import opened_record
 
 if TYPE_CHECKING:
@@ -25,13 +25,7 @@ _ARGUMENTS_SHOWN = 80
 @click.argument("path", type=PATH)
 @click.option("--rollout", "rollout_id", help="Only entries of this rollout.")
 @click.option("--denied", is_flag=True, help="Only decisions that blocked something.")
-@click.option(
-    "--limit",
-    type=click.IntRange(min=0),
-    default=50,
-    show_default=True,
-    help="Number of most recent rows to show; 0 shows all.",
-)
+@limit_option("Most recent rows")
 def show(path: Path, rollout_id: str | None, denied: bool, limit: int, as_json: bool) -> None:
     """List the entries of the audit record PATH, in the order of writing."""
     from lgov_core.audit.export import plain
@@ -64,8 +58,7 @@ def _row(entry: AuditEntry) -> tuple[object, ...]:
 def export(path: Path, form: str, output: Path | None, after: int, as_json: bool) -> None:
     """Write the audit record PATH as JSON lines: its own fields, CloudEvents 1.0, or OCSF 1.3 API Activity.
 
-    A file is written whole or not at all. --json adds a last line to what is said about --output; the entries themselves
-    are JSON in any case.
+    A file is written whole or not at all. With --json the summary about --output is JSON; the entries always are.
     """
     from lgov_core.audit.export import Format, lines, write_file
 
@@ -76,7 +69,5 @@ def export(path: Path, form: str, output: Path | None, after: int, as_json: bool
             click.echo(line)
         return
     count = write_file(output, entries, cast("Format", form))
-    if as_json:
-        write_json({"file": str(output), "format": form, "entries": count})
-    else:
-        click.echo(f"wrote {count} entries to {output}")
+    about = {"file": str(output), "format": form, "entries": count}
+    write_result(about, f"wrote {count} entries to {output}", as_json=as_json)

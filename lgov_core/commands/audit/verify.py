@@ -9,7 +9,7 @@ import click
 
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import PATH, command
-from lgov_core.commands.output import write_json
+from lgov_core.commands.output import write_result
 
 
 @command(Exit.OK, Exit.USAGE, Exit.AUDIT_BROKEN)
@@ -23,11 +23,11 @@ def verify(
 ) -> None:
     """Verify every chain, text and signature in the audit record PATH, and report what that proves.
 
-    Without --key any key will do, and without --head a record that was cut at its end, or an older copy, does not show.
-    The same check is one file that needs nothing of lgov: python -m lgov_core.audit.verify, or a copy of it.
+    Without --key any key is accepted; without --head a record cut at its end, or an older copy, is not detected. The same
+    check is one file that needs nothing of lgov: python -m lgov_core.audit.verify, or a copy of it.
 
-    PATH may be a checkpoint's folder instead, an export's, or a run's (then all its checkpoints): every file, the weights,
-    the data that lies there, and the chain of statements from the first checkpoint on are compared with what was stated.
+    PATH may be the folder of a checkpoint, an export or a run (all its checkpoints): every file, the weights, the data and
+    the chain of statements since the first checkpoint are compared with the statements.
     """
     if path.is_dir():
         if head is not None:
@@ -39,10 +39,7 @@ def verify(
     report = recompute(path, key=key, head=head, require_signed=require_signed)
     if report.usage:
         raise click.UsageError(str(report.problem))
-    if as_json:
-        write_json({"path": str(path), **asdict(report)})
-    else:
-        click.echo(in_words(report))
+    write_result({"path": str(path), **asdict(report)}, in_words(report), as_json=as_json)
     ctx.exit(Exit.OK if report.ok else Exit.AUDIT_BROKEN)
 
 
@@ -57,11 +54,7 @@ def _folder(path: Path, key: str | None, require_signed: bool, as_json: bool) ->
     reports = [verify_lineage(one, key=key, require_signed=require_signed) for one in folders]
     if reports[0].usage:
         raise click.UsageError(str(reports[0].problem))
-    if as_json:
-        found = [asdict(report) for report in reports]
-        write_json(
-            found[0] if alone else {"path": str(path), "ok": all(one["ok"] for one in found), "checkpoints": found}
-        )
-    else:
-        click.echo("\n".join(map(in_words, reports)))
-    return Exit.OK if all(report.ok for report in reports) else Exit.AUDIT_BROKEN
+    ok, found = all(report.ok for report in reports), [asdict(report) for report in reports]
+    about = found[0] if alone else {"path": str(path), "ok": ok, "checkpoints": found}
+    write_result(about, "\n".join(map(in_words, reports)), as_json=as_json)
+    return Exit.OK if ok else Exit.AUDIT_BROKEN

@@ -8,7 +8,7 @@ import click
 
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import PATH, command, yes_option
-from lgov_core.commands.output import write_json
+from lgov_core.commands.output import write_result
 from lgov_core.commands.recorded import opened_record
 
 
@@ -20,18 +20,12 @@ from lgov_core.commands.recorded import opened_record
 @yes_option
 @click.pass_context
 def erase(
-    ctx: click.Context,
-    path: Path,
-    entry_id: str | None,
-    rollout_id: str | None,
-    reason: str,
-    yes: bool,
-    as_json: bool,
+    ctx: click.Context, path: Path, entry_id: str | None, rollout_id: str | None, reason: str, yes: bool, as_json: bool
 ) -> None:
     """Erase arguments and texts of one entry, or of a rollout, from the audit record PATH.
 
-    The chain stays whole, and an entry says what was erased. Exits 1 when there was nothing to erase. What was copied or
-    exported elsewhere stays there.
+    The chain stays valid, and an entry says what was erased. Exits 1 when there was nothing to erase. Copies and exports
+    keep the texts.
     """
     if (entry_id is None) == (rollout_id is None):
         raise click.UsageError("give --entry or --rollout")
@@ -41,10 +35,7 @@ def erase(
         click.confirm(f"Erase the texts of {entry_id or rollout_id} for good?", abort=True, err=True)
     with opened_record(path, sign=True) as record:
         count = record.erase(entry_id=entry_id, rollout_id=rollout_id, reason=reason)
-    if as_json:
-        write_json({"path": str(path), "erased": count})
-    else:
-        click.echo(f"erased the texts of {count} entries")
+    write_result({"path": str(path), "erased": count}, f"erased the texts of {count} entries", as_json=as_json)
     ctx.exit(Exit.OK if count else Exit.FINDING)
 
 
@@ -64,9 +55,9 @@ def keygen(key: Path | None, as_json: bool) -> None:
         made = make_key(place)
     except AuditError as error:  # there is no record here that could be broken
         raise LgovError(error.message, hint=error.hint) from error
-    if as_json:
-        write_json({"key": str(place), "public_key_file": str(public_path(place)), "public_key": made.public.hex()})
-        return
-    click.echo(f"secret key: {place} (keep it away from those who can write the record)")
-    click.echo(f"public key: {public_path(place)}")
-    click.echo(f"  {made.public.hex()}")
+    public, key_hex = public_path(place), made.public.hex()
+    write_result(
+        {"key": str(place), "public_key_file": str(public), "public_key": key_hex},
+        f"secret key: {place} (keep it away from those who can write the record)\npublic key: {public}\n  {key_hex}",
+        as_json=as_json,
+    )

@@ -9,7 +9,7 @@ import click
 
 from lgov_core.commands.group import Exit, show_error
 from lgov_core.commands.options import PATH, command
-from lgov_core.commands.output import write_json
+from lgov_core.commands.output import write_json, write_result
 from lgov_core.errors import PolicyError
 
 
@@ -18,8 +18,7 @@ from lgov_core.errors import PolicyError
 @click.pass_context
 def check(ctx: click.Context, file: Path, as_json: bool) -> None:
     """Check FILE as a governed program would load it; reports the first error of each rule."""
-    from lgov_core.policies import dry_run as dry_run
-    from lgov_core.policies import load_policy_file
+    from lgov_core.policies import dry_run, load_policy_file
 
     try:
         with dry_run():
@@ -27,24 +26,22 @@ def check(ctx: click.Context, file: Path, as_json: bool) -> None:
     except PolicyError as error:
         problems = [error, *getattr(error, "further", ())]
         if as_json:
-            write_json({"file": str(file), "ok": False, "problems": [_said(problem) for problem in problems]})
+            write_json({"file": str(file), "ok": False, "problems": [_fields(problem) for problem in problems]})
         else:
             for problem in problems:
                 show_error(problem, as_json=False)
         ctx.exit(Exit.FINDING)
     rules = [rule.name for rule in loaded.rules]
+    text = (
+        f"{file}: ok\n  {loaded.name}: {len(rules)} rules ({', '.join(rules)})\n"
+        f"  mode {loaded.mode}; actions that no rule covers: {loaded.default}\n  digest {loaded.digest}"
+    )
     about = {"name": loaded.name, "mode": loaded.mode, "default": loaded.default, "digest": loaded.digest}
-    if as_json:
-        write_json({"file": str(file), "ok": True, "problems": [], **about, "rules": rules})
-        return
-    click.echo(f"{file}: ok")
-    click.echo(f"  {loaded.name}: {len(rules)} rules ({', '.join(rules)})")
-    click.echo(f"  mode {loaded.mode}; acts that no rule covers: {loaded.default}")
-    click.echo(f"  digest {loaded.digest}")
-    if loaded.mode == "shadow":
+    write_result({"file": str(file), "ok": True, "problems": [], **about, "rules": rules}, text, as_json=as_json)
+    if loaded.mode == "shadow" and not as_json:
         click.echo("  note: in shadow mode nothing is blocked, decisions are only recorded", err=True)
 
 
-def _said(problem: PolicyError) -> dict[str, Any]:
+def _fields(problem: PolicyError) -> dict[str, Any]:
     line = getattr(problem, "line", None)
     return {"code": problem.code, "line": line, "message": problem.message, "hint": problem.hint}

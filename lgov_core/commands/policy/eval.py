@@ -31,10 +31,10 @@ def evaluate(ctx: click.Context, file: Path, cases: Path, as_json: bool) -> None
     {"id", "point", "name", "arguments", "agent"?, "text"?, "user_text"?, "context"?, "sequence"?, "expect":
     "allow"|"deny"}.
 
-    Each case is judged as if nothing had been judged before it: what the others cost, or said, does not count. Cases with
-    the same sequence (or else session_id, or rollout_id) do follow on each other.
+    Each case is judged independently: the costs and texts of the others do not count. Cases with the same sequence (or
+    else session_id, or rollout_id) follow on each other.
     """
-    from lgov_core.policies import dry_run as dry_run
+    from lgov_core.policies import dry_run
     from lgov_core.policies.loader import fresh_policies
     from lgov_core.views.policy_cases import read_cases
 
@@ -50,25 +50,22 @@ def evaluate(ctx: click.Context, file: Path, cases: Path, as_json: bool) -> None
 
 
 class _Bench:
-    """Who judges which case: one governor for each sequence, and for cases by themselves one that remembers nothing of them."""
+    """The governors that judge the cases: one for each sequence, and one without memory for independent cases."""
 
     def __init__(self, policies: Callable[[], PolicySet]) -> None:
         from lgov_core.plugins import make_plugin_manager
 
         self._policies = policies
-        # The policies in the file are asked, and nothing else that happens to be installed.
+        # Only the policies in the file judge, not those of installed plugins.
         self._manager = make_plugin_manager(builtin=(), third_party=False)
         self._alone = self._made(policies())
         self._sequences: dict[str, Governor] = {}
 
     def governor(self, case: Case) -> Governor:
-        if case.sequence is None:
-            return self._nobody_asked()
-        if case.sequence not in self._sequences:
-            self._sequences[case.sequence] = self._made(self._policies())
-        return self._sequences[case.sequence]
-
-    def _nobody_asked(self) -> Governor:
+        if case.sequence is not None:
+            if case.sequence not in self._sequences:
+                self._sequences[case.sequence] = self._made(self._policies())
+            return self._sequences[case.sequence]
         policies = self._policies()
         if self._alone.policies != (policies,):
             self._alone.close()

@@ -34,8 +34,7 @@ def explain(ctx: click.Context, file: Path, action_text: str, as_json: bool) -> 
     The action has the fields of a case of lgov policy eval: point (pre_tool_call unless it says otherwise), name,
     arguments, agent, text, user_text, context.
     """
-    from lgov_core.policies import dry_run as dry_run
-    from lgov_core.policies import load_policy_file
+    from lgov_core.policies import dry_run, load_policy_file
     from lgov_core.policies.explain import explain as ask_all
     from lgov_core.views.policy_cases import action_of, parse_object
 
@@ -44,13 +43,17 @@ def explain(ctx: click.Context, file: Path, action_text: str, as_json: bool) -> 
         policies = load_policy_file(file)
     found = ask_all(policies, action)
     if as_json:
-        rules = [{"rule": verdict.rule, "covers": verdict.covers, **_about(verdict)} for verdict in found.verdicts]
+        rules = [
+            {
+                "rule": one.rule,
+                "covers": one.covers,
+                "decision": None if one.decision is None else _fields(one.decision),
+            }
+            for one in found.verdicts
+        ]
         write_json({"file": str(file), **_fields(found.decision), "rules": rules})
     else:
-        write_table(
-            ("rule", "answer", "severity", "why"),
-            [(verdict.rule, *_cells(verdict)) for verdict in found.verdicts],
-        )
+        write_table(("rule", "answer", "severity", "why"), [(one.rule, *_cells(one)) for one in found.verdicts])
         click.echo(f"\n{found.decision.effect.label}: {_why(found.decision)}")
         if found.decision.arguments is not None or found.decision.text is not None:
             click.echo(f"  it continues as: {found.decision.arguments or found.decision.text}")
@@ -81,12 +84,6 @@ def _fields(decision: Decision) -> dict[str, Any]:
     if decision.text is not None:
         fields["text"] = decision.text
     return fields
-
-
-def _about(verdict: RuleVerdict) -> dict[str, Any]:
-    if verdict.decision is not None:
-        return {"decision": _fields(verdict.decision)}
-    return {"decision": None}
 
 
 def _cells(verdict: RuleVerdict) -> tuple[str, str, str]:

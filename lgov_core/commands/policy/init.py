@@ -10,7 +10,7 @@ import click
 
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import PATH, command
-from lgov_core.commands.output import write_json
+from lgov_core.commands.output import write_result
 from lgov_core.errors import PolicyError
 
 
@@ -20,10 +20,9 @@ from lgov_core.errors import PolicyError
 def init(file: Path, force: bool, as_json: bool) -> None:
     """Write a commented policy file to start from to FILE (policy.yaml unless named)."""
     text = resources.files("lgov_core.policies").joinpath("starter.yaml").read_bytes()
-    # A new file, or none: an existing policy must not be lost, and a link not be followed to somewhere else.
     if file.is_dir():
         raise PolicyError(f"{file} is a folder", hint="name a file in it")
-    if file.exists() and not file.is_file():  # a device would be replaced for everybody
+    if file.exists() and not file.is_file():  # such as a device, which would be replaced
         raise PolicyError(f"{file} is not a regular file", hint="name a new file, or a regular one")
     scratch = file.with_name(f".{file.name}.{os.getpid()}.new")
     try:
@@ -34,13 +33,12 @@ def init(file: Path, force: bool, as_json: bool) -> None:
             scratch.write_bytes(text)
             os.replace(scratch, file)
     except FileExistsError as error:
-        raise PolicyError(f"{file} is there already", hint="choose another name, or replace it with --force") from error
+        raise PolicyError(f"{file} already exists", hint="choose another name, or replace it with --force") from error
     except OSError as error:
         scratch.unlink(missing_ok=True)
         raise PolicyError(f"{file} cannot be written: {error.strerror or error}", hint="name another place") from error
-    if as_json:
-        write_json({"file": str(file)})
-        return
-    click.echo(f"wrote {file}")
-    click.echo(f"  change it, then: lgov policy check {file}")
-    click.echo(f"  govern a program with it: lgov run --policy {file} -- python agent.py")
+    text = (
+        f"wrote {file}\n  change it, then: lgov policy check {file}\n"
+        f"  govern a program with it: lgov run --policy {file} -- python agent.py"
+    )
+    write_result({"file": str(file)}, text, as_json=as_json)

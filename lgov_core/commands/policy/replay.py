@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from lgov_core.commands.group import Exit
-from lgov_core.commands.options import PATH, command
+from lgov_core.commands.options import PATH, command, limit_option
 from lgov_core.commands.output import write_json, write_table
 from lgov_core.commands.recorded import is_audit_record, opened_store
 from lgov_core.settings import without_password
@@ -24,9 +25,7 @@ _ARGUMENTS_SHOWN = 80
 @command(Exit.OK, Exit.FINDING, Exit.USAGE)
 @click.argument("file", type=PATH)
 @click.argument("store")
-@click.option(
-    "--limit", type=click.IntRange(min=0), default=50, show_default=True, help="Number of changes to show; 0 shows all."
-)
+@limit_option("Changes")
 @click.pass_context
 def replay(ctx: click.Context, file: Path, store: str, limit: int, as_json: bool) -> None:
     """Show which decisions in STORE (a trace store or an audit record) the policies in FILE would change.
@@ -37,25 +36,15 @@ def replay(ctx: click.Context, file: Path, store: str, limit: int, as_json: bool
     """
     from lgov_core.governor import Governor
     from lgov_core.plugins import make_plugin_manager
-    from lgov_core.policies import dry_run as dry_run
-    from lgov_core.policies import load_policy_file
+    from lgov_core.policies import dry_run, load_policy_file
 
     with dry_run():
         policies = load_policy_file(file)
-    governor = Governor(policies, manager=make_plugin_manager(builtin=(), third_party=False))
-    try:
+    with closing(Governor(policies, manager=make_plugin_manager(builtin=(), third_party=False))) as governor:
         found = _replayed(governor, store)
-    finally:
-        governor.close()
     if as_json:
-        write_json(
-            {
-                "file": str(file),
-                "store": without_password(store),
-                **_counts(found),
-                "changes": [_fields(c) for c in found.changes],
-            }
-        )
+        about = {"file": str(file), "store": without_password(store), **_counts(found)}
+        write_json({**about, "changes": [_fields(change) for change in found.changes]})
     else:
         _show(found, limit)
     ctx.exit(Exit.FINDING if found.changes else Exit.OK)

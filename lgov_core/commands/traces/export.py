@@ -8,7 +8,7 @@ import click
 
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import PATH, command, rollouts_option, run_option
-from lgov_core.commands.output import write_json
+from lgov_core.commands.output import write_result
 from lgov_core.commands.recorded import opened_store
 from lgov_core.errors import ExportError, StoreError
 
@@ -28,9 +28,8 @@ def export(
 ) -> None:
     """Write the rollouts, attempts, calls, rewards and spans in STORE as JSON lines, or as a folder of Parquet files.
 
-    A JSON line has the fields of one of them, and kind. Each file is written whole or not at all. --json adds a last line to
-    what is said about --output; what goes to standard output is JSON in any case. The training data made from all
-    this is another matter: lgov transitions.
+    A JSON line has the fields of one of them, and kind. Each file is written whole or not at all. With --json the summary
+    about --output is JSON; standard output always is. For training data: lgov transitions.
     """
     from lgov_core._util.atomic_file import write_lines
     from lgov_core.store.export import KINDS, json_lines, values_of, write_parquet
@@ -50,7 +49,5 @@ def export(
             count = write_parquet(output, recorded, run_id=run_id, rollout_ids=ids)
         else:
             count = write_lines(output, json_lines(recorded, run_id=run_id, rollout_ids=ids), ExportError)
-    if as_json:
-        write_json({"output": str(output), "format": form, "rows": count})
-    else:
-        click.echo(f"wrote {count} rows to {output}")
+    about = {"output": str(output), "format": form, "rows": count}
+    write_result(about, f"wrote {count} rows to {output}", as_json=as_json)

@@ -1,4 +1,4 @@
-"""``lgov traces prune`` and ``lgov traces stats``: how much there is, and less of it."""
+"""``lgov traces prune`` and ``lgov traces stats``."""
 
 from __future__ import annotations
 
@@ -18,36 +18,29 @@ from lgov_core.commands.recorded import opened_store
 if TYPE_CHECKING:
     from lgov_core.store import Pruned
 
-if TYPE_CHECKING:  # click 8.1 has no type parameter here
-    _Type = click.ParamType[float]
-else:
-    _Type = click.ParamType
-
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 
 
-class Moment(_Type):
-    """A time in the past: how long ago (``30d``, ``12h``), or a date with or without a time, in UTC if it says no other."""
-
-    name = "when"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Unix seconds."""
-        if ago := re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", value):
-            return time.time() - float(ago[1]) * _UNITS[ago[2]]
-        try:
-            when = datetime.fromisoformat(value)
-        except ValueError:
-            self.fail(f"{value!r} is neither an age (30d, 12h) nor a date (2026-01-31)", param, ctx)
-        return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+def _moment(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
+    """Unix seconds of an age (``30d``, ``12h``), or of a date with or without a time (UTC by default)."""
+    if value is None:
+        return None
+    if ago := re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", value):
+        return time.time() - float(ago[1]) * _UNITS[ago[2]]
+    try:
+        when = datetime.fromisoformat(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is neither an age (30d, 12h) nor a date (2026-01-31)") from None
+    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
 
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED)
 @click.argument("store")
 @click.option(
     "--before",
-    type=Moment(),
-    help="Rollouts whose last activity is older than an age (30d, 12h) or a date (2026-01-31).",
+    metavar="WHEN",
+    callback=_moment,
+    help="Rollouts last active before an age (30d, 12h) or a date (2026-01-31).",
 )
 @click.option("--run", "run_id", help="Rollouts of this run.")
 @click.option("--keep-last", type=click.IntRange(min=0), help="Keep the N most recently active rollouts.")
@@ -66,7 +59,7 @@ def prune(
 ) -> None:
     """Delete rollouts in STORE that fit every option given, with their calls, rewards and spans.
 
-    Rollouts that wait or run are spared. With --before and no --run, calls and spans that belong to no rollout go too.
+    Rollouts that wait or run are kept. With --before and no --run, calls and spans of no rollout are deleted too.
     --vacuum alone deletes nothing. lgov traces export keeps a copy.
     """
     if before is None and run_id is None and keep_last is None and not vacuum:
@@ -81,14 +74,14 @@ def prune(
             pruned = recorded.prune(before=before, run_id=run_id, keep_last=keep_last, dry_run=True)
             if not dry_run:
                 if not yes:
-                    click.confirm(f"Delete {_told(pruned)} for good?", abort=True, err=True)
+                    click.confirm(f"Delete {_summary(pruned)} for good?", abort=True, err=True)
                 pruned = recorded.prune(before=before, run_id=run_id, keep_last=keep_last)
         if vacuum and not dry_run:
             recorded.vacuum()
     if as_json:
         write_json({"store": store, "dry_run": dry_run, "vacuum": vacuum and not dry_run, **asdict(pruned)})
         return
-    click.echo(f"{'would delete' if dry_run else 'deleted'} {_told(pruned)}")
+    click.echo(f"{'would delete' if dry_run else 'deleted'} {_summary(pruned)}")
     if pruned.spared:
         click.echo(f"{pruned.spared} rollouts wait or run and were spared")
 
@@ -96,7 +89,7 @@ def prune(
 @command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED)
 @click.argument("store")
 def stats(store: str, as_json: bool) -> None:
-    """Say what is in STORE and how much room it takes."""
+    """Count what is in STORE, and show its size."""
     with opened_store(store) as recorded:
         found = recorded.statistics()
     if as_json:
@@ -112,7 +105,7 @@ def stats(store: str, as_json: bool) -> None:
     click.echo(f"{found.size_bytes / 1e6:.1f} MB, {found.free_bytes / 1e6:.1f} MB of it free")
 
 
-def _told(pruned: Pruned) -> str:
+def _summary(pruned: Pruned) -> str:
     return (
         f"{pruned.rollouts} rollouts, {pruned.attempts} attempts, {pruned.calls} calls, {pruned.rewards} rewards,"
         f" {pruned.spans} spans"

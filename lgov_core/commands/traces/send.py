@@ -11,7 +11,7 @@ import click
 
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import command, rollouts_option, run_option
-from lgov_core.commands.output import write_json
+from lgov_core.commands.output import printable, write_json
 from lgov_core.commands.recorded import opened_store
 
 #: Where OpenTelemetry's own exporters look for headers: NAME=VALUE pairs with commas between them, percent-encoded.
@@ -65,7 +65,7 @@ def send(
     else:
         click.echo(f"sent {sent.spans} spans of {sent.rollouts} rollouts in {sent.requests} requests")
         for message in sent.messages:
-            click.echo(f"the collector says: {_plain(message)}", err=True)
+            click.echo(f"the collector says: {printable(message[:300])}", err=True)
     if sent.rejected:
         click.echo(f"{sent.rejected} spans were rejected", err=True)
         click.get_current_context().exit(Exit.FINDING)
@@ -81,7 +81,3 @@ def _headers(given: tuple[str, ...]) -> dict[str, str]:
             raise click.UsageError("a header is written NAME=VALUE")  # its text may be a key, so it is not shown
         headers[name.strip().lower()] = value.strip()
     return headers
-
-
-def _plain(text: str) -> str:
-    return "".join(char if char.isprintable() else " " for char in text[:300])

@@ -54,21 +54,15 @@ def verify(run_folder: Path, limit: int | None, tolerance: float, as_json: bool)
 
 
 def _write_verification(result: Verification) -> None:
-    columns = ("weights", "calls", "checked", "unchecked", "mismatched", "max difference")
-    write_table(
-        columns,
-        [
-            (
-                "unknown" if one.version is None else one.version,
-                one.calls,
-                one.checked,
-                one.unchecked,
-                one.mismatched,
-                f"{one.max_logprob_diff:.1e}" if one.checked else "",
-            )
-            for one in result.versions
-        ],
-    )
+    rows = [
+        (
+            "unknown" if one.version is None else one.version,
+            *(one.calls, one.checked, one.unchecked, one.mismatched),
+            f"{one.max_logprob_diff:.1e}" if one.checked else "",
+        )
+        for one in result.versions
+    ]
+    write_table(("weights", "calls", "checked", "unchecked", "mismatched", "max difference"), rows)
     for found in result.findings[:_FINDINGS_SHOWN]:
         click.echo(
             f"rollout {found.rollout_id} attempt {found.attempt} call {found.response_id}"
