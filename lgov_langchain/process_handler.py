@@ -80,6 +80,6 @@ def agent_span(governor: Governor, config: Mapping[str, Any] | None = None, call
     return None
 
 
-def inside(span: LiveSpan | None) -> AbstractContextManager[Any, None]:
+def inside(span: LiveSpan | None) -> AbstractContextManager[Any]:
     """Makes ``span`` the current one in the block, if there is one to be made so."""
     return nullcontext() if span is None or span.ended or span is current_span() else span.active()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DETAILS_FILE = "lgov_model.json"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)
 class LanguageModel:
     """A causal language model, its tokenizer, and how tool calls are written in its text.
 
@@ -44,8 +44,8 @@ class LanguageModel:
             )
         if self.tokenizer.eos_token_id is None:
             raise ModelError(f"the tokenizer of model {self.name!r} has no end-of-turn token (eos_token)")
-        object.__setattr__(self, "text", PromptText(self.tokenizer))
-        object.__setattr__(self, "format", self._fitting_format())
+        self.text = PromptText(self.tokenizer)
+        self.format = self._fitting_format()
 
     @property
     def end_id(self) -> int:

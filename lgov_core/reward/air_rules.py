@@ -27,7 +27,7 @@ PARAMETERS: Final[Mapping[Event, tuple[str, ...]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)
 class AirRule:
     """One rule: on ``event``, for tools and agents that match (globs, case-sensitive), pay ``reward``.
 
@@ -63,7 +63,7 @@ class AirRule:
             asks["milestone"] = _asked(f"{what}: milestone", self.milestone, self.event)
         elif self.milestone not in ("call", "tool"):
             raise RewardError(f"{what}: milestone is {self.milestone!r}", hint="write call, tool or a function")
-        object.__setattr__(self, "_asks", asks)
+        self._asks = asks
 
     def covers(self, tool: str, agent: str | None) -> bool:
         """Whether the rule is about this tool (or model) and agent."""

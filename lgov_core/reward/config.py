@@ -21,7 +21,7 @@ _FLOOR: Final = _Default(-100.0)
 _PENALTIES: Final = tuple(f"{severity}_penalty" for severity in SEVERITY_PENALTIES)
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class RewardConfig:
     """What violations cost, what clean work earns, and between which bounds.
 
@@ -54,7 +54,7 @@ class RewardConfig:
 
     def __post_init__(self) -> None:
         for name in (*_PENALTIES, "clean_bonus", "multiplicative_factor"):
-            object.__setattr__(self, name, _number(name, getattr(self, name)))
+            setattr(self, name, _number(name, getattr(self, name)))
         for name in _PENALTIES:
             if (value := getattr(self, name)) > 0:
                 raise RewardError(f"{name} {value:g} would pay for violations", hint=f"write {-value:g}")
@@ -73,14 +73,14 @@ class RewardConfig:
     def _check_bounds(self) -> None:
         lowest = min(getattr(self, name) for name in _PENALTIES)
         if self.min_reward is _FLOOR:
-            object.__setattr__(self, "min_reward", min(float(_FLOOR), lowest))
+            self.min_reward = min(float(_FLOOR), lowest)
         for name in ("min_reward", "max_reward"):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, _number(name, getattr(self, name)))
+                setattr(self, name, _number(name, getattr(self, name)))
         if self.min_reward is not None and self.max_reward is not None and self.min_reward >= self.max_reward:
             raise RewardError(f"min_reward {self.min_reward:g} is not below max_reward {self.max_reward:g}")
         if self.compliance_floor is not None:
-            object.__setattr__(self, "compliance_floor", _number("compliance_floor", self.compliance_floor))
+            self.compliance_floor = _number("compliance_floor", self.compliance_floor)
         for name in ("min_reward", "compliance_floor"):
             floor = getattr(self, name)
             if not self.multiplicative and floor is not None and floor > lowest:
@@ -92,7 +92,7 @@ class RewardConfig:
             low, high = (_number("task_bounds", value) for value in self.task_bounds)
             if low >= high:
                 raise RewardError(f"task_bounds {self.task_bounds} must be (lowest, highest)")
-            object.__setattr__(self, "task_bounds", (low, high))
+            self.task_bounds = (low, high)
 
     @classmethod
     def for_training(cls, **changes: Any) -> Self:

@@ -28,7 +28,7 @@ class PolicyViolationType(StrEnum):
     SIGNAL_SENT = "signal_sent"
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class PolicyViolation:
     """One act in which a policy found something.
 
@@ -54,17 +54,17 @@ class PolicyViolation:
         except ValueError as error:
             known = ", ".join(PolicyViolationType)
             raise RewardError(f"violation type {self.violation_type!r} is unknown", hint=f"write {known}") from error
-        object.__setattr__(self, "violation_type", kind)
-        object.__setattr__(self, "severity", severity_of(self.severity))
+        self.violation_type = kind
+        self.severity = severity_of(self.severity)
         blocked: Any = self.action_blocked
-        object.__setattr__(self, "action_blocked", kind is PolicyViolationType.BLOCKED if blocked is None else blocked)
+        self.action_blocked = kind is PolicyViolationType.BLOCKED if blocked is None else blocked
         price: Any = SEVERITY_PENALTIES[self.severity] if cast(Any, self.penalty) is None else self.penalty
         if isinstance(price, bool) or not isinstance(price, int | float) or not math.isfinite(price) or price < 0:
             raise RewardError(
                 f"the penalty of a violation must be a finite number, 0 or more, not {price!r}",
                 hint="it is what the violation costs; rewards subtract it",
             )
-        object.__setattr__(self, "penalty", float(price))
+        self.penalty = float(price)
 
 
 def severity_of(severity: object) -> str:
