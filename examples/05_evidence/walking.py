@@ -19,7 +19,7 @@ from corridor import POLICY, SIGNS, SYSTEM, TOOLS, Corridor, draw_signs, logged_
 
 from lgov_core.demo.prepare import conversation_rows
 from lgov_core.gateway.engine.embedded import EmbeddedEngine
-from lgov_core.gateway.serving.server import EndpointServer
+from lgov_core.gateway.server import EndpointServer
 from lgov_core.governor import Governor
 from lgov_core.hookspecs import hookimpl
 from lgov_core.instrumentation import arun_steps

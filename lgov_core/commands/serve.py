@@ -22,9 +22,9 @@ from lgov_core.settings import Settings, load_settings, without_password
 
 if TYPE_CHECKING:
     from lgov_core.gateway.protocol import Engine
+    from lgov_core.gateway.server import EndpointServer
     from lgov_core.gateway.serving.keys import KeyRing
     from lgov_core.gateway.serving.limits import Limits
-    from lgov_core.gateway.serving.server import EndpointServer
 
 
 _SPEAKS = "chat,completions,embeddings"
@@ -150,7 +150,7 @@ def _serving(
     settings: Settings, engine: Engine, keys: KeyRing | None, limits: Limits, drain_s: int
 ) -> Generator[EndpointServer]:
     """The running endpoint with its store and policy; all of them are closed at the end."""
-    from lgov_core.gateway.serving.server import EndpointServer
+    from lgov_core.gateway.server import EndpointServer
 
     with contextlib.ExitStack() as open_things:
         recorded = None
@@ -211,8 +211,8 @@ def _keys(settings: Settings, admin_keys_file: Path | None, *, shown: bool) -> K
 
     ``shown``: the admin key will be printed, which requires keys.
     """
+    from lgov_core.gateway.server import is_loopback
     from lgov_core.gateway.serving.keys import AdminKeyFile, KeyRing
-    from lgov_core.gateway.serving.server import is_loopback
 
     path = settings.key_secret_file
     if path is None:

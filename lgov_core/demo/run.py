@@ -22,7 +22,7 @@ from lgov_core.demo.progress import Display
 from lgov_core.demo.questions import Question, Split, draw_question
 from lgov_core.errors import TrainError
 from lgov_core.gateway.engine.embedded import EmbeddedEngine
-from lgov_core.gateway.serving.server import EndpointServer
+from lgov_core.gateway.server import EndpointServer
 from lgov_core.models import LanguageModel, load_model
 from lgov_core.reward import AirRules
 from lgov_core.store import open_store

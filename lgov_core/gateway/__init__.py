@@ -18,9 +18,9 @@ from lgov_core.gateway.protocol import (
     StreamPiece,
     ToolCall,
 )
+from lgov_core.gateway.server import EndpointServer
 from lgov_core.gateway.serving.keys import AdminKeyFile, KeyRing
 from lgov_core.gateway.serving.limits import Limits
-from lgov_core.gateway.serving.server import EndpointServer
 
 __all__ = [
     "ANY_MODEL",

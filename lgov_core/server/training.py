@@ -12,8 +12,8 @@ from typing import Any, Self, cast
 from lgov_core.audit import default_signer
 from lgov_core.errors import EndpointError, LgovError, SettingsError, TrainError
 from lgov_core.gateway.app import create_app
+from lgov_core.gateway.server import EndpointServer, is_loopback
 from lgov_core.gateway.serving.keys import KeyRing
-from lgov_core.gateway.serving.server import EndpointServer, is_loopback
 from lgov_core.server.collect import QueueCollector, Stopped
 from lgov_core.server.coordinator import Coordinator
 from lgov_core.server.key_path import KeyInPath, kept_keys

@@ -93,7 +93,7 @@ class ScriptedModelServer:
         from starlette.applications import Starlette
         from starlette.routing import Route
 
-        from lgov_core.gateway.serving.server import EndpointServer
+        from lgov_core.gateway.server import EndpointServer
 
         self._next_reply = script if callable(script) else _in_turn(script)
         self._model = model

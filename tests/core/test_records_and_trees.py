@@ -12,7 +12,7 @@ import pytest
 from lgov_core.errors import TransitionError
 from lgov_core.store.sqlite.store import SQLiteStore
 from lgov_core.transitions import Finding, Records, Selection, Transition, assemble, assign_credit, build_transitions
-from lgov_core.transitions.tokens.batches import CreditedBatch, RecordedBatch
+from lgov_core.transitions.batches import CreditedBatch, RecordedBatch
 from lgov_core.transitions.tokens.tree import make_tree
 from lgov_core.types import Attempt, CapturedCall, Outcome, Reward, Rollout, Span
 

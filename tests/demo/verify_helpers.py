@@ -16,7 +16,7 @@ from openai import OpenAI
 from lgov_core.cli import cli
 from lgov_core.demo.prepare import POLICIES
 from lgov_core.gateway.engine.embedded import EmbeddedEngine
-from lgov_core.gateway.serving.server import EndpointServer
+from lgov_core.gateway.server import EndpointServer
 from lgov_core.models import LanguageModel, build_tiny, load_model
 from lgov_core.store.sqlite.store import SQLiteStore
 from lgov_core.train.algorithms.config import SupervisedConfig

@@ -20,7 +20,7 @@ import torch
 
 from lgov_core._util.atomic_file import atomic_write
 from lgov_core.gateway.engine.embedded import EmbeddedEngine
-from lgov_core.gateway.serving.server import EndpointServer
+from lgov_core.gateway.server import EndpointServer
 from lgov_core.models import LanguageModel, build_tiny, load_model
 from lgov_core.store import open_store
 from lgov_core.train.algorithms.config import UpdateConfig

@@ -25,7 +25,7 @@ sys.path.insert(0, str(_TRAIN))
 from episodes import ALLOW_ALL, READ_ONLY, Bench  # noqa: E402
 
 from lgov_core.audit import verify  # noqa: E402
-from lgov_core.gateway.serving.server import EndpointServer  # noqa: E402
+from lgov_core.gateway.server import EndpointServer  # noqa: E402
 from lgov_core.gateway.upstream.engine import UpstreamEngine  # noqa: E402
 from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply  # noqa: E402
 from lgov_core.train.workers.jobs import JobResult  # noqa: E402

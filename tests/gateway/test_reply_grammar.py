@@ -19,8 +19,8 @@ from lgov_core.errors import EndpointError
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.engine.embedded import EmbeddedEngine
 from lgov_core.gateway.protocol import ChatRequest, Completion
+from lgov_core.gateway.server import EndpointServer
 from lgov_core.gateway.serving.keys import KeyRing
-from lgov_core.gateway.serving.server import EndpointServer
 from lgov_core.models import LanguageModel, build_tiny
 from lgov_core.store.sqlite.store import SQLiteStore
 from tests.gateway.embedded_engine import ask, assert_exact

@@ -16,8 +16,8 @@ from lgov_core.errors import EndpointError, ModelError
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.engine.embedded import EmbeddedEngine
 from lgov_core.gateway.protocol import Completion
+from lgov_core.gateway.server import EndpointServer
 from lgov_core.gateway.serving.keys import KeyRing
-from lgov_core.gateway.serving.server import EndpointServer
 from lgov_core.models import LanguageModel
 from lgov_core.store.sqlite.store import SQLiteStore
 from tests.gateway.embedded_engine import ask, assert_exact, grouped_query_llama, recomputed

@@ -18,8 +18,8 @@ from lgov_core.errors import EndpointError
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.formats.openai_format import completion_pieces
 from lgov_core.gateway.protocol import ChatRequest, Completion, StreamPiece, ToolCall
+from lgov_core.gateway.server import EndpointServer
 from lgov_core.gateway.serving.keys import KeyRing
-from lgov_core.gateway.serving.server import EndpointServer
 from lgov_core.types import new_id
 
 BODY = {"model": "echo", "messages": [{"role": "user", "content": "a b"}]}
@@ -217,7 +217,7 @@ def test_stop_lets_a_running_request_end(store):
 
 FOREVER = """
 import sys
-from lgov_core.gateway.serving.server import EndpointServer
+from lgov_core.gateway.server import EndpointServer
 from lgov_core.gateway.upstream.engine import UpstreamEngine
 server = EndpointServer([UpstreamEngine("http://127.0.0.1:9/v1")], port=int(sys.argv[1]))
 server.serve_forever()

@@ -21,8 +21,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from lgov_core.cli import cli
 from lgov_core.errors import TraceError
 from lgov_core.gateway.routes.otlp_route import TracesRoute
+from lgov_core.gateway.server import EndpointServer
 from lgov_core.gateway.serving.keys import KeyRing
-from lgov_core.gateway.serving.server import EndpointServer
 from lgov_core.store import open_store
 from lgov_core.store.protocol import TraceStore
 from lgov_core.trace import semconv

@@ -13,8 +13,8 @@ import pytest
 from lgov_core import Client
 from lgov_core.client import connection, wire
 from lgov_core.errors import ArgumentError, ClientError, EndpointError, SettingsError, TaskError, TrainError
+from lgov_core.gateway.server import EndpointServer
 from lgov_core.gateway.serving.keys import KeyRing
-from lgov_core.gateway.serving.server import EndpointServer
 from lgov_core.server.training import TrainingServer
 from lgov_core.store import open_store
 from tests.pair import pair_agents as agents

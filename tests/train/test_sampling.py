@@ -19,7 +19,7 @@ pytest.importorskip("langchain", reason="a worker governs at least one framework
 
 from lgov_core.errors import TrainError  # noqa: E402
 from lgov_core.gateway.engine.embedded import EmbeddedEngine  # noqa: E402
-from lgov_core.gateway.serving.server import EndpointServer  # noqa: E402
+from lgov_core.gateway.server import EndpointServer  # noqa: E402
 from lgov_core.models import LanguageModel, build_tiny  # noqa: E402
 from lgov_core.train.algorithms.functions import algorithm  # noqa: E402
 from lgov_core.train.algorithms.update import PolicyUpdate  # noqa: E402

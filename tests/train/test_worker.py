@@ -15,7 +15,7 @@ from episodes import READ_ONLY, Bench
 
 from lgov_core.audit import AuditLog
 from lgov_core.errors import AuditError, InstrumentationError, PolicyDenied, StoreError
-from lgov_core.gateway.serving.server import EndpointServer
+from lgov_core.gateway.server import EndpointServer
 from lgov_core.gateway.upstream.engine import UpstreamEngine
 from lgov_core.governor import Governor
 from lgov_core.plugins import make_plugin_manager

@@ -19,7 +19,7 @@ import torch
 from lgov_core.demo.measure import wilson_interval
 from lgov_core.demo.progress import Display
 from lgov_core.gateway.engine.embedded import EmbeddedEngine
-from lgov_core.gateway.serving.server import EndpointServer
+from lgov_core.gateway.server import EndpointServer
 from lgov_core.models import LanguageModel
 from lgov_core.reward import AirRules
 from lgov_core.store import open_store

@@ -19,7 +19,6 @@ from lgov_core.gateway.formats.json_body import read_json
 from lgov_core.gateway.formats.messages_request import read_messages_request
 from lgov_core.gateway.formats.reply_writer import ReplyWriter, written_anew
 from lgov_core.gateway.formats.request_fields import model_name
-from lgov_core.gateway.formats.response_memory import ResponseMemory
 from lgov_core.gateway.formats.responses_request import chat_messages, input_messages
 from lgov_core.gateway.policy.gate_calls import gate_replies, gate_request, refusal_completion, released, with_contents
 from lgov_core.gateway.protocol import (
@@ -35,6 +34,7 @@ from lgov_core.gateway.protocol import (
 )
 from lgov_core.gateway.routes.bodies import ROLLOUT_PREFIX, json_response, read_body
 from lgov_core.gateway.routes.embeddings import judged_embeddings
+from lgov_core.gateway.routes.response_memory import ResponseMemory
 from lgov_core.gateway.serving.access import Access, RuledRoute, grant_of
 from lgov_core.gateway.serving.attribution import Attribution, attribute
 from lgov_core.gateway.serving.capture import Capture, Exchange

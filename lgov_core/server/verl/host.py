@@ -13,8 +13,8 @@ from typing import Any, Final, cast
 from lgov_core.errors import LgovError, TrainError
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.protocol import Engine
+from lgov_core.gateway.server import EndpointServer
 from lgov_core.gateway.serving.keys import KeyRing
-from lgov_core.gateway.serving.server import EndpointServer
 from lgov_core.server.collect import QueueCollector, Stopped
 from lgov_core.server.coordinator import Coordinator, Tasks
 from lgov_core.server.key_path import KeyInPath

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lgov_core.errors import SettingsError
-from lgov_core.gateway.serving.server import is_loopback
+from lgov_core.gateway.server import is_loopback
 from lgov_core.server.recipe import algorithm_for
 from lgov_core.server.verl.host import coordinator_options
 from lgov_core.train.algorithms.config import UpdateConfig
