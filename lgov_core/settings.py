@@ -117,10 +117,10 @@ def _from_file(folder: Path) -> _Found:
     section = None if path.name == "lgov.toml" else "tool.lgov"
     for name, raw in table.items():
         line = _line_of(name, text, section)
-        origin = f"{path.name}:{line}" if line else path.name
+        where = f":{line}" if line else ""
         if name not in _READ:
-            raise _unknown(name, f"set in {path}:{line}" if line else f"set in {path}", _READ)
-        found[name] = (_read(name, raw, origin, base=path.parent), origin)
+            raise _unknown(name, f"set in {path}{where}", _READ)
+        found[name] = (_read(name, raw, f"{path.name}{where}", base=path.parent), f"{path.name}{where}")
     return found
 
 

@@ -44,7 +44,7 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
         "settings": checked(_settings, {}),
         "extras": _extras(),
         "frameworks": checked(_frameworks, []),
-        "plugins": checked(_plugins, []),
+        "plugins": checked(installed_plugins, []),
         "problems": problems,
     }
     if as_json:
@@ -96,10 +96,6 @@ def _frameworks() -> list[dict[str, Any]]:
         }
         for adapter in adapters
     ]
-
-
-def _plugins() -> list[dict[str, Any]]:
-    return [dataclasses.asdict(plugin) for plugin in installed_plugins()]
 
 
 def _write(report: dict[str, Any]) -> None:

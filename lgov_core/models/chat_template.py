@@ -1,8 +1,7 @@
 """How a conversation becomes the text of a prompt, and that text the prompt's tokens.
 
-Two chat templates of our own: `turn_template` (one token a turn's head, one its end; for models made here) and
-`chatml_template` (ChatML with every role, for SmolLM2). Under both, a later prompt begins with exactly the earlier
-prompt and the earlier reply, end token included, so that the calls of a rollout extend one another.
+Under `TURN_TEMPLATE` (for models made here) and `CHATML_TEMPLATE` (for SmolLM2) a later prompt begins with exactly the
+earlier prompt and reply, end token included, so that the calls of a rollout extend one another.
 
 `PromptText` turns rendered text into tokens. Control tokens count only where the template wrote them: a tool result
 that contains the text of an end-of-turn token stays text and cannot forge a turn.
@@ -22,8 +21,7 @@ ROLES = ("system", "user", "assistant", "tool")
 END = "<|end|>"
 PAD = "<|pad|>"
 
-# Private-use characters around a number: the stand-in for a control token's text, or for a place where tokens must
-# break.
+# Private-use characters around a number: the stand-in for a control token's text, or for a token boundary.
 _OPEN, _CLOSE = "\ue000", "\ue001"
 _STAND_IN = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
 #: Precedes each assistant turn's text, so that its tokens never merge with those of the turn's head.
@@ -31,26 +29,22 @@ REPLY_STARTS = f"{_OPEN}0{_CLOSE}"
 
 
 def role_token(role: str) -> str:
-    """The token that begins a turn of that role under `turn_template`."""
+    """The token that begins a turn of that role under `TURN_TEMPLATE`."""
     return f"<|{role}|>"
 
 
-def turn_template() -> str:
-    """The Jinja template of the models built here: role token, content, end token; nothing else."""
-    return (
-        "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '"
-        + END
-        + "' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
-    )
-
-
-def chatml_template() -> str:
-    """ChatML for any role, without a system message of its own."""
-    return (
-        "{% for message in messages %}"
-        "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
-        "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-    )
+#: The Jinja template of the models built here: role token, content, end token; nothing else.
+TURN_TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '"
+    + END
+    + "' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+#: ChatML for any role, without a system message of its own.
+CHATML_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 
 
 class PromptText:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from lgov_core.errors import EndpointError, ModelError
 from lgov_core.models.chat_template import REPLY_STARTS, PromptText
-from lgov_core.models.quiet import no_transformers_bars
 from lgov_core.models.tool_formats import ToolFormat, tool_format
 
 if TYPE_CHECKING:
@@ -18,6 +18,20 @@ if TYPE_CHECKING:
 
 #: The file beside config.json that remembers what transformers has no place for.
 DETAILS_FILE = "lgov_model.json"
+
+
+@contextmanager
+def no_transformers_bars() -> Generator[None]:
+    """Hides the progress bars of transformers, in the whole process."""
+    from transformers.utils import logging
+
+    were_shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if were_shown:
+            logging.enable_progress_bar()
 
 
 @dataclass(unsafe_hash=True, slots=True)

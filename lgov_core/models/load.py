@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from lgov_core.errors import ModelError
-from lgov_core.models.language_model import DETAILS_FILE, LanguageModel
-from lgov_core.models.quiet import no_transformers_bars
+from lgov_core.models.language_model import DETAILS_FILE, LanguageModel, no_transformers_bars
 from lgov_core.models.smollm2 import SMOLLM2, smollm2_folder
 
 if TYPE_CHECKING:

@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lgov_core.errors import ModelError
-from lgov_core.models.chat_template import chatml_template
-from lgov_core.models.language_model import LanguageModel
-from lgov_core.models.quiet import no_transformers_bars
+from lgov_core.models.chat_template import CHATML_TEMPLATE
+from lgov_core.models.language_model import LanguageModel, no_transformers_bars
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -205,7 +204,7 @@ def _convert(gguf: Path, target: Path, bars: Progress) -> None:
             del module.hf_quantizer
         module.config.__dict__.pop("quantization_config", None)
         module.is_quantized = False
-        tokenizer.chat_template = chatml_template()
+        tokenizer.chat_template = CHATML_TEMPLATE
         tokenizer.eos_token = "<|im_end|>"
         LanguageModel(module, tokenizer, SMOLLM2, "compact", frozenset({tokenizer.eos_token_id})).save(target)
         bars.advance(task)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from lgov_core.errors import ModelError
-from lgov_core.models.chat_template import END, PAD, ROLES, role_token, turn_template
+from lgov_core.models.chat_template import END, PAD, ROLES, TURN_TEMPLATE, role_token
 from lgov_core.models.language_model import LanguageModel
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _spread(module: Any, seed: int) -> None:
 
 
 def train_tokenizer(corpus: Iterable[str], *, vocab_size: int, max_positions: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer with the control tokens and chat template of `turn_template`."""
+    """A byte-level BPE tokenizer with the control tokens and chat template of `TURN_TEMPLATE`."""
     try:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
         from transformers import PreTrainedTokenizerFast
@@ -111,7 +111,7 @@ def train_tokenizer(corpus: Iterable[str], *, vocab_size: int, max_positions: in
         eos_token=END,
         pad_token=PAD,
         additional_special_tokens=[role_token(role) for role in ROLES],
-        chat_template=turn_template(),
+        chat_template=TURN_TEMPLATE,
         model_max_length=max_positions,
         clean_up_tokenization_spaces=False,
     )

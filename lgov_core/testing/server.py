@@ -25,22 +25,11 @@ from lgov_core.errors import LgovError
 from lgov_core.testing.scripted_chat import ChatWriter
 from lgov_core.testing.scripted_completion import CompletionWriter
 from lgov_core.testing.scripted_message import MessageWriter
-from lgov_core.testing.scripted_reply import ScriptedCall, ScriptedReply, call, token_logprob
+from lgov_core.testing.scripted_reply import ScriptedReply
 from lgov_core.testing.scripted_response import ResponseWriter
 
 if TYPE_CHECKING:
     from starlette.requests import Request
-
-__all__ = [
-    "RecordedRequest",
-    "ScriptedCall",
-    "ScriptedModelServer",
-    "ScriptedReply",
-    "UnexpectedModelCall",
-    "call",
-    "token_logprob",
-]
-
 
 _WRITERS: Mapping[str, Callable[..., Any]] = {
     "chat/completions": ChatWriter,

@@ -47,15 +47,15 @@ class Change:
 class Replay:
     """The result of a replay: counts of actions, and the changed ones in the order of the record.
 
-    ``unknown`` counts what was recorded without a decision: it is judged, but nothing is there to compare with.
-    ``incomplete`` counts actions whose arguments are not in the record any more.
+    ``without_decision`` counts actions recorded without a decision: they are judged, but not compared. ``incomplete``
+    counts actions whose arguments are not recorded in full.
     """
 
     judged: int = 0
-    unknown: int = 0
-    incomplete: int = 0
     blocked_then: int = 0
     blocked_now: int = 0
+    without_decision: int = 0
+    incomplete: int = 0
     changes: list[Change] = field(default_factory=lambda: [])
 
 
@@ -70,7 +70,7 @@ def replay(governor: Governor, recorded: Iterable[RecordedAction | None]) -> Rep
         result.judged += 1
         result.blocked_now += decision.blocks
         if one.effect is None:
-            result.unknown += 1
+            result.without_decision += 1
             continue
         blocked = one.effect in _BLOCKING
         result.blocked_then += blocked

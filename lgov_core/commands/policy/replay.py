@@ -43,8 +43,10 @@ def replay(ctx: click.Context, file: Path, store: str, limit: int, as_json: bool
     with closing(Governor(policies, manager=make_plugin_manager(builtin=(), third_party=False))) as governor:
         found = _replayed(governor, store)
     if as_json:
-        about = {"file": str(file), "store": without_password(store), **_counts(found)}
-        write_json({**about, "changes": [_fields(change) for change in found.changes]})
+        names = ("judged", "blocked_then", "blocked_now", "without_decision", "incomplete")
+        counts = {**{name: getattr(found, name) for name in names}, "changed": len(found.changes)}
+        changes = [_fields(change) for change in found.changes]
+        write_json({"file": str(file), "store": without_password(store), **counts, "changes": changes})
     else:
         _show(found, limit)
     ctx.exit(Exit.FINDING if found.changes else Exit.OK)
@@ -61,17 +63,6 @@ def _replayed(governor: Governor, place: str) -> Replay:
             return judge_again(governor, from_audit(log.entries()))
     with opened_store(place) as recorded:
         return judge_again(governor, from_store(recorded))
-
-
-def _counts(found: Replay) -> dict[str, int]:
-    return {
-        "judged": found.judged,
-        "blocked_then": found.blocked_then,
-        "blocked_now": found.blocked_now,
-        "without_decision": found.unknown,
-        "incomplete": found.incomplete,
-        "changed": len(found.changes),
-    }
 
 
 def _fields(change: Change) -> dict[str, Any]:
@@ -104,8 +95,8 @@ def _show(found: Replay, limit: int) -> None:
         f"{found.judged} actions judged again: {len(found.changes)} changed;"
         f" {found.blocked_then} were blocked then, {found.blocked_now} would be now"
     )
-    if found.unknown:
-        click.echo(f"{found.unknown} have no recorded decision to compare with", err=True)
+    if found.without_decision:
+        click.echo(f"{found.without_decision} have no recorded decision to compare with", err=True)
     if found.incomplete:
         click.echo(f"{found.incomplete} could not be judged: their arguments are not in the record in full", err=True)
 
