@@ -116,7 +116,7 @@ def _filled(workspace: Workspace, call: Call, word: str) -> None:
         values = [line.strip() for value in call.input.values for line in value.split("\n")]
     else:
         values = [UNKNOWN]
-    workspace.assign(word, values)
+    workspace.assign(word, *values)
 
 
 def _volume(workspace: Workspace, call: Call, word: str) -> None:

@@ -46,10 +46,7 @@ class Effects:
         if prefix and name == "IFS":
             return name, values
         self._workspace.budget.spend(sum(map(len, values)) // 8)
-        if prefix:
-            self._workspace.check_variable(name, *values)
-        else:
-            self._workspace.assign(name, values)
+        (self._workspace.check_variable if prefix else self._workspace.assign)(name, *values)
         return name, values
 
     def declare(self, node: Node) -> None:
@@ -70,7 +67,7 @@ class Effects:
                 if re.fullmatch(r"\w+", name) is None:
                     raise unclear("It is not clear which variable this is; write its name out.")
                 if equals or command == "local":
-                    self._workspace.assign(name, [value])
+                    self._workspace.assign(name, value)
         if shows:
             raise Refused("shell-secret", "All variables of the environment, secrets among them, are not shown.")
 
@@ -117,9 +114,7 @@ class Effects:
             if node.type == "file_redirect":
                 self._file(node, found)
             elif node.type == "herestring_redirect":
-                for child in node.named:
-                    if child.type != "file_descriptor":
-                        found.stdin = Input("text", self._words.values(child))
+                found.stdin = Input("text", self._words.values(node.named[-1]))
             elif node.type == "heredoc_redirect":
                 self._heredoc(node, found)
             elif node.type in WORDS:

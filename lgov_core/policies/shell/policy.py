@@ -44,7 +44,7 @@ class ShellPolicy(BoundedPolicy):
     ``allow``; its arguments must still be harmless in the same way.
 
     It judges text and never asks the file system: what the programs of ``cwd`` do, aliases and variables of the shell that
-    runs the text, and symbolic links are not seen. Run the tool in a sandbox all the same. Only bash is understood.
+    runs the text, and symbolic links are not examined. Run the tool in a sandbox all the same. Only bash is understood.
 
     Judges ``pre_tool_call``, except hand-offs and agents. May be called from several threads at once; recent decisions are
     cached. Anything unclear, too long (20,000 characters) or too deep is denied: it fails closed. Raises `PolicyError`

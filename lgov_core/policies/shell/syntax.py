@@ -94,7 +94,10 @@ def parse(text: str) -> Node:
         raise unclear("Put a space before a backslash at the end of a line.")
     source = text.encode()
     if sum(map(source.count, _OPENING)) > MAX_OPENING:
-        raise Refused("shell-too-deep", "The command holds too many opening signs; write less at a time.")
+        raise Refused(
+            "shell-too-deep",
+            "The command holds too many opening brackets, pipes and redirections; write less at a time.",
+        )
     # Another letter of as many bytes in its place changes nothing in the tree.
     parser = tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
     raw = parser.parse(_FAR_LETTER.sub(b"\\1" + "××".encode(), source)).root_node

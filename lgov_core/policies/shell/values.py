@@ -57,8 +57,7 @@ def unquoted(value: str) -> str:
 
 def shown(word: str) -> str:
     """A word for a message, its placeholders as the characters they replace."""
-    plain = word.replace(UNKNOWN, "$…").replace(BELOW, "**/").replace(STAR, "*").replace(ANY, "?").replace(HOME, "~")
-    return repr(plain[:80])
+    return repr(as_glob(word.replace(UNKNOWN, "$…").replace(BELOW, "**/").replace(HOME, "~"))[:80])
 
 
 def marked(text: str) -> str:

@@ -204,7 +204,7 @@ class Workspace:
         if closed and not all(re.fullmatch(allowed, value) for value in values):
             raise Refused("shell-environment", f"Setting {name[:40]} changes what other programs run; leave it out.")
 
-    def assign(self, name: str, values: Sequence[str]) -> None:
+    def assign(self, name: str, *values: str) -> None:
         """Gives a variable one of ``values``. Refuses what `check_variable` refuses."""
         self.check_variable(name, *values)
         self.state.assign(name, values)
