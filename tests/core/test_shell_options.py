@@ -150,8 +150,8 @@ def test_it_judges_from_many_threads_at_once() -> None:
 
 def test_every_entry_of_the_table_is_valid() -> None:
     table = default_table()
-    waiting = [table.entry(name) for name in table.names]
+    waiting = [table.entry(name) for name in table.commands]
     while waiting:
         entry = waiting.pop()
         waiting.extend(sub for name in entry.sub if (sub := table.sub(entry, name)) is not None)
-    assert len(table.names) > 400
+    assert len(table.commands) > 400

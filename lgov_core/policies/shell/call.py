@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import posixpath
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from lgov_core.policies.shell.refusal import unclear, unknown
 from lgov_core.policies.shell.table import Entry, Kind, Table
-from lgov_core.policies.shell.values import ANY, BELOW, STAR, UNKNOWN, is_wild, shown
+from lgov_core.policies.shell.values import ANY, BELOW, STAR, UNKNOWN, shown
 from lgov_core.policies.shell.workspace import Workspace
 
 #: What a flag may carry behind ``=``: a word that names no file elsewhere.
@@ -25,16 +24,6 @@ class Input:
 
     source: str = "file"
     values: list[str] = field(default_factory=lambda: [UNKNOWN])
-
-    @property
-    def empty(self) -> bool:
-        """Whether nothing is redirected to the command."""
-        return self.source == "file" and self.values == [""]
-
-    @property
-    def certain(self) -> bool:
-        """Whether the text is known."""
-        return self.source != "file" and UNKNOWN not in "".join(self.values)
 
 
 NO_INPUT = Input("file", [""])
@@ -64,33 +53,29 @@ def read_call(table: Table, entry: Entry, words: Sequence[str], stdin: Input) ->
     call = Call(entry, stdin)
     rest = list(words)
     while True:
-        call.entry = entry
-        operands, rest, verbatim = _Reader(call, entry, rest).read()
-        if not entry.sub or not rest:
+        operands, rest, verbatim = _Reader(call, rest).read()
+        if not call.entry.sub or not rest:
             break
-        name = rest.pop(0)
-        found = table.sub(entry, name)
+        found = table.sub(call.entry, rest[0])
+        if found is not None:
+            rest.pop(0)
+        else:
+            found = table.sub(call.entry, "*")
         if found is None:
-            found = table.sub(entry, "*")
-            rest.insert(0, name)
-        if found is None:
-            raise unknown(
-                f"{entry.name} {name[:40]} is not known here; add it to commands of the policy if it should be."
-            )
-        entry = found
-    entry = call.entry = table.switched(entry, call.options)
+            raise unknown(f"{call.entry.name} {rest[0][:40]} is not known; add it to commands of the policy.")
+        call.entry = found
+    call.entry = table.switched(call.entry, call.options)
     call.operands = [*operands, *verbatim]
-    if verbatim:
-        _assign_kinds(call, entry.after or (), verbatim)
-    _assign_kinds(call, entry.args, operands)
+    _assign_kinds(call, call.entry.after or (), verbatim)
+    _assign_kinds(call, call.entry.args, operands)
     return call
 
 
 class _Reader:
     """Takes the options out of a list of words."""
 
-    def __init__(self, call: Call, entry: Entry, words: list[str]) -> None:
-        self.call, self.entry, self.words = call, entry, words
+    def __init__(self, call: Call, words: list[str]) -> None:
+        self.call, self.entry, self.words = call, call.entry, words
         self.operands: list[str] = []
 
     def read(self) -> tuple[list[str], list[str], list[str]]:
@@ -104,7 +89,8 @@ class _Reader:
                 if entry.sub:
                     raise unclear("Options before -- are not followed here; leave it out.")
                 return (self.operands, [], words) if entry.after is not None else (self.operands + words, [], [])
-            if word.startswith("-") and word != "-" and (not entry.plain or not entry.any or self._is_flag(word)):
+            text = entry.plain and entry.any and not entry.flags.issuperset(f"-{letter}" for letter in word[1:])
+            if word.startswith("-") and word != "-" and not text:  # text: echo ---
                 self._option(word)
                 continue
             if word.startswith(UNKNOWN) and not entry.plain:
@@ -115,10 +101,6 @@ class _Reader:
             if entry.first or self._ends():
                 return self.operands + words, [], []
         return self.operands, [], []
-
-    def _is_flag(self, word: str) -> bool:
-        """Whether a word is options of a command that takes all other words as text (``echo ---``)."""
-        return all(f"-{letter}" in self.entry.flags for letter in word[1:])
 
     def _undashed(self, letters: str, rest: list[str]) -> list[str]:
         """``cfv a.tar b`` as ``-c -f a.tar -v b``: values follow all letters, in their order."""
@@ -158,20 +140,14 @@ class _Reader:
 
     def _cluster(self, word: str) -> bool:
         """Options of one letter, ``-xzf``; whether all are known."""
-        found: list[str] = []
-        for at, letter in enumerate(word[1:], 1):
-            option = f"-{letter}"
-            kind = self.entry.values.get(option)
-            if kind is not None:
-                for flag in (*found, option):
-                    self._note(flag)
-                self._value(option, kind, word[at + 1 :] or None)
-                return True
-            if option not in self.entry.flags:
-                return False
-            found.append(option)
-        for flag in found:
-            self._note(flag)
+        options = [f"-{letter}" for letter in word[1:]]
+        at = next((at for at, option in enumerate(options) if option in self.entry.values), len(options))
+        if not self.entry.flags.issuperset(options[:at]):
+            return False
+        for option in options[: at + 1]:
+            self._note(option)
+        if at < len(options):
+            self._value(options[at], self.entry.values[options[at]], word[at + 2 :] or None)
         return True
 
     def _note(self, option: str) -> None:
@@ -181,52 +157,38 @@ class _Reader:
 
     def _value(self, option: str, kind: Kind, value: str | None) -> None:
         words = self.words
-        if kind.name == "exec" and not kind.count:
-            ends = [at for at, word in enumerate(words) if word in (";", "+")]
-            if not ends:
-                raise unclear(f"The command behind {option} does not end.")
-            self.call.commands.append(("exec", words[: ends[0]]))
-            del words[: ends[0] + 1]
-            return
         if kind.count == "!":
             self.call.commands.append((kind.name, [*([value] if value else []), *words]))
             words.clear()
-            return
-        if value is None:
-            if kind.count == "?":
-                return
-            if not words:
+        elif kind.name == "exec":
+            end = next((at for at, word in enumerate(words) if word in (";", "+")), None)
+            if end is None:
+                raise unclear(f"The command behind {option} does not end.")
+            self.call.commands.append(("exec", words[:end]))
+            del words[: end + 1]
+        elif value is not None or kind.count != "?":
+            if value is None and not words:
                 raise unclear(f"{option} has no value.")
-            value = words.pop(0)
-        self.call.late |= kind.name == "found" and bool(self.call.commands or self.call.words_of("delfound"))
-        self.call.checks.append((kind, value))
+            self.call.late |= kind.name == "found" and bool(self.call.commands or self.call.words_of("delfound"))
+            self.call.checks.append((kind, words.pop(0) if value is None else value))
 
 
 def _assign_kinds(call: Call, kinds: Sequence[Kind], operands: list[str]) -> None:
     """Gives each operand its kind: those at the start, those at the end, and the repeated one between."""
     at = next((at for at, kind in enumerate(kinds) if kind.count in ("*", "!")), len(kinds))
     lead, repeated, trail = kinds[:at], kinds[at : at + 1], kinds[at + 1 :]
-    middle = operands
-    if trail:
-        cut = max(len(operands) - len(trail), 0)
-        middle, ends = operands[:cut], operands[cut:]
-        call.checks.extend(zip(trail[-len(ends) :] if ends else [], ends, strict=True))
-    call.checks.extend(zip(lead, middle, strict=False))
-    more = middle[len(lead) :]
-    if not more:
-        return
-    if not repeated:
-        if call.entry.any:
-            call.checks.extend((Kind("argument"), word) for word in more)
-            return
-        raise unknown(f"{call.entry.name} takes fewer words than this; leave {shown(more[0])} out.")
-    if repeated[0].count == "!" and repeated[0].name in ("command", "module", "environment", "tool"):
-        call.commands.append((repeated[0].name, more))
-    else:
-        call.checks.extend((repeated[0], word) for word in more)
-
-
-# ---------------------------------------------------------------------- what it prints
+    count = len(operands)
+    if repeated and repeated[0].count == "!" and repeated[0].name in ("command", "module", "environment", "tool"):
+        if count > at:
+            call.commands.append((repeated[0].name, operands[at:]))
+        operands, repeated = operands[:at], ()
+    elif not repeated and count > at:
+        if not call.entry.any:
+            raise unknown(f"{call.entry.name} takes fewer words than this; leave {shown(operands[at])} out.")
+        repeated = (Kind("argument"),)
+    more = count - at - len(trail)
+    given = [*lead[: max(count - len(trail), 0)], *([*repeated] * max(more, 0)), *trail[max(-more - at, 0) :]]
+    call.checks.extend(zip(given, operands, strict=False))
 
 
 def files_of(call: Call) -> list[str]:
@@ -249,36 +211,6 @@ def printed_by(workspace: Workspace, call: Call) -> list[str]:
     return _PRINTED[kind](workspace, call)
 
 
-def _same(workspace: Workspace, call: Call) -> list[str]:
-    """Lines of the input, where no file is named."""
-    return [UNKNOWN] if call.words_of("read") or call.input.source == "file" else call.input.values
-
-
-def _words(workspace: Workspace, call: Call) -> list[str]:
-    text = " ".join(call.operands)
-    return [UNKNOWN if "\\" in text else text]
-
-
-def _format(workspace: Workspace, call: Call) -> list[str]:
-    """The output of ``printf``."""
-    first, *rest = call.operands or [UNKNOWN]
-    if first in ("%s", "%s\\n"):
-        return ["\n".join(rest)]
-    return [UNKNOWN if re.search(r"[\\%]", first) else first]
-
-
-def _part(workspace: Workspace, call: Call) -> list[str]:
-    """The output of ``basename`` and ``dirname``."""
-    base = call.entry.name == "basename"
-    word, *suffix = call.operands or [UNKNOWN]
-    if any(map(is_wild, suffix)) or (not base and (suffix or is_wild(word))):
-        return [UNKNOWN]
-    if UNKNOWN in word or BELOW in word:
-        return [STAR]
-    part = (posixpath.basename if base else posixpath.dirname)(word.rstrip("/"))
-    return [part.removesuffix(suffix[0] if suffix and part != suffix[0] else "") or "."]
-
-
 _PRINTED: dict[str, Callable[[Workspace, Call], list[str]]] = {
     "text": lambda workspace, call: [UNKNOWN],
     "nothing": lambda workspace, call: [""],
@@ -290,9 +222,8 @@ _PRINTED: dict[str, Callable[[Workspace, Call], list[str]]] = {
     "files": lambda workspace, call: [UNKNOWN] if call.commands else files_of(call),
     "listed": lambda workspace, call: [f"./{BELOW}{STAR}"],
     "operands": lambda workspace, call: [*call.operands, BELOW + STAR],
-    "same": _same,
-    "words": _words,
-    "format": _format,
-    "base": _part,
-    "parent": _part,
+    "same": lambda workspace, call: (
+        [UNKNOWN] if call.words_of("read") or call.input.source == "file" else call.input.values
+    ),
+    "words": lambda workspace, call: [UNKNOWN if "\\" in "".join(call.operands) else " ".join(call.operands)],
 }

@@ -30,7 +30,7 @@ def check_word(workspace: Workspace, call: Call, kind: str, word: str) -> None:
     if expression.fullmatch(word) is None:
         raise Refused(rule, f"{call.entry.name} may not be given {shown(word)} here: as {kind} it is not understood.")
     for name in further:
-        CHECKS[name](workspace, call, word)
+        check_word(workspace, call, name, word)
 
 
 def _url(workspace: Workspace, call: Call, word: str) -> None:
@@ -64,28 +64,18 @@ def _own(workspace: Workspace, call: Call, word: str) -> None:
         workspace.unwritten(path)
 
 
-def _package(workspace: Workspace, call: Call, word: str) -> None:
-    if word.startswith((".", "/")):
-        _own(workspace, call, word.partition("[")[0])
-
-
 def _patch(workspace: Workspace, call: Call, word: str) -> None:
     workspace.inside(word)
     if workspace.fetched:
         raise Refused("shell-program", f"{shown(word)} may be what this text fetches; look at it first.")
 
 
-def _chdir(workspace: Workspace, call: Call, word: str) -> None:
-    workspace.inside(word)
-    workspace.state.go(word)
-    workspace.state.failed = ()
-
-
 def _script(workspace: Workspace, call: Call, word: str) -> None:
     if word == "-" and not call.entry.stdin:
         raise unclear("A program that is read from the input is not known.")
     if word.endswith("/activate") and regex("paths", "tools").fullmatch(posixpath.dirname(word)):
-        workspace.tool(word)
+        workspace.inside(word)
+        workspace.unwritten(word)
     elif word != "-":
         workspace.program(word)
 
@@ -105,13 +95,6 @@ def _read_value(workspace: Workspace, call: Call, word: str) -> None:
         workspace.inside(path)
 
 
-def _assign(workspace: Workspace, call: Call, word: str) -> None:
-    name, equals, value = word.partition("=")
-    if not equals or not re.fullmatch(r"[A-Za-z_][\w.]*", name):
-        raise unclear(f"It is not clear which variable {shown(word)} sets.")
-    workspace.check_variable(name, [value])
-
-
 def _setting(workspace: Workspace, call: Call, word: str) -> None:
     """``NAME=value`` for another process, or the name of a variable or target to hand on."""
     name, equals, value = word.partition("=")
@@ -119,27 +102,21 @@ def _setting(workspace: Workspace, call: Call, word: str) -> None:
         if re.search(r"[;|`\n$&<>]", value):
             raise unclear(f"{name[:40]} holds more than a value.")
         workspace.argument(value)
-        workspace.check_variable(name.rstrip(":+?"), [value])
+        workspace.check_variable(name.rstrip(":+?"), value)
     elif not equals:
         workspace.state.values(name)
         workspace.argument(name)
 
 
-def _variable(workspace: Workspace, call: Call, word: str) -> None:
-    if not re.fullmatch(r"[A-Za-z_]\w*", word):
-        raise unclear(f"{shown(word)} is not a plain name of a variable.")
-    workspace.state.values(word)
-
-
 def _filled(workspace: Workspace, call: Call, word: str) -> None:
     """A variable that is given the next line of the input."""
-    _variable(workspace, call, word)
+    check_word(workspace, call, "variable", word)
     whole = len(call.words_of("filled")) == 1 and not {"-n", "-N", "-d", "-t"} & call.options
     if whole and call.input.source != "file" and not any("\\" in value for value in call.input.values):
         values = [line.strip() for value in call.input.values for line in value.split("\n")]
     else:
         values = [UNKNOWN]
-    workspace.assign(word, values)
+    workspace.assign(word, *values)
 
 
 def _volume(workspace: Workspace, call: Call, word: str) -> None:
@@ -148,66 +125,39 @@ def _volume(workspace: Workspace, call: Call, word: str) -> None:
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*", source) is None or ":" not in word:
         if source == UNKNOWN or source.startswith(HOME):
             raise Refused("shell-dangerous", f"{shown(word)} gives a container a folder outside of this one.")
-        _inside(workspace, call, source)
-
-
-def _archive(workspace: Workspace, call: Call, word: str) -> None:
-    (workspace.write if {"-c", "--create"} & call.options else workspace.read)(word)
-
-
-def _unpacked(workspace: Workspace, call: Call, word: str) -> None:
-    """The folder of ``tar -C``: what is unpacked goes there, what is packed comes from there."""
-    (workspace.inside if {"-c", "--create"} & call.options else workspace.write)(word)
-
-
-def _unpacks_here(workspace: Workspace, call: Call, word: str) -> None:
-    if not {"-C", "--directory"} & call.options:
-        workspace.inside(".")
-
-
-def _tree_here(workspace: Workspace, call: Call, word: str) -> None:
-    if not call.words_of("tree"):
-        workspace.tree(".")
-
-
-def _inside(workspace: Workspace, call: Call, word: str) -> None:
-    workspace.inside(word)
-    workspace.mention(word)
+        check_word(workspace, call, "inside", source)
 
 
 def _choice(workspace: Workspace, call: Call, word: str) -> None:
     raise unknown(f"{shown(word)} is not among what {call.entry.name} may be given here.")
 
 
-def _tree(workspace: Workspace, call: Call, word: str) -> None:
-    workspace.read(word)
-    workspace.tree(word)
-
-
-def _text(workspace: Workspace, call: Call, word: str) -> None:
-    """Any text."""
+def _packs(call: Call) -> bool:
+    """Whether ``tar`` makes an archive, of files in the folder of ``-C``."""
+    return bool({"-c", "--create"} & call.options)
 
 
 #: Kinds of words that the session runs as commands, or that are any text.
 _TEXTS = ("text", "positional", "look", "eval", "module", "command", "tool", "exec", "environment", "shell")
 #: Every kind of word that is not a pattern, and the further checks of those that are.
 CHECKS: dict[str, Check] = {
-    **dict.fromkeys(_TEXTS, _text),
+    **dict.fromkeys(_TEXTS, lambda workspace, call, word: None),
     "one": _choice,
     "read": lambda workspace, call, word: workspace.read(word),
-    "tree": _tree,
-    "tree_here": _tree_here,
+    "whole": lambda workspace, call, word: workspace.tree(word),
+    "tree_here": lambda workspace, call, word: call.words_of("tree") or workspace.tree("."),
     "data": _read_value,
     "local": _read_value,
     "mention": lambda workspace, call, word: workspace.mention(word),
     "argument": lambda workspace, call, word: workspace.argument(word),
-    "inside": _inside,
-    "inhere": _unpacks_here,
+    "within": lambda workspace, call, word: workspace.inside(word),
+    "inhere": lambda workspace, call, word: {"-C", "--directory"} & call.options or workspace.inside("."),
     "own": _own,
-    "local_package": _package,
+    "local_package": lambda workspace, call, word: (
+        _own(workspace, call, word.partition("[")[0]) if word[:1] in (".", "/") else None
+    ),
     "patch": _patch,
-    "chdir": _chdir,
-    "link": _inside,
+    "chdir": lambda workspace, call, word: workspace.enter(word),
     "write": lambda workspace, call, word: workspace.write(word),
     "append": lambda workspace, call, word: workspace.write(word, may_be_secret=True),
     "changed": lambda workspace, call, word: workspace.write(word, track=False),
@@ -216,12 +166,12 @@ CHECKS: dict[str, Check] = {
     "delete": lambda workspace, call, word: workspace.delete(word),
     "deltree": lambda workspace, call, word: workspace.delete(word, recursive=True),
     "delfound": _delete_found,
-    "archive": _archive,
-    "unpacked": _unpacked,
+    "archive": lambda workspace, call, word: (workspace.write if _packs(call) else workspace.read)(word),
+    "unpacked": lambda workspace, call, word: (workspace.inside if _packs(call) else workspace.write)(word),
     "script": _script,
-    "assign": _assign,
+    "set": lambda workspace, call, word: workspace.check_variable(*word.split("=", 1)),
+    "value": lambda workspace, call, word: workspace.state.values(word),
     "setting": _setting,
-    "variable": _variable,
     "filled": _filled,
     "go": lambda workspace, call, word: workspace.state.go(word),
     "python": lambda workspace, call, word: check_python(word, workspace),

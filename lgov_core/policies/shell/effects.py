@@ -13,7 +13,6 @@ from lgov_core.policies.shell.values import UNKNOWN
 from lgov_core.policies.shell.words import Words
 from lgov_core.policies.shell.workspace import Workspace
 
-_COMPARISONS = re.compile(r"-(?:eq|ne|lt|le|gt|ge)")
 _STATEMENTS = frozenset({"pipeline", "command", "list", "redirected_statement"})
 
 
@@ -36,8 +35,6 @@ class Effects:
         self._workspace, self._state = workspace, workspace.state
         self._words, self._substitute = words, substitute
 
-    # ------------------------------------------------------------------ variables
-
     def assign(self, node: Node, *, prefix: bool = False) -> tuple[str, list[str]]:
         """Judges an assignment, and gives the variable its values unless it is a ``prefix`` of a command."""
         name, value = node.children[0].text, node.first("value")
@@ -49,7 +46,7 @@ class Effects:
         if prefix and name == "IFS":
             return name, values
         self._workspace.budget.spend(sum(map(len, values)) // 8)
-        (self._workspace.check_variable if prefix else self._workspace.assign)(name, values)
+        (self._workspace.check_variable if prefix else self._workspace.assign)(name, *values)
         return name, values
 
     def declare(self, node: Node) -> None:
@@ -70,7 +67,7 @@ class Effects:
                 if re.fullmatch(r"\w+", name) is None:
                     raise unclear("It is not clear which variable this is; write its name out.")
                 if equals or command == "local":
-                    self._workspace.assign(name, [value])
+                    self._workspace.assign(name, value)
         if shows:
             raise Refused("shell-secret", "All variables of the environment, secrets among them, are not shown.")
 
@@ -80,7 +77,7 @@ class Effects:
             if re.fullmatch(r"\w+|-v", child.text) is None:
                 raise unclear("Only variables are unset, and by their plain names.")
             if child.text != "-v":
-                self._workspace.check_variable(child.text, ["", UNKNOWN])
+                self._workspace.check_variable(child.text, "", UNKNOWN)
                 self._state.assign(child.text, [""])
 
     def arithmetic(self, node: Node) -> None:
@@ -88,20 +85,18 @@ class Effects:
         self._words.arithmetic(node)
         for name in {inner.text for inner in node.walk() if inner.type in ("variable_name", "word")}:
             if re.match(r"[A-Za-z_]", name):
-                self._workspace.check_variable(name, ["1"])
+                self._workspace.check_variable(name, "1")
 
-    def test(self, node: Node) -> None:
-        """Judges ``[ ... ]`` and ``[[ ... ]]``."""
-        self._test(node, double=node.text.startswith("[["))
-
-    def _test(self, node: Node, *, double: bool) -> None:
+    def test(self, node: Node, *, double: bool = False) -> None:
+        """Judges ``[ ... ]`` and, with ``double``, ``[[ ... ]]``."""
+        double = double or node.text.startswith("[[")
         operator = next((child.text for child in node.children if child.type == "test_operator"), "")
-        compares = double and _COMPARISONS.fullmatch(operator) is not None
+        compares = double and operator in ("-eq", "-ne", "-lt", "-le", "-gt", "-ge")
         for child in node.named:
             if child.type == "test_operator":
                 continue
             if child.type not in WORDS:
-                self._test(child, double=double)
+                self.test(child, double=double)
                 continue
             asked = re.fullmatch(r"[\"']?\$\{?(\w+)(?::?[-+]\w*)?\}?[\"']?", child.text)
             if asked is not None and asked[1] not in self._state.variables and operator in ("-n", "-z"):
@@ -112,8 +107,6 @@ class Effects:
             if compares and not all(re.fullmatch(r"-?\d+", value) for value in values):
                 raise unclear("It is not certain that this is a number; the shell may run what it holds.")
 
-    # ------------------------------------------------------------------ redirections
-
     def redirect(self, nodes: Sequence[Node], stdin: Input) -> Redirected:
         """Judges redirections in their order."""
         found = Redirected(stdin)
@@ -121,9 +114,7 @@ class Effects:
             if node.type == "file_redirect":
                 self._file(node, found)
             elif node.type == "herestring_redirect":
-                for child in node.named:
-                    if child.type != "file_descriptor":
-                        found.stdin = Input("text", self._words.values(child))
+                found.stdin = Input("text", self._words.values(node.named[-1]))
             elif node.type == "heredoc_redirect":
                 self._heredoc(node, found)
             elif node.type in WORDS:
@@ -160,7 +151,7 @@ class Effects:
                 raise unclear(f"The redirection {operator} is not understood; use <, > or >>.")
 
     def _heredoc(self, node: Node, found: Redirected) -> None:
-        start, body = node.child_of_type("heredoc_start"), node.child_of_type("heredoc_body")
+        start, body = node.first("heredoc_start"), node.first("heredoc_body")
         text = [""]
         if body is not None:
             quoted = start is not None and re.search(r"[\"'\\]", start.text)

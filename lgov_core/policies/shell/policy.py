@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import shlex
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, cast, get_args
@@ -21,13 +22,8 @@ Unknown = Literal["deny", "escalate", "allow"]
 MAX_CHARACTERS = 20_000
 CACHED_TEXTS = 512
 _SEVERITY = {
-    "shell-dangerous": Severity.CRITICAL,
-    "shell-delete": Severity.CRITICAL,
-    "shell-secret": Severity.CRITICAL,
-    "shell-network": Severity.HIGH,
-    "shell-write": Severity.HIGH,
-    "shell-environment": Severity.HIGH,
-    "shell-program": Severity.HIGH,
+    **dict.fromkeys(("shell-dangerous", "shell-delete", "shell-secret"), Severity.CRITICAL),
+    **dict.fromkeys(("shell-network", "shell-write", "shell-environment", "shell-program"), Severity.HIGH),
 }
 
 
@@ -48,7 +44,7 @@ class ShellPolicy(BoundedPolicy):
     ``allow``; its arguments must still be harmless in the same way.
 
     It judges text and never asks the file system: what the programs of ``cwd`` do, aliases and variables of the shell that
-    runs the text, and symbolic links are not seen. Run the tool in a sandbox all the same. Only bash is understood.
+    runs the text, and symbolic links are not examined. Run the tool in a sandbox all the same. Only bash is understood.
 
     Judges ``pre_tool_call``, except hand-offs and agents. May be called from several threads at once; recent decisions are
     cached. Anything unclear, too long (20,000 characters) or too deep is denied: it fails closed. Raises `PolicyError`
@@ -103,10 +99,6 @@ class ShellPolicy(BoundedPolicy):
     def _judge_text(self, text: str) -> Decision:
         from lgov_core.policies.shell.session import Session
 
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            return self.deny("shell-unclear", "The command contains a lone surrogate.", Severity.MEDIUM)
         session = Session(self._table or default_table(), self.cwd, self.writable, lenient=self.unknown != "deny")
         try:
             session.judge(text)
@@ -133,8 +125,6 @@ def _text(value: object) -> str | None:
     if isinstance(value, str):
         return value
     if isinstance(value, list | tuple) and value and all(isinstance(word, str) for word in value):
-        import shlex
-
         return shlex.join(value)
     return None
 

@@ -39,23 +39,21 @@ def check_python(text: str, workspace: Workspace) -> None:
     own |= {node.arg for node in nodes if isinstance(node, ast.arg)}
     if own & {"open", *modules, *imported, *builtins}:
         raise _not_judged("a name with two meanings")
-    opened = [node for node in nodes if isinstance(node, ast.Call) and _is_open(node.func)]
-    for call in opened:
-        _check_open(call, workspace)
-    allowed, callees = {*own, *imported, *builtins, *modules}, {id(call.func) for call in opened}
+    callees = {id(node.func): node for node in nodes if isinstance(node, ast.Call)}
+    allowed = {*own, *imported, *builtins, *modules}
     for node in nodes:
         if not isinstance(node, syntax):
             raise _not_judged(type(node).__name__)
-        if isinstance(node, ast.Name) and node.id not in allowed and id(node) not in callees:
-            raise _not_judged(node.id)
-        if isinstance(node, ast.Attribute):
-            module = modules.get(node.value.id) if isinstance(node.value, ast.Name) else None
-            if module is not None:
-                used = (*known.get(module, ()), *names("python", "versions"))
+        if isinstance(node, ast.Name) and node.id not in allowed:
+            if node.id != "open" or id(node) not in callees:
+                raise _not_judged(node.id)
+            _check_open(callees[id(node)], workspace)
+        elif isinstance(node, ast.Attribute):
+            used = methods
+            if isinstance(node.value, ast.Name) and node.value.id in modules:
+                used = (*known.get(modules[node.value.id], ()), *names("python", "versions"))
             elif isinstance(node.value, ast.Name | ast.Attribute):
                 used = (*methods, *known["datetime"])
-            else:
-                used = methods
             if not isinstance(node.ctx, ast.Load) or node.attr not in used:
                 raise _not_judged(node.attr)
 
@@ -63,30 +61,23 @@ def check_python(text: str, workspace: Workspace) -> None:
 def _imported(nodes: list[ast.AST], known: Mapping[str, tuple[str, ...]]) -> tuple[dict[str, str], set[str]]:
     """The modules by their names here, and names taken out of modules."""
     modules: dict[str, str] = {}
-    names: set[str] = set()
+    imported: set[str] = set()
     for node in nodes:
         if isinstance(node, ast.Import):
             modules.update({alias.asname or alias.name: alias.name for alias in node.names})
         elif isinstance(node, ast.ImportFrom):
             if any(alias.name not in known.get(node.module or "", ()) for alias in node.names):
                 raise _not_judged(f"{node.module}")
-            names.update(alias.asname or alias.name for alias in node.names)
-    return modules, names
+            imported.update(alias.asname or alias.name for alias in node.names)
+    return modules, imported
 
 
 def _not_judged(what: str) -> Refused:
     return unknown(f"The Python program uses {what[:40]}, which is not judged; put it into a file of the project.")
 
 
-def _is_open(callee: ast.expr) -> bool:
-    return isinstance(callee, ast.Name) and callee.id == "open"
-
-
 def _check_open(call: ast.Call, workspace: Workspace) -> None:
-    given = [
-        *call.args,
-        *(keyword.value for keyword in call.keywords if keyword.arg in ("mode", "encoding", "newline")),
-    ]
+    given = [*call.args, *(each.value for each in call.keywords if each.arg in ("mode", "encoding", "newline"))]
     words = [part.value for part in given if isinstance(part, ast.Constant) and isinstance(part.value, str)]
     if not call.args or len(words) != len(call.args) + len(call.keywords):
         raise _not_judged("open without a plain name")

@@ -29,8 +29,6 @@ class Session:
         """Judges the text. Raises `Refused`."""
         self._walk.statement(parse(text), NO_INPUT)
 
-    # ------------------------------------------------------------------ one command
-
     def _run(self, words: Sequence[str], stdin: Input) -> list[str]:
         """Judges a command, its name and arguments already evaluated; what a line that it prints may be."""
         workspace = self._workspace
@@ -45,21 +43,26 @@ class Session:
             if self._table.known(base) is None or not regex("paths", "tools").fullmatch(folder):
                 workspace.program(name)
                 return self._with_any_arguments(args)
-            workspace.tool(name)
+            workspace.inside(name)
+            workspace.unwritten(name)
         return self._known(base, args, stdin)
 
     def _known(self, name: str, args: list[str], stdin: Input) -> list[str]:
+        state = self._workspace.state
+        here = (state.folders, state.failed)
         try:
             known = self._table.known(name)
             if known is None:
-                hint = "add it to commands of the policy if it should be"
-                raise unknown(f"{name[:60]!r} is not a command that is known here; {hint}.")
+                raise unknown(
+                    f"{name[:60]!r} is not a known command; add it to commands of the policy if it should be."
+                )
             entry = self._table.entry(known)
             return [UNKNOWN] if self._asks_for_help(entry, args) else self._judge(entry, args, stdin)
         except Refused as refused:
             if refused.rule != "shell-unknown" or not self._lenient:
                 raise
             self.unknown.append(refused.reason)
+            state.folders, state.failed = here
             return self._with_any_arguments(args)
 
     def _with_any_arguments(self, args: list[str]) -> list[str]:
@@ -111,7 +114,7 @@ class Session:
         use, stdin = call.entry.stdin, call.input
         named = bool(call.operands) and call.operands[0] != "-" and "-s" not in call.options
         if use == "always":
-            if not stdin.empty:
+            if stdin != NO_INPUT:
                 raise Refused("shell-program", f"{call.entry.name} would run what it reads; give it no input.")
         elif use == "applied":
             self._check_applied(call)
@@ -119,9 +122,9 @@ class Session:
             if ({"-c"} if use == "shell" else {"-c", "-m", "-e", "-p"}) & call.options:
                 return
             waits = use != "sql" and not call.checks and not {"--version", "-V", "-v"} & call.options
-            if stdin.empty and not waits:
+            if stdin == NO_INPUT and not waits:
                 return
-            if not stdin.certain:
+            if stdin.source == "file" or UNKNOWN in "".join(stdin.values):
                 raise Refused("shell-program", f"{call.entry.name} would run what comes from elsewhere; name a file.")
             for text in stdin.values:
                 self._check(call, use, text)
@@ -134,8 +137,6 @@ class Session:
             for path in re.findall(r"^\+\+\+ (?:[ab]/)?([^\t\n]+)", text, re.MULTILINE) or [UNKNOWN]:
                 self._workspace.write(path, track=False)
 
-    # ------------------------------------------------------------------ commands that a command runs
-
     def _inner(self, call: Call, kind: str, words: list[str]) -> None:
         """Judges a command that ``call`` runs."""
         if kind == "python":
@@ -147,7 +148,7 @@ class Session:
         elif kind == "exec":
             if call.entry.name != "find" and not any("{}" in word for word in words):
                 words = [*words, "{}"]
-            self._run_exactly(_filled_in(words, "{}", files_of(call)))
+            self._run_on_files(_filled_in(words, "{}", files_of(call)), exact=True)
         elif call.entry.stdin == "words":
             self._with_input_words(call, words)
         elif kind == "tool" and "/" in words[0]:
@@ -178,14 +179,12 @@ class Session:
         if splits and any(re.search(r"[\"'\\]", line) for line in lines):
             lines = [UNKNOWN]
         words = _filled_in(words, marks[0], lines) if marks else [*words, *lines]
-        if splits:
-            self._run(words, NO_INPUT)
-        else:
-            self._run_exactly(words)
+        self._run_on_files(words, exact=not splits)
 
-    def _run_exactly(self, words: list[str]) -> None:
-        """Judges a command that is given names of files unchanged, not split at spaces."""
-        self._workspace.exact, before = True, self._workspace.exact
+    def _run_on_files(self, words: list[str], *, exact: bool) -> None:
+        """Judges a command that is given names of files: ``exact`` where they are not split at spaces."""
+        before = self._workspace.exact
+        self._workspace.exact = exact or before
         self._run(words, NO_INPUT)
         self._workspace.exact = before
 

@@ -1,4 +1,4 @@
-"""The values of the variables at one place of a text, and the folders it may be in."""
+"""The variables and functions at one place of a text, and the folders it may be in."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 
 from lgov_core.policies.shell.refusal import Refused, unclear
+from lgov_core.policies.shell.syntax import Node
 from lgov_core.policies.shell.table import names, regex
 from lgov_core.policies.shell.values import BREAK, HOME, INSTALLED, UNKNOWN
 
@@ -17,7 +18,7 @@ MAX_PATHS = 8_000
 
 
 class State:
-    """Variables and folders. Copied where the text branches, and merged where the branches meet."""
+    """Variables, functions and folders. Copied where the text branches, and merged where the branches meet."""
 
     def __init__(self, folder: str) -> None:
         #: Values by name; other variables have the value of the environment, which is not known.
@@ -25,6 +26,8 @@ class State:
         self.folders: tuple[str, ...] = (folder,)
         #: Folders it is still in where a ``cd`` has failed.
         self.failed: tuple[str, ...] = ()
+        #: Functions that are made for certain.
+        self.functions: dict[str, Node] = {}
         #: The arguments of the current function or script: ``$1``, ``$2``, ... None where they are not known.
         self.positional: list[str] | None = None
 
@@ -36,20 +39,21 @@ class State:
 
     def replace(self, other: State) -> None:
         """Takes over the values of ``other``."""
-        self.variables = dict(other.variables)
+        self.variables, self.functions = dict(other.variables), dict(other.functions)
         self.folders, self.failed, self.positional = other.folders, other.failed, other.positional
 
     def merge(self, other: State) -> bool:
         """Adds the values of ``other`` to the possible ones; whether that changed anything."""
-        before = (self.variables, self.folders)
+        before = (self.variables, self.folders, self.functions)
         self.variables = dict(self.variables)
+        self.functions = {name: body for name, body in self.functions.items() if other.functions.get(name) is body}
         for name in {*self.variables, *other.variables}:
             self.assign(name, [*self.variables.get(name, [UNKNOWN]), *other.variables.get(name, [UNKNOWN])])
         self.folders = _distinct(self.folders, other.folders)
         if len(self.folders) > MAX_FOLDERS:
             raise Refused("shell-too-deep", "The command may be in too many folders; write it more simply.")
         self.failed = _distinct(self.failed, other.failed)
-        return (self.variables, self.folders) != before
+        return (self.variables, self.folders, self.functions) != before
 
     def assign(self, name: str, values: Iterable[str]) -> None:
         """Gives a variable one of ``values``."""

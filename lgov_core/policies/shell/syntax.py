@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from lgov_core.policies.options import names
 from lgov_core.policies.shell.refusal import Refused, unclear
@@ -12,16 +13,12 @@ from lgov_core.policies.shell.refusal import Refused, unclear
 if TYPE_CHECKING:
     import tree_sitter
 
-#: Node types that are words, or parts of one.
-WORDS = frozenset(
-    names(
-        """
-    word string raw_string ansi_c_string translated_string number concatenation simple_expansion expansion
+_WORD_TYPES = """word string raw_string ansi_c_string translated_string number concatenation simple_expansion expansion
     command_substitution process_substitution arithmetic_expansion brace_expression regex extglob_pattern array
-    subscript variable_name test_operator special_variable_name string_content file_descriptor
-    """
-    )
-)
+    subscript variable_name test_operator special_variable_name string_content file_descriptor"""
+#: Node types that are words, or parts of one.
+WORDS = frozenset(names(_WORD_TYPES))
+_WORD_ENDS = (WORDS - {"file_descriptor"}) | {"command_name"}
 REDIRECTS = frozenset({"file_redirect", "herestring_redirect", "heredoc_redirect"})
 #: Node types with several words side by side, where the parser may miss the end of one.
 _LISTS = frozenset({"for_statement", "array", "declaration_command", "file_redirect", "case_statement", "command"})
@@ -35,27 +32,30 @@ MAX_NESTING = 100
 _OPENING, MAX_OPENING = (b"|", b"<", b"(", b"{", b"["), 3_000
 _INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f\u0085\u00a0\u00ad\u1680\u2000-\u200f\u2028-\u202f\u205f-\u2064\u2066-\u206f\u3000\ufeff"
-    "\ue000-\uf8ff]"
+    "\ud800-\uf8ff]"
 )
 _SUBSTITUTION = re.compile(rb"\\.|`|\$\(|\$\[|\$\{", re.DOTALL)
 #: Nodes in which a substitution sign is plain text.
 _QUOTING = frozenset({"raw_string", "ansi_c_string", "comment", "heredoc_body"})
 
 
+@dataclass(slots=True, eq=False)
 class Node:
     """A node of the syntax tree, copied from the parser's, which are slow to walk."""
 
-    __slots__ = ("children", "depth", "end", "field", "is_named", "start", "text", "type")
+    type: str
+    text: str
+    start: int
+    end: int
+    field: str | None
+    is_named: bool
+    depth: int
+    children: list[Node] = dataclasses.field(default_factory=list["Node"])
 
-    def __init__(
-        self, kind: str, text: str, start: int, end: int, *, field: str | None, named: bool, depth: int
-    ) -> None:
-        self.type, self.text, self.start, self.end = kind, text, start, end
-        self.field, self.is_named, self.depth = field, named, depth
-        self.children: list[Node] = []
+    def __post_init__(self) -> None:
         if self.type == "word" and "\n" in self.text.replace("\\\n", ""):
             raise unclear("A word over several lines is not understood; put it in quotes.")
-        if depth > MAX_NESTING:
+        if self.depth > MAX_NESTING:
             raise Refused("shell-too-deep", "The command is nested too deeply; write it more simply.")
 
     @property
@@ -63,17 +63,13 @@ class Node:
         """The named children."""
         return [child for child in self.children if child.is_named]
 
-    def first(self, field: str) -> Node | None:
-        """The first child of a field."""
-        return next((child for child in self.children if child.field == field), None)
+    def first(self, role: str) -> Node | None:
+        """The first child of a field or a type."""
+        return next(iter(self.every(role)), None)
 
-    def child_of_type(self, kind: str) -> Node | None:
-        """The first child of a type."""
-        return next((child for child in self.children if child.type == kind), None)
-
-    def every(self, field: str) -> list[Node]:
-        """The children of a field."""
-        return [child for child in self.children if child.field == field]
+    def every(self, role: str) -> list[Node]:
+        """The children of a field or a type."""
+        return [child for child in self.children if role in (child.field, child.type)]
 
     def walk(self) -> list[Node]:
         """The node and all below it, in the order of the text."""
@@ -86,28 +82,25 @@ class Node:
         return found
 
 
-@lru_cache(1)
-def _language() -> Any:
-    import tree_sitter
-    import tree_sitter_bash
-
-    return tree_sitter.Language(tree_sitter_bash.language())
-
-
 def parse(text: str) -> Node:
     """The syntax tree of ``text``, read as bash. Raises `Refused` for what is not bash or may be read in two ways."""
     import tree_sitter
+    import tree_sitter_bash
 
     if _INVISIBLE.search(text.replace("\r\n", "\n")) or "\r" in text:
-        raise unclear("The command holds invisible or control characters; leave them out.")
+        raise unclear("The command holds invisible or control characters, or a lone surrogate; leave them out.")
     # The parser takes a line continuation for a space; inside a word the shell takes it for nothing.
     if re.search(r"(?:[^\s]|^)\\\n", text):
         raise unclear("Put a space before a backslash at the end of a line.")
     source = text.encode()
     if sum(map(source.count, _OPENING)) > MAX_OPENING:
-        raise Refused("shell-too-deep", "The command holds too many opening signs; write less at a time.")
+        raise Refused(
+            "shell-too-deep",
+            "The command holds too many opening brackets, pipes and redirections; write less at a time.",
+        )
     # Another letter of as many bytes in its place changes nothing in the tree.
-    raw = tree_sitter.Parser(_language()).parse(_FAR_LETTER.sub(b"\\1" + "××".encode(), source)).root_node
+    parser = tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
+    raw = parser.parse(_FAR_LETTER.sub(b"\\1" + "××".encode(), source)).root_node
     if raw.has_error:
         raise Refused("shell-unparsable", "The command is not complete or not understood; write it more simply.")
     root = _copied(raw, source)
@@ -134,7 +127,7 @@ def _copied(raw: tree_sitter.Node, source: bytes) -> Node:
         else:
             start, end, depth = node.start_byte, node.end_byte, parent.depth + 1 if parent is not None else 0
             text = source[start:end].decode(errors="replace")
-            here = Node(node.type, text, start, end, field=cursor.field_name, named=node.is_named, depth=depth)
+            here = Node(node.type, text, start, end, cursor.field_name, node.is_named, depth)
             root = root or here
             if parent is not None:
                 parent.children.append(here)
@@ -154,7 +147,7 @@ def _hand_down(node: Node, source: bytes) -> None:
     while body is not None and body.type in ("pipeline", "list", "negated_command"):
         last = body.children[-1]
         text = source[last.start : node.end].decode(errors="replace")
-        inner = Node(node.type, text, last.start, node.end, field=last.field, named=True, depth=last.depth)
+        inner = Node(node.type, text, last.start, node.end, last.field, True, last.depth)
         inner.children = [last, *(child for child in node.children if child is not body)]
         last.field = "body"
         body.children[-1] = inner
@@ -175,30 +168,23 @@ def _check_gaps(nodes: list[Node], source: bytes) -> None:
                 raise unclear("Put words with spaces in quotes.")
             if gap and not (gap == b"-" and node.type == "redirected_statement"):
                 raise unclear(f"{gap.decode(errors='replace')[:20]!r} is not understood; write it more simply.")
-            glued = child.start == before and child.type in WORDS
-            if (
-                previous is not None
-                and glued
-                and node.type in _LISTS
-                and previous.type in (WORDS - {"file_descriptor"}) | {"command_name"}
-            ):
-                raise unclear("Two words stand together in a way that is not understood.")
+            ends = node.type in _LISTS and previous is not None and previous.type in _WORD_ENDS
+            if ends and child.start == before and child.type in WORDS:
+                raise unclear("Two words without a space between them are not understood.")
             before, previous = child.end, child
 
 
 def _check_heredoc(node: Node, source: bytes) -> None:
     """Refuses a here-document whose lines the parser took for words of the command."""
-    start = next((child.end for child in node.children if child.type == "heredoc_start"), node.end)
-    line = source.find(b"\n", start)
+    start, body = node.first("heredoc_start"), node.first("heredoc_body")
+    line = source.find(b"\n", start.end if start is not None else node.end)
     for child in node.children:
-        begins, ends = child.start, child.end
         if child.type == "heredoc_body":
-            wrong = begins != line + 1
+            wrong = child.start != line + 1
         elif child.type == "heredoc_end":
-            body = next((other for other in node.children if other.type == "heredoc_body"), None)
-            wrong = source[body.end if body is not None else line + 1 : begins].strip(b"\t\n") != b""
+            wrong = source[body.end if body is not None else line + 1 : child.start].strip(b"\t\n") != b""
         else:
-            wrong = ends > line
+            wrong = child.end > line
         if wrong and child.text:
             raise unclear("A here-document that is not understood; write it more simply.")
 

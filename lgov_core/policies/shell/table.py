@@ -71,7 +71,6 @@ def pattern(kind: str) -> tuple[str, re.Pattern[str], tuple[str, ...]] | None:
     if kind not in data()["patterns"]:
         return None
     rule, expression, *further = data()["patterns"][kind]
-    expression = re.sub(r"\\ue00\d", lambda match: chr(int(match[0][2:], 16)), expression)
     return rule, re.compile(expression, re.DOTALL), tuple(name for part in further for name in part.split())
 
 
@@ -125,28 +124,23 @@ class Table:
 
     def __init__(self, kinds: Collection[str], commands: Mapping[str, Any] | None = None) -> None:
         self._kinds = kinds
-        self._commands = _spread(data()["commands"]) if commands is None else commands
+        self.commands = _spread(data()["commands"]) if commands is None else commands
         self._compiled: dict[str, Entry] = {}
 
     def extended(self, commands: Mapping[str, Any]) -> Table:
         """A table with further commands, which replace those of the same name. Raises `PolicyError` for a bad entry."""
-        made = Table(self._kinds, {**self._commands, **commands})
+        made = Table(self._kinds, {**self.commands, **commands})
         for name in commands:
             made.entry(name)
         return made
 
-    @property
-    def names(self) -> list[str]:
-        """The names of all commands."""
-        return list(self._commands)
-
     def known(self, name: str) -> str | None:
         """The name of a command in the table: ``python`` for ``python3.12``. None for unknown commands."""
-        return next((known for known in (name, _VERSION.sub("", name)) if known in self._commands), None)
+        return next((known for known in (name, _VERSION.sub("", name)) if known in self.commands), None)
 
     def entry(self, name: str) -> Entry:
         """The entry of a command in the table."""
-        return self._compile(name, self._commands[name])
+        return self._compile(name, self.commands[name])
 
     def sub(self, entry: Entry, name: str) -> Entry | None:
         """The entry of a sub-command, or None."""
@@ -160,13 +154,11 @@ class Table:
                 entry = self._with(entry, changes)
         return entry
 
-    # ------------------------------------------------------------------ compiling
-
     def _compile(self, name: str, given: Any) -> Entry:
         if name not in self._compiled:
             for _ in range(3):
                 if isinstance(given, str):
-                    given = self._commands.get(given, given)
+                    given = self.commands.get(given, given)
             given = {} if given is None or given is True else given
             if not isinstance(given, Mapping):
                 hint = "write a mapping such as {args: 'read*'}"
@@ -205,7 +197,7 @@ class Table:
         made = {key: readers[key](value) for key, value in given.items() if key != "like"}
         flags, values = entry.flags, dict(entry.values)
         for other in str(given.get("like", "")).split():
-            shared = data()["groups"].get(other, self._commands.get(other, {}))
+            shared = data()["groups"].get(other, self.commands.get(other, {}))
             both = self._with(Entry(other), {key: shared[key] for key in ("flags", "values", "like") if key in shared})
             flags, values = flags | both.flags, {**values, **both.values}
         made["flags"] = flags | made.get("flags", frozenset())

@@ -23,7 +23,7 @@ HOME = "/~"
 INSTALLED = "/usr/bin"
 
 _ACTIVE = {"*": STAR, "?": ANY, "[": CLASS, "{": OPEN, "}": CLOSE, ",": COMMA}
-_INERT = {OPEN: "{", CLOSE: "}", COMMA: ",", TILDE: "~"}
+_INERT = str.maketrans({OPEN: "{", CLOSE: "}", COMMA: ",", TILDE: "~"})
 _RANGE = re.compile(r"(?:-?\d{1,4}\.\.-?\d{1,4}|([A-Za-z])\.\.([A-Za-z]))(?:\.\.-?\d{1,4})?")
 #: Readings of one word, and characters of all its readings together.
 MAX_READINGS, MAX_CHARACTERS = 64, 60_000
@@ -57,22 +57,13 @@ def unquoted(value: str) -> str:
 
 def shown(word: str) -> str:
     """A word for a message, its placeholders as the characters they replace."""
-    plain = word.replace(UNKNOWN, "$…").replace(BELOW, "**/").replace(STAR, "*").replace(ANY, "?").replace(HOME, "~")
-    return repr(plain[:80])
+    return repr(as_glob(word.replace(UNKNOWN, "$…").replace(BELOW, "**/").replace(HOME, "~"))[:80])
 
 
 def marked(text: str) -> str:
     """Source outside quotes: escapes undone, special characters replaced by placeholders."""
-    made: list[str] = []
-    letters = iter(text)
-    for at, letter in enumerate(letters):
-        if letter == "\\":
-            made.append(next(letters, "\\"))
-        elif letter == "~" and at == 0:
-            made.append(TILDE)
-        else:
-            made.append(_ACTIVE.get(letter, letter))
-    return "".join(made)
+    text = TILDE + text[1:] if text.startswith("~") else text
+    return re.sub(r"\\(.?)|[*?[{},]", lambda found: _ACTIVE.get(found[0]) or found[1] or "\\", text, flags=re.DOTALL)
 
 
 def ansi_c(text: str) -> str:
@@ -136,6 +127,4 @@ def finished(field: str) -> str:
     if CLASS in field:
         inside, closing, rest = field.rpartition("]")
         field = (re.sub(f"{CLASS}[^]]*]", ANY, inside + closing) + rest).replace(CLASS, "[")
-    for placeholder, letter in _INERT.items():
-        field = field.replace(placeholder, letter)
-    return field
+    return field.translate(_INERT)

@@ -38,38 +38,31 @@ class Walk:
         self._run, self._known = run, known
         self._words = Words(workspace.state, self._substitution, workspace.budget.spend)
         self._effects = Effects(workspace, self._words, self._substitution)
-        self._functions: dict[str, Node] = {}
-        #: Blocks around the current statement that may be skipped.
-        self._nesting = 0
 
     def text(self, text: str, stdin: Input, positional: list[str] | None, *, new_shell: bool = False) -> None:
         """Judges a text that another shell, or ``eval``, runs. Its functions, and all of a ``new_shell``, end with it."""
         if is_wild(text):
             raise unclear("The text of a shell within the shell is not certain; write it out.")
-        before, functions, nesting = self._state.copy(), self._functions, self._nesting
-        self._functions, self._nesting = {} if new_shell else dict(functions), 0
+        before = self._state.copy()
         if new_shell:
-            self._state.variables = {}
+            self._state.variables, self._state.functions = {}, {}
         self._state.positional = positional
         self._budget.spend(3 * len(text))
         with self._budget.nested():
             self.statement(parse(text), stdin)
         if new_shell:
             self._state.replace(before)
-        self._state.positional, self._functions, self._nesting = before.positional, functions, nesting
+        self._state.positional, self._state.functions = before.positional, before.functions
 
     def _call_function(self, name: str, args: list[str], stdin: Input) -> list[str]:
-        before, positional = self._state.copy(), self._state.positional
+        before = self._state.copy()
         self._state.positional = args
-        self._nesting += 1
+        self._budget.command(args)
         with self._budget.nested():
-            self.statement(self._functions[name], stdin)
-        self._nesting -= 1
+            self.statement(self._state.functions[name], stdin)
         self._state.merge(before)  # its local variables may be others
-        self._state.positional = positional
+        self._state.positional = before.positional
         return [UNKNOWN]
-
-    # ------------------------------------------------------------------ statements
 
     def statement(self, node: Node, stdin: Input) -> list[str]:
         """Judges one statement. Raises `Refused`."""
@@ -103,25 +96,20 @@ class Walk:
     def _apart(self, children: Sequence[Node], stdin: Input) -> list[str]:
         """Judges statements that run in a process of their own: they change nothing here."""
         before = self._state.copy()
-        self._nesting += 1
         printed = self._sequence(children, stdin)
-        self._nesting -= 1
         self._state.replace(before)
         return printed
 
     def _branch(self, children: Sequence[Node], stdin: Input) -> list[str]:
         """Judges statements that may be skipped."""
         before = self._state.copy()
-        self._nesting += 1
         printed = self._sequence(children, stdin)
-        self._nesting -= 1
         self._state.merge(before)
         return printed
 
     def _loop(self, run: Callable[[], list[str]]) -> list[str]:
         """Repeats what may run several times until its effects are stable; what still changes may hold anything."""
         printed = NOTHING
-        self._nesting += 1
         for turn in range(4):
             before = self._state.copy()
             printed = run()
@@ -136,7 +124,6 @@ class Walk:
                 for name, values in self._state.variables.items():
                     if values != before.variables.get(name):
                         self._state.assign(name, [UNKNOWN])
-        self._nesting -= 1
         return printed
 
     def _on_subshell(self, node: Node, stdin: Input) -> list[str]:
@@ -160,9 +147,7 @@ class Walk:
                 if skipped is not None:
                     before.merge(skipped)
                 skipped, self._state.failed = before, ()
-            self._nesting += bool(operator)
             printed = _both(printed, self.statement(child, stdin))
-            self._nesting -= bool(operator)
         if skipped is not None:
             self._state.merge(skipped)
         return printed
@@ -178,7 +163,7 @@ class Walk:
     def _on_if_statement(self, node: Node, stdin: Input) -> list[str]:
         conditions = node.every("condition")
         printed = self._sequence(conditions, stdin)
-        clauses = [child for child in node.named if child.type in ("elif_clause", "else_clause")]
+        clauses = node.every("elif_clause") + node.every("else_clause")
         then = [child for child in node.named if child not in conditions and child not in clauses]
         for body in (then, *(clause.children for clause in clauses)):
             printed = _both(printed, self._branch(body, stdin))
@@ -195,8 +180,8 @@ class Walk:
         values = [field for value in nodes for reading in self._words.readings(value) for field in reading]
         if not nodes:
             values = [part for value in self._state.values("@") for part in value.split(BREAK)]
-        self._check_variable(name, values)
-        body = [child for child in node.children if child.type in ("do_group", "compound_statement")]
+        self._check_variable(name, *values)
+        body = node.every("body")
 
         def run() -> list[str]:
             self._state.assign(name, values or [""])
@@ -208,7 +193,7 @@ class Walk:
         printed = NOTHING
         for value in node.every("value"):
             self._words.values(value)
-        for item in (child for child in node.named if child.type == "case_item"):
+        for item in node.every("case_item"):
             patterns = item.every("value")
             for pattern in patterns:
                 self._words.values(pattern)
@@ -218,13 +203,11 @@ class Walk:
 
     def _on_function_definition(self, node: Node, stdin: Input) -> list[str]:
         name = node.every("name")[0].text
-        known = name in self._functions or self._known(name) is not None
-        if self._nesting or known or re.fullmatch(r"[A-Za-z_][\w-]*", name) is None:
-            raise unclear(f"A function called {name[:40]!r} hides a command, or is not made for certain; leave it out.")
-        self._functions[name] = node.every("body")[0]
+        known = name in self._state.functions or self._known(name) is not None
+        if known or re.fullmatch(r"[A-Za-z_][\w-]*", name) is None:
+            raise unclear(f"A function called {name[:40]!r} hides a command; leave it out.")
+        self._state.functions[name] = node.every("body")[0]
         return NOTHING
-
-    # ------------------------------------------------------------------ commands
 
     def _on_redirected_statement(self, node: Node, stdin: Input) -> list[str]:
         body = node.first("body")
@@ -235,7 +218,7 @@ class Walk:
         if rest.startswith(b"- <<"):  # the parser leaves this word out
             found.words.insert(0, [["-"]])
         if body.type == "command":
-            printed = self._command(body, found.stdin, found.words)
+            printed = self._on_command(body, found.stdin, found.words)
         elif found.words:
             raise unclear("Words after a redirection are not understood; put them before it.")
         else:
@@ -244,10 +227,7 @@ class Walk:
             printed = self._apart([child], Input("pipe", printed))
         return printed
 
-    def _on_command(self, node: Node, stdin: Input) -> list[str]:
-        return self._command(node, stdin, [])
-
-    def _command(self, node: Node, stdin: Input, extra: Sequence[list[list[str]]]) -> list[str]:
+    def _on_command(self, node: Node, stdin: Input, extra: Sequence[list[list[str]]] = ()) -> list[str]:
         words: list[list[list[str]]] = []
         redirects: list[Node] = []
         prefixes: dict[str, list[str]] = {}
@@ -277,8 +257,7 @@ class Walk:
         printed: list[str] = []
         for words in commands:
             self._state.replace(before)
-            if words and words[0] in self._functions:
-                self._budget.command(words)
+            if words and words[0] in self._state.functions:
                 printed.extend(self._call_function(words[0], words[1:], stdin))
             else:
                 printed.extend(self._run(words, stdin))

@@ -30,7 +30,6 @@ _PLAIN = frozenset(
     names("word number regex extglob_pattern variable_name test_operator special_variable_name brace_expression")
 )
 _EXPANSION = re.compile(r"\$\{(#?)([A-Za-z_]\w*|[0-9@*?#$!-])(.*)\}", re.DOTALL)
-_NUMBER = re.compile(r"-?\d+")
 
 
 class Words:
@@ -67,27 +66,21 @@ class Words:
         return self._joined(node, node.start, node.end, in_quotes, quoted=True)
 
     def arithmetic(self, node: Node) -> None:
-        """Evaluates the words below an arithmetic node. Refuses values that the shell would evaluate further."""
+        """Evaluates the operands below an arithmetic node. Refuses values that the shell would evaluate further."""
         for child in node.named:
-            self.operand(child)
-
-    def operand(self, node: Node) -> None:
-        """Evaluates one operand of an arithmetic expression, or an expression in it, as `arithmetic` does."""
-        if node.type in ("word", "variable_name", "number"):
-            if not re.fullmatch(r"[\w#]+", node.text):
-                raise unclear("Arithmetic with more than numbers and names is not followed; write it more simply.")
-            found = self._state.values(node.text) if re.match(r"[A-Za-z_]", node.text) else ["1"]
-        elif node.type in ("simple_expansion", "expansion", "command_substitution"):
-            found = self._evaluated(node, quoted=True)
-        elif node.type.endswith("_expression") or node.type == "arithmetic_expansion":
-            return self.arithmetic(node)
-        else:
-            raise unclear("Arithmetic with text is not followed; write it more simply.")
-        if not all(_NUMBER.fullmatch(value) or not value for value in found):
-            raise unclear(f"It is not certain that {node.text[:40]!r} is a number; the shell may run what it holds.")
-        return None
-
-    # ------------------------------------------------------------------ one node
+            if child.type in ("word", "variable_name", "number"):
+                if not re.fullmatch(r"[\w#]+", child.text):
+                    raise unclear("Arithmetic with more than numbers and names is not followed; write it more simply.")
+                found = self._state.values(child.text) if re.match(r"[A-Za-z_]", child.text) else ["1"]
+            elif child.type in ("simple_expansion", "expansion", "command_substitution"):
+                found = self._evaluated(child, quoted=True)
+            elif child.type.endswith("_expression") or child.type == "arithmetic_expansion":
+                self.arithmetic(child)
+                continue
+            else:
+                raise unclear("Arithmetic with text is not followed; write it more simply.")
+            if not all(re.fullmatch(r"(?:-?\d+)?", value) for value in found):
+                raise unclear(f"It is not certain that {child.text[:40]!r} is a number; the shell may run its value.")
 
     def _evaluated(self, node: Node, *, quoted: bool) -> list[str]:
         kind = node.type
@@ -142,7 +135,7 @@ class Words:
         match = _EXPANSION.fullmatch(node.text)
         if match is None or (match[3] and (match[1] or match[3][0] not in ":-+=?#%/^,")):
             raise unclear("Indirect and transforming expansions are not followed; write the value out.")
-        if quoted and _holds_quotes(node):
+        if quoted and {"raw_string", "ansi_c_string"} & {inner.type for inner in node.walk()}:
             raise unclear("Quotes inside of a quoted expansion are read in several ways; leave them out.")
         length, name, rest = match.groups()
         if length:
@@ -177,9 +170,3 @@ class Words:
         if count > MAX_READINGS or count * size > MAX_CHARACTERS:
             raise Refused("shell-too-deep", "A word may become too many things; write it more simply.")
         return ["".join(reading) for reading in product(*parts)]
-
-
-def _holds_quotes(node: Node) -> bool:
-    """Whether single quotes, which quote nothing inside of double quotes, belong to an expansion."""
-    inner = [child for child in node.named if child.type != "command_substitution"]
-    return any(child.type in ("raw_string", "ansi_c_string") or _holds_quotes(child) for child in inner)

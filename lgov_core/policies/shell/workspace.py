@@ -6,29 +6,20 @@ import os.path
 import posixpath
 import re
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
+from fnmatch import fnmatchcase, translate
 from functools import lru_cache
 from itertools import pairwise
 
+from lgov_core.policies.content.credential_names import CREDENTIAL_NAMES
 from lgov_core.policies.shell.refusal import Budget, Refused, unclear
-from lgov_core.policies.shell.secrets import is_secret
 from lgov_core.policies.shell.state import State
 from lgov_core.policies.shell.table import allowed_values, globs, names, regex
-from lgov_core.policies.shell.values import (
-    BELOW,
-    HOME,
-    INSTALLED,
-    PIPE,
-    STAR,
-    UNKNOWN,
-    as_glob,
-    is_wild,
-    literal,
-    shown,
-)
+from lgov_core.policies.shell.values import ANY, BELOW, HOME, PIPE, STAR, UNKNOWN, as_glob, is_wild, literal, shown
 
 _SCRATCH = ("/tmp", "/var/tmp")
-_SHARED = (*_SCRATCH, "/dev", "/proc", "/run")
+#: Wildcards of one word beyond which it may be anything.
+MAX_WILD = 24
+_CREDENTIALS = re.compile("|".join(map(translate, CREDENTIAL_NAMES)))
 
 
 class Workspace:
@@ -60,7 +51,7 @@ class Workspace:
         self.mention(word)
         for path in paths:
             self.budget.spend(20 + len(path) // 8)
-            if is_secret(self._relative(path) if self._is_ours(path) else path):
+            if _is_secret(self._relative(path) if self._is_ours(path) else path):
                 raise _secret(word)
         if BELOW in word:
             self.tree(word.partition(BELOW)[0] or ".")
@@ -70,7 +61,7 @@ class Workspace:
         self.budget.spend(20 + len(word) // 8)
         for part in {word, *re.split(r"[=:@,]", word.removeprefix("file://")), re.sub(r"^-\w(?=[/~.])", "", word)}:
             climbed = re.sub(r"^(?:\.{1,2}/+)*\.\./+", "/", part)
-            if part and (is_secret(part) or (climbed != part and is_secret(climbed))):
+            if part and (_is_secret(part) or (climbed != part and _is_secret(climbed))):
                 raise _secret(word)
 
     def tree(self, word: str) -> None:
@@ -92,6 +83,12 @@ class Workspace:
         if not all(map(self._is_ours, self._paths(word))):
             raise Refused("shell-write", f"{shown(word)} lies outside of {', '.join((self.home, *self.writable))}.")
 
+    def enter(self, word: str) -> None:
+        """Goes to a folder of the project or a writable one, for one command that fails where the folder is missing."""
+        self.inside(word)
+        self.state.go(word)
+        self.state.failed = ()
+
     # ------------------------------------------------------------------ writing
 
     def write(self, word: str, *, may_be_secret: bool = False, track: bool = True) -> None:
@@ -110,7 +107,7 @@ class Workspace:
             below = self._relative(path).split("/")
             if any(_is_protected(name) for name in (*below, *("/".join(pair) for pair in pairwise(below)))):
                 raise Refused("shell-write", f"{shown(word)} makes other programs run what is in it.")
-            if not may_be_secret and is_secret("/".join(below)):
+            if not may_be_secret and _is_secret("/".join(below)):
                 raise _secret(word)
             if track:
                 if BELOW in path:
@@ -167,32 +164,23 @@ class Workspace:
 
     def program(self, word: str) -> None:
         """Refuses a program that is neither the project's nor built by this text."""
-        for path in self._paths(word):
-            if path in self.built:
-                continue
+        paths = self._paths(word)
+        if self.built.issuperset(paths):
+            return
+        for path in paths:
             if is_wild(path) or "://" in word or not _inside(path, self.home) or ".git" in path.split("/"):
                 raise Refused("shell-program", f"{shown(word)} is not a program of {self.home}.")
-            self._unwritten(word, path)
-
-    def tool(self, word: str) -> None:
-        """Refuses a known tool by its path unless it lies in the project or a writable folder."""
-        self.inside(word)
         self.unwritten(word)
 
     def unwritten(self, word: str) -> None:
         """Refuses a program that the same text has written, or may have fetched."""
-        self._unwritten(word, *self._paths(word))
-
-    def _unwritten(self, word: str, *paths: str) -> None:
-        if self.fetched or not self.written.isdisjoint(paths):
+        if self.fetched or not self.written.isdisjoint(self._paths(word)):
             raise Refused("shell-program", f"{shown(word)} may be what this text writes or fetches; look at it first.")
 
     def at_home(self, word: str) -> None:
         """Refuses what may lie outside of the folder that the text starts in: programs and settings come from there."""
         if not all(_inside(path, self.home) for path in self._paths(word)):
-            raise Refused(
-                "shell-program", f"{shown(word)} lies outside of {self.home}, where programs and settings are."
-            )
+            raise Refused("shell-program", f"{shown(word)} lies outside of {self.home}, where programs are.")
 
     def build(self, word: str) -> None:
         """A program that a compiler writes; the text may run it unless it has written or fetched sources."""
@@ -204,27 +192,21 @@ class Workspace:
 
     # ------------------------------------------------------------------ variables
 
-    def check_variable(self, name: str, values: Sequence[str]) -> None:
+    def check_variable(self, name: str, *values: str) -> None:
         """Refuses to set a variable that makes programs run something else, or send things elsewhere."""
         if any("$(" in value or "`" in value for value in values):
             raise unclear(f"{name[:40]} would hold a command that programs may run; leave it out.")
-        entries = [entry for value in values for entry in value.split(":")]
         if name == "PYTHONPATH":
-            for entry in filter(None, entries):
+            for entry in filter(None, ":".join(values).split(":")):
                 self.program(entry)
-            return
-        if name == "PATH":
-            safe = all(entry == INSTALLED or _is_program_folder(entry) for entry in entries)
-        else:
-            allowed = allowed_values().get(name, "(?!)")
-            closed = regex("variables", "closed").fullmatch(name) is not None
-            safe = not closed or all(re.fullmatch(allowed, value) for value in values)
-        if not safe:
+        closed = regex("variables", "closed").fullmatch(name) is not None
+        allowed = allowed_values().get(name, "(?!)")
+        if closed and not all(re.fullmatch(allowed, value) for value in values):
             raise Refused("shell-environment", f"Setting {name[:40]} changes what other programs run; leave it out.")
 
-    def assign(self, name: str, values: Sequence[str]) -> None:
+    def assign(self, name: str, *values: str) -> None:
         """Gives a variable one of ``values``. Refuses what `check_variable` refuses."""
-        self.check_variable(name, values)
+        self.check_variable(name, *values)
         self.state.assign(name, values)
 
     # ------------------------------------------------------------------ paths
@@ -261,10 +243,6 @@ def _is_regenerable(name: str) -> bool:
     return globs("regenerable").match(name.replace(BELOW, "")) is not None
 
 
-def _is_program_folder(entry: str) -> bool:
-    return entry.startswith("/") and not is_wild(entry) and ".." not in entry and not entry.startswith(_SHARED)
-
-
 def _inside(path: str, root: str) -> bool:
     return path == root or path.startswith(root.rstrip("/") + "/")
 
@@ -276,3 +254,48 @@ def _is_protected(name: str) -> bool:
         return True
     hidden = name[:1] == "." and is_wild(name)
     return hidden and any(fnmatchcase(protected, as_glob(name)) for protected in names("files", "protected"))
+
+
+# ---------------------------------------------------------------------- secrets
+
+
+def _is_secret(word: str) -> bool:
+    """Whether a path names a secret by its name or place, or may do so through a wildcard."""
+    if word == PIPE:  # its commands are judged by themselves
+        return False
+    path = re.sub(f"{STAR}{{2,}}", STAR, re.sub(r"/{2,}", "/", word.replace(BELOW, "")))
+    if len(path) - len(literal(path)) > MAX_WILD:
+        return True
+    if "/./" in path or "/../" in path or path.startswith("./"):
+        path = os.path.normpath(path)
+    path = re.sub(r"^(?:/proc/(?:self|thread-self|\d+)/(?:root|cwd)|file:/+)(?=/)", "", path)
+    parts = path.split("/")
+    called = [*parts, *("/".join(pair) for pair in pairwise(parts))]
+    if globs("templates").match(parts[-1]):
+        called = [name for name in called if name not in (parts[-1], ".ssh") and not name.startswith(".ssh/")]
+    if any(_is_secret_name(name) for name in called if name):
+        return True
+    if path.startswith("/") and globs("secret_places").match(path) is not None:
+        return True
+    return is_wild(path) and _may_be_secret(path, hidden=BELOW in word)
+
+
+@lru_cache(4096)
+def _is_secret_name(name: str) -> bool:
+    return any(known.match(name.lower()) for known in (_CREDENTIALS, globs("secret_names")))
+
+
+def _may_be_secret(path: str, *, hidden: bool) -> bool:
+    """Whether a path with wildcards may be one of the examples; ``hidden``: a search matches a leading dot with a wildcard."""
+    name = path.rpartition("/")[2]
+    if len(literal(path).replace("/", "")) < 2:
+        return path.startswith("/")
+    if not path.startswith(("/", ".")) and len(literal(name).replace(".", "")) < 2:
+        return False
+    steps = {UNKNOWN: ".*", STAR: "[^/]*", ANY: "[^/]"}
+    pattern = re.compile("".join(steps.get(letter, re.escape(letter)) for letter in path), re.DOTALL)
+    for example in names("files", "secret_examples"):
+        dotted = example.rpartition("/")[2].startswith(".") and name[:1] in (STAR, ANY)
+        if (hidden or not dotted) and pattern.fullmatch(example) is not None:
+            return True
+    return False
