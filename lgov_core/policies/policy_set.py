@@ -109,7 +109,7 @@ class PolicySet:
         """The combined verdict; never None, because a set always has its default."""
         taken: list[Decision] = []
         current = action
-        if not isinstance(action.name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if type(action.name) is not str:
             taken.append(self._deny("action-unclear", "The name of this action is not text."))
         for rule in () if taken else self.rules:
             if rule.deferred and any(decision.effect is Effect.DENY for decision in taken):
