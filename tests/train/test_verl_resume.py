@@ -196,7 +196,7 @@ def drop_tasks(job: VerlJob) -> None:
         ({"model": "other"}, None, "begun with model"),
         ({"update": VerlUpdate(loss="gspo")}, None, "begun with update.loss 'clip', and is to continue with 'gspo'"),
         ({"credit": CreditRules(scheme="identical")}, None, "begun with credit.scheme 'return_to_go'"),
-        ({"cluster": VerlCluster(gpus=2)}, None, "were written by 1 GPUs, and 2 are to go on"),
+        ({"cluster": VerlCluster(gpus=2)}, None, "were written by 1 GPUs, and 2 are to resume"),
         ({"stated": {"policy": {"sha256": "b" * 64}}}, None, "were collected under another policy"),
         ({"steps": 2}, None, "3 steps are done, and 2 are asked for"),
         ({}, drop_batch, "says that update 4 was made, and holds neither a finished checkpoint nor the batch"),
