@@ -122,6 +122,8 @@ def test_the_line_in_the_document_governs(python: Path, tmp_path: Path) -> None:
 import asyncio, os, pathlib
 from agent_framework import tool
 from agent_framework_openai import OpenAIChatCompletionClient
+
+pytestmark = slow  # installs packages into an environment of its own
 os.chdir({str(tmp_path)!r})
 
 @tool(approval_mode="never_require")

@@ -8,6 +8,9 @@ import pytest
 
 from tests.autogen.autogen_parts import WAYS
 from tests.peers import PeerUnavailable, peer_python, run_there
+from tests.slow import slow
+
+pytestmark = slow  # installs packages into an environment of its own
 
 NEEDED = (
     "autogen-agentchat==0.7.5",

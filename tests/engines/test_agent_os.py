@@ -12,6 +12,9 @@ import pytest
 from lgov_core.errors import PolicyError
 from lgov_core.policies.agent_os import AgentOSPolicy
 from tests.peers import PeerUnavailable, peer_python, run_there
+from tests.slow import slow
+
+pytestmark = slow  # installs packages into an environment of its own
 
 ENGINES = ("agent-os-kernel==3.7.0", "agent-governance-toolkit-core==5.0.0")
 SCRIPT = Path(__file__).with_name("judgements.py")

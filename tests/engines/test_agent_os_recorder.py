@@ -8,6 +8,9 @@ import pytest
 
 from tests.engines.test_agent_os import ENGINES
 from tests.peers import PeerUnavailable, peer_python, run_there
+from tests.slow import slow
+
+pytestmark = slow  # installs packages into an environment of its own
 
 
 @pytest.mark.parametrize("engine", ENGINES)
