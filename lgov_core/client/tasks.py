@@ -25,13 +25,16 @@ class Task(Mapping[str, Any]):
     __slots__ = ("_fields",)
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
-        self._fields = dict(fields)
+        super().__setattr__("_fields", dict(fields))
 
     def __getattr__(self, name: str) -> Any:
         try:
             return self._fields[name]
         except KeyError:
             raise AttributeError(f"the task has no field {name!r}: it has {', '.join(self._fields)}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError("a task is read only")
 
     def __getitem__(self, name: str) -> Any:
         return self._fields[name]

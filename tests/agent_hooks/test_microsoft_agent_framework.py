@@ -13,6 +13,9 @@ import pytest
 from lgov_core.audit.verify import verify
 from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
 from tests.peers import PeerUnavailable, peer_python, run_there
+from tests.slow import slow
+
+pytestmark = slow  # installs packages into an environment of its own
 
 REQUIREMENTS = ("agent-framework-core==1.23.0", "agent-framework-openai==1.17.0", "agent-hooks-sdk==0.1.0b3")
 POLICY = """
@@ -123,7 +126,6 @@ import asyncio, os, pathlib
 from agent_framework import tool
 from agent_framework_openai import OpenAIChatCompletionClient
 
-pytestmark = slow  # installs packages into an environment of its own
 os.chdir({str(tmp_path)!r})
 
 @tool(approval_mode="never_require")

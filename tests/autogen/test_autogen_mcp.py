@@ -19,6 +19,8 @@ NEEDED = (
     "packaging",
     "starlette",
     "uvicorn",
+    "httptools",
+    "prometheus-client",
 )
 
 

@@ -258,7 +258,7 @@ def test_a_measurement_and_a_hand_over_are_interrupted(session: Session) -> None
     session.begin(*command, at="open:config.json")
     session.until_held()
     session.interrupt()
-    assert "there is no result" in session.assert_interrupted()
+    assert "without a result" in session.assert_interrupted()
     # The agent hangs, and is not waited for.
     session.hold("test")
     session.begin(*command)
