@@ -156,6 +156,6 @@ def redaction(given: Redaction | Callable[[str, Any], Any] | Iterable[str] | Non
     keys = list(given)
     for key in keys:
         if not isinstance(key, str) or not key:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise AuditError(f"redact holds {key!r}, which is no key", hint=hint)
+            raise AuditError(f"redact holds {key!r}, which is not a name of an argument", hint=hint)
     hidden = frozenset(key.lower() for key in keys)
     return Redaction(lambda key, value: REDACTED if key.lower() in hidden and value is not None else value)

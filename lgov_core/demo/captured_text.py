@@ -93,14 +93,14 @@ class CapturedText:
             choice = call.response["choices"][0]
             message, reported = choice["message"], choice["finish_reason"]
             given = [(one["id"], one["function"]) for one in message.get("tool_calls") or ()]
-            told_calls = [(function["name"], function["arguments"]) for _, function in given]
-            told_content = message["content"]
+            received_calls = [(function["name"], function["arguments"]) for _, function in given]
+            received_content = message["content"]
         except (LookupError, TypeError, AttributeError):
             return "the recorded response is not a chat completion"
-        if told_content != content:
-            return f"the reply's tokens say {_shown(content)}, the agent got {_shown(told_content)}"
-        if told_calls != calls:
-            return f"the reply's tokens call {_shown(calls)}, the agent got {_shown(told_calls)}"
+        if received_content != content:
+            return f"the reply's tokens say {_shown(content)}, the agent got {_shown(received_content)}"
+        if received_calls != calls:
+            return f"the reply's tokens call {_shown(calls)}, the agent got {_shown(received_calls)}"
         if tuple(call_id for call_id, _ in given) != call.tool_call_ids:
             return "the ids of the tool calls are not those that the agent got"
         finish = "tool_calls" if calls else finish

@@ -72,7 +72,7 @@ class AirRule:
         )
 
     def value(self, facts: Mapping[str, Any]) -> float:
-        """What it pays for a call. What the function raises is raised; `RewardError` for what is no finite number."""
+        """The reward for a call. Raises what the function raises, and `RewardError` for a value that is not a finite number."""
         paid: Any = self.reward
         if callable(paid):
             paid = paid(**{name: facts[name] for name in self._asks["reward"]})

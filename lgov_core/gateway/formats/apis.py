@@ -116,6 +116,6 @@ APIS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
 
 
 def api_of(path: str) -> Api:
-    """The API in whose shape an error under ``path`` is told: chat for what belongs to none."""
+    """The API whose error format is used for ``path``: chat for paths that belong to none."""
     _, _, below = path.partition("/v1")
     return next((api for api in APIS if below == api.path or below.startswith(f"{api.path}/")), CHAT)

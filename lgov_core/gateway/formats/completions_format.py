@@ -69,7 +69,7 @@ def read_native_completions(body: Mapping[str, Any]) -> ChatRequest:
 def readable_prompts(request: ChatRequest) -> ChatRequest:
     """A completions request for an upstream that has completions, with each text in it as a message of its own.
 
-    Raises `EndpointError` (400) for what is no text: nobody but the model reads token ids.
+    Raises `EndpointError` (400) for prompts that are not text: policies cannot read token ids.
     """
     prompt = request.body.get("prompt")
     prompts = prompt if isinstance(prompt, list) and prompt else [prompt]

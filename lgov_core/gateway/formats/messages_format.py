@@ -52,7 +52,7 @@ class MessagesWriter(TranslatedWriter):
 
     def _begin(self, model: str) -> Iterator[bytes]:
         self._model = model
-        # How long the prompt was is known at the end only, and told there.
+        # The prompt's length is known at the end only, and reported there.
         yield self._event(
             "message_start", message={**self._head(), "content": [], "stop_reason": None, "usage": _usage(0, 0)}
         )

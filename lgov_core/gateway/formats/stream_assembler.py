@@ -16,7 +16,7 @@ class Assembler:
     finished = False
 
     def add(self, data: str) -> Mapping[str, Any]:
-        """Takes the data of one event; returns it. Raises `UpstreamError` for an error, or what is no event."""
+        """Takes the data of one event; returns it. Raises `UpstreamError` for an error or a malformed event."""
         event = read_event(data)
         if event.get("type") == "error" or event.get("error"):
             failure = event.get("error") or event

@@ -66,7 +66,7 @@ class Exchange:
 class Capture:
     """Writes calls to the store, many at once, in the endpoint's event loop. Fails closed: no commit, no reply.
 
-    A call whose engine does not report the version of its weights gets the one that ``admission`` was told last.
+    A call whose engine does not report the version of its weights gets the one that ``admission`` received last.
     """
 
     def __init__(self, store: TraceStore | None, admission: Admission) -> None:

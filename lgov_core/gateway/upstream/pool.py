@@ -119,7 +119,7 @@ class UpstreamPool:
     async def asking(
         self, send: Callable[[Replica], Awaitable[aiohttp.ClientResponse]], sticky: str | None
     ) -> AsyncGenerator[tuple[Replica, aiohttp.ClientResponse], None]:
-        """The first answer that is no reason to ask another server; the block is the time in which it is read.
+        """The first answer that needs no retry at another server; the answer is read inside the block.
 
         ``send`` raises `FAILURES`, which count against the server, as do those of the block. The last server's answer or
         error goes to the caller.

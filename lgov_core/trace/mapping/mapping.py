@@ -46,7 +46,7 @@ def canonical(span: Span) -> Span:
     chat completions, whatever they were written in, unless they hold what has no place there; the tool calls in a reply
     give ``lgov.tool_call_ids``. A reward that agent-lightning emitted becomes a span named ``lgov.reward``: its first
     dimension is the span's, each further one a ``gen_ai.evaluation.result`` event with the same target; the name it had
-    stays in ``lgov.reward.source``. A target that cannot be told from the span is written down as one that no call has,
+    stays in ``lgov.reward.source``. A target that the span does not name is recorded as one that no call has,
     so that it is found to be unknown and is not taken for the attempt's. Doing it twice changes nothing. Pure; raises
     nothing.
     """
@@ -75,7 +75,7 @@ def canonical(span: Span) -> Span:
 def states_result(span: Span) -> bool:
     """Whether ``span`` states the result of a whole attempt: its outcome, or a reward or evaluation that names no call.
 
-    Asked of a span as it came, and of what `canonical` makes of it: one of the two is enough.
+    Checked for the span as received and for its `canonical` form: one of the two is enough.
     """
     return _states_result(span) or _states_result(canonical(span))
 
