@@ -15,8 +15,8 @@ from lgov_core.types import CapturedCall
 class RecordedConversations:
     """Reads calls of the chat, Responses and Messages routes as conversations: a `ConversationReader`.
 
-    ``calls`` are those among which ``previous_response_id`` is looked up. Calls that are not a conversation (text completions, a
-    body that cannot be read, a conversation whose beginning is not among ``calls``) is None. Reads only; callable from
+    ``calls`` are those among which ``previous_response_id`` is looked up. A call that is not part of a
+    conversation (text completions, an unreadable body, a conversation whose beginning is not among ``calls``) gives None. Reads only; callable from
     any thread.
     """
 
