@@ -16,7 +16,8 @@ class RecordedConversations:
     """Reads calls of the chat, Responses and Messages routes as conversations: a `ConversationReader`.
 
     ``calls`` are those among which ``previous_response_id`` is looked up. A call that is not part of a
-    conversation (text completions, an unreadable body, a conversation whose beginning is not among ``calls``) gives None. Reads only; callable from
+    conversation (text completions, an unreadable body, a conversation whose beginning is not among ``calls``) gives
+    None. Reads only; callable from
     any thread.
     """
 
