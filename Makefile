@@ -36,7 +36,7 @@ demo: $(VENV)/.installed ## Govern and train a small SQL agent, and show what ch
 
 # What fails is run once more, and listed as a rerun: on a machine that others use too, time can be short. See CONTRIBUTING.md.
 test: $(VENV)/.tools ## Run the tests.
-	@$(BIN)/python -m pytest -n auto --dist loadfile --reruns 1 --reruns-delay 2 $(ARGS)
+	@$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --reruns 1 --reruns-delay 2 $(ARGS)
 
 test-all: $(VENV)/.tools ## Run everything: the slow tests too, the version matrix, and verl.
 	@LGOV_TEST_SLOW=1 $(MAKE) test

@@ -6,6 +6,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -37,3 +38,12 @@ def environment_is_left_as_it_was() -> Iterator[None]:
 
 def _told() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(_TOLD_BY)}
+
+
+#: Folders whose files take longest: they run first, so that no worker waits for one of them at the end.
+_LONG = ("e2e", "pair", "train", "agent_hooks")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    items.sort(key=lambda item: item.path.relative_to(here).parts[0] not in _LONG)

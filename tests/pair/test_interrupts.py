@@ -264,7 +264,7 @@ def test_a_measurement_and_a_hand_over_are_interrupted(session: Session) -> None
     session.begin(*command)
     session.until_held("test")
     session.interrupt()
-    assert "the rollouts that ended are in measured" in session.assert_interrupted()
+    assert "the finished rollouts are in measured" in session.assert_interrupted()
     session.let_go("test")
     session.begin("lgov", "export", "run", "handed-on", at="open:config.json")
     session.until_held()
@@ -273,7 +273,7 @@ def test_a_measurement_and_a_hand_over_are_interrupted(session: Session) -> None
     session.begin("lgov", "export", "run", "handed-on", at="rename:handed-on")
     session.until_held()
     session.interrupt()
-    assert "there is no handed-on, run the same command again" in session.assert_interrupted()
+    assert "handed-on was not made, run the same command again" in session.assert_interrupted()
     assert not (session.folder / "handed-on").exists()
     session.begin("lgov", "export", "run", "handed-on")
     assert session.ended() == 0, session.said
