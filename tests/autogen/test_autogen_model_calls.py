@@ -87,11 +87,11 @@ async def test_a_client_inside_a_client_is_one_call() -> None:
 
 @BOTH
 async def test_a_cancelled_model_call_ends_its_span(way: str) -> None:
-    token = CancellationToken()
+    token, loop = CancellationToken(), asyncio.get_running_loop()
 
     def script(body: Mapping[str, Any]) -> ScriptedReply:
-        token.cancel()
-        return ScriptedReply("late", delay_s=30)
+        loop.call_soon_threadsafe(token.cancel)  # the script runs in the server's thread
+        return ScriptedReply("late", delay_s=1)
 
     with playing(way, FINE, script) as (parts, seen, _server), pytest.raises(asyncio.CancelledError):
         await parts.client().create([UserMessage(content="go", source="user")], cancellation_token=token)

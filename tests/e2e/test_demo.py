@@ -29,6 +29,7 @@ import pyarrow.parquet  # noqa: E402
 from lgov_core.audit import AuditLog, verify  # noqa: E402
 from lgov_core.store import open_store  # noqa: E402
 from lgov_core.store.protocol import TraceStore  # noqa: E402
+from tests.slow import slow  # noqa: E402
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 
@@ -249,6 +250,7 @@ def test_a_killed_worker_costs_an_attempt_and_nothing_else(folder: Path) -> None
     assert len({row["rollout_id"] for row in rows}) == 16
 
 
+@slow
 def test_a_run_goes_on_after_it_was_killed_and_after_it_was_interrupted(folder: Path) -> None:
     run = folder / "seed0-governed"
     with started(folder, "--iterations", "4") as process:

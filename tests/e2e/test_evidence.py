@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.slow import slow
+
 pytest.importorskip("torch", reason='needs the extra "train"')
 pytest.importorskip("transformers", reason='needs the extra "train"')
 pytest.importorskip("matplotlib", reason='needs the extra "train"')
@@ -55,6 +57,7 @@ def governance(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str
     return folder, measured("governance", folder)
 
 
+@slow
 def test_governance_trains_three_ways_and_nothing_is_executed_where_policies_block(
     governance: tuple[Path, dict[str, Any]],
 ) -> None:
@@ -79,6 +82,7 @@ def test_governance_trains_three_ways_and_nothing_is_executed_where_policies_blo
     assert set(result["accuracy_not_below"]) == {"after", "deployed"}
 
 
+@slow
 def test_what_is_deployed_is_the_model_that_training_ended_with(
     governance: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:

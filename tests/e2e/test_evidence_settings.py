@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.slow import slow
+
 for needed in (
     "torch",
     "transformers",
@@ -73,6 +75,7 @@ def read(folder: Path, name: str) -> dict[str, Any]:
     return json.loads((folder / f"settings_{name}.json").read_text())
 
 
+@slow
 @pytest.mark.parametrize("name", AGENTS)
 def test_the_right_agents_are_trained_through_the_real_framework(ran: Path, name: str) -> None:
     trained, frozen, framework = AGENTS[name]
@@ -92,6 +95,7 @@ def test_the_right_agents_are_trained_through_the_real_framework(ran: Path, name
         assert run["trained_transitions"].get(agent, 0) == 0
 
 
+@slow
 @pytest.mark.parametrize("name", AGENTS)
 def test_the_result_says_what_was_run_and_what_came_of_it(ran: Path, name: str) -> None:
     result = read(ran, name)
@@ -113,6 +117,7 @@ def test_the_result_says_what_was_run_and_what_came_of_it(ran: Path, name: str) 
     assert (ran / f"settings_{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
+@slow
 @pytest.mark.parametrize("name", AGENTS)
 def test_the_log_shows_the_model_what_the_framework_will_ask(
     ran: Path, name: str, inside: None, tmp_path: Path

@@ -20,6 +20,7 @@ from lgov_core.train.loop.checkpoint import complete_checkpoints, read_checkpoin
 from tests.pair import pair_agents as agents
 from tests.pair.test_train_commands import until
 from tests.pair.warm_process import Warm
+from tests.slow import slow
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked here")
 
@@ -148,6 +149,7 @@ def session(tmp_path: Path, warm: Warm, model_folder: Path) -> Iterator[Session]
     found.kill()
 
 
+@slow
 def test_lgov_train_is_interrupted_at_every_moment_and_each_time_goes_on(session: Session) -> None:
     # While it imports what it needs, of which the agent is a part.
     session.hold("import")
@@ -251,6 +253,7 @@ def test_a_server_is_interrupted_while_it_loads_and_twice_in_an_update(session: 
     assert session.lines("train") == [1]
 
 
+@slow
 def test_a_measurement_and_a_hand_over_are_interrupted(session: Session) -> None:
     session.train("--steps", "1")
     assert session.ended() == 0, session.said
