@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -179,7 +180,7 @@ class Coordinator:
             assignment = Assignment(
                 rollout.rollout_id, attempt, rollout.task_id, given["mode"], given["task"], path, model, self._timeout_s
             )
-            found.append(assignment.as_json())
+            found.append(asdict(assignment))
         return found
 
     def heartbeat(self, worker_id: str, lease_s: float, attempts: Sequence[tuple[str, int]]) -> dict[str, Any]:
