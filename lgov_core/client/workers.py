@@ -103,8 +103,8 @@ class ProcessWorkers:
     `failure` says why.
     """
 
-    def __init__(self, options: dict[str, Any], count: int, done: Done, *, stderr: Any = None) -> None:
-        self._options, self._done, self._stderr = options, done, stderr
+    def __init__(self, options: dict[str, Any], count: int, done: Done) -> None:
+        self._options, self._done = options, done
         self._lock = threading.Lock()
         self._closing = False
         self._false_starts = 0
@@ -165,7 +165,6 @@ class ProcessWorkers:
             [sys.executable, "-m", "lgov_core.client.worker_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._stderr,
             start_new_session=True,  # Ctrl-C is for the client, which then decides
         )
         process = _Process(popen)
