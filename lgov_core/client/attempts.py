@@ -32,7 +32,7 @@ Agent = Callable[[Resource, Task], Any]
 
 _LOG = logging.getLogger(__name__)
 
-#: Number of spans of one attempt that go to the server; further ones are only counted.
+#: Number of spans of one attempt that go to the server.
 _MOST_SPANS: Final = 10_000
 
 
@@ -42,8 +42,6 @@ class Notebook:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: dict[tuple[str, int], tuple[list[Reward], list[Span]]] = {}
-        #: Rewards and spans of attempts that had ended, or of none.
-        self.late = 0
 
     def begin(self, key: tuple[str, int]) -> None:
         """Keeps rewards and spans of this attempt from here on."""
@@ -57,25 +55,20 @@ class Notebook:
             return tuple(rewards), tuple(spans)
 
     def add_rewards(self, rewards: Iterable[Reward]) -> None:
-        """Keeps rewards, each with the attempt it names."""
+        """Keeps rewards, each with the attempt it names; those of no open attempt are dropped."""
         with self._lock:
             for reward in rewards:
-                kept = self._open.get((reward.rollout_id or "", reward.attempt or 0))
-                if kept is None:
-                    self.late += 1
-                else:
+                if kept := self._open.get((reward.rollout_id or "", reward.attempt or 0)):
                     kept[0].append(reward)
 
     def flush(self) -> None:
         """Nothing is queued here."""
 
     def add_span(self, span: Span) -> None:
-        """Keeps a span."""
+        """Keeps a span; one of no open attempt, or too many of one, is dropped."""
         with self._lock:
             kept = self._open.get((span.rollout_id or "", span.attempt or 0))
-            if kept is None or len(kept[1]) >= _MOST_SPANS:
-                self.late += 1
-            else:
+            if kept and len(kept[1]) < _MOST_SPANS:
                 kept[1].append(span)
 
 
@@ -102,12 +95,12 @@ class AgentRunner:
         check_agent(agent)
         self._agent = agent
         self._governs = policy is not None or governor is not None
-        self.notebook = Notebook()
+        self._notebook = Notebook()
         self._tally = Tally()
         self._stack, self._arms = contextlib.ExitStack(), contextlib.ExitStack()
         self._lock = threading.Lock()
         self._running, self._closed = 0, False
-        plugins: list[object] = [StoreSink(self.notebook), self._tally]
+        plugins: list[object] = [StoreSink(self._notebook), self._tally]
         if rules is not None:
             plugins.insert(0, AirPlugin(rules))
         if governor is not None:
@@ -157,55 +150,48 @@ class AgentRunner:
             self._arms.close()
         self._stack.close()
 
-    def _ended(self) -> None:
-        with self._lock:
-            self._running -= 1
-            uninstrument = self._closed and not self._running
-        if uninstrument:
-            self._arms.close()
-
     def run(self, given: Assignment) -> Report:
         """Runs the agent once. Raises only what ends the process: whatever an agent does is an outcome."""
-        scope = RolloutScope(given.rollout_id, given.attempt, task_id=given.task_id)
-        resource = Resource(given.model_api, given.model, given.rollout_id, given.attempt, given.mode)
         with self._lock:
             self._running += 1
         try:
-            return self._run(given, resource, scope)
+            self._notebook.begin(given.key)
+            try:
+                report = _reported(self._call_agent(given), given)
+            except Exception as error:  # noqa: BLE001 - whatever an agent raises is an outcome, recorded
+                report = _raised(error, given)
+            return self._with_observations(given, report)
         finally:
-            self._ended()
+            with self._lock:
+                self._running -= 1
+                uninstrument = self._closed and not self._running
+            if uninstrument:
+                self._arms.close()
 
-    def _run(self, given: Assignment, resource: Resource, scope: RolloutScope) -> Report:
-        self.notebook.begin(given.key)
-        try:
-            value = self._called(resource, Task(given.task), scope, given.timeout_s)
-            report = _reported(value, given)
-        except Exception as error:  # noqa: BLE001 - whatever an agent raises is an outcome, recorded
-            report = _raised(error, given)
-        return self._with_what_was_seen(given, report)
-
-    def _called(self, resource: Resource, task: Task, scope: RolloutScope, timeout_s: float) -> Any:
+    def _call_agent(self, given: Assignment) -> Any:
+        scope = RolloutScope(given.rollout_id, given.attempt, task_id=given.task_id)
+        resource = Resource(given.model_api, given.model, given.rollout_id, given.attempt, given.mode)
+        task = Task(given.task)
         if inspect.iscoroutinefunction(self._agent) or inspect.iscoroutinefunction(type(self._agent).__call__):
 
             async def governed() -> Any:
                 async with self.governor.arollout(scope):
-                    return await _await(self._agent(resource, task), timeout_s)
+                    return await _await(self._agent(resource, task), given.timeout_s)
 
             return asyncio.run(governed())
         with self.governor.rollout(scope):
             value = self._agent(resource, task)
             if inspect.isawaitable(value):
-                return asyncio.run(_await(value, timeout_s))
+                return asyncio.run(_await(value, given.timeout_s))
             return value
 
-    def _with_what_was_seen(self, given: Assignment, report: Report) -> Report:
-        rewards, spans = self.notebook.take(given.key)
+    def _with_observations(self, given: Assignment, report: Report) -> Report:
+        rewards, spans = self._notebook.take(given.key)
         counts = {**self._tally.take(*given.key), **report.counts}
         if counts.pop("faults", 0):
             return Report(Outcome.INFRASTRUCTURE, (), spans, DENIED_BY_FAILURE, counts)
-        if not report.outcome.trainable:
-            return replace(report, rewards=(), spans=spans, counts=counts)
-        return replace(report, rewards=(*rewards, *report.rewards), spans=spans, counts=counts)
+        kept = (*rewards, *report.rewards) if report.outcome.trainable else ()
+        return replace(report, rewards=kept, spans=spans, counts=counts)
 
     def _instrument(self, *, required: bool) -> None:
         instrumented = 0

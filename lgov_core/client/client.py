@@ -19,7 +19,7 @@ from lgov_core.client.connection import Connection
 from lgov_core.client.display import Display
 from lgov_core.client.result import TrainResult
 from lgov_core.client.tasks import read_tasks
-from lgov_core.client.wire import ENDED, PROTOCOL, Assignment, Report, assignments_of
+from lgov_core.client.wire import ENDED, PROTOCOL, Assignment, Report
 from lgov_core.client.workers import Done, ProcessWorkers, ThreadWorkers, Workers
 from lgov_core.errors import ArgumentError, ClientError, LgovError, TaskError, TrainError
 from lgov_core.reward import AirRules, RuleSet, air
@@ -121,7 +121,7 @@ class Client:
 
         def opened(open_things: contextlib.ExitStack, done: Done) -> Workers:
             if workers == "processes":
-                settings = {**options, "agent": name, "rules": air_enabled, "base_rules": air_enabled}
+                settings = {**options, "agent": name, "rules": air_enabled}
                 return ProcessWorkers(settings, nworkers, done)
             runner = AgentRunner(agent, rules=rules, **options)
             open_things.callback(runner.close)
@@ -184,22 +184,16 @@ class _Session:
         }  # fmt: skip
         answer = self.connection.post("/train/claim", body, timeout_s=wait_s + 30.0)
         self.metrics += answer["progress"].pop("metrics")
-        found = assignments_of(answer["assignments"])
+        found = [Assignment(**one) for one in answer["assignments"]]
         # The server says the path: under which address it can be reached, only this side knows.
         return [replace(one, model_api=f"{self.connection.url}{one.model_api}") for one in found], answer["progress"]
 
     def finish(self, given: Assignment, report: Report) -> None:
         """Reports an attempt. Called in any thread; errors are passed to the training thread."""
-        body = {
-            "worker_id": self.worker_id,
-            "rollout_id": given.rollout_id,
-            "attempt": given.attempt,
-            **report.as_json(),
-        }
+        identity = {"worker_id": self.worker_id, "rollout_id": given.rollout_id, "attempt": given.attempt}
         try:
-            answer = self.connection.post("/train/finish", body)
-            accepted = bool(answer.get("accepted"))
-            trouble = None
+            answer = self.connection.post("/train/finish", {**identity, **report.as_json()})
+            accepted, trouble = bool(answer.get("accepted")), None
         except LgovError as error:
             accepted, trouble = False, error
         except ValueError as error:  # a reward that is not a JSON number; it was checked before, so this is a bug here

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, cast
 
@@ -37,10 +37,6 @@ class Assignment:
         """Rollout and attempt."""
         return self.rollout_id, self.attempt
 
-    def as_json(self) -> dict[str, Any]:
-        """It as JSON values."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -60,8 +56,8 @@ class Report:
         """It as JSON values."""
         return {
             "outcome": self.outcome.value,
-            "rewards": [reward_json(reward) for reward in self.rewards],
-            "spans": [span_json(span) for span in self.spans],
+            "rewards": [asdict(reward) for reward in self.rewards],
+            "spans": [_span_json(span) for span in self.spans],
             "error": self.error,
             "counts": dict(self.counts),
         }
@@ -72,8 +68,8 @@ class Report:
         try:
             return cls(
                 Outcome(value["outcome"]),
-                tuple(reward_of(one) for one in value["rewards"]),
-                tuple(span_of(one) for one in value["spans"]),
+                tuple(map(_read_reward, value["rewards"])),
+                tuple(map(_read_span, value["spans"])),
                 None if value["error"] is None else str(value["error"]),
                 {str(name): int(count) for name, count in value["counts"].items()},
             )
@@ -84,13 +80,7 @@ class Report:
 _REWARD: Final = tuple(one.name for one in fields(Reward))
 
 
-def reward_json(reward: Reward) -> dict[str, Any]:
-    """A reward as JSON values."""
-    return {name: getattr(reward, name) for name in _REWARD}
-
-
-def reward_of(value: Any) -> Reward:
-    """The reward that `reward_json` wrote. Raises ValueError for one without a number, or with a name that is none."""
+def _read_reward(value: Any) -> Reward:
     given = _mapping(value, "a reward")
     texts = ("rollout_id", "response_id", "tool_call_id", "source", "reward_id")
     if isinstance(given.get("value"), bool) or not isinstance(given.get("value"), int | float):
@@ -102,15 +92,14 @@ def reward_of(value: Any) -> Reward:
     return Reward(**{name: given[name] for name in _REWARD if given.get(name) is not None})
 
 
-def span_json(span: Span) -> dict[str, Any]:
-    """A span as JSON values."""
+def _span_json(span: Span) -> dict[str, Any]:
     events = [[event.name, event.at, dict(event.attributes)] for event in span.events]
     names = ("name", "span_id", "started_at", "ended_at", "rollout_id", "attempt", "parent_id", "trace_id")
     return {**{name: getattr(span, name) for name in names}, "attributes": dict(span.attributes), "events": events}
 
 
-def span_of(value: Any) -> Span:
-    """The span that `span_json` wrote, as a claim: it came from outside. Raises ValueError."""
+def _read_span(value: Any) -> Span:
+    """The span that `_span_json` wrote, as a claim: it came from outside."""
     given = _mapping(value, "a span")
     if not isinstance(given.get("name"), str) or not isinstance(given.get("span_id"), str):
         raise ValueError("a span without name or id")
@@ -135,11 +124,6 @@ def span_of(value: Any) -> Span:
         events,
         claimed=True,
     )
-
-
-def assignments_of(values: Sequence[Any]) -> list[Assignment]:
-    """The assignments that `Assignment.as_json` wrote."""
-    return [Assignment(**_mapping(value, "an assignment")) for value in values]
 
 
 def _mapping(value: Any, what: str) -> Mapping[str, Any]:

@@ -21,14 +21,12 @@ from lgov_core.errors import LgovError
 from lgov_core.reward import RuleSet, air
 from lgov_core.train.workers.lines import send, take_standard_streams
 
-#: Set in a worker process: a module that starts a training when it is imported must not do so again.
-WORKER_VARIABLE = "LIGHTNING_CLIENT_WORKER"
-
 
 def main() -> None:
     """Entry point of ``python -m lgov_core.client.worker_process``."""
     jobs, output = take_standard_streams()
-    os.environ[WORKER_VARIABLE] = "1"
+    # A module that starts a training when it is imported must not do so again.
+    os.environ["LIGHTNING_CLIENT_WORKER"] = "1"
     lines = os.fdopen(jobs, "rb")
     options: dict[str, Any] = json.loads(lines.readline())
     waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -46,18 +44,14 @@ def _read_lines(lines: BinaryIO, waiting: queue.SimpleQueue[bytes]) -> None:
 
 def _serve(options: dict[str, Any], waiting: queue.SimpleQueue[bytes], output: int) -> None:
     # The set in use: rules that the agent's module registers when it is imported are in it.
-    rules = air.use(RuleSet(base=air.AirRules() if options["base_rules"] else None)) if options["rules"] else None
+    rules = air.use(RuleSet(base=air.AirRules())) if options["rules"] else None
     os.environ.setdefault("OPENAI_API_KEY", "not-used")
     os.environ.setdefault("ANTHROPIC_API_KEY", "not-used")
+    policy, audit = (None if options[name] is None else Path(options[name]) for name in ("policy", "audit"))
+    instrument, endpoint = options["instrument"], options["endpoint"]
     try:
-        runner = AgentRunner(
-            load_agent(options["agent"]),
-            endpoint=options["endpoint"],
-            policy=None if options["policy"] is None else Path(options["policy"]),
-            audit=None if options["audit"] is None else Path(options["audit"]),
-            rules=rules,
-            instrument=options["instrument"],
-        )
+        agent = load_agent(options["agent"])
+        runner = AgentRunner(agent, endpoint=endpoint, policy=policy, audit=audit, rules=rules, instrument=instrument)
     except LgovError as error:
         send(output, {"error": error.message, "hint": error.hint})
         sys.exit(1)

@@ -8,8 +8,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
 
 from lgov_core.client.attempts import AgentRunner
 from lgov_core.client.wire import Assignment, Report
@@ -23,35 +23,11 @@ Done = Callable[[Assignment, Report], None]
 _MOST_FALSE_STARTS = 3
 
 
-class Workers(Protocol):
-    """Runs assignments, ``count`` at a time. `give`, `abandon` and `close` are for one thread each."""
-
-    @property
-    def free(self) -> int:
-        """How many more assignments can be given now."""
-        ...
-
-    def give(self, given: Assignment) -> None:
-        """Starts an attempt; `Done` is called when it has ended."""
-        ...
-
-    def abandon(self, key: tuple[str, int]) -> None:
-        """Gives up an attempt: its slot is free again, and it is not reported."""
-        ...
-
-    def running(self) -> list[Assignment]:
-        """The attempts that run."""
-        ...
-
-    def close(self) -> None:
-        """Ends everything; what was still running is not reported."""
-        ...
-
-
 class ThreadWorkers:
-    """A thread for each attempt. One that hangs cannot be ended: it is abandoned, and its slot is free again.
+    """Runs assignments, each in a thread, ``count`` at a time. `give`, `abandon` and `close` are for one thread each.
 
-    Agents have the context variables of the thread that made this.
+    An attempt that hangs cannot be ended: it is abandoned. Agents have the context variables of the thread that made
+    this.
     """
 
     def __init__(self, runner: AgentRunner, count: int, done: Done) -> None:
@@ -60,17 +36,15 @@ class ThreadWorkers:
         self._running: dict[tuple[str, int], Assignment] = {}
         self._reporting: dict[tuple[str, int], Assignment] = {}  # these cannot be abandoned any more
         self._lock = threading.Lock()
-        #: Number of abandoned threads.
-        self.abandoned = 0
 
     @property
     def free(self) -> int:
-        """See `Workers`."""
+        """How many more assignments can be given now."""
         with self._lock:
             return self._count - len(self._running) - len(self._reporting)
 
     def give(self, given: Assignment) -> None:
-        """See `Workers`."""
+        """Starts an attempt; `Done` is called when it has ended."""
         with self._lock:
             self._running[given.key] = given
         context = self._context.copy()
@@ -93,19 +67,18 @@ class ThreadWorkers:
                 self._reporting.pop(given.key, None)
 
     def abandon(self, key: tuple[str, int]) -> None:
-        """See `Workers`."""
+        """Gives up an attempt: its slot is free again, and it is not reported."""
         with self._lock:
-            self.abandoned += self._running.pop(key, None) is not None
+            self._running.pop(key, None)
 
     def running(self) -> list[Assignment]:
-        """See `Workers`."""
+        """The attempts that run."""
         with self._lock:
             return list(self._running.values())
 
     def close(self) -> None:
-        """See `Workers`."""
+        """Ends everything; what was still running is not reported."""
         with self._lock:
-            self.abandoned += len(self._running)
             self._running.clear()
 
 
@@ -123,15 +96,15 @@ class _Process:
 
 
 class ProcessWorkers:
-    """Processes, each with one attempt at a time. One that dies or hangs is replaced; its attempt ends as
-    ``infrastructure``.
+    """As `ThreadWorkers`, in processes with one attempt at a time. One that dies or hangs is replaced; its attempt
+    ends as ``infrastructure``.
 
     ``options`` is passed to `lgov_core.client.worker_process`. When processes keep dying before they are ready,
     `failure` says why.
     """
 
-    def __init__(self, options: dict[str, Any], count: int, done: Done, *, stderr: Any = None) -> None:
-        self._options, self._done, self._stderr = options, done, stderr
+    def __init__(self, options: dict[str, Any], count: int, done: Done) -> None:
+        self._options, self._done = options, done
         self._lock = threading.Lock()
         self._closing = False
         self._false_starts = 0
@@ -142,7 +115,7 @@ class ProcessWorkers:
 
     @property
     def free(self) -> int:
-        """See `Workers`. Raises `TrainError` when processes cannot be started."""
+        """See `ThreadWorkers`. Raises `TrainError` when processes cannot be started."""
         with self._lock:
             if self.failure is not None:
                 raise self.failure
@@ -155,14 +128,14 @@ class ProcessWorkers:
             return [process.popen.pid for process in self._processes]
 
     def give(self, given: Assignment) -> None:
-        """See `Workers`."""
+        """See `ThreadWorkers`."""
         with self._lock:
             process = next(one for one in self._processes if one.free)
             process.given = given
-        write_line(process.popen, given.as_json())  # if it has died, its reader says so
+        write_line(process.popen, asdict(given))  # if it has died, its reader says so
 
     def abandon(self, key: tuple[str, int]) -> None:
-        """See `Workers`."""
+        """See `ThreadWorkers`."""
         with self._lock:
             for process in self._processes:
                 if process.given is not None and process.given.key == key:
@@ -170,12 +143,12 @@ class ProcessWorkers:
                     process.popen.kill()  # its reader puts another in its place
 
     def running(self) -> list[Assignment]:
-        """See `Workers`."""
+        """See `ThreadWorkers`."""
         with self._lock:
             return [process.given for process in self._processes if process.given is not None]
 
     def close(self) -> None:
-        """See `Workers`."""
+        """See `ThreadWorkers`."""
         with self._lock:
             self._closing = True
             processes, self._processes = self._processes, []
@@ -192,7 +165,6 @@ class ProcessWorkers:
             [sys.executable, "-m", "lgov_core.client.worker_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._stderr,
             start_new_session=True,  # Ctrl-C is for the client, which then decides
         )
         process = _Process(popen)
@@ -245,3 +217,6 @@ class ProcessWorkers:
         if given is not None:
             error = f"the worker process ended with status {status}"
             self._done(given, Report(Outcome.INFRASTRUCTURE, error=error, counts={"died": 1}))
+
+
+Workers: TypeAlias = ThreadWorkers | ProcessWorkers

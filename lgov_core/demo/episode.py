@@ -84,11 +84,6 @@ class PayDeskRunner:
         return seen
 
 
-def make_runner(options: Mapping[str, Any]) -> PayDeskRunner:
-    """The factory that workers call."""
-    return PayDeskRunner(options)
-
-
 def _load(path: Path) -> ModuleType:
     """The agent's file as a module, as any program would be loaded: lgov does not import it by name."""
     spec = importlib.util.spec_from_file_location("pay_desk_agent", path)

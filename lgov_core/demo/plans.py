@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from lgov_core.demo.warm_start import PEEKS
 from lgov_core.train.algorithms.config import UpdateConfig
@@ -74,8 +75,5 @@ def plan_for(
     plan = {"tiny": TINY, "smollm2": SMOLLM2}[model]
     if quick:
         plan = replace(plan, iterations=min(plan.iterations, 15), evaluations=min(plan.evaluations, 128))
-    if iterations is not None:
-        plan = replace(plan, iterations=iterations)
-    if warm_steps is not None:
-        plan = replace(plan, warm_steps=warm_steps)
-    return replace(plan, keep_weights=True) if keep_weights else plan
+    given: dict[str, Any] = {"iterations": iterations, "warm_steps": warm_steps, "keep_weights": keep_weights or None}
+    return replace(plan, **{name: value for name, value in given.items() if value is not None})

@@ -135,7 +135,7 @@ class Recomputation:
 
     def _compare(self, module: Any, rows: Sequence[TrainRow], calls: Sequence[CapturedCall]) -> None:
         with torch.inference_mode():
-            computed, _ = row_logprobs(module, rows)
+            computed = row_logprobs(module, rows)
         recorded = [torch.tensor(call.logprobs, dtype=torch.float64) for call in calls]
         for call, own, theirs in zip(calls, recorded, computed.double().split(list(map(len, recorded))), strict=True):
             count = self._result.by_version[call.weights_version]

@@ -226,7 +226,7 @@ def _warm_model(spec: RunSpec, template: Path, display: Display) -> LanguageMode
 
 def _worker_config(spec: RunSpec, template: Path, url: str) -> WorkerConfig:
     return WorkerConfig(
-        factory="lgov_core.demo.episode:make_runner",
+        factory="lgov_core.demo.episode:PayDeskRunner",
         options={
             "agent": str(AGENT_FILE),
             "model": spec.plan.model,

@@ -59,29 +59,22 @@ class Verification:
         return sorted(self.by_version.values(), key=lambda one: -1 if one.version is None else one.version)
 
     @property
-    def checked(self) -> int:
-        """Calls whose log-probabilities were recomputed."""
-        return sum(one.checked for one in self.by_version.values())
-
-    @property
-    def unchecked(self) -> int:
-        """Calls whose weights are not kept."""
-        return sum(one.unchecked for one in self.by_version.values())
-
-    @property
-    def mismatched(self) -> int:
-        """Calls whose recorded log-probabilities are wrong."""
-        return sum(one.mismatched for one in self.by_version.values())
-
-    @property
-    def max_logprob_diff(self) -> float:
-        """The largest absolute difference between a recorded and a recomputed log-probability."""
-        return max((one.max_logprob_diff for one in self.by_version.values()), default=0.0)
+    def total(self) -> VersionCount:
+        """The counts of all versions together."""
+        every = self.by_version.values()
+        return VersionCount(
+            None,
+            sum(one.calls for one in every),
+            sum(one.checked for one in every),
+            sum(one.unchecked for one in every),
+            sum(one.mismatched for one in every),
+            max((one.max_logprob_diff for one in every), default=0.0),
+        )
 
     @property
     def passed(self) -> bool:
         """Whether at least one call was checked, and none is wrong."""
-        return self.checked > 0 and not self.decoded_bad and not self.mismatched
+        return self.total.checked > 0 and not self.decoded_bad and not self.total.mismatched
 
     def add(self, call: CapturedCall, problem: str, diff: float | None = None) -> None:
         """Records a finding about a call, unless there are many already."""
@@ -91,9 +84,11 @@ class Verification:
 
     def as_json(self) -> dict[str, Any]:
         """All numbers as plain JSON values."""
-        names = ("passed", "recorded", "calls", "decoded_ok", "decoded_bad", "checked", "unchecked", "mismatched")
+        names = ("passed", "recorded", "calls", "decoded_ok", "decoded_bad", "tolerance")
+        totals = ("checked", "unchecked", "mismatched", "max_logprob_diff")
         return {
-            **{name: getattr(self, name) for name in (*names, "max_logprob_diff", "tolerance")},
+            **{name: getattr(self, name) for name in names},
+            **{name: getattr(self.total, name) for name in totals},
             "versions": [asdict(one) for one in self.versions],
             "findings": [asdict(one) for one in self.findings],
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,12 +109,10 @@ def evaluate(
                 agent, engine, folder, model=model.name, timeout_s=plan.timeout_s, policy=plan.policy, rules=plan.rules
             )
         )
-        sampler = _Sampler(rollouts, plan.max_attempts)
+        run = functools.partial(_sample, rollouts, new_id("eval"), plan.max_attempts)
         samples = [(number, task) for number, task in enumerate(tasks) for _ in range(plan.samples)]
         reports: dict[int, list[tuple[Report, int]]] = {number: [] for number, _ in samples}
-        running = opened.enter_context(
-            contextlib.closing(as_they_end(sampler.run, samples, plan.workers, name="lgov-eval"))
-        )
+        running = opened.enter_context(contextlib.closing(as_they_end(run, samples, plan.workers, name="lgov-eval")))
         for done, (at, report) in enumerate(running, 1):
             reports[samples[at][0]].append(report)
             if progress is not None:
@@ -130,25 +129,18 @@ def difference(after: EvaluationResult, before: EvaluationResult, channel: str) 
     return mean_interval(gaps)
 
 
-class _Sampler:
-    """Runs one rollout, and again when the machines were to blame. For any thread."""
-
-    def __init__(self, rollouts: LocalRollouts, max_attempts: int) -> None:
-        self._rollouts, self._max_attempts = rollouts, max_attempts
-        self._run_id = new_id("eval")
-
-    def run(self, sample: tuple[int, Mapping[str, Any]]) -> tuple[Report, int]:
-        """The report of the last try of a task, which is given with its number, and how many model calls it made."""
-        number, task = sample
-        rollout = Rollout(new_id("ro"), f"task-{number:06d}", self._run_id, {"task": dict(task), "mode": "test"})
-        store = self._rollouts.store
-        store.add_rollouts([rollout])
-        report, attempt = Report(Outcome.INFRASTRUCTURE, error="it was never begun"), 0
-        while not report.outcome.trainable and attempt < self._max_attempts:
-            attempt += 1
-            report = self._rollouts.run(rollout, attempt)
-        calls = sum(one.attempt == attempt for one in store.calls([rollout.rollout_id]))
-        return report, calls
+def _sample(
+    rollouts: LocalRollouts, run_id: str, max_attempts: int, sample: tuple[int, Mapping[str, Any]]
+) -> tuple[Report, int]:
+    """The report of the last try of a task, which is given with its number, and how many model calls it made."""
+    number, task = sample
+    rollout = Rollout(new_id("ro"), f"task-{number:06d}", run_id, {"task": dict(task), "mode": "test"})
+    rollouts.store.add_rollouts([rollout])
+    report, attempt = Report(Outcome.INFRASTRUCTURE, error="it was never begun"), 0
+    while not report.outcome.trainable and attempt < max_attempts:
+        attempt += 1
+        report = rollouts.run(rollout, attempt)
+    return report, sum(one.attempt == attempt for one in rollouts.store.calls([rollout.rollout_id]))
 
 
 def _score(reports: Sequence[tuple[Report, int]]) -> Score:

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ from lgov_core._util.atomic_file import atomic_write
 from lgov_core._util.bounded import BoundedDict
 from lgov_core.client.tasks import read_tasks
 from lgov_core.client.wire import PROTOCOL, Assignment, Report
-from lgov_core.errors import ClientError, EndpointError, RewardError, StoreError
+from lgov_core.errors import EndpointError, RewardError, StoreError
 from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.server.collect import QueueCollector
 from lgov_core.server.key_path import model_path
@@ -179,7 +180,7 @@ class Coordinator:
             assignment = Assignment(
                 rollout.rollout_id, attempt, rollout.task_id, given["mode"], given["task"], path, model, self._timeout_s
             )
-            found.append(assignment.as_json())
+            found.append(asdict(assignment))
         return found
 
     def heartbeat(self, worker_id: str, lease_s: float, attempts: Sequence[tuple[str, int]]) -> dict[str, Any]:
@@ -202,7 +203,8 @@ class Coordinator:
         spans = [span for span in report.spans if (span.rollout_id, span.attempt) == (rollout_id, attempt)]
         result = {"counts": dict(report.counts), "worker": worker_id}
         try:
-            if spans and self._is_open(rollout_id, attempt):
+            known = self._attempt(rollout_id, attempt)
+            if spans and known is not None and known.outcome is None:
                 self._store.add_spans(spans)
             self._store.finish_attempt(
                 rollout_id, attempt, report.outcome, error=report.error, result=result, rewards=report.rewards
@@ -250,19 +252,5 @@ class Coordinator:
         """Grows when there is something new to claim."""
         return self._collector.enqueued
 
-    def _is_open(self, rollout_id: str, attempt: int) -> bool:
-        found = self._attempt(rollout_id, attempt)
-        return found is not None and found.outcome is None
-
     def _attempt(self, rollout_id: str, attempt: int) -> Attempt | None:
         return next((one for one in self._store.attempts([rollout_id]) if one.attempt == attempt), None)
-
-
-def check_protocol(protocol: str | None, version: str | None) -> None:
-    """Raises `ClientError` for a client that speaks another protocol."""
-    if protocol != str(PROTOCOL):
-        raise ClientError(
-            f"this training server is lgov {lgov_core.__version__} (protocol {PROTOCOL}), "
-            f"the client is {version or 'of unknown version'} (protocol {protocol or 'none'})",
-            hint="install the same version of lgov on both sides",
-        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,14 +21,16 @@ from lgov_core.store.protocol import TraceStore
 from lgov_core.types import Rollout
 
 
+@dataclass(frozen=True, slots=True)
 class LocalRollouts:
     """Runs and records attempts; made by `open_rollouts`. For any thread."""
 
-    def __init__(
-        self, store: TraceStore, keys: KeyRing, runner: AgentRunner, url: str, model: str, timeout_s: float
-    ) -> None:
-        self.store = store
-        self._keys, self._runner, self._url, self._model, self._timeout_s = keys, runner, url, model, timeout_s
+    store: TraceStore
+    _keys: KeyRing
+    _runner: AgentRunner
+    _url: str
+    _model: str
+    _timeout_s: float
 
     def run(self, rollout: Rollout, attempt: int = 1, result: Mapping[str, Any] | None = None) -> Report:
         """Runs one attempt at a rollout that is in the store. ``result`` is stored with it (default: its counts)."""

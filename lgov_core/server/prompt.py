@@ -8,7 +8,7 @@ import json
 import math
 import os
 import random
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
@@ -41,6 +41,17 @@ def run_prompt(job: TrainingJob) -> Mapping[str, Any]:
     same tasks; held-out tasks (``data.test``) only score the first and the best at the end. On Ctrl-C what was found so
     far is in the files, and KeyboardInterrupt propagates. Raises `LgovError`.
     """
+    try:
+        return _searched(job)
+    except KeyboardInterrupt:
+        best = job.folder / BEST_FILE
+        found = (
+            f"resume from the best so far with prompt.template: {best}" if best.exists() else "there is no version yet"
+        )
+        raise KeyboardInterrupt(f"interrupted; {found} (in another --folder)") from None
+
+
+def _searched(job: TrainingJob) -> Mapping[str, Any]:
     settings, given = job.settings, job.settings.prompt
     first, critic_url = _template(given), given.critic_url
     if critic_url is None:
@@ -54,10 +65,22 @@ def run_prompt(job: TrainingJob) -> Mapping[str, Any]:
     critic = ChatCritic(
         critic_url, given.critic_model, key=os.environ.get(given.critic_key_env) or None, seed=settings.training.seed
     )
-    with _interrupted_with(job.folder), _scorer(job, agent) as scorer:
+    runtime = settings.runtime
+    engine, model = _engine(settings)
+    scorer = _Scorer(agent, settings)
+    rules = rules_in_use() if runtime.air_enabled else None
+    with open_rollouts(
+        scorer.agent, engine, job.folder, model=model, timeout_s=runtime.timeout_s, policy=runtime.policy,
+        rules=rules, instrument=runtime.auto_instrumentation,
+    ) as scorer.rollouts:  # fmt: skip
 
         def score(template: str, numbers: Sequence[int]) -> Scored:
             return scorer.scored(template, [tasks[number] for number in numbers] * given.repeats, "train")
+
+        def draw(number: int) -> list[int]:
+            """The tasks of a round: the same for the same seed, others in each round."""
+            chance = random.Random(f"prompt/{settings.training.seed}/{number}")
+            return chance.sample(range(len(tasks)), min(given.tasks, len(tasks)))
 
         def changed(versions: Sequence[PromptVersion]) -> None:
             _write(job.folder, versions, search.best)
@@ -69,7 +92,7 @@ def run_prompt(job: TrainingJob) -> Mapping[str, Any]:
             first,
             score=score,
             critic=critic,
-            draw=_drawing(len(tasks), given.tasks, settings.training.seed),
+            draw=draw,
             rounds=given.rounds,
             beam=given.beam,
             candidates=given.candidates,
@@ -90,19 +113,6 @@ def run_prompt(job: TrainingJob) -> Mapping[str, Any]:
         "critic_calls": critic.calls,
         "dropped": dict(search.dropped),
     }
-
-
-@contextlib.contextmanager
-def _interrupted_with(folder: Path) -> Generator[None]:
-    """Says with the KeyboardInterrupt what there is."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        best = folder / BEST_FILE
-        kept = (
-            f"resume from the best so far with prompt.template: {best}" if best.exists() else "there is no version yet"
-        )
-        raise KeyboardInterrupt(f"interrupted; {kept} (in another --folder)") from None
 
 
 class _Scorer:
@@ -162,33 +172,14 @@ class _Scorer:
         return {rollout_id: "\n".join(texts) for rollout_id, texts in lines.items()}
 
 
-@contextlib.contextmanager
-def _scorer(job: TrainingJob, agent: Any) -> Generator[_Scorer]:
-    runtime = job.settings.runtime
-    engine, model = _engine(job.settings)
-    scorer = _Scorer(agent, job.settings)
-    with open_rollouts(
-        scorer.agent,
-        engine,
-        job.folder,
-        model=model,
-        timeout_s=runtime.timeout_s,
-        policy=runtime.policy,
-        rules=rules_in_use() if runtime.air_enabled else None,
-        instrument=runtime.auto_instrumentation,
-    ) as scorer.rollouts:
-        yield scorer
-
-
 def _engine(settings: TrainSettings) -> tuple[Engine, str]:
     """What answers the agent, and the model's name."""
     upstream = settings.prompt.upstream
     if upstream is not None:
         from lgov_core.gateway.upstream.engine import UpstreamEngine
 
-        return UpstreamEngine(
-            [upstream], api_key=os.environ.get("OPENAI_API_KEY") or None
-        ), settings.model.name or "model"
+        engine = UpstreamEngine([upstream], api_key=os.environ.get("OPENAI_API_KEY") or None)
+        return engine, settings.model.name or "model"
     from lgov_core.server.policy_engine import PolicyEngine
 
     model = load(settings, device_for(None))
@@ -206,15 +197,6 @@ def _template(given: PromptSection) -> str:
     if not text.strip():
         raise SettingsError(f"the template {given.template} is empty", hint="write the prompt that is used today")
     return text.strip()
-
-
-def _drawing(count: int, wanted: int, seed: int) -> Callable[[int], list[int]]:
-    """The tasks of each round: the same for the same seed, others in each round."""
-
-    def draw(number: int) -> list[int]:
-        return random.Random(f"prompt/{seed}/{number}").sample(range(count), min(wanted, count))
-
-    return draw
 
 
 def _write(folder: Path, versions: Sequence[PromptVersion], best: PromptVersion) -> None:

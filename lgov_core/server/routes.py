@@ -11,98 +11,87 @@ from typing import Any, Final, cast
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lgov_core.client.wire import ENDED, PROTOCOL_HEADER, VERSION_HEADER
+import lgov_core
+from lgov_core.client.wire import ENDED, PROTOCOL, PROTOCOL_HEADER, VERSION_HEADER
 from lgov_core.errors import ClientError, EndpointError, LgovError
 from lgov_core.gateway.routes.bodies import read_body
 from lgov_core.gateway.serving.access import Access, RuledRoute
-from lgov_core.server.coordinator import Coordinator, check_protocol
+from lgov_core.server.coordinator import Coordinator
 
 _MAX_BODY: Final = 8 * 1024 * 1024
 _LONGEST_WAIT_S: Final = 20.0
 
 
-class TrainRoutes:
-    """The handlers, for one event loop."""
+def train_routes(does: Coordinator) -> list[RuledRoute]:
+    """The routes, each with its rule, for one event loop."""
 
-    def __init__(self, coordinator: Coordinator) -> None:
-        self._coordinator = coordinator
-
-    def routes(self) -> list[RuledRoute]:
-        """The routes, each with its rule."""
-        table: Sequence[tuple[str, str, Callable[[Request], Any]]] = [
-            ("GET", "/train/about", self._about),  # also for clients of another version
-            ("POST", "/train/data", self._data),  # a part of the tasks
-            ("POST", "/train/data/commit", self._commit),  # makes an upload the server's tasks
-            ("POST", "/train/start", self._start),  # the run that continues, or a new one
-            ("POST", "/train/claim", self._claim),  # attempts, and the state of the run; waits for the first
-            ("POST", "/train/heartbeat", self._heartbeat),  # the attempts that a client runs
-            ("POST", "/train/finish", self._finish),  # how an attempt ended
-            ("POST", "/train/release", self._release),  # a client leaves; its attempts are taken back
-            ("POST", "/train/stop", self._stop),  # the run ends after the update in progress, with a checkpoint
-            ("GET", "/train/progress", self._progress),  # the state of the run
-        ]
-        return [
-            RuledRoute(path, _answered(handler), methods=[method], access=Access.ADMIN)
-            for method, path, handler in table
-        ]
-
-    async def _about(self, request: Request) -> Any:
-        return self._coordinator.about()
-
-    async def _data(self, request: Request) -> Any:
-        body = await _object(request)
+    def add_data(body: Mapping[str, Any]) -> Any:
         tasks = body.get("tasks")
         if not isinstance(tasks, list):
             raise EndpointError("'tasks' must be a list", status=422)
-        return await asyncio.to_thread(self._coordinator.add_data, _text(body, "upload"), _text(body, "split"), tasks)
+        return does.add_data(_text(body, "upload"), _text(body, "split"), tasks)
 
-    async def _commit(self, request: Request) -> Any:
-        body = await _object(request)
-        counts = {name: _whole(body, name) for name in ("train", "test")}
-        return await asyncio.to_thread(self._coordinator.commit_data, _text(body, "upload"), counts)
+    def commit(body: Mapping[str, Any]) -> Any:
+        return does.commit_data(_text(body, "upload"), {name: _whole(body, name) for name in ("train", "test")})
 
-    async def _start(self, request: Request) -> Any:
-        await _object(request)
-        return await asyncio.to_thread(self._coordinator.start)
+    def heartbeat(body: Mapping[str, Any]) -> Any:
+        return does.heartbeat(_text(body, "worker_id"), _number(body, "lease_s"), _attempts(body))
 
-    async def _claim(self, request: Request) -> Any:
-        body = await _object(request)
-        worker, limit, lease_s = _text(body, "worker_id"), _whole(body, "limit"), _number(body, "lease_s")
-        run_id, after = _text(body, "run"), _whole(body, "after")
-        until = time.monotonic() + min(_number(body, "wait_s"), _LONGEST_WAIT_S)
-        while True:
-            seen = self._coordinator.enqueued
-            progress = await asyncio.to_thread(self._coordinator.progress, run_id, after)
-            found = await asyncio.to_thread(self._coordinator.claim, worker, limit, lease_s)
-            if found or progress["state"] in ENDED or limit < 1 or time.monotonic() >= until:
-                return {"assignments": found, "progress": progress}
-            look = min(until, time.monotonic() + 1.0)  # what waits for another try becomes due by itself
-            while self._coordinator.enqueued == seen and time.monotonic() < look:
-                await asyncio.sleep(0.02)
+    def finish(body: Mapping[str, Any]) -> Any:
+        return does.finish(_text(body, "worker_id"), _text(body, "rollout_id"), _whole(body, "attempt"), body)
 
-    async def _heartbeat(self, request: Request) -> Any:
-        body = await _object(request)
-        worker, lease_s = _text(body, "worker_id"), _number(body, "lease_s")
-        return await asyncio.to_thread(self._coordinator.heartbeat, worker, lease_s, _attempts(body))
+    def release(body: Mapping[str, Any]) -> Any:
+        return does.release(_text(body, "worker_id"), str(body.get("reason") or "the client gave it back")[:500])
 
-    async def _finish(self, request: Request) -> Any:
-        body = await _object(request)
-        what = (_text(body, "worker_id"), _text(body, "rollout_id"), _whole(body, "attempt"))
-        return await asyncio.to_thread(self._coordinator.finish, *what, body)
+    table: Sequence[tuple[str, str, Callable[[Request], Any]]] = [
+        ("GET", "/train/about", _in_thread(lambda body: does.about())),  # also for clients of another version
+        ("POST", "/train/data", _in_thread(add_data)),  # a part of the tasks
+        ("POST", "/train/data/commit", _in_thread(commit)),  # makes an upload the server's tasks
+        ("POST", "/train/start", _in_thread(lambda body: does.start())),  # the run that continues, or a new one
+        (
+            "POST",
+            "/train/claim",
+            lambda request: _claim(does, request),
+        ),  # attempts, and the run; waits
+        ("POST", "/train/heartbeat", _in_thread(heartbeat)),  # the attempts that a client runs
+        ("POST", "/train/finish", _in_thread(finish)),  # how an attempt ended
+        ("POST", "/train/release", _in_thread(release)),  # a client leaves; its attempts are taken back
+        ("POST", "/train/stop", _in_thread(lambda body: does.stop())),  # ends the run after the update in progress
+        ("GET", "/train/progress", lambda request: _progress(does, request)),  # the state of the run
+    ]
+    return [
+        RuledRoute(path, _answered(handler), methods=[method], access=Access.ADMIN) for method, path, handler in table
+    ]
 
-    async def _release(self, request: Request) -> Any:
-        body = await _object(request)
-        reason = str(body.get("reason") or "the client gave it back")[:500]
-        return await asyncio.to_thread(self._coordinator.release, _text(body, "worker_id"), reason)
 
-    async def _stop(self, request: Request) -> Any:
-        return await asyncio.to_thread(self._coordinator.stop)
+async def _claim(does: Coordinator, request: Request) -> Any:
+    body = await _object(request)
+    worker, limit, lease_s = _text(body, "worker_id"), _whole(body, "limit"), _number(body, "lease_s")
+    run_id, after = _text(body, "run"), _whole(body, "after")
+    until = time.monotonic() + min(_number(body, "wait_s"), _LONGEST_WAIT_S)
+    while True:
+        seen = does.enqueued
+        progress = await asyncio.to_thread(does.progress, run_id, after)
+        found = await asyncio.to_thread(does.claim, worker, limit, lease_s)
+        if found or progress["state"] in ENDED or limit < 1 or time.monotonic() >= until:
+            return {"assignments": found, "progress": progress}
+        look = min(until, time.monotonic() + 1.0)  # what waits for another try becomes due by itself
+        while does.enqueued == seen and time.monotonic() < look:
+            await asyncio.sleep(0.02)
 
-    async def _progress(self, request: Request) -> Any:
-        given = request.query_params.get("after", "0")
-        if not given.isdigit():
-            raise EndpointError("'after' must be a whole number", status=422)
-        return await asyncio.to_thread(self._coordinator.progress, None, int(given))
+
+async def _progress(does: Coordinator, request: Request) -> Any:
+    given = request.query_params.get("after", "0")
+    if not given.isdigit():
+        raise EndpointError("'after' must be a whole number", status=422)
+    return await asyncio.to_thread(does.progress, None, int(given))
+
+
+def _in_thread(handle: Callable[[Mapping[str, Any]], Any]) -> Callable[[Request], Any]:
+    async def handler(request: Request) -> Any:
+        return await asyncio.to_thread(handle, await _object(request))
+
+    return handler
 
 
 def _answered(handler: Callable[[Request], Any]) -> Callable[[Request], Any]:
@@ -111,16 +100,25 @@ def _answered(handler: Callable[[Request], Any]) -> Callable[[Request], Any]:
     async def answer(request: Request) -> Response:
         try:
             if request.url.path != "/train/about":
-                check_protocol(request.headers.get(PROTOCOL_HEADER), request.headers.get(VERSION_HEADER))
+                _check_protocol(request.headers)
             return _json(await handler(request))
-        except EndpointError as error:
-            return _json({"error": {"message": str(error), "code": error.code}}, error.status)
-        except ClientError as error:
-            return _json({"error": {"message": str(error), "code": error.code}}, 409)
         except LgovError as error:
-            return _json({"error": {"message": str(error), "code": error.code}}, 500)
+            status = (
+                error.status if isinstance(error, EndpointError) else 409 if isinstance(error, ClientError) else 500
+            )
+            return _json({"error": {"message": str(error), "code": error.code}}, status)
 
     return answer
+
+
+def _check_protocol(headers: Mapping[str, str]) -> None:
+    protocol, version = headers.get(PROTOCOL_HEADER), headers.get(VERSION_HEADER)
+    if protocol != str(PROTOCOL):
+        raise ClientError(
+            f"this training server is lgov {lgov_core.__version__} (protocol {PROTOCOL}), "
+            f"the client is {version or 'of unknown version'} (protocol {protocol or 'none'})",
+            hint="install the same version of lgov on both sides",
+        )
 
 
 async def _object(request: Request) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ from lgov_core.server.key_path import KeyInPath, kept_keys
 from lgov_core.server.one_trainer import only_trainer
 from lgov_core.server.policy_engine import PolicyEngine
 from lgov_core.server.recipe import SMALL, algorithm_for, device_for, extra_groups_for, load, policy_for
-from lgov_core.server.routes import TrainRoutes
+from lgov_core.server.routes import train_routes
 from lgov_core.server.run_state import RunState
 from lgov_core.server.task_order import batch_of, further_of, numbered, updates_of
 from lgov_core.store import RolloutConfig, RolloutQueue, open_store
@@ -46,8 +46,8 @@ class TrainingServer:
     ``gpus`` as in `lgov_core.server.recipe.device_for`.
 
     Entering loads the model and starts the endpoint; `serve` then trains in the calling thread whenever a client asks,
-    until ``stop`` is set. `url` may be read from any thread. Raises `TrainError` when another trainer works on the
-    store.
+    until ``stop`` is set. ``store`` is open meanwhile. `url` may be read from any thread. Raises `TrainError` when
+    another trainer works on the store.
     """
 
     def __init__(
@@ -83,11 +83,6 @@ class TrainingServer:
         """How many updates are done; none of them is lost, whatever happens now."""
         return self._loop.done
 
-    @property
-    def store(self) -> RolloutQueue:
-        """The store, open as long as the server is."""
-        return self._store
-
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as opened:
             self._start(opened)
@@ -122,7 +117,7 @@ class TrainingServer:
         )
         self._stop = threading.Event()
         self._collector = QueueCollector(store, config, self._is_stopped)
-        self._store = store
+        self.store: RolloutQueue = store
         self._loop = TrainingLoop(
             run_id=self._loop_id,
             policy=policy,
@@ -159,7 +154,7 @@ class TrainingServer:
         self._left = RunState.unfinished(self.folder) if self._resume else None
         if self._left is not None:
             self.coordinator.begin(self._left, resumed=True)
-        app = create_app([engine], store, keys=keys, more=TrainRoutes(self.coordinator).routes())
+        app = create_app([engine], store, keys=keys, more=train_routes(self.coordinator))
         self._endpoint = EndpointServer(cast(Any, KeyInPath(app)), host=self._host, port=self._port)
         opened.enter_context(self._endpoint)
 
@@ -283,7 +278,7 @@ class TrainingServer:
     def _figures(self, results: Sequence[JobResult]) -> dict[str, Any]:
         """See `earned_figures`: of the attempts that can be trained on, with the rewards that the store has of them."""
         usable = [result.job for result in results if result.outcome.trainable]
-        rewards = self._store.rewards([job.rollout_id for job in usable]) if usable else ()
+        rewards = self.store.rewards([job.rollout_id for job in usable]) if usable else ()
         earned = (((one.rollout_id or "", one.attempt or 0), one.dimension, one.value) for one in rewards)
         return earned_figures(results, [(job.rollout_id, job.attempt) for job in usable], earned)
 

@@ -14,24 +14,19 @@ from lgov_core.errors import TrainError
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Allowed values: ``least`` and ``most`` included, ``above`` and ``below`` excluded; or a text that is ``one_of``."""
+    """Allowed numbers: ``least`` and ``most`` included, ``above`` and ``below`` excluded."""
 
     least: float | None = None
     above: float | None = None
     most: float | None = None
     below: float | None = None
-    one_of: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        if self.one_of:
-            return f"one of {', '.join(self.one_of)}"
         limits = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
         return " and ".join(f"{word} {value:g}" for word, value in limits.items() if value is not None)
 
     def fits(self, value: Any) -> bool:
         """Whether ``value`` is allowed."""
-        if self.one_of:
-            return value in self.one_of
         return (
             (self.least is None or value >= self.least)
             and (self.above is None or value > self.above)
@@ -46,18 +41,25 @@ def bounded(default: Any, **bound: Any) -> Any:
 
 
 def check_bounds(value: Any) -> None:
-    """Raises `TrainError` for a `bounded` field of the dataclass ``value`` with another value than its type and bound allow."""
+    """Raises `TrainError` for a `bounded` or ``Literal`` field of the dataclass ``value`` with a value that is not allowed."""
     for one in fields(value):
         bound: Bound | None = one.metadata.get("bound")
         found: Any = getattr(value, one.name)
         kind, optional = kind_of(type(value), one.name)
-        if bound is None or (found is None and optional):
+        if found is None and optional:
             continue
-        numeric: Any = int | float if kind is float else int
-        right = bool(bound.one_of) or (isinstance(found, numeric) and not isinstance(found, bool) and found == found)
-        if not right or not bound.fits(found) or found == math.inf:
-            whole = "a whole number " if kind is int else ""
-            raise TrainError(f"{type(value).__name__}.{one.name} must be {whole}{bound}, not {found!r}")
+        choices = choices_of(kind)
+        if choices:
+            right, allowed = found in choices, f"one of {', '.join(choices)}"
+        elif bound is not None:
+            numbers = (int, float) if kind is float else (int,)
+            right = isinstance(found, numbers) and not isinstance(found, bool) and math.isfinite(found)
+            right = right and bound.fits(found)
+            allowed = f"{'a whole number ' if kind is int else ''}{bound}"
+        else:
+            continue
+        if not right:
+            raise TrainError(f"{type(value).__name__}.{one.name} must be {allowed}, not {found!r}")
 
 
 @functools.cache
@@ -68,3 +70,8 @@ def kind_of(section: type, name: str) -> tuple[Any, bool]:
         return wanted, False
     (kind,) = (one for one in typing.get_args(wanted) if one is not types.NoneType)
     return kind, True
+
+
+def choices_of(kind: Any) -> tuple[str, ...]:
+    """The texts that a ``Literal`` allows; none for another type."""
+    return typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()

@@ -11,12 +11,10 @@ import hashlib
 import string
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, Protocol
 
 from lgov_core.errors import TrainError
-
-__all__ = ["Case", "Critic", "PromptSearch", "PromptVersion", "Scored", "placeholders"]
 
 #: A template longer than this multiple of the first is rejected: critics tend to add text.
 _LONGEST: Final = 8
@@ -93,9 +91,7 @@ class Critic(Protocol):
         ...
 
 
-Score = Callable[[str, Sequence[int]], Scored]
-
-
+@dataclass(eq=False)
 class PromptSearch:
     """A search. For one thread.
 
@@ -104,25 +100,22 @@ class PromptSearch:
     be scored whole is not scored. ``changed`` is called with all versions whenever there is something new.
     """
 
-    def __init__(
-        self,
-        first: str,
-        *,
-        score: Score,
-        critic: Critic,
-        draw: Callable[[int], Sequence[int]],
-        rounds: int,
-        beam: int,
-        candidates: int,
-        budget: int | None = None,
-        shown: int = 4,
-        changed: Callable[[Sequence[PromptVersion]], None] = lambda versions: None,
-    ) -> None:
-        self._names = placeholders(first)
-        self._score, self._critic, self._draw, self._changed = score, critic, draw, changed
-        self._rounds, self._beam, self._candidates, self._shown = rounds, beam, candidates, shown
-        self._left = budget
-        self.versions: list[PromptVersion] = [PromptVersion(0, first)]
+    first: str
+    _: KW_ONLY
+    score: Callable[[str, Sequence[int]], Scored]
+    critic: Critic
+    draw: Callable[[int], Sequence[int]]
+    rounds: int
+    beam: int
+    candidates: int
+    budget: int | None = None
+    shown: int = 4
+    changed: Callable[[Sequence[PromptVersion]], None] = lambda versions: None
+
+    def __post_init__(self) -> None:
+        self._names = placeholders(self.first)
+        self._left = self.budget
+        self.versions: list[PromptVersion] = [PromptVersion(0, self.first)]
         #: Answers of the critic that were not used, by the reason.
         self.dropped: Counter[str] = Counter()
         self._per_template = 0
@@ -136,11 +129,11 @@ class PromptSearch:
     def run(self) -> PromptVersion:
         """Searches to the end, or until the budget is spent; returns the best. Raises what the critic or agents raise."""
         beam = [self.versions[0]]
-        self._scored(self.versions[0], self._draw(0))
-        for number in range(1, self._rounds + 1):
-            tasks = self._draw(number)
+        self._scored(self.versions[0], self.draw(0))
+        for number in range(1, self.rounds + 1):
+            tasks = self.draw(number)
             made = [child for parent in beam for child in self._children(parent, number)]
-            self._changed(self.versions)
+            self.changed(self.versions)
             # Those that stay are scored again: a template must not live on one lucky round.
             for one in [*beam, *made]:
                 self._scored(one, tasks)
@@ -148,7 +141,7 @@ class PromptSearch:
                 (one for one in [*beam, *made] if one.score is not None),
                 key=lambda one: (-(one.score or 0.0), one.version),
             )
-            beam = ranked[: self._beam] or beam
+            beam = ranked[: self.beam] or beam
             if self._spent:
                 break
         return self.best
@@ -156,14 +149,14 @@ class PromptSearch:
     def _children(self, parent: PromptVersion, number: int) -> list[PromptVersion]:
         if self._spent:
             return []
-        worst = sorted(parent.cases, key=lambda case: case.reward)[: self._shown]
+        worst = sorted(parent.cases, key=lambda case: case.reward)[: self.shown]
         made: list[PromptVersion] = []
-        for candidate in range(self._candidates):
-            criticism = self._critic.criticise(parent.template, worst, candidate).strip()
+        for candidate in range(self.candidates):
+            criticism = self.critic.criticise(parent.template, worst, candidate).strip()
             if not criticism:
                 self.dropped["empty_criticism"] += 1
                 continue
-            template = self._critic.rewrite(parent.template, criticism).strip()
+            template = self.critic.rewrite(parent.template, criticism).strip()
             reason = self._unusable(template)
             if reason is not None:
                 self.dropped[reason] += 1
@@ -193,7 +186,7 @@ class PromptSearch:
     def _scored(self, one: PromptVersion, tasks: Sequence[int]) -> None:
         if self._spent:
             return
-        found = self._score(one.template, tasks)
+        found = self.score(one.template, tasks)
         self._per_template = max(self._per_template, found.rollouts)
         if self._left is not None:
             self._left -= found.rollouts
@@ -203,4 +196,4 @@ class PromptSearch:
             one.rollouts += usable
             one.score = (before + found.mean * usable) / one.rollouts
             one.cases = found.cases
-        self._changed(self.versions)
+        self.changed(self.versions)

@@ -17,12 +17,12 @@ import typing
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import LgovError, PolicyFileError, SettingsError
 from lgov_core.policies.document import Place, read_yaml
-from lgov_core.train.bounds import Bound, bounded, kind_of
+from lgov_core.train.bounds import Bound, bounded, choices_of, kind_of
 
 #: Environment variables, and the section and key that each sets.
 VARIABLES: Final[Mapping[str, tuple[str, str]]] = types.MappingProxyType(
@@ -45,7 +45,7 @@ class ModelSection:
     """
 
     name: str | None = None
-    dtype: str = bounded("float32", one_of=("float32", "bfloat16", "float16"))
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     lora_rank: int | None = bounded(None, least=0)
     max_new_tokens: int = bounded(256, least=1)
     max_batch: int = bounded(64, least=1)
@@ -78,7 +78,7 @@ class TrainingSection:
     update_epochs: int | None = bounded(None, least=1)
     max_grad_norm: float | None = bounded(None, above=0.0)
     tokens_per_batch: int | None = bounded(None, least=1)
-    packing: str = bounded("auto", one_of=("auto", "tree", "rows"))
+    packing: Literal["auto", "tree", "rows"] = "auto"
     max_staleness: int = bounded(0, least=0)
     max_extra_groups: int | None = bounded(None, least=0)
     discount: float | None = bounded(None, least=0.0, most=1.0)
@@ -100,7 +100,7 @@ class RuntimeSection:
     """
 
     nworkers: int = bounded(4, least=1)
-    workers: str | None = bounded(None, one_of=("threads", "processes"))
+    workers: Literal["threads", "processes"] | None = None
     auto_instrumentation: bool = True
     air_enabled: bool = True
     policy: Path | None = None
@@ -288,55 +288,30 @@ def _read(value: Any, kind: Any, bound: Bound | None, what: str, base: Path) -> 
     if typing.get_origin(kind) is tuple:
         given: list[Any] = list(value) if isinstance(value, list | tuple) else [value]
         return tuple(_read(one, str, bound, what, base) for one in given)
+    if choices := choices_of(kind):
+        if value not in choices:
+            raise SettingsError(f"{what} is {value!r}", hint=f"write one of {', '.join(choices)}")
+        return value
+    accepted, words = _KINDS[kind]
     try:
-        read = _KINDS[kind](value)
-        if bound is not None and not bound.fits(read):
+        if not isinstance(value, accepted) or isinstance(value, bool) != (kind is bool) or not str(value).strip():
             raise ValueError
-    except (TypeError, ValueError) as error:
+        read = kind(value)
+        if (kind is float and not math.isfinite(read)) or (bound is not None and not bound.fits(read)):
+            raise ValueError
+    except (ValueError, OverflowError) as error:
         text = "" if bound is None else f" {bound}"
-        raise SettingsError(f"{what} is {value!r}", hint=f"write {_WORDS[kind]}{text}") from error
+        raise SettingsError(f"{what} is {value!r}", hint=f"write {words}{text}") from error
     return base / read.expanduser() if isinstance(read, Path) else read
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError
-    return value
-
-
-def _whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError
-    return value
-
-
-def _number(value: Any) -> float:
-    # YAML 1.1 reads 5e-7, without a point, as text.
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError
-    return number
-
-
-def _truth(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError
-    return value
-
-
-def _path(value: Any) -> Path:
-    return Path(_text(os.fspath(value)))
-
-
-_KINDS: Final[Mapping[Any, Any]] = {str: _text, int: _whole, float: _number, bool: _truth, Path: _path}
-_WORDS: Final[Mapping[Any, str]] = {
-    str: "text",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    Path: "the path of a file",
+#: By the type of a setting: the types of the values that are read, and the words for them.
+_KINDS: Final[Mapping[Any, tuple[Any, str]]] = {
+    str: (str, "text"),
+    int: (int, "a whole number"),
+    float: (int | float | str, "a number"),  # YAML 1.1 reads 5e-7, without a point, as text
+    bool: (bool, "true or false"),
+    Path: ((str, os.PathLike), "the path of a file"),
 }
 
 

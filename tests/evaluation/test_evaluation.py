@@ -30,13 +30,13 @@ from lgov_core.evaluation.model import TrainedModel, load_trained  # noqa: E402
 from lgov_core.models import build_tiny, load_model  # noqa: E402
 from lgov_core.train.algorithms.config import UpdateConfig  # noqa: E402
 from lgov_core.train.algorithms.update import PolicyUpdate  # noqa: E402
+from lgov_core.train.loop.batch_record import read_record, write_batch  # noqa: E402
 from lgov_core.train.loop.lineage import Facts, Lineage  # noqa: E402
 from lgov_core.train.loop.policy_model import full_policy, lora_policy  # noqa: E402
 from lgov_core.train.loop.training_run import TrainingRun  # noqa: E402
 from lgov_core.train.loop.weights_digest import weights_digest  # noqa: E402
 from lgov_core.train.verl.checkpoints import seal, start_sha256, weights_folder  # noqa: E402
 from lgov_core.train.verl.job import VerlJob  # noqa: E402
-from lgov_core.train.verl.steps import Steps  # noqa: E402
 
 SMALL = {"hidden": 32, "layers": 1, "heads": 2, "intermediate": 64, "max_positions": 256, "vocab_size": 300}
 IDS = torch.tensor([[1, 5, 9, 40, 3]])
@@ -252,8 +252,8 @@ def verl_run(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         model.module.to(torch.bfloat16).save_pretrained(weights_folder(made))
         model.tokenizer.save_pretrained(weights_folder(made))
         for number in range(1, step + 1):
-            if Steps(folder).recorded(number) is None:
-                Steps(folder).record(number, batch(number), {})
+            if read_record(folder / "transitions", number) is None:
+                write_batch(folder / "transitions", number, batch(number), {})
         if step < 5:
             seal(job, step, made)
     return folder
@@ -311,7 +311,7 @@ def test_adapters_that_were_trained_on_verl_are_refused(base: Path, tmp_path: Pa
     made = folder / "checkpoints" / "global_step_1"
     weights_folder(made).mkdir(parents=True)
     save_file({"base_model.model.x.lora_A.weight": torch.zeros(2)}, weights_folder(made) / "model.safetensors")
-    Steps(folder).record(1, batch(1), {})
+    write_batch(folder / "transitions", 1, batch(1), {})
     seal(job, 1, made)
     with pytest.raises(TrainError, match="adapters that were trained on verl"):
         load_trained(folder)

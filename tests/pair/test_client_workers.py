@@ -194,7 +194,7 @@ class Reports:
         self.told: list[tuple[tuple[str, int], Outcome]] = []
         options = {"endpoint": "http://127.0.0.1:9", "policy": None, "audit": None, "instrument": False}
         self.workers = ProcessWorkers(
-            {**options, "agent": f"{file}:agent", "rules": False, "base_rules": False},
+            {**options, "agent": f"{file}:agent", "rules": False},
             1,
             lambda given, report: self.told.append((given.key, report.outcome)),
         )

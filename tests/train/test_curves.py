@@ -13,9 +13,8 @@ from click.testing import CliRunner
 from lgov_core.cli import cli
 from lgov_core.errors import TrainError
 from lgov_core.train.loop.curves import flat, read_run, write_tensorboard
-from lgov_core.train.loop.figures import earned_figures, step_figures
+from lgov_core.train.loop.figures import batch_figures, earned_figures, step_figures
 from lgov_core.train.loop.intervals import grouped_interval, mean_interval, share_interval, t_quantile
-from lgov_core.train.verl.figures import figures
 from lgov_core.train.workers.failures import UsableSteps
 from lgov_core.train.workers.jobs import Job, JobResult
 from lgov_core.transitions import CreditRules, Diagnostic, Finding, Transition, TransitionSet
@@ -137,7 +136,7 @@ def test_what_rollouts_earned_by_hand() -> None:
 
 def test_the_figures_of_a_step_on_verl_by_hand() -> None:
     data = TransitionSet(TURNS, (Diagnostic(Finding.EXCLUDED_OUTCOME, "x", ""),))
-    found = figures(data, [result("a", "a1"), result("a", "a2"), result("b", "b1")], CreditRules())
+    found = batch_figures(data, [result("a", "a1"), result("a", "a2"), result("b", "b1")], CreditRules())
     assert (found["usable"], found["rollouts"], found["transitions"]) == (3, 3, 4)
     assert found["reward"] == pytest.approx(1 / 3)
     assert found["reward_compliance"] == pytest.approx(-0.5 / 3)

@@ -30,6 +30,7 @@ from lgov_core.audit.lineage import LINEAGE_FILE, read_lineage  # noqa: E402
 from lgov_core.audit.tensor_files import tensors_sha256  # noqa: E402
 from lgov_core.cli import cli  # noqa: E402
 from lgov_core.errors import TrainError  # noqa: E402
+from lgov_core.train.loop.batch_record import read_batch, write_batch  # noqa: E402
 from lgov_core.train.loop.loop import Task  # noqa: E402
 from lgov_core.train.loop.metrics_log import read_metrics  # noqa: E402
 from lgov_core.train.verl.checkpoints import seal, sealed_checkpoints, start_sha256, weights_folder  # noqa: E402
@@ -116,7 +117,7 @@ def job(tmp_path: Path) -> VerlJob:
     (made.folder / "verl.yaml").write_text(yaml.safe_dump({"trainer": {}, "lgov": made.as_dict()}))
     steps = Steps(made.folder)
     for step in range(1, 6):
-        steps.record(step, [transition(step)], {"reward": step / 10})
+        write_batch(steps.batches, step, [transition(step)], {"reward": step / 10})
         if step in (2, 3):
             checkpoint(made, step)
         if step < 5:
@@ -156,11 +157,11 @@ def test_an_update_is_acknowledged_once_and_its_batch_comes_back_as_it_was(job: 
     assert [(line["phase"], line["step"], line["reward"]) for line in lines] == [
         ("train", step, step / 10) for step in range(1, 6)
     ]
-    found = steps.recorded(5)
+    found = read_batch(steps.batches, 5)
     assert found is not None
     assert found[1] == [transition(5)]
     assert found[0].figures == {"reward": 0.5}
-    assert steps.recorded(6) is None
+    assert read_batch(steps.batches, 6) is None
     with pytest.raises(TrainError, match="update 6 was made, and its batch is not on record"):
         steps.acknowledge(6)
 

@@ -68,13 +68,14 @@ def _write_verification(result: Verification) -> None:
             f"rollout {found.rollout_id} attempt {found.attempt} call {found.response_id}"
             f" (weights {found.weights_version}): {found.problem}"
         )
-    bad = result.decoded_bad + result.mismatched
+    total = result.total
+    bad = result.decoded_bad + total.mismatched
     if bad > _FINDINGS_SHOWN:
         click.echo("and more; --json shows the first 20")
     click.echo(
         f"{result.calls} of {result.recorded} calls: {result.decoded_ok} decode to their text, {result.decoded_bad} do not; "
-        f"log-probabilities of {result.checked} checked, {result.mismatched} mismatched, {result.unchecked} unchecked; "
-        f"largest difference {result.max_logprob_diff:.1e}, tolerance {result.tolerance:g}"
+        f"log-probabilities of {total.checked} checked, {total.mismatched} mismatched, {total.unchecked} unchecked; "
+        f"largest difference {total.max_logprob_diff:.1e}, tolerance {result.tolerance:g}"
     )
-    if not result.checked:
+    if not total.checked:
         click.echo("nothing could be checked, so nothing is proved")

@@ -18,7 +18,7 @@ from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.server.collect import QueueCollector, Stopped
 from lgov_core.server.coordinator import Coordinator, Tasks
 from lgov_core.server.key_path import KeyInPath
-from lgov_core.server.routes import TrainRoutes
+from lgov_core.server.routes import train_routes
 from lgov_core.server.run_state import RunState
 from lgov_core.store import RolloutConfig, RolloutQueue
 from lgov_core.train.loop.metrics_log import MetricsLog
@@ -80,7 +80,7 @@ class CoordinatorHost:
             job.folder, store, keys, self._collector, loop_id=job.run_id, about=about, timeout_s=options["timeout_s"]
         )
         coordinator.begin(self._run)
-        app = create_app([engine], store, keys=keys, more=TrainRoutes(coordinator).routes())
+        app = create_app([engine], store, keys=keys, more=train_routes(coordinator))
         self._server = EndpointServer(cast(Any, KeyInPath(app)), host=options["host"], port=options["port"]).start()
         self._steps = job.steps
 

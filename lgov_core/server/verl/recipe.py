@@ -18,6 +18,7 @@ from lgov_core.train.verl.hydra_config import check_overrides
 from lgov_core.train.verl.job import VerlCluster, VerlJob, VerlUpdate
 
 _FORMS: Final[Mapping[str, Any]] = {"clip": "clip", "sequence": "gspo", "cispo": "cispo", "plain": "plain"}
+_AS_IN_UPDATE: Final = ("clip_low", "clip_high", "kl", "entropy", "epochs", "max_grad_norm")
 #: A bound that never applies: verl cannot switch the second bound off.
 _NO_DUAL_CLIP: Final = 1e9
 
@@ -117,15 +118,8 @@ def verl_update(name: str, update: UpdateConfig, settings: TrainSettings) -> Ver
     return VerlUpdate(
         learning_rate=settings.training.learning_rate or (1e-5 if rank else 1e-6),
         loss=_FORMS[form],
-        clip_low=update.clip_low,
-        clip_high=update.clip_high,
         dual_clip=update.dual_clip or _NO_DUAL_CLIP,
-        kl=update.kl,
-        entropy=update.entropy,
-        epochs=update.epochs,
-        max_grad_norm=update.max_grad_norm,
         lora_rank=rank,
-        mini_batches=settings.verl.mini_batches,
-        max_ratio_weight=settings.verl.max_ratio_weight,
-        recompute=settings.verl.recompute,
+        **{name: getattr(update, name) for name in _AS_IN_UPDATE},
+        **{name: getattr(settings.verl, name) for name in ("mini_batches", "max_ratio_weight", "recompute")},
     )

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from lgov_core.errors import TrainError
 from lgov_core.train.bounds import bounded, check_bounds
-
-#: Forms of the policy's loss; each is a function of `lgov_core.train.algorithms.losses`.
-LossForm = Literal["clip", "sequence", "cispo", "plain"]
-Schedule = Literal["constant", "linear", "cosine"]
-Precision = Literal["float32", "bfloat16", "auto"]
-Correction = Literal["stale", "always", "never"]
-#: How the rows of an update are laid out: a trie of tokens where that pays, always, or never.
-PACKINGS = ("auto", "tree", "rows")
-_LOSSES, _SCHEDULES = get_args(LossForm), get_args(Schedule)
-_PRECISIONS, _CORRECTIONS = get_args(Precision), get_args(Correction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +53,7 @@ class UpdateConfig:
     clip_high: float = bounded(0.28, least=0.0)
     max_grad_norm: float = bounded(1.0, above=0.0)
     tokens_per_batch: int = bounded(2048, least=1)
-    loss: LossForm = bounded("clip", one_of=_LOSSES)  # noqa: RUF009 - a field
+    loss: Literal["clip", "sequence", "cispo", "plain"] = "clip"
     dual_clip: float | None = bounded(None, above=1.0)
     entropy: float = bounded(0.0, least=0.0)
     minibatches: int = bounded(1, least=1)
@@ -71,12 +61,12 @@ class UpdateConfig:
     beta1: float = bounded(0.9, least=0.0, below=1.0)
     beta2: float = bounded(0.95, least=0.0, below=1.0)
     weight_decay: float = bounded(0.0, least=0.0)
-    schedule: Schedule = bounded("constant", one_of=_SCHEDULES)  # noqa: RUF009 - a field
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = bounded(0, least=0)
     total_steps: int | None = bounded(None, least=1)
     final_rate: float = bounded(0.1, least=0.0)
-    precision: Precision = bounded("float32", one_of=_PRECISIONS)  # noqa: RUF009 - a field
-    correction: Correction = bounded("stale", one_of=_CORRECTIONS)  # noqa: RUF009 - a field
+    precision: Literal["float32", "bfloat16", "auto"] = "float32"
+    correction: Literal["stale", "always", "never"] = "stale"
     importance_cap: float = bounded(2.0, above=0.0)
     drop_older_than: int | None = bounded(None, least=0)
     max_kl: float = bounded(5.0, above=0.0)
@@ -85,7 +75,7 @@ class UpdateConfig:
     value_rate: float = bounded(1e-3, above=0.0)
     value_width: int = bounded(64, least=1)
     seed: int = 0
-    packing: str = bounded("auto", one_of=PACKINGS)
+    packing: Literal["auto", "tree", "rows"] = "auto"
 
     def __post_init__(self) -> None:
         check_bounds(self)

@@ -64,11 +64,10 @@ def dr_grpo() -> Algorithm:
 def dapo() -> Algorithm:
     """DAPO: GRPO's advantage, the clip wider upwards (0.2, 0.28), all tokens the same, alike groups left out, no KL.
 
-    Source: Yu et al. 2025, arXiv 2503.14476, eq. 8 to 12. Groups in which all rollouts are alike are not part of the batch
-    (``skip_equal``), and further ones are collected in their place (dynamic sampling, section 3.2), here at most twice as
-    many as were asked for. Its penalty on long replies is `lgov_core.transitions.credit.length.penalise_length`, and
-    off unless used.
-    Biased as GRPO by the deviation.
+    Source: Yu et al. 2025, arXiv 2503.14476, eq. 8 to 12. Groups in which all rollouts are alike are not part of the
+    batch (``skip_equal``), and further ones are collected in their place (dynamic sampling, section 3.2), here at most
+    twice as many as were asked for. Its penalty on long replies is
+    `lgov_core.transitions.credit.length.penalise_length`, and off unless used. Biased as GRPO by the deviation.
     """
     return Algorithm(
         "dapo",
@@ -162,19 +161,9 @@ def gdpo() -> Algorithm:
     )
 
 
-#: The algorithms by name; as many as `lgov_core.train.algorithms.registry.REINFORCEMENT` names.
+#: The algorithms by name.
 ALGORITHMS: Final[Mapping[str, Callable[[], Algorithm]]] = MappingProxyType(
-    {
-        "grpo": grpo,
-        "dr_grpo": dr_grpo,
-        "dapo": dapo,
-        "gspo": gspo,
-        "cispo": cispo,
-        "rloo": rloo,
-        "reinforce++": reinforce_plus_plus,
-        "ppo": ppo,
-        "gdpo": gdpo,
-    }
+    dict(zip(REINFORCEMENT, (grpo, dr_grpo, dapo, gspo, cispo, rloo, reinforce_plus_plus, ppo, gdpo), strict=True))
 )
 _CREDIT: Final = {one.name for one in fields(CreditRules)}
 _UPDATE: Final = {one.name for one in fields(UpdateConfig)}

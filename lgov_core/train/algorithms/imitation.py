@@ -16,17 +16,14 @@ from lgov_core.train.layout.rows import TrainRow, batches_by_length, make_rows
 from lgov_core.transitions.export.messages import Keep, totals_of, unfit
 from lgov_core.transitions.values import Transition, TransitionSet, by_rollout
 
-__all__ = ["Imitated", "choose", "imitation_rows", "mean_loss"]
-
 
 @dataclass(frozen=True, slots=True)
 class Imitated:
     """What is imitated: ``transitions`` to train on and those of tasks ``held_out``; ``kept`` attempts are in the two.
 
     ``left_out`` counts attempts by the reason why they are not (``outcome``, ``not_compliant``, ``reward``,
-    ``not_among_best``),
-    as ``repeated`` the calls that say word for word what another one says to the same prompt, and as ``set_aside`` the
-    choices that an attempt did not continue with.
+    ``not_among_best``), as ``repeated`` the calls that say word for word what another one says to the same prompt, and
+    as ``set_aside`` the choices that an attempt did not continue with.
     """
 
     transitions: tuple[Transition, ...]
@@ -104,5 +101,5 @@ def mean_loss(module: Any, rows: Sequence[TrainRow], tokens_per_pass: int) -> fl
     total = 0.0
     with torch.no_grad():
         for part in batches_by_length(rows, tokens_per_pass):
-            total -= float(row_logprobs(module, part)[0].sum())
+            total -= float(row_logprobs(module, part).sum())
     return total / trained

@@ -58,17 +58,12 @@ def clip_loss(
     Sources: PPO, Schulman et al. 2017, arXiv 1707.06347, eq. 7; low ≠ high: DAPO, arXiv 2503.14476, eq. 10; the second
     bound: dual-clip PPO, Ye et al. 2020, arXiv 1912.09729. verl's ``vanilla`` is this with ``dual=3``.
     """
-    ratio = _ratio(logprobs, old)
-    straight = -advantages * ratio
-    bounded = -advantages * ratio.clamp(1 - low, 1 + high)
-    loss = torch.maximum(straight, bounded)
-    clipped = bounded > straight
-    if dual is not None:
-        limit = -advantages * dual
-        over = (advantages < 0) & (loss > limit)
-        loss = torch.where(over, limit, loss)
-        clipped = clipped | over
-    return PolicyLoss(loss, clipped.detach())
+    found = _clipped(_ratio(logprobs, old), advantages, low, high)
+    if dual is None:
+        return found
+    limit = -advantages * dual
+    over = (advantages < 0) & (found.loss > limit)
+    return PolicyLoss(torch.where(over, limit, found.loss), (found.clipped | over).detach())
 
 
 def sequence_loss(
@@ -86,9 +81,7 @@ def sequence_loss(
     lengths = torch.zeros(count, dtype=gap.dtype, device=gap.device).index_add(0, sequences, torch.ones_like(gap))
     mean = (sums / lengths.clamp(min=1))[sequences]
     ratio = torch.exp((logprobs - logprobs.detach() + mean).clamp(max=SEQUENCE_LOG_BOUND))
-    straight = -advantages * ratio
-    bounded = -advantages * ratio.clamp(1 - low, 1 + high)
-    return PolicyLoss(torch.maximum(straight, bounded), (bounded > straight).detach())
+    return _clipped(ratio, advantages, low, high)
 
 
 def cispo_loss(logprobs: Tensor, old: Tensor, advantages: Tensor, *, low: float, high: float) -> PolicyLoss:
@@ -133,15 +126,20 @@ def value_loss(values: Tensor, before: Tensor, targets: Tensor, clip: float | No
     """½·max((V - G)², (clip(V, V₀ - clip, V₀ + clip) - G)²) for each value, and where the second is the larger.
 
     ``values`` V has gradients, ``before`` V₀ is what the critic said before the update, ``targets`` G. ``clip`` None:
-    ½·(V - G)².
-    Source: PPO's reference implementation (Schulman et al. 2017; Huang et al. 2022, "The 37 implementation details of PPO",
-    detail 9); verl's ``compute_value_loss``.
+    ½·(V - G)². Source: PPO's reference implementation (Schulman et al. 2017; Huang et al. 2022, "The 37 implementation
+    details of PPO", detail 9); verl's ``compute_value_loss``.
     """
     straight = (values - targets).square()
     if clip is None:
         return 0.5 * straight, torch.zeros_like(targets, dtype=torch.bool)
     bounded = (torch.minimum(torch.maximum(values, before - clip), before + clip) - targets).square()
     return 0.5 * torch.maximum(straight, bounded), (bounded > straight).detach()
+
+
+def _clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> PolicyLoss:
+    straight = -advantages * ratio
+    bounded = -advantages * ratio.clamp(1 - low, 1 + high)
+    return PolicyLoss(torch.maximum(straight, bounded), (bounded > straight).detach())
 
 
 def _ratio(logprobs: Tensor, old: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ def supervised(
         # Rows of like length together: padding would be most of the work. The gradient is that of one large batch.
         for part in batches_by_length(rows, config.tokens_per_pass):
             with cast:
-                logprobs, _ = row_logprobs(module, part)
+                logprobs = row_logprobs(module, part)
             loss = -logprobs.sum() / trained
             loss.backward()
             loss_value += float(loss.detach())

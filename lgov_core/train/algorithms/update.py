@@ -84,7 +84,7 @@ class PolicyUpdate:
         if self.head is None or not data.transitions:
             return assign_credit(data, rules)
         tokens = self.config.tokens_per_batch
-        with memory_errors("tokens_per_batch", tokens) as doing, self._autocast():
+        with memory_errors(tokens) as doing, self._autocast():
             doing.append("what the critic says")
             valued = with_values(self.head, self.module, self.layout, data.transitions, tokens)
         return assign_credit(replace(data, transitions=valued), rules)
@@ -116,7 +116,7 @@ class PolicyUpdate:
         for group, full in zip(self.optimizer.param_groups, (config.learning_rate, config.value_rate), strict=False):
             group["lr"] = full * rate
         try:
-            with memory_errors("tokens_per_batch", config.tokens_per_batch) as doing:
+            with memory_errors(config.tokens_per_batch) as doing:
                 metrics = self._run(kept, version, doing, progress or (lambda done, total: None))
         finally:
             self.optimizer.zero_grad(set_to_none=True)
@@ -181,9 +181,9 @@ class PolicyUpdate:
                     progress(done, total)
                 doing.append("the optimiser's step")
                 sums.add({"norm": self._checked(sums), "parts": 1.0})
-                last.join(sums)
+                last.add(sums)
                 if epoch == 0:
-                    first.join(sums)
+                    first.add(sums)
                 if config.stop_kl is not None and sums.mean("moved") > config.stop_kl:
                     return replace(self._metrics(passes_of_all, first, last, steps), tokens_run=work)
                 self.optimizer.step()
@@ -261,9 +261,9 @@ class PolicyUpdate:
         own = 0.0
         if self.head is not None:
             own = float(torch.nn.utils.clip_grad_norm_(self.head.parameters(), self.config.max_grad_norm))
-        if not (math.isfinite(norm) and math.isfinite(own) and math.isfinite(sums.total("loss"))):
+        if not (math.isfinite(norm) and math.isfinite(own) and math.isfinite(sums["loss"])):
             raise TrainError(
-                f"the update is not finite (loss {sums.total('loss')}, gradient norm {norm})",
+                f"the update is not finite (loss {sums['loss']}, gradient norm {norm})",
                 hint="lower the learning rate; the weights before this step are kept",
             )
         if sums.mean("kl") > self.config.max_kl:
@@ -276,7 +276,7 @@ class PolicyUpdate:
     def _metrics(self, passes: Sequence[_Pass], first: Sums, last: Sums, steps: int) -> UpdateMetrics:
         factors = [value for one in passes for value in one.factor[one.corrected].tolist()]
         return UpdateMetrics(
-            tokens=int(first.total("tokens")),
+            tokens=int(first["tokens"]),
             loss=first.mean("loss", "parts"),
             kl=first.mean("kl"),
             entropy=first.mean("entropy"),

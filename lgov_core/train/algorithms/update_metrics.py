@@ -44,25 +44,17 @@ class UpdateMetrics:
     tokens_saved: int = 0
 
 
-class Sums:
-    """Numbers of several passes, added up; ``tokens`` is what means are taken over."""
+class Sums(defaultdict[str, float]):
+    """Numbers of several passes, added up; 0 for a name that was not added."""
 
     def __init__(self) -> None:
-        self._sums: defaultdict[str, float] = defaultdict(float)
+        super().__init__(float)
 
     def add(self, values: Mapping[str, float]) -> None:
         """Adds the numbers of one pass."""
         for name, value in values.items():
-            self._sums[name] += value
-
-    def join(self, other: Sums) -> None:
-        """Adds all that ``other`` holds."""
-        self.add(other._sums)
-
-    def total(self, name: str) -> float:
-        """The sum of ``name``, 0 where there was none."""
-        return float(self._sums[name])
+            self[name] += value
 
     def mean(self, name: str, over: str = "tokens") -> float:
         """The sum of ``name`` divided by that of ``over``."""
-        return float(self._sums[name]) / max(float(self._sums[over]), 1.0)
+        return self[name] / max(self[over], 1.0)

@@ -28,8 +28,8 @@ def autocast(device: str, precision: str) -> contextlib.AbstractContextManager[A
 
 
 @contextlib.contextmanager
-def memory_errors(setting: str, value: int) -> Generator[list[str]]:
-    """Turns running out of memory into a `TrainError` that names ``setting``, now ``value``, as the one to lower.
+def memory_errors(tokens_per_batch: int) -> Generator[list[str]]:
+    """Turns running out of memory into a `TrainError` that says what to lower.
 
     What is being done when it happens is the last entry of the list that the context gives.
     """
@@ -44,7 +44,8 @@ def memory_errors(setting: str, value: int) -> Generator[list[str]]:
         what = doing[-1] if doing else "the update"
         raise TrainError(
             f"out of memory in {what}; the weights are as they were before this step",
-            hint=f"lower {setting}, which is {value}; or the group or batch size; bfloat16 and adapters (LoRA) need less too",
+            hint=f"lower tokens_per_batch, which is {tokens_per_batch}; or the group or batch size; "
+            "bfloat16 and adapters (LoRA) need less too",
         ) from error
 
 

@@ -63,4 +63,4 @@ class PaddedRows(Layout):
 
     def states(self, module: Any, rows: Sequence[TrainRow]) -> Tensor:
         """See `Layout.states`."""
-        return row_states(module, rows)[0]
+        return row_states(module, rows)

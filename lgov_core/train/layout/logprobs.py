@@ -18,29 +18,26 @@ def pad(values: Sequence[Sequence[float]], *, dtype: torch.dtype, device: torch.
     return torch.tensor([[*row, *([0] * (longest - len(row)))] for row in values], dtype=dtype, device=device)
 
 
-def row_logprobs(module: Any, rows: Sequence[TrainRow]) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of all trained tokens of ``rows``, and their positions.
+def row_logprobs(module: Any, rows: Sequence[TrainRow]) -> Tensor:
+    """Log-probabilities of all trained tokens, row after row, at each row's temperature: float32, (trained tokens,).
 
-    Returns ``(logprobs, mask)``: ``mask`` is bool of shape (rows, longest - 1), true where the *next* token is trained;
-    ``logprobs`` is float32 of shape (number of true entries,), in row-major order, at each row's temperature.
     Only the trained positions go through the output layer, which for a large vocabulary is most of the work.
     ``module`` is a transformers causal language model (or a PEFT model around one). Gradients flow as usual.
     """
-    states, mask = row_states(module, rows)
-    return head_scores(module, states, rows)[0], mask
+    return head_scores(module, row_states(module, rows), rows)[0]
 
 
-def row_states(module: Any, rows: Sequence[TrainRow]) -> tuple[Tensor, Tensor]:
+def row_states(module: Any, rows: Sequence[TrainRow]) -> Tensor:
     """The last hidden states from which the trained tokens of ``rows`` are chosen: shape (trained tokens, width).
 
-    Rows are padded to the longest and run in one pass. The second value is `row_logprobs`' mask.
+    Rows are padded to the longest and run in one pass.
     """
     device = next(module.parameters()).device
     ids = pad([row.ids for row in rows], dtype=torch.long, device=device)
     mask = pad([row.mask for row in rows], dtype=torch.bool, device=device)[:, 1:]
     attention = pad([[1] * len(row.ids) for row in rows], dtype=torch.long, device=device)
     hidden = base_model(module).get_decoder()(input_ids=ids, attention_mask=attention, use_cache=False)
-    return hidden.last_hidden_state[:, :-1][mask], mask
+    return hidden.last_hidden_state[:, :-1][mask]
 
 
 def head_scores(

@@ -24,16 +24,11 @@ NODE_TOKENS = 16
 
 
 def layout_for(packing: str, module: Any) -> Layout:
-    """The layout that the setting ``packing`` names: ``auto``, ``tree`` or ``rows``.
-
-    Raises `TrainError` for another name, and for ``tree`` when the model cannot be run so.
-    """
+    """The layout that ``packing`` names: auto, tree or rows. Raises `TrainError` when tree cannot run ``module``."""
     if packing == "rows":
         return PaddedRows()
     if packing == "auto":
         return CheaperLayout(module)
-    if packing != "tree":
-        raise TrainError(f"there is no packing {packing!r}", hint="one of auto, tree, rows")
     if reason := why_not_packed(module):
         raise TrainError(f"this model cannot be run on a trie of tokens: {reason}", hint='set packing to "auto"')
     return TokenTrie()

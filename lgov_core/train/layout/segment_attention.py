@@ -1,8 +1,7 @@
 """Attention over a packed trie: every token attends to itself and its ancestors, not to other branches.
 
-The tokens of a trie are laid out depth first (`lgov_core.transitions.tokens.tree`). Two ways to
-attend, which give
-the same:
+The tokens of a trie are laid out depth first (`lgov_core.transitions.tokens.tree`). Two ways to attend, which give the
+same:
 
 - by segment: each node's queries against the keys and values of the nodes from the top down to it, through PyTorch's
   scaled dot product attention; on every device, without a mask as large as the pack squared;
@@ -56,11 +55,6 @@ class Segments:
     def count(self) -> int:
         """How many nodes the trie has."""
         return len(self.sizes)
-
-    def visible(self) -> Tensor:
-        """Which token sees which: bool of shape (N, N), true where the token of the row sees the token of the column."""
-        numbers = torch.arange(len(self.ends))
-        return flex_rule(torch.tensor(self.ends))(None, None, numbers[:, None], numbers[None, :])
 
     def mask(self, queries: int, keys: int, like: Tensor) -> Tensor | None:
         """Added to the scores of a segment: 0 or minus infinity, (queries, keys). None when it sees all."""

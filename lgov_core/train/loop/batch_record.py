@@ -12,6 +12,7 @@ from typing import Any
 from lgov_core._util.atomic_file import atomic_write
 from lgov_core._util.durable import sync_file
 from lgov_core.errors import TrainError
+from lgov_core.train.loop.file_errors import file_errors
 from lgov_core.train.loop.metrics_log import finite
 from lgov_core.transitions import Transition, read_parquet, write_parquet
 
@@ -33,16 +34,12 @@ def write_batch(folder: Path, step: int, transitions: Sequence[Transition], figu
     Raises `TrainError` when it cannot be written, and `TransitionError` for values that no file can hold; there is then
     no batch of that number.
     """
-    try:
+    with file_errors(f"the batch of update {step} could not be written to {folder}", "free some space"):
         discard_batch(folder, step)
         path = write_parquet(transitions, data_file(folder, step))
         sync_file(path)
         record = BatchRecord(step, file_sha256(path), len(transitions), finite(dict(figures)))
         atomic_write(_record_file(folder, step), json.dumps(asdict(record), allow_nan=False).encode())
-    except OSError as error:
-        raise TrainError(
-            f"the batch of update {step} could not be written to {folder}: {error}", hint="free some space"
-        ) from error
     return record
 
 
@@ -51,12 +48,8 @@ def read_record(folder: Path, step: int) -> BatchRecord | None:
     path = _record_file(folder, step)
     if not path.exists():
         return None
-    try:
+    with file_errors(f"{path} cannot be read", "remove it: that update is then collected anew"):
         return BatchRecord(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise TrainError(
-            f"{path} cannot be read: {error}", hint="remove it: that update is then collected anew"
-        ) from error
 
 
 def read_batch(folder: Path, step: int) -> tuple[BatchRecord, list[Transition]] | None:
@@ -65,14 +58,13 @@ def read_batch(folder: Path, step: int) -> tuple[BatchRecord, list[Transition]] 
     if record is None:
         return None
     path = data_file(folder, step)
-    try:
-        if file_sha256(path) != record.sha256:
-            raise TrainError(
-                f"{path} is not the data that update {step} was recorded with",
-                hint="put the file back, or remove both files of that step: it is then collected anew",
-            )
-    except OSError as error:
-        raise TrainError(f"{path} cannot be read: {error}", hint="put the file back") from error
+    with file_errors(f"{path} cannot be read", "put the file back"):
+        digest = file_sha256(path)
+    if digest != record.sha256:
+        raise TrainError(
+            f"{path} is not the data that update {step} was recorded with",
+            hint="put the file back, or remove both files of that step: it is then collected anew",
+        )
     return record, read_parquet(path)
 
 

@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import safetensors.torch
@@ -18,6 +17,7 @@ from safetensors import SafetensorError
 
 from lgov_core._util.atomic_file import atomic_folder, atomic_write
 from lgov_core.errors import TrainError
+from lgov_core.train.loop.file_errors import file_errors
 
 WEIGHTS_FILE = "weights.safetensors"
 STATE_FILE = "state.pt"
@@ -58,7 +58,8 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2, seal
     cannot be written, and what ``seal`` raises; older checkpoints are then intact.
     """
     target = folder / f"step-{checkpoint.step:06d}"
-    try:
+    hint = "free some space; the older checkpoints are intact"
+    with file_errors(f"checkpoint {target} could not be written", hint, SafetensorError):
         with atomic_folder(target) as partial:
             safetensors.torch.save_file(_on_cpu(checkpoint.weights), partial / WEIGHTS_FILE)
             torch.save(dict(checkpoint.state), partial / STATE_FILE)
@@ -70,11 +71,6 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2, seal
         for old in complete_checkpoints(folder)[:-keep]:
             if best is None or old.name != f"step-{best.step:06d}":
                 shutil.rmtree(old, ignore_errors=True)
-    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
-        raise TrainError(
-            f"checkpoint {target} could not be written: {error}",
-            hint="free some space; the older checkpoints are intact",
-        ) from error
     return target
 
 
@@ -86,16 +82,12 @@ def latest_checkpoint(folder: Path) -> Checkpoint | None:
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """The checkpoint in the folder ``path``, on the CPU. Raises `TrainError` when it cannot be read."""
-    try:
+    hint = "remove that folder to resume from the one before it"
+    with file_errors(f"checkpoint {path} cannot be read", hint, SafetensorError):
         weights = safetensors.torch.load_file(path / WEIGHTS_FILE)
         state = torch.load(path / STATE_FILE, map_location="cpu", weights_only=True)
         extra = json.loads((path / EXTRA_FILE).read_text(encoding="utf-8"))
         return Checkpoint(int(extra.pop("step")), weights, state, extra)
-    except (OSError, EOFError, RuntimeError, ValueError, LookupError, UnpicklingError, SafetensorError) as error:
-        raise TrainError(
-            f"checkpoint {path} cannot be read: {type(error).__name__}: {error}",
-            hint="remove that folder to resume from the one before it",
-        ) from error
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
@@ -152,10 +144,8 @@ def mark_best(folder: Path, step: int, what: str, score: float) -> Best:
     best = Best(step, what, score)
     if not math.isfinite(score):
         return present or best
-    try:
+    with file_errors(f"{folder / _BEST_FILE} could not be written", "free some space"):
         atomic_write(folder / _BEST_FILE, json.dumps(asdict(best)).encode())
-    except OSError as error:
-        raise TrainError(f"{folder / _BEST_FILE} could not be written: {error}", hint="free some space") from error
     return best
 
 
@@ -164,10 +154,8 @@ def best_checkpoint(folder: Path) -> Best | None:
     path = folder / _BEST_FILE
     if not path.exists():
         return None
-    try:
+    with file_errors(f"{path} cannot be read", "remove it"):
         return Best(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise TrainError(f"{path} cannot be read: {error}", hint="remove it") from error
 
 
 def _on_cpu(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -180,12 +168,9 @@ def save_weights(folder: Path, version: int, weights: Mapping[str, torch.Tensor]
     The file is replaced atomically. Raises `TrainError` when it cannot be written; other versions stay as they were.
     """
     target = _weights_file(folder, version)
-    try:
+    hint = "free some space, or check the folder's permissions"
+    with file_errors(f"weights {target} could not be written", hint, SafetensorError):
         atomic_write(target, safetensors.torch.save(_on_cpu(weights)))
-    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
-        raise TrainError(
-            f"weights {target} could not be written: {error}", hint="free some space, or check the folder's permissions"
-        ) from error
     return target
 
 
@@ -196,10 +181,8 @@ def load_weights(folder: Path, version: int) -> dict[str, torch.Tensor] | None:
     path = _weights_file(folder, version)
     if not path.exists():
         return None
-    try:
+    with file_errors(f"weights {path} cannot be read", "the file is damaged", SafetensorError):
         return safetensors.torch.load_file(path)
-    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
-        raise TrainError(f"weights {path} cannot be read: {error}", hint="the file is damaged") from error
 
 
 def _weights_file(folder: Path, version: int) -> Path:

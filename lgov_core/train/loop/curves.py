@@ -46,12 +46,12 @@ _PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 
-def metrics_file(path: Path) -> Path:
-    """The ``metrics.jsonl`` that ``path`` names: itself, or that of a run's folder. Raises `TrainError` when there is none."""
+def read_run(path: Path) -> list[dict[str, Any]]:
+    """The lines of ``path``, a ``metrics.jsonl`` or the folder of a run. Raises `TrainError`."""
     found = path / "metrics.jsonl" if path.is_dir() else path
     if not found.is_file():
         raise TrainError(f"there is no metrics.jsonl in {path}", hint="name a run's folder")
-    return found
+    return read_metrics(found)
 
 
 def flat(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
@@ -65,7 +65,7 @@ def flat(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float
 
 def table(lines: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """Headings and rows of the updates' figures; a column that no line has a number for is left out."""
-    found = [dict(flat(line)) for line in train_lines([dict(line) for line in lines])]
+    found = [dict(flat(line)) for line in train_lines(lines)]
     shown = [(heading, name) for heading, name in COLUMNS if any(name in line for line in found)]
     return [heading for heading, _ in shown], [[_shown(line.get(name)) for _, name in shown] for line in found]
 
@@ -75,7 +75,7 @@ def draw(lines: Sequence[Mapping[str, Any]], path: Path) -> Path:
 
     Raises `TrainError` when there is no update, matplotlib is missing, or the plot cannot be written.
     """
-    train = [dict(flat(line)) for line in train_lines([dict(line) for line in lines])]
+    train = [dict(flat(line)) for line in train_lines(lines)]
     if not train:
         raise TrainError("there is no update to draw", hint="wait for the first line of metrics.jsonl")
     try:
@@ -128,17 +128,12 @@ def write_tensorboard(lines: Sequence[Mapping[str, Any]], folder: Path) -> int:
     count = 0
     others = [line for line in lines if line.get("phase") != "train"]
     with SummaryWriter(str(folder)) as writer:
-        for line in [*train_lines([dict(line) for line in lines]), *others]:
+        for line in [*train_lines(lines), *others]:
             for name, value in flat(line):
                 if name != "step":
                     writer.add_scalar(f"{line.get('phase', 'other')}/{name}", value, int(line.get("step", 0)))
                     count += 1
     return count
-
-
-def read_run(path: Path) -> list[dict[str, Any]]:
-    """The lines of the run that ``path`` names. Raises `TrainError`."""
-    return read_metrics(metrics_file(path))
 
 
 def _chosen(wanted: Sequence[str], names: Sequence[str]) -> list[str]:

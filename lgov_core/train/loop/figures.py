@@ -9,6 +9,7 @@ from typing import Any
 
 from lgov_core.train.loop.intervals import grouped_interval, share_interval
 from lgov_core.train.workers.jobs import JobResult
+from lgov_core.transitions import CreditRules, rollout_returns
 from lgov_core.transitions.export.messages import totals_of
 from lgov_core.transitions.values import Transition, TransitionSet, by_rollout
 
@@ -43,6 +44,37 @@ def step_figures(
         "lost_rollouts": len(results) - len(usable),
         "lost_attempts": sum(result.job.attempt - result.outcome.trainable for result in results),
         "dropped_spans": dropped_spans,
+    }
+
+
+def policy_figures(
+    data: TransitionSet, results: Sequence[JobResult], rules: CreditRules, *, dropped_spans: int = 0
+) -> dict[str, Any]:
+    """`step_figures` by the returns that ``rules`` give, with ``mean_return`` (after the bounds of the channels)."""
+    returns = rollout_returns(data.transitions, rules)
+    return {
+        "mean_return": sum(returns.values()) / len(returns) if returns else 0.0,
+        "diagnostics": data.counts(),
+        **step_figures(data, results, returns=returns, dropped_spans=dropped_spans),
+    }
+
+
+def batch_figures(
+    data: TransitionSet, results: Sequence[JobResult], rules: CreditRules, *, dropped_spans: int = 0
+) -> dict[str, Any]:
+    """`policy_figures` and `earned_figures` of a batch; ``weights_versions`` counts the calls of each version."""
+    keys = list(dict.fromkeys((one.rollout_id, one.attempt) for one in data.transitions))
+    earned = (
+        ((one.rollout_id, one.attempt), channel, value)
+        for one in data.transitions
+        if not one.set_aside
+        for channel, value in one.rewards.items()
+    )
+    return {
+        **earned_figures(results, keys, earned),
+        **policy_figures(data, results, rules, dropped_spans=dropped_spans),
+        "transitions": len(data.transitions),
+        "weights_versions": dict(Counter(str(one.weights_version) for one in data.transitions)),
     }
 
 

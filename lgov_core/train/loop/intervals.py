@@ -63,11 +63,11 @@ def share_interval(groups: Mapping[str, Sequence[bool]]) -> Estimate:
     return Estimate(sum(values) / len(values), low, high, len(values))
 
 
-def wilson_interval(successes: int, count: int, z: float = _Z) -> tuple[float, float]:
-    """The Wilson score interval of a share (Wilson 1927), 95 % by default."""
-    share, square = successes / count, z * z
+def wilson_interval(successes: int, count: int) -> tuple[float, float]:
+    """The 95 % Wilson score interval of a share (Wilson 1927)."""
+    share, square = successes / count, _Z * _Z
     centre = (share + square / (2 * count)) / (1 + square / count)
-    half = z * math.sqrt(share * (1 - share) / count + square / (4 * count * count)) / (1 + square / count)
+    half = _Z * math.sqrt(share * (1 - share) / count + square / (4 * count * count)) / (1 + square / count)
     # At a share of 0 or 1 the bound is exact; rounding must not push it past.
     low = 0.0 if successes == 0 else centre - half
     high = 1.0 if successes == count else centre + half

@@ -43,13 +43,13 @@ class Facts:
     policy: Mapping[str, Any] | None = None
 
 
+@dataclass(frozen=True, slots=True)
 class Lineage:
     """Writes the statements of one run. ``signer`` None leaves them unsigned. `seal` belongs to the thread of the run."""
 
-    def __init__(self, facts: Facts, *, folder: Path, signer: Signer | None = None) -> None:
-        self.facts = facts
-        self.folder = folder
-        self.signer = signer
+    facts: Facts
+    folder: Path
+    signer: Signer | None = None
 
     def seal(self, partial: Path, checkpoint: Checkpoint) -> None:
         """Writes ``lineage.jsonl`` into a checkpoint's folder: the chain of the checkpoint before, and its own

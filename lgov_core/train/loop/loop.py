@@ -13,16 +13,14 @@ from lgov_core.errors import TrainError
 from lgov_core.store.protocol import TraceStore
 from lgov_core.train.loop.ahead import CollectedAhead
 from lgov_core.train.loop.checkpoint import Seal
-from lgov_core.train.loop.figures import step_figures
+from lgov_core.train.loop.figures import policy_figures
 from lgov_core.train.loop.open_step import OpenStep
 from lgov_core.train.loop.policy_model import PolicyModel
 from lgov_core.train.loop.sampling import Round, Sampled, check_extra_groups, compares_groups, sample_groups
 from lgov_core.train.loop.step_rollouts import Collector, StepRollouts, Task, new_rollouts
-from lgov_core.train.loop.training_run import Learned, Learner, Publisher, Resumed, TrainingRun
+from lgov_core.train.loop.training_run import Learner, Publisher, Resumed, TrainingRun
 from lgov_core.train.workers.jobs import JobResult
-from lgov_core.transitions import CreditRules, Selection, TransitionSet, build_transitions, rollout_returns
-
-__all__ = ["Collector", "Iteration", "Publisher", "Task", "TrainingLoop"]
+from lgov_core.transitions import CreditRules, Selection, TransitionSet, build_transitions
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +47,7 @@ class Iteration:
     groups: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
+@dataclass(eq=False, kw_only=True)
 class TrainingLoop:
     """Runs steps of a training; each stage is a value or a function that can be used without it.
 
@@ -60,48 +59,37 @@ class TrainingLoop:
     parameters are those of `TrainingRun`. Call from one thread.
     """
 
-    def __init__(
-        self,
-        *,
-        run_id: str,
-        policy: PolicyModel,
-        learner: Learner,
-        engine: Publisher,
-        store: TraceStore,
-        pool: Collector,
-        folder: Path,
-        credit: CreditRules | None = None,
-        selection: Selection | None = None,
-        checkpoint_every: int = 5,
-        keep_weights: bool = False,
-        seal: Seal | None = None,
-        max_staleness: int = 0,
-        max_extra_groups: int = 0,
-    ) -> None:
-        if max_staleness < 0:
-            raise TrainError(f"max_staleness must be at least 0, not {max_staleness}")
-        check_extra_groups(max_extra_groups, credit or CreditRules())
+    run_id: str
+    policy: PolicyModel
+    learner: Learner
+    engine: Publisher
+    store: TraceStore
+    pool: Collector
+    folder: Path
+    credit: CreditRules = field(default_factory=CreditRules)
+    selection: Selection = field(default_factory=Selection)
+    checkpoint_every: int = 5
+    keep_weights: bool = False
+    seal: Seal | None = None
+    max_staleness: int = 0
+    max_extra_groups: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_staleness < 0:
+            raise TrainError(f"max_staleness must be at least 0, not {self.max_staleness}")
+        check_extra_groups(self.max_extra_groups, self.credit)
         self.run = TrainingRun(
-            run_id=run_id,
-            policy=policy,
-            learner=learner,
-            engine=engine,
-            folder=folder,
-            checkpoint_every=checkpoint_every,
-            keep_weights=keep_weights,
-            seal=seal,
+            run_id=self.run_id,
+            policy=self.policy,
+            learner=self.learner,
+            engine=self.engine,
+            folder=self.folder,
+            checkpoint_every=self.checkpoint_every,
+            keep_weights=self.keep_weights,
+            seal=self.seal,
         )
-        self.policy = policy
-        self.learner = learner
-        self.engine = engine
-        self.store = store
-        self.pool = pool
-        self.credit = credit or CreditRules()
-        self.selection = selection or Selection()
-        self.max_staleness = max_staleness
-        self.max_extra_groups = max_extra_groups
         self._ahead: CollectedAhead[tuple[StepRollouts, list[JobResult]]] = CollectedAhead()
-        self._versions = [engine.weights_version]
+        self._versions = [self.engine.weights_version]
 
     @property
     def done(self) -> int:
@@ -169,13 +157,13 @@ class TrainingLoop:
             **asked,
             **({} if sampled.extra is None else {"further": self._figures(sampled.extra, figures)}),
         }
-        learned = self._learn(sampled.batch, known, lambda done, total: report("update", done, total))
+        metrics = self._learn(sampled.batch, known, lambda done, total: report("update", done, total))
         self._versions.append(self.engine.weights_version)
         return Iteration(
             step=self.done,
             results=sampled.results,
             mean_return=asked["mean_return"],
-            update=learned.update,
+            update=metrics,
             diagnostics=asked["diagnostics"],
             collect_s=collect_s,
             update_s=time.monotonic() - began - collect_s,
@@ -189,15 +177,15 @@ class TrainingLoop:
         """Writes the state as it is after the last whole update (see `TrainingRun.checkpoint`)."""
         return self.run.checkpoint()
 
-    def _learn(self, data: TransitionSet, known: Mapping[str, Any], progress: Callable[[int, int], None]) -> Learned:
+    def _learn(self, data: TransitionSet, known: Mapping[str, Any], progress: Callable[[int, int], None]) -> Any:
         step = self._step(self.done + 1)
         try:
-            learned = self.run.learn(data.transitions, known, progress)
+            metrics = self.run.learn(data.transitions, known, progress)
         except TrainError:
             step.end()  # what no update could be made of is not tried a second time
             raise
         step.end()
-        return learned
+        return metrics
 
     def _step(self, number: int) -> OpenStep:
         return OpenStep(self.run.folder / "open" / f"step-{number:06d}.jsonl")
@@ -242,13 +230,10 @@ class TrainingLoop:
         self, collected: Round, more: Callable[[Sequence[JobResult]], Mapping[str, Any]] | None
     ) -> dict[str, Any]:
         """What rollouts say about the policy."""
-        data, results = collected.credited, collected.results
-        returns = rollout_returns(data.transitions, self.credit)
+        data, results, dropped = collected.credited, collected.results, self.store.dropped_spans
         return {
             "rollouts": len(results),
-            "mean_return": sum(returns.values()) / len(returns) if returns else 0.0,
-            "diagnostics": data.counts(),
-            **step_figures(data, results, returns=returns, dropped_spans=self.store.dropped_spans),
+            **policy_figures(data, results, self.credit, dropped_spans=dropped),
             **(more(results) if more is not None else {}),
         }
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lgov_core._util.durable import append_line, drop_torn_line
 from lgov_core.errors import TrainError
+from lgov_core.train.loop.file_errors import file_errors
 
 
 class MetricsLog:
@@ -26,15 +27,10 @@ class MetricsLog:
 
         Raises `TrainError` when it cannot be written.
         """
-        line = {"phase": phase, "step": step, **figures}
-        line["phase"], line["step"] = phase, step
-        try:
+        line = {"phase": phase, "step": step} | dict(figures) | {"phase": phase, "step": step}
+        with file_errors(f"{self.path} could not be written", "free some space"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             append_line(self.path, json.dumps(finite(line), allow_nan=False).encode())
-        except OSError as error:
-            raise TrainError(
-                f"{self.path} could not be written: {error.strerror or error}", hint="free some space"
-            ) from error
 
     def lines(self) -> list[dict[str, Any]]:
         """All whole lines, oldest first; a partial last line is ignored."""
@@ -51,10 +47,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     Raises `TrainError` when the file cannot be read, or another line is not a JSON object.
     """
     found: list[dict[str, Any]] = []
-    try:
+    with file_errors(f"{path} cannot be read", "name the metrics.jsonl of a run"):
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    except (OSError, UnicodeDecodeError) as error:
-        raise TrainError(f"{path} cannot be read: {error}", hint="name the metrics.jsonl of a run") from error
     for number, line in enumerate(lines, 1):
         if not line.endswith("\n"):
             break
@@ -68,7 +62,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def train_lines(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def train_lines(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The lines about updates, in the order of their steps; of two about one step the later."""
     steps = {entry["step"]: entry for entry in lines if entry.get("phase") == "train" and "step" in entry}
     return [steps[step] for step in sorted(steps)]

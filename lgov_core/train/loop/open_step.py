@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lgov_core._util.atomic_file import atomic_write
 from lgov_core._util.durable import append_line, drop_torn_line
-from lgov_core.errors import TrainError
+from lgov_core.train.loop.file_errors import file_errors
 from lgov_core.train.workers.jobs import Job, JobResult
 from lgov_core.types import Outcome, Rollout
 
@@ -37,28 +38,30 @@ class OpenStep:
     def begin(self, rounds: Sequence[Sequence[Rollout]], results: Iterable[JobResult] = ()) -> None:
         """Records the rollouts of the step and the results so far, replacing the file atomically. Raises `TrainError`."""
         lines = [*map(_round, rounds), *map(_result, results)]
-        self._tried(lambda: atomic_write(self.path, b"".join(line + b"\n" for line in lines)))
+        with self._writing():
+            atomic_write(self.path, b"".join(line + b"\n" for line in lines))
 
     def extend(self, rollouts: Sequence[Rollout]) -> None:
         """Records further rollouts of the step before they run. Raises `TrainError`."""
-        self._tried(lambda: append_line(self.path, _round(rollouts)))
+        with self._writing():
+            append_line(self.path, _round(rollouts))
 
     def add(self, result: JobResult) -> None:
         """Records a result. Raises `TrainError`."""
-        self._tried(lambda: append_line(self.path, _result(result)))
+        with self._writing():
+            append_line(self.path, _result(result))
 
     def end(self) -> None:
         """Removes the file: the step has its batch."""
-        self._tried(lambda: self.path.unlink(missing_ok=True))
+        with self._writing():
+            self.path.unlink(missing_ok=True)
 
     def rollout_ids(self) -> set[str]:
         """The recorded rollouts; none when there is no file. Raises `TrainError` when it cannot be read."""
         if not self.path.exists():
             return set()
-        try:
+        with self._reading():
             return {one.rollout_id for rollouts in _rounds(self._lines()) for one in rollouts}
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            raise self._unreadable(error) from error
 
     def recover(self, tasks: Sequence[tuple[str, Mapping[str, Any]]]) -> Recovered | None:
         """What a killed run left of the step; None without, or for other tasks (id and payload of each rollout of the
@@ -68,7 +71,7 @@ class OpenStep:
         """
         if not self.path.exists():
             return None
-        try:
+        with self._reading():
             lines = self._lines()
             rounds = _rounds(lines)
             if [(one.task_id, one.input) for one in rounds[0]] != [(task, _as_json(given)) for task, given in tasks]:
@@ -82,23 +85,18 @@ class OpenStep:
                 job = Job(rollout.rollout_id, rollout.task_id, line["attempt"], rollout.input)
                 if outcome.trainable:
                     results[rollout.rollout_id] = JobResult(job, outcome, line["result"], line["error"], line["counts"])
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            raise self._unreadable(error) from error
-        return Recovered(rounds, results)
+            return Recovered(rounds, results)
 
     def _lines(self) -> list[dict[str, Any]]:
         """All lines but one that a killed run left half-written, which is cut off."""
         drop_torn_line(self.path)
         return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
 
-    def _unreadable(self, error: Exception) -> TrainError:
-        return TrainError(f"{self.path} cannot be read: {error}", hint="remove it: the step begins anew")
+    def _reading(self) -> AbstractContextManager[None]:
+        return file_errors(f"{self.path} cannot be read", "remove it: the step begins anew")
 
-    def _tried(self, write: Callable[[], None]) -> None:
-        try:
-            write()
-        except OSError as error:
-            raise TrainError(f"{self.path} could not be written: {error}", hint="free some space") from error
+    def _writing(self) -> AbstractContextManager[None]:
+        return file_errors(f"{self.path} could not be written", "free some space")
 
 
 def _as_json(value: Mapping[str, Any]) -> Any:

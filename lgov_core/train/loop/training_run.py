@@ -72,16 +72,6 @@ class Learner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
-    """One update: the learner's metrics, and the digest of the weights after it."""
-
-    step: int
-    update: Any
-    weights_sha256: str
-    update_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Resumed:
     """What a run resumed from. ``checkpoint`` is the step of the checkpoint (0: none), ``step`` the number of updates
     made.
@@ -97,6 +87,7 @@ class Resumed:
     differing: int
 
 
+@dataclass(eq=False, kw_only=True)
 class TrainingRun:
     """Owns a run's folder and the order in which things become durable.
 
@@ -110,31 +101,20 @@ class TrainingRun:
     (`Lineage.seal`). Call from one thread at a time.
     """
 
-    def __init__(
-        self,
-        *,
-        run_id: str,
-        policy: PolicyModel,
-        learner: Learner,
-        engine: Publisher,
-        folder: Path,
-        rows: Callable[[Sequence[Transition]], list[TrainRow]] = make_rows,
-        checkpoint_every: int = 5,
-        keep: int = 2,
-        keep_weights: bool = False,
-        seal: Seal | None = None,
-    ) -> None:
-        self.run_id = run_id
-        self.policy = policy
-        self.learner = learner
-        self.engine = engine
-        self.folder = folder
-        self.rows = rows
-        self.checkpoint_every = checkpoint_every
-        self.keep = keep
-        self.keep_weights = keep_weights
-        self.seal = seal
-        self.metrics = MetricsLog(folder / "metrics.jsonl")
+    run_id: str
+    policy: PolicyModel
+    learner: Learner
+    engine: Publisher
+    folder: Path
+    rows: Callable[[Sequence[Transition]], list[TrainRow]] = make_rows
+    checkpoint_every: int = 5
+    keep: int = 2
+    keep_weights: bool = False
+    seal: Seal | None = None
+
+    def __post_init__(self) -> None:
+        self.batches, self.checkpoints = self.folder / "transitions", self.folder / "checkpoints"
+        self.metrics = MetricsLog(self.folder / "metrics.jsonl")
         self.done = 0
         self._begun = False
         self._saved = -1
@@ -146,16 +126,6 @@ class TrainingRun:
     def line(self) -> dict[str, Any]:
         """The line of the last update, as in ``metrics.jsonl``."""
         return {"phase": "train", "step": self.done, **self._line}
-
-    @property
-    def batches(self) -> Path:
-        """Where the batches are."""
-        return self.folder / "transitions"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Where the checkpoints are."""
-        return self.folder / "checkpoints"
 
     def resume(self, *, used_version: int = 0, progress: Progress | None = None) -> Resumed:
         """Continues where the run ended; call it before anything else.
@@ -180,12 +150,12 @@ class TrainingRun:
         while (batch := read_batch(self.batches, self.done + 1)) is not None:
             record, transitions = batch
             known = lines.get(record.step)
-            learned = self._update(record, transitions, progress)
+            self._update(record, transitions, progress)
             if known is None:
                 self.metrics.add("train", record.step, self._line)
             else:
                 acknowledged += 1
-                differing += known.get("weights_sha256") not in (None, learned.weights_sha256)
+                differing += known.get("weights_sha256") not in (None, self._line["weights_sha256"])
         resumed = Resumed(start, self.done, self.done - start, acknowledged, differing)
         if self.done:
             last = lines.get(self.done, {})
@@ -212,8 +182,10 @@ class TrainingRun:
         transitions: Sequence[Transition],
         figures: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
-    ) -> Learned:
+    ) -> Any:
         """Makes one update of transitions with credit, publishes the weights and acknowledges the update.
+
+        Returns the learner's metrics.
 
         ``figures`` (JSON values) go into the update's line of ``metrics.jsonl``; ``mean_return`` among them rates the
         policy. ``progress(done, total)`` is called after every pass. When the learner raises `TrainError`, the batch is
@@ -230,7 +202,7 @@ class TrainingRun:
         known = {**(figures or {}), _VERSION: self.engine.weights_version}
         record = write_batch(self.batches, step, transitions, known)
         try:
-            learned = self._update(record, transitions, progress)
+            metrics = self._update(record, transitions, progress)
         except TrainError as error:
             self._updating = False
             discard_batch(self.batches, step)
@@ -242,7 +214,7 @@ class TrainingRun:
         if step % self.checkpoint_every == 0:
             self.checkpoint()
         self.metrics.add("train", step, self._line)
-        return learned
+        return metrics
 
     def checkpoint(self) -> Path | None:
         """Writes the state after the last whole update; None when there was none, or one was interrupted.
@@ -275,22 +247,17 @@ class TrainingRun:
         best = best_checkpoint(self.checkpoints)
         return best is not None and best.step == self.done
 
-    def _update(self, record: BatchRecord, transitions: Sequence[Transition], progress: Progress | None) -> Learned:
+    def _update(self, record: BatchRecord, transitions: Sequence[Transition], progress: Progress | None) -> Any:
         began = time.monotonic()
         # What ends the update in the middle, such as Ctrl-C, leaves weights that belong to no step.
         self._updating = True
         version = record.figures.get(_VERSION)
         known = version if isinstance(version, int) else None
         metrics = self.learner.update(self.rows(transitions), progress, version=known)
-        learned = Learned(record.step, metrics, self._digest(), time.monotonic() - began)
-        self._line = {
-            **record.figures,
-            **asdict(metrics),
-            "update_s": round(learned.update_s, 3),
-            "weights_sha256": learned.weights_sha256,
-        }
+        took = {"update_s": round(time.monotonic() - began, 3), "weights_sha256": self._digest()}
+        self._line = {**record.figures, **asdict(metrics), **took}
         self.done, self._updating = record.step, False
-        return learned
+        return metrics
 
     def _digest(self) -> str:
         return weights_digest(self.policy.trained())

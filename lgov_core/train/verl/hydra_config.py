@@ -18,65 +18,53 @@ from lgov_core.train.verl.resume import tasks_file
 MANAGER = "lgov_core.train.verl.manager.GovernedRollouts"
 ESTIMATOR = "lgov_precomputed"
 
+_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _LOSSES = {"clip": "vanilla", "gspo": "gspo", "cispo": "cispo", "plain": "gpg"}
 
-#: What of verl's settings no override may touch, with what says it here: a job would learn something else than it says, or
-#: could not be resumed. A name covers everything below it.
-OWNED: Final[Mapping[str, str]] = {
-    "algorithm": "training.algorithm",
-    "data.train_batch_size": "training.batch_size",
-    "data.gen_batch_size": "training.batch_size",
-    "data.train_files": "data.train",
-    "data.seed": "training.seed",
-    "data.shuffle": "training.seed",
-    "data.sampler": "training.seed",
-    "actor_rollout_ref.model.path": "model.name",
-    "actor_rollout_ref.rollout.n": "training.group_size",
-    "actor_rollout_ref.rollout.temperature": "verl.temperature",
-    "actor_rollout_ref.rollout.top_p": "verl.temperature",
-    "actor_rollout_ref.rollout.top_k": "verl.temperature",
-    "actor_rollout_ref.rollout.calculate_log_probs": "nothing: credit needs them",
-    "actor_rollout_ref.rollout.agent.agent_loop_manager_class": "nothing: these are lgov's rollouts",
-    "actor_rollout_ref.actor.policy_loss": "training.algorithm",
-    "actor_rollout_ref.actor.loss_agg_mode": "training.algorithm",
-    "actor_rollout_ref.actor.loss_scale_factor": "training.algorithm",
-    "actor_rollout_ref.actor.clip_ratio": "training.algorithm",
-    "actor_rollout_ref.actor.clip_ratio_low": "training.algorithm",
-    "actor_rollout_ref.actor.clip_ratio_high": "training.algorithm",
-    "actor_rollout_ref.actor.clip_ratio_c": "training.algorithm",
-    "actor_rollout_ref.actor.use_kl_loss": "training.kl_coef",
-    "actor_rollout_ref.actor.kl_loss_coef": "training.kl_coef",
-    "actor_rollout_ref.actor.kl_loss_type": "training.algorithm",
-    "actor_rollout_ref.actor.ppo_epochs": "training.update_epochs",
-    "actor_rollout_ref.actor.ppo_mini_batch_size": "verl.mini_batches",
-    "actor_rollout_ref.actor.checkpoint": "training.checkpoint_every",
-    "critic": "nothing: no critic is trained on verl",
-    "distillation": "nothing: no teacher is asked",
-    "reward": "the reward of the agent",
-    "trainer.v1": "nothing: each step waits for its rollouts",
-    "trainer.use_v1": "nothing: lgov's rollouts need it",
-    "trainer.critic_warmup": "nothing: no critic is trained on verl",
-    "trainer.total_training_steps": "training.steps",
-    "trainer.total_epochs": "training.epochs",
-    "trainer.save_freq": "training.checkpoint_every",
-    "trainer.default_local_dir": "--folder",
-    "trainer.del_local_ckpt_after_load": "nothing: the run must be able to continue",
-    "trainer.resume_mode": "--resume",
-    "trainer.resume_from_path": "--resume",
-    "trainer.checkpoint_callback_class": "nothing: it states what a checkpoint was made of",
-    "lgov": "the config file",
+#: What no override may touch, with what says it instead: a job would learn something else than it says, or could not be
+#: resumed. A name covers everything below it.
+_OWNED: Final[Mapping[str, str]] = {
+    "training.algorithm": "algorithm {actor}.policy_loss {actor}.loss_agg_mode {actor}.loss_scale_factor {actor}.clip_ratio"
+    " {actor}.clip_ratio_low {actor}.clip_ratio_high {actor}.clip_ratio_c {actor}.kl_loss_type",
+    "training.batch_size": "data.train_batch_size data.gen_batch_size",
+    "training.group_size": "{rollout}.n",
+    "training.kl_coef": "{actor}.use_kl_loss {actor}.kl_loss_coef",
+    "training.update_epochs": "{actor}.ppo_epochs",
+    "training.epochs": "trainer.total_epochs",
+    "training.steps": "trainer.total_training_steps",
+    "training.seed": "data.seed data.shuffle data.sampler",
+    "training.checkpoint_every": "trainer.save_freq {actor}.checkpoint",
+    "data.train": "data.train_files",
+    "model.name": "actor_rollout_ref.model.path",
+    "verl.temperature": "{rollout}.temperature {rollout}.top_p {rollout}.top_k",
+    "verl.mini_batches": "{actor}.ppo_mini_batch_size",
+    "--folder": "trainer.default_local_dir",
+    "--resume": "trainer.resume_mode trainer.resume_from_path",
+    "the config file": "lgov",
+    "the reward of the agent": "reward",
+    "nothing: credit needs them": "{rollout}.calculate_log_probs",
+    "nothing: these are lgov's rollouts": "{rollout}.agent.agent_loop_manager_class",
+    "nothing: lgov's rollouts need it": "trainer.use_v1",
+    "nothing: each step waits for its rollouts": "trainer.v1",
+    "nothing: no critic is trained on verl": "critic trainer.critic_warmup",
+    "nothing: no teacher is asked": "distillation",
+    "nothing: the run must be able to continue": "trainer.del_local_ckpt_after_load",
+    "nothing: it states what a checkpoint was made of": "trainer.checkpoint_callback_class",
 }
 _OVERRIDE = re.compile(r"\s*(?:\+\+|\+|~)?\s*([^=@:\s]+)")
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
-    """Raises `SettingsError` for an override of what lgov sets by the algorithm's name, or continues by (`OWNED`)."""
+    """Raises `SettingsError` for an override of what lgov sets by the algorithm's name, or continues by."""
     for override in overrides:
         match = _OVERRIDE.match(override)
         name = (match.group(1) if match else override).replace("/", ".")
-        for owned, instead in OWNED.items():
-            if name == owned or name.startswith(f"{owned}.") or owned.startswith(f"{name}."):
-                raise SettingsError(f"the override {override!r} sets {owned}, which is lgov's", hint=f"set {instead}")
+        for instead, names in _OWNED.items():
+            for owned in names.format(actor=_ACTOR, rollout=_ROLLOUT).split():
+                if name == owned or name.startswith(f"{owned}.") or owned.startswith(f"{name}."):
+                    raise SettingsError(
+                        f"the override {override!r} sets {owned}, which is lgov's", hint=f"set {instead}"
+                    )
 
 
 def settings(job: VerlJob, tasks: int, checkpoint: Path | None = None) -> dict[str, Any]:
@@ -105,7 +93,9 @@ def settings(job: VerlJob, tasks: int, checkpoint: Path | None = None) -> dict[s
         "+actor_rollout_ref.rollout.agent.agent_loop_manager_class": MANAGER,
         "reward.num_workers": 1,
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": job.cluster.nodes,
-        **_ray(job),
+        # Where verl's own figures go; Ray's processes do not see what this one has in its environment.
+        "+ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH": str(job.folder / "verl.jsonl"),
+        **({} if job.cluster.address is None else {"+ray_kwargs.ray_init.address": job.cluster.address}),
     }
 
 
@@ -174,42 +164,41 @@ def _trainer(job: VerlJob, epochs: int) -> Mapping[str, Any]:
 
 
 def _actor(job: VerlJob) -> Mapping[str, Any]:
-    actor, update, cluster = "actor_rollout_ref.actor", job.update, job.cluster
+    update, cluster = job.update, job.cluster
     return {
         "actor_rollout_ref.model.path": job.model,
         "actor_rollout_ref.model.lora_rank": update.lora_rank,
         "actor_rollout_ref.model.lora_alpha": update.lora_alpha,
-        f"{actor}.strategy": "fsdp2",
-        f"{actor}.ppo_mini_batch_size": job.tasks_per_step // update.mini_batches,
-        f"{actor}.ppo_epochs": update.epochs,
-        f"{actor}.data_loader_seed": job.seed,
-        f"{actor}.use_dynamic_bsz": True,
-        f"{actor}.ppo_max_token_len_per_gpu": cluster.tokens_per_gpu,
-        f"{actor}.fsdp_config.param_offload": cluster.offload,
-        f"{actor}.fsdp_config.optimizer_offload": cluster.offload,
-        f"{actor}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
-        f"{actor}.checkpoint.load_contents": ["model", "optimizer", "extra"],
+        f"{_ACTOR}.strategy": "fsdp2",
+        f"{_ACTOR}.ppo_mini_batch_size": job.tasks_per_step // update.mini_batches,
+        f"{_ACTOR}.ppo_epochs": update.epochs,
+        f"{_ACTOR}.data_loader_seed": job.seed,
+        f"{_ACTOR}.use_dynamic_bsz": True,
+        f"{_ACTOR}.ppo_max_token_len_per_gpu": cluster.tokens_per_gpu,
+        f"{_ACTOR}.fsdp_config.param_offload": cluster.offload,
+        f"{_ACTOR}.fsdp_config.optimizer_offload": cluster.offload,
+        f"{_ACTOR}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
+        f"{_ACTOR}.checkpoint.load_contents": ["model", "optimizer", "extra"],
     }
 
 
 def _update(update: VerlUpdate) -> Mapping[str, Any]:
-    actor = "actor_rollout_ref.actor"
     correction = "algorithm.rollout_correction"
     return {
-        f"{actor}.loss_agg_mode": "token-mean",  # loss weights are in the advantages: see rows.py
-        f"{actor}.policy_loss.loss_mode": _LOSSES[update.loss],
-        f"{actor}.clip_ratio_low": update.clip_low,
-        f"{actor}.clip_ratio_high": update.clip_high,
-        f"{actor}.clip_ratio_c": update.dual_clip,
-        f"{actor}.use_kl_loss": update.kl > 0,
-        f"{actor}.kl_loss_coef": update.kl,
-        f"{actor}.kl_loss_type": "low_var_kl",
-        f"{actor}.entropy_coeff": update.entropy,
-        f"{actor}.optim.lr": update.learning_rate,
-        f"{actor}.optim.lr_warmup_steps": update.warmup_steps,
-        f"{actor}.optim.lr_scheduler_type": update.schedule,
-        f"{actor}.optim.weight_decay": update.weight_decay,
-        f"{actor}.optim.clip_grad": update.max_grad_norm,
+        f"{_ACTOR}.loss_agg_mode": "token-mean",  # loss weights are in the advantages: see rows.py
+        f"{_ACTOR}.policy_loss.loss_mode": _LOSSES[update.loss],
+        f"{_ACTOR}.clip_ratio_low": update.clip_low,
+        f"{_ACTOR}.clip_ratio_high": update.clip_high,
+        f"{_ACTOR}.clip_ratio_c": update.dual_clip,
+        f"{_ACTOR}.use_kl_loss": update.kl > 0,
+        f"{_ACTOR}.kl_loss_coef": update.kl,
+        f"{_ACTOR}.kl_loss_type": "low_var_kl",
+        f"{_ACTOR}.entropy_coeff": update.entropy,
+        f"{_ACTOR}.optim.lr": update.learning_rate,
+        f"{_ACTOR}.optim.lr_warmup_steps": update.warmup_steps,
+        f"{_ACTOR}.optim.lr_scheduler_type": update.schedule,
+        f"{_ACTOR}.optim.weight_decay": update.weight_decay,
+        f"{_ACTOR}.optim.clip_grad": update.max_grad_norm,
         f"{correction}.bypass_mode": not update.recompute,
         f"{correction}.rollout_is": "token" if update.max_ratio_weight is not None else None,
         f"{correction}.rollout_is_threshold": update.max_ratio_weight or 2.0,
@@ -217,38 +206,22 @@ def _update(update: VerlUpdate) -> Mapping[str, Any]:
 
 
 def _servers(job: VerlJob) -> Mapping[str, Any]:
-    rollout, cluster = "actor_rollout_ref.rollout", job.cluster
+    cluster = job.cluster
     return {
-        f"{rollout}.name": cluster.server,
-        f"{rollout}.n": job.group,
-        f"{rollout}.temperature": job.temperature,
-        f"{rollout}.top_p": 1.0,
-        f"{rollout}.tensor_model_parallel_size": cluster.tensor_parallel,
-        f"{rollout}.gpu_memory_utilization": cluster.gpu_memory,
-        f"{rollout}.max_model_len": job.context_tokens,
-        f"{rollout}.calculate_log_probs": True,
-        f"{rollout}.seed": job.seed,
+        f"{_ROLLOUT}.name": cluster.server,
+        f"{_ROLLOUT}.n": job.group,
+        f"{_ROLLOUT}.temperature": job.temperature,
+        f"{_ROLLOUT}.top_p": 1.0,
+        f"{_ROLLOUT}.tensor_model_parallel_size": cluster.tensor_parallel,
+        f"{_ROLLOUT}.gpu_memory_utilization": cluster.gpu_memory,
+        f"{_ROLLOUT}.max_model_len": job.context_tokens,
+        f"{_ROLLOUT}.calculate_log_probs": True,
+        f"{_ROLLOUT}.seed": job.seed,
     }
-
-
-def _ray(job: VerlJob) -> Mapping[str, Any]:
-    given: dict[str, Any] = {
-        # Where verl's own figures go; Ray's processes do not see what this one has in its environment.
-        "+ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH": str(job.folder / "verl.jsonl")
-    }
-    if job.cluster.address is not None:
-        given["+ray_kwargs.ray_init.address"] = job.cluster.address
-    return given
 
 
 def _written(value: Any) -> str:
     """A value as Hydra's grammar reads it."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
     if isinstance(value, list):
         return "[" + ",".join(map(_written, value)) + "]"
-    return json.dumps(str(value))
+    return json.dumps(value)

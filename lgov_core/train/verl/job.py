@@ -28,7 +28,7 @@ class VerlUpdate:
     """
 
     learning_rate: float = bounded(1e-6, above=0.0)
-    loss: Literal["clip", "gspo", "cispo", "plain"] = bounded("clip", one_of=("clip", "gspo", "cispo", "plain"))
+    loss: Literal["clip", "gspo", "cispo", "plain"] = "clip"
     clip_low: float = bounded(0.2, least=0.0)
     clip_high: float = bounded(0.28, least=0.0)
     dual_clip: float = bounded(10.0, above=1.0)
@@ -39,7 +39,7 @@ class VerlUpdate:
     max_grad_norm: float = bounded(1.0, above=0.0)
     weight_decay: float = bounded(0.0, least=0.0)
     warmup_steps: int = bounded(0, least=0)
-    schedule: Literal["constant", "cosine"] = bounded("constant", one_of=("constant", "cosine"))
+    schedule: Literal["constant", "cosine"] = "constant"
     max_ratio_weight: float | None = 2.0
     recompute: bool = True
     lora_rank: int = bounded(0, least=0)

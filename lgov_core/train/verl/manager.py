@@ -27,9 +27,9 @@ from lgov_core.gateway.protocol import ANY_MODEL
 from lgov_core.gateway.upstream.token_engine import Generated, TokenEngine, TokenPrompt
 from lgov_core.models import load_model
 from lgov_core.store import RolloutQueue, open_store
-from lgov_core.train.loop.batch_record import BatchRecord
+from lgov_core.train.loop.batch_record import BatchRecord, read_batch, write_batch
+from lgov_core.train.loop.figures import batch_figures
 from lgov_core.train.verl import estimator
-from lgov_core.train.verl.figures import figures
 from lgov_core.train.verl.hosts import Host
 from lgov_core.train.verl.job import VerlJob
 from lgov_core.train.verl.resume import only_job
@@ -111,7 +111,7 @@ class GovernedRollouts:
         self._begin(step)
         for prompt in prompts:
             transfer_queue.kv_put(key=prompt.uid, partition_id="train", tag={"status": "running"})
-        found = self.steps.recorded(step)
+        found = read_batch(self.steps.batches, step)
         record, transitions = self._collect(step, prompts) if found is None else found
         made = self._rows(transitions, prompts)
         rows = list(made.rows) or [self._nothing(prompts[0], made, step)]
@@ -157,12 +157,12 @@ class GovernedRollouts:
         data = assign_credit(data, self.job.credit)
         made = self._rows(data.transitions, prompts)
         known = {
-            **figures(data, results, self.job.credit, dropped_spans=self.store.dropped_spans),
+            **batch_figures(data, results, self.job.credit, dropped_spans=self.store.dropped_spans),
             "rows": len(made.rows),
             "left_out": dict(made.left_out),
             "collect_s": round(time.monotonic() - began, 3),
         }
-        return self.steps.record(step, data.transitions, known), data.transitions
+        return write_batch(self.steps.batches, step, data.transitions, known), data.transitions
 
     def _rows(self, transitions: Sequence[Transition], prompts: Sequence[_Prompt]) -> QueueRows:
         """The rows of a step. Raises `TrainError` for transitions of other tasks than verl asks for."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,7 @@ class VerlReport:
     later ones). ``model`` is the transformers folder of the last finished checkpoint, None without.
     """
 
-    steps: tuple[dict[str, Any], ...]
+    steps: tuple[Mapping[str, Any], ...]
     verl: tuple[dict[str, Any], ...]
     model: Path | None
 

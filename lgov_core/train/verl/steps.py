@@ -7,14 +7,11 @@ is killed in between resumes from verl's newest checkpoint and replays the batch
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from lgov_core.errors import TrainError
-from lgov_core.train.loop.batch_record import BatchRecord, read_batch, read_record, write_batch
+from lgov_core.train.loop.batch_record import read_record
 from lgov_core.train.loop.metrics_log import MetricsLog
-from lgov_core.transitions import Transition
 
 
 class Steps:
@@ -23,14 +20,6 @@ class Steps:
     def __init__(self, folder: Path) -> None:
         self.batches = folder / "transitions"
         self.metrics = MetricsLog(folder / "metrics.jsonl")
-
-    def record(self, step: int, transitions: Sequence[Transition], figures: Mapping[str, Any]) -> BatchRecord:
-        """Makes a step's batch durable, with its figures. Raises `TrainError`."""
-        return write_batch(self.batches, step, transitions, figures)
-
-    def recorded(self, step: int) -> tuple[BatchRecord, list[Transition]] | None:
-        """The batch of a step that was collected before the job was killed. Raises `TrainError` when it is damaged."""
-        return read_batch(self.batches, step)
 
     def acknowledge(self, step: int) -> None:
         """Says that the update of a step is made, once: a line in ``metrics.jsonl``. Raises `TrainError`."""

@@ -10,7 +10,7 @@ from typing import Final
 
 from lgov_core.errors import AuditError, PolicyDenied, StoreError, TrainError
 from lgov_core.train.workers.jobs import JobResult
-from lgov_core.types import Decision, Outcome
+from lgov_core.types import Outcome
 
 #: Number of consecutive steps without a usable rollout after which a run has failed.
 _MOST_USELESS: Final = 2
@@ -80,11 +80,6 @@ def outcome_of(error: Exception) -> tuple[Outcome, str]:
     if isinstance(error, TimeoutError):
         return Outcome.TIMEOUT, said
     return Outcome.INFRASTRUCTURE if is_infrastructure(error) else Outcome.FAILED, said
-
-
-def denied_by_failure(decision: Decision) -> bool:
-    """Whether ``decision`` blocks because judging or recording it failed: it says nothing about the agent."""
-    return decision.blocks and decision.fault
 
 
 class UsableSteps:

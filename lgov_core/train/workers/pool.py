@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
+import bisect
 import json
 import queue
 import subprocess
@@ -11,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,24 +39,23 @@ class _Waiting:
     """Jobs by the time from which they may run."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
-        self._order = itertools.count()
-        self._heap: list[tuple[float, int, Job]] = []
-        for job in jobs:
-            self.add(job, 0.0)
+        self._jobs = [(0.0, job) for job in jobs]  # in the order in which they are due
 
     def add(self, job: Job, delay_s: float) -> None:
-        heapq.heappush(self._heap, (time.monotonic() + delay_s if delay_s else 0.0, next(self._order), job))
+        due = time.monotonic() + delay_s if delay_s else 0.0
+        bisect.insort(self._jobs, (due, job), key=lambda one: one[0])
 
     def take(self) -> Job | None:
         """The next job whose time has come."""
-        return heapq.heappop(self._heap)[2] if self._heap and self._heap[0][0] <= time.monotonic() else None
+        return self._jobs.pop(0)[1] if self._jobs and self._jobs[0][0] <= time.monotonic() else None
 
     def patience_s(self) -> float:
         """Seconds until the next job becomes due; at most one."""
         now = time.monotonic()
-        return min([1.0, *(due - now for due, _, _ in self._heap[:1] if due > now)])
+        return min([1.0, *(due - now for due, _ in self._jobs[:1] if due > now)])
 
 
+@dataclass(eq=False)
 class WorkerPool:
     """Runs jobs in worker processes. Any thread may call it; collections run one after the other.
 
@@ -68,37 +66,27 @@ class WorkerPool:
     error of each worker.
     """
 
-    def __init__(
-        self,
-        config: WorkerConfig,
-        store: TraceStore,
-        *,
-        workers: int = 1,
-        concurrency: int = 64,
-        max_attempts: int = 3,
-        max_deaths: int = 20,
-        log_dir: Path,
-        start_timeout_s: float = 180.0,
-        grace_s: float = 30.0,
-        retry_delay_s: float = 1.0,
-    ) -> None:
-        self.config = config
-        self.store = store
-        self.concurrency = concurrency
-        self.max_attempts = max_attempts
-        self.max_deaths = max_deaths
-        self.log_dir = log_dir
-        self.start_timeout_s = start_timeout_s
-        self.grace_s = grace_s
-        self.retry_delay_s = retry_delay_s
+    config: WorkerConfig
+    store: TraceStore
+    _: KW_ONLY
+    workers: int = 1
+    concurrency: int = 64
+    max_attempts: int = 3
+    max_deaths: int = 20
+    log_dir: Path
+    start_timeout_s: float = 180.0
+    grace_s: float = 30.0
+    retry_delay_s: float = 1.0
+
+    def __post_init__(self) -> None:
         self.deaths = 0
         self._false_starts = 0
         self._first: dict[str, int] = {}
         self._collecting = threading.Lock()
         self._closing = False
         self._events: queue.Queue[tuple[_Process, dict[str, Any] | None]] = queue.Queue()
-        log_dir.mkdir(parents=True, exist_ok=True)
-        self._processes = [self._start(number) for number in range(workers)]
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+        self._processes = [self._start(number) for number in range(self.workers)]
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -208,20 +196,16 @@ class WorkerPool:
         """
         self._closing = True
         with self._collecting:
-            self._end()
-
-    def _end(self) -> None:
-        for process in self._processes:
-            close_input(process.popen)
-        for process in self._processes:
-            try:
-                process.popen.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                process.popen.kill()
-                process.popen.wait()
-        for process in self._processes:
-            self._close_attempts(process, "the run ended before the attempt did")
-        self._processes = []
+            for process in self._processes:
+                close_input(process.popen)
+            for process in self._processes:
+                try:
+                    process.popen.wait(timeout=10)
+                except subprocess.TimeoutExpired:
+                    process.popen.kill()
+                    process.popen.wait()
+                self._close_attempts(process, "the run ended before the attempt did")
+            self._processes = []
 
     def _again(
         self, result: JobResult, waiting: _Waiting, results: dict[str, JobResult], *, at_once: bool = False
@@ -236,18 +220,18 @@ class WorkerPool:
         delay_s = 0.0 if at_once else self.retry_delay_s * 4**tried
         waiting.add(replace(job, attempt=job.attempt + 1), delay_s)
 
-    def _hand_out(self, waiting: _Waiting) -> int:
-        """Gives the workers what they can take; returns how many jobs that were."""
+    def _hand_out(self, waiting: _Waiting) -> bool:
+        """Gives the workers what they can take; returns whether that was anything."""
         ready = [process for process in self._processes if process.ready]
-        count = 0
+        given = False
         while ready:
             process = min(ready, key=lambda process: len(process.jobs))
             if len(process.jobs) >= self.concurrency or (job := waiting.take()) is None:
                 break
             process.jobs[job.rollout_id, job.attempt] = job
-            count += 1
+            given = True
             write_line(process.popen, asdict(job))  # if it has died, the event queue says so
-        return count
+        return given
 
     def _start(self, number: int) -> _Process:
         log = self.log_dir / f"worker-{number}.log"

@@ -29,7 +29,7 @@ from lgov_core.scope import RolloutScope, carry_into_threads
 from lgov_core.store import open_store
 from lgov_core.store.protocol import TraceStore
 from lgov_core.trace.sink import StoreSink
-from lgov_core.train.workers.failures import DENIED_BY_FAILURE, denied_by_failure, outcome_of
+from lgov_core.train.workers.failures import DENIED_BY_FAILURE, outcome_of
 from lgov_core.train.workers.jobs import Episode, EpisodeRunner, Job, WorkerConfig
 from lgov_core.train.workers.lines import send, take_standard_streams
 from lgov_core.types import Outcome, Point, Severity
@@ -56,7 +56,7 @@ class Tally:
         action, decision = event.action, event.decision
         with self._lock:
             counts = self._counts.setdefault((action.rollout_id, action.attempt), Counter())
-            if denied_by_failure(decision):
+            if decision.blocks and decision.fault:
                 counts["faults"] += 1
             elif action.point is Point.PRE_MODEL_CALL and not decision.blocks:
                 counts["model_calls"] += 1
