@@ -43,25 +43,22 @@ class ConstantPolicy(BoundedPolicy):
 class PolicySet:
     """Judges with every rule that covers an action.
 
-    A bare policy among ``rules`` is a `Rule` without further restriction. Rules are asked in their order, those whose
-    policy wants to be ``deferred`` (approvals) at the end, and only when no other denies. Transforms
-    fold: a later rule sees the arguments as the earlier ones left them; then the most severe effect wins. A policy that
-    raises, or answers something that is not a `Decision` or None, counts as a deny in its slot (rule ``policy-error``),
-    a condition that cannot be determined too (rule ``condition-error``), and the others are still asked. What a policy that
-    does not promise bounded cost does to the arguments it gets stays private to it.
+    A bare policy among ``rules`` is a `Rule` without further restriction. Rules are asked in order, those whose policy is
+    ``deferred`` (approvals) last, and only when no other denies. Transforms fold: a later rule gets the arguments as the
+    earlier ones left them; then the most severe effect wins. A policy that raises, or answers anything but a `Decision` or
+    None, is a deny by its rule (``policy-error``), as is a condition that cannot be determined (``condition-error``); the
+    others are still asked. A policy that does not promise bounded cost gets a copy of the arguments.
 
     A rule whose policy has no opinion (None) counts as one that does not cover the action. ``default`` is the answer to
     an act (``pre_tool_call``) that no rule covers; at other points such an action is allowed. A covered action is
     allowed when every rule that covers it allows it. A set without rules therefore denies every act.
 
-    Every decision and every part names the rule it comes from: ``policy`` is the rule's name, ``rule`` the slug of what
-    in it was decisive, and ``reason`` is never empty. (The parts of a set within a set name the inner rules.)
+    In every decision and part ``policy`` is the rule's name, ``rule`` a slug, and ``reason`` is never empty. With ``mode``
+    ``shadow`` everything is judged and recorded in ``parts`` (marked ``shadowed``), nothing is blocked or changed.
+    ``digest`` is a SHA-256 in hex: of the document the set was loaded from, or else of what `digest_of` says.
 
-    With ``mode`` ``shadow`` everything is judged and recorded in ``parts`` (marked ``shadowed``), nothing is blocked or
-    changed. ``digest`` is a SHA-256 in hex: of the document the set was loaded from, or else of what `digest_of` says.
-
-    A set is a `Policy`, ``bounded`` when all its policies are, and a plugin: it implements the eight decision hooks.
-    Give it to a governor one way or the other, not both. May be called from several threads at once. Fails closed.
+    A set is a `Policy`, ``bounded`` when all its policies are, and a plugin with the eight decision hooks: give it to a
+    governor one way or the other, not both. May be called from several threads at once. Fails closed.
     """
 
     default_points: ClassVar[tuple[Point, ...]] = tuple(Point)

@@ -31,31 +31,18 @@ def check_schema(what: str, schema: Mapping[str, Any]) -> None:
         raise PolicyError(
             f"{what} has no keyword of JSON Schema", hint="write type: object, and the arguments under properties"
         )
-    for keyword, value in _keywords(schema):
-        if keyword == "$ref" and not (isinstance(value, str) and value.startswith("#")):
-            raise PolicyError(
-                f"{what} refers to {value!r}", hint="copy it into definitions and refer to #/definitions/..."
-            )
-        if keyword in _words("unsupported"):
-            raise PolicyError(f"{what} uses {keyword}, which is not checked", hint="write it in JSON Schema draft 7")
     draft4 = "draft-04" in str(schema.get("$schema", ""))
     for part in _parts(what, schema):
+        target = part.get("$ref", "#")
+        if not (isinstance(target, str) and target.startswith("#")):
+            raise PolicyError(
+                f"{what} refers to {target!r}", hint="copy it into definitions and refer to #/definitions/..."
+            )
+        for keyword in _words("unsupported").intersection(part):
+            raise PolicyError(f"{what} uses {keyword}, which is not checked", hint="write it in JSON Schema draft 7")
         _check_spelling(what, part)
         _check_values(what, part, draft4=draft4)
         _check_patterns(what, part)
-
-
-def _keywords(part: Any) -> Iterator[tuple[str, Any]]:
-    """Every keyword of a schema and of the schemas in it, definitions that nothing refers to included, with its value."""
-    if isinstance(part, Mapping):
-        for keyword, value in part.items():
-            yield keyword, value
-            if keyword in _words("named_schemas") | {"definitions", "$defs"} and isinstance(value, Mapping):
-                yield from (found for item in value.values() for found in _keywords(item))
-            elif keyword not in _words("data"):
-                yield from _keywords(value)
-    elif isinstance(part, list | tuple):
-        yield from (found for item in part for found in _keywords(item))
 
 
 def _is_schema(value: Any) -> bool:
@@ -63,7 +50,7 @@ def _is_schema(value: Any) -> bool:
 
 
 def _parts(what: str, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """``root`` and every schema in it, or that it refers to."""
+    """``root`` and every schema in it, definitions included, or that it refers to."""
     pending: list[Any] = [root]
     seen: set[int] = set()
     while pending:
@@ -77,6 +64,8 @@ def _parts(what: str, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         for keyword, value in part.items():
             if keyword in _words("named_schemas") and isinstance(value, Mapping):
                 pending += [item for item in value.values() if not isinstance(item, list | tuple)]
+            elif keyword in ("definitions", "$defs") and isinstance(value, Mapping):
+                pending += [item for item in value.values() if isinstance(item, Mapping)]
             elif (keyword in _words("several_schemas") or keyword == "items") and isinstance(value, list | tuple):
                 pending += value
             elif keyword in _words("one_schema") or keyword == "items":
