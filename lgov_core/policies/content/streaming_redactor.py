@@ -5,14 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import ClassVar, Final, Protocol
 
 from lgov_core.policies.content.findings import Finding, merged
 from lgov_core.policies.content.text_views import View, plain_view
 from lgov_core.types import Decision, Effect, Severity
-
-if TYPE_CHECKING:
-    from lgov_core.policies.content.content import ContentPolicy
 
 #: Characters that are held back at most. A text that gives no place to cut within them is stopped.
 MAX_HELD: Final = 65_536
@@ -36,7 +33,22 @@ _JOINT = re.compile(r"@|\.|[\[({<]?(?:at|dot)[\])}>]?", re.IGNORECASE)
 _JOINT_NEXT = re.compile(r"\Z|[@.\[({<]|at?(?:\s|\Z)|d(?:ot?)?(?:\s|\Z)", re.IGNORECASE)
 
 
-_Hit: TypeAlias = "tuple[Finding, ContentPolicy]"
+class _Scanner(Protocol):
+    """What is used of `ContentPolicy`, which imports this module."""
+
+    slug: ClassVar[str]
+    noun: ClassVar[str]
+    severity: ClassVar[Severity]
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def action(self) -> str: ...
+    def find(self, text: str, start: int = 0) -> list[Finding]: ...
+    def replacement(self, kind: str) -> str: ...
+
+
+_Hit = tuple[Finding, _Scanner]
 
 
 class StreamingRedactor:
@@ -52,7 +64,7 @@ class StreamingRedactor:
     One object serves one text, from one thread at a time. Fails closed: after an exception nothing more goes out.
     """
 
-    def __init__(self, *policies: ContentPolicy) -> None:
+    def __init__(self, *policies: _Scanner) -> None:
         self.policies = policies
         self.denied: Decision | None = None
         self.replaced: dict[str, int] = {}
