@@ -35,6 +35,7 @@ HEAVY = (
     "psycopg",
     "pyarrow",
     "pydantic",
+    "re2",
     "rich",
     "sqlglot",
     "starlette",
