@@ -122,7 +122,8 @@ def _linear(what: str, pattern: str) -> Any:
     options = re2.Options()
     options.log_errors = False
     try:
-        return re2.compile(pattern, options)
+        python_end = re.compile(r"\\(Z|.)", re.DOTALL)  # the end of the text is \z there
+        return re2.compile(python_end.sub(lambda escape: r"\z" if escape[1] == "Z" else escape[0], pattern), options)
     except re2.error as error:
         raise PolicyError(
             f"{what} has the pattern {pattern!r}, which RE2 does not accept: {error.args[0].decode()}",

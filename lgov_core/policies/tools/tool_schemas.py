@@ -12,8 +12,6 @@ from lgov_core.policies.data import DataFile
 
 _DATA: Final = DataFile("lgov_core.policies.tools", "schema_keywords.yaml")
 words = _DATA.words
-
-
 _CLOSE: Final = 0.85
 
 
