@@ -22,6 +22,8 @@ SetMode = Literal["enforce", "shadow"]
 class ConstantPolicy(BoundedPolicy):
     """Gives the same answer to every action it is asked about. May be called from several threads at once."""
 
+    permits = True
+
     def __init__(
         self, effect: Effect, *, name: str = "constant", reason: str = "", severity: Severity = Severity.HIGH
     ) -> None:
@@ -49,9 +51,9 @@ class PolicySet:
     None, is a deny by its rule (``policy-error``), as is a condition that cannot be determined (``condition-error``); the
     others are still asked. A policy that does not promise bounded cost gets a copy of the arguments.
 
-    A rule whose policy has no opinion (None) counts as one that does not cover the action. ``default`` is the answer to
-    an act (``pre_tool_call``) that no rule covers; at other points such an action is allowed. A covered action is
-    allowed when every rule that covers it allows it. A set without rules therefore denies every act.
+    An act (``pre_tool_call``) is allowed when a rule that ``permits`` answers and no rule blocks; ``default`` is the answer
+    where none that permits does. A rule of a restricting kind (personal data, budgets, ...) can only take away, whatever it
+    answers; one whose policy has no opinion (None) does not cover the action. At other points nothing has to permit.
 
     In every decision and part ``policy`` is the rule's name, ``rule`` a slug, and ``reason`` is never empty. With ``mode``
     ``shadow`` everything is judged and recorded in ``parts`` (marked ``shadowed``), nothing is blocked or changed.
@@ -62,6 +64,7 @@ class PolicySet:
     """
 
     default_points: ClassVar[tuple[Point, ...]] = tuple(Point)
+    permits: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -105,6 +108,7 @@ class PolicySet:
     def judge(self, action: Action) -> Decision:
         """The combined verdict; never None, because a set always has its default."""
         taken: list[Decision] = []
+        permitted = False
         current = action
         if type(action.name) is not str:
             taken.append(self._deny("action-unclear", "The name of this action is not text."))
@@ -115,8 +119,9 @@ class PolicySet:
             if decision is not None:
                 taken.append(decision)
                 current = fold(current, decision)
-        if not taken:
-            taken.append(self._by_default(action))
+                permitted = permitted or rule.permits
+        if not permitted and not any(decision.effect is Effect.DENY for decision in taken):
+            taken += self._by_default(action, covered=bool(taken))
         shadow_of = self.name if self.mode == "shadow" else None
         return combine(taken, original=action, folded=current, shadow_of=shadow_of)
 
@@ -131,12 +136,13 @@ class PolicySet:
         if failed is not None:
             raise failed
 
-    def _by_default(self, action: Action) -> Decision:
-        if action.point is not Point.PRE_TOOL_CALL:
-            return Decision(Effect.ALLOW, self.name, "default", "No rule covers this; only acts need one.")
-        if self.default == "allow":
-            return Decision(Effect.ALLOW, self.name, "default", "No rule covers this; the default is allow.")
-        return self._deny("default", f"No policy allows {action.name[:80]}.")
+    def _by_default(self, action: Action, *, covered: bool) -> list[Decision]:
+        """The set's own answer to what no rule permits; none where rules of restricting kinds have answered already."""
+        if action.point is Point.PRE_TOOL_CALL and self.default == "deny":
+            why = ": the rules that cover it only restrict." if covered else "."
+            return [self._deny("default", f"No policy allows {action.name[:80]}{why}")]
+        why = "the default is allow" if action.point is Point.PRE_TOOL_CALL else "only acts need one"
+        return [] if covered else [Decision(Effect.ALLOW, self.name, "default", f"No rule covers this; {why}.")]
 
     def _deny(self, rule: str, reason: str) -> Decision:
         return Decision(Effect.DENY, self.name, rule, reason, Severity.MEDIUM)

@@ -40,6 +40,7 @@ class ReloadingPolicySet:
     """
 
     default_points: ClassVar[tuple[Point, ...]] = tuple(Point)
+    permits: ClassVar[bool] = True
 
     def __init__(
         self,

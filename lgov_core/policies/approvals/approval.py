@@ -57,6 +57,8 @@ class ApprovalPolicy(BoundedPolicy):
     from the methods for people.
     """
 
+    permits = True
+
     #: Sets and governors ask it after all others.
     deferred: ClassVar[bool] = True
     bounded = False  # a callback is waited for, and so is a file

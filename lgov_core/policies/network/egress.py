@@ -83,6 +83,8 @@ class EgressPolicy(BoundedPolicy):
     meaning.
     """
 
+    permits = True
+
     def __init__(
         self,
         *,

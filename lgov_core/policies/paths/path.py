@@ -68,6 +68,8 @@ class PathPolicy(BoundedPolicy):
     a meaning.
     """
 
+    permits = True
+
     def __init__(
         self,
         *,

@@ -60,6 +60,8 @@ class SQLPolicy(BoundedPolicy):
     made, else with the first text.
     """
 
+    permits = True
+
     #: A policy file must give these, although Python need not.
     required_in_files: ClassVar[tuple[str, ...]] = ("dialect",)
 

@@ -32,6 +32,8 @@ class ToolPolicy(BoundedPolicy):
     schema is wrong, or belongs to a tool that is not allowed.
     """
 
+    permits = True
+
     def __init__(
         self, *, allow: Sequence[str], schemas: Mapping[str, Mapping[str, Any]] | None = None, name: str = "tool"
     ) -> None:
