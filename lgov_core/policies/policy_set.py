@@ -184,13 +184,9 @@ def ask(rule: Rule, action: Action) -> Decision | None:
                 rule.name, "condition-error", f"The condition of rule {rule.name} raised {type(error).__name__}."
             )
     try:
-        if rule.bounded:
-            answer = checked(rule.policy.judge(action))
-        else:
-            own = action.changed(arguments=private_copy(action.arguments), context=private_copy(action.context))
-            answer = checked(rule.policy.judge(own))
-            if answer is not None and answer.arguments is not None:
-                answer = answer.changed(arguments=private_copy(answer.arguments))
+        if not rule.bounded:
+            action = action.changed(arguments=private_copy(action.arguments), context=private_copy(action.context))
+        answer = checked(rule.policy.judge(action))
     except BadAnswer as error:
         return fault(rule.name, "policy-error", f"The policy {rule.name} {error}.")
     except Exception as error:  # noqa: BLE001 - whatever a policy raises is a deny in its slot
