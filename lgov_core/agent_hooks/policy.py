@@ -75,6 +75,8 @@ class InterceptorPolicy(BoundedPolicy):
     default_points: ClassVar[tuple[Point, ...]] = tuple(Point)
     stateful: ClassVar[bool] = True
 
+    permits = True
+
     def __init__(
         self,
         interceptors: Interceptor | Iterable[Interceptor],

@@ -172,11 +172,7 @@ def _failed(evaluator: Evaluator, error: Exception) -> Decision:
 
 def _checked(answer: Any, evaluator: Evaluator) -> Decision | None:
     decision = checked(answer)
-    if decision is None:
-        return None
-    if decision.arguments is not None and not evaluator.bounded:
-        decision = decision.changed(arguments=private_copy(decision.arguments))
-    return complete(decision, decision.policy or evaluator.name)
+    return None if decision is None else complete(decision, decision.policy or evaluator.name)
 
 
 def _without_arguments(function: Callable[[], Any]) -> Callable[[Action], Any]:

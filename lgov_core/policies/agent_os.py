@@ -56,6 +56,8 @@ class AgentOSPolicy(BoundedPolicy):
     missing engine. May be called from several threads at once. Fails closed.
     """
 
+    permits = True
+
     bounded = False  # conditions may hold any regular expression
 
     def __init__(

@@ -27,6 +27,8 @@ class BoundedPolicy:
     """
 
     bounded: bool = True
+    #: Whether its allow permits an act. A policy that only restricts leaves it False: what nothing permits gets the default.
+    permits: bool = False
     default_points: ClassVar[tuple[Point, ...]] = (Point.PRE_TOOL_CALL,)
     name: str
     #: What it was made with, by option: for the digest of the set it is in.

@@ -66,7 +66,10 @@ def combine(
 
 
 def checked(answer: object) -> Decision | None:
-    """``answer`` when it is a decision that has a meaning, or None. Raises `BadAnswer` for anything else."""
+    """``answer`` when it is a decision that has a meaning, or None. Raises `BadAnswer` for anything else.
+
+    The arguments of a transform are copied: what the policy does with its own afterwards changes nothing.
+    """
     if answer is None:
         return None
     if not isinstance(answer, Decision):
@@ -85,6 +88,12 @@ def checked(answer: object) -> Decision | None:
             raise BadAnswer("answered a transform without saying into what")
         if not isinstance(answer.arguments, Mapping | None) or not isinstance(answer.text, str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise BadAnswer("answered a transform into what is not an argument mapping or no text")
+        try:
+            return answer.changed(arguments=private_copy(answer.arguments))
+        except RecursionError:
+            raise BadAnswer(
+                "answered a transform into arguments that contain themselves, or are nested too deep"
+            ) from None
     return answer
 
 

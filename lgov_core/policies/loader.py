@@ -203,6 +203,7 @@ class _Loading:
             agents=self.strings((*place, "agents"), rule.get("agents", ["*"])),
             severity=severity,
             when=condition,
+            permits=getattr(policy, "permits", False),  # a plugin has to say so
         )
 
     def policy(self, place: Place, use: str, name: str, options: Any) -> Policy:

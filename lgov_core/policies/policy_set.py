@@ -22,6 +22,8 @@ SetMode = Literal["enforce", "shadow"]
 class ConstantPolicy(BoundedPolicy):
     """Gives the same answer to every action it is asked about. May be called from several threads at once."""
 
+    permits = True
+
     def __init__(
         self, effect: Effect, *, name: str = "constant", reason: str = "", severity: Severity = Severity.HIGH
     ) -> None:
@@ -43,28 +45,26 @@ class ConstantPolicy(BoundedPolicy):
 class PolicySet:
     """Judges with every rule that covers an action.
 
-    A bare policy among ``rules`` is a `Rule` without further restriction. Rules are asked in their order, those whose
-    policy wants to be ``deferred`` (approvals) at the end, and only when no other denies. Transforms
-    fold: a later rule sees the arguments as the earlier ones left them; then the most severe effect wins. A policy that
-    raises, or answers something that is not a `Decision` or None, counts as a deny in its slot (rule ``policy-error``),
-    a condition that cannot be determined too (rule ``condition-error``), and the others are still asked. What a policy that
-    does not promise bounded cost does to the arguments it gets stays private to it.
+    A bare policy among ``rules`` is a `Rule` without further restriction. Rules are asked in order, those whose policy is
+    ``deferred`` (approvals) last, and only when no other denies. Transforms fold: a later rule gets the arguments as the
+    earlier ones left them; then the most severe effect wins. A policy that raises, or answers anything but a `Decision` or
+    None, is a deny by its rule (``policy-error``), as is a condition that cannot be determined (``condition-error``); the
+    others are still asked. A policy that does not promise bounded cost gets a copy of the arguments.
 
-    A rule whose policy has no opinion (None) counts as one that does not cover the action. ``default`` is the answer to
-    an act (``pre_tool_call``) that no rule covers; at other points such an action is allowed. A covered action is
-    allowed when every rule that covers it allows it. A set without rules therefore denies every act.
+    An act (``pre_tool_call``) is allowed when a rule that ``permits`` answers and no rule blocks; ``default`` is the answer
+    where none that permits does. A rule of a restricting kind (personal data, budgets, ...) can only take away, whatever it
+    answers; one whose policy has no opinion (None) does not cover the action. At other points nothing has to permit.
 
-    Every decision and every part names the rule it comes from: ``policy`` is the rule's name, ``rule`` the slug of what
-    in it was decisive, and ``reason`` is never empty. (The parts of a set within a set name the inner rules.)
+    In every decision and part ``policy`` is the rule's name, ``rule`` a slug, and ``reason`` is never empty. With ``mode``
+    ``shadow`` everything is judged and recorded in ``parts`` (marked ``shadowed``), nothing is blocked or changed.
+    ``digest`` is a SHA-256 in hex: of the document the set was loaded from, or else of what `digest_of` says.
 
-    With ``mode`` ``shadow`` everything is judged and recorded in ``parts`` (marked ``shadowed``), nothing is blocked or
-    changed. ``digest`` is a SHA-256 in hex: of the document the set was loaded from, or else of what `digest_of` says.
-
-    A set is a `Policy`, ``bounded`` when all its policies are, and a plugin: it implements the eight decision hooks.
-    Give it to a governor one way or the other, not both. May be called from several threads at once. Fails closed.
+    A set is a `Policy`, ``bounded`` when all its policies are, and a plugin with the eight decision hooks: give it to a
+    governor one way or the other, not both. May be called from several threads at once. Fails closed.
     """
 
     default_points: ClassVar[tuple[Point, ...]] = tuple(Point)
+    permits: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -108,6 +108,7 @@ class PolicySet:
     def judge(self, action: Action) -> Decision:
         """The combined verdict; never None, because a set always has its default."""
         taken: list[Decision] = []
+        permitted = False
         current = action
         if type(action.name) is not str:
             taken.append(self._deny("action-unclear", "The name of this action is not text."))
@@ -118,8 +119,9 @@ class PolicySet:
             if decision is not None:
                 taken.append(decision)
                 current = fold(current, decision)
-        if not taken:
-            taken.append(self._by_default(action))
+                permitted = permitted or rule.permits
+        if not permitted and not any(decision.effect is Effect.DENY for decision in taken):
+            taken += self._by_default(action, covered=bool(taken))
         shadow_of = self.name if self.mode == "shadow" else None
         return combine(taken, original=action, folded=current, shadow_of=shadow_of)
 
@@ -134,12 +136,13 @@ class PolicySet:
         if failed is not None:
             raise failed
 
-    def _by_default(self, action: Action) -> Decision:
-        if action.point is not Point.PRE_TOOL_CALL:
-            return Decision(Effect.ALLOW, self.name, "default", "No rule covers this; only acts need one.")
-        if self.default == "allow":
-            return Decision(Effect.ALLOW, self.name, "default", "No rule covers this; the default is allow.")
-        return self._deny("default", f"No policy allows {action.name[:80]}.")
+    def _by_default(self, action: Action, *, covered: bool) -> list[Decision]:
+        """The set's own answer to what no rule permits; none where rules of restricting kinds have answered already."""
+        if action.point is Point.PRE_TOOL_CALL and self.default == "deny":
+            why = ": the rules that cover it only restrict." if covered else "."
+            return [self._deny("default", f"No policy allows {action.name[:80]}{why}")]
+        why = "the default is allow" if action.point is Point.PRE_TOOL_CALL else "only acts need one"
+        return [] if covered else [Decision(Effect.ALLOW, self.name, "default", f"No rule covers this; {why}.")]
 
     def _deny(self, rule: str, reason: str) -> Decision:
         return Decision(Effect.DENY, self.name, rule, reason, Severity.MEDIUM)
@@ -181,13 +184,9 @@ def ask(rule: Rule, action: Action) -> Decision | None:
                 rule.name, "condition-error", f"The condition of rule {rule.name} raised {type(error).__name__}."
             )
     try:
-        if rule.bounded:
-            answer = checked(rule.policy.judge(action))
-        else:
-            own = action.changed(arguments=private_copy(action.arguments), context=private_copy(action.context))
-            answer = checked(rule.policy.judge(own))
-            if answer is not None and answer.arguments is not None:
-                answer = answer.changed(arguments=private_copy(answer.arguments))
+        if not rule.bounded:
+            action = action.changed(arguments=private_copy(action.arguments), context=private_copy(action.context))
+        answer = checked(rule.policy.judge(action))
     except BadAnswer as error:
         return fault(rule.name, "policy-error", f"The policy {rule.name} {error}.")
     except Exception as error:  # noqa: BLE001 - whatever a policy raises is a deny in its slot

@@ -55,6 +55,8 @@ class CarriedSQL(BoundedPolicy):
     arguments beside the SQL. ``dialect`` as in `preset`. May be called from several threads at once. Fails closed.
     """
 
+    permits = True
+
     def __init__(self, mode: Mode, *, only: bool, dialect: str | None, name: str) -> None:
         self.name = name
         self.only = only

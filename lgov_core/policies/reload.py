@@ -21,29 +21,26 @@ _LOG = logging.getLogger("lgov.policies")
 class ReloadingPolicySet:
     """The policies of a file, replaced when the file changes.
 
-    There is always a set: the first is loaded here (`PolicyFileError` when it cannot be), and it is replaced, in one
-    step that all threads see, only by another that loaded. When the new file is missing, wrong or half-written, the set
-    stays, and the failure is logged (logger ``lgov.policies``), kept in ``failure``, given to ``on_failure``, and counted
-    by the governor (as a failing observer).
+    The first set is loaded here (`PolicyFileError` when it cannot be); it is replaced, for all threads at once, only by
+    another that loaded. When the new file is missing or wrong the set stays, and the failure is logged (logger
+    ``lgov.policies``), kept in ``failure``, given to ``on_failure``, and counted by the governor (as a failing observer).
 
     The file is read on the path of a decision, at most every ``every_s`` seconds, by one thread while the others go on
-    with the set there is; its whole content is compared, so that an edit that keeps size and times is noticed too. No
-    thread runs in the background: without decisions nothing is reloaded. A changed content is taken once it has been
-    the same at two looks in a row, because a file that is still being written may be a valid one with fewer rules. The
-    decision during which that happens takes as long as loading the file.
+    with the current set; without decisions nothing is reloaded. Its whole content is compared. A new content is loaded once
+    two reads in a row have found it, because a half-written file may be a valid one with fewer rules. The decision during
+    which that happens takes as long as loading the file.
 
-    What was counted survives: a rule whose ``use`` and ``with`` say what they said keeps its policy, with every budget,
-    rate and approval in it, whatever else in the file is changed. A rule whose ``with`` changes gets a new policy; when
-    the old one keeps count (it is an `ObservingPolicy`, or has ``continue_from``), the new one must be of the same kind
-    and have ``continue_from(previous)`` to take the counts over, or the new file is refused. A rule that is removed, or
-    gets another name, loses its counts: that is an edit that says so.
+    A rule whose ``use`` and ``with`` are unchanged keeps its policy, with its budgets, rates and approvals. Where ``with``
+    changes and the old policy keeps count (it is an `ObservingPolicy`, or has ``continue_from``), the new one must be of
+    the same kind and have ``continue_from(previous)``, or the new file is refused. A rule that is removed or renamed
+    loses its counts.
 
-    A set that is ``bounded`` is not replaced by one that is not: governors ask a policy once whether it needs watching.
-    ``digest``, ``rules``, ``mode`` and ``default`` are those of the set in force. May be called from several threads
-    at once. Fails closed.
+    A set that is ``bounded`` is not replaced by one that is not: governors ask a policy once whether it needs a timeout.
+    May be called from several threads at once. Fails closed.
     """
 
     default_points: ClassVar[tuple[Point, ...]] = tuple(Point)
+    permits: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -19,11 +19,13 @@ class Rule:
     is covered by ``*`` only. ``when`` narrows it further: a condition (`Condition`, the mapping that a policy file would
     hold, or CEL as text) on the action as the transforms before it left it. When it is false the rule does not cover the
     action; when it cannot be evaluated, the action is denied. ``severity`` replaces that of the policy's blocking decisions.
+    ``permits`` says whether its allow can permit an act, or only leaves it to other rules: as the policy's own ``permits``
+    says unless given, and True for a policy without one.
 
     Raises `PolicyError` for what has no meaning.
     """
 
-    __slots__ = ("agents", "bounded", "condition", "deferred", "name", "on", "policy", "severity", "tools")
+    __slots__ = ("agents", "bounded", "condition", "deferred", "name", "on", "permits", "policy", "severity", "tools")
 
     def __init__(
         self,
@@ -34,6 +36,7 @@ class Rule:
         agents: Sequence[str] = ("*",),
         severity: Severity | None = None,
         when: Condition | Mapping[str, Any] | str | None = None,
+        permits: bool | None = None,
     ) -> None:
         if not isinstance(policy, Policy):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise PolicyError(f"rule {name!r}: {policy!r} is not a policy", hint="a policy has a name and judge()")
@@ -47,6 +50,7 @@ class Rule:
         self.severity = severity
         self.condition = None if when is None else condition_of(when, rule=self.name)
         self.bounded = bool(getattr(policy, "bounded", False))
+        self.permits = bool(getattr(policy, "permits", True) if permits is None else permits)
         self.deferred = bool(getattr(policy, "deferred", False))
 
     def covers(self, action: Action) -> bool:

@@ -23,7 +23,8 @@ class Policy(Protocol):
     ``observe(event)`` makes it an `ObservingPolicy`. ``continue_from(previous)`` takes over what ``previous``, the policy of
     the same rule before its file was changed, has counted; see `ReloadingPolicySet`. ``deferred`` (True) has it asked
     after all others, and only about what none of them denies. ``timeout_s`` is how long the governor waits for one that is
-    not bounded, when that is longer than usual.
+    not bounded, when that is longer than usual. ``permits`` says whether its allow can permit an act (a policy that only
+    restricts says False); without it, it can, but not in a policy file.
     """
 
     name: str

@@ -119,6 +119,7 @@ def policy_of(voice: Voice, stop: threading.Event) -> Any:
     class Bounded(BoundedPolicy):
         name = "voice"
         default_points = tuple(Point)
+        permits = True
 
         def judge(self, action: Action) -> Any:
             return answer(voice.does, action, stop)

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.pool import ThreadPool
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +17,9 @@ from governors import ALLOW, DENY, Says, both, call, governor
 
 from lgov_core.audit import AuditLog
 from lgov_core.errors import PolicyDenied
-from lgov_core.governor import ObservedDecision, PluginFailure
+from lgov_core.governor import Governor, ObservedDecision, PluginFailure
 from lgov_core.hookspecs import hookimpl
+from lgov_core.policies import BoundedPolicy, PolicySet
 from lgov_core.scope import RolloutScope, carry_into_threads, current_scope, enter_scope
 from lgov_core.types import Action, Decision, Effect, Point, Reward, ToolOutcome
 
@@ -208,8 +210,33 @@ def test_a_thread_pool_that_is_imported_later_is_covered() -> None:
 from lgov_core.scope import RolloutScope, carry_into_threads, current_scope, enter_scope
 carry_into_threads()
 from multiprocessing.pool import ThreadPool
+from pathlib import Path
 with ThreadPool(1) as pool, enter_scope(RolloutScope("late")):
     print(pool.apply(lambda: current_scope().rollout_id))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "late\n", done.stderr
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+@pytest.mark.parametrize("within_a_set", [True, False])
+def test_a_transform_that_contains_itself_is_denied_and_recorded(
+    tmp_path: Path, bounded: bool, within_a_set: bool
+) -> None:
+    class Cyclic(BoundedPolicy):
+        name = "cyclic"
+        permits = True
+
+        def judge(self, action: Action) -> Decision:
+            arguments: dict[str, Any] = {"path": "a"}
+            arguments["more"] = [arguments]
+            return self.transform("changed", "because", arguments=arguments)
+
+    policy = Cyclic()
+    policy.bounded = bounded
+    with AuditLog(tmp_path / "audit.db") as audit:
+        governor = Governor(PolicySet([policy]) if within_a_set else policy, audit=audit)
+        decision = governor.decide(Action(Point.PRE_TOOL_CALL, "read", arguments={"path": "a"}))
+        assert (decision.effect, decision.rule, decision.fault) == (Effect.DENY, "policy-error", True)
+        assert "contain themselves" in decision.reason
+        assert [entry.effect for entry in audit.entries()] == ["deny"]

@@ -177,6 +177,8 @@ def test_a_document_in_memory() -> None:
 class Echo:
     """A policy from elsewhere."""
 
+    permits = True
+
     def __init__(self, *, name: str, x: object) -> None:
         self.name, self.x = name, x
         if x == "bad":

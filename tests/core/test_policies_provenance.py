@@ -217,7 +217,9 @@ def test_many_threads_do_not_mix_their_rollouts() -> None:
 
 
 def test_in_a_policy_file_it_hears_the_user_without_further_words() -> None:
-    policies = load_policies({"version": 1, "rules": [{"use": "provenance", "with": {"trusted": ["*@ours.org"]}}]})
+    policies = load_policies(
+        {"version": 1, "rules": [{"use": "allow"}, {"use": "provenance", "with": {"trusted": ["*@ours.org"]}}]}
+    )
     policies.judge(Action(Point.INPUT, "agent", text="mail ann@firma.de", rollout_id="r"))
     assert not policies.judge(
         Action(Point.PRE_TOOL_CALL, "send", arguments={"to": "ann@firma.de"}, rollout_id="r")

@@ -29,6 +29,8 @@ def act(**arguments: Any) -> Action:
 class CallBudget(BoundedPolicy):
     """Allows so many calls."""
 
+    permits = True
+
     def __init__(self, *, calls: int, name: str = "calls") -> None:
         self.name, self.calls, self.used = name, calls, 0
         self._lock = threading.Lock()

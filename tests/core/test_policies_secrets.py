@@ -61,7 +61,7 @@ def test_a_secret_is_found_wherever_it_stands(arguments: Any) -> None:
 
 @pytest.mark.parametrize("point", SecretsPolicy.default_points)
 def test_both_directions_are_looked_at_from_a_policy_file(point: Point) -> None:
-    policies = load_policies({"version": 1, "rules": [{"use": "secrets"}]})
+    policies = load_policies({"version": 1, "rules": [{"use": "allow"}, {"use": "secrets"}]})
     assert policies.judge(Action(point, "x", text=f"it is {KEY}")).blocks
     assert not policies.judge(Action(point, "x", text="nothing here")).blocks
 
@@ -84,7 +84,7 @@ def test_redaction_leaves_the_rest_as_it_is() -> None:
 
 
 def test_what_was_redacted_is_not_found_again_so_the_governor_settles() -> None:
-    governor = Governor(PolicySet([SecretsPolicy(action="redact")]))
+    governor = Governor(PolicySet([SecretsPolicy(action="redact")], default="allow"))
     given = {"password": "hunter2", "t": f"token: {STRIPE} {PEM}", "u": "postgres://bob:pa55word@db/x"}
     decision = governor.decide(call(given))
     assert decision.effect is Effect.TRANSFORM

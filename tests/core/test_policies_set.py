@@ -358,8 +358,3 @@ def test_a_list_of_tools_keeps_all_others_out() -> None:
     assert covers_all.judge(Action(Point.PRE_TOOL_CALL, "send", arguments={"body": "hello"})).effect is Effect.ALLOW
     assert covers_all.judge(Action(Point.PRE_TOOL_CALL, "send", arguments=key)).effect is Effect.DENY
     assert covers_all.judge(Action(Point.PRE_TOOL_CALL, "run_code", arguments={"code": "1"})).effect is Effect.DENY
-    alone = PolicySet(
-        [Rule(SecretsPolicy())]
-    )  # it covers every tool, and an act that all who cover it allow is allowed
-    assert alone.judge(Action(Point.PRE_TOOL_CALL, "send", arguments={"body": "hello"})).effect is Effect.ALLOW
-    assert alone.judge(Action(Point.PRE_TOOL_CALL, "send", arguments=key)).effect is Effect.DENY

@@ -130,6 +130,7 @@ def test_an_input_changed_while_judged_runs_as_judged(record: AuditLog) -> None:
 
     class Swaps(BoundedPolicy):
         name = "swaps"
+        permits = True
 
         def judge(self, action: Action) -> Decision | None:
             given["input"][0] = "harmful"

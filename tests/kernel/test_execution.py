@@ -107,6 +107,7 @@ class Broken(BoundedPolicy):
     """Fails on the word it was given."""
 
     name = "broken"
+    permits = True
 
     def judge(self, action: Action) -> Decision | None:
         if action.arguments.get("input") == "fail":
@@ -149,6 +150,7 @@ class Redacting(BoundedPolicy):
     """Changes the input of acts and the text of answers."""
 
     name = "redacting"
+    permits = True
     default_points = tuple(Point)
 
     def judge(self, action: Action) -> Decision | None:

@@ -46,17 +46,18 @@ class ApprovalPolicy(BoundedPolicy):
     With ``approver`` the callback, plain or a coroutine function, is asked about every call and has ``timeout_s`` seconds;
     it gets a copy of the arguments. True approves. False, anything that is not a bool, an exception and being late deny.
 
-    Without one the call escalates: it is not run, the model reads the id of the request, and the request stands in
+    Without one the call escalates: it is not run, the model reads the id of the request, and the request stays in
     ``pending()`` until `approve` or `reject` answers it, here or, with ``store`` (a path, or `ApprovalRequests`), in a
-    program of the operator that opens the same file. When the agent makes the same call again, it is judged anew: by every
-    other policy too, which is why a change of theirs does not void an approval.
+    program of the operator that opens the same file. The same call, made again, is judged anew, by every other policy too.
 
-    It is asked after the other policies of its set or governor, so that what is shown is what would run: the arguments as
-    the transforms left them. A call that another policy denies is not shown, and uses no approval up.
+    It is asked after the other policies, about the arguments as the transforms left them. A call that another policy
+    denies is not shown, and uses no approval up.
 
-    May be called from several threads at once. Fails closed. Raises `PolicyError` when made with something that has no
-    meaning, and from the methods for people.
+    May be called from several threads at once. Fails closed. Raises `PolicyError` for an option without a meaning, and
+    from the methods for people.
     """
+
+    permits = True
 
     #: Sets and governors ask it after all others.
     deferred: ClassVar[bool] = True

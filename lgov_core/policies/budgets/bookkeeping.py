@@ -45,20 +45,13 @@ def count_key(action: Action, per: str) -> str:
     An action without the id in question goes to `COMMON`, which is one count for all of its kind: without an id there is
     less to spend, never more.
     """
-    found: object
-    match per:
-        case "rollout":
-            found = action.rollout_id
-        case "attempt":
-            found = None if not action.rollout_id else f"{action.rollout_id}/{action.attempt or 1}"
-        case "session":
-            found = action.session_id
-        case "agent":
-            found = action.agent
-        case "tool":
-            found = action.name
-        case _:
-            return COMMON
+    found = {
+        "rollout": action.rollout_id,
+        "attempt": action.rollout_id and f"{action.rollout_id}/{action.attempt or 1}",
+        "session": action.session_id,
+        "agent": action.agent,
+        "tool": action.name,
+    }.get(per)
     if not found:
         return COMMON
     key = str(found)

@@ -53,12 +53,11 @@ class CostControlPolicy(BoundedPolicy):
     (all its attempts), ``attempt``, ``session``, ``agent`` or ``global``. Actions without the id in question share one
     budget. At least one limit must be given.
 
-    Before a model call the most that it may use is set aside, so that calls at the same time cannot overspend together:
-    a token for every ``bytes_per_token`` bytes of the prompt, ``prompt_overhead_tokens`` for what cannot be seen here
-    (tool definitions, images), and the reply's own limit or else ``max_output_tokens``. After the call what it says it
-    used is spent instead; a call that does not say, or never comes back, has spent all of it. A budget is therefore
-    overspent only by a call that uses more than the most it could; nothing more is allowed after that. What was set
-    aside for a call is given back when another policy denies it, or when it could not be made.
+    Before a model call the most that it may use is reserved, so that calls at the same time cannot overspend together:
+    a token for every ``bytes_per_token`` bytes of the prompt, ``prompt_overhead_tokens`` for what is not visible here
+    (tool definitions, images), and the reply's own limit or else ``max_output_tokens``. After the call its reported usage
+    is spent instead, or all of the reservation where it reports none. What was reserved is given back when another policy
+    denies the call, or when it could not be made.
 
     ``prices`` maps model names or globs to ``{"input": dollars, "output": dollars}`` for a million tokens. A model
     without a price is denied when there is a ``max_cost_usd``, unless ``unknown_model_price`` is given. ``tool_costs``
@@ -108,11 +107,8 @@ class CostControlPolicy(BoundedPolicy):
         self.tool_costs = cost_table(name, "tool_costs", tool_costs if tool_costs is not None else {})
         self.max_output_tokens = positive_integer(name, "max_output_tokens", max_output_tokens)
         self.bytes_per_token = positive_number(name, "bytes_per_token", bytes_per_token)
-        self.prompt_overhead_tokens = (
-            prompt_overhead_tokens
-            if type(prompt_overhead_tokens) is int and prompt_overhead_tokens == 0
-            else positive_integer(name, "prompt_overhead_tokens", prompt_overhead_tokens)
-        )
+        overhead = prompt_overhead_tokens
+        self.prompt_overhead_tokens = overhead and positive_integer(name, "prompt_overhead_tokens", overhead)
         in_memory = ledger is None or in_dry_run()
         path = None if in_memory else file_path(name, "ledger", ledger)
         self._ledger = Ledger(path, name, max_budgets=positive_integer(name, "max_budgets", max_budgets))

@@ -15,7 +15,7 @@ true, so that ``{field: arguments.amount, exists: true}`` can guard what follows
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from lgov_core._util.suggestions import suggest_name
@@ -31,18 +31,11 @@ _Test: TypeAlias = Callable[[Action], bool]
 _Place: TypeAlias = tuple[str | int, ...]
 _COMBINERS = ("all", "any", "not")
 #: What other languages call the comparisons; the nearest name would often be another one.
-_OTHER_NAMES: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("equals", "equal", "is", "=", "=="), "did you mean eq?"),
-    **dict.fromkeys(("neq", "not_eq", "not_equals", "!=", "<>"), "did you mean ne?"),
-    **dict.fromkeys(("gte", ">="), "did you mean ge?"),
-    **dict.fromkeys(("lte", "<="), "did you mean le?"),
-    **dict.fromkeys((">", "greater_than", "above"), "did you mean gt?"),
-    **dict.fromkeys(("<", "less_than", "below"), "did you mean lt?"),
-    **dict.fromkeys(("notin", "nin", "not in"), "did you mean not_in?"),
-    **dict.fromkeys(("and", "all_of"), "did you mean all?"),
-    **dict.fromkeys(("or", "any_of"), "did you mean any?"),
-    **dict.fromkeys(("regex", "regexp", "matches", "pattern"), "write glob, or CEL with matches()"),
-}
+_OTHER_NAMES: Final = {
+    "eq": "equals equal is = ==", "ne": "neq not_eq not_equals != <>", "ge": "gte >=", "le": "lte <=",
+    "gt": "> greater_than above", "lt": "< less_than below", "not_in": "notin nin", "all": "and all_of",
+    "any": "or any_of",
+}  # fmt: skip
 
 
 class Condition:
@@ -80,10 +73,8 @@ def condition_of(source: object, *, rule: str = "") -> Condition:
 
     CEL needs the extra ``cel``. Raises `PolicyError` when it is not understood; its message names ``rule``.
     """
-    if isinstance(source, Condition):
-        return source
     try:
-        return compiled(source)
+        return source if isinstance(source, Condition) else compiled(source)
     except ConditionProblem as problem:
         where = ".".join(("when", *map(str, problem.place)))
         of = f"rule {rule}: " if rule else ""
@@ -92,20 +83,20 @@ def condition_of(source: object, *, rule: str = "") -> Condition:
 
 def compiled(source: object) -> Condition:
     """As `condition_of`, for a mapping or CEL. Raises `ConditionProblem`, which says where in ``source``."""
-    if isinstance(source, str):
-        from lgov_core.policies.conditions.cel import compile_cel
-
-        try:
-            return Condition(source, compile_cel(source))
-        except PolicyError as error:
-            raise ConditionProblem((), error.message, hint=error.hint) from error
-    if not isinstance(source, Mapping):
+    if isinstance(source, Mapping):
+        return Condition(source, _test_of(source, ()))
+    if not isinstance(source, str):
         raise ConditionProblem(
             (),
             f"when is {type(source).__name__}, neither a mapping nor text",
             hint="write when: {field: arguments.NAME, eq: VALUE}, or CEL in quotes",
         )
-    return Condition(source, _test_of(source, ()))
+    from lgov_core.policies.conditions.cel import compile_cel
+
+    try:
+        return Condition(source, compile_cel(source))
+    except PolicyError as error:
+        raise ConditionProblem((), error.message, hint=error.hint) from error
 
 
 def _test_of(node: object, place: _Place) -> _Test:
@@ -143,7 +134,7 @@ def _comparison(node: Mapping[Any, Any], place: _Place) -> _Test:
     for key in node:
         if key not in known:
             what = "comparison" if "field" in node else "key"
-            hint = _OTHER_NAMES.get(str(key).lower()) or suggest_name(str(key).lower(), (*known, *_COMBINERS))
+            hint = _hint(str(key).lower(), (*known, *_COMBINERS))
             raise ConditionProblem((*place, key), f"there is no {what} {key!r}", hint=hint)
     if "field" not in node:
         raise ConditionProblem(place, "a comparison does not say of which field", hint="write field: arguments.NAME")
@@ -159,7 +150,7 @@ def _comparison(node: Mapping[Any, Any], place: _Place) -> _Test:
     readings: list[Reading] = []
     for operator in operators:
         try:
-            readings.append(OPERATORS[operator](field, node[operator]))
+            readings.append(OPERATORS[operator](operator, field, node[operator]))
         except PolicyError as error:
             raise ConditionProblem((*place, operator), error.message, hint=error.hint) from error
 
@@ -168,3 +159,10 @@ def _comparison(node: Mapping[Any, Any], place: _Place) -> _Test:
         return all(reading(value) for reading in readings)
 
     return test
+
+
+def _hint(key: str, known: Sequence[str]) -> str:
+    if key in ("regex", "regexp", "matches", "pattern"):
+        return "write glob, or CEL with matches()"
+    meant = next((name for name, others in _OTHER_NAMES.items() if key in others.split()), None)
+    return f"did you mean {meant}?" if meant else suggest_name(key, known)

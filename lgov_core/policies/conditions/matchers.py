@@ -29,23 +29,16 @@ Reading: TypeAlias = Callable[[Any], bool]
 MAX_GLOBBED = 100_000
 
 
+_NAMES: Final = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "text", Mapping: "mapping"}
+
+
 def type_of(value: object) -> str:
     """The type of a value as conditions name it; Python's own name for what is none of theirs."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "boolean"
-    if isinstance(value, int):
-        return "integer"
-    if isinstance(value, float):
-        return "number" if value == value else "NaN"
-    if isinstance(value, str):
-        return "text"
-    if isinstance(value, Mapping):
-        return "mapping"
-    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+    if isinstance(value, float) and value != value:
+        return "NaN"
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
         return "list"
-    return type(value).__name__
+    return next((name for kind, name in _NAMES.items() if isinstance(value, kind)), type(value).__name__)
 
 
 #: What ``type: NAME`` may name. An integer is a number too.
@@ -97,71 +90,57 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-_ANY = ("text", "number", "boolean", "list", "mapping", "null")
-_ORDERED = ("text", "number")
+def _equal(name: str, field: Field, expected: object) -> Reading:
+    wanted = _expects(field, name, expected, ("text", "number", "boolean", "list", "mapping", "null"))
+    return lambda value: same(_value(field, value, wanted), expected) is (name == "eq")
 
 
-def _equal(name: str, negated: bool) -> Callable[[Field, object], Reading]:
-    def make(field: Field, expected: object) -> Reading:
-        wanted = _expects(field, name, expected, _ANY)
-        return lambda value: same(_value(field, value, wanted), expected) is not negated
-
-    return make
-
-
-def _ordered(name: str, compare: Callable[[Any, Any], bool]) -> Callable[[Field, object], Reading]:
-    def make(field: Field, expected: object) -> Reading:
-        if field.values:
-            raise PolicyError(f"{field.name} has no order", hint="write eq or in")
-        wanted = _expects(field, name, expected, _ORDERED)
-        return lambda value: compare(_value(field, value, wanted), expected)
-
-    return make
+def _ordered(name: str, field: Field, expected: object) -> Reading:
+    if field.values:
+        raise PolicyError(f"{field.name} has no order", hint="write eq or in")
+    wanted = _expects(field, name, expected, ("text", "number"))
+    compare = getattr(operator, name)
+    return lambda value: compare(_value(field, value, wanted), expected)
 
 
-def _member(name: str, negated: bool) -> Callable[[Field, object], Reading]:
-    def make(field: Field, expected: object) -> Reading:
-        if not isinstance(expected, list | tuple) or not expected:
-            raise PolicyError(
-                f"{name} needs a list with something in it, not {expected!r}", hint=f"write {name}: [...]"
-            )
-        families = {_expects(field, name, item, ("text", "number", "boolean", "null")) for item in expected}
-        members = frozenset((_family(item), item) for item in expected)
-
-        def reading(value: Any) -> bool:
-            family = MISSING if value is MISSING else _family(value)
-            if family not in families:
-                _value(field, value, " or ".join(sorted(families)))
-            return ((family, value) in members) is not negated
-
-        return reading
-
-    return make
-
-
-def _textual(name: str, test: Callable[[str, str], bool]) -> Callable[[Field, object], Reading]:
-    def make(field: Field, expected: object) -> Reading:
-        if not isinstance(expected, str) or not expected:
-            raise PolicyError(f"{name} needs text, not {expected!r}", hint="put it in quotes")
-        return lambda value: test(_value(field, value, "text"), expected)
-
-    return make
-
-
-def _glob(field: Field, expected: object) -> Reading:
-    matches = _textual("glob", fnmatchcase)(field, expected)
+def _member(name: str, field: Field, expected: object) -> Reading:
+    if not isinstance(expected, list | tuple) or not expected:
+        raise PolicyError(f"{name} needs a list with something in it, not {expected!r}", hint=f"write {name}: [...]")
+    families = {_expects(field, name, item, ("text", "number", "boolean", "null")) for item in expected}
+    members = frozenset((_family(item), item) for item in expected)
 
     def reading(value: Any) -> bool:
-        if isinstance(value, str) and len(value) > MAX_GLOBBED:
-            raise _error(field, f"is longer than {MAX_GLOBBED} characters")
-        return matches(value)
+        family = MISSING if value is MISSING else _family(value)
+        if family not in families:
+            _value(field, value, " or ".join(sorted(families)))
+        return ((family, value) in members) is (name == "in")
 
     return reading
 
 
-def _contains(field: Field, expected: object) -> Reading:
+_TEXTUAL: Final[Mapping[str, Callable[[str, str], bool]]] = {
+    "glob": fnmatchcase,
+    "starts_with": str.startswith,
+    "ends_with": str.endswith,
+}
+
+
+def _textual(name: str, field: Field, expected: object) -> Reading:
+    if not isinstance(expected, str) or not expected:
+        raise PolicyError(f"{name} needs text, not {expected!r}", hint="put it in quotes")
+
+    def reading(value: Any) -> bool:
+        text = _value(field, value, "text")
+        if name == "glob" and len(text) > MAX_GLOBBED:
+            raise _error(field, f"is longer than {MAX_GLOBBED} characters")
+        return _TEXTUAL[name](text, expected)
+
+    return reading
+
+
+def _contains(name: str, field: Field, expected: object) -> Reading:
     if not field.values:
-        _expects(field, "contains", expected, ("text", "number", "boolean", "null"))
+        _expects(field, name, expected, ("text", "number", "boolean", "null"))
     if expected == "" or (field.textual and not isinstance(expected, str)):
         raise PolicyError(f"contains needs text with something in it, not {expected!r}", hint="put it in quotes")
 
@@ -169,22 +148,20 @@ def _contains(field: Field, expected: object) -> Reading:
         family = MISSING if value is MISSING else _family(value)
         if family == "list":
             return any(same(item, expected) for item in value)
-        if family == "mapping":
-            return isinstance(expected, str) and expected in value
-        if family == "text" and isinstance(expected, str):
+        if family in ("mapping", "text") and isinstance(expected, str):
             return expected in value
-        return bool(_value(field, value, "text, list or mapping"))
+        return family != "mapping" and bool(_value(field, value, "text, list or mapping"))
 
     return reading
 
 
-def _exists(field: Field, expected: object) -> Reading:
+def _exists(_: str, field: Field, expected: object) -> Reading:
     if not isinstance(expected, bool):
         raise PolicyError(f"exists is true or false, not {expected!r}", hint="write exists: true")
     return lambda value: (value is not MISSING) is expected
 
 
-def _type(field: Field, expected: object) -> Reading:
+def _type(_: str, field: Field, expected: object) -> Reading:
     if not isinstance(expected, str) or expected not in TYPES:
         raise PolicyError(f"{expected!r} is not a type", hint=f"write one of: {', '.join(TYPES)}")
 
@@ -196,7 +173,7 @@ def _type(field: Field, expected: object) -> Reading:
     return reading
 
 
-def _length(field: Field, expected: object) -> Reading:
+def _length(_: str, field: Field, expected: object) -> Reading:
     length = Field(f"the length of {field.name}", field.steps, False, field.the_agents)
     tests = expected if isinstance(expected, Mapping) else {"eq": expected}
     if not tests:
@@ -207,7 +184,7 @@ def _length(field: Field, expected: object) -> Reading:
             raise PolicyError(f"length has no comparison {name!r}", hint=f"write one of: eq, ne, {', '.join(_COMPARE)}")
         if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
             raise PolicyError(f"length is compared with {limit!r}", hint="write a whole number")
-        readings.append(OPERATORS[name](length, limit))
+        readings.append(OPERATORS[name](name, length, limit))
 
     def reading(value: Any) -> bool:
         if value is MISSING or _family(value) not in ("text", "list", "mapping"):
@@ -217,23 +194,14 @@ def _length(field: Field, expected: object) -> Reading:
     return reading
 
 
-_COMPARE: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-}
-#: Each makes the reading of one comparison from its field and what it is compared with. Raises `PolicyError`.
-OPERATORS: Final[Mapping[str, Callable[[Field, object], Reading]]] = {
-    "eq": _equal("eq", negated=False),
-    "ne": _equal("ne", negated=True),
-    "in": _member("in", negated=False),
-    "not_in": _member("not_in", negated=True),
-    **{name: _ordered(name, compare) for name, compare in _COMPARE.items()},
-    "glob": _glob,
+_COMPARE: Final = ("lt", "le", "gt", "ge")
+#: Each makes the reading of one comparison from its name, its field and the value to compare with. Raises `PolicyError`.
+OPERATORS: Final[Mapping[str, Callable[[str, Field, object], Reading]]] = {
+    **dict.fromkeys(("eq", "ne"), _equal),
+    **dict.fromkeys(("in", "not_in"), _member),
+    **dict.fromkeys(_COMPARE, _ordered),
     "contains": _contains,
-    "starts_with": _textual("starts_with", str.startswith),
-    "ends_with": _textual("ends_with", str.endswith),
+    **dict.fromkeys(_TEXTUAL, _textual),
     "exists": _exists,
     "type": _type,
     "length": _length,

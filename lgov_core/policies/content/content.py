@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal, get_args
 
 from lgov_core.errors import PolicyError
 from lgov_core.policies.base import BoundedPolicy
-from lgov_core.policies.content.findings import Finding, Pattern, look_through
+from lgov_core.policies.content.findings import Check, Finding, look_through
+from lgov_core.policies.content.pattern_file import load_patterns
 from lgov_core.policies.content.streaming_redactor import StreamingRedactor
 from lgov_core.policies.content.text_views import written_number
 from lgov_core.policies.options import matches_any, one_of, positive_integer, string_tuple
@@ -47,10 +48,12 @@ class ContentPolicy(BoundedPolicy):
         Point.OUTPUT,
     )
     #: What begins the rule of a denial, and what such a thing is called in a reason.
-    slug: ClassVar[str] = "content"
-    usual_name: ClassVar[str] = "content"
-    noun: ClassVar[str] = "content"
+    slug: ClassVar[str]
+    noun: ClassVar[str]
     severity: ClassVar[Severity] = Severity.HIGH
+    #: The name of its file of patterns beside this module, which is also its usual name; what makes the check of a row.
+    table: ClassVar[str]
+    check_of: ClassVar[Callable[[Mapping[str, Any]], Check | None]]
 
     def __init__(
         self,
@@ -61,9 +64,10 @@ class ContentPolicy(BoundedPolicy):
         max_characters: int = MAX_CHARACTERS,
         name: str = "",
     ) -> None:
-        name = name or self.usual_name
+        name = name or self.table
         one_of(name, "action", action, get_args(ContentAction))
-        known = sorted({pattern.kind for pattern in self.patterns()})
+        patterns = load_patterns(f"{self.table}.yaml", self.check_of)
+        known = sorted({pattern.kind for pattern in patterns})
         wanted = known if kinds is None else string_tuple(name, "kinds", kinds)
         for kind in wanted:
             if kind not in known:
@@ -77,12 +81,7 @@ class ContentPolicy(BoundedPolicy):
         self.kinds = frozenset(wanted)
         self.max_characters = positive_integer(name, "max_characters", max_characters)
         self._allow = tuple(glob.casefold() for glob in string_tuple(name, "allow", allow))
-        self._patterns = [pattern for pattern in self.patterns() if pattern.kind in self.kinds]
-
-    @classmethod
-    def patterns(cls) -> tuple[Pattern, ...]:
-        """The shapes of what is looked for; compiled when the first policy is made."""
-        raise NotImplementedError
+        self._patterns = [pattern for pattern in patterns if pattern.kind in self.kinds]
 
     def judge(self, action: Action) -> Decision | None:
         """The verdict on whatever the action's text and arguments hold."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
+from lgov_core.policies.content import pii_checks
 from lgov_core.policies.content.content import ContentPolicy
-from lgov_core.policies.content.findings import Pattern
-from lgov_core.policies.content.pattern_file import load_patterns
 
 
 class PIIPolicy(ContentPolicy):
@@ -21,13 +18,7 @@ class PIIPolicy(ContentPolicy):
     Does not find names, postal addresses, ages or professions: those cannot be determined by their shape.
     """
 
-    slug: ClassVar[str] = "pii"
-    usual_name: ClassVar[str] = "pii"
-    noun: ClassVar[str] = "personal data"
-
-    @classmethod
-    def patterns(cls) -> tuple[Pattern, ...]:
-        """See `ContentPolicy.patterns`."""
-        from lgov_core.policies.content import pii_checks
-
-        return load_patterns("pii.yaml", pii_checks.check_of)
+    slug = "pii"
+    table = "pii"
+    check_of = staticmethod(pii_checks.check_of)
+    noun = "personal data"

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
+from lgov_core.policies.content import secret_checks
 from lgov_core.policies.content.content import ContentPolicy
-from lgov_core.policies.content.findings import Pattern
-from lgov_core.policies.content.pattern_file import load_patterns
 from lgov_core.types import Severity
 
 
@@ -20,14 +17,8 @@ class SecretsPolicy(ContentPolicy):
     A password that is written without saying that it is one is not found.
     """
 
-    slug: ClassVar[str] = "secret"
-    usual_name: ClassVar[str] = "secrets"
-    noun: ClassVar[str] = "a secret"
-    severity: ClassVar[Severity] = Severity.CRITICAL
-
-    @classmethod
-    def patterns(cls) -> tuple[Pattern, ...]:
-        """See `ContentPolicy.patterns`."""
-        from lgov_core.policies.content import secret_checks
-
-        return load_patterns("secrets.yaml", secret_checks.check_of)
+    slug = "secret"
+    table = "secrets"
+    check_of = staticmethod(secret_checks.check_of)
+    noun = "a secret"
+    severity = Severity.CRITICAL

@@ -11,8 +11,9 @@ import binascii
 import html
 import re
 import unicodedata
-from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 #: Characters that show nothing: soft hyphen, joiners, direction marks, variation selectors, tags.
@@ -38,58 +39,36 @@ _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A text made from another. ``pieces`` are (place here, place there, length there), ``copied`` where one is verbatim."""
+    """A text made from another: where each of its characters begins and ends there. Without these it is the other text."""
 
     text: str
-    places: tuple[int, ...] = ()
-    pieces: tuple[tuple[int, int, bool], ...] = ()
+    starts: Sequence[int] = ()
+    ends: Sequence[int] = ()
 
     def span(self, start: int, end: int) -> tuple[int, int]:
         """The place in the original of ``text[start:end]``, widened to whole escapes."""
-        if not self.places:
-            return start, end
-        return self._there(start)[0], self._there(end - 1)[1]
+        return (self.starts[start], self.ends[end - 1]) if self.starts else (start, end)
 
     def place(self, original: int) -> int:
         """Where the original's position ``original`` lies in ``text``."""
-        if not self.places:
-            return original
-        at = bisect_right(self.pieces, original, key=lambda piece: piece[0]) - 1
-        there, length, copied = self.pieces[at]
-        if copied:
-            return self.places[at] + min(original - there, length)
-        following = self.places[at + 1] if at + 1 < len(self.places) else len(self.text)
-        return self.places[at] if original == there else following
-
-    def _there(self, position: int) -> tuple[int, int]:
-        at = bisect_right(self.places, position) - 1
-        there, length, copied = self.pieces[at]
-        if copied:
-            return there + position - self.places[at], there + position - self.places[at] + 1
-        return there, there + length
+        return bisect_left(self.starts, original) if self.starts else original
 
 
 def _replaced(text: str, pattern: re.Pattern[str], replacement: Callable[[re.Match[str]], str]) -> View:
     """``text`` with every match of ``pattern`` replaced. Time and memory are linear in the text."""
     parts: list[str] = []
-    places: list[int] = []
-    pieces: list[tuple[int, int, bool]] = []
-    here = last = 0
-
-    def add(part: str, there: int, length: int, copied: bool) -> None:
-        nonlocal here
-        places.append(here)
-        pieces.append((there, length, copied))
-        parts.append(part)
-        here += len(part)
-
+    starts, ends = array("I"), array("I")
+    last = 0
     for match in pattern.finditer(text):
-        if match.start() > last:
-            add(text[last : match.start()], last, match.start() - last, True)
-        add(replacement(match), match.start(), match.end() - match.start(), False)
-        last = match.end()
-    add(text[last:], last, len(text) - last, True)
-    return View("".join(parts), tuple(places), tuple(pieces))
+        start, end = match.span()
+        new = replacement(match)
+        parts += [text[last:start], new]
+        starts.extend([*range(last, start), *[start] * len(new)])
+        ends.extend([*range(last + 1, start + 1), *[end] * len(new)])
+        last = end
+    starts.extend(range(last, len(text)))
+    ends.extend(range(last + 1, len(text) + 1))
+    return View("".join([*parts, text[last:]]), starts, ends)
 
 
 def plain_view(text: str) -> View:
@@ -104,7 +83,7 @@ def plain_view(text: str) -> View:
     if "\\" not in view.text:
         return view
     spaced = _LINE_ESCAPE.sub(_spaces, view.text)  # of the same length
-    return View(spaced, view.places, view.pieces)
+    return View(spaced, view.starts, view.ends)
 
 
 def _compatible(match: re.Match[str]) -> str:

@@ -73,16 +73,17 @@ class EgressPolicy(BoundedPolicy):
     that programs read differently, IP addresses in their usual form. Private, loopback, link-local, shared, multicast,
     reserved, tunnelled and metadata addresses are denied unless ``domains`` names them as addresses or networks.
 
-    ``resolve`` says whether `judge` also looks the name up and judges every address; a name that cannot be looked up is
-    then denied. Unless given it does so when ``domains`` holds ``*``; with a list of names the judgement is on the text.
-    `check_url` always looks up. A verdict pins nothing by itself: a tool that fetches by name looks it up again, and
-    follows redirects on its own. Fetch with `guarded_opener` (or connect to ``check_url(url).addresses`` and check
-    each redirect the same way), so that what was judged is what is contacted. ``resolver`` replaces the system's.
+    ``resolve`` says whether `judge` also looks the name up and judges every address; a name without an address is then
+    denied. Unless given it does so when ``domains`` holds ``*``. `check_url` always looks up. A verdict pins nothing: fetch
+    with `guarded_opener`, or connect to ``check_url(url).addresses`` and check each redirect the same way. ``resolver``
+    replaces the system's.
 
-    Judges ``pre_tool_call``; hand-offs and agents are none of its business. ``bounded`` unless it resolves, which may
-    wait for a name server. May be called from several threads at once. Fails closed. Raises `PolicyError` when made with
-    a setting that has no meaning.
+    Judges ``pre_tool_call``; has no opinion on hand-offs and agents. ``bounded`` unless it resolves, which may wait for a
+    name server. May be called from several threads at once. Fails closed. Raises `PolicyError` for an option without a
+    meaning.
     """
+
+    permits = True
 
     def __init__(
         self,

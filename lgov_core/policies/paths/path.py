@@ -59,14 +59,16 @@ class PathPolicy(BoundedPolicy):
     inside a root. Links are read at the moment of the judgement. Links into ``/proc``, ``/dev`` and ``/sys``, devices,
     sockets and pipes are refused.
 
-    What it cannot see: a program that creates links inside a root may change one between the judgement and the act; open
-    with ``O_NOFOLLOW`` (``openat2(RESOLVE_BENEATH)``) what `resolve` returns, or keep other writers out. A hard link
-    inside a root to a file outside looks like any other file. A bind mount is a folder.
+    What it cannot see: a link inside a root that changes between the judgement and the act; open with ``O_NOFOLLOW``
+    (``openat2(RESOLVE_BENEATH)``) what `resolve` returns, or keep other writers out. A hard link to a file outside looks
+    like any other file, a bind mount like a folder.
 
-    Judges ``pre_tool_call``; hand-offs and agents are none of its business. The number of file system calls is bounded,
-    their duration is that of the file system: mind roots on a network. May be called from several threads at once. Fails
-    closed. Raises `PolicyError` when made with a setting that has no meaning.
+    Judges ``pre_tool_call``; has no opinion on hand-offs and agents. The number of file system calls is bounded, their
+    duration is not. May be called from several threads at once. Fails closed. Raises `PolicyError` for an option without
+    a meaning.
     """
+
+    permits = True
 
     def __init__(
         self,

@@ -51,6 +51,8 @@ class ShellPolicy(BoundedPolicy):
     for an invalid setting.
     """
 
+    permits = True
+
     def __init__(
         self,
         *,

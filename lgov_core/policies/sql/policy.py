@@ -31,28 +31,23 @@ class SQLPolicy(BoundedPolicy):
 
     ``mode`` is ``read_only`` (only reading statements, only known functions) or ``guarded`` (also INSERT, plain CREATE,
     transactions, UPDATE and DELETE whose WHERE limits them, and MERGE that removes nothing and is tied to its source).
+    Both let statements through that only describe tables (``DESCRIBE t``, ``SHOW TABLES``, ``PRAGMA table_info(t)``).
     ``deny`` adds kinds of statement (``"DELETE"``, at any level of nesting) and tables (``"table:salary*"``, globs, letter
     case ignored; with a dot for ``schema.table``, without one for every schema). ``tables``, when given, are such globs for
     the only tables that may be touched. The database's own catalog (``sqlite_master``, ``pg_catalog``, ...) is closed unless
     a glob in ``tables`` that does not begin with a wildcard names it.
 
-    ``dialect`` names the database's dialect (``sqlite``, ``postgres``, ``mysql``, ...) and goes before what the action
-    says. Without it, and with ``"from_tool"``, the dialect is ``action.context["dialect"]``. Where the action names none
-    either, ``"from_tool"`` denies, and a policy without a dialect reads the text in each of `COMMON_DIALECTS`: a reading in
-    which the text is not SQL at all does not count, of the others the most severe verdict wins, and a text that none can
-    read is denied. That is a net, not a proof: what another database makes of the text is not asked. Name the dialect.
+    ``dialect`` (``sqlite``, ``postgres``, ``mysql``, ...) goes before what the action says. Without it, and with
+    ``"from_tool"``, it is ``action.context["dialect"]``. Where the action names none either, ``"from_tool"`` denies, and a
+    policy without a dialect reads the text in each of `COMMON_DIALECTS`: of the readings in which the text is SQL the most
+    severe verdict wins. That is a net, not a proof: name the dialect.
 
-    ``argument`` names the argument that holds the SQL; of several names, each that is present is judged and at least
-    one must be. ``tools`` are globs for the tools it judges; about others, and about hand-offs and agents, it has no
-    opinion. ``functions`` are further functions that read_only may call, with their schema where the SQL names it. Both modes
-    let statements through that only say how tables are made (``DESCRIBE t``, ``SHOW TABLES``, ``PRAGMA table_info(t)``);
-    read_only also T-SQL's variables with plain values (``DECLARE @x INT = 1;``).
+    ``argument`` names the arguments that may hold the SQL: each that is present is judged and one must be. ``tools`` are
+    globs for the tools it judges; about others, hand-offs and agents it has no opinion. ``functions`` are further functions
+    that read_only may call, with their schema where the SQL names it.
 
-    ``columns`` are globs, ``table.column``, for columns that may be neither read nor written. Where a statement touches such
-    a table, everything that may reach the column is denied: its name, unless another table of the statement stands in
-    front; ``*`` (not ``count(*)``, nor ``* EXCEPT (column)``), the row as a value, NATURAL JOIN, an INSERT into that table
-    that names no columns, names for columns beside the table's alias, and SQLite's other names for a key (``rowid``).
-    ``max_rows``: a query must be limited to that many rows by a plain number. Where there is no limit, or a greater one, the
+    ``columns`` are globs, ``table.column``, for columns that may be neither read nor written; `sql.columns` lists what
+    counts as reaching one. ``max_rows`` limits queries to that many rows. Where a query has no limit, or a greater one, the
     text is changed (LIMIT; TOP for SQL Server; FETCH FIRST for Oracle; comments are lost), parsed again and compared, and
     the decision is a transform; where that cannot be done with certainty, the query is denied. Rows that RETURNING gives
     are not counted. It needs a dialect.
@@ -61,9 +56,11 @@ class SQLPolicy(BoundedPolicy):
     ``deny``, open the connection read-only where you can, and put `guard_sqlite` on a SQLite connection.
 
     May be called from several threads at once. Whatever is unclear, too long (20,000 characters) or too deep is denied:
-    fails closed. Raises `PolicyError` when made with a setting that has no meaning. The parser loads when a policy with a
-    dialect is made, else with the first text.
+    fails closed. Raises `PolicyError` for an option without a meaning. The parser loads when a policy with a dialect is
+    made, else with the first text.
     """
+
+    permits = True
 
     #: A policy file must give these, although Python need not.
     required_in_files: ClassVar[tuple[str, ...]] = ("dialect",)

@@ -41,10 +41,9 @@ def guard_sqlite(
     before. A denied column is refused where its value is used; ``count(*)`` over its table is not. ``functions`` are
     further ones to let through of those that are refused because they reach files or native code.
 
-    A refused statement raises ``sqlite3.DatabaseError``: "not authorized", "not authorized to use function: NAME",
-    "access to TABLE.COLUMN is prohibited"; a write past the authorizer raises "attempt to write a readonly database".
-    An error inside of the guard refuses. Not limited: how many rows a WHERE picks out (`SQLPolicy` does that), time, and
-    memory. Code that holds the connection object can take the guard off again: give agents SQL, not the object.
+    A refused statement raises ``sqlite3.DatabaseError``, as does an error inside of the guard. Not limited: how many rows a
+    WHERE picks out (`SQLPolicy` does that), time, and memory. Code that holds the connection object can take the guard off
+    again: give agents SQL, not the object.
 
     The guard replaces an authorizer that was set before. Raises `PolicyError` for what has no meaning. Call it on the
     thread that the connection belongs to, while no transaction is open.

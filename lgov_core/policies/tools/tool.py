@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lgov_core.errors import PolicyError
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.options import matches_any, string_tuple
-from lgov_core.policies.tools.tool_schemas import check_schema
+from lgov_core.policies.tools.tool_schemas import check_schema, words
 from lgov_core.types import Action, Decision, Point, Severity
 
 #: Allowed tools are named in a denial when there are no more than this.
@@ -29,6 +31,8 @@ class ToolPolicy(BoundedPolicy):
     Judges ``pre_tool_call`` only. May be called from several threads at once. Fails closed. Raises `PolicyError` when a
     schema is wrong, or belongs to a tool that is not allowed.
     """
+
+    permits = True
 
     def __init__(
         self, *, allow: Sequence[str], schemas: Mapping[str, Mapping[str, Any]] | None = None, name: str = "tool"
@@ -86,7 +90,11 @@ def _compiled(what: str, schema: object) -> Callable[[object], str | None]:
     try:
         # Defaults are not filled in: a judge must not change what it judges.
         formats: Any = {"email": _is_email}
-        validate = fastjsonschema.compile(_plain(schema), handlers=handlers, formats=formats, use_default=False)
+        validate: Any = fastjsonschema.compile(_plain(schema), handlers=handlers, formats=formats, use_default=False)
+        patterns: dict[str, Any] = validate.func.__globals__["REGEX_PATTERNS"]
+        for name, pattern in patterns.items():  # those of the schema are keys themselves
+            is_format = name.removesuffix("_re_pattern") in words("formats")
+            patterns[name] = re.compile(pattern.pattern, re.ASCII) if is_format else _linear(what, name)
     except PolicyError:
         raise
     except Exception as error:  # the compiler raises many things on a schema that makes no sense
@@ -99,6 +107,8 @@ def _compiled(what: str, schema: object) -> Callable[[object], str | None]:
             return error.message.replace("data", "arguments", 1)[:MAX_PROBLEM]
         except _NotFinite as error:
             return f"they hold {error}, which is not a number in JSON"
+        except UnicodeEncodeError:
+            return "they hold a lone surrogate"
         except (OverflowError, ValueError):  # as a limit is compared with it, or as it is written out for the message
             return "they hold a number too long to be checked"
         except RecursionError:
@@ -106,6 +116,21 @@ def _compiled(what: str, schema: object) -> Callable[[object], str | None]:
         return None
 
     return check
+
+
+def _linear(what: str, pattern: str) -> Any:
+    """``pattern``, compiled by RE2: its time is linear in the text, whatever the pattern is. Raises `PolicyError`."""
+    re2: Any = importlib.import_module("re2")
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        python_end = re.compile(r"\\(Z|.)", re.DOTALL)  # the end of the text is \z there
+        return re2.compile(python_end.sub(lambda escape: r"\z" if escape[1] == "Z" else escape[0], pattern), options)
+    except re2.error as error:
+        raise PolicyError(
+            f"{what} has the pattern {pattern!r}, which RE2 does not accept: {error.args[0].decode()}",
+            hint="write it without look-around, back-references, possessive repeats, or counts above 1000",
+        ) from error
 
 
 def _is_email(text: str) -> bool:

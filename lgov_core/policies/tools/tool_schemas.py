@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, Final
@@ -10,15 +9,14 @@ from urllib.parse import unquote
 
 from lgov_core.errors import PolicyError
 from lgov_core.policies.data import DataFile
-from lgov_core.policies.redos import may_never_end
 
 _DATA: Final = DataFile("lgov_core.policies.tools", "schema_keywords.yaml")
-_words = _DATA.words
+words = _DATA.words
 _CLOSE: Final = 0.85
 
 
 def _checked() -> frozenset[str]:
-    return _words("checked") | _words("one_schema") | _words("several_schemas") | _words("named_schemas")
+    return words("checked") | words("one_schema") | words("several_schemas") | words("named_schemas")
 
 
 def check_schema(what: str, schema: Mapping[str, Any]) -> None:
@@ -31,31 +29,17 @@ def check_schema(what: str, schema: Mapping[str, Any]) -> None:
         raise PolicyError(
             f"{what} has no keyword of JSON Schema", hint="write type: object, and the arguments under properties"
         )
-    for keyword, value in _keywords(schema):
-        if keyword == "$ref" and not (isinstance(value, str) and value.startswith("#")):
-            raise PolicyError(
-                f"{what} refers to {value!r}", hint="copy it into definitions and refer to #/definitions/..."
-            )
-        if keyword in _words("unsupported"):
-            raise PolicyError(f"{what} uses {keyword}, which is not checked", hint="write it in JSON Schema draft 7")
     draft4 = "draft-04" in str(schema.get("$schema", ""))
     for part in _parts(what, schema):
+        target = part.get("$ref", "#")
+        if not (isinstance(target, str) and target.startswith("#")):
+            raise PolicyError(
+                f"{what} refers to {target!r}", hint="copy it into definitions and refer to #/definitions/..."
+            )
+        for keyword in words("unsupported").intersection(part):
+            raise PolicyError(f"{what} uses {keyword}, which is not checked", hint="write it in JSON Schema draft 7")
         _check_spelling(what, part)
         _check_values(what, part, draft4=draft4)
-        _check_patterns(what, part)
-
-
-def _keywords(part: Any) -> Iterator[tuple[str, Any]]:
-    """Every keyword of a schema and of the schemas in it, definitions that nothing refers to included, with its value."""
-    if isinstance(part, Mapping):
-        for keyword, value in part.items():
-            yield keyword, value
-            if keyword in _words("named_schemas") | {"definitions", "$defs"} and isinstance(value, Mapping):
-                yield from (found for item in value.values() for found in _keywords(item))
-            elif keyword not in _words("data"):
-                yield from _keywords(value)
-    elif isinstance(part, list | tuple):
-        yield from (found for item in part for found in _keywords(item))
 
 
 def _is_schema(value: Any) -> bool:
@@ -63,7 +47,7 @@ def _is_schema(value: Any) -> bool:
 
 
 def _parts(what: str, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """``root`` and every schema in it, or that it refers to."""
+    """``root`` and every schema in it, definitions included, or that it refers to."""
     pending: list[Any] = [root]
     seen: set[int] = set()
     while pending:
@@ -75,11 +59,13 @@ def _parts(what: str, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             raise PolicyError(f"{what} holds {part!r} where a schema belongs", hint="write a mapping, true or false")
         yield part
         for keyword, value in part.items():
-            if keyword in _words("named_schemas") and isinstance(value, Mapping):
+            if keyword in words("named_schemas") and isinstance(value, Mapping):
                 pending += [item for item in value.values() if not isinstance(item, list | tuple)]
-            elif (keyword in _words("several_schemas") or keyword == "items") and isinstance(value, list | tuple):
+            elif keyword in ("definitions", "$defs") and isinstance(value, Mapping):
+                pending += [item for item in value.values() if isinstance(item, Mapping)]
+            elif (keyword in words("several_schemas") or keyword == "items") and isinstance(value, list | tuple):
                 pending += value
-            elif keyword in _words("one_schema") or keyword == "items":
+            elif keyword in words("one_schema") or keyword == "items":
                 pending.append(value)
             elif keyword == "$ref" and isinstance(value, str):
                 pending.append(_pointed_at(root, value))
@@ -104,8 +90,8 @@ def _check_spelling(what: str, part: Mapping[str, Any]) -> None:
         if keyword not in _checked() and (meant := _near(str(keyword), _checked())) is not None:
             raise PolicyError(f"{what} holds {keyword}, which is not a keyword of JSON Schema", hint=f"write {meant}")
     given = part.get("format")
-    if isinstance(given, str) and given not in _words("formats") and given not in _words("unchecked_formats"):
-        meant = _DATA.content["meant_formats"].get(given.lower()) or _near(given, _words("formats"))
+    if isinstance(given, str) and given not in words("formats") and given not in words("unchecked_formats"):
+        meant = _DATA.content["meant_formats"].get(given.lower()) or _near(given, words("formats"))
         if meant is not None:
             raise PolicyError(f"{what} has the format {given!r}, which is not checked", hint=f"write {meant}")
 
@@ -142,17 +128,3 @@ def _check_values(what: str, part: Mapping[str, Any], *, draft4: bool) -> None:
     values = part.get("enum", ()) if isinstance(part.get("enum"), list | tuple) else ()
     if part.get("type") == "string" and any(isinstance(value, bool) for value in (*values, part.get("const"))):
         raise PolicyError(f"{what} has a truth value where it allows texts only", hint='write "on" or "no" in quotes')
-
-
-def _check_patterns(what: str, part: Mapping[str, Any]) -> None:
-    named = part.get("patternProperties")
-    for pattern in (part.get("pattern"), *(named if isinstance(named, Mapping) else ())):
-        try:
-            endless = isinstance(pattern, str) and may_never_end(pattern)
-        except re.error:
-            continue  # no pattern at all: said where the schema is compiled
-        if endless:
-            raise PolicyError(
-                f"{what} has the pattern {pattern!r}, which can be tried for ever on a text that does not match",
-                hint="write what is repeated so that it fits a text in one way: ([a-z]+-)*[a-z]+, not ([a-z]+)* or (a|aa)*",
-            )
