@@ -50,11 +50,7 @@ class FlightRecorder(AuditLog):
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str] | None = None,
-        *,
-        signer: Signer | None = None,
-        **options: Any,
+        self, path: str | os.PathLike[str] | None = None, *, signer: Signer | None = None, **options: Any
     ) -> None:
         place = _default_place() if path is None else Path(path)
         super().__init__(place, signer=default_signer() if signer is None else signer, **options)
@@ -98,10 +94,8 @@ class FlightRecorder(AuditLog):
 
     def _end(self, trace_id: str, verdict: str, content: Mapping[str, Any], **fields: Any) -> str:
         # An end without a beginning is kept too: an answer to a wrong id must not get lost.
-        said = {key: value for key, value in content.items() if value is not None}
-        return self.append(
-            "trace_end", {"refers_to": trace_id, "verdict": verdict, **fields}, arguments=None, content=said
-        )
+        fields |= {"refers_to": trace_id, "verdict": verdict}
+        return self.append("trace_end", fields, arguments=None, content=content)
 
     def flush(self) -> None:
         """Does nothing: every entry is committed when the method that wrote it returns."""
@@ -123,9 +117,7 @@ class FlightRecorder(AuditLog):
         """
         log: dict[str, dict[str, Any]] = {}
         for entry in self.entries(after=after):
-            if entry.kind == "erasure":
-                continue
-            if entry.kind == "outcome" and entry.status == "denied" and entry.refers_to is not None:
+            if entry.kind == "erasure" or (entry.kind == "outcome" and entry.status == "denied" and entry.refers_to):
                 continue
             begun = log.get(entry.refers_to or "") if entry.kind == "trace_end" else None
             if begun is not None and begun["policy_verdict"] == "pending":
@@ -149,7 +141,7 @@ class FlightRecorder(AuditLog):
         """
         if policy_verdict is not None and policy_verdict not in VERDICTS:
             raise AuditError(f"there is no verdict {policy_verdict!r}", hint=f"one of: {', '.join(VERDICTS)}")
-        first, last = _iso(start_time), _iso(end_time)
+        first, last = (None if time is None else _iso(time) for time in (start_time, end_time))
         found = [
             one
             for one in reversed(self.get_log())
@@ -179,7 +171,7 @@ class FlightRecorder(AuditLog):
         """
         key = None if self._heads is None else self._heads.public
         report = verify(self.path, key=key)
-        answer: dict[str, Any] = {"valid": report.ok, "total_entries": report.entries}
+        answer = {"valid": report.ok, "total_entries": report.entries}
         if report.ok:
             return {**answer, "message": f"{report.entries} entries verified, {report.signed} of them signed"}
         return {**answer, "first_tampered_id": report.first_bad_id or report.first_bad, "error": report.problem}
@@ -202,14 +194,14 @@ def _default_place() -> Path:
 
 
 def _as_mapping(entry: AuditEntry) -> dict[str, Any]:
-    content = _loaded(entry.content)
+    content = json.loads(entry.content or "{}")
     found: dict[str, Any] = {
         "trace_id": entry.entry_id,
         "entry_type": {"signal": "signal", "decision": "policy_check"}.get(entry.kind, "tool_call"),
         "timestamp": _time(entry.time_ns),
         "agent_id": entry.agent,
         "tool_name": entry.name,
-        "tool_args": None if entry.arguments is None else _loaded(entry.arguments),
+        "tool_args": None if entry.arguments is None else json.loads(entry.arguments),
         "input_prompt": content.get("input_prompt", content.get("text")),
         "policy_verdict": _verdict(entry),
         "policy_name": entry.policy,
@@ -228,14 +220,14 @@ def _as_mapping(entry: AuditEntry) -> dict[str, Any]:
         "entry_hash": entry.hash.hex(),
         "previous_hash": entry.prev_hash.hex(),
     }
-    if entry.kind == "outcome" and isinstance(took := entry.body.get("duration_s"), int | float):
-        found["execution_time_ms"] = took * 1000
+    if entry.body.get("duration_s") is not None:
+        found["execution_time_ms"] = entry.body["duration_s"] * 1000
     return {**found, **_end_of(entry)} if entry.kind == "trace_end" else found
 
 
 def _end_of(entry: AuditEntry) -> dict[str, Any]:
     """What the end of a trace adds to its beginning."""
-    content = _loaded(entry.content)
+    content = json.loads(entry.content or "{}")
     verdict = str(entry.body.get("verdict"))
     return {
         "entry_type": "policy_check" if verdict == "blocked" else "tool_call",
@@ -259,16 +251,10 @@ def _verdict(entry: AuditEntry) -> str:
     return "pending" if entry.kind == "trace" else "allowed"
 
 
-def _loaded(text: str | None) -> dict[str, Any]:
-    return {} if text is None else json.loads(text)
-
-
 def _time(time_ns: int) -> str:
     return datetime.fromtimestamp(time_ns / 1e9, UTC).isoformat(timespec="microseconds")
 
 
-def _iso(when: datetime | None) -> str | None:
-    if when is None:
-        return None
+def _iso(when: datetime) -> str:
     zoned = when.replace(tzinfo=UTC) if when.tzinfo is None else when.astimezone(UTC)
     return zoned.isoformat(timespec="microseconds")

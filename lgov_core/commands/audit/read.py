@@ -60,14 +60,17 @@ def export(path: Path, form: str, output: Path | None, after: int, as_json: bool
 
     A file is written whole or not at all. With --json the summary about --output is JSON; the entries always are.
     """
-    from lgov_core.audit.export import Format, lines, write_file
+    from lgov_core._util.atomic_file import write_lines
+    from lgov_core.audit.export import Format, lines
+    from lgov_core.errors import ExportError
 
     with opened_record(path) as record:
         entries = record.entries(after=after)
+    written = lines(entries, cast("Format", form))
     if output is None:
-        for line in lines(entries, cast("Format", form)):
+        for line in written:
             click.echo(line)
         return
-    count = write_file(output, entries, cast("Format", form))
+    count = write_lines(output, written, ExportError)
     about = {"file": str(output), "format": form, "entries": count}
     write_result(about, f"wrote {count} entries to {output}", as_json=as_json)
