@@ -41,14 +41,9 @@ class Heads:
         if type(every) is not int or every < 1:
             raise AuditError(f"sign_every is {every}", hint="give a whole number, 1 or more")
         self.every = every
-        self._signer = signer
+        self.signer = signer
         self._anchor = Path(anchor)
         self._owed: list[str] = []
-
-    @property
-    def public(self) -> bytes:
-        """The public key that goes with the signatures."""
-        return self._signer.public
 
     def write(self, connection: sqlite3.Connection, versions: Mapping[str, str], *, opening: bool = False) -> None:
         """Writes a head over what no head covers yet; does nothing when there is nothing. ``versions`` go into its body.
@@ -101,10 +96,10 @@ class Heads:
             "entries_sha256": hashlib.sha256(b"".join(row[1] for row in rows)).hexdigest(),
             "previous_sha256": previous,
             "time_ns": time.time_ns(),
-            "key": self._signer.public.hex(),
+            "key": self.signer.public.hex(),
         }
         body = canonical(fields)
-        return number, body, self._signer.sign(_DOMAIN + body.encode())
+        return number, body, self.signer.sign(_DOMAIN + body.encode())
 
     def _append(self, line: str) -> None:
         try:

@@ -33,9 +33,10 @@ from lgov_core.audit.entry import (
     outcome_fields,
     payload,
 )
+from lgov_core.audit.erasure import erase_texts, erasure_fields
 from lgov_core.audit.heads import Heads, Signer, heads_path
 from lgov_core.audit.redaction import Redaction, redaction
-from lgov_core.audit.schema import AUDIT_RECORD, erase_texts, open_record
+from lgov_core.audit.schema import AUDIT_RECORD, open_record
 from lgov_core.errors import AuditError
 from lgov_core.types import Action, Decision, ToolOutcome
 
@@ -224,9 +225,10 @@ class AuditLog:
         """Erases the arguments and texts of one entry, or of all of a rollout, and says so in an entry of its own.
 
         The chain stays whole: the entries keep what they say about the act, and hashes that say nothing about the texts
-        once their salts are gone. The file's free pages are overwritten, and SQLite's log is emptied. Returns how many
-        entries lost texts. Raises `AuditError`, also when neither or both are named, and when someone who reads the
-        record keeps the log from being emptied: then the texts are still on the disk, and calling it again finishes.
+        once their salts are gone. From a signed record only the signer whose key wrote its last head may erase. The
+        file's free pages are overwritten, and SQLite's log is emptied. Returns how many entries lost texts. Raises
+        `AuditError`, also when neither or both are named, and when someone who reads the record keeps the log from being
+        emptied: then the texts are still on the disk, and calling it again finishes.
         """
         if (entry_id is None) == (rollout_id is None):
             raise AuditError("erase one entry or one rollout", hint="name entry_id or rollout_id")
@@ -240,8 +242,10 @@ class AuditLog:
                     self._empty_log()
                 return 0
             # First the announcement: texts that are gone without one would be tampering.
-            said = {"reason": reason or None, "erased": [entry.entry_id for entry in found]}
-            self.append("erasure", said, arguments=None, content={})
+            signer = None if self._heads is None else self._heads.signer
+            with self._lock:
+                announcement = erasure_fields(self._open(), found, reason, signer)
+            self.append("erasure", announcement, arguments=None, content={})
             with self._lock:
                 erase_texts(self._open(), [entry.position for entry in found])
                 self._empty_log()

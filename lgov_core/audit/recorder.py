@@ -169,7 +169,7 @@ class FlightRecorder(AuditLog):
 
         Recomputes everything, with this recorder's own key when it signs. See `lgov_core.audit.verify`.
         """
-        key = None if self._heads is None else self._heads.public
+        key = None if self._heads is None else self._heads.signer.public
         report = verify(self.path, key=key)
         answer = {"valid": report.ok, "total_entries": report.entries}
         if report.ok:

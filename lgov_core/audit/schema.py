@@ -82,18 +82,3 @@ def open_record(path: Path, *, busy_timeout_s: float, expected: tuple[int, int] 
             raise describe(AUDIT_RECORD, path, error) from error
         raise
     return connection
-
-
-def erase_texts(connection: sqlite3.Connection, positions: list[int]) -> None:
-    """Erases the texts of entries with their salts, and has the file's free pages overwritten. Raises ``sqlite3.Error``."""
-    connection.execute("PRAGMA secure_delete=ON")
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        connection.executemany(
-            "UPDATE entries SET salt = NULL, arguments = NULL, content = NULL WHERE position = ?",
-            [(position,) for position in positions],
-        )
-        connection.execute("COMMIT")
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise

@@ -22,6 +22,10 @@ first head was written before the first entry, then ``last`` is 0),
 signature of the head before it), and ``key``, the public key. ``signature`` is Ed25519 (RFC 8032) over
 ``b"lgov-audit-head-v2\0" || body``. The same heads are kept outside of the record, one JSON object a line.
 
+An entry of kind ``erasure`` names what it erases: ``erased`` maps the id of an earlier entry to its hash (hex); older
+ones are a list of ids. Behind the first head it must be signed by a key of the heads: ``key`` and ``signature`` (hex),
+Ed25519 over ``b"lgov-audit-erasure-v1\0"`` and the canonical JSON of ``{"erased": …, "reason": …}``.
+
 What this proves, see `VerifyReport`.
 """
 
@@ -41,6 +45,7 @@ from urllib.parse import quote
 
 _DOMAIN: Final = b"lgov-audit-v2\0"
 _HEAD_DOMAIN: Final = b"lgov-audit-head-v2\0"
+_ERASURE_DOMAIN: Final = b"lgov-audit-erasure-v1\0"
 _APPLICATION_ID: Final = int.from_bytes(b"lgvA")
 _FORMAT: Final = 2
 _FIRST: Final = bytes(32)
@@ -184,8 +189,11 @@ class _Check:
     require_signed: bool
     chains: dict[str, tuple[int, bytes]] = field(default_factory=dict[str, tuple[int, bytes]])
     ids: set[str] = field(default_factory=set[str])
-    erased: dict[str, int] = field(default_factory=dict[str, int])
+    erased: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
     announced: set[str] = field(default_factory=set[str])
+    erasers: list[tuple[int, str, bytes]] = field(default_factory=list[tuple[int, str, bytes]])
+    keys: set[bytes] = field(default_factory=set[bytes])
+    signed_from: int | None = None
     lines: list[str] = field(default_factory=list[str])
     kept: dict[int, tuple[str, str]] = field(default_factory=dict[int, tuple[str, str]])
     found: VerifyReport = field(default_factory=lambda: VerifyReport(True, 0))
@@ -240,6 +248,7 @@ class _Check:
     def all_entries(self) -> None:
         heads = self.signed_heads()
         number, last, digest = next(heads, (0, -1, ""))
+        self.signed_from = last + 1 if number else None
         running = hashlib.sha256()
         good = 0
         if last == 0:  # a head from before the first entry
@@ -267,7 +276,12 @@ class _Check:
         if last > 0:
             raise _Broken(f"head {number} covers entries up to {last}, but the record ends at {good}", good + 1)
         self.found = replace(self.found, unsigned=good - self.found.signed)
-        for entry_id, position in self.erased.items():
+        for position, entry_id, key in self.erasers:
+            if key not in self.keys:
+                raise _Broken(
+                    f"it erases texts, and is signed with the key {key.hex()}, not the record's", position, entry_id
+                )
+        for entry_id, (position, _) in self.erased.items():
             if entry_id not in self.announced:
                 raise _Broken("its texts are gone, and no erasure says so", position, entry_id)
 
@@ -297,9 +311,27 @@ class _Check:
         if (wrong := _wrong_text(fields, salt, {"arguments": arguments, "content": content})) is not None:
             raise broken(f"its {wrong} does not match the hash")
         if salt is None and ("arguments_sha256" in fields or "content_sha256" in fields):
-            self.erased[entry_id] = position
-        self.announced.update(_announced(fields))
+            self.erased[entry_id] = (position, stored_hash.hex())
+        if fields.get("kind") == "erasure":
+            self.erasure(fields, position, entry_id)
         self.chains[writer] = (seq, stored_hash)
+
+    def erasure(self, fields: dict[str, Any], position: int, entry_id: str) -> None:
+        """Notes the entries before it that an erasure names; behind the first head only one that is signed may name any."""
+        erased, reason = fields.get("erased"), fields.get("reason")
+        pairs = cast("dict[str, object]", erased).items() if isinstance(erased, dict) else ()
+        named = {one: entry_hash for one, entry_hash in pairs if isinstance(entry_hash, str)}
+        if self.signed_from is not None and position >= self.signed_from:
+            statement = {"erased": named, "reason": reason if isinstance(reason, str) else None}
+            message = _ERASURE_DOMAIN + json.dumps(statement, sort_keys=True, separators=(",", ":")).encode()
+            key, signature = _hex(fields.get("key"), 32), _hex(fields.get("signature"), 64)
+            if key is None or signature is None or not Ed25519PublicKey(key).verify(message, signature):
+                raise _Broken("it erases texts, and what it erases is not signed", position, entry_id)
+            self.erasers.append((position, entry_id, key))
+        elif isinstance(erased, list):
+            ids = [one for one in cast("list[object]", erased) if isinstance(one, str)]
+            named = {one: self.erased[one][1] for one in ids if one in self.erased}
+        self.announced.update(one for one, of in named.items() if one in self.erased and self.erased[one][1] == of)
 
     # ------------------------------------------------------------------ heads
 
@@ -325,6 +357,7 @@ class _Check:
                 raise _Broken(f"head {number} has no key or no signature")
             if self.trusted is not None and public != self.trusted:
                 raise _Broken(f"head {number} is signed with the key {public.hex()}, not with the one given")
+            self.keys.add(public)
             check = verified.setdefault(public, Ed25519PublicKey(public).verify)
             if not check(_HEAD_DOMAIN + body.encode(), signature):
                 raise _Broken(f"the signature of head {number} is wrong")
@@ -360,12 +393,6 @@ class _Check:
                 f"{self.found.unsigned} entries are not covered by a signed head",
                 self.found.signed + 1 if self.found.unsigned else None,
             )
-
-
-def _announced(fields: dict[str, Any]) -> list[str]:
-    """The entries whose erasure an entry announces."""
-    erased = fields.get("erased") if fields.get("kind") == "erasure" else None
-    return [one for one in cast("list[object]", erased) if isinstance(one, str)] if isinstance(erased, list) else []
 
 
 def _wrong_text(fields: dict[str, Any], salt: object, texts: dict[str, object]) -> str | None:
