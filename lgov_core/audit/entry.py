@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from lgov_core.types import Action, Decision, ToolOutcome
+from lgov_core.types import Action, Decision, Effect, ToolOutcome
 
 #: Longer texts are stored as a marker with their size, their hash and their beginning.
 PAYLOAD_LIMIT: Final = 64 * 1024
@@ -77,6 +77,16 @@ class AuditEntry:
     hash: bytes
     body: Mapping[str, Any]
 
+    @property
+    def verdict(self) -> Mapping[str, Any]:
+        """What the policies decided, enforced or not: ``effect``, ``policy``, ``rule``, ``reason`` and ``severity``.
+
+        Those of the most severe part that shadow mode kept from being enforced, or else the entry's own.
+        """
+        own = {name: getattr(self, name) for name in ("effect", "policy", "rule", "reason", "severity")}
+        shadowed = [part for part in self.body.get("parts") or () if part["shadowed"]]
+        return max([own, *shadowed], key=lambda part: Effect[(part["effect"] or "allow").upper()])
+
 
 def entry_of(row: tuple[Any, ...]) -> AuditEntry:
     """The entry of a row ``(position, body, prev_hash, hash, arguments, content)``."""
@@ -112,6 +122,7 @@ def decision_fields(action: Action, decision: Decision) -> dict[str, Any]:
         **action_fields(action),
         **_part(decision),
         "abort": decision.abort,
+        "policy_digest": decision.policy_digest or None,
         "latency_us": round(decision.latency_us, 3),
         "parts": [_part(part) for part in parts] if several else None,
     }
@@ -135,6 +146,7 @@ def outcome_fields(outcome: ToolOutcome, decision_id: str | None) -> dict[str, A
         "kind": "outcome",
         **action_fields(outcome.action),
         "refers_to": decision_id,
+        "policy_digest": (outcome.decision and outcome.decision.policy_digest) or None,
         "status": outcome.status,
         "error_type": outcome.error_type,
         "started_at": outcome.started_at,

@@ -9,10 +9,10 @@ from typing import Any, Final, Literal
 from urllib.parse import quote
 
 from lgov_core.audit.entry import AuditEntry
+from lgov_core.types import BLOCKING
 
 Format = Literal["jsonl", "cloudevents", "ocsf"]
 
-_BLOCKING: Final = frozenset({"deny", "escalate"})
 #: OCSF severity_id: 1 informational, 2 low, 3 medium, 4 high, 5 critical.
 _SEVERITY: Final = {"low": 2, "medium": 3, "high": 4, "critical": 5}
 
@@ -52,8 +52,12 @@ def cloud_event(entry: AuditEntry) -> dict[str, Any]:
 
 
 def ocsf(entry: AuditEntry) -> dict[str, Any]:
-    """An OCSF 1.3 API Activity (class 6003): who (the agent) did what (the tool), and whether it was let."""
-    denied = entry.effect in _BLOCKING or entry.status == "denied"
+    """An OCSF 1.3 API Activity (class 6003): who (the agent) did what (the tool), and whether it was allowed.
+
+    In shadow mode an act is allowed, with the severity, policy and reason of the denial that was not enforced.
+    """
+    verdict = entry.verdict
+    denied = entry.effect in BLOCKING or entry.status == "denied"
     failed = entry.status not in (None, "ok", "denied")
     event: dict[str, Any] = {
         "class_uid": 6003,
@@ -64,10 +68,10 @@ def ocsf(entry: AuditEntry) -> dict[str, Any]:
         "activity_name": entry.point or entry.kind,
         "type_uid": 600399,
         "time": entry.time_ns // 1_000_000,
-        "severity_id": _SEVERITY.get(entry.severity or "", 1) if denied else 1,
+        "severity_id": _SEVERITY.get(verdict["severity"], 1) if denied or verdict["effect"] in BLOCKING else 1,
         "status_id": 2 if denied or failed else 1,
-        "status_detail": entry.reason or entry.status,
-        "message": entry.reason or f"{entry.kind} {entry.name or ''}".strip(),
+        "status_detail": verdict["reason"] or entry.status,
+        "message": verdict["reason"] or f"{entry.kind} {entry.name or ''}".strip(),
         "metadata": {
             "version": "1.3.0",
             "uid": entry.entry_id,
@@ -88,7 +92,7 @@ def ocsf(entry: AuditEntry) -> dict[str, Any]:
         event["metadata"]["profiles"] = ["security_control"]  # which the next three belong to
         event["action_id"] = 2 if denied else 1  # OCSF: 1 allowed, 2 denied
         event["disposition_id"] = 2 if denied else 1  # 1 allowed, 2 blocked
-        event["policy"] = {"name": entry.policy, "uid": entry.policy_digest, "desc": entry.rule}
+        event["policy"] = {"name": verdict["policy"], "uid": entry.policy_digest, "desc": verdict["rule"]}
     return {**_known(event), "unmapped": plain(entry)}
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from lgov_core._util.sqlite_file import (
     BESIDE,
@@ -35,6 +35,7 @@ from lgov_core.audit.entry import (
 )
 from lgov_core.audit.erasure import erase_texts, erasure_fields
 from lgov_core.audit.heads import Heads, Signer, heads_path
+from lgov_core.audit.keys import default_signer
 from lgov_core.audit.redaction import Redaction, redaction
 from lgov_core.audit.schema import AUDIT_RECORD, open_record
 from lgov_core.errors import AuditError
@@ -57,14 +58,14 @@ class AuditLog:
 
     An entry is committed when `commit` returns, and survives the death of the process. Every object writes a hash chain
     of its own, so several objects, threads and processes may append to one file; a forked child goes on with a chain of
-    its own. ``policy_digest`` and ``code_version`` (lgov's own when None) are written into every entry; a function is
-    asked for the digest at every entry, for policies that are loaded anew while they govern.
+    its own. ``code_version`` (lgov's own when None) is written into every entry, and so is ``policy_digest`` into those
+    whose decision has none; a function is asked for it at every entry, for policies that are loaded anew while they govern.
 
-    With a ``signer`` a signed head over everything so far is written before the first entry of a record, after every
-    ``sign_every`` entries of this object, with the first entry that comes ``sign_after_s`` seconds or more after its last
-    head, and when it is closed or the interpreter ends: into the record and to the end of the file ``heads`` (the
-    record's name with ``.heads.jsonl``), which should be somewhere else. ``redact`` takes values out before anything is
-    hashed or stored (see `Redaction`).
+    With a ``signer`` (the user's key, `default_signer`, unless one is given; None signs nothing) a signed head over
+    everything so far is written before the first entry of a record, after every ``sign_every`` entries of this object, with
+    the first entry that comes ``sign_after_s`` seconds or more after its last head, and when it is closed or the
+    interpreter ends: into the record and to the end of the file ``heads`` (the record's name with ``.heads.jsonl``), which
+    should be somewhere else. ``redact`` takes values out before anything is hashed or stored (see `Redaction`).
 
     Fails closed: every failure is an `AuditError`, nothing is half-written, a record whose tables or triggers are not
     lgov's is not written to, and after an error the caller must not perform the act. Raises `AuditError` when the file
@@ -78,7 +79,7 @@ class AuditLog:
         busy_timeout_s: float = 5.0,
         policy_digest: str | Callable[[], str | None] | None = None,
         code_version: str | None = None,
-        signer: Signer | None = None,
+        signer: Signer | Literal["default"] | None = "default",
         sign_every: int = 256,
         sign_after_s: float = 60.0,
         heads: str | os.PathLike[str] | None = None,
@@ -101,6 +102,8 @@ class AuditLog:
         own = {f"{self.path.resolve()}{end}" for end in ("", *BESIDE)}
         if str(anchor.resolve()) in own or is_database(anchor):
             raise AuditError(f"heads cannot be kept in {anchor}, a database", hint="name a file of their own")
+        if signer == "default":
+            signer = default_signer()
         self._heads = None if signer is None else Heads(signer, anchor, every=sign_every)
         #: Why the last signature could not be made, or None.
         self.signing_error: AuditError | None = None
@@ -188,7 +191,8 @@ class AuditLog:
     def _row(self, entry_id: str, fields: dict[str, Any], arguments: Payload | None, content: Payload | None) -> Row:
         stamp = {**self._versions(), "format": 2, "time_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
         with _recordable(str(fields.get("name") or fields["kind"])):
-            return self._chain.next_row(entry_id, {**fields, **stamp}, arguments, content)
+            given = {name: value for name, value in fields.items() if value is not None}
+            return self._chain.next_row(entry_id, stamp | given, arguments, content)
 
     def _versions(self) -> dict[str, str]:
         digest = self.policy_digest if isinstance(self.policy_digest, str) else self.policy_digest() or ""

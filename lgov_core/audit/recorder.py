@@ -14,14 +14,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from lgov_core.audit.entry import AuditEntry
-from lgov_core.audit.heads import Signer
-from lgov_core.audit.keys import default_signer
 from lgov_core.audit.log import AuditLog
 from lgov_core.audit.verify import verify
 from lgov_core.errors import AuditError
+from lgov_core.types import BLOCKING
 
 VERDICTS: Final = ("allowed", "blocked", "shadow", "error", "pending")
-_BLOCKING: Final = frozenset({"deny", "escalate"})
 _STARTED: Final = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
 
 
@@ -41,7 +39,7 @@ class FlightRecorder(AuditLog):
     """An `AuditLog` with the methods of agent-os's recorder; every promise of `AuditLog` holds.
 
     ``path`` None is `default_record_path`: a recorder and a kernel that were both made without a place share one record.
-    ``signer`` None is the key at the default place, if there is one; ``options`` are those of `AuditLog`. What happens is
+    ``options`` are those of `AuditLog`. What happens is
     appended, never updated: the outcome of a trace is an entry of its own, and `get_log` and `query_logs` put the two
     together.
 
@@ -49,11 +47,8 @@ class FlightRecorder(AuditLog):
     raises, and the caller must not perform the act then.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str] | None = None, *, signer: Signer | None = None, **options: Any
-    ) -> None:
-        place = _default_place() if path is None else Path(path)
-        super().__init__(place, signer=default_signer() if signer is None else signer, **options)
+    def __init__(self, path: str | os.PathLike[str] | None = None, **options: Any) -> None:
+        super().__init__(_default_place() if path is None else path, **options)
 
     # ------------------------------------------------------------------ writing
 
@@ -194,7 +189,7 @@ def _default_place() -> Path:
 
 
 def _as_mapping(entry: AuditEntry) -> dict[str, Any]:
-    content = json.loads(entry.content or "{}")
+    content, verdict = json.loads(entry.content or "{}"), entry.verdict
     found: dict[str, Any] = {
         "trace_id": entry.entry_id,
         "entry_type": {"signal": "signal", "decision": "policy_check"}.get(entry.kind, "tool_call"),
@@ -204,10 +199,10 @@ def _as_mapping(entry: AuditEntry) -> dict[str, Any]:
         "tool_args": None if entry.arguments is None else json.loads(entry.arguments),
         "input_prompt": content.get("input_prompt", content.get("text")),
         "policy_verdict": _verdict(entry),
-        "policy_name": entry.policy,
-        "rule": entry.rule,
-        "violation_reason": entry.reason,
-        "severity": entry.severity,
+        "policy_name": verdict["policy"],
+        "rule": verdict["rule"],
+        "violation_reason": verdict["reason"],
+        "severity": verdict["severity"],
         "fault": entry.body.get("fault") is True,
         "result": content.get("result"),
         "error": content.get("error"),
@@ -245,7 +240,7 @@ def _verdict(entry: AuditEntry) -> str:
     if entry.kind == "decision":
         if entry.shadowed:
             return "shadow"
-        return "blocked" if entry.effect in _BLOCKING else "allowed"
+        return "blocked" if entry.effect in BLOCKING else "allowed"
     if entry.kind == "outcome":
         return {"ok": "allowed", "denied": "blocked"}.get(entry.status or "", "error")
     return "pending" if entry.kind == "trace" else "allowed"
