@@ -92,17 +92,6 @@ def read_attestation(line: str) -> Attestation:
     return Attestation(said, payload, key)
 
 
-def subject_of(statement: Mapping[str, Any]) -> dict[str, str]:
-    """The files that a statement is about: name to SHA-256 in hex. Raises `AuditError` when it names none, or not so."""
-    try:
-        files = {str(one["name"]): str(one["digest"]["sha256"]) for one in statement["subject"]}
-    except (LookupError, TypeError) as error:
-        raise AuditError("the statement does not say what its files are") from error
-    if not files or len(files) != len(statement["subject"]):
-        raise AuditError("the statement names no file, or one file twice")
-    return files
-
-
 def _signed(payload: bytes) -> bytes:
     kind = PAYLOAD_TYPE.encode()
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)

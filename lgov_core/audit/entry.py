@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from lgov_core.types import Action, Decision, ToolOutcome
+from lgov_core.types import Action, Decision, Effect, ToolOutcome
 
 #: Longer texts are stored as a marker with their size, their hash and their beginning.
 PAYLOAD_LIMIT: Final = 64 * 1024
@@ -77,25 +77,24 @@ class AuditEntry:
     hash: bytes
     body: Mapping[str, Any]
 
+    @property
+    def verdict(self) -> Mapping[str, Any]:
+        """What the policies decided, enforced or not: ``effect``, ``policy``, ``rule``, ``reason`` and ``severity``.
+
+        Those of the most severe part that shadow mode kept from being enforced, or else the entry's own.
+        """
+        own = {name: getattr(self, name) for name in ("effect", "policy", "rule", "reason", "severity")}
+        shadowed = [part for part in self.body.get("parts") or () if part["shadowed"]]
+        return max([own, *shadowed], key=lambda part: Effect[(part["effect"] or "allow").upper()])
+
 
 def entry_of(row: tuple[Any, ...]) -> AuditEntry:
     """The entry of a row ``(position, body, prev_hash, hash, arguments, content)``."""
     position, text, prev_hash, entry_hash, arguments, content = row
     body: dict[str, Any] = json.loads(text)
-    same_name = {
-        name: body.get(name)
-        for name in AuditEntry.__dataclass_fields__
-        if name not in ("position", "arguments", "content", "prev_hash", "hash", "body")
-    }
-    return AuditEntry(
-        position=position,
-        arguments=arguments,
-        content=content,
-        prev_hash=prev_hash,
-        hash=entry_hash,
-        body=body,
-        **same_name,  # type: ignore[arg-type]
-    )
+    fields: dict[str, Any] = {name: body.get(name) for name in AuditEntry.__dataclass_fields__}
+    fields |= {"position": position, "arguments": arguments, "content": content, "body": body}
+    return AuditEntry(**fields | {"prev_hash": prev_hash, "hash": entry_hash})
 
 
 def action_fields(action: Action) -> dict[str, Any]:
@@ -123,21 +122,22 @@ def decision_fields(action: Action, decision: Decision) -> dict[str, Any]:
         **action_fields(action),
         **_part(decision),
         "abort": decision.abort,
+        "policy_digest": decision.policy_digest or None,
         "latency_us": round(decision.latency_us, 3),
         "parts": [_part(part) for part in parts] if several else None,
     }
 
 
 def _part(decision: Decision) -> dict[str, Any]:
-    fields = {
+    return {
         "effect": decision.effect.label,
         "policy": decision.policy,
         "rule": decision.rule,
         "reason": _short(decision.reason),
         "severity": decision.severity,
         "shadowed": decision.shadowed,
+        **({"fault": True} if decision.fault else {}),
     }
-    return {**fields, "fault": True} if decision.fault else fields
 
 
 def outcome_fields(outcome: ToolOutcome, decision_id: str | None) -> dict[str, Any]:
@@ -146,18 +146,12 @@ def outcome_fields(outcome: ToolOutcome, decision_id: str | None) -> dict[str, A
         "kind": "outcome",
         **action_fields(outcome.action),
         "refers_to": decision_id,
+        "policy_digest": (outcome.decision and outcome.decision.policy_digest) or None,
         "status": outcome.status,
         "error_type": outcome.error_type,
         "started_at": outcome.started_at,
         "duration_s": outcome.duration_s,
     }
-
-
-def text_fields(name: str, salt: bytes, text: Payload | None) -> dict[str, Any]:
-    """The size and the salted hash of a text kept beside an entry."""
-    if text is None:
-        return {}
-    return {f"{name}_sha256": hashlib.sha256(salt + text.stored.encode()).hexdigest(), f"{name}_size": text.size}
 
 
 def body_text(fields: Mapping[str, Any]) -> str:
@@ -169,7 +163,7 @@ def body_text(fields: Mapping[str, Any]) -> str:
 
 
 def content_payload(values: Mapping[str, Any]) -> Payload | None:
-    """The texts that belong to an entry besides the arguments; those that are None are left out. None without any."""
+    """The texts that belong to an entry besides the arguments, without those that are None. None without any."""
     given = {name: value for name, value in values.items() if value is not None}
     return payload(given) if given else None
 
@@ -177,8 +171,8 @@ def content_payload(values: Mapping[str, Any]) -> Payload | None:
 def payload(value: Mapping[str, Any]) -> Payload:
     """``value`` as canonical JSON, replaced by a marker when it is longer than `PAYLOAD_LIMIT`.
 
-    What JSON has no form for is written as its ``repr``. Raises whatever that raises, and `ValueError` or
-    `RecursionError` for a value that contains itself or is nested too deeply.
+    What JSON has no form for is written as its ``repr``. Raises whatever that raises, and `RecursionError` for a value
+    that contains itself or is nested too deeply.
     """
     text = canonical(value)
     if len(text) <= PAYLOAD_LIMIT:
@@ -190,41 +184,24 @@ def payload(value: Mapping[str, Any]) -> Payload:
 
 def canonical(value: Mapping[str, Any]) -> str:
     """``value`` as JSON with sorted keys, no white space and only ASCII: equal values give equal bytes."""
-    try:
-        return _dumps(value)
-    except (TypeError, ValueError):
-        return _dumps(_plain(value, 0))  # a key that is not a string, or a number that is not finite
+    return _dumps(_plain(value))
 
 
-def _plain(value: Any, depth: int) -> Any:
+def _plain(value: Any) -> Any:
     """``value`` in JSON's types: other keys as text, other values as their ``repr``."""
-    if depth > 200:
-        raise ValueError("nested too deeply, or contains itself")
-    if isinstance(value, float) and not math.isfinite(value):
-        return repr(value)
-    if value is None or isinstance(value, (str, bool, int, float)):
+    if value is None or isinstance(value, (str, bool, int)) or (isinstance(value, float) and math.isfinite(value)):
         return value
     if isinstance(value, Mapping):
-        return {
-            key if isinstance(key, str) else repr(key): _plain(item, depth + 1)
-            for key, item in value.items()  # pyright: ignore[reportUnknownVariableType]
-        }
-    if isinstance(value, (Sequence, AbstractSet)) and not isinstance(value, (bytes, bytearray, memoryview)):
-        items = sorted(value, key=repr) if isinstance(value, AbstractSet) else value
-        return [_plain(item, depth + 1) for item in items]
-    return repr(value)
-
-
-def _other(value: Any) -> Any:
-    """What json cannot write, one step towards what it can."""
-    if isinstance(value, Mapping):
-        return dict(value)
+        items: Mapping[Any, Any] = value
+        return {key if isinstance(key, str) else repr(key): _plain(item) for key, item in items.items()}
     if isinstance(value, AbstractSet):
-        return sorted(value, key=repr)
+        return [_plain(item) for item in sorted(value, key=repr)]
+    if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray, memoryview)):
+        return [_plain(item) for item in value]
     return repr(value)
 
 
-_dumps: Final = json.JSONEncoder(default=_other, sort_keys=True, allow_nan=False, separators=(",", ":")).encode
+_dumps: Final = json.JSONEncoder(sort_keys=True, allow_nan=False, separators=(",", ":")).encode
 
 
 def _short(text: str | None) -> str | None:

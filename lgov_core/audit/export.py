@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import quote
 
-from lgov_core._util.atomic_file import write_lines
 from lgov_core.audit.entry import AuditEntry
-from lgov_core.errors import ExportError
+from lgov_core.types import BLOCKING
 
 Format = Literal["jsonl", "cloudevents", "ocsf"]
-FORMATS: Final[tuple[Format, ...]] = ("jsonl", "cloudevents", "ocsf")
 
-_BLOCKING: Final = frozenset({"deny", "escalate"})
 #: OCSF severity_id: 1 informational, 2 low, 3 medium, 4 high, 5 critical.
 _SEVERITY: Final = {"low": 2, "medium": 3, "high": 4, "critical": 5}
-#: OCSF API Activity, of the category Application Activity; activity 99 is "Other".
-_CLASS, _CATEGORY, _ACTIVITY = 6003, 6, 99
 
 
 def lines(entries: Iterable[AuditEntry], form: Format) -> Iterator[str]:
     """Each entry as one line of JSON, without its line feed."""
-    write: Callable[[AuditEntry], Mapping[str, Any]] = {"jsonl": plain, "cloudevents": cloud_event, "ocsf": ocsf}[form]
-    for entry in entries:
-        yield json.dumps(write(entry), ensure_ascii=True, allow_nan=False)
+    write = {"jsonl": plain, "cloudevents": cloud_event, "ocsf": ocsf}[form]
+    return (json.dumps(write(entry), allow_nan=False) for entry in entries)
 
 
 def plain(entry: AuditEntry) -> dict[str, Any]:
@@ -35,8 +28,8 @@ def plain(entry: AuditEntry) -> dict[str, Any]:
     return {
         **entry.body,
         "position": entry.position,
-        "arguments": _loaded(entry.arguments),
-        "content": _loaded(entry.content),
+        "arguments": json.loads(entry.arguments or "null"),
+        "content": json.loads(entry.content or "null"),
         "prev_hash": entry.prev_hash.hex(),
         "hash": entry.hash.hex(),
     }
@@ -59,23 +52,26 @@ def cloud_event(entry: AuditEntry) -> dict[str, Any]:
 
 
 def ocsf(entry: AuditEntry) -> dict[str, Any]:
-    """An OCSF 1.3 API Activity (class 6003): who (the agent) did what (the tool), and whether it was let."""
-    denied = entry.effect in _BLOCKING or entry.status == "denied"
+    """An OCSF 1.3 API Activity (class 6003): who (the agent) did what (the tool), and whether it was allowed.
+
+    In shadow mode an act is allowed, with the severity, policy and reason of the denial that was not enforced.
+    """
+    verdict = entry.verdict
+    denied = entry.effect in BLOCKING or entry.status == "denied"
     failed = entry.status not in (None, "ok", "denied")
-    severity = _SEVERITY.get(entry.severity or "", 1) if denied else 1
     event: dict[str, Any] = {
-        "class_uid": _CLASS,
+        "class_uid": 6003,
         "class_name": "API Activity",
-        "category_uid": _CATEGORY,
+        "category_uid": 6,
         "category_name": "Application Activity",
-        "activity_id": _ACTIVITY,
+        "activity_id": 99,  # other
         "activity_name": entry.point or entry.kind,
-        "type_uid": _CLASS * 100 + _ACTIVITY,
+        "type_uid": 600399,
         "time": entry.time_ns // 1_000_000,
-        "severity_id": severity,
+        "severity_id": _SEVERITY.get(verdict["severity"], 1) if denied or verdict["effect"] in BLOCKING else 1,
         "status_id": 2 if denied or failed else 1,
-        "status_detail": entry.reason or entry.status,
-        "message": entry.reason or f"{entry.kind} {entry.name or ''}".strip(),
+        "status_detail": verdict["reason"] or entry.status,
+        "message": verdict["reason"] or f"{entry.kind} {entry.name or ''}".strip(),
         "metadata": {
             "version": "1.3.0",
             "uid": entry.entry_id,
@@ -96,7 +92,7 @@ def ocsf(entry: AuditEntry) -> dict[str, Any]:
         event["metadata"]["profiles"] = ["security_control"]  # which the next three belong to
         event["action_id"] = 2 if denied else 1  # OCSF: 1 allowed, 2 denied
         event["disposition_id"] = 2 if denied else 1  # 1 allowed, 2 blocked
-        event["policy"] = {"name": entry.policy, "uid": entry.policy_digest, "desc": entry.rule}
+        event["policy"] = {"name": verdict["policy"], "uid": entry.policy_digest, "desc": verdict["rule"]}
     return {**_known(event), "unmapped": plain(entry)}
 
 
@@ -105,15 +101,3 @@ def _known(event: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: _known(value) if isinstance(value, dict) else value for name, value in event.items() if value is not None
     }
-
-
-def write_file(path: Path, entries: Iterable[AuditEntry], form: Format) -> int:
-    """Writes all entries to a new file that then takes the place of ``path``; returns how many.
-
-    See `atomic_file` for what it does not take the place of. Raises `ExportError`.
-    """
-    return write_lines(path, lines(entries, form), ExportError)
-
-
-def _loaded(text: str | None) -> Any:
-    return None if text is None else json.loads(text)

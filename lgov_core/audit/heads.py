@@ -8,14 +8,14 @@ import json
 import os
 import sqlite3
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from lgov_core.audit.entry import canonical
 from lgov_core.errors import AuditError
 
 _DOMAIN: Final = b"lgov-audit-head-v2\0"
-_NONE: Final = "0" * 64
 
 
 class Signer(Protocol):
@@ -41,19 +41,12 @@ class Heads:
         if type(every) is not int or every < 1:
             raise AuditError(f"sign_every is {every}", hint="give a whole number, 1 or more")
         self.every = every
-        self._signer = signer
+        self.signer = signer
         self._anchor = Path(anchor)
         self._owed: list[str] = []
 
-    @property
-    def public(self) -> bytes:
-        """The public key that goes with the signatures."""
-        return self._signer.public
-
-    def write(
-        self, connection: sqlite3.Connection, *, policy_digest: str, code_version: str, opening: bool = False
-    ) -> None:
-        """Writes a head over what no head covers yet; does nothing when there is nothing.
+    def write(self, connection: sqlite3.Connection, versions: Mapping[str, str], *, opening: bool = False) -> None:
+        """Writes a head over what no head covers yet; does nothing when there is nothing. ``versions`` go into its body.
 
         With ``opening`` it writes one only when there is none: the first head of a record may cover nothing, and says
         with which key the record was begun, so that a signed record cannot pass for one that never was.
@@ -64,32 +57,25 @@ class Heads:
         # The second place is synced: the record must not come back from a power cut with less than was said there.
         connection.execute("PRAGMA synchronous=FULL")
         try:
-            self._write(connection, policy_digest, code_version, opening)
+            connection.execute("BEGIN IMMEDIATE")
+            if (head := self._next(connection, versions, opening)) is not None:
+                connection.execute("INSERT INTO heads (number, body, signature) VALUES (?, ?, ?)", head)
+            connection.execute("COMMIT")
         finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
             connection.execute("PRAGMA synchronous=NORMAL")
+        if head is not None:
+            self._owed.append(json.dumps({"number": head[0], "body": head[1], "signature": head[2].hex()}) + "\n")
         while self._owed:
             self._append(self._owed[0])
             del self._owed[0]
 
-    def _write(self, connection: sqlite3.Connection, policy_digest: str, code_version: str, opening: bool) -> None:
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            head = self._next(connection, policy_digest, code_version, opening)
-            if head is not None:
-                connection.execute("INSERT INTO heads (number, body, signature) VALUES (?, ?, ?)", head)
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
-        if head is not None:
-            self._owed.append(json.dumps({"number": head[0], "body": head[1], "signature": head[2].hex()}) + "\n")
-
     def _next(
-        self, connection: sqlite3.Connection, policy_digest: str, code_version: str, opening: bool
+        self, connection: sqlite3.Connection, versions: Mapping[str, str], opening: bool
     ) -> tuple[int, str, bytes] | None:
         before = connection.execute("SELECT number, body, signature FROM heads ORDER BY number DESC LIMIT 1").fetchone()
-        number, covered, previous = 1, 0, _NONE
+        number, covered, previous = 1, 0, "0" * 64
         if before is not None:
             if opening:
                 return None
@@ -100,22 +86,20 @@ class Heads:
         ).fetchall()
         if not rows and not opening:
             return None
-        last = rows[-1][0] if rows else covered
-        fields: dict[str, Any] = {
+        fields = {
+            **versions,
             "format": 2,
             "record": connection.execute("SELECT id FROM record").fetchone()[0],
             "number": number,
             "first": covered + 1,
-            "last": last,
+            "last": rows[-1][0] if rows else covered,
             "entries_sha256": hashlib.sha256(b"".join(row[1] for row in rows)).hexdigest(),
             "previous_sha256": previous,
             "time_ns": time.time_ns(),
-            "key": self._signer.public.hex(),
-            "policy_digest": policy_digest,
-            "code_version": code_version,
+            "key": self.signer.public.hex(),
         }
         body = canonical(fields)
-        return number, body, self._signer.sign(_DOMAIN + body.encode())
+        return number, body, self.signer.sign(_DOMAIN + body.encode())
 
     def _append(self, line: str) -> None:
         try:

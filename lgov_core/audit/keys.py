@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,6 @@ from lgov_core.errors import AuditError
 
 SECRET: Final = "lgov-ed25519-secret:"
 PUBLIC: Final = "lgov-ed25519-public:"
-_INSTALL: Final = 'pip install "lgov[sign]"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +66,9 @@ def load_key(path: Path) -> SigningKey:
         text = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise AuditError(f"the key {path} cannot be read: {error}", hint="make one with lgov audit keygen") from error
-    secret = _bytes(text, SECRET)
-    if secret is None:
+    if (secret := re.fullmatch(SECRET + "([0-9a-f]{64})", text)) is None:
         raise AuditError(f"{path} holds no key of lgov", hint="make one with lgov audit keygen")
-    key = _ed25519().Ed25519PrivateKey.from_private_bytes(secret)
+    key = _ed25519().Ed25519PrivateKey.from_private_bytes(bytes.fromhex(secret[1]))
     return SigningKey(key.public_key().public_bytes_raw(), key)
 
 
@@ -89,19 +88,9 @@ def public_path(path: Path) -> Path:
     return path.with_name(path.name + ".pub")
 
 
-def _bytes(text: str, prefix: str) -> bytes | None:
-    if not text.startswith(prefix):
-        return None
-    try:
-        found = bytes.fromhex(text[len(prefix) :])
-    except ValueError:
-        return None
-    return found if len(found) == 32 else None
-
-
 def _ed25519() -> Any:
     try:
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError as error:
-        raise AuditError("signing needs the package cryptography", hint=_INSTALL) from error
+        raise AuditError("signing needs the package cryptography", hint='pip install "lgov[sign]"') from error
     return ed25519

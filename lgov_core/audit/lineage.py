@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any, Final
 
-from lgov_core.audit.attestation import Attestation, read_attestation, subject_of
+from lgov_core.audit.attestation import Attestation, read_attestation
 from lgov_core.audit.tensor_files import tensors_sha256
 from lgov_core.audit.verify import public_key
 from lgov_core.errors import AuditError
@@ -40,13 +40,12 @@ FOLDERS: Final = ("checkpoints/step-*", "checkpoints/global_step_*/actor/hugging
 
 @dataclass(frozen=True, slots=True)
 class LineageReport:
-    """What `verify_lineage` found. ``problem`` says what is wrong when not ``ok``.
+    """What `verify_lineage` found; ``problem`` says what is wrong when not ``ok``.
 
-    ``statements`` counts the statements of the chain, ``signed`` those with a signature of their own; ``covered`` says that
-    the last one is signed, which covers all before it. ``key`` is the public key (hex) of the last, and ``key_trusted`` says
-    that it was compared with one that was given. ``batches`` counts the updates that the chain names, ``batches_checked``
-    those whose data lies in the run's folder and is what was stated; the others are not there. ``begins_after`` is the
-    step before the first that is stated. ``usage`` says that nothing was checked, for what was given to check with is wrong.
+    ``signed`` of the ``statements`` have a signature of their own; ``covered``: the last one has, which covers all before
+    it. ``key`` is its public key (hex), ``key_trusted`` whether it was compared with a given one. ``batches`` counts the
+    updates that the chain names, ``batches_checked`` those whose data was found and is as stated. ``begins_after`` is the
+    step before the first that is stated. ``usage``: nothing was checked, because the key that was given is not one.
     """
 
     ok: bool
@@ -71,9 +70,8 @@ def read_lineage(folder: Path) -> list[str]:
     try:
         lines = (folder / LINEAGE_FILE).read_text(encoding="ascii").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise AuditError(
-            f"{folder / LINEAGE_FILE} cannot be read: {error}", hint="name a checkpoint's folder"
-        ) from error
+        problem = f"{folder / LINEAGE_FILE} cannot be read: {error}"
+        raise AuditError(problem, hint="name a checkpoint's folder") from error
     if not lines:
         raise AuditError(f"{folder / LINEAGE_FILE} is empty")
     return lines
@@ -101,7 +99,12 @@ def verify_lineage(
     except ValueError as error:
         return replace(report, problem=str(error), usage=True)
     try:
-        chain = [_numbered(number, line) for number, line in enumerate(read_lineage(path), 1)]
+        chain: list[Attestation] = []
+        for number, line in enumerate(read_lineage(path), 1):
+            try:
+                chain.append(read_attestation(line))
+            except AuditError as error:
+                raise AuditError(f"{LINEAGE_FILE}:{number}: {error.message}") from error
         last = chain[-1]
         report = replace(
             report,
@@ -136,35 +139,22 @@ def in_words(report: LineageReport) -> str:
     if not report.covered:
         lines.append("NOT SIGNED: whoever can write the folder can write it anew, statements and all")
     elif report.key_trusted:
-        lines.append(
-            f"signed with the key that was given; {report.signed} of the statements have a signature of their own"
-        )
+        lines.append(f"signed with the given key; {report.signed} of the statements have a signature of their own")
     else:
         lines.append(f"the key {report.key} was not compared with one that you trust: give --key")
-    missing = report.batches - report.batches_checked
-    lines.append(f"the data of {report.batches_checked} of {report.batches} updates is there, and is what was stated")
-    if missing:
+    lines.append(f"the data of {report.batches_checked} of {report.batches} updates was found, and is as stated")
+    if missing := report.batches - report.batches_checked:
         lines.append(f"the data of {missing} updates was not found, and so not compared")
     if report.policy is None:
         lines.append("which policy was in force is not stated")
     return "\n".join(lines)
 
 
-def _numbered(number: int, line: str) -> Attestation:
-    try:
-        return read_attestation(line)
-    except AuditError as error:
-        raise AuditError(f"{LINEAGE_FILE}:{number}: {error.message}") from error
-
-
 def _keys(chain: Sequence[Attestation], trusted: bytes | None, require_signed: bool) -> None:
-    if trusted is not None:
-        for number, one in enumerate(chain, 1):
-            if one.key is not None and one.key != trusted:
-                raise AuditError(f"statement {number} is signed with the key {one.key.hex()}, not with the one given")
-        if chain[-1].key is None:
-            raise AuditError("its last statement is not signed with the key that was given, nor with any other")
-    if require_signed and chain[-1].key is None:
+    for number, one in enumerate(chain, 1):
+        if trusted is not None and one.key not in (None, trusted):
+            raise AuditError(f"statement {number} is signed with the key {one.key.hex()}, not with the one given")
+    if (require_signed or trusted is not None) and chain[-1].key is None:
         raise AuditError("its last statement is not signed")
 
 
@@ -199,22 +189,19 @@ def _chain(chain: Sequence[Attestation]) -> list[tuple[int, str]]:
 
 def _files(folder: Path, last: Attestation) -> None:
     """Checks that the folder holds the files stated, and no other; and that the tensors are those stated."""
-    stated = subject_of(last.statement)
+    stated = {str(one["name"]): str(one["digest"]["sha256"]) for one in last.statement["subject"]}
+    if not stated or len(stated) != len(last.statement["subject"]):
+        raise AuditError("the statement names no file, or one file twice")
     there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()} - {LINEAGE_FILE}
     if missing := sorted(stated.keys() - there):
         raise AuditError(f"{missing[0]} is stated and not there")
     if more := sorted(there - stated.keys()):
         raise AuditError(f"{more[0]} is there and no statement names it")
     for name, sha256 in sorted(stated.items()):
-        try:
-            with (folder / name).open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise AuditError(f"{name} cannot be read: {error}") from error
-        if found != sha256:
+        if (found := _file_sha256(folder / name)) != sha256:
             raise AuditError(f"{name} was changed: its SHA-256 is {found}, stated is {sha256}")
     weights: dict[str, Any] = last.statement["predicate"]["weights"]
-    names: list[str] = [weights["file"]] if isinstance(weights["file"], str) else list(weights["file"])
+    names = [weights["file"]] if isinstance(weights["file"], str) else weights["file"]
     if last.statement["predicateType"] == CHECKPOINT:
         if not names or not stated.keys() >= set(names):
             raise AuditError("the files that the weights are in are not among those stated")
@@ -223,12 +210,9 @@ def _files(folder: Path, last: Attestation) -> None:
 
 
 def _batches_of(folder: Path) -> Path:
-    """Where the batches are of the run that a checkpoint's folder lies in."""
-    for pattern in FOLDERS:
-        run = folder.parents[len(PurePath(pattern).parts) - 1]
-        if folder.match(pattern):
-            return run / "transitions"
-    return folder.parent.parent / "transitions"
+    """The transitions of the run that a checkpoint's folder lies in."""
+    depths = [len(PurePath(pattern).parts) for pattern in FOLDERS if folder.match(pattern)]
+    return folder.parents[depths[0] - 1 if depths else 1] / "transitions"
 
 
 def _data(data: Sequence[tuple[int, str]], place: Path) -> int:
@@ -236,10 +220,16 @@ def _data(data: Sequence[tuple[int, str]], place: Path) -> int:
     found = 0
     for step, sha256 in data:
         path = place / f"step-{step:06d}.parquet"
-        if not path.exists():
-            continue
-        with path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+        if path.exists():
+            if _file_sha256(path) != sha256:
                 raise AuditError(f"{path} was changed: it is not the data that update {step} was made of")
-        found += 1
+            found += 1
     return found
+
+
+def _file_sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise AuditError(f"{path} cannot be read: {error}") from error

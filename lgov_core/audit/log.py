@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import atexit
-import hashlib
 import os
 import sqlite3
 import threading
 import time
-import uuid
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from lgov_core._util.sqlite_file import (
     BESIDE,
@@ -24,34 +23,26 @@ from lgov_core._util.sqlite_file import (
     keep_quiet_across_fork,
     require_same_file,
 )
+from lgov_core.audit.chain import Chain, Row
 from lgov_core.audit.entry import (
     AuditEntry,
     Payload,
-    body_text,
     content_payload,
     decision_fields,
     entry_of,
     outcome_fields,
     payload,
-    text_fields,
 )
+from lgov_core.audit.erasure import erase_texts, erasure_fields
 from lgov_core.audit.heads import Heads, Signer, heads_path
+from lgov_core.audit.keys import default_signer
 from lgov_core.audit.redaction import Redaction, redaction
-from lgov_core.audit.schema import AUDIT_RECORD, erase_texts, open_record
+from lgov_core.audit.schema import AUDIT_RECORD, open_record
 from lgov_core.errors import AuditError
 from lgov_core.types import Action, Decision, ToolOutcome
 
-_DOMAIN: Final = b"lgov-audit-v2\0"
-_FIRST: Final = bytes(32)
-
-_INSERT = (
-    "INSERT INTO entries (writer, seq, rollout_id, body, prev_hash, hash, salt, arguments, content)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-)
+_INSERT: Final = f"INSERT INTO entries ({', '.join(Row._fields)}) VALUES ({', '.join('?' * len(Row._fields))})"
 _SELECT = "SELECT position, body, prev_hash, hash, arguments, content FROM entries"
-
-#: Bytes of a salt.
-_SALT: Final = 16
 
 
 @cache
@@ -67,14 +58,14 @@ class AuditLog:
 
     An entry is committed when `commit` returns, and survives the death of the process. Every object writes a hash chain
     of its own, so several objects, threads and processes may append to one file; a forked child goes on with a chain of
-    its own. ``policy_digest`` and ``code_version`` (lgov's own when None) are written into every entry; a function is
-    asked for the digest at every entry, for policies that are loaded anew while they govern.
+    its own. ``code_version`` (lgov's own when None) is written into every entry, and so is ``policy_digest`` into those
+    whose decision has none; a function is asked for it at every entry, for policies that are loaded anew while they govern.
 
-    With a ``signer`` a signed head over everything so far is written before the first entry of a record, after every
-    ``sign_every`` entries of this object, with the first entry that comes ``sign_after_s`` seconds or more after its last
-    head, and when it is closed or the interpreter ends: into the record and to the end of the file ``heads`` (the
-    record's name with ``.heads.jsonl``), which should be somewhere else. ``redact`` takes values out before anything is
-    hashed or stored (see `Redaction`).
+    With a ``signer`` (the user's key, `default_signer`, unless one is given; None signs nothing) a signed head over
+    everything so far is written before the first entry of a record, after every ``sign_every`` entries of this object, with
+    the first entry that comes ``sign_after_s`` seconds or more after its last head, and when it is closed or the
+    interpreter ends: into the record and to the end of the file ``heads`` (the record's name with ``.heads.jsonl``), which
+    should be somewhere else. ``redact`` takes values out before anything is hashed or stored (see `Redaction`).
 
     Fails closed: every failure is an `AuditError`, nothing is half-written, a record whose tables or triggers are not
     lgov's is not written to, and after an error the caller must not perform the act. Raises `AuditError` when the file
@@ -88,7 +79,7 @@ class AuditLog:
         busy_timeout_s: float = 5.0,
         policy_digest: str | Callable[[], str | None] | None = None,
         code_version: str | None = None,
-        signer: Signer | None = None,
+        signer: Signer | Literal["default"] | None = "default",
         sign_every: int = 256,
         sign_after_s: float = 60.0,
         heads: str | os.PathLike[str] | None = None,
@@ -111,6 +102,8 @@ class AuditLog:
         own = {f"{self.path.resolve()}{end}" for end in ("", *BESIDE)}
         if str(anchor.resolve()) in own or is_database(anchor):
             raise AuditError(f"heads cannot be kept in {anchor}, a database", hint="name a file of their own")
+        if signer == "default":
+            signer = default_signer()
         self._heads = None if signer is None else Heads(signer, anchor, every=sign_every)
         #: Why the last signature could not be made, or None.
         self.signing_error: AuditError | None = None
@@ -125,9 +118,7 @@ class AuditLog:
 
     def _begin_chain(self) -> None:
         self._lock = threading.Lock()
-        self._writer = uuid.uuid4().hex
-        self._seq = 0
-        self._head = _FIRST
+        self._chain = Chain()
         self._unsigned = 0
         self._signed_at = time.monotonic()
 
@@ -139,14 +130,12 @@ class AuditLog:
         Raises `AuditError`. Callable from any thread. What the arguments hold besides JSON values is recorded as its
         ``repr``; what is longer than 64 KiB as its beginning, size and SHA-256.
         """
-        try:
+        with _recordable(action.name):
             if self._redact is not None:
                 action, decision = self._redact.decided(action, decision)
             arguments, fields = payload(action.arguments), decision_fields(action, decision)
             texts = {"text": action.text, "new_arguments": decision.arguments, "new_text": decision.text}
             content = content_payload(texts)
-        except Exception as error:
-            raise _unwritable(action.name, error) from error
         return self._append(fields, arguments, content, "aud")
 
     def commit_outcome(self, outcome: ToolOutcome, decision_id: str | None) -> str:
@@ -155,54 +144,37 @@ class AuditLog:
         The arguments are kept with the decision; the outcome keeps them only when there was none. Raises `AuditError`.
         Callable from any thread.
         """
-        try:
+        with _recordable(outcome.action.name):
             if self._redact is not None:
                 outcome = self._redact.outcome(outcome)
             arguments = payload(outcome.action.arguments) if decision_id is None else None
             fields = outcome_fields(outcome, decision_id)
             content = content_payload({"result": outcome.result, "error": outcome.error})
-        except Exception as error:
-            raise _unwritable(outcome.action.name, error) from error
         return self._append(fields, arguments, content, "out")
 
     def append(
         self, kind: str, fields: Mapping[str, Any], *, arguments: Mapping[str, Any] | None, content: Mapping[str, Any]
     ) -> str:
         """Appends an entry of another kind, made of ``fields``, and returns its id. Raises `AuditError`."""
-        try:
+        with _recordable(kind):
             if self._redact is not None:
                 arguments = None if arguments is None else self._redact.mapping(arguments)
                 content = self._redact.mapping(content)
             given = None if arguments is None else payload(arguments)
             texts = content_payload(content)
-        except Exception as error:
-            raise _unwritable(kind, error) from error
         return self._append({"kind": kind, **fields}, given, texts, kind[:3])
 
     def _append(self, fields: dict[str, Any], arguments: Payload | None, content: Payload | None, prefix: str) -> str:
-        salt = None if arguments is None and content is None else os.urandom(_SALT)
         if not self._lock.acquire(timeout=self._busy_timeout_s):
             raise AuditError(
                 f"audit record {self.path}: other threads held it for {self._busy_timeout_s:g} s",
                 hint="look for a slow disk, or raise the busy timeout",
             )
         try:
-            seq = self._seq + 1
-            entry_id = f"{prefix}_{self._writer[:16]}_{seq}"
-            body = self._body(
-                {
-                    **fields,
-                    **text_fields("arguments", salt or b"", arguments),
-                    **text_fields("content", salt or b"", content),
-                    "entry_id": entry_id,
-                    "writer": self._writer,
-                    "seq": seq,
-                }
-            )
-            head = hashlib.sha256(_DOMAIN + self._head + body.encode()).digest()
-            texts = (arguments and arguments.stored, content and content.stored)
-            self._write((self._writer, seq, fields.get("rollout_id"), body, self._head, head, salt, *texts))
-            self._seq, self._head = seq, head
+            entry_id = self._chain.next_id(prefix)
+            row = self._row(entry_id, fields, arguments, content)
+            self._write(row)
+            self._chain.append(row)
             self._unsigned += 1
             if self._heads is not None and (
                 self._unsigned >= self._heads.every or time.monotonic() - self._signed_at >= self._sign_after_s
@@ -216,19 +188,17 @@ class AuditLog:
         finally:
             self._lock.release()
 
-    def _body(self, fields: dict[str, Any]) -> str:
-        stamp = {"policy_digest": self._digest(), "code_version": self.code_version, "format": 2}
-        clocks = {"time_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
-        try:
-            return body_text({**fields, **stamp, **clocks})
-        except Exception as error:
-            raise _unwritable(str(fields.get("name") or fields["kind"]), error) from error
+    def _row(self, entry_id: str, fields: dict[str, Any], arguments: Payload | None, content: Payload | None) -> Row:
+        stamp = {**self._versions(), "format": 2, "time_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
+        with _recordable(str(fields.get("name") or fields["kind"])):
+            given = {name: value for name, value in fields.items() if value is not None}
+            return self._chain.next_row(entry_id, stamp | given, arguments, content)
 
-    def _digest(self) -> str:
-        digest = self.policy_digest
-        return digest if isinstance(digest, str) else digest() or ""
+    def _versions(self) -> dict[str, str]:
+        digest = self.policy_digest if isinstance(self.policy_digest, str) else self.policy_digest() or ""
+        return {"policy_digest": digest, "code_version": self.code_version}
 
-    def _write(self, row: tuple[Any, ...]) -> None:
+    def _write(self, row: Row) -> None:
         """Writes one entry in a transaction of its own, which is rolled back when anything fails."""
         connection = self._open()
         try:
@@ -237,8 +207,9 @@ class AuditLog:
                     f"audit record {self.path}: the database did not keep the entry",
                     hint="its triggers were changed; keep a copy, and start a new record",
                 )
-        except BaseException:
-            self._start_over(connection)
+        except BaseException:  # unknown whether the entry was written: a new chain
+            self._connection, self._chain = None, Chain()
+            connection.close()
             raise
 
     def _sign(self, *, opening: bool = False) -> None:
@@ -246,9 +217,7 @@ class AuditLog:
         assert self._heads is not None
         self._unsigned, self._signed_at = 0, time.monotonic()
         try:
-            self._heads.write(
-                self._open(), policy_digest=self._digest(), code_version=self.code_version, opening=opening
-            )
+            self._heads.write(self._open(), self._versions(), opening=opening)
             self.signing_error = None
         except Exception as error:  # noqa: BLE001 - shown in signing_error, by close and by every verification
             self.signing_error = AuditError(
@@ -260,9 +229,10 @@ class AuditLog:
         """Erases the arguments and texts of one entry, or of all of a rollout, and says so in an entry of its own.
 
         The chain stays whole: the entries keep what they say about the act, and hashes that say nothing about the texts
-        once their salts are gone. The file's free pages are overwritten, and SQLite's log is emptied. Returns how many
-        entries lost texts. Raises `AuditError`, also when neither or both are named, and when someone who reads the
-        record keeps the log from being emptied: then the texts are still on the disk, and calling it again finishes.
+        once their salts are gone. From a signed record only the signer whose key wrote its last head may erase. The
+        file's free pages are overwritten, and SQLite's log is emptied. Returns how many entries lost texts. Raises
+        `AuditError`, also when neither or both are named, and when someone who reads the record keeps the log from being
+        emptied: then the texts are still on the disk, and calling it again finishes.
         """
         if (entry_id is None) == (rollout_id is None):
             raise AuditError("erase one entry or one rollout", hint="name entry_id or rollout_id")
@@ -276,8 +246,10 @@ class AuditLog:
                     self._empty_log()
                 return 0
             # First the announcement: texts that are gone without one would be tampering.
-            said = {"reason": reason or None, "erased": [entry.entry_id for entry in found]}
-            self.append("erasure", said, arguments=None, content={})
+            signer = None if self._heads is None else self._heads.signer
+            with self._lock:
+                announcement = erasure_fields(self._open(), found, reason, signer)
+            self.append("erasure", announcement, arguments=None, content={})
             with self._lock:
                 erase_texts(self._open(), [entry.position for entry in found])
                 self._empty_log()
@@ -294,12 +266,6 @@ class AuditLog:
                 f"{self.path.name}-wal",
                 hint="erase again once no process reads the record",
             )
-
-    def _start_over(self, connection: sqlite3.Connection) -> None:
-        """After a failure: rolls back, and begins a new chain, since it is unknown whether the entry was written."""
-        self._connection = None
-        self._writer, self._seq, self._head = uuid.uuid4().hex, 0, _FIRST
-        connection.close()
 
     def _open(self) -> sqlite3.Connection:
         if self._closed:
@@ -345,15 +311,9 @@ class AuditLog:
             raise self.signing_error
 
     def _close_at_exit(self) -> None:
-        """Signs what is unsigned when the interpreter ends without `close`."""
-
-        def close() -> None:
-            if (alive := reference()) is not None:
-                alive.close()
-
-        reference = weakref.ref(self, lambda _: atexit.unregister(close))
-        self._at_exit = close
-        atexit.register(close)
+        """Signs what is unsigned when the interpreter ends without `close`, and keeps no log alive for that."""
+        close = weakref.WeakMethod(self.close)
+        self._at_exit = atexit.register(lambda: None if (alive := close()) is None else alive())
 
     def __enter__(self) -> AuditLog:
         return self
@@ -380,11 +340,15 @@ class AuditLog:
             self._connection = None
 
 
-def _unwritable(name: str, error: Exception) -> AuditError:
-    return AuditError(
-        f"the arguments of {name[:100]!r} cannot be recorded: {type(error).__name__}: {error}",
-        hint="an act that cannot be put on record is not done",
-    )
+@contextmanager
+def _recordable(name: str) -> Generator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise AuditError(
+            f"the arguments of {name[:100]!r} cannot be recorded: {type(error).__name__}: {error}",
+            hint="an act that cannot be put on record is not done",
+        ) from error
 
 
 def _require_seconds(option: str, value: object) -> None:

@@ -14,14 +14,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from lgov_core.audit.entry import AuditEntry
-from lgov_core.audit.heads import Signer
-from lgov_core.audit.keys import default_signer
 from lgov_core.audit.log import AuditLog
 from lgov_core.audit.verify import verify
 from lgov_core.errors import AuditError
+from lgov_core.types import BLOCKING
 
 VERDICTS: Final = ("allowed", "blocked", "shadow", "error", "pending")
-_BLOCKING: Final = frozenset({"deny", "escalate"})
 _STARTED: Final = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
 
 
@@ -41,7 +39,7 @@ class FlightRecorder(AuditLog):
     """An `AuditLog` with the methods of agent-os's recorder; every promise of `AuditLog` holds.
 
     ``path`` None is `default_record_path`: a recorder and a kernel that were both made without a place share one record.
-    ``signer`` None is the key at the default place, if there is one; ``options`` are those of `AuditLog`. What happens is
+    ``options`` are those of `AuditLog`. What happens is
     appended, never updated: the outcome of a trace is an entry of its own, and `get_log` and `query_logs` put the two
     together.
 
@@ -49,15 +47,8 @@ class FlightRecorder(AuditLog):
     raises, and the caller must not perform the act then.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str] | None = None,
-        *,
-        signer: Signer | None = None,
-        **options: Any,
-    ) -> None:
-        place = _default_place() if path is None else Path(path)
-        super().__init__(place, signer=default_signer() if signer is None else signer, **options)
+    def __init__(self, path: str | os.PathLike[str] | None = None, **options: Any) -> None:
+        super().__init__(_default_place() if path is None else path, **options)
 
     # ------------------------------------------------------------------ writing
 
@@ -98,10 +89,8 @@ class FlightRecorder(AuditLog):
 
     def _end(self, trace_id: str, verdict: str, content: Mapping[str, Any], **fields: Any) -> str:
         # An end without a beginning is kept too: an answer to a wrong id must not get lost.
-        said = {key: value for key, value in content.items() if value is not None}
-        return self.append(
-            "trace_end", {"refers_to": trace_id, "verdict": verdict, **fields}, arguments=None, content=said
-        )
+        fields |= {"refers_to": trace_id, "verdict": verdict}
+        return self.append("trace_end", fields, arguments=None, content=content)
 
     def flush(self) -> None:
         """Does nothing: every entry is committed when the method that wrote it returns."""
@@ -123,9 +112,7 @@ class FlightRecorder(AuditLog):
         """
         log: dict[str, dict[str, Any]] = {}
         for entry in self.entries(after=after):
-            if entry.kind == "erasure":
-                continue
-            if entry.kind == "outcome" and entry.status == "denied" and entry.refers_to is not None:
+            if entry.kind == "erasure" or (entry.kind == "outcome" and entry.status == "denied" and entry.refers_to):
                 continue
             begun = log.get(entry.refers_to or "") if entry.kind == "trace_end" else None
             if begun is not None and begun["policy_verdict"] == "pending":
@@ -149,7 +136,7 @@ class FlightRecorder(AuditLog):
         """
         if policy_verdict is not None and policy_verdict not in VERDICTS:
             raise AuditError(f"there is no verdict {policy_verdict!r}", hint=f"one of: {', '.join(VERDICTS)}")
-        first, last = _iso(start_time), _iso(end_time)
+        first, last = (None if time is None else _iso(time) for time in (start_time, end_time))
         found = [
             one
             for one in reversed(self.get_log())
@@ -177,9 +164,9 @@ class FlightRecorder(AuditLog):
 
         Recomputes everything, with this recorder's own key when it signs. See `lgov_core.audit.verify`.
         """
-        key = None if self._heads is None else self._heads.public
+        key = None if self._heads is None else self._heads.signer.public
         report = verify(self.path, key=key)
-        answer: dict[str, Any] = {"valid": report.ok, "total_entries": report.entries}
+        answer = {"valid": report.ok, "total_entries": report.entries}
         if report.ok:
             return {**answer, "message": f"{report.entries} entries verified, {report.signed} of them signed"}
         return {**answer, "first_tampered_id": report.first_bad_id or report.first_bad, "error": report.problem}
@@ -202,20 +189,20 @@ def _default_place() -> Path:
 
 
 def _as_mapping(entry: AuditEntry) -> dict[str, Any]:
-    content = _loaded(entry.content)
+    content, verdict = json.loads(entry.content or "{}"), entry.verdict
     found: dict[str, Any] = {
         "trace_id": entry.entry_id,
         "entry_type": {"signal": "signal", "decision": "policy_check"}.get(entry.kind, "tool_call"),
         "timestamp": _time(entry.time_ns),
         "agent_id": entry.agent,
         "tool_name": entry.name,
-        "tool_args": None if entry.arguments is None else _loaded(entry.arguments),
+        "tool_args": None if entry.arguments is None else json.loads(entry.arguments),
         "input_prompt": content.get("input_prompt", content.get("text")),
         "policy_verdict": _verdict(entry),
-        "policy_name": entry.policy,
-        "rule": entry.rule,
-        "violation_reason": entry.reason,
-        "severity": entry.severity,
+        "policy_name": verdict["policy"],
+        "rule": verdict["rule"],
+        "violation_reason": verdict["reason"],
+        "severity": verdict["severity"],
         "fault": entry.body.get("fault") is True,
         "result": content.get("result"),
         "error": content.get("error"),
@@ -228,14 +215,14 @@ def _as_mapping(entry: AuditEntry) -> dict[str, Any]:
         "entry_hash": entry.hash.hex(),
         "previous_hash": entry.prev_hash.hex(),
     }
-    if entry.kind == "outcome" and isinstance(took := entry.body.get("duration_s"), int | float):
-        found["execution_time_ms"] = took * 1000
+    if entry.body.get("duration_s") is not None:
+        found["execution_time_ms"] = entry.body["duration_s"] * 1000
     return {**found, **_end_of(entry)} if entry.kind == "trace_end" else found
 
 
 def _end_of(entry: AuditEntry) -> dict[str, Any]:
     """What the end of a trace adds to its beginning."""
-    content = _loaded(entry.content)
+    content = json.loads(entry.content or "{}")
     verdict = str(entry.body.get("verdict"))
     return {
         "entry_type": "policy_check" if verdict == "blocked" else "tool_call",
@@ -253,22 +240,16 @@ def _verdict(entry: AuditEntry) -> str:
     if entry.kind == "decision":
         if entry.shadowed:
             return "shadow"
-        return "blocked" if entry.effect in _BLOCKING else "allowed"
+        return "blocked" if entry.effect in BLOCKING else "allowed"
     if entry.kind == "outcome":
         return {"ok": "allowed", "denied": "blocked"}.get(entry.status or "", "error")
     return "pending" if entry.kind == "trace" else "allowed"
-
-
-def _loaded(text: str | None) -> dict[str, Any]:
-    return {} if text is None else json.loads(text)
 
 
 def _time(time_ns: int) -> str:
     return datetime.fromtimestamp(time_ns / 1e9, UTC).isoformat(timespec="microseconds")
 
 
-def _iso(when: datetime | None) -> str | None:
-    if when is None:
-        return None
+def _iso(when: datetime) -> str:
     zoned = when.replace(tzinfo=UTC) if when.tzinfo is None else when.astimezone(UTC)
     return zoned.isoformat(timespec="microseconds")

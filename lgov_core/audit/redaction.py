@@ -11,7 +11,6 @@ from lgov_core.errors import AuditError
 from lgov_core.types import Action, Decision, ToolOutcome
 
 REDACTED: Final = "[redacted]"
-_MAX_DEPTH: Final = 64
 _MIN_LENGTH: Final = 4
 
 
@@ -30,50 +29,52 @@ class Redaction:
 
     def decided(self, action: Action, decision: Decision) -> tuple[Action, Decision]:
         """An action and its decision as they are recorded."""
-        seen = _Seen(self)
-        arguments = None if decision.arguments is None else seen.mapping(decision.arguments)
-        new_text = seen.text("text", decision.text)
+        seen = _Seen(self.value_of)
         action = seen.action(action)
-        decision = _without(replace(decision, arguments=arguments, text=new_text), seen)
-        return seen.again(action), decision
+        arguments = None if decision.arguments is None else seen.mapping(decision.arguments)
+        decision = replace(decision, arguments=arguments, text=seen.text("text", decision.text))
+        return seen.without(action), seen.without(decision)
 
     def outcome(self, outcome: ToolOutcome) -> ToolOutcome:
         """An outcome as it is recorded."""
-        seen = _Seen(self)
-        action = seen.action(outcome.action)
-        result, error = seen.text("result", outcome.result), seen.text("error", outcome.error)
-        return replace(outcome, action=seen.again(action), result=seen.out_of(result), error=seen.out_of(error))
+        seen = _Seen(self.value_of)
+        action, result = seen.action(outcome.action), seen.text("result", outcome.result)
+        return seen.without(replace(outcome, action=action, result=result, error=seen.text("error", outcome.error)))
 
     def mapping(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """``values`` as they are recorded."""
-        seen = _Seen(self)
-        return seen.out_of(seen.mapping(values))
+        seen = _Seen(self.value_of)
+        return seen.without(seen.mapping(values))
 
 
 class _Seen:
     """One entry's redaction: collects the texts that were taken out."""
 
-    def __init__(self, redaction: Redaction) -> None:
-        self._value_of = redaction.value_of
+    def __init__(self, value_of: Callable[[str, Any], Any]) -> None:
+        self._value_of = value_of
         self._hidden: set[str] = set()
 
-    def mapping(self, values: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
-        return {key: self._value(str(key), value, depth) for key, value in values.items()}
+    def mapping(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: self._value(str(key), value) for key, value in values.items()}
 
-    def _value(self, key: str, value: Any, depth: int) -> Any:
-        if depth > _MAX_DEPTH:
-            raise ValueError("nested too deep")
+    def text(self, key: str, text: str | None) -> str | None:
+        return None if text is None else str(self._value(key, text))
+
+    def action(self, action: Action) -> Action:
+        return replace(action, arguments=self.mapping(action.arguments), text=self.text("text", action.text))
+
+    def _value(self, key: str, value: Any) -> Any:
         kept = self._value_of(key, value)
         if kept is not value and kept != value:
             self._hidden.update(_texts(value))
             return kept
         if isinstance(kept, Mapping):
-            return self.mapping(kept, depth + 1)  # pyright: ignore[reportUnknownArgumentType]
+            return self.mapping(kept)  # pyright: ignore[reportUnknownArgumentType]
         if isinstance(kept, list | tuple):
-            return [self._value(key, item, depth + 1) for item in kept]
-        return self._json(key, kept, depth) if isinstance(kept, str) else kept
+            return [self._value(key, item) for item in kept]
+        return self._json(key, kept) if isinstance(kept, str) else kept
 
-    def _json(self, key: str, text: str, depth: int) -> str:
+    def _json(self, key: str, text: str) -> str:
         """A text that holds JSON, as the arguments of a tool call do in a model's reply."""
         if not text.lstrip().startswith(("{", "[")):
             return text
@@ -81,65 +82,51 @@ class _Seen:
             inner = json.loads(text)
         except ValueError:
             return text
-        outer = (
-            self.mapping({key: inner}, depth + 1)[key] if isinstance(inner, list) else self.mapping(inner, depth + 1)
-        )
+        outer = self._value(key, inner) if isinstance(inner, list) else self.mapping(inner)
         return text if outer == inner else json.dumps(outer)
 
-    def text(self, key: str, text: str | None) -> str | None:
-        if text is None:
-            return None
-        kept = str(self._value_of(key, text))
-        if kept != text:
-            self._hidden.update(_texts(text))
-            return kept
-        return self._json(key, kept, 0)
-
-    def action(self, action: Action) -> Action:
-        return replace(action, arguments=self.mapping(action.arguments), text=self.text("text", action.text))
-
-    def again(self, action: Action) -> Action:
-        if not self._hidden:
-            return action
-        return replace(action, arguments=self.out_of(action.arguments), text=self.out_of(action.text))
-
-    def out_of(self, value: Any) -> Any:
-        """``value`` without the texts that were taken out elsewhere."""
-        if not self._hidden:
-            return value
-        if isinstance(value, str):
-            for hidden in sorted(self._hidden, key=len, reverse=True):
-                value = value.replace(hidden, REDACTED)
-            return value
-        if isinstance(value, Mapping):
-            items: Mapping[Any, Any] = value
-            return {key: self.out_of(item) for key, item in items.items()}
-        if isinstance(value, list | tuple):
-            return [self.out_of(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
-        return value
-
-
-def _without(decision: Decision, seen: _Seen) -> Decision:
-    return replace(
-        decision,
-        reason=seen.out_of(decision.reason),
-        arguments=seen.out_of(decision.arguments),
-        text=seen.out_of(decision.text),
-        parts=tuple(_without(part, seen) for part in decision.parts),
-    )
+    def without(self, value: Any) -> Any:
+        """``value`` (also an action, a decision or an outcome) without the texts that were taken out elsewhere."""
+        match value:
+            case str():
+                for hidden in sorted(self._hidden, key=len, reverse=True):
+                    value = value.replace(hidden, REDACTED)
+                return value
+            case Action():
+                return replace(value, arguments=self.without(value.arguments), text=self.without(value.text))
+            case ToolOutcome():
+                return replace(
+                    value,
+                    action=self.without(value.action),
+                    result=self.without(value.result),
+                    error=self.without(value.error),
+                )
+            case Decision():
+                return replace(
+                    value,
+                    reason=self.without(value.reason),
+                    arguments=self.without(value.arguments),
+                    text=self.without(value.text),
+                    parts=tuple(self.without(part) for part in value.parts),
+                )
+            case Mapping():
+                items: Mapping[Any, Any] = value
+                return {key: self.without(item) for key, item in items.items()}
+            case list() | tuple():
+                return [self.without(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+            case _:
+                return value
 
 
-def _texts(value: Any, depth: int = 0) -> Iterator[str]:
+def _texts(value: Any) -> Iterator[str]:
     """The texts in a value that was taken out. Shorter ones occur everywhere by chance."""
-    if depth > _MAX_DEPTH:
-        raise ValueError("nested too deep")
     if isinstance(value, Mapping):
         items: Mapping[Any, Any] = value
         for item in items.values():
-            yield from _texts(item, depth + 1)
+            yield from _texts(item)
     elif isinstance(value, list | tuple | set | frozenset):
         for item in value:  # pyright: ignore[reportUnknownVariableType]
-            yield from _texts(item, depth + 1)
+            yield from _texts(item)
     elif isinstance(value, str | int | float) and not isinstance(value, bool) and len(str(value)) >= _MIN_LENGTH:
         yield str(value)
 

@@ -70,36 +70,15 @@ def open_record(path: Path, *, busy_timeout_s: float, expected: tuple[int, int] 
     """
     connection = open_sqlite(AUDIT_RECORD, path, busy_timeout_s=busy_timeout_s, expected=expected)
     try:
-        _require_own_schema(path, connection)
-    except BaseException:
+        found = frozenset(row[0] for row in connection.execute(_SELECT_SCHEMA))
+        if found != _OWN_SCHEMA:  # entries could be dropped or changed unseen
+            raise AuditError(
+                f"audit record {path}: its tables or triggers are not those that lgov makes",
+                hint="they were changed; keep a copy, check it with lgov audit verify, and start a new record",
+            )
+    except BaseException as error:
         connection.close()
+        if isinstance(error, sqlite3.Error):
+            raise describe(AUDIT_RECORD, path, error) from error
         raise
     return connection
-
-
-def _require_own_schema(path: Path, connection: sqlite3.Connection) -> None:
-    """Raises `AuditError` when a trigger or table was taken away or added: entries could be dropped or changed unseen."""
-    try:
-        found = frozenset(row[0] for row in connection.execute(_SELECT_SCHEMA))
-    except sqlite3.Error as error:
-        raise describe(AUDIT_RECORD, path, error) from error
-    if found != _OWN_SCHEMA:
-        raise AuditError(
-            f"audit record {path}: its tables or triggers are not those that lgov makes",
-            hint="they were changed; keep a copy, check it with lgov audit verify, and start a new record",
-        )
-
-
-def erase_texts(connection: sqlite3.Connection, positions: list[int]) -> None:
-    """Erases the texts of entries with their salts, and has the file's free pages overwritten. Raises ``sqlite3.Error``."""
-    connection.execute("PRAGMA secure_delete=ON")
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        connection.executemany(
-            "UPDATE entries SET salt = NULL, arguments = NULL, content = NULL WHERE position = ?",
-            [(position,) for position in positions],
-        )
-        connection.execute("COMMIT")
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise

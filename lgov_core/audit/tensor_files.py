@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
-from typing import Any, BinaryIO, Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 from lgov_core.errors import AuditError
 
@@ -34,38 +34,33 @@ def tensors_sha256(*paths: str | os.PathLike[str]) -> str:
     try:
         found: list[tuple[str, str, list[int], int, int, str | os.PathLike[str]]] = []
         for path in paths:
-            with open(path, "rb") as file:
-                begin, tensors = _header(file)
-            for name, dtype, shape, first, last in tensors:
-                found.append((name, dtype, shape, begin + first, begin + last, path))
+            found += [(*tensor, path) for tensor in _tensors(path)]
         for name, dtype, shape, first, last, path in sorted(found, key=lambda one: one[:5]):
             whole.update(tensor_head(name, dtype, shape))
             with open(path, "rb") as file:
                 file.seek(first)
-                left = last - first
-                while left:
-                    portion = file.read(min(left, _PORTION))
+                while first < last:
+                    portion = file.read(min(last - first, _PORTION))
                     if not portion:
                         raise ValueError(f"it ends within tensor {name!r}")
                     whole.update(portion)
-                    left -= len(portion)
+                    first += len(portion)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise AuditError(f"{os.fspath(path)} cannot be read as safetensors: {error}") from error
     return whole.hexdigest()
 
 
-def _header(file: BinaryIO) -> tuple[int, list[tuple[str, str, list[int], int, int]]]:
-    """Where the tensors begin, and of each name, type, shape, first byte and the byte after its last."""
-    size = int.from_bytes(file.read(8), "little")
-    if not 0 < size <= _LONGEST_HEADER:
-        raise ValueError("it has no header")
-    header: dict[str, Any] = json.loads(file.read(size))
-    tensors: list[tuple[str, str, list[int], int, int]] = []
-    for name, said in header.items():
+def _tensors(path: str | os.PathLike[str]) -> Iterator[tuple[str, str, list[int], int, int]]:
+    """Of each tensor in a file: name, type, shape, position of its first byte and of the byte after its last."""
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        if not 0 < size <= _LONGEST_HEADER:
+            raise ValueError("it has no header")
+        header: dict[str, Any] = json.loads(file.read(size))
+    for name, stated in header.items():
         if name == "__metadata__":
             continue
-        first, last = (int(place) for place in said["data_offsets"])
+        first, last = (int(offset) for offset in stated["data_offsets"])
         if not 0 <= first <= last:
-            raise ValueError(f"tensor {name!r} has no place")
-        tensors.append((name, str(said["dtype"]), [int(one) for one in said["shape"]], first, last))
-    return 8 + size, tensors
+            raise ValueError(f"tensor {name!r} has offsets {first} to {last}")
+        yield name, str(stated["dtype"]), [int(one) for one in stated["shape"]], 8 + size + first, 8 + size + last

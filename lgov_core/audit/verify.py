@@ -22,6 +22,10 @@ first head was written before the first entry, then ``last`` is 0),
 signature of the head before it), and ``key``, the public key. ``signature`` is Ed25519 (RFC 8032) over
 ``b"lgov-audit-head-v2\0" || body``. The same heads are kept outside of the record, one JSON object a line.
 
+An entry of kind ``erasure`` names what it erases: ``erased`` maps the id of an earlier entry to its hash (hex); older
+ones are a list of ids. Behind the first head it must be signed by a key of the heads: ``key`` and ``signature`` (hex),
+Ed25519 over ``b"lgov-audit-erasure-v1\0"`` and the canonical JSON of ``{"erased": …, "reason": …}``.
+
 What this proves, see `VerifyReport`.
 """
 
@@ -35,12 +39,13 @@ import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, cast
 from urllib.parse import quote
 
 _DOMAIN: Final = b"lgov-audit-v2\0"
 _HEAD_DOMAIN: Final = b"lgov-audit-head-v2\0"
+_ERASURE_DOMAIN: Final = b"lgov-audit-erasure-v1\0"
 _APPLICATION_ID: Final = int.from_bytes(b"lgvA")
 _FORMAT: Final = 2
 _FIRST: Final = bytes(32)
@@ -101,7 +106,7 @@ class _Broken(Exception):
         self.problem, self.position, self.entry_id = problem, position, entry_id
 
 
-class _Usage(_Broken):
+class _Usage(_Broken, ValueError):
     """Nothing was checked: what was given to check with is wrong."""
 
 
@@ -122,12 +127,12 @@ def verify(
     name = os.path.abspath(os.fspath(path))
     try:
         there, address = os.path.isfile(name), f"file:{quote(name)}?mode=ro"
-    except ValueError:  # half a character
+    except ValueError:  # a lone surrogate
         there, address, name = False, "", ascii(name)
     if not there:
         return VerifyReport(False, 0, problem=f"there is no file {name}")
     try:
-        trusted = None if key is None else _trusted(key)
+        trusted = None if key is None else public_key(key)
         anchor = None if head is None else _Anchor(os.fspath(head))
         with closing(_opened(name, address)) as connection:
             try:
@@ -174,41 +179,35 @@ def _text_or_bytes(raw: bytes) -> str | bytes:
         return raw
 
 
+@dataclass(slots=True)
 class _Check:
     """One pass over a record."""
 
-    def __init__(
-        self,
-        connection: sqlite3.Connection,
-        trusted: bytes | None,
-        anchor: _Anchor | None,
-        require_signed: bool,
-    ) -> None:
-        self.connection, self.trusted, self.anchor, self.require_signed = connection, trusted, anchor, require_signed
-        self.chains: dict[str, tuple[int, bytes]] = {}
-        self.ids: set[str] = set()
-        self.erased: dict[str, int] = {}
-        self.announced: set[str] = set()
-        self.lines: list[str] = []
-        self.kept: dict[int, tuple[str, str]] = {}
-        self.found = VerifyReport(True, 0)
+    connection: sqlite3.Connection
+    trusted: bytes | None
+    anchor: _Anchor | None
+    require_signed: bool
+    chains: dict[str, tuple[int, bytes]] = field(default_factory=dict[str, tuple[int, bytes]])
+    ids: set[str] = field(default_factory=set[str])
+    erased: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
+    announced: set[str] = field(default_factory=set[str])
+    erasers: list[tuple[int, str, bytes]] = field(default_factory=list[tuple[int, str, bytes]])
+    keys: set[bytes] = field(default_factory=set[bytes])
+    signed_from: int | None = None
+    lines: list[str] = field(default_factory=list[str])
+    kept: dict[int, tuple[str, str]] = field(default_factory=dict[int, tuple[str, str]])
+    found: VerifyReport = field(default_factory=lambda: VerifyReport(True, 0))
 
     def report(self) -> VerifyReport:
+        wrong: dict[str, Any] = {}
         try:
             self.file()
             self.all_entries()
             self.after_heads()
             self.schema()
         except _Broken as broken:
-            return replace(
-                self.found,
-                ok=False,
-                problem=broken.problem,
-                first_bad=broken.position,
-                first_bad_id=broken.entry_id,
-                writers=len(self.chains),
-            )
-        return replace(self.found, writers=len(self.chains))
+            wrong = {"problem": broken.problem, "first_bad": broken.position, "first_bad_id": broken.entry_id}
+        return replace(self.found, ok=not wrong, writers=len(self.chains), **wrong)
 
     def file(self) -> None:
         application_id, version = self.connection.execute(
@@ -249,6 +248,7 @@ class _Check:
     def all_entries(self) -> None:
         heads = self.signed_heads()
         number, last, digest = next(heads, (0, -1, ""))
+        self.signed_from = last + 1 if number else None
         running = hashlib.sha256()
         good = 0
         if last == 0:  # a head from before the first entry
@@ -256,7 +256,10 @@ class _Check:
                 raise _Broken("head 1 covers nothing, and says something else")
             self.found = replace(self.found, heads=number)
             number, last, digest = next(heads, (number, -1, ""))
-        for row in self.rows():
+        for row in self.connection.execute(
+            "SELECT position, writer, seq, rollout_id, body, prev_hash, hash, salt, arguments, content"
+            " FROM entries NOT INDEXED ORDER BY position"
+        ):
             good += 1
             if row[0] != good:
                 raise _Broken(f"position {good} is missing", good)
@@ -273,19 +276,19 @@ class _Check:
         if last > 0:
             raise _Broken(f"head {number} covers entries up to {last}, but the record ends at {good}", good + 1)
         self.found = replace(self.found, unsigned=good - self.found.signed)
-        for entry_id, position in self.erased.items():
+        for position, entry_id, key in self.erasers:
+            if key not in self.keys:
+                raise _Broken(
+                    f"it erases texts, and is signed with the key {key.hex()}, not the record's", position, entry_id
+                )
+        for entry_id, (position, _) in self.erased.items():
             if entry_id not in self.announced:
                 raise _Broken("its texts are gone, and no erasure says so", position, entry_id)
 
-    def rows(self) -> Iterator[tuple[Any, ...]]:
-        yield from self.connection.execute(
-            "SELECT position, writer, seq, rollout_id, body, prev_hash, hash, salt, arguments, content"
-            " FROM entries NOT INDEXED ORDER BY position"
-        )
-
     def entry(self, row: tuple[Any, ...]) -> None:
         position, writer, seq, rollout_id, body, prev_hash, stored_hash, salt, arguments, content = row
-        fields, entry_id = _fields(body)
+        fields = _fields(body)
+        entry_id = None if fields is None or not isinstance(fields.get("entry_id"), str) else str(fields["entry_id"])
 
         def broken(problem: str) -> _Broken:
             return _Broken(problem, position, entry_id)
@@ -299,18 +302,36 @@ class _Check:
             raise broken("its contents do not match its hash")
         if fields is None:
             raise broken("its body is not JSON")
-        for field, value in (("writer", writer), ("seq", seq), ("rollout_id", rollout_id)):
-            if fields.get(field) != value:
-                raise broken(f"its column {field} does not match its body")
+        for column, value in (("writer", writer), ("seq", seq), ("rollout_id", rollout_id)):
+            if fields.get(column) != value:
+                raise broken(f"its column {column} does not match its body")
         if entry_id is None or entry_id in self.ids:
             raise broken("its id is missing, or another entry has it")
         self.ids.add(entry_id)
         if (wrong := _wrong_text(fields, salt, {"arguments": arguments, "content": content})) is not None:
             raise broken(f"its {wrong} does not match the hash")
         if salt is None and ("arguments_sha256" in fields or "content_sha256" in fields):
-            self.erased[entry_id] = position
-        self.announced.update(_announced(fields))
+            self.erased[entry_id] = (position, stored_hash.hex())
+        if fields.get("kind") == "erasure":
+            self.erasure(fields, position, entry_id)
         self.chains[writer] = (seq, stored_hash)
+
+    def erasure(self, fields: dict[str, Any], position: int, entry_id: str) -> None:
+        """Notes the entries before it that an erasure names; behind the first head only one that is signed may name any."""
+        erased, reason = fields.get("erased"), fields.get("reason")
+        pairs = cast("dict[str, object]", erased).items() if isinstance(erased, dict) else ()
+        named = {one: entry_hash for one, entry_hash in pairs if isinstance(entry_hash, str)}
+        if self.signed_from is not None and position >= self.signed_from:
+            statement = {"erased": named, "reason": reason if isinstance(reason, str) else None}
+            message = _ERASURE_DOMAIN + json.dumps(statement, sort_keys=True, separators=(",", ":")).encode()
+            key, signature = _hex(fields.get("key"), 32), _hex(fields.get("signature"), 64)
+            if key is None or signature is None or not Ed25519PublicKey(key).verify(message, signature):
+                raise _Broken("it erases texts, and what it erases is not signed", position, entry_id)
+            self.erasers.append((position, entry_id, key))
+        elif isinstance(erased, list):
+            ids = [one for one in cast("list[object]", erased) if isinstance(one, str)]
+            named = {one: self.erased[one][1] for one in ids if one in self.erased}
+        self.announced.update(one for one, of in named.items() if one in self.erased and self.erased[one][1] == of)
 
     # ------------------------------------------------------------------ heads
 
@@ -324,7 +345,7 @@ class _Check:
         for expected, (number, body, signature) in enumerate(
             self.connection.execute("SELECT number, body, signature FROM heads ORDER BY number"), 1
         ):
-            fields, _ = _fields(body)
+            fields = _fields(body)
             if fields is None or not isinstance(body, str) or number != expected or fields.get("number") != number:
                 raise _Broken(f"head {expected} is missing, or is not what it says")
             if [fields.get("record")] != records:
@@ -336,16 +357,14 @@ class _Check:
                 raise _Broken(f"head {number} has no key or no signature")
             if self.trusted is not None and public != self.trusted:
                 raise _Broken(f"head {number} is signed with the key {public.hex()}, not with the one given")
+            self.keys.add(public)
             check = verified.setdefault(public, Ed25519PublicKey(public).verify)
             if not check(_HEAD_DOMAIN + body.encode(), signature):
                 raise _Broken(f"the signature of head {number} is wrong")
             last = fields.get("last")
             if not isinstance(last, int) or last < covered + (number > 1):
                 raise _Broken(f"head {number} covers nothing")
-            if self.kept.get(number, (body, signature.hex())) != (
-                body,
-                signature.hex(),
-            ):
+            if self.kept.get(number, (body, signature.hex())) != (body, signature.hex()):
                 raise _Broken(f"head {number} is not the one that was kept outside of the record")
             self.lines.append(json.dumps({"number": number, "body": body, "signature": signature.hex()}))
             previous, covered = hashlib.sha256(body.encode() + signature).hexdigest(), last
@@ -376,37 +395,26 @@ class _Check:
             )
 
 
-def _announced(fields: dict[str, Any]) -> list[str]:
-    """The entries whose erasure an entry announces."""
-    erased = fields.get("erased") if fields.get("kind") == "erasure" else None
-    return [one for one in cast("list[object]", erased) if isinstance(one, str)] if isinstance(erased, list) else []
-
-
 def _wrong_text(fields: dict[str, Any], salt: object, texts: dict[str, object]) -> str | None:
     """Which of the texts is not the one that was hashed; None when all are, or all were erased with their salt."""
     if not isinstance(salt, bytes | None):
         return "salt"
-    for field, text in texts.items():
+    for name, text in texts.items():
         if not isinstance(text, str | None):
-            return field
-        stated = None if salt is None else fields.get(f"{field}_sha256")
+            return name
+        stated = None if salt is None else fields.get(f"{name}_sha256")
         actual = None if salt is None or text is None else hashlib.sha256(salt + text.encode()).hexdigest()
         if actual != stated or (salt is None and text is not None):
-            return field
+            return name
     return None
 
 
-def _fields(body: object) -> tuple[dict[str, Any] | None, str | None]:
-    """The fields of a body and the id in it; None for what is not there."""
+def _fields(body: object) -> dict[str, Any] | None:
     try:
         fields = json.loads(body) if isinstance(body, str) else None
     except (ValueError, RecursionError):
-        fields = None
-    if not isinstance(fields, dict):
-        return None, None
-    found = cast("dict[str, Any]", fields)
-    entry_id = found.get("entry_id")
-    return found, entry_id if isinstance(entry_id, str) else None
+        return None
+    return cast("dict[str, Any]", fields) if isinstance(fields, dict) else None
 
 
 class _Anchor:
@@ -434,13 +442,6 @@ class _Anchor:
                 raise _Broken(f"{path}:{place}: there are two different heads {number}")
 
 
-def _trusted(key: str | os.PathLike[str] | bytes) -> bytes:
-    try:
-        return public_key(key)
-    except ValueError as error:
-        raise _Usage(str(error)) from error
-
-
 def public_key(key: str | os.PathLike[str] | bytes) -> bytes:
     """The 32 bytes of a public key that is given as such, in hex, or as a file that holds it. Raises `ValueError`."""
     if isinstance(key, bytes) and len(key) == 32:
@@ -451,10 +452,10 @@ def public_key(key: str | os.PathLike[str] | bytes) -> bytes:
             with open(text, encoding="ascii") as file:
                 text = file.read().strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"the key {os.fsdecode(key)} cannot be read: {error}") from error
+            raise _Usage(f"the key {os.fsdecode(key)} cannot be read: {error}") from error
     found = _hex(text.removeprefix(_PUBLIC), 32)
     if found is None:
-        raise ValueError("the key is no Ed25519 public key: give 64 hex digits, or the file audit.key.pub")
+        raise _Usage("the key is not an Ed25519 public key: give 64 hex digits, or the file audit.key.pub")
     return found
 
 

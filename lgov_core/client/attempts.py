@@ -112,13 +112,13 @@ class AgentRunner:
         elif policy is None:
             self.governor = Governor(plugins=plugins, observe_only=True)
         else:
-            from lgov_core.audit import AuditLog, default_signer
+            from lgov_core.audit import AuditLog
             from lgov_core.policies import load_policy_file
 
             policies = load_policy_file(policy)
             place = audit or Path(".lgov") / "audit.db"
             place.parent.mkdir(parents=True, exist_ok=True)
-            log = AuditLog(str(place), policy_digest=policies.digest or "", signer=default_signer())
+            log = AuditLog(str(place), policy_digest=policies.digest or "")
             self._stack.callback(log.close)
             self.governor = Governor(policies, plugins=plugins, audit=log)
         if governor is None:

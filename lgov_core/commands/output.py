@@ -51,6 +51,11 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     console().print(table)
 
 
+def effect_text(effect: str, verdict: str) -> str:
+    """What happened to an act, and beside it what the policies decided if shadow mode did not enforce that."""
+    return effect if verdict == effect else f"{effect} (would {verdict})"
+
+
 def rewards_text(rewards: Mapping[str, float]) -> str:
     """Rewards by dimension, in one cell."""
     return "  ".join(f"{name} {value:+g}" for name, value in rewards.items())

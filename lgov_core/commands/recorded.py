@@ -11,7 +11,7 @@ from lgov_core._util.sqlite_file import is_blank
 from lgov_core.errors import AuditError
 
 if TYPE_CHECKING:
-    from lgov_core.audit import AuditLog
+    from lgov_core.audit import AuditLog, Signer
     from lgov_core.store import RolloutQueue
 
 #: Where SQLite keeps a file's application id, and what an audit record has there.
@@ -36,9 +36,9 @@ def is_audit_record(place: str) -> bool:
 
 
 @contextmanager
-def opened_record(path: Path, *, sign: bool = False) -> Generator[AuditLog]:
-    """The audit record at ``path``, which must exist; ``sign`` signs new entries if there is a key. Raises `AuditError`."""
-    from lgov_core.audit import AuditLog, default_signer
+def opened_record(path: Path, *, signer: Signer | None = None) -> Generator[AuditLog]:
+    """The audit record at ``path``, which must exist; ``signer`` signs new entries. Raises `AuditError`."""
+    from lgov_core.audit import AuditLog
 
     if not path.is_file():
         raise AuditError(f"there is no audit record {path}", hint="name the record that was given to --audit")
@@ -47,5 +47,5 @@ def opened_record(path: Path, *, sign: bool = False) -> Generator[AuditLog]:
             f"there is nothing in {path}, not even an empty audit record",
             hint="look for the file that belongs beside it, ending in -wal, or for a copy of both",
         )
-    with AuditLog(path, signer=default_signer() if sign else None) as record:
+    with AuditLog(path, signer=signer) as record:
         yield record

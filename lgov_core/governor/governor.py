@@ -93,6 +93,12 @@ class Governor:
         self.observe_only = observe_only
         self.plugins_changed()
 
+    @property
+    def policy_digest(self) -> str:
+        """The digest of its policy set now; of several, those that have one, joined by commas."""
+        digests = (getattr(policy, "digest", None) for policy in self.policies)
+        return ",".join(digest for digest in digests if isinstance(digest, str))
+
     def evaluates(self, point: Point) -> bool:
         """Whether any policy or plugin is asked at ``point``; an act that no policy covers is denied, so it counts too."""
         return not self.observe_only and (point is Point.PRE_TOOL_CALL or bool(self._dispatcher.evaluators(point)))
@@ -160,6 +166,7 @@ class Governor:
         if self.audit is None:
             return decision
         try:
+            decision = replace(decision, policy_digest=self.policy_digest)
             return replace(decision, decision_id=self.audit.commit(action, decision))
         except Exception as error:  # noqa: BLE001 - whatever the record raises, nothing is on it
             self._count(self.failures, "audit")

@@ -49,7 +49,7 @@ class ProcessOptions:
 
 
 class Tally:
-    """Counts what was judged: by framework, point and effect. Safe in any thread.
+    """Counts what was judged: by framework, point and effect (``would-deny`` and so on in shadow mode). Safe in any thread.
 
     A forked child counts in memory of its own, and may end without a word; so each of its decisions is a line of
     ``reports``, if that is set.
@@ -65,7 +65,9 @@ class Tally:
         """Counts a decision."""
         if (decision := getattr(event, "decision", None)) is not None and hasattr(event, "at"):
             action = event.action
-            key = (action.framework or "", action.point.value, decision.effect.label)
+            would = decision.unenforced
+            effect = f"would-{would.effect.label}" if would else decision.effect.label
+            key = (action.framework or "", action.point.value, effect)
             if self.reports is not None and os.getpid() != self._pid:
                 append_report(self.reports, {"judged": [[*key, 1]]})
             else:
@@ -102,7 +104,7 @@ def open_process(options: ProcessOptions, *, plugins: Sequence[object] = (), man
 
     Raises `LgovError` (a policy that does not load, a record or store that cannot be opened); then nothing stays open.
     """
-    from lgov_core.audit import AuditLog, default_signer
+    from lgov_core.audit import AuditLog
     from lgov_core.governor import Governor
     from lgov_core.plugins import make_plugin_manager
     from lgov_core.policies import load_policy_file
@@ -111,9 +113,7 @@ def open_process(options: ProcessOptions, *, plugins: Sequence[object] = (), man
     policies = load_policy_file(options.policy)
     manager = manager if manager is not None else make_plugin_manager()
     make_folder(options.audit.parent)
-    audit = AuditLog(
-        options.audit, policy_digest=policies.digest or "", signer=default_signer(), redact=options.redact or None
-    )
+    audit = AuditLog(options.audit, policy_digest=policies.digest or "", redact=options.redact or None)
     tally = Tally()
     # Rules that the program registers are added to the set in use. A plugin that charges denials does that alone.
     charged = any(getattr(plugin, "charges_denials", False) is True for plugin in (*plugins, *manager.get_plugins()))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lgov_core.process.governed import as_counts
 from lgov_core.settings import without_password
+from lgov_core.types import BLOCKING
 
 if TYPE_CHECKING:
     from lgov_core.types import Adapter
@@ -48,6 +49,8 @@ class NearGap:
 class RunReport:
     """How a governed run went. ``judged`` counts by framework, point and effect; it holds the children's too.
 
+    ``would_deny`` of the ``allowed`` decisions would have blocked outside shadow mode.
+
     ``uncovered`` says for each instrumented framework at which points it cannot block. ``children`` counts started programs by
     name, ``governed_children`` those that were under policy, also if another child started them; ``ungoverned_children``
     are those that the program itself started and that were not. ``store`` is the trace store as it may be printed, or
@@ -58,6 +61,7 @@ class RunReport:
     judged: dict[str, dict[str, dict[str, int]]]
     allowed: int
     denied: int
+    would_deny: int
     uncovered: dict[str, list[str]]
     near_gaps: list[NearGap]
     children: dict[str, int]
@@ -77,6 +81,8 @@ class RunReport:
         """The report in words, a line each."""
         instrumented = ", ".join(self.frameworks) or "none"
         lines = [f"governed: {instrumented}; decisions: {self.allowed} allowed, {self.denied} denied"]
+        if self.would_deny:
+            lines[0] += f"; shadow mode: {self.would_deny} of the allowed would have been denied"
         if not self.frameworks and not any("pre_tool_call" in points for points in self.judged.values()):
             lines.append("the program imported no framework that lgov governs: no tool call of it was judged")
         # What children judged counts too, also of a framework that only they have loaded.
@@ -138,12 +144,16 @@ def make_report(
     """
     names = list(instrumented)
     here = [adapter for adapter in adapters if adapter.name in names]
-    denied = sum(count for (_, _, effect), count in judged.items() if effect in ("deny", "escalate"))
+    denied = sum(count for (_, _, effect), count in judged.items() if effect in BLOCKING)
+    would_deny = (
+        sum(count for (_, _, effect), count in judged.items() if effect.removeprefix("would-") in BLOCKING) - denied
+    )
     return RunReport(
         frameworks=names,
         judged=as_counts(judged),
         allowed=sum(judged.values()) - denied,
         denied=denied,
+        would_deny=would_deny,
         uncovered={one.name: points for one in here if (points := _cannot_block(one))},
         near_gaps=near_gaps(folder, here, main),
         children=dict(children),

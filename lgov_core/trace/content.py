@@ -50,6 +50,7 @@ KEPT: Final = frozenset(
         semconv.DECISION_RULE,
         semconv.DECISION_SEVERITY,
         semconv.DECISION_SHADOWED,
+        semconv.DECISION_WOULD,
         semconv.DECISION_LATENCY_US,
         semconv.REWARD_VALUE,
         semconv.REWARD_DIMENSION,

@@ -86,6 +86,7 @@ DECISION_RULE: Final = "lgov.decision.rule"
 DECISION_REASON: Final = "lgov.decision.reason"
 DECISION_SEVERITY: Final = "lgov.decision.severity"
 DECISION_SHADOWED: Final = "lgov.decision.shadowed"
+DECISION_WOULD: Final = "lgov.decision.would"
 DECISION_LATENCY_US: Final = "lgov.decision.latency_us"
 
 # The status of a tool call: one of the values of `lgov_core.types.ToolStatus`, and the error's text.

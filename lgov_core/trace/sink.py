@@ -59,8 +59,12 @@ class StoreSink:
 
 
 def decision_span(observed: ObservedDecision, *, content: bool) -> Span:
-    """A decision as a span, with a fresh id, below the call it judged. Its reason may quote an argument: content."""
+    """A decision as a span, with a fresh id, below the call it judged. Its reason may quote an argument: content.
+
+    In shadow mode policy, rule, reason and severity are those of what was not enforced, and ``lgov.decision.would`` its effect.
+    """
     action, decision = observed.action, observed.decision
+    verdict = decision.unenforced or decision
     is_tool = action.point in (Point.PRE_TOOL_CALL, Point.POST_TOOL_CALL)  # else the call's id is a model call's
     return Span(
         name=semconv.DECISION_SPAN_NAME,
@@ -76,11 +80,12 @@ def decision_span(observed: ObservedDecision, *, content: bool) -> Span:
                 semconv.TOOL_CALL_ID if is_tool else semconv.CALL_ID: action.call_id,
                 semconv.DECISION_ID: decision.decision_id,
                 semconv.DECISION_EFFECT: decision.effect.label,
-                semconv.DECISION_POLICY: decision.policy,
-                semconv.DECISION_RULE: decision.rule or None,
-                semconv.DECISION_REASON: (decision.reason or None) if content else None,  # it may quote an argument
-                semconv.DECISION_SEVERITY: decision.severity.value,
+                semconv.DECISION_POLICY: verdict.policy,
+                semconv.DECISION_RULE: verdict.rule or None,
+                semconv.DECISION_REASON: (verdict.reason or None) if content else None,  # it may quote an argument
+                semconv.DECISION_SEVERITY: verdict.severity.value,
                 semconv.DECISION_SHADOWED: decision.shadowed or None,
+                semconv.DECISION_WOULD: verdict.effect.label if verdict is not decision else None,
                 semconv.DECISION_LATENCY_US: decision.latency_us,
             }
         ),

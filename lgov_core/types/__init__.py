@@ -7,7 +7,7 @@ Unix seconds as ``float``; durations are seconds unless the name says otherwise.
 from lgov_core.types.actions import Action, JSONValue, Kind, Point, new_id
 from lgov_core.types.adapters import Adapter, Gap, Surface
 from lgov_core.types.credit_rules import CreditRules
-from lgov_core.types.decisions import ALLOW, Decision, Effect, Severity
+from lgov_core.types.decisions import ALLOW, BLOCKING, Decision, Effect, Severity
 from lgov_core.types.outcomes import ModelCallFailed, Outcome, Reward, ToolOutcome, ToolStatus
 from lgov_core.types.policies import ObservingPolicy, Policy, PolicyFactory
 from lgov_core.types.records import Attempt, CapturedCall, Rollout, Span, SpanEvent
@@ -16,6 +16,7 @@ from lgov_core.types.violations import SEVERITY_PENALTIES, PolicyViolation, Poli
 
 __all__ = [
     "ALLOW",
+    "BLOCKING",
     "SCHEMA_VERSION",
     "SEVERITY_PENALTIES",
     "Action",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
-from typing import Any
+from typing import Any, Final
 
 
 class Effect(IntEnum):
@@ -24,6 +24,8 @@ class Effect(IntEnum):
 
 
 _LABELS = tuple(effect.name.lower() for effect in Effect)
+#: The labels of the effects that block.
+BLOCKING: Final = frozenset(_LABELS[Effect.ESCALATE :])
 
 
 class Severity(StrEnum):
@@ -44,7 +46,8 @@ class Decision:
     ``abort`` asks for the end of the run instead of a message to the model. ``parts`` holds the decisions that were
     combined into this one, in the order in which they were taken. ``decision_id`` is the id of its audit entry, set
     once the entry is committed. ``latency_us`` is the time the judgement took, in microseconds, without the commit.
-    ``shadowed`` is true when the policy set is in shadow mode: the effect recorded in ``parts`` was not enforced.
+    ``shadowed`` is true when the policy set is in shadow mode: the effect recorded in ``parts`` was not enforced
+    (`unenforced`). ``policy_digest`` is that of the policies of the governor that took the decision, set by it.
     ``fault`` is true when the act was denied because the judgement itself failed (a policy that raised or timed out, a
     record that could not be written): it says nothing about the agent, so it is not a violation and earns no penalty.
 
@@ -64,6 +67,13 @@ class Decision:
     latency_us: float = 0.0
     shadowed: bool = False
     fault: bool = False
+    policy_digest: str = ""
+
+    @property
+    def unenforced(self) -> Decision | None:
+        """The most severe part that shadow mode kept from being enforced; None when nothing more severe was decided."""
+        parts = (part for part in self.parts if part.shadowed and part.effect > self.effect)
+        return max(parts, key=lambda part: part.effect, default=None)
 
     @property
     def blocks(self) -> bool:

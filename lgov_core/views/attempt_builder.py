@@ -18,20 +18,18 @@ from lgov_core.store.protocol import TraceStore
 from lgov_core.trace import semconv
 from lgov_core.trace.mapping.mapping import canonical
 from lgov_core.trace.rollout_spans import attempt_of
-from lgov_core.types import Attempt, CapturedCall, JSONValue, Reward, Rollout, Span
+from lgov_core.types import BLOCKING, Attempt, CapturedCall, JSONValue, Reward, Rollout, Span
 from lgov_core.views.attempt_view import AttemptView, Message, ModelStep, RecordedDecision, RewardLine, ToolStep
-
-_BLOCKING = ("deny", "escalate")
 
 
 def first_denied(store: TraceStore) -> tuple[str, int]:
-    """The rollout and attempt of the first decision that blocked something. Raises `StoreError` if there is none."""
+    """The rollout and attempt of the first decision that blocked something, or would have. Raises `StoreError`."""
     blocked = [
         span
         for span in store.spans()
         if span.name == semconv.DECISION_SPAN_NAME
         and not span.claimed
-        and span.attributes.get(semconv.DECISION_EFFECT) in _BLOCKING
+        and not BLOCKING.isdisjoint(map(span.attributes.get, (semconv.DECISION_EFFECT, semconv.DECISION_WOULD)))
         and span.rollout_id is not None
     ]
     if not blocked:
@@ -235,7 +233,8 @@ def _decision(span: Span) -> RecordedDecision:
         reason=_first(found, semconv.DECISION_REASON),
         severity=_first(found, semconv.DECISION_SEVERITY),
         decision_id=_text(found.get(semconv.DECISION_ID)),
-        blocks=found.get(semconv.DECISION_EFFECT) in _BLOCKING,
+        blocks=found.get(semconv.DECISION_EFFECT) in BLOCKING,
+        would=_first(found, semconv.DECISION_WOULD),
     )
 
 

@@ -18,7 +18,9 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class RecordedDecision:
-    """A decision as it was recorded. ``blocks`` is true for deny and escalate."""
+    """A decision as it was recorded. ``blocks`` is true for deny and escalate; ``would`` is the effect that shadow mode
+    kept from being enforced, or "".
+    """
 
     point: str
     action: str
@@ -29,6 +31,7 @@ class RecordedDecision:
     severity: str
     decision_id: str | None
     blocks: bool
+    would: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,4 +109,4 @@ class AttemptView:
 
 def routine(decision: RecordedDecision) -> bool:
     """Whether a decision only allowed something other than a tool call; such decisions are hidden by default."""
-    return decision.effect == "allow" and decision.point != Point.PRE_TOOL_CALL.value
+    return decision.effect == "allow" and not decision.would and decision.point != Point.PRE_TOOL_CALL.value

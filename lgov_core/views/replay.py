@@ -13,14 +13,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from lgov_core.trace import semconv
-from lgov_core.types import Action, Decision, Point
+from lgov_core.types import BLOCKING, Action, Decision, Point
 
 if TYPE_CHECKING:
     from lgov_core.audit import AuditEntry
     from lgov_core.governor import Governor
     from lgov_core.store.protocol import TraceStore
 
-_BLOCKING = frozenset({"deny", "escalate"})
 _CUT = "lgov.cut"
 
 
@@ -60,19 +59,23 @@ class Replay:
 
 
 def replay(governor: Governor, recorded: Iterable[RecordedAction | None]) -> Replay:
-    """Judges every action once more, in order; None counts as incomplete. Budgets and rates count anew."""
+    """Judges every action once more, in order; None counts as incomplete. Budgets and rates count anew.
+
+    A set in shadow mode counts as if it were enforced.
+    """
     result = Replay()
     for one in recorded:
         if one is None:
             result.incomplete += 1
             continue
         decision = governor.decide(one.action)
+        decision = decision.unenforced or decision
         result.judged += 1
         result.blocked_now += decision.blocks
         if one.effect is None:
             result.without_decision += 1
             continue
-        blocked = one.effect in _BLOCKING
+        blocked = one.effect in BLOCKING
         result.blocked_then += blocked
         if blocked != decision.blocks:
             result.changes.append(Change(one, decision))

@@ -115,10 +115,11 @@ def _worth_showing(decisions: Sequence[RecordedDecision], everything: bool) -> l
 def _decision(decision: RecordedDecision) -> RenderableType:
     rule = f"{decision.policy}/{decision.rule}" if decision.rule else decision.policy
     said = f"  {rule}: {decision.reason}" if decision.reason else f"  {rule}"
-    severity = f"  ({decision.severity})" if decision.blocks else ""
+    severity = f"  ({decision.severity})" if decision.blocks or decision.would else ""
     where = f"  at {decision.point}" if decision.point != "pre_tool_call" else ""
-    style = _EFFECT_STYLES.get(decision.effect, "")
-    return _field("decision", Text.assemble((_plain(decision.effect), style), _plain(said + severity + where)))
+    style = _EFFECT_STYLES.get(decision.would or decision.effect, "")
+    effect = f"{decision.effect} (would {decision.would})" if decision.would else decision.effect
+    return _field("decision", Text.assemble((_plain(effect), style), _plain(said + severity + where)))
 
 
 def _message(message: Message, tail: int) -> RenderableType:

@@ -235,8 +235,9 @@ def test_a_second_place_that_was_emptied_vouches_for_nothing(path: Path, key: Si
 # ---------------------------------------------------------------------- erasing, exporting, looking
 
 
-def test_an_erasure_is_not_over_while_sqlites_log_holds_the_texts(path: Path) -> None:
-    with closing(sqlite3.connect(path, isolation_level=None)) as reader, AuditLog(path, busy_timeout_s=0.2) as log:
+def test_an_erasure_is_not_over_while_sqlites_log_holds_the_texts(path: Path, key: SigningKey) -> None:
+    reader = sqlite3.connect(path, isolation_level=None)
+    with closing(reader), AuditLog(path, busy_timeout_s=0.2, signer=key) as log:
         log.commit(action(99), DENY)
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM entries").fetchone()

@@ -10,13 +10,12 @@ import click
 
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import PATH, command, limit_option
-from lgov_core.commands.output import write_json, write_result, write_table
+from lgov_core.commands.output import effect_text, write_json, write_result, write_table
 from lgov_core.commands.recorded import opened_record
 
 if TYPE_CHECKING:
     from lgov_core.audit import AuditEntry
 
-_BLOCKING = ("deny", "escalate")
 #: Characters of arguments in the table.
 _ARGUMENTS_SHOWN = 80
 
@@ -24,14 +23,17 @@ _ARGUMENTS_SHOWN = 80
 @command(Exit.OK, Exit.USAGE, Exit.AUDIT_BROKEN)
 @click.argument("path", type=PATH)
 @click.option("--rollout", "rollout_id", help="Only entries of this rollout.")
-@click.option("--denied", is_flag=True, help="Only decisions that blocked something.")
+@click.option(
+    "--denied", is_flag=True, help="Only decisions that blocked something, or would have outside shadow mode."
+)
 @limit_option("Most recent rows")
 def show(path: Path, rollout_id: str | None, denied: bool, limit: int, as_json: bool) -> None:
     """List the entries of the audit record PATH, in the order of writing."""
     from lgov_core.audit.export import plain
+    from lgov_core.types import BLOCKING
 
     with opened_record(path) as record:
-        entries = [one for one in record.entries(rollout_id) if not denied or one.effect in _BLOCKING]
+        entries = [one for one in record.entries(rollout_id) if not denied or one.verdict["effect"] in BLOCKING]
     shown = entries[-limit:] if limit else entries
     if as_json:
         write_json([plain(entry) for entry in shown])
@@ -43,9 +45,11 @@ def show(path: Path, rollout_id: str | None, denied: bool, limit: int, as_json: 
 def _row(entry: AuditEntry) -> tuple[object, ...]:
     when = datetime.fromtimestamp(entry.time_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S")
     what = f"{entry.name or ''} {(entry.arguments or '')[:_ARGUMENTS_SHOWN]}".strip()
-    where = f"{entry.policy}/{entry.rule}" if entry.rule else entry.policy or ""
-    why = f"{where}: {entry.reason}" if entry.reason and where else entry.reason or where
-    return entry.position, when, entry.point or entry.kind, what, entry.effect or entry.status or "", why
+    verdict = entry.verdict
+    where = f"{verdict['policy']}/{verdict['rule']}" if verdict["rule"] else verdict["policy"] or ""
+    why = f"{where}: {verdict['reason']}" if verdict["reason"] and where else verdict["reason"] or where
+    answer = effect_text(entry.effect, verdict["effect"]) if entry.effect else entry.status or ""
+    return entry.position, when, entry.point or entry.kind, what, answer, why
 
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.AUDIT_BROKEN)
@@ -60,14 +64,17 @@ def export(path: Path, form: str, output: Path | None, after: int, as_json: bool
 
     A file is written whole or not at all. With --json the summary about --output is JSON; the entries always are.
     """
-    from lgov_core.audit.export import Format, lines, write_file
+    from lgov_core._util.atomic_file import write_lines
+    from lgov_core.audit.export import Format, lines
+    from lgov_core.errors import ExportError
 
     with opened_record(path) as record:
         entries = record.entries(after=after)
+    written = lines(entries, cast("Format", form))
     if output is None:
-        for line in lines(entries, cast("Format", form)):
+        for line in written:
             click.echo(line)
         return
-    count = write_file(output, entries, cast("Format", form))
+    count = write_lines(output, written, ExportError)
     about = {"file": str(output), "format": form, "entries": count}
     write_result(about, f"wrote {count} entries to {output}", as_json=as_json)

@@ -17,15 +17,23 @@ from lgov_core.commands.recorded import opened_record
 @click.option("--entry", "entry_id", help="The entry whose texts to erase.")
 @click.option("--rollout", "rollout_id", help="The rollout whose texts to erase.")
 @click.option("--reason", default="", help="Reason; recorded.")
+@click.option("--key", type=PATH, help="Secret key of a signed record. [default: the key of lgov audit keygen, if any]")
 @yes_option
 @click.pass_context
 def erase(
-    ctx: click.Context, path: Path, entry_id: str | None, rollout_id: str | None, reason: str, yes: bool, as_json: bool
+    ctx: click.Context,
+    path: Path,
+    entry_id: str | None,
+    rollout_id: str | None,
+    reason: str,
+    key: Path | None,
+    yes: bool,
+    as_json: bool,
 ) -> None:
     """Erase arguments and texts of one entry, or of a rollout, from the audit record PATH.
 
-    The chain stays valid, and an entry says what was erased. Exits 1 when there was nothing to erase. Copies and exports
-    keep the texts.
+    The chain stays valid, and an entry says what was erased; in a signed record it is signed with the record's key. Exits 1
+    when there was nothing to erase. Copies and exports keep the texts.
     """
     if (entry_id is None) == (rollout_id is None):
         raise click.UsageError("give --entry or --rollout")
@@ -33,7 +41,9 @@ def erase(
         raise click.UsageError("--json does not prompt: give --yes with it")
     if not yes:
         click.confirm(f"Erase the texts of {entry_id or rollout_id} for good?", abort=True, err=True)
-    with opened_record(path, sign=True) as record:
+    from lgov_core.audit import default_signer
+
+    with opened_record(path, signer=default_signer(key)) as record:
         count = record.erase(entry_id=entry_id, rollout_id=rollout_id, reason=reason)
     write_result({"path": str(path), "erased": count}, f"erased the texts of {count} entries", as_json=as_json)
     ctx.exit(Exit.OK if count else Exit.FINDING)

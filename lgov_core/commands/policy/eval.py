@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 def evaluate(ctx: click.Context, file: Path, cases: Path, as_json: bool) -> None:
     """Evaluate the actions in CASES (JSON lines) under the policies in FILE and compare with their expected effect.
 
-    Writes one JSON line a case (id, effect, policy, rule, severity, reason, expect, ok), then a summary: as text, or with
-    --json as a last line {"summary": {...}}. Exits 1 when any case is judged otherwise than expected. A case is
+    Writes one JSON line a case (id, effect, policy, rule, severity, reason, expect, ok, shadowed), then a summary: as text,
+    or with --json as a last line {"summary": {...}}. Exits 1 when any case is judged otherwise than expected. A case is
     {"id", "point", "name", "arguments", "agent"?, "text"?, "user_text"?, "context"?, "sequence"?, "expect":
     "allow"|"deny"}.
+
+    Policies in shadow mode are judged as if they were enforced ("shadowed" is true then).
 
     Each case is judged independently: the costs and texts of the others do not count. Cases with the same sequence (or
     else session_id, or rollout_id) follow on each other.
@@ -42,8 +44,9 @@ def evaluate(ctx: click.Context, file: Path, cases: Path, as_json: bool) -> None
     with dry_run(), _Bench(fresh_policies(file)) as bench:
         for case in read_cases(cases):
             decision = bench.governor(case).decide(case.action)
-            judged.append((case, decision))
-            click.echo(json.dumps(_line(case, decision)))
+            verdict = decision.unenforced or decision
+            judged.append((case, verdict))
+            click.echo(json.dumps({**_line(case, verdict), "shadowed": decision.shadowed}))
     summary = _summary(judged)
     click.echo(json.dumps({"summary": summary}) if as_json else _in_words(summary))
     ctx.exit(Exit.FINDING if summary["mismatches"] else Exit.OK)

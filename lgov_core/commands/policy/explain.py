@@ -10,7 +10,7 @@ import click
 
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import PATH, command
-from lgov_core.commands.output import write_json, write_table
+from lgov_core.commands.output import effect_text, write_json, write_table
 from lgov_core.errors import PolicyError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def explain(ctx: click.Context, file: Path, action_text: str, as_json: bool) -> 
     """Show the decision of every rule in FILE on one action, and why.
 
     The action has the fields of a case of lgov policy eval: point (pre_tool_call unless it says otherwise), name,
-    arguments, agent, text, user_text, context.
+    arguments, agent, text, user_text, context. In shadow mode the answer is allow, and what it would be otherwise.
     """
     from lgov_core.policies import dry_run, load_policy_file
     from lgov_core.policies.explain import explain as ask_all
@@ -54,7 +54,8 @@ def explain(ctx: click.Context, file: Path, action_text: str, as_json: bool) -> 
         write_json({"file": str(file), **_fields(found.decision), "rules": rules})
     else:
         write_table(("rule", "answer", "severity", "why"), [(one.rule, *_cells(one)) for one in found.verdicts])
-        click.echo(f"\n{found.decision.effect.label}: {_why(found.decision)}")
+        verdict = found.decision.unenforced or found.decision
+        click.echo(f"\n{effect_text(found.decision.effect.label, verdict.effect.label)}: {_why(verdict)}")
         if found.decision.arguments is not None or found.decision.text is not None:
             click.echo(f"  it continues as: {found.decision.arguments or found.decision.text}")
     ctx.exit(Exit.DENIED if found.decision.blocks else Exit.OK)
@@ -72,13 +73,16 @@ def _text(given: str) -> str:
 
 
 def _fields(decision: Decision) -> dict[str, Any]:
+    verdict = decision.unenforced or decision
     fields: dict[str, Any] = {
         "effect": decision.effect.label,
-        "policy": decision.policy,
-        "rule": decision.rule,
-        "severity": decision.severity.value,
-        "reason": decision.reason,
+        "policy": verdict.policy,
+        "rule": verdict.rule,
+        "severity": verdict.severity.value,
+        "reason": verdict.reason,
     }
+    if verdict is not decision:
+        fields["would"] = verdict.effect.label
     if decision.arguments is not None:
         fields["arguments"] = dict(decision.arguments)
     if decision.text is not None:

@@ -59,7 +59,7 @@ def _replayed(governor: Governor, place: str) -> Replay:
     if is_audit_record(place):
         from lgov_core.audit import AuditLog
 
-        with AuditLog(place) as log:
+        with AuditLog(place, signer=None) as log:
             return judge_again(governor, from_audit(log.entries()))
     with opened_store(place) as recorded:
         return judge_again(governor, from_store(recorded))

@@ -30,12 +30,12 @@ def open_gate(
     changed is written there as spans and rewards. The caller closes the gate. Raises `LgovError` for a file that does not
     load or a record that cannot be opened.
     """
-    from lgov_core.audit import AuditLog, default_signer
+    from lgov_core.audit import AuditLog
     from lgov_core.policies import load_policy_file
     from lgov_core.reward.air import AirPlugin
 
     rules = load_policy_file(Path(policy))
-    log = AuditLog(audit, policy_digest=rules.digest or "", signer=default_signer(), redact=redact or None)
+    log = AuditLog(audit, policy_digest=rules.digest or "", redact=redact or None)
     try:
         plugins = [] if store is None else [AirPlugin(), _DenialSink(store)]
         return PolicyGate(Governor(rules, plugins=plugins, audit=log, timeout_s=timeout_s), owns=[log])
@@ -45,7 +45,10 @@ def open_gate(
 
 
 class _DenialSink:
-    """Writes what policies denied or changed to the store; what they allowed is in the audit record."""
+    """Writes what policies denied or changed, or would have in shadow mode, to the store.
+
+    What they allowed is in the audit record.
+    """
 
     def __init__(self, store: TraceStore) -> None:
         from lgov_core.trace.sink import StoreSink
@@ -55,5 +58,5 @@ class _DenialSink:
     @hookimpl
     def lgov_observe(self, event: Any) -> None:
         """See `lgov_core.hookspecs.lgov_observe`."""
-        if not isinstance(event, ObservedDecision) or event.decision.effect > Effect.ALLOW:
+        if not isinstance(event, ObservedDecision) or event.decision.effect > Effect.ALLOW or event.decision.unenforced:
             self._sink.lgov_observe(event)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any, NoReturn
 
-from lgov_core.audit import AuditLog, default_signer
+from lgov_core.audit import AuditLog
 from lgov_core.errors import InstrumentationError, StoreError
 from lgov_core.governor import Governor, ObservedDecision
 from lgov_core.hookspecs import hookimpl
@@ -82,7 +82,7 @@ class Worker:
         if config.shadow:
             policies = policies.in_shadow()
         self.store: TraceStore = open_store(config.store)
-        self.audit = AuditLog(config.audit, policy_digest=policies.digest or "", signer=default_signer())
+        self.audit = AuditLog(config.audit, policy_digest=policies.digest or "")
         self.tally = Tally()
         # The set in use: rules that the agent's program registers when it is imported are added to it.
         rules = air.use(RuleSet(base=AirRules(**config.air)))

@@ -14,12 +14,10 @@ from lgov_core.trace import semconv
 from lgov_core.transitions.export.template_messages import UnreadableArguments, template_messages
 from lgov_core.transitions.reading.conversations import ConversationReader, chat_conversation, threads_of
 from lgov_core.transitions.values import Transition, TransitionSet, alternatives_of, by_rollout, line_of
-from lgov_core.types import Attempt, CapturedCall, Effect, Outcome, Rollout, Span
+from lgov_core.types import BLOCKING, Attempt, CapturedCall, Outcome, Rollout, Span
 
 #: The dimension in which denials are paid for.
 COMPLIANCE: Final = "compliance"
-
-_BLOCKING: Final = frozenset(effect.label for effect in Effect if effect >= Effect.ESCALATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,7 @@ def denied_attempts(spans: Iterable[Span]) -> dict[tuple[str, int], list[str]]:
         if span.name != semconv.DECISION_SPAN_NAME or span.claimed or span.rollout_id is None or span.attempt is None:
             continue
         get = span.attributes.get
-        if get(semconv.DECISION_EFFECT) in _BLOCKING and not get(semconv.DECISION_SHADOWED):
+        if get(semconv.DECISION_EFFECT) in BLOCKING and not get(semconv.DECISION_SHADOWED):
             policy, reason = get(semconv.DECISION_POLICY), get(semconv.DECISION_REASON) or get(semconv.DECISION_RULE)
             found[span.rollout_id, span.attempt].append(f"{policy}: {reason}")
     return dict(found)
