@@ -7,7 +7,7 @@ from typing import Protocol
 
 from lgov_core.store.protocol import TraceStore
 from lgov_core.store.retention import Pruned, StoreStatistics
-from lgov_core.store.work import Claim, EndedRollouts, QueueEntry, RolloutConfig, RolloutState
+from lgov_core.store.rollout_states import Claim, EndedRollouts, QueueEntry, RolloutConfig, RolloutState
 from lgov_core.types import Attempt, Rollout
 
 

@@ -16,7 +16,7 @@ from typing import Any, cast
 from lgov_core.errors import StoreError
 from lgov_core.store.protocol import TraceStore
 from lgov_core.trace import semconv
-from lgov_core.trace.mapping.mapping import canonical
+from lgov_core.trace.mapping.canonical import canonical
 from lgov_core.trace.rollout_spans import attempt_of
 from lgov_core.types import Attempt, CapturedCall, JSONValue, Reward, Rollout, Span
 from lgov_core.views.attempt_view import AttemptView, Message, ModelStep, RecordedDecision, RewardLine, ToolStep

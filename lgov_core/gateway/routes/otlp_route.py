@@ -19,8 +19,8 @@ from lgov_core.gateway.serving.keys import KeyGrant, KeyRing
 from lgov_core.gateway.serving.metrics import Reading
 from lgov_core.store.protocol import TraceStore
 from lgov_core.trace import identity
-from lgov_core.trace.mapping.mapping import states_result
-from lgov_core.trace.otlp.otlp import (
+from lgov_core.trace.mapping.canonical import states_result
+from lgov_core.trace.otlp.codec import (
     CONTENT_TYPE_OF,
     Protocol,
     answered_in,

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from lgov_core.store import encoding, rows
 from lgov_core.store.retention import ROLLOUTS_A_PORTION, Pruned, StoreStatistics, chosen, require_choice
+from lgov_core.store.rollout_states import Claim, EndedRollouts, QueueEntry, RolloutConfig, RolloutState, require_lease
 from lgov_core.store.sql import deletion, queue
 from lgov_core.store.sql.database import Transaction
 from lgov_core.store.sql.traces import SqlTraces
-from lgov_core.store.work import Claim, EndedRollouts, QueueEntry, RolloutConfig, RolloutState, require_lease
 from lgov_core.types import Attempt, Rollout
 
 

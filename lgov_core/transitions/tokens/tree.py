@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lgov_core._util.prefixes import common_prefix
-from lgov_core.transitions.values import Transition
+from lgov_core.transitions.transition_set import Transition
 
 
 @dataclass(frozen=True, slots=True)

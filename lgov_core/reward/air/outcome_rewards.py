@@ -10,8 +10,7 @@ from typing import Any, Final, TypeAlias
 from lgov_core._util.canonical import NotCanonical, fingerprint
 from lgov_core.errors import RewardError
 from lgov_core.hookspecs import hookimpl
-from lgov_core.reward.air_rules import AirRule, Event, RuleSet
-from lgov_core.reward.air_values import AirRules
+from lgov_core.reward.air.rules import AirRule, AirRules, Event, RuleSet
 from lgov_core.scope import RolloutScope
 from lgov_core.trace import semconv
 from lgov_core.types import Reward, Span, ToolOutcome
