@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lgov_core.errors import TransitionError
-from lgov_core.store.protocol import TraceStore
+from lgov_core.store import TraceStore
 from lgov_core.transitions.build import make_transitions
 from lgov_core.transitions.credit.advantages import assign_credit
 from lgov_core.transitions.reading.records import Records, read_store

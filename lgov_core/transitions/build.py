@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lgov_core.store.protocol import TraceStore
+from lgov_core.store import TraceStore
 from lgov_core.transitions.findings import Diagnostic, Finding
 from lgov_core.transitions.reading.calls import calls_by_attempt
 from lgov_core.transitions.reading.choices import ChoiceKey, set_aside

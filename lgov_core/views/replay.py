@@ -18,7 +18,7 @@ from lgov_core.types import Action, Decision, Point
 if TYPE_CHECKING:
     from lgov_core.audit import AuditEntry
     from lgov_core.governor import Governor
-    from lgov_core.store.protocol import TraceStore
+    from lgov_core.store import TraceStore
 
 _BLOCKING = frozenset({"deny", "escalate"})
 _CUT = "lgov.cut"

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from lgov_core.store import open_store
-from lgov_core.store.protocol import TraceStore
+from lgov_core.store import TraceStore, open_store
 from lgov_core.trace import semconv
 from lgov_core.trace.mapping.canonical import canonical
 from lgov_core.trace.otlp.codec import CONTENT_TYPE_OF, Protocol, decode_traces, encode_traces

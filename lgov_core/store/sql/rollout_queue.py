@@ -1,4 +1,4 @@
-"""The part of a SQL store that hands out rollouts, deletes them, and counts what there is."""
+"""The trace store with a queue of rollouts: hands them out, deletes them, counts what there is."""
 
 from __future__ import annotations
 
@@ -10,12 +10,24 @@ from lgov_core.store.retention import ROLLOUTS_A_PORTION, Pruned, StoreStatistic
 from lgov_core.store.rollout_states import Claim, EndedRollouts, QueueEntry, RolloutConfig, RolloutState, require_lease
 from lgov_core.store.sql import deletion, queue
 from lgov_core.store.sql.database import Transaction
-from lgov_core.store.sql.traces import SqlTraces
+from lgov_core.store.sql.trace_store import TraceStore
 from lgov_core.types import Attempt, Rollout
 
 
-class SqlStore(SqlTraces):
-    """A `RolloutQueue`. A subclass opens the connections, and names what differs."""
+class RolloutQueue(TraceStore):
+    """A trace store that also hands out rollouts to workers, retries them, and deletes what is no longer needed.
+
+    What the trace store promises of writes, threads and processes holds here too: a rollout is handed to one worker
+    only, however many ask at the same time. A worker ends its attempt with `TraceStore.finish_attempt`, which moves the
+    rollout on in the same transaction: to ``succeeded``, back into the queue while its configuration grants another try,
+    or to ``failed``. An attempt that was closed meanwhile (it expired, or was cancelled) cannot be finished any more,
+    so a worker that reconnects too late changes nothing. `TraceStore.start_attempt` refuses rollouts of the
+    queue; `TraceStore.fail_open_attempts` moves them on as `expire` does, those of living workers too.
+
+    ``now`` (Unix seconds) is the store's own clock when it is None, which for a store on a server is the server's; give
+    it only where time is yours to set, as in tests. Every move of a state is one of `STATE_MOVES`, or raises `StoreError`.
+    A subclass opens the connections, and names what differs between databases.
+    """
 
     #: Tables with rows of a rollout; one is before those that it refers to.
     _tables: ClassVar = ("queue", "rewards", "spans", "calls", "attempts", "rollouts")
@@ -27,7 +39,10 @@ class SqlStore(SqlTraces):
     def enqueue(
         self, rollouts: Sequence[Rollout], config: RolloutConfig | None = None, *, now: float | None = None
     ) -> None:
-        """Adds rollouts to the store and to the queue. An id that exists raises `StoreError`; then none is added."""
+        """Adds rollouts to the store and to the queue, behind those that are there.
+
+        An id that exists already raises `StoreError`; then none is added.
+        """
         new = [rows.rollout_row(rollout) for rollout in rollouts]
         names = [(rollout.rollout_id, rollout.run_id) for rollout in rollouts]
 
@@ -40,7 +55,11 @@ class SqlStore(SqlTraces):
     def claim(
         self, worker_id: str, limit: int = 1, *, lease_s: float, run_id: str | None = None, now: float | None = None
     ) -> list[Claim]:
-        """Hands out at most ``limit`` rollouts that wait, and opens an attempt of each. See `RolloutQueue.claim`."""
+        """Hands out at most ``limit`` rollouts that wait, the first enqueued first, and opens an attempt of each.
+
+        Does what `expire` does first, so that nothing waits for a worker that is gone. ``run_id`` keeps to one run.
+        Never waits: an empty list when there is nothing. Raises `StoreError` for a lease that is not above 0 seconds.
+        """
         require_lease(lease_s)
         return self._submit(
             lambda transaction: queue.claim(transaction, worker_id, limit, lease_s, run_id, now), limit
@@ -54,17 +73,29 @@ class SqlStore(SqlTraces):
         attempts: Iterable[tuple[str, int]] | None = None,
         now: float | None = None,
     ) -> list[Attempt]:
-        """Extends leases, and returns the attempts that the worker still holds. See `RolloutQueue.heartbeat`."""
+        """Extends the leases of the attempts that a worker has in hand, and returns those attempts, oldest first.
+
+        ``attempts`` (rollout id and number) keeps to these, so that one that hangs is not kept alive by the others; None:
+        all of them. An attempt that is missing from the answer is no longer the worker's: it was cancelled or expired,
+        or has passed its deadline, and must be stopped. A worker that was started again learns here what it had.
+        """
         require_lease(lease_s)
         asked = None if attempts is None else list(attempts)
         return self._submit(lambda transaction: queue.heartbeat(transaction, worker_id, lease_s, asked, now)).result()
 
     def expire(self, *, now: float | None = None) -> list[Attempt]:
-        """Closes each attempt of the queue past its deadline or lease. See `RolloutQueue.expire`."""
+        """Closes each attempt of the queue that has passed its deadline, as timeout, or its lease, as infrastructure.
+
+        Their rollouts wait again while tries remain, and have failed otherwise. Returns the closed attempts, with the
+        reason as their ``error``.
+        """
         return self._submit(lambda transaction: queue.expire(transaction, now)).result()
 
     def cancel(self, rollout_id: str, reason: str, *, now: float | None = None) -> QueueEntry:
-        """Takes a rollout out of the queue for good. See `RolloutQueue.cancel`."""
+        """Takes a rollout out of the queue for good; an attempt that runs is closed as infrastructure.
+
+        Raises `StoreError` for a rollout that is not in the queue or has ended.
+        """
         why = encoding.readable(reason)
         return self._submit(lambda transaction: queue.cancel(transaction, rollout_id, why, now)).result()
 
@@ -80,7 +111,11 @@ class SqlStore(SqlTraces):
         return [rows.entry_of(row) for row in self._read("queue", rows.ENTRY_COLUMNS, where, given)]
 
     def ended_since(self, cursor: int = 0, *, limit: int = 100, run_id: str | None = None) -> EndedRollouts:
-        """Rollouts that ended after the place ``cursor``. See `RolloutQueue.ended_since`."""
+        """At most ``limit`` rollouts that ended after the place ``cursor``, in the order in which they ended.
+
+        Start with 0, then give the cursor of the last answer: every rollout that ends is returned once, however
+        many end at the same time. The cursor does not move when there is nothing new.
+        """
         self._check()
         of_run = "" if run_id is None else "WHERE run_id = ?"
         found = self._reading.fetch(
@@ -100,9 +135,16 @@ class SqlStore(SqlTraces):
         keep_last: int | None = None,
         dry_run: bool = False,
     ) -> Pruned:
-        """Deletes rollouts with all that belongs to them: those that fit everything given. See `RolloutQueue.prune`.
+        """Deletes rollouts with all that belongs to them: those that fit everything given.
 
-        While a portion is deleted, nothing else writes to the store.
+        ``before`` (Unix seconds): rollouts without activity since; ``run_id``: those of one run; ``keep_last``: all but the
+        N most recently active of these. Rollouts that were never added, which calls, spans or rewards name, are rollouts
+        too, of no run. With ``before`` and no run, older calls and spans of no rollout are deleted as well, with the
+        rewards that name these calls.
+
+        A rollout is deleted whole or not at all; many are deleted in several transactions, so that others can write in
+        between. One that waits in the queue or has an open attempt is spared. With ``dry_run`` nothing is deleted.
+        Raises `StoreError` when nothing at all is given to choose by.
         """
         require_choice(before, run_id, keep_last)
         total = Pruned()
@@ -119,8 +161,12 @@ class SqlStore(SqlTraces):
             ).result()
         return total
 
+    def vacuum(self) -> None:
+        """Gives the space of what was deleted back to the system. Writers may have to wait for as long as it takes."""
+        raise NotImplementedError
+
     def statistics(self) -> StoreStatistics:
-        """What is in the store, and how large it is, as far as the database tells."""
+        """What is in the store, and how much space it takes."""
         self._check()
         ((rollouts, attempts, still_open, calls, rewards, spans),) = self._reading.fetch(deletion.COUNTS)
         ((size, free),) = self._reading.fetch(self._size)
@@ -143,7 +189,11 @@ class SqlStore(SqlTraces):
         )
 
     def unannounced(self) -> list[Attempt]:
-        """Attempts that calls and spans name and that were never opened. See `RolloutQueue.unannounced`."""
+        """Attempts that calls and spans name and that were never opened, in the order in which they began.
+
+        ``started_at`` is when the first call or span began; ``ended_at`` and ``outcome`` are None. What names no attempt
+        belongs to the first.
+        """
         self._check()
         return [Attempt(*row) for row in self._reading.fetch(deletion.UNANNOUNCED)]
 
