@@ -272,9 +272,6 @@ def _facts_of(outcome: ToolOutcome) -> dict[str, Any]:
         "error": outcome.error,
         "error_type": outcome.error_type,
         "status": outcome.status,
-        "reason": None if decision is None else decision.reason,
-        "policy": None if decision is None else decision.policy,
-        "rule": None if decision is None else decision.rule,
-        "severity": None if decision is None else decision.severity,
         "decision": decision,
+        **{name: getattr(decision, name, None) for name in ("reason", "policy", "rule", "severity")},
     }

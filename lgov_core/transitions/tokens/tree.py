@@ -57,10 +57,6 @@ class TokenTree:
         """Tokens in the tree: what a shared-prefix update computes."""
         return sum(len(node.ids) for node in self.nodes)
 
-    def path(self, index: int) -> list[int]:
-        """The numbers of the nodes from a top to the end of transition number ``index``."""
-        return [number for number, node in enumerate(self.nodes) if any(one.index == index for one in node.serves)]
-
     def statistics(self) -> dict[str, float]:
         """``transitions``, ``nodes``, ``total``, ``distinct`` and how many times less (``saved_factor``)."""
         total, distinct = self.total, self.distinct
