@@ -24,8 +24,14 @@ if TYPE_CHECKING:
     from lgov_core.hookspecs import hookimpl
     from lgov_core.kernel import KernelSpace
     from lgov_core.policies import PolicySet, SQLPolicy, ToolPolicy, load_policy_file
-    from lgov_core.reward import PolicyReward, RewardConfig, air, policy_penalty
-    from lgov_core.reward.violation import PolicyViolation, PolicyViolationError
+    from lgov_core.reward import (
+        PolicyReward,
+        PolicyViolation,
+        PolicyViolationError,
+        RewardConfig,
+        air,
+        policy_penalty,
+    )
     from lgov_core.runner import GovernedRollout, GovernedRunner
     from lgov_core.scope import RolloutScope, carry_into_threads, current_scope
     from lgov_core.settings import Settings, load_settings
@@ -78,43 +84,25 @@ __all__ = [
     "policy_penalty",
 ]
 
-_HOMES = {
-    "KernelSpace": "lgov_core.kernel",
-    "GovernedRunner": "lgov_core.runner",
-    "GovernedRollout": "lgov_core.runner",
-    "GovernedEnvironment": "lgov_core.environment",
-    "EnvironmentConfig": "lgov_core.environment",
-    "FlightRecorderEmitter": "lgov_core.emitter",
-    "PolicyReward": "lgov_core.reward",
-    "RewardConfig": "lgov_core.reward",
-    "policy_penalty": "lgov_core.reward",
-    "air": "lgov_core.reward",
-    "PolicyViolation": "lgov_core.reward.violation",
-    "PolicyViolationError": "lgov_core.reward.violation",
-    "AuditLog": "lgov_core.audit",
-    "Client": "lgov_core.client",
-    "FlightRecorder": "lgov_core.audit",
-    "LgovError": "lgov_core.errors",
-    "PolicyDenied": "lgov_core.errors",
-    "Governor": "lgov_core.governor",
-    "hookimpl": "lgov_core.hookspecs",
-    "PolicySet": "lgov_core.policies",
-    "SQLPolicy": "lgov_core.policies",
-    "ToolPolicy": "lgov_core.policies",
-    "load_policy_file": "lgov_core.policies",
-    "RolloutScope": "lgov_core.scope",
-    "carry_into_threads": "lgov_core.scope",
-    "current_scope": "lgov_core.scope",
-    "Settings": "lgov_core.settings",
-    "load_settings": "lgov_core.settings",
-    "TraceStore": "lgov_core.store",
-    "open_store": "lgov_core.store",
-    "Trainer": "lgov_core.trainer",
-    **dict.fromkeys(
-        ("Action", "Decision", "Effect", "Outcome", "Point", "Reward", "Severity", "Span", "ToolOutcome"),
-        "lgov_core.types",
-    ),
+_NAMES = {
+    "audit": ("AuditLog", "FlightRecorder"),
+    "client": ("Client",),
+    "emitter": ("FlightRecorderEmitter",),
+    "environment": ("EnvironmentConfig", "GovernedEnvironment"),
+    "errors": ("LgovError", "PolicyDenied"),
+    "governor": ("Governor",),
+    "hookspecs": ("hookimpl",),
+    "kernel": ("KernelSpace",),
+    "policies": ("PolicySet", "SQLPolicy", "ToolPolicy", "load_policy_file"),
+    "reward": ("PolicyReward", "PolicyViolation", "PolicyViolationError", "RewardConfig", "air", "policy_penalty"),
+    "runner": ("GovernedRollout", "GovernedRunner"),
+    "scope": ("RolloutScope", "carry_into_threads", "current_scope"),
+    "settings": ("Settings", "load_settings"),
+    "store": ("TraceStore", "open_store"),
+    "trainer": ("Trainer",),
+    "types": ("Action", "Decision", "Effect", "Outcome", "Point", "Reward", "Severity", "Span", "ToolOutcome"),
 }
+_HOMES = {name: f"lgov_core.{home}" for home, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final, Literal, TypeAlias
 from weakref import WeakValueDictionary
 
-from lgov_core.errors import ArgumentError, KernelError, LgovError, PolicyDenied
+from lgov_core.errors import ArgumentError, KernelError, LgovError, PolicyDenied, PolicyViolationError
 from lgov_core.kernel import KernelSpace
 from lgov_core.kernel.agent_call import function_of
 from lgov_core.kernel.execution import Execution
@@ -21,10 +21,9 @@ from lgov_core.kernel.rollout_watch import Collected, RolloutWatch
 from lgov_core.kernel.task_source import Task, task_source
 from lgov_core.kernel.violations import require_callback, require_done
 from lgov_core.kernel.workers import Workers
-from lgov_core.reward.violation import PolicyViolation, PolicyViolationError
-from lgov_core.reward.violation import PolicyViolationType as PolicyViolationType
 from lgov_core.scope import RolloutScope, carry_into_threads, current_scope, enter_scope
-from lgov_core.types import Outcome, new_id
+from lgov_core.types import Outcome, PolicyViolation, new_id
+from lgov_core.types import PolicyViolationType as PolicyViolationType
 
 Mode: TypeAlias = Literal["train", "eval"]
 
@@ -94,7 +93,7 @@ class GovernedRunner:
         """Makes the calling thread or task the worker ``worker_id`` of ``store``, from which `iter` takes tasks.
 
         One object may hold several workers: each belongs to the thread or task that called this. Through the store the
-        workers share their statistics, with ``run_id`` those of one run. What a store must have: see `TaskSource`.
+        workers share their statistics, with ``run_id`` those of one run. What a store must have: see `task_source`.
         Raises `ArgumentError` for a store that has neither tasks nor statistics.
         """
         self._workers.begin(worker_id, None if store is None else task_source(store, run_id=run_id))

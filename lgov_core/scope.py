@@ -47,10 +47,8 @@ _CURRENT: contextvars.ContextVar[RolloutScope | None] = contextvars.ContextVar("
 current_scope: Callable[[], RolloutScope | None] = _CURRENT.get
 
 
-class _Entered:
-    """The context manager of `enter_scope`."""
-
-    __slots__ = ("_scope", "_token")
+class enter_scope(AbstractContextManager["RolloutScope | None", None]):
+    """Makes ``scope`` current inside the block, in this thread or task only. Scopes nest; the inner one wins."""
 
     def __init__(self, scope: RolloutScope | None) -> None:
         self._scope = scope
@@ -61,11 +59,6 @@ class _Entered:
 
     def __exit__(self, *exc: object) -> None:
         _CURRENT.reset(self._token)
-
-
-def enter_scope(scope: RolloutScope | None) -> AbstractContextManager[RolloutScope | None, None]:
-    """Makes ``scope`` current inside the block, in this thread or task only. Scopes nest; the inner one wins."""
-    return _Entered(scope)
 
 
 def _carrying(function: Callable[..., Any], scope: RolloutScope | None) -> Callable[..., Any]:

@@ -28,8 +28,7 @@ from lgov_core.models import LanguageModel, build_tiny, load_model
 from lgov_core.policies import load_policy_file
 from lgov_core.reward import AirPlugin, AirRules, RuleSet
 from lgov_core.scope import RolloutScope
-from lgov_core.store import open_store
-from lgov_core.store.protocol import TraceStore
+from lgov_core.store import TraceStore, open_store
 from lgov_core.train.algorithms.config import SupervisedConfig, UpdateConfig
 from lgov_core.train.algorithms.supervised import supervised
 from lgov_core.train.algorithms.update import PolicyUpdate

@@ -24,7 +24,7 @@ def canonical_json(value: Any) -> str:
     Lists and tuples are the same; 1, 1.0, true and "1" are not. Raises `NotCanonical` for a key that is not text, a number
     that is not finite, anything that is not JSON value, and for more than `MAX_DEPTH` levels.
     """
-    return json.dumps(_plain(value, 0), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return json.dumps(plain_json(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def fingerprint(value: Any) -> str:
@@ -32,7 +32,8 @@ def fingerprint(value: Any) -> str:
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
-def _plain(value: Any, depth: int) -> Any:
+def plain_json(value: Any, depth: int = 0) -> Any:
+    """``value`` in new dicts, lists and plain scalars. Raises `NotCanonical` as `canonical_json` does."""
     if depth > MAX_DEPTH:
         raise NotCanonical("it is nested too deep, or holds itself")
     if value is None or value is True or value is False:
@@ -52,8 +53,8 @@ def _plain(value: Any, depth: int) -> Any:
         for key, item in value.items():
             if not isinstance(key, str):
                 raise NotCanonical(f"it holds the key {key!r}, which is not text")
-            found[str.__str__(key)] = _plain(item, depth + 1)
+            found[str.__str__(key)] = plain_json(item, depth + 1)
         return found
     if isinstance(value, list | tuple):
-        return [_plain(item, depth + 1) for item in value]
+        return [plain_json(item, depth + 1) for item in value]
     raise NotCanonical(f"it holds {type(value).__name__}, which JSON has no form for")

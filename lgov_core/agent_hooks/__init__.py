@@ -16,22 +16,14 @@ if TYPE_CHECKING:
 
 __all__ = ["InterceptorPolicy", "LgovInterceptor"]
 
-_HOMES = {
-    "InterceptorPolicy": "lgov_core.agent_hooks.policy",
-    "LgovInterceptor": "lgov_core.agent_hooks.interceptor",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        home = "policy" if name == "InterceptorPolicy" else "interceptor"
+        return getattr(importlib.import_module(f"{__name__}.{home}"), name)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "agent_hooks":
             raise
         raise PolicyError(f"{name} needs agent-hooks-sdk", hint='pip install "lgov[agent-hooks]"') from error
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from agent_hooks import SPEC_VERSION
 
+from lgov_core._util.canonical import NotCanonical, plain_json
 from lgov_core.types import Action, Point
 
 #: The member of a context that holds the facts of its point.
@@ -160,28 +161,9 @@ def _no_constant(name: str) -> Any:
 def plain(value: Any) -> Any:
     """``value`` in dicts, lists and plain scalars of its own. Raises `Unclear` for what JSON has no form for."""
     try:
-        return _plain(value)
-    except RecursionError:
-        raise Unclear("a value is nested too deep") from None
-
-
-def _plain(value: Any) -> Any:
-    kind = type(value)
-    if value is None or kind is str or kind is bool or kind is int or kind is float:
-        return value
-    if isinstance(value, Mapping):
-        if not all(isinstance(key, str) for key in value):
-            raise Unclear("a mapping has keys that are not texts")
-        return {str.__str__(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, str):  # an enumeration, or another class made from a scalar
-        return str.__str__(value)
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        return float(value)
-    raise Unclear(f"a value of type {kind.__name__} has no form in JSON")
+        return plain_json(value)
+    except NotCanonical as error:
+        raise Unclear(f"a value has no form in JSON: {error}") from None
 
 
 # ---------------------------------------------------------------------- back

@@ -7,6 +7,7 @@ import contextvars
 import inspect
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any, TypeAlias, TypeVar
 
 from agent_hooks import ApprovalResolver, Interceptor
@@ -24,11 +25,9 @@ class GuardedInterceptor:
         self.intercept: Call = inner.intercept if self.bounded else _guarded(inner.intercept, pool)
 
 
-class GuardedResolver:
+def guarded_resolver(inner: ApprovalResolver, pool: ThreadPoolExecutor) -> Any:
     """As `GuardedInterceptor`, for an approval resolver."""
-
-    def __init__(self, inner: ApprovalResolver, pool: ThreadPoolExecutor) -> None:
-        self.resolve: Call = _guarded(inner.resolve, pool)
+    return SimpleNamespace(resolve=_guarded(inner.resolve, pool))
 
 
 def _guarded(function: Call, pool: ThreadPoolExecutor) -> Call:

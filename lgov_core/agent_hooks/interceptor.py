@@ -16,8 +16,7 @@ from lgov_core.agent_hooks.readings import BEFORE, Session, action_of, outcome_o
 from lgov_core.agent_hooks.verdicts import verdict_of
 from lgov_core.errors import PolicyError
 from lgov_core.governor import Governor
-from lgov_core.policies.base import Policy
-from lgov_core.types import Point, ToolOutcome
+from lgov_core.types import Point, Policy, ToolOutcome
 
 #: Open sessions of which the state is kept; beyond it the oldest is forgotten.
 MAX_SESSIONS: Final = 4096

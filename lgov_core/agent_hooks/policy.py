@@ -26,7 +26,7 @@ from agent_hooks import (
 from lgov_core._util.bounded import BoundedDict
 from lgov_core.agent_hooks.contexts import Unclear, context_of
 from lgov_core.agent_hooks.decisions import Deciding
-from lgov_core.agent_hooks.guarded import GuardedInterceptor, GuardedResolver, run_without_waiting
+from lgov_core.agent_hooks.guarded import GuardedInterceptor, guarded_resolver, run_without_waiting
 from lgov_core.errors import PolicyError
 from lgov_core.governor import ObservedDecision
 from lgov_core.hookspecs import hookimpl
@@ -111,7 +111,7 @@ class InterceptorPolicy(BoundedPolicy):
         self._on_record = on_record
         self._pool = ThreadPoolExecutor(max_workers=32, thread_name_prefix="lgov-interceptor")
         self._interceptors = [GuardedInterceptor(one, self._pool) for one in given]
-        self._resolver = None if resolver is None else GuardedResolver(resolver, self._pool)
+        self._resolver = None if resolver is None else guarded_resolver(resolver, self._pool)
         #: No interceptor waits: judging is a plain call.
         self.bounded = resolver is None and all(one.bounded for one in self._interceptors)
         #: How long a governor has to wait for all of them.

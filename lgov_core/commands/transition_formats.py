@@ -74,6 +74,6 @@ def write_parquet_for(name: str, data: TransitionSet, out: Path) -> None:
 
         write_verl_parquet(data, out)
     else:
-        from lgov_core.transitions.export.export import write_parquet
+        from lgov_core.transitions.export.files import write_parquet
 
         write_parquet(data.transitions, out)

@@ -170,7 +170,7 @@ def _is_sqlite(path: str) -> bool:
 def _rules(credit: str, discount: float, caps: Sequence[str]) -> CreditRules:
     """The credit rules. Raises `click.UsageError` for an unknown scheme."""
     from lgov_core.transitions import CreditRules
-    from lgov_core.transitions.credit.plugins import check_known
+    from lgov_core.transitions.credit.plugin_schemes import check_known
 
     pairs = [_pair("--cap", "DIMENSION=NUMBER", text) for text in caps]
     bounds = {name: _cap(name, bound) for name, bound in pairs}
@@ -218,7 +218,7 @@ def _write_json_lines(rows: Iterable[dict[str, Any]], file: IO[str]) -> None:
 
 
 def _write_rows(out: Path, form: str | None, data: TransitionSet, rows: Sequence[dict[str, Any]]) -> None:
-    from lgov_core.transitions.export.export import write_jsonl
+    from lgov_core.transitions.export.files import write_jsonl
 
     if out.suffix == ".parquet":
         write_parquet_for(form or "", data, out)

@@ -25,8 +25,7 @@ from lgov_core.gateway.engine.embedded import EmbeddedEngine
 from lgov_core.gateway.server import EndpointServer
 from lgov_core.models import LanguageModel, load_model
 from lgov_core.reward import AirRules
-from lgov_core.store import open_store
-from lgov_core.store.protocol import TraceStore
+from lgov_core.store import TraceStore, open_store
 from lgov_core.train.algorithms.update import PolicyUpdate
 from lgov_core.train.loop.lineage import Facts, Lineage, policy_facts
 from lgov_core.train.loop.loop import Task, TrainingLoop

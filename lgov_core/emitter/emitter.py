@@ -7,10 +7,9 @@ import contextlib
 import inspect
 import json
 import os
-import textwrap
 import threading
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -204,21 +203,14 @@ class FlightRecorderEmitter:
         """
         with atomic_file(Path(path), ExportError) as beside, beside.open("w", encoding="ascii") as file:
             spans = self.get_spans()
-            file.writelines(f"{line}\n" for line in _array(spans))
+            json.dump([span.to_dict() for span in spans], file, indent=2, allow_nan=False)
+            file.write("\n")
         return len(spans)
 
 
 def create_emitter(recorder: Any, *options: Any, **named: Any) -> FlightRecorderEmitter:
     """A `FlightRecorderEmitter` for ``recorder``, with its options. An unknown keyword is a TypeError."""
     return FlightRecorderEmitter(recorder, *options, **named)
-
-
-def _array(spans: Sequence[LightningSpan]) -> Iterator[str]:
-    """The lines of a JSON array of ``spans``."""
-    yield "[" if spans else "[]"
-    for number, span in enumerate(spans, start=1):
-        text = json.dumps(span.to_dict(), indent=2, allow_nan=False)
-        yield textwrap.indent(text, "  ") + ("," if number < len(spans) else "\n]")
 
 
 def _own_span(span: LightningSpan) -> Span:

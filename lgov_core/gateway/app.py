@@ -24,7 +24,7 @@ from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.gateway.serving.limits import BodyBudget, Limits
 from lgov_core.gateway.serving.metrics import Metrics, Reading
 from lgov_core.gateway.upstream.registered_models import RegisteredModels
-from lgov_core.store.protocol import TraceStore
+from lgov_core.store import TraceStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from lgov_core.gateway.protocol import Engine, Gate
     from lgov_core.gateway.serving.keys import KeyRing
-    from lgov_core.store.protocol import TraceStore
+    from lgov_core.store import TraceStore
 
 
 def is_loopback(host: str) -> bool:

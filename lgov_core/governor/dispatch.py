@@ -15,9 +15,8 @@ import pluggy
 
 from lgov_core._util.steps import Step, Steps, future_step
 from lgov_core.hookspecs import DECISION_HOOKS
-from lgov_core.policies.base import Policy
 from lgov_core.policies.combine import BadAnswer, checked, complete, fault, fold, private_copy
-from lgov_core.types import Action, Decision, Effect, Point
+from lgov_core.types import Action, Decision, Effect, Point, Policy
 
 #: A transformed action is judged again; one that still changes after this many rounds is denied.
 MAX_TRANSFORM_ROUNDS = 4

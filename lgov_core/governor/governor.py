@@ -31,11 +31,11 @@ from lgov_core.governor.reward_hooks import (
 )
 from lgov_core.governor.rollout import RolloutContext, in_scope
 from lgov_core.plugins import check_hooks, make_plugin_manager, register
-from lgov_core.policies.base import ObservingPolicy, Policy
 from lgov_core.policies.combine import combine, fault
 from lgov_core.policies.options import positive_number
 from lgov_core.scope import RolloutScope
 from lgov_core.types import Action, Decision, Effect, Point, Reward, Severity, Span, ToolOutcome
+from lgov_core.types.policies import ObservingPolicy, Policy
 
 #: The decision of a governor that only observes.
 NOT_EVALUATED = Decision(Effect.ALLOW, policy="lgov", rule="observe-only", reason="This governor only observes.")

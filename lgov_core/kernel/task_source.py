@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from lgov_core.errors import ArgumentError, StoreError
 from lgov_core.kernel.governed_rollout import GovernedRollout
@@ -44,8 +44,8 @@ class WorkerCount:
     reporter: str = field(default_factory=lambda: new_id("worker"))
 
 
-class TaskSource(Protocol):
-    """What a runner needs of a store; `task_source` makes one of any of these:
+def task_source(store: Any, *, run_id: str | None = None) -> TaskSource:
+    """The tasks and statistics of ``store``, which is one of:
 
     - a `TraceStore`: the rollouts without an attempt are the tasks, in their order. A worker takes one by opening its
       first attempt, so that several workers and processes never take the same one, and closes it with the outcome, the
@@ -54,33 +54,10 @@ class TaskSource(Protocol):
       coroutine functions. A task is the input itself, or a mapping with ``input`` and any of ``mode``, ``rollout_id``,
       ``attempt`` and ``task_id`` and nothing else. For shared statistics it also has ``report_worker(worker_id, stats)``
       and ``worker_reports()``, which returns what was last reported, by worker.
+
+    ``run_id`` limits the tasks and statistics of a `TraceStore` to one run. Raises `ArgumentError` for a store that has
+    neither tasks nor statistics.
     """
-
-    has_tasks: bool
-
-    async def next_task(self) -> Task | None:
-        """A task that no other worker gets, or None when there is none now."""
-        ...
-
-    async def submit(self, task: Task, rollout: GovernedRollout, worker_id: int | str) -> None:
-        """Hands back the rollout of a task."""
-        ...
-
-    async def abandon(self, task: Task, reason: str) -> None:
-        """Hands a task back that could not be run, for reasons that are not the agent's."""
-        ...
-
-    def report(self, worker_id: int | str, count: WorkerCount) -> None:
-        """Shares what a worker has counted so far."""
-        ...
-
-    def reports(self) -> dict[str, WorkerCount]:
-        """What the workers have counted, by worker; empty where the store keeps no statistics."""
-        ...
-
-
-def task_source(store: Any, *, run_id: str | None = None) -> TaskSource:
-    """The tasks and statistics of ``store``. Raises `ArgumentError` for a store that has neither."""
     if all(callable(getattr(store, name, None)) for name in _TRACE_STORE):
         return _TraceStoreTasks(store, run_id)
     queue = all(callable(getattr(store, name, None)) for name in ("get_task", "submit_rollout"))
@@ -94,7 +71,7 @@ def task_source(store: Any, *, run_id: str | None = None) -> TaskSource:
 
 
 class _TraceStoreTasks:
-    """See `TaskSource`. ``run_id`` limits tasks and statistics to one run."""
+    """The tasks and statistics of a `TraceStore`."""
 
     has_tasks = True
 
@@ -104,6 +81,7 @@ class _TraceStoreTasks:
         self._where = "runner-statistics" if run_id is None else f"runner-statistics:{run_id}"
 
     async def next_task(self) -> Task | None:
+        """A task that no other worker gets, or None when there is none now."""
         return await asyncio.to_thread(self._next)
 
     def _next(self) -> Task | None:
@@ -185,7 +163,7 @@ class _TraceStoreTasks:
 
 
 class _QueueTasks:
-    """See `TaskSource`."""
+    """The tasks and statistics of an object with ``get_task`` or ``report_worker``."""
 
     def __init__(self, store: Any, *, has_tasks: bool, has_counts: bool) -> None:
         self._store, self.has_tasks, self._has_counts = store, has_tasks, has_counts
@@ -217,6 +195,9 @@ class _QueueTasks:
             str(worker): WorkerCount(int(stats["total_rollouts"]), int(stats["total_violations"]))
             for worker, stats in reports.items()
         }
+
+
+TaskSource: TypeAlias = _TraceStoreTasks | _QueueTasks
 
 
 async def _settled(value: Any) -> Any:

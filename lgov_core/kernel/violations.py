@@ -10,9 +10,8 @@ from typing import Any
 
 from lgov_core.errors import ArgumentError
 from lgov_core.kernel.signals import SIGNAL_POLICY
-from lgov_core.policies.base import Policy
-from lgov_core.reward.violation import PolicyViolation, PolicyViolationType, violation_of
-from lgov_core.types import Decision, Outcome
+from lgov_core.reward.violation import violation_of
+from lgov_core.types import Decision, Outcome, Policy, PolicyViolation, PolicyViolationType
 
 
 def found_by(decision: Decision, names: Mapping[str, str]) -> PolicyViolation | None:

@@ -15,6 +15,7 @@ import os
 import sys
 import tempfile
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -74,16 +75,11 @@ def hand_on(options: ProcessOptions, scope: RolloutScope) -> Path:
     os.close(handle)
     os.environ[VARIABLE] = json.dumps(
         {
+            **asdict(options),
             "policy": str(options.policy.resolve()),
             "audit": str(options.audit.resolve()),
             "store": _absolute(options.store),
-            "timeout_s": options.timeout_s,
-            "capture_content": options.capture_content,
-            "redact": options.redact,
-            "rollout_id": scope.rollout_id,
-            "attempt": scope.attempt,
-            "task_id": scope.task_id,
-            "session_id": scope.session_id,
+            **asdict(scope),
             "reports": name,
         }
     )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lgov_core.audit import AuditLog
     from lgov_core.governor import Governor
     from lgov_core.process.import_guard import FrameworkGuard
-    from lgov_core.store.protocol import TraceStore
+    from lgov_core.store import TraceStore
     from lgov_core.types import Adapter
 
 #: The status of a process that could not be governed (EX_CONFIG of sysexits.h).

@@ -10,10 +10,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lgov_core.process.governed import as_counts
-from lgov_core.settings import without_password
-from lgov_core.types import BLOCKING
-
 if TYPE_CHECKING:
     from lgov_core.types import Adapter
 
@@ -122,57 +118,13 @@ class RunReport:
         return lines
 
 
-def make_report(
-    adapters: Iterable[Adapter],
-    instrumented: Iterable[str],
-    judged: Counter[tuple[str, str, str]],
-    *,
-    folder: Path,
-    children: Mapping[str, int],
-    governed_children: int,
-    ungoverned_children: int,
-    failures: Mapping[str, int],
-    audit: Path,
-    rollout_id: str,
-    store: str | None = None,
-    problems: Iterable[str] = (),
-    main: Path | None = None,
-) -> RunReport:
-    """Puts the report together. ``folder`` holds the program's own files: those are searched for known gaps.
-
-    ``main`` is the file that ran as ``__main__``.
-    """
-    names = list(instrumented)
-    here = [adapter for adapter in adapters if adapter.name in names]
-    denied = sum(count for (_, _, effect), count in judged.items() if effect in BLOCKING)
-    would_deny = (
-        sum(count for (_, _, effect), count in judged.items() if effect.removeprefix("would-") in BLOCKING) - denied
-    )
-    return RunReport(
-        frameworks=names,
-        judged=as_counts(judged),
-        allowed=sum(judged.values()) - denied,
-        denied=denied,
-        would_deny=would_deny,
-        uncovered={one.name: points for one in here if (points := _cannot_block(one))},
-        near_gaps=near_gaps(folder, here, main),
-        children=dict(children),
-        governed_children=governed_children,
-        ungoverned_children=ungoverned_children,
-        failures=dict(failures),
-        audit=str(audit),
-        rollout_id=rollout_id,
-        store=None if store is None else without_password(store),
-        problems=list(problems),
-    )
-
-
 def _in_words(points: Mapping[str, Mapping[str, int]]) -> str:
     parts = [f"{sum(points[point].values())} {words}" for point, words in _WORDS.items() if point in points]
     return ", ".join(parts) or "nothing"
 
 
-def _cannot_block(adapter: Adapter) -> list[str]:
+def cannot_block(adapter: Adapter) -> list[str]:
+    """The points of actions at which ``adapter`` cannot block."""
     from lgov_core.types import Point
 
     judged = [point for point in Point if point not in (Point.AGENT_STARTUP, Point.AGENT_SHUTDOWN)]

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 from lgov_core.errors import InstrumentationError, LgovError, PolicyDenied
 from lgov_core.process.children import BY_CHILD, BY_MULTIPROCESSING, VARIABLE, hand_on, read_reports
@@ -28,6 +28,7 @@ from lgov_core.process.governed import (
     DEFAULT_AUDIT,
     GovernedProcess,
     ProcessOptions,
+    as_counts,
     end_process,
     govern_process,
     policy_in,
@@ -37,10 +38,8 @@ from lgov_core.process.governed import (
 from lgov_core.process.import_guard import FrameworkGuard
 from lgov_core.process.invocation import Invocation, execute, parse_command
 from lgov_core.scope import RolloutScope, carry_into_threads
-from lgov_core.types import Outcome, Rollout, new_id
-
-if TYPE_CHECKING:
-    pass
+from lgov_core.settings import without_password
+from lgov_core.types import BLOCKING, Outcome, Rollout, new_id
 
 _CHILD_EVENTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.exec", "os.spawn", "os.system"})
 
@@ -227,25 +226,31 @@ def _finish(run: _Run) -> None:
     """Runs at interpreter exit, after the program's own threads have ended, and writes the report."""
     if os.getpid() != run.pid:
         return  # a forked child ends; the record and the report are its parent's
-    from lgov_core.process.report import make_report
+    from lgov_core.process.report import RunReport, cannot_block, near_gaps
 
-    process = run.process
+    process, store = run.process, run.options.store
     began, judged, problems = read_reports(run.child_reports)
+    judged += process.tally.judged
+    denied = sum(count for (_, _, effect), count in judged.items() if effect in BLOCKING)
+    would = sum(count for (_, _, effect), count in judged.items() if effect.removeprefix("would-") in BLOCKING)
     children = run.children + _multiprocessing_children(began[BY_MULTIPROCESSING])
-    report = make_report(
-        run.guard.adapters,
-        run.guard.instrumented,
-        process.tally.judged + judged,
-        folder=run.folder,
-        children=children,
+    adapters = [adapter for adapter in run.guard.adapters if adapter.name in run.guard.instrumented]
+    report = RunReport(
+        frameworks=list(run.guard.instrumented),
+        judged=as_counts(judged),
+        allowed=judged.total() - denied,
+        denied=denied,
+        would_deny=would - denied,
+        uncovered={one.name: points for one in adapters if (points := cannot_block(one))},
+        near_gaps=near_gaps(run.folder, adapters, run.script),
+        children=dict(children),
         governed_children=began.total(),
         ungoverned_children=max(children.total() - (began.total() - began[BY_CHILD]), 0),
-        failures=process.governor.failures,
-        audit=process.options.audit,
+        failures=dict(process.governor.failures),
+        audit=str(process.options.audit),
         rollout_id=run.scope.rollout_id,
-        store=run.options.store,
+        store=None if store is None else without_password(store),
         problems=[*problems, *process.close()],
-        main=run.script,
     )
     if run.options.as_json:
         write_error(json.dumps({"report": report.as_json()}))

@@ -1,15 +1,16 @@
 """Rewards from tool outcomes, model calls and policy decisions."""
 
+from lgov_core.errors import PolicyViolationError
 from lgov_core.reward import air
-from lgov_core.reward.air_plugin import AirPlugin
-from lgov_core.reward.air_rules import AirRule, RuleSet
-from lgov_core.reward.air_values import AirRules
-from lgov_core.reward.channels import group_advantages
+from lgov_core.reward.air.outcome_rewards import AirPlugin
+from lgov_core.reward.air.rules import AirRule, AirRules, RuleSet
+from lgov_core.reward.channel_advantages import group_advantages
 from lgov_core.reward.composite import CompositeReward
 from lgov_core.reward.config import RewardConfig
-from lgov_core.reward.policy import PolicyReward, create_policy_reward, policy_penalty
-from lgov_core.reward.potential import shaping
-from lgov_core.reward.violation import PolicyViolation, PolicyViolationError, PolicyViolationType, violation_of
+from lgov_core.reward.policy_reward import PolicyReward, create_policy_reward, policy_penalty
+from lgov_core.reward.potential_shaping import shaping
+from lgov_core.reward.violation import violation_of
+from lgov_core.types import PolicyViolation, PolicyViolationType
 
 __all__ = [
     "AirPlugin",

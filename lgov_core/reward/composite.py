@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from lgov_core.errors import RewardError
-from lgov_core.reward.policy import finite
+from lgov_core.reward.finite import finite
 
 
 class CompositeReward:

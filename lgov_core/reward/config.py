@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 import warnings
 from dataclasses import dataclass
 from typing import Any, Final, Self, cast
 
 from lgov_core.errors import RewardError
+from lgov_core.reward.finite import amount
 from lgov_core.types import SEVERITY_PENALTIES, PolicyViolation
 from lgov_core.types.violations import severity_of
 
@@ -54,7 +53,7 @@ class RewardConfig:
 
     def __post_init__(self) -> None:
         for name in (*_PENALTIES, "clean_bonus", "multiplicative_factor"):
-            setattr(self, name, _number(name, getattr(self, name)))
+            setattr(self, name, amount(name, getattr(self, name)))
         for name in _PENALTIES:
             if (value := getattr(self, name)) > 0:
                 raise RewardError(f"{name} {value:g} would pay for violations", hint=f"write {-value:g}")
@@ -76,11 +75,11 @@ class RewardConfig:
             self.min_reward = min(float(_FLOOR), lowest)
         for name in ("min_reward", "max_reward"):
             if getattr(self, name) is not None:
-                setattr(self, name, _number(name, getattr(self, name)))
+                setattr(self, name, amount(name, getattr(self, name)))
         if self.min_reward is not None and self.max_reward is not None and self.min_reward >= self.max_reward:
             raise RewardError(f"min_reward {self.min_reward:g} is not below max_reward {self.max_reward:g}")
         if self.compliance_floor is not None:
-            self.compliance_floor = _number("compliance_floor", self.compliance_floor)
+            self.compliance_floor = amount("compliance_floor", self.compliance_floor)
         for name in ("min_reward", "compliance_floor"):
             floor = getattr(self, name)
             if not self.multiplicative and floor is not None and floor > lowest:
@@ -89,7 +88,7 @@ class RewardConfig:
                     stacklevel=4,
                 )
         if self.task_bounds is not None:
-            low, high = (_number("task_bounds", value) for value in self.task_bounds)
+            low, high = (amount("task_bounds", value) for value in self.task_bounds)
             if low >= high:
                 raise RewardError(f"task_bounds {self.task_bounds} must be (lowest, highest)")
             self.task_bounds = (low, high)
@@ -130,7 +129,7 @@ class RewardConfig:
         own: Any = getattr(violation, "penalty", None)
         # Another class may have a penalty of 0 by default.
         if own is not None and (own != 0 or isinstance(violation, PolicyViolation)):
-            price = _number("the penalty of a violation", own)
+            price = amount("the penalty of a violation", own)
             if price < 0:
                 raise RewardError(f"the penalty of a violation must be 0 or more, not {price:g}")
             if price != SEVERITY_PENALTIES[severity]:
@@ -146,13 +145,3 @@ class RewardConfig:
         if self.max_reward is not None:
             value = min(value, self.max_reward)
         return value if self.min_reward is None else max(value, self.min_reward)
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        number = math.nan if isinstance(value, bool) or not isinstance(value, numbers.Real) else float(value)
-    except OverflowError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise RewardError(f"{name} must be a finite number, not {value!r:.100}")
-    return number

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from lgov_core.errors import PolicyViolationError
-from lgov_core.types import SEVERITY_PENALTIES, Decision, Effect, PolicyViolation, PolicyViolationType, Severity
-
-__all__ = ["SEVERITY_PENALTIES", "PolicyViolation", "PolicyViolationError", "PolicyViolationType", "violation_of"]
+from lgov_core.types import Decision, Effect, PolicyViolation, PolicyViolationType, Severity
 
 _RANK: Final = {severity: rank for rank, severity in enumerate(Severity)}
 _TYPES: Final = {

@@ -16,8 +16,7 @@ from lgov_core.gateway.server import EndpointServer
 from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.reward import RuleSet
 from lgov_core.server.key_path import KeyInPath, model_path
-from lgov_core.store import open_store
-from lgov_core.store.protocol import TraceStore
+from lgov_core.store import TraceStore, open_store
 from lgov_core.types import Rollout
 
 

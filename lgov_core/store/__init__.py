@@ -7,10 +7,10 @@ from pathlib import Path
 
 from lgov_core._util.sqlite_file import is_blank
 from lgov_core.errors import StoreError
-from lgov_core.store.protocol import TraceStore
-from lgov_core.store.queue import RolloutQueue
 from lgov_core.store.retention import Pruned, StoreStatistics
-from lgov_core.store.work import STATE_MOVES, Claim, EndedRollouts, QueueEntry, RolloutConfig, RolloutState
+from lgov_core.store.rollout_states import STATE_MOVES, Claim, EndedRollouts, QueueEntry, RolloutConfig, RolloutState
+from lgov_core.store.sql.rollout_queue import RolloutQueue
+from lgov_core.store.sql.trace_store import TraceStore
 
 __all__ = [
     "STATE_MOVES",

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from lgov_core._util.atomic_file import atomic_file
 from lgov_core.errors import ExportError
-from lgov_core.store import encoding
-from lgov_core.store.protocol import TraceStore
+from lgov_core.store.sql.trace_store import TraceStore, encoding
 from lgov_core.types import Attempt, CapturedCall, Reward, Rollout, Span
 
 #: What is exported, in this order, and the fields of each.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Final
 
 from lgov_core.errors import StoreError
-from lgov_core.store.work import RolloutState
+from lgov_core.store.rollout_states import RolloutState
 
 #: Rollouts deleted in one transaction, so that other writers do not wait long.
 ROLLOUTS_A_PORTION: Final = 100

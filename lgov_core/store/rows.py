@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 from lgov_core.errors import StoreError
 from lgov_core.store.encoding import json_text, logprob_blob, numbers, object_text, text_name, token_blob
 from lgov_core.store.reply_text import reply_of, reply_text
-from lgov_core.store.work import QueueEntry, RolloutConfig, RolloutState
+from lgov_core.store.rollout_states import QueueEntry, RolloutConfig, RolloutState
 from lgov_core.types import Attempt, CapturedCall, Outcome, Reward, Rollout, Span, SpanEvent
 
 Row: TypeAlias = tuple[Any, ...]
@@ -24,7 +24,7 @@ CALL_COLUMNS: Final = (
 )
 #: The fields of a `CapturedCall` that are in these columns.
 _CALL_FIELDS: Final = tuple(CALL_COLUMNS.replace("prompt_rest", "prompt_ids").replace(" ", "").split(","))
-#: A call of which only what is new is stored: see `lgov_core.store.prefixes`.
+#: A call of which only what is new is stored: see `lgov_core.store.fold`.
 FOLDED_COLUMNS: Final = f"{CALL_COLUMNS}, base, prompt_shared, request_repeats"
 #: Times further from 1970 count as 0 in a digest.
 _MOST_SECONDS: Final = 2.0**50

@@ -9,7 +9,7 @@ from typing import Any
 
 from lgov_core.errors import StoreError
 from lgov_core.store import encoding, rows
-from lgov_core.store.prefixes import TOKEN, Earlier
+from lgov_core.store.fold import TOKEN, Earlier
 from lgov_core.types import CapturedCall
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from lgov_core.trace import identity, semconv
-from lgov_core.trace.mapping.mapping import canonical
+from lgov_core.trace.mapping.canonical import canonical
 from lgov_core.types import JSONValue, Span, SpanEvent
 
 #: What stays: names, ids, counts, verdicts and numbers. An allow-list, so that unknown names are removed. Token ids are

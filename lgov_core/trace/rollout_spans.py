@@ -16,7 +16,7 @@ _OPERATIONS = {"completions": semconv.TEXT_COMPLETION, "embeddings": semconv.EMB
 
 
 class RolloutReader(Protocol):
-    """The reading part of a trace store. See `lgov_core.store.protocol.TraceStore`."""
+    """The reading part of a trace store. See `lgov_core.store.TraceStore`."""
 
     def rollouts(self, *, run_id: str | None = None, ids: Sequence[str] | None = None) -> list[Rollout]:
         """Rollouts, all or those of a run, or those with the given ids."""

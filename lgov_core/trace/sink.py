@@ -13,7 +13,7 @@ from lgov_core.types import Action, JSONValue, Point, Reward, Span, ToolOutcome,
 
 
 class EventStore(Protocol):
-    """The part of a trace store that events go to. See `lgov_core.store.protocol.TraceStore`."""
+    """The part of a trace store that events go to. See `lgov_core.store.TraceStore`."""
 
     def add_rewards(self, rewards: Iterable[Reward]) -> None:
         """Adds rewards; durable when it returns."""

@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lgov_core.errors import TransitionError
-from lgov_core.store.protocol import TraceStore
+from lgov_core.store import TraceStore
 from lgov_core.transitions.build import make_transitions
-from lgov_core.transitions.credit.credit import assign_credit
+from lgov_core.transitions.credit.advantages import assign_credit
 from lgov_core.transitions.reading.records import Records, read_store
 from lgov_core.transitions.reading.select import Selection
 from lgov_core.transitions.tokens.chains import Chain, make_chains
 from lgov_core.transitions.tokens.tree import TokenTree, make_tree
-from lgov_core.transitions.values import TransitionSet
+from lgov_core.transitions.transition_set import TransitionSet
 from lgov_core.types import CreditRules
 
 

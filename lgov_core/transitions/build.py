@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lgov_core.store.protocol import TraceStore
+from lgov_core.store import TraceStore
 from lgov_core.transitions.findings import Diagnostic, Finding
 from lgov_core.transitions.reading.calls import calls_by_attempt
 from lgov_core.transitions.reading.choices import ChoiceKey, set_aside
@@ -28,7 +28,7 @@ from lgov_core.transitions.reading.reward_targets import (
 )
 from lgov_core.transitions.reading.select import Selecting, Selection
 from lgov_core.transitions.tokens.drift import find_drift
-from lgov_core.transitions.values import Transition, TransitionSet
+from lgov_core.transitions.transition_set import Transition, TransitionSet
 from lgov_core.types import Attempt, CapturedCall, Reward, Rollout, Span
 
 #: What APIs call the end of a reply that reached its limit of tokens.

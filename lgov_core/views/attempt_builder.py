@@ -14,9 +14,9 @@ from dataclasses import replace
 from typing import Any, cast
 
 from lgov_core.errors import StoreError
-from lgov_core.store.protocol import TraceStore
+from lgov_core.store import TraceStore
 from lgov_core.trace import semconv
-from lgov_core.trace.mapping.mapping import canonical
+from lgov_core.trace.mapping.canonical import canonical
 from lgov_core.trace.rollout_spans import attempt_of
 from lgov_core.types import BLOCKING, Attempt, CapturedCall, JSONValue, Reward, Rollout, Span
 from lgov_core.views.attempt_view import AttemptView, Message, ModelStep, RecordedDecision, RewardLine, ToolStep

@@ -18,7 +18,7 @@ from lgov_core.types import BLOCKING, Action, Decision, Point
 if TYPE_CHECKING:
     from lgov_core.audit import AuditEntry
     from lgov_core.governor import Governor
-    from lgov_core.store.protocol import TraceStore
+    from lgov_core.store import TraceStore
 
 _CUT = "lgov.cut"
 

@@ -9,7 +9,7 @@ import pytest
 
 from lgov_core.errors import StoreError
 from lgov_core.store import STATE_MOVES, EndedRollouts, RolloutConfig, RolloutQueue, RolloutState
-from lgov_core.store.work import require_move
+from lgov_core.store.rollout_states import require_move
 from lgov_core.types import Outcome, Reward, Rollout
 from tests.contract.backends import Place
 

@@ -15,7 +15,7 @@ from lgov_core.transitions import Finding
 from lgov_core.transitions.export.trl import trl_rollouts
 from lgov_core.transitions.export.verl import verl_rows
 from lgov_core.transitions.tokens.chains import make_chains
-from lgov_core.transitions.values import Transition, TransitionSet
+from lgov_core.transitions.transition_set import Transition, TransitionSet
 from lgov_core.types import CapturedCall, Outcome, Reward, Rollout
 
 TEXT = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")

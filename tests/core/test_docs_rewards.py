@@ -11,7 +11,7 @@ import pytest
 
 from lgov_core import air, hookspecs
 from lgov_core.reward import AirRules
-from lgov_core.reward.air_rules import PARAMETERS
+from lgov_core.reward.air.rules import PARAMETERS
 from lgov_core.scope import RolloutScope
 from lgov_core.transitions import SCHEMES, CreditRules, TransitionSet
 from lgov_core.types import Action, Point, Reward, ToolOutcome

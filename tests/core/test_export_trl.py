@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from lgov_core.transitions import TransitionSet
 from lgov_core.transitions.export.trl import trl_rollouts
-from lgov_core.transitions.values import Transition
+from lgov_core.transitions.transition_set import Transition
 from lgov_core.types import Outcome
 
 FIRST = Transition(

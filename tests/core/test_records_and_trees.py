@@ -157,7 +157,8 @@ def test_what_is_written_while_a_store_is_read_does_no_harm() -> None:
 
 
 def sequences(tree: Any, count: int) -> list[tuple[int, ...]]:
-    return [tuple(token for node in tree.path(index) for token in tree.nodes[node].ids) for index in range(count)]
+    paths = [[node for node in tree.nodes if index in {one.index for one in node.serves}] for index in range(count)]
+    return [tuple(token for node in path for token in node.ids) for path in paths]
 
 
 def test_what_transitions_share_is_in_the_trie_once() -> None:

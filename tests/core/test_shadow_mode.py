@@ -13,8 +13,6 @@ from click.testing import CliRunner, Result
 from lgov_core import Action, AuditLog, Governor, Point, RolloutScope, load_policy_file
 from lgov_core.audit import default_key_path, make_key, verify
 from lgov_core.cli import cli
-from lgov_core.process.governed import Tally
-from lgov_core.process.report import make_report
 from lgov_core.scope import enter_scope
 from lgov_core.store import open_store
 from lgov_core.trace.sink import StoreSink
@@ -98,21 +96,6 @@ def test_traces_show_says_what_would_have_been_denied(run: Run) -> None:
         ("allow", ""),
         ("allow", "deny"),
     ]
-
-
-def test_the_report_of_a_run_counts_it(tmp_path: Path) -> None:
-    (tmp_path / "policy.yaml").write_text(POLICY)
-    tally = Tally()
-    governor = Governor(load_policy_file(tmp_path / "policy.yaml"), plugins=[tally])
-    for name in ("ls", "rm", "rm"):
-        governor.decide(Action(Point.PRE_TOOL_CALL, name, framework="f"))
-    report = make_report(
-        (), (), tally.judged, folder=tmp_path, children={}, governed_children=0, ungoverned_children=0, failures={},
-        audit=tmp_path / "audit.db", rollout_id="r",
-    )  # fmt: skip
-    assert (report.allowed, report.denied, report.would_deny) == (3, 0, 2)
-    assert report.lines()[0].endswith("3 allowed, 0 denied; shadow mode: 2 of the allowed would have been denied")
-    assert report.judged["f"]["pre_tool_call"] == {"allow": 1, "would-deny": 2}
 
 
 def cases(path: Path, *expected: tuple[str, str]) -> Path:

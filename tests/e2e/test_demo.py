@@ -27,8 +27,7 @@ for _module in ("torch", "transformers", "langchain", "starlette", "matplotlib",
 import pyarrow.parquet  # noqa: E402
 
 from lgov_core.audit import AuditLog, verify  # noqa: E402
-from lgov_core.store import open_store  # noqa: E402
-from lgov_core.store.protocol import TraceStore  # noqa: E402
+from lgov_core.store import TraceStore, open_store  # noqa: E402
 from tests.slow import slow  # noqa: E402
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")

@@ -154,6 +154,19 @@ def test_the_report_says_what_was_judged(folder: Path) -> None:
     )
 
 
+def test_the_report_counts_what_shadow_mode_would_have_denied(folder: Path) -> None:
+    make_company(folder)
+    (folder / "policy.yaml").write_text(
+        "version: 1\nmode: shadow\ndefault: allow\nrules:\n  - {name: never, tools: [run_sql], use: deny}\n"
+    )
+    with ScriptedModelServer(
+        [ScriptedReply(tool_calls=[ScriptedCall("run_sql", {"query": "SELECT 1"}, "c1")]), "one"]
+    ) as model:
+        env = {"OPENAI_BASE_URL": model.base_url, "OPENAI_API_KEY": "none"}
+        done = lgov_run(folder, "python", write(folder, AGENT), "go", env=env)
+    assert "0 denied; shadow mode: 1 of the allowed would have been denied" in done.stderr
+
+
 def test_the_report_names_the_gaps_that_the_program_came_near(folder: Path) -> None:
     program = """
 from langchain_core.tools import tool

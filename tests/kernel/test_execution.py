@@ -15,7 +15,7 @@ from lgov_core.errors import ArgumentError, KernelError, PolicyError
 from lgov_core.kernel.execution import Judged
 from lgov_core.policies import BoundedPolicy, ConstantPolicy, PolicySet, Rule
 from lgov_core.policies.reload import ReloadingPolicySet
-from lgov_core.reward.violation import PolicyViolation, PolicyViolationType
+from lgov_core.reward import PolicyViolation, PolicyViolationType
 from lgov_core.scope import enter_scope
 from lgov_core.types import Decision
 

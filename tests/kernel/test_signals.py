@@ -12,7 +12,7 @@ from kernel_cases import allowing, bodies, coroutine, sql, started
 
 from lgov_core import Action, AuditLog, KernelSpace, Point, RolloutScope
 from lgov_core.errors import ArgumentError, AuditError
-from lgov_core.reward.violation import PolicyViolationType
+from lgov_core.reward import PolicyViolationType
 from lgov_core.scope import enter_scope
 
 

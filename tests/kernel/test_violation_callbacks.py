@@ -10,7 +10,7 @@ from kernel_cases import sql
 from lgov_core import Action, AuditLog, Effect, KernelSpace, Point, RolloutScope, current_scope
 from lgov_core.errors import ArgumentError
 from lgov_core.policies import ConstantPolicy, PolicySet
-from lgov_core.reward.violation import PolicyViolation
+from lgov_core.reward import PolicyViolation
 from lgov_core.scope import enter_scope
 from lgov_core.types import Severity
 

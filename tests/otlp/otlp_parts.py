@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lgov_core.trace import identity, semconv
 from lgov_core.trace.otlp import span as otlp_span
-from lgov_core.trace.otlp.otlp import (
+from lgov_core.trace.otlp.codec import (
     Protocol,
     encode_traces,
 )

@@ -23,8 +23,7 @@ from lgov_core.errors import TraceError
 from lgov_core.gateway.routes.otlp_route import TracesRoute
 from lgov_core.gateway.server import EndpointServer
 from lgov_core.gateway.serving.keys import KeyRing
-from lgov_core.store import open_store
-from lgov_core.store.protocol import TraceStore
+from lgov_core.store import TraceStore, open_store
 from lgov_core.trace import semconv
 from lgov_core.trace.content import without_content
 from lgov_core.trace.otlp.export import Collector, export_spans, send_spans

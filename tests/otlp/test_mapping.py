@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from lgov_core.trace import semconv
-from lgov_core.trace.mapping.mapping import canonical, states_result
-from lgov_core.trace.mapping.table import ROWS
+from lgov_core.trace.mapping.attribute_table import ROWS
+from lgov_core.trace.mapping.canonical import canonical, states_result
 from lgov_core.trace.mapping.values import FORMS
-from lgov_core.trace.otlp.otlp import decode_traces
+from lgov_core.trace.otlp.codec import decode_traces
 from lgov_core.types import Span, SpanEvent
 
 SAMPLES = Path(__file__).parent / "samples"

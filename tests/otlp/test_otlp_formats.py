@@ -19,8 +19,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from lgov_core.errors import TraceError
 from lgov_core.trace import semconv
 from lgov_core.trace.content import without_content
-from lgov_core.trace.mapping.mapping import canonical, states_result
-from lgov_core.trace.otlp.otlp import (
+from lgov_core.trace.mapping.canonical import canonical, states_result
+from lgov_core.trace.otlp.codec import (
     CONTENT_TYPE_OF,
     Protocol,
     decode_traces,

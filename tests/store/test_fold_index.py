@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lgov_core.store import encoding
-from lgov_core.store.prefixes import WHOLE, Earlier, FoldIndex, fold
+from lgov_core.store.fold import WHOLE, Earlier, FoldIndex, fold
 
 
 def test_no_more_is_remembered_than_was_allowed() -> None:

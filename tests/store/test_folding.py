@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from lgov_core._util.sqlite_file import open_sqlite
 from lgov_core.errors import StoreError
 from lgov_core.store import encoding, rows
-from lgov_core.store.prefixes import FoldIndex
+from lgov_core.store.fold import FoldIndex
 from lgov_core.store.sql.calls import CHAIN, FOLDED_ROW, FoldingWriter
 from lgov_core.store.sql.writer import GroupCommitWriter
 from lgov_core.store.sqlite.database import SQLiteDatabase, SQLiteTransaction

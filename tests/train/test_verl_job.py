@@ -17,7 +17,7 @@ from lgov_core.train.verl.hydra_config import ESTIMATOR, MANAGER, overrides, set
 from lgov_core.train.verl.job import VerlCluster, VerlJob, VerlUpdate
 from lgov_core.train.verl.rows import queue_rows
 from lgov_core.transitions import CreditRules, TransitionSet, assign_credit
-from lgov_core.transitions.values import Transition
+from lgov_core.transitions.transition_set import Transition
 from lgov_core.types import Outcome
 
 SESSIONS = {"a": ("uid-1", 0), "b": ("uid-1", 1)}

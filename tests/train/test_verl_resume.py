@@ -40,7 +40,7 @@ from lgov_core.train.verl.resume import left_by, only_job  # noqa: E402
 from lgov_core.train.verl.run import read_report, write_tasks  # noqa: E402
 from lgov_core.train.verl.steps import Steps  # noqa: E402
 from lgov_core.transitions import CreditRules  # noqa: E402
-from lgov_core.transitions.values import Transition  # noqa: E402
+from lgov_core.transitions.transition_set import Transition  # noqa: E402
 from lgov_core.types import Outcome  # noqa: E402
 
 TASKS = [Task(f"task-{number}", {"task": {"say": number}, "mode": "train"}) for number in range(4)]

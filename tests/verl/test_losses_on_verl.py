@@ -38,7 +38,7 @@ from lgov_core.train.verl.hydra_config import composed
 from lgov_core.train.verl.job import VerlJob
 from lgov_core.train.verl.rows import queue_rows
 from lgov_core.transitions import TransitionSet, assign_credit
-from lgov_core.transitions.values import Transition
+from lgov_core.transitions.transition_set import Transition
 from lgov_core.types import Outcome
 
 assert manager.ESTIMATOR, "importing it registers the estimator"

@@ -17,7 +17,7 @@ from lgov_core.trace.rollout_spans import attempt_of
 from lgov_core.types import Attempt, CapturedCall, Outcome, Rollout
 
 if TYPE_CHECKING:
-    from lgov_core.store.protocol import TraceStore
+    from lgov_core.store import TraceStore
 
 #: Outcome shown for attempts without a row of their own.
 _UNKNOWN = "unknown"

@@ -33,7 +33,7 @@ from lgov_core.gateway.agent_lightning.values import (
 from lgov_core.gateway.formats.request_fields import an_object, number, text
 from lgov_core.gateway.serving.keys import KeyGrant
 from lgov_core.scope import RolloutScope
-from lgov_core.store.protocol import TraceStore
+from lgov_core.store import TraceStore
 from lgov_core.types import Outcome, Reward, Rollout, Span, new_id
 
 #: The run to which the rollouts made over this API belong.

@@ -13,7 +13,7 @@ from lgov_core.hookspecs import hookimpl
 from lgov_core.types import Effect
 
 if TYPE_CHECKING:
-    from lgov_core.store.protocol import TraceStore
+    from lgov_core.store import TraceStore
 
 
 def open_gate(

@@ -17,10 +17,10 @@ from lgov_core.gateway.serving.access import Access, RuledRoute
 from lgov_core.gateway.serving.attribution import ATTEMPT_HEADER, ROLLOUT_HEADER, Attribution, attribute, bearer_key
 from lgov_core.gateway.serving.keys import KeyGrant, KeyRing
 from lgov_core.gateway.serving.metrics import Reading
-from lgov_core.store.protocol import TraceStore
+from lgov_core.store import TraceStore
 from lgov_core.trace import identity
-from lgov_core.trace.mapping.mapping import states_result
-from lgov_core.trace.otlp.otlp import (
+from lgov_core.trace.mapping.canonical import states_result
+from lgov_core.trace.otlp.codec import (
     CONTENT_TYPE_OF,
     Protocol,
     answered_in,

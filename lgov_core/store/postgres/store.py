@@ -11,19 +11,19 @@ from lgov_core.store.postgres.address import describe, read_address
 from lgov_core.store.postgres.connection import opened
 from lgov_core.store.postgres.database import PostgresDatabase
 from lgov_core.store.postgres.schema import prepare
-from lgov_core.store.sql.store import SqlStore
+from lgov_core.store.sql.rollout_queue import RolloutQueue
 
 _VACUUMED: Final = ("rollouts", "attempts", "calls", "rewards", "spans", "queue")
 
 
-class PostgresStore(SqlStore):
+class PostgresStore(RolloutQueue):
     """A `RolloutQueue` in the PostgreSQL database at ``address``, in tables of its own in the schema ``schema``.
 
     ``address`` is ``postgresql://user@host:port/database``; libpq finds what it leaves out (PGHOST, PGPASSWORD, ~/.pgpass,
     ...). The tables are created when they do not exist, unless ``make`` is false. Any number of stores, on any number of
     machines, may be open on one database; none waits for another to claim (``FOR UPDATE SKIP LOCKED``). Leases, deadlines
     and delays go by the server's clock. ``span_queue`` is how many spans may wait before more are dropped. For threads and
-    forks see `SqlTraces`.
+    forks see `TraceStore`.
 
     A commit survives the death of this process and of the server. When the connection is lost, writes and readings wait for
     the server for ``reconnect_s`` seconds at most; none is made twice and none that returned is lost. Fails closed:

@@ -1,1 +1,1 @@
-"""The trace store on a SQL database: what SQLite and PostgreSQL share. `store.SqlStore` is the entry point."""
+"""The trace store on a SQL database: what SQLite and PostgreSQL share. `rollout_queue.RolloutQueue` is the entry point."""

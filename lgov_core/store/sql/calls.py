@@ -1,4 +1,4 @@
-"""The calls of a store: written folded (`lgov_core.store.prefixes`), read whole (`lgov_core.store.unfold`)."""
+"""The calls of a store: written folded (`lgov_core.store.fold`), read whole (`lgov_core.store.unfold`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 from lgov_core.errors import StoreError
 from lgov_core.store import rows
-from lgov_core.store.prefixes import WHOLE, AttemptKey, Earlier, Fold, FoldIndex
+from lgov_core.store.fold import WHOLE, AttemptKey, Earlier, Fold, FoldIndex
 from lgov_core.store.sql.database import Transaction
 from lgov_core.store.unfold import Unfolding
 

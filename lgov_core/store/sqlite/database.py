@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import re
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from lgov_core._util.sqlite_file import describe, file_identity, is_busy, open_in_memory, open_sqlite, require_same_file
 from lgov_core.errors import StoreError
 from lgov_core.store import rows
 from lgov_core.store.sql.database import Database, DatabaseUnavailable, Transaction
-from lgov_core.store.sqlite.schema import TRACE_STORE
-
-#: What SQLite writes differently. A row needs no lock: one process writes at a time.
-_TRANSLATIONS: Final = (
-    (r" FOR UPDATE( OF \w+)?( SKIP LOCKED)?", ""),
-    (r"= ANY\(\?\)", "IN (SELECT value FROM json_each(?))"),
-    (r"least\(lease_until, deadline\)", "min(lease_until, ifnull(deadline, lease_until))"),
-    (r"greatest\(", "max("),
-)
-
-
-@functools.cache
-def translate(statement: str) -> str:
-    """A statement of the shared store in SQLite's SQL."""
-    for theirs, ours in _TRANSLATIONS:
-        statement = re.sub(theirs, ours, statement)
-    return statement
+from lgov_core.store.sqlite.schema import TRACE_STORE, translate
 
 
 def _values(given: Sequence[Any]) -> list[Any]:

@@ -1,151 +1,47 @@
-"""The tables of a SQLite trace store, format 4, and how files of earlier formats become one.
+"""The tables of a SQLite trace store (`lgov_core.store.sql.tables`), format 4, and how files of earlier formats become one.
 
-``seq`` is the order of writing in every table. Rollouts, attempts and the queue are bound to each other; calls, rewards and
-spans may name a rollout that was never added: they are kept even so. Times are
-Unix seconds. Token ids are little-endian int32 in blobs; mappings are JSON text. Logprobs are little-endian floats in a
-blob: of 32 bits where that keeps each of them exactly, else of 64; the length tells which.
-
-Of a call's prompt and request only what is new is stored. ``base`` is the ``seq`` of an earlier call of the same attempt,
-NULL when nothing is left out. The prompt begins with the first ``prompt_shared`` tokens of that call's prompt and response,
-and ``prompt_rest`` is what follows. ``request_repeats`` has, by name, of which values of the request only what is new is
-stored, as ``{name: [head, tail]}``: as a JSON text, such a value begins with the first ``head`` characters of that call's
-value of the name, ends with its last ``tail``, and the string under the name in ``request`` is the text in between.
-The prompt's token ids are left out of ``response`` too (see `lgov_core.store.reply_text`); in format 2 they never were.
-A ``seq`` is never used twice, so that a reference cannot come to mean another call, and an attempt is only deleted as a whole.
-
-``digest`` of a span is over all its fields: the same span sent again is not written again. Spans that were moved from
-format 1 have none. Rewards of formats before 4 say no ``choice``.
+In format 2 the prompt's token ids were never left out of replies. Spans that were moved from format 1 have no ``digest``.
+Rewards of formats before 4 say no ``choice``.
 """
 
 from __future__ import annotations
 
+import functools
+import re
 from typing import Final
 
 from lgov_core._util.sqlite_file import FileKind
 from lgov_core.errors import StoreError
+from lgov_core.store.sql.tables import CALLS, QUEUE, TABLES
 
-_CALLS = """CREATE TABLE calls (
-        seq INTEGER PRIMARY KEY AUTOINCREMENT,
-        response_id TEXT NOT NULL,
-        choice INTEGER NOT NULL,
-        route TEXT NOT NULL,
-        model TEXT NOT NULL,
-        request TEXT NOT NULL,
-        response TEXT NOT NULL,
-        prompt_rest BLOB,
-        response_ids BLOB,
-        logprobs BLOB,
-        finish_reason TEXT NOT NULL,
-        weights_version INTEGER,
-        temperature REAL NOT NULL,
-        top_p REAL NOT NULL,
-        started_at REAL NOT NULL,
-        ended_at REAL NOT NULL,
-        rollout_id TEXT,
-        attempt INTEGER,
-        agent TEXT,
-        tool_call_ids TEXT NOT NULL,
-        engine TEXT NOT NULL,
-        base INTEGER,
-        prompt_shared INTEGER NOT NULL DEFAULT 0,
-        request_repeats TEXT,
-        UNIQUE (response_id, choice)
-    )"""
-_CALLS_INDEX = "CREATE INDEX calls_of_rollout ON calls (rollout_id, attempt)"
-
-_SPANS_INDEXES = (
-    "CREATE INDEX spans_of_rollout ON spans (rollout_id)",
-    "CREATE UNIQUE INDEX spans_once ON spans (digest)",
+#: What SQLite writes differently. A row needs no lock: one process writes at a time.
+_TRANSLATIONS: Final = (
+    (r" FOR UPDATE( OF \w+)?( SKIP LOCKED)?", ""),
+    (r"= ANY\(\?\)", "IN (SELECT value FROM json_each(?))"),
+    (r"least\(lease_until, deadline\)", "min(lease_until, ifnull(deadline, lease_until))"),
+    (r"greatest\(", "max("),
 )
 
-_QUEUE = (
-    """CREATE TABLE queue (
-        seq INTEGER PRIMARY KEY,
-        rollout_id TEXT NOT NULL UNIQUE REFERENCES rollouts (rollout_id),
-        run_id TEXT NOT NULL,
-        state TEXT NOT NULL,
-        config TEXT NOT NULL,
-        enqueued_at REAL NOT NULL,
-        available_at REAL NOT NULL,
-        attempt INTEGER NOT NULL DEFAULT 0,
-        outcome TEXT,
-        worker_id TEXT,
-        lease_until REAL,
-        deadline REAL,
-        ended_at REAL,
-        reason TEXT
-    )""",
-    "CREATE INDEX queue_waits ON queue (seq) WHERE state IN ('queued', 'requeued')",
-    "CREATE INDEX queue_waits_of_run ON queue (run_id, seq) WHERE state IN ('queued', 'requeued')",
-    "CREATE INDEX queue_runs ON queue (min(lease_until, ifnull(deadline, lease_until))) WHERE state = 'running'",
-    "CREATE INDEX queue_of_worker ON queue (worker_id) WHERE state = 'running'",
-    "CREATE INDEX queue_of_run ON queue (run_id)",
-    """CREATE TABLE ended (
+
+@functools.cache
+def translate(statement: str) -> str:
+    """A statement of the shared store in SQLite's SQL."""
+    for theirs, ours in _TRANSLATIONS:
+        statement = re.sub(theirs, ours, statement)
+    return statement
+
+
+_CALLS_INDEX: Final = "CREATE INDEX calls_of_rollout ON calls (rollout_id, attempt)"
+_ENDED: Final = """CREATE TABLE ended (
         seq INTEGER PRIMARY KEY AUTOINCREMENT,
         rollout_id TEXT NOT NULL UNIQUE REFERENCES queue (rollout_id)
-    )""",
-)
-
-_TABLES = (
-    """CREATE TABLE rollouts (
-        seq INTEGER PRIMARY KEY,
-        rollout_id TEXT NOT NULL UNIQUE,
-        task_id TEXT NOT NULL,
-        run_id TEXT NOT NULL,
-        input TEXT NOT NULL,
-        created_at REAL NOT NULL
-    )""",
-    "CREATE INDEX rollouts_of_run ON rollouts (run_id)",
-    """CREATE TABLE attempts (
-        seq INTEGER PRIMARY KEY,
-        rollout_id TEXT NOT NULL REFERENCES rollouts (rollout_id),
-        attempt INTEGER NOT NULL,
-        started_at REAL NOT NULL,
-        ended_at REAL,
-        outcome TEXT,
-        error TEXT,
-        result TEXT,
-        UNIQUE (rollout_id, attempt)
-    )""",
-    _CALLS,
-    _CALLS_INDEX,
-    """CREATE TABLE rewards (
-        seq INTEGER PRIMARY KEY,
-        reward_id TEXT NOT NULL UNIQUE,
-        value REAL NOT NULL,
-        dimension TEXT NOT NULL,
-        rollout_id TEXT,
-        attempt INTEGER,
-        response_id TEXT,
-        tool_call_id TEXT,
-        source TEXT NOT NULL,
-        choice INTEGER
-    )""",
-    "CREATE INDEX rewards_of_rollout ON rewards (rollout_id)",
-    """CREATE TABLE spans (
-        seq INTEGER PRIMARY KEY,
-        span_id TEXT NOT NULL,
-        name TEXT NOT NULL,
-        started_at REAL NOT NULL,
-        ended_at REAL,
-        attributes TEXT NOT NULL,
-        rollout_id TEXT,
-        attempt INTEGER,
-        parent_id TEXT,
-        trace_id TEXT,
-        events TEXT,
-        claimed INTEGER NOT NULL DEFAULT 0,
-        digest BLOB
-    )""",
-    *_SPANS_INDEXES,
-    *_QUEUE,
-)
+    )"""
 
 #: A call has one choice in format 1, and spoke the chat API.
 _FROM_1 = (
     "ALTER TABLE calls RENAME TO calls_of_format_1",
     "DROP INDEX calls_of_rollout",
-    _CALLS,
+    CALLS,
     "INSERT INTO calls (seq, response_id, choice, route, model, request, response, prompt_rest, response_ids, logprobs,"
     " finish_reason, weights_version, temperature, top_p, started_at, ended_at, rollout_id, attempt, agent, tool_call_ids,"
     " engine) SELECT seq, response_id, 0, 'chat', model, request, response, prompt_ids, response_ids, logprobs,"
@@ -157,15 +53,16 @@ _FROM_1 = (
     "ALTER TABLE spans ADD COLUMN events TEXT",
     "ALTER TABLE spans ADD COLUMN claimed INTEGER NOT NULL DEFAULT 0",
     "ALTER TABLE spans ADD COLUMN digest BLOB",
-    _SPANS_INDEXES[1],
-    *_QUEUE,
+    "CREATE UNIQUE INDEX spans_once ON spans (digest)",
+    *map(translate, QUEUE),
+    _ENDED,
 )
 
 TRACE_STORE: Final = FileKind(
     what="trace store",
     application_id=int.from_bytes(b"lgvS"),
     version=4,
-    schema=_TABLES,
+    schema=(*map(translate, TABLES), _CALLS_INDEX, _ENDED),
     error=StoreError,
     migrations={1: _FROM_1, 2: (), 3: ("ALTER TABLE rewards ADD COLUMN choice INTEGER",)},
 )

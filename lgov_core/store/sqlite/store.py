@@ -6,22 +6,22 @@ import os
 from pathlib import Path
 from typing import ClassVar
 
-from lgov_core.store.sql.store import SqlStore
+from lgov_core.store.sql.rollout_queue import RolloutQueue
 from lgov_core.store.sqlite.database import SQLiteDatabase
 
 
-class SQLiteStore(SqlStore):
+class SQLiteStore(RolloutQueue):
     """A `RolloutQueue` on the SQLite file at ``path``, which is created (mode 0600) when it does not exist.
 
     ``path`` None: in memory, for tests; nothing outlives the object. A commit survives the death of the process. Several
     processes may write to one file: each waits for the others, ``busy_timeout_s`` seconds at most. ``span_queue`` is how
-    many spans may wait before more are dropped. For threads and forks see `SqlTraces`.
+    many spans may wait before more are dropped. For threads and forks see `TraceStore`.
 
     Fails closed: `StoreError` names the file and what to do, nothing is half-written, and once a full disk has space
     again the same object works again. Raises `StoreError` when the file cannot be opened.
     """
 
-    _tables: ClassVar = ("ended", *SqlStore._tables)
+    _tables: ClassVar = ("ended", *RolloutQueue._tables)
     _ended: ClassVar = "SELECT ended.seq AS place, queue.* FROM ended JOIN queue USING (rollout_id) WHERE ended.seq > ?"
     _size: ClassVar = (
         "SELECT page_count * page_size, freelist_count * page_size"

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from lgov_core.errors import TraceError
 from lgov_core.trace.content import without_content
-from lgov_core.trace.otlp.otlp import CONTENT_TYPE_OF, Protocol, encode_traces, rejected_in
+from lgov_core.trace.otlp.codec import CONTENT_TYPE_OF, Protocol, encode_traces, rejected_in
 from lgov_core.trace.otlp.span import OUR_SCOPE
 from lgov_core.trace.otlp.span_ids import with_ids
 from lgov_core.trace.rollout_spans import RolloutReader, rollout_ids_in, rollout_spans

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from lgov_core.scope import current_scope
 from lgov_core.trace import semconv
@@ -18,14 +18,6 @@ _BAGGAGE: Final = (semconv.ROLLOUT_ID, semconv.ATTEMPT, semconv.TASK_ID, semconv
 
 #: The numbers that OTLP gives kinds and statuses; the SDK's kinds begin with one less.
 _KIND_OFFSET: Final = 1
-
-
-class SpanStore(EventStore, Protocol):
-    """The part of a trace store that the processor needs."""
-
-    def flush(self) -> None:
-        """Returns when everything queued before the call is durable."""
-        ...
 
 
 class LgovSpanProcessor:
@@ -42,7 +34,7 @@ class LgovSpanProcessor:
     what it has no room for. All methods may be called from any thread. The store is not closed.
     """
 
-    def __init__(self, store: SpanStore, *, own: bool = False) -> None:
+    def __init__(self, store: EventStore, *, own: bool = False) -> None:
         self._store = store
         self._own = own
         self._open = True

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lgov_core.errors import TransitionError
 from lgov_core.transitions.tokens.chains import Chain, Link, make_chains
-from lgov_core.transitions.values import Transition
+from lgov_core.transitions.transition_set import Transition
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from lgov_core.train.loop.intervals import grouped_interval, share_interval
 from lgov_core.train.workers.jobs import JobResult
 from lgov_core.transitions import CreditRules, rollout_returns
 from lgov_core.transitions.export.messages import totals_of
-from lgov_core.transitions.values import Transition, TransitionSet, by_rollout
+from lgov_core.transitions.transition_set import Transition, TransitionSet, by_rollout
 
 #: Rewards of this dimension are what denials cost.
 _PENALTIES = "compliance"

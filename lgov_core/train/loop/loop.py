@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lgov_core.errors import TrainError
-from lgov_core.store.protocol import TraceStore
+from lgov_core.store import TraceStore
 from lgov_core.train.loop.ahead import CollectedAhead
 from lgov_core.train.loop.checkpoint import Seal
 from lgov_core.train.loop.figures import policy_figures

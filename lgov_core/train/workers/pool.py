@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from lgov_core.errors import StoreError, TrainError
 from lgov_core.process.governed import CANNOT_GOVERN
-from lgov_core.store.protocol import TraceStore
+from lgov_core.store import TraceStore
 from lgov_core.train.workers.jobs import Job, JobResult, WorkerConfig
 from lgov_core.train.workers.lines import close_input, write_line
 from lgov_core.types import Attempt, Outcome, Rollout

@@ -26,8 +26,7 @@ from lgov_core.process.governed import end_process, installed_adapters, say
 from lgov_core.process.import_guard import FrameworkGuard
 from lgov_core.reward import AirPlugin, AirRules, RuleSet, air
 from lgov_core.scope import RolloutScope, carry_into_threads
-from lgov_core.store import open_store
-from lgov_core.store.protocol import TraceStore
+from lgov_core.store import TraceStore, open_store
 from lgov_core.trace.sink import StoreSink
 from lgov_core.train.workers.failures import DENIED_BY_FAILURE, outcome_of
 from lgov_core.train.workers.jobs import Episode, EpisodeRunner, Job, WorkerConfig

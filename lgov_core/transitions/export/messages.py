@@ -13,7 +13,7 @@ from typing import Any, Final
 from lgov_core.trace import semconv
 from lgov_core.transitions.export.template_messages import UnreadableArguments, template_messages
 from lgov_core.transitions.reading.conversations import ConversationReader, chat_conversation, threads_of
-from lgov_core.transitions.values import Transition, TransitionSet, alternatives_of, by_rollout, line_of
+from lgov_core.transitions.transition_set import Transition, TransitionSet, alternatives_of, by_rollout, line_of
 from lgov_core.types import BLOCKING, Attempt, CapturedCall, Outcome, Rollout, Span
 
 #: The dimension in which denials are paid for.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lgov_core.transitions.tokens.chains import make_chains
-from lgov_core.transitions.values import TransitionSet, by_rollout, line_of
+from lgov_core.transitions.transition_set import TransitionSet, by_rollout, line_of
 
 
 @dataclass(frozen=True, slots=True)

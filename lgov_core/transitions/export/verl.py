@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lgov_core.errors import TransitionError
-from lgov_core.transitions.export.export import pairs_type, reward_pairs, write_table
-from lgov_core.transitions.values import Transition, TransitionSet
+from lgov_core.transitions.export.files import pairs_type, reward_pairs, write_table
+from lgov_core.transitions.transition_set import Transition, TransitionSet
 
 if TYPE_CHECKING:
     import torch

@@ -6,8 +6,8 @@ from collections.abc import Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from lgov_core.errors import TransitionError
-from lgov_core.store.protocol import TraceStore
-from lgov_core.trace.mapping.mapping import canonical
+from lgov_core.store import TraceStore
+from lgov_core.trace.mapping.canonical import canonical
 from lgov_core.transitions.findings import Diagnostic, Finding
 from lgov_core.transitions.reading.span_reading import SpanReading
 from lgov_core.transitions.reading.span_tree import SpanTree

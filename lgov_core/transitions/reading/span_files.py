@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from lgov_core.errors import SpanFileError, TraceError
-from lgov_core.trace.mapping.mapping import canonical
-from lgov_core.trace.otlp.otlp import decode_traces
+from lgov_core.trace.mapping.canonical import canonical
+from lgov_core.trace.otlp.codec import decode_traces
 from lgov_core.transitions.findings import Diagnostic, Finding
 from lgov_core.types import Span
 

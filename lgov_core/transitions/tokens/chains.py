@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lgov_core._util.prefixes import PrefixIndex
-from lgov_core.transitions.values import Transition, by_rollout
+from lgov_core.transitions.transition_set import Transition, by_rollout
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lgov_core._util.prefixes import common_prefix
-from lgov_core.transitions.values import Transition
+from lgov_core.transitions.transition_set import Transition
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,6 @@ class TokenTree:
     def distinct(self) -> int:
         """Tokens in the tree: what a shared-prefix update computes."""
         return sum(len(node.ids) for node in self.nodes)
-
-    def path(self, index: int) -> list[int]:
-        """The numbers of the nodes from a top to the end of transition number ``index``."""
-        return [number for number, node in enumerate(self.nodes) if any(one.index == index for one in node.serves)]
 
     def statistics(self) -> dict[str, float]:
         """``transitions``, ``nodes``, ``total``, ``distinct`` and how many times less (``saved_factor``)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lgov_core.errors import RewardError
-from lgov_core.reward.policy import finite
+from lgov_core.reward.finite import finite
 
 
 def shaping(potentials: Sequence[float], discount: float = 1.0) -> list[float]:

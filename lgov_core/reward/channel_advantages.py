@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from lgov_core.errors import RewardError
-from lgov_core.reward.policy import finite
+from lgov_core.reward.finite import finite
 
 
 def group_advantages(

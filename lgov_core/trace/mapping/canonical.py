@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from lgov_core.trace import semconv
-from lgov_core.trace.mapping.table import (
+from lgov_core.trace.mapping.attribute_table import (
     MESSAGE_EVENTS,
     MESSAGE_FAMILIES,
     OLD_REWARDS,

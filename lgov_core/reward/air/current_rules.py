@@ -1,14 +1,7 @@
-"""Automatic intermediate rewards (AIR): a tool's outcome, a denial or a model's reply earns a small reward on that call.
+"""The rule set in use in the running context (a context variable), and decorators that add rules to it.
 
-    from lgov_core import air
-
-    @air.on_tool_success("search_*")
-    def found_something(tool_name, output):
-        return 0.1 if output else 0.0
-
-The decorators of this module add to the rule set that is in use in the running context (a context variable): the one that
-`scope` or `use` set, else one that is made when it is first needed. `plugin` makes the governor's plugin of it. A rule set
-of one's own (`RuleSet`) has the same decorators and needs no context. Rules in YAML: `load_rules`.
+It is the set that `scope` or `use` set, else one that is made when it is first needed. A `RuleSet` has the same decorators
+and needs no context.
 """
 
 from __future__ import annotations
@@ -19,30 +12,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from lgov_core.errors import RewardError
-from lgov_core.reward.air_file import AIR_FILE_SCHEMA, load_rules, rules_of
-from lgov_core.reward.air_plugin import AirPlugin
-from lgov_core.reward.air_rules import AirRule, RuleSet
-from lgov_core.reward.air_values import AirRules
-from lgov_core.reward.potential import shaping
-
-__all__ = [
-    "AIR_FILE_SCHEMA",
-    "AirPlugin",
-    "AirRule",
-    "AirRules",
-    "RuleSet",
-    "current",
-    "load_rules",
-    "on_denied",
-    "on_model_call",
-    "on_tool_failure",
-    "on_tool_success",
-    "plugin",
-    "rules_of",
-    "scope",
-    "shaping",
-    "use",
-]
+from lgov_core.reward.air.outcome_rewards import AirPlugin
+from lgov_core.reward.air.rules import RuleSet
 
 _CURRENT: contextvars.ContextVar[RuleSet | None] = contextvars.ContextVar("lgov_air", default=None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lgov_core.errors import TransitionError
-from lgov_core.transitions.values import TransitionSet
+from lgov_core.transitions.transition_set import TransitionSet
 
 
 def penalise_length(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -11,6 +9,7 @@ from typing import Any, Final
 from lgov_core.errors import RewardError
 from lgov_core.hookspecs import hookimpl
 from lgov_core.reward.config import RewardConfig
+from lgov_core.reward.finite import finite
 from lgov_core.reward.violation import violation_of
 from lgov_core.types import SEVERITY_PENALTIES, Outcome, Reward, ToolOutcome
 from lgov_core.types.violations import severity_of
@@ -196,21 +195,6 @@ def create_policy_reward(
             raise RewardError(f"{name} is given twice", hint="in severity_penalties or as a keyword, not both")
         config[name] = penalty
     return PolicyReward(kernel, base_reward_fn, RewardConfig(**config))
-
-
-def finite(what: str, value: Any) -> float:
-    """``value`` as a finite float. Raises `RewardError`, naming ``what``, for anything else."""
-    if inspect.isawaitable(value):
-        if inspect.iscoroutine(value):
-            value.close()
-        raise RewardError(f"{what} is a coroutine", hint="reward functions are plain functions, not async ones")
-    try:
-        number = float("nan") if isinstance(value, str | bytes | bytearray) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = float("nan")
-    if not math.isfinite(number):
-        raise RewardError(f"{what} is {value!r:.100}, not a finite number")
-    return number
 
 
 def _says_yes_or_no(success: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The part of a SQL store that records what happened and reads it back."""
+"""The trace store: records what happened and reads it back. Every database passes the same tests."""
 
 from __future__ import annotations
 
@@ -26,12 +26,16 @@ T = TypeVar("T")
 _ROWS_A_PORTION: Final = 500
 
 
-class SqlTraces:
-    """A `TraceStore` on two connections, one for the writer's thread and one for reading.
+class TraceStore:
+    """Rollouts, attempts, captured calls, spans and rewards, on two connections: the writer's and one for reading.
 
-    Writes that wait at the same time are committed together (up to 200 rows); a write returns after its commit. All methods
-    may be called from any thread. In a forked child the object refuses to work: open another there. What is queued when
-    the object is collected, or the program ends without closing it, is still written.
+    Every write is durable against the death of the process when the method returns, unless it says otherwise; a write
+    that cannot be made so raises `StoreError` and leaves nothing half-written. Writes that wait at the same time are
+    committed together (up to 200 rows). All methods may be called from any thread, and several processes may hold stores
+    on the same place. Readers see committed rows only, in the order in which they were written.
+
+    In a forked child the object refuses to work: open another there. What is queued when the object is collected, or the
+    program ends without closing it, is still written.
     """
 
     def __init__(self, shown: str, writing: Database, reading: Database, *, span_queue: int) -> None:
@@ -54,7 +58,10 @@ class SqlTraces:
         self._submit(lambda transaction: transaction.insert("rollouts", new), len(new)).result()
 
     def start_attempt(self, rollout_id: str, attempt: int) -> Attempt:
-        """Opens an attempt; it starts now, by the database's clock. See `TraceStore.start_attempt`."""
+        """Opens an attempt (numbered from 1), which starts now by the database's clock.
+
+        Raises `StoreError` for an unknown rollout, one of the queue, or an attempt that exists.
+        """
         if attempt < 1:
             raise StoreError(f"attempt {attempt} of rollout {rollout_id}: attempts are numbered from 1")
 
@@ -84,7 +91,11 @@ class SqlTraces:
         result: JSONValue = None,
         rewards: Iterable[Reward] = (),
     ) -> Attempt:
-        """Closes an attempt and adds its final rewards. See `TraceStore.finish_attempt`."""
+        """Closes an attempt and adds its final rewards in the same transaction.
+
+        Rewards that name no rollout get this one and this attempt; one that names another raises `StoreError`. Closing the
+        attempt again raises `StoreError`: the first outcome stays.
+        """
         outcome = Outcome(outcome)
         text = None if result is None else encoding.json_text(result, f"result of rollout {rollout_id}")
         final = [rows.reward_row(rows.own_reward(reward, rollout_id, attempt)) for reward in rewards]
@@ -111,18 +122,26 @@ class SqlTraces:
         return asyncio.wrap_future(self.submit_call(call))
 
     def add_rewards(self, rewards: Iterable[Reward]) -> None:
-        """Adds rewards. A value that is not finite, or an id that exists, raises `StoreError`; then none is added."""
+        """Adds rewards. A value that is not finite raises `StoreError`; then none is added."""
         new = [rows.reward_row(reward) for reward in rewards]
         self._submit(lambda transaction: transaction.insert("rewards", new), len(new)).result()
 
     def add_span(self, span: Span) -> None:
-        """Queues a span and returns at once. Attributes that JSON cannot hold raise `StoreError`."""
+        """Queues a span and returns at once. A full queue drops it and counts it in `dropped_spans`.
+
+        Attributes that JSON cannot hold raise `StoreError`.
+        """
         row = rows.span_row(span)
         self._check()
         self._writer.submit_span(row)
 
     def add_spans(self, spans: Iterable[Span]) -> int:
-        """Adds spans, all of them or none, and returns how many were new: one that exists is not written again."""
+        """Adds spans, all of them or none, and returns how many were new.
+
+        A span that is there already, equal in every field, is not written again, so a batch may be sent twice. One that has
+        the id of another and different contents is kept beside it; readers decide which of them is right. The same
+        holds for `add_span`.
+        """
         new = [rows.span_row(span) for span in spans]
         return self._submit(lambda transaction: insert_spans(transaction, new), len(new)).result()
 

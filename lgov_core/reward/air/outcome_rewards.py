@@ -10,8 +10,7 @@ from typing import Any, Final, TypeAlias
 from lgov_core._util.canonical import NotCanonical, fingerprint
 from lgov_core.errors import RewardError
 from lgov_core.hookspecs import hookimpl
-from lgov_core.reward.air_rules import AirRule, Event, RuleSet
-from lgov_core.reward.air_values import AirRules
+from lgov_core.reward.air.rules import AirRule, AirRules, Event, RuleSet
 from lgov_core.scope import RolloutScope
 from lgov_core.trace import semconv
 from lgov_core.types import Reward, Span, ToolOutcome
@@ -273,9 +272,6 @@ def _facts_of(outcome: ToolOutcome) -> dict[str, Any]:
         "error": outcome.error,
         "error_type": outcome.error_type,
         "status": outcome.status,
-        "reason": None if decision is None else decision.reason,
-        "policy": None if decision is None else decision.policy,
-        "rule": None if decision is None else decision.rule,
-        "severity": None if decision is None else decision.severity,
         "decision": decision,
+        **{name: getattr(decision, name, None) for name in ("reason", "policy", "rule", "severity")},
     }

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from lgov_core.errors import TransitionError
-from lgov_core.transitions.credit.credit_schemes import (
+from lgov_core.transitions.credit.plugin_schemes import ask_plugins, check_known
+from lgov_core.transitions.credit.schemes import (
     SCHEMES,
     SMALLEST_DEVIATION,
     Channel,
@@ -17,9 +18,8 @@ from lgov_core.transitions.credit.credit_schemes import (
     returns_to_go,
     step,
 )
-from lgov_core.transitions.credit.plugins import ask_plugins, check_known
 from lgov_core.transitions.findings import Diagnostic, Finding
-from lgov_core.transitions.values import TransitionSet, alternatives_of, by_rollout, line_of
+from lgov_core.transitions.transition_set import TransitionSet, alternatives_of, by_rollout, line_of
 from lgov_core.types import CreditRules, Transition
 
 if TYPE_CHECKING:

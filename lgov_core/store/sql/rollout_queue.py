@@ -1,17 +1,20 @@
-"""The contract of a store with a queue of rollouts; every database passes the same tests."""
+"""The trace store with a queue of rollouts: hands them out, deletes them, counts what there is."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import ClassVar
 
-from lgov_core.store.protocol import TraceStore
-from lgov_core.store.retention import Pruned, StoreStatistics
-from lgov_core.store.work import Claim, EndedRollouts, QueueEntry, RolloutConfig, RolloutState
+from lgov_core.store import encoding, rows
+from lgov_core.store.retention import ROLLOUTS_A_PORTION, Pruned, StoreStatistics, chosen, require_choice
+from lgov_core.store.rollout_states import Claim, EndedRollouts, QueueEntry, RolloutConfig, RolloutState, require_lease
+from lgov_core.store.sql import deletion, queue
+from lgov_core.store.sql.database import Transaction
+from lgov_core.store.sql.trace_store import TraceStore
 from lgov_core.types import Attempt, Rollout
 
 
-class RolloutQueue(TraceStore, Protocol):
+class RolloutQueue(TraceStore):
     """A trace store that also hands out rollouts to workers, retries them, and deletes what is no longer needed.
 
     What the trace store promises of writes, threads and processes holds here too: a rollout is handed to one worker
@@ -23,7 +26,15 @@ class RolloutQueue(TraceStore, Protocol):
 
     ``now`` (Unix seconds) is the store's own clock when it is None, which for a store on a server is the server's; give
     it only where time is yours to set, as in tests. Every move of a state is one of `STATE_MOVES`, or raises `StoreError`.
+    A subclass opens the connections, and names what differs between databases.
     """
+
+    #: Tables with rows of a rollout; one is before those that it refers to.
+    _tables: ClassVar = ("queue", "rewards", "spans", "calls", "attempts", "rollouts")
+    #: The rollouts that ended: their place in that order, and the entry.
+    _ended: ClassVar[str]
+    #: Bytes that the store takes, and those of them that are free.
+    _size: ClassVar[str]
 
     def enqueue(
         self, rollouts: Sequence[Rollout], config: RolloutConfig | None = None, *, now: float | None = None
@@ -32,7 +43,14 @@ class RolloutQueue(TraceStore, Protocol):
 
         An id that exists already raises `StoreError`; then none is added.
         """
-        ...
+        new = [rows.rollout_row(rollout) for rollout in rollouts]
+        names = [(rollout.rollout_id, rollout.run_id) for rollout in rollouts]
+
+        def run(transaction: Transaction) -> None:
+            transaction.insert("rollouts", new)
+            queue.enqueue(transaction, names, config or RolloutConfig(), now)
+
+        self._submit(run, len(new)).result()
 
     def claim(
         self, worker_id: str, limit: int = 1, *, lease_s: float, run_id: str | None = None, now: float | None = None
@@ -42,7 +60,10 @@ class RolloutQueue(TraceStore, Protocol):
         Does what `expire` does first, so that nothing waits for a worker that is gone. ``run_id`` keeps to one run.
         Never waits: an empty list when there is nothing. Raises `StoreError` for a lease that is not above 0 seconds.
         """
-        ...
+        require_lease(lease_s)
+        return self._submit(
+            lambda transaction: queue.claim(transaction, worker_id, limit, lease_s, run_id, now), limit
+        ).result()
 
     def heartbeat(
         self,
@@ -58,7 +79,9 @@ class RolloutQueue(TraceStore, Protocol):
         all of them. An attempt that is missing from the answer is no longer the worker's: it was cancelled or expired,
         or has passed its deadline, and must be stopped. A worker that was started again learns here what it had.
         """
-        ...
+        require_lease(lease_s)
+        asked = None if attempts is None else list(attempts)
+        return self._submit(lambda transaction: queue.heartbeat(transaction, worker_id, lease_s, asked, now)).result()
 
     def expire(self, *, now: float | None = None) -> list[Attempt]:
         """Closes each attempt of the queue that has passed its deadline, as timeout, or its lease, as infrastructure.
@@ -66,14 +89,15 @@ class RolloutQueue(TraceStore, Protocol):
         Their rollouts wait again while tries remain, and have failed otherwise. Returns the closed attempts, with the
         reason as their ``error``.
         """
-        ...
+        return self._submit(lambda transaction: queue.expire(transaction, now)).result()
 
     def cancel(self, rollout_id: str, reason: str, *, now: float | None = None) -> QueueEntry:
         """Takes a rollout out of the queue for good; an attempt that runs is closed as infrastructure.
 
         Raises `StoreError` for a rollout that is not in the queue or has ended.
         """
-        ...
+        why = encoding.readable(reason)
+        return self._submit(lambda transaction: queue.cancel(transaction, rollout_id, why, now)).result()
 
     def queue_entries(
         self,
@@ -83,7 +107,8 @@ class RolloutQueue(TraceStore, Protocol):
         states: Iterable[RolloutState] | None = None,
     ) -> list[QueueEntry]:
         """Rollouts as the queue sees them, in the order of enqueuing; all, or those that fit everything given."""
-        ...
+        where, given = queue.selection(run_id, ids, states)
+        return [rows.entry_of(row) for row in self._read("queue", rows.ENTRY_COLUMNS, where, given)]
 
     def ended_since(self, cursor: int = 0, *, limit: int = 100, run_id: str | None = None) -> EndedRollouts:
         """At most ``limit`` rollouts that ended after the place ``cursor``, in the order in which they ended.
@@ -91,7 +116,16 @@ class RolloutQueue(TraceStore, Protocol):
         Start with 0, then give the cursor of the last answer: every rollout that ends is returned once, however
         many end at the same time. The cursor does not move when there is nothing new.
         """
-        ...
+        self._check()
+        of_run = "" if run_id is None else "WHERE run_id = ?"
+        found = self._reading.fetch(
+            f"SELECT place, {rows.ENTRY_COLUMNS} FROM ({self._ended}) AS ended {of_run} ORDER BY place LIMIT ?",
+            (cursor, *(() if run_id is None else (run_id,)), max(limit, 0)),
+        )
+        entries = tuple(rows.entry_of(row[1:]) for row in found)
+        return EndedRollouts(entries, found[-1][0] if found else cursor)
+
+    # ------------------------------------------------------------------ retention
 
     def prune(
         self,
@@ -112,15 +146,47 @@ class RolloutQueue(TraceStore, Protocol):
         between. One that waits in the queue or has an open attempt is spared. With ``dry_run`` nothing is deleted.
         Raises `StoreError` when nothing at all is given to choose by.
         """
-        ...
+        require_choice(before, run_id, keep_last)
+        total = Pruned()
+        found = chosen(self._last_active(run_id), before, keep_last)
+        for first in range(0, len(found), ROLLOUTS_A_PORTION):
+            ids = found[first : first + ROLLOUTS_A_PORTION]
+            total += self._submit(
+                lambda transaction, ids=ids: deletion.delete_rollouts(transaction, ids, self._tables, dry_run=dry_run),
+                alone=True,
+            ).result()
+        if before is not None and run_id is None:
+            total += self._submit(
+                lambda transaction: deletion.delete_unattributed(transaction, before, dry_run=dry_run), alone=True
+            ).result()
+        return total
 
     def vacuum(self) -> None:
         """Gives the space of what was deleted back to the system. Writers may have to wait for as long as it takes."""
-        ...
+        raise NotImplementedError
 
     def statistics(self) -> StoreStatistics:
         """What is in the store, and how much space it takes."""
-        ...
+        self._check()
+        ((rollouts, attempts, still_open, calls, rewards, spans),) = self._reading.fetch(deletion.COUNTS)
+        ((size, free),) = self._reading.fetch(self._size)
+        active = self._last_active(None)
+        states = self._reading.fetch("SELECT state, count(*) FROM queue GROUP BY state")
+        times = sorted(at for _, at in active if at)
+        return StoreStatistics(
+            rollouts=rollouts,
+            unannounced=len(active) - rollouts,
+            attempts=attempts,
+            open_attempts=still_open,
+            calls=calls,
+            rewards=rewards,
+            spans=spans,
+            size_bytes=size,
+            free_bytes=free,
+            oldest=times[0] if times else None,
+            newest=times[-1] if times else None,
+            queue={RolloutState(state): count for state, count in states},
+        )
 
     def unannounced(self) -> list[Attempt]:
         """Attempts that calls and spans name and that were never opened, in the order in which they began.
@@ -128,4 +194,10 @@ class RolloutQueue(TraceStore, Protocol):
         ``started_at`` is when the first call or span began; ``ended_at`` and ``outcome`` are None. What names no attempt
         belongs to the first.
         """
-        ...
+        self._check()
+        return [Attempt(*row) for row in self._reading.fetch(deletion.UNANNOUNCED)]
+
+    def _last_active(self, run_id: str | None) -> list[tuple[str, float]]:
+        self._check()
+        where, given = ("", ()) if run_id is None else (deletion.OF_RUN, (run_id,))
+        return [(row[0], row[1]) for row in self._reading.fetch(deletion.LAST_ACTIVE.format(where=where), given)]

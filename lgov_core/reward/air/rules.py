@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Final, Literal, TypeAlias
 
 from lgov_core.errors import RewardError
-from lgov_core.reward.air_values import AirRules, number
+from lgov_core.reward.finite import amount
 
 #: What a rule is about.
 Event: TypeAlias = Literal["tool_success", "tool_failure", "denied", "model_call"]
@@ -25,6 +25,31 @@ PARAMETERS: Final[Mapping[Event, tuple[str, ...]]] = {
     "denied": (*_TOOL, "reason", "policy", "rule", "severity", "decision"),
     "model_call": ("model", "agent", "response_id", "finish_reason", "input_tokens", "output_tokens", "span"),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class AirRules:
+    """How much each kind of tool outcome is worth.
+
+    ``tool_success`` and ``tool_error`` go to the dimension ``air``; ``denied`` goes to ``compliance``, so that a penalty is
+    never averaged away by tool rewards. A tool that timed out is an infrastructure problem: no
+    reward. So does a denial because a policy failed or the record could not be written (`Decision.fault`).
+
+    ``shaped`` pays ``air`` as a difference of potentials that is taken back when the attempt ends (see `AirPlugin`): a
+    policy cannot gain by calling tools for their reward. False pays each call anew; then only bounds hold it:
+    `lgov_core.transitions.CreditRules.air_cap`. Raises `RewardError` (a `ValueError`) for values that are not finite.
+    """
+
+    tool_success: float = 0.05
+    tool_error: float = -0.05
+    denied: float = -0.5
+    shaped: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("tool_success", "tool_error", "denied"):
+            amount(f"AirRules.{name}", getattr(self, name))
+        if not isinstance(self.shaped, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise RewardError(f"AirRules.shaped must be True or False, not {self.shaped!r}")
 
 
 @dataclass(unsafe_hash=True, slots=True)
@@ -58,7 +83,7 @@ class AirRule:
         if callable(self.reward):
             asks["reward"] = _asked(what, self.reward, self.event)
         else:
-            number(what, self.reward)
+            amount(what, self.reward)
         if callable(self.milestone):
             asks["milestone"] = _asked(f"{what}: milestone", self.milestone, self.event)
         elif self.milestone not in ("call", "tool"):
@@ -76,7 +101,7 @@ class AirRule:
         paid: Any = self.reward
         if callable(paid):
             paid = paid(**{name: facts[name] for name in self._asks["reward"]})
-        return 0.0 if paid is None else number(f"what AIR rule {self.name!r} paid", paid)
+        return 0.0 if paid is None else amount(f"what AIR rule {self.name!r} paid", paid)
 
     def reached(self, facts: Mapping[str, Any]) -> Hashable:
         """The result of the ``milestone`` function for a call; None where ``milestone`` is not a function."""
@@ -96,7 +121,7 @@ class RuleSet:
     """
 
     def __init__(self, *, base: AirRules | None = None, cap: float | None = 1.0) -> None:
-        if cap is not None and number("the cap of AIR", cap) < 0:
+        if cap is not None and amount("the cap of AIR", cap) < 0:
             raise RewardError(f"the cap of AIR is {cap:g}", hint="it is 0 or more; None switches it off")
         self.base = base
         self.cap = cap

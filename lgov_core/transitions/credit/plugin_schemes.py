@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lgov_core.errors import TransitionError
-from lgov_core.transitions.credit.credit_schemes import SCHEMES
-from lgov_core.transitions.values import Transition
+from lgov_core.transitions.credit.schemes import SCHEMES
+from lgov_core.transitions.transition_set import Transition
 from lgov_core.types import CreditRules
 
 if TYPE_CHECKING:

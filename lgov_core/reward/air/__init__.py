@@ -1,0 +1,42 @@
+"""Automatic intermediate rewards (AIR): a tool's outcome, a denial or a model's reply earns a small reward on that call.
+
+    from lgov_core import air
+
+    @air.on_tool_success("search_*")
+    def found_something(tool_name, output):
+        return 0.1 if output else 0.0
+
+`outcome_rewards.AirPlugin` computes the rewards; `current_rules` has the decorators, `rule_file` reads rules in YAML.
+"""
+
+from lgov_core.reward.air.current_rules import (
+    current,
+    on_denied,
+    on_model_call,
+    on_tool_failure,
+    on_tool_success,
+    plugin,
+    scope,
+    use,
+)
+from lgov_core.reward.air.outcome_rewards import AirPlugin
+from lgov_core.reward.air.rule_file import AIR_FILE_SCHEMA, load_rules, rules_of
+from lgov_core.reward.air.rules import AirRule, AirRules, RuleSet
+
+__all__ = [
+    "AIR_FILE_SCHEMA",
+    "AirPlugin",
+    "AirRule",
+    "AirRules",
+    "RuleSet",
+    "current",
+    "load_rules",
+    "on_denied",
+    "on_model_call",
+    "on_tool_failure",
+    "on_tool_success",
+    "plugin",
+    "rules_of",
+    "scope",
+    "use",
+]
