@@ -115,11 +115,7 @@ class DecodeWorker:
 
     def pause(self, policy: str | None = None) -> None:
         """Returns once no call of ``policy`` (None: no call) is being decoded; none will be until as many `resume`."""
-
-        def count() -> None:
-            self._pauses[policy] += 1
-
-        self.between(count, policy)
+        self.between(lambda: self._pauses.update([policy]), policy)
 
     def resume(self, policy: str | None = None) -> None:
         """Takes back one `pause`. The weights may have been changed in the meantime."""

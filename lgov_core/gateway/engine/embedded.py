@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from lgov_core.errors import EndpointError, ModelError
-from lgov_core.gateway.engine.reply_codec import Generated, Prompt, ReplyCodec, pieces_of
+from lgov_core.gateway.engine.reply_codec import Generated, Prompt, ReplyCodec
 from lgov_core.gateway.engine.reply_grammar import GrammarConstraint, Grammars, reply_grammar
 from lgov_core.gateway.engine.served_policy import ServedPolicy
 from lgov_core.gateway.engine.supported_fields import check_fields
+from lgov_core.gateway.formats.openai_format import completion_pieces
 from lgov_core.gateway.protocol import ChatRequest, Completion, StreamPiece
 
 if TYPE_CHECKING:
@@ -153,10 +154,8 @@ class EmbeddedEngine:
             raise
         if fault := next((one.fault for one in constraints if one.fault), ""):
             raise EndpointError(f"the reply could not be held to its form: {fault}", status=500)
-        choices = [
-            Generated(tuple(row.response_ids), tuple(row.logprobs), version)
-            for row, version in zip(rows, versions, strict=True)
-        ]
+        written = zip(rows, versions, strict=True)
+        choices = [Generated(tuple(row.response_ids), tuple(row.logprobs), version) for row, version in written]
         return codec.completion(request, prompt, choices)
 
     async def count_tokens(self, request: ChatRequest) -> int:
@@ -166,7 +165,7 @@ class EmbeddedEngine:
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[StreamPiece]:
         """The reply in pieces, which come once it is whole: only then is it known what in it is a tool call."""
-        async for piece in pieces_of(await self.chat(request), request):
+        for piece in completion_pieces(await self.chat(request), request.body):
             yield piece
 
     def publish(self, state_dict: Mapping[str, torch.Tensor], version: int | None = None) -> int:

@@ -41,7 +41,6 @@ class _Reading:
 
     @property
     def rest(self) -> int:
-        """How many tokens are to be read."""
         return len(self.ids) - self.start
 
 
@@ -126,7 +125,8 @@ class Decoder:
             if not row.done:
                 continue
             if self._keeps and row.finish:
-                self._keep(row, slot)
+                assert self._cache is not None, "it is running"
+                self._keep(self._cache, slot, row.policy, (*row.prompt_ids, *row.response_ids)[: self._lengths[slot]])
             last = len(self.rows) - 1
             if slot != last:
                 assert self._cache is not None, "it is running"
@@ -138,12 +138,8 @@ class Decoder:
         if not self.rows:
             self._cache = None
 
-    def _keep(self, row: Row, slot: int) -> None:
-        cache = self._cache
-        assert cache is not None, "it is running"
-        length = self._lengths[slot]
-        ids = (*row.prompt_ids, *row.response_ids)[:length]
-        self._prefixes.put(row.policy, ids, lambda start: cache.pieces(slot, start, length))
+    def _keep(self, cache: SlotCache, slot: int, policy: str, ids: Ids) -> None:
+        self._prefixes.put(policy, ids, lambda start: cache.pieces(slot, start, len(ids)))
 
     def _reading(self, policy: str, ids: Ids, row: Row | None = None) -> _Reading:
         # The last token of a prompt is always read: what comes after it is drawn from that.
@@ -171,12 +167,7 @@ class Decoder:
             cache = SlotCache(self._layers, len(bucket), max(len(reading.ids) for reading in bucket))
             self._fill(cache, 0, bucket)
             for slot, reading in enumerate(bucket):
-                length = len(reading.ids)
-                self._prefixes.put(
-                    reading.policy,
-                    reading.ids,
-                    lambda start, cache=cache, slot=slot, length=length: cache.pieces(slot, start, length),
-                )
+                self._keep(cache, slot, reading.policy, reading.ids)
 
     def _read_running(self, readings: list[_Reading]) -> None:
         """Reads prompts into slots behind those that run, and draws their first tokens."""

@@ -108,7 +108,7 @@ def _call(tool: Tool, tool_format: str) -> str:
             forms.append(r'" " /[^{@\s]([^\n\r]*[^\s])?/')
         if not required:
             forms.append('""')
-        return f"{_quoted('@' + name)} ({' | '.join(forms)})"
+        return f"{json.dumps('@' + name)} ({' | '.join(forms)})"
     whole = {
         "type": "object",
         "properties": {"name": {"const": name}, "arguments": parameters},
@@ -129,14 +129,8 @@ def _styled(schema: Mapping[str, Any]) -> str:
     return json.dumps({**schema, "x-guidance": _STYLE})
 
 
-def _quoted(words: str) -> str:
-    return json.dumps(words)
-
-
 class GrammarConstraint:
-    """A grammar at one reply (see `lgov_core.gateway.engine.sampling.Constraint`). ``fault`` is the error, "" if there
-    is none.
-    """
+    """Holds one reply to a grammar. ``fault`` is the error, "" if there is none. For one sequence and one thread."""
 
     def __init__(self, matcher: Any, eos_ids: frozenset[int]) -> None:
         self._matcher = matcher
@@ -144,7 +138,7 @@ class GrammarConstraint:
         self.fault = ""
 
     def allowed(self, size: int) -> torch.Tensor:
-        """The tokens that the grammar allows next; where it failed the reply ends."""
+        """The tokens that the grammar allows next: bool [size], on the CPU. Where it failed the reply ends."""
         import torch
 
         bits = torch.zeros((size + 31) // 32, dtype=torch.int32)

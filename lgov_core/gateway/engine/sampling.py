@@ -7,24 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
+if TYPE_CHECKING:
+    from lgov_core.gateway.engine.reply_grammar import GrammarConstraint
+
 #: A uniform number is kept this far below 1, so that the last token of the distribution is not overshot.
 _ALMOST_ONE = 1.0 - 2.0**-40
-
-
-class Constraint(Protocol):
-    """What one reply must look like. For one sequence and one thread."""
-
-    def allowed(self, size: int) -> torch.Tensor:
-        """Which tokens may come next: bool [size], on the CPU, at least one of them true."""
-        ...
-
-    def take(self, token: int) -> None:
-        """Takes the token that was drawn."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +34,7 @@ class Row:
     uniforms: torch.Tensor
     stop: tuple[str, ...] = ()
     policy: str = ""
-    constraint: Constraint | None = None
+    constraint: GrammarConstraint | None = None
     response_ids: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     finish: str = ""

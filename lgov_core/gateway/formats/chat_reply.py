@@ -81,9 +81,10 @@ def _read_choice(
 
 
 def _ids(value: Any) -> tuple[int, ...] | None:
-    if isinstance(value, list) and all(type(one) is int and 0 <= one < 2**31 for one in cast("list[Any]", value)):
-        return tuple(cast("list[int]", value))
-    return None
+    if not isinstance(value, list) or not set(map(type, cast("list[Any]", value))) <= {int}:
+        return None
+    ids = cast("list[int]", value)
+    return tuple(ids) if min(ids, default=0) >= 0 and max(ids, default=0) < 2**31 else None
 
 
 def _logprobs(value: Any, response_ids: tuple[int, ...] | None) -> tuple[float, ...] | None:

@@ -36,14 +36,18 @@ _REFUSED = ("container", "context_management", "mcp_servers", "speed", "inferenc
 _TOOL_FIELDS = ("cache_control", "description", "eager_input_streaming", "input_schema", "name", "strict", "type")
 
 
-def read_messages_request(body: Mapping[str, Any], *, counting: bool = False) -> ChatRequest:
+def read_messages_request(
+    body: Mapping[str, Any], _before: Sequence[Any] = (), *, counting: bool = False
+) -> ChatRequest:
     """A Messages request as the chat completion request that asks the same; ``counting`` needs no ``max_tokens``.
 
     Raises `EndpointError` (400) that names the field.
     """
     refuse(body, _REFUSED, _WHOSE)
     only_known(body, _KNOWN, _WHOSE)
-    chat: dict[str, Any] = {"model": model_name(body), "messages": [*_system(body), *_messages(body)]}
+    chat: dict[str, Any] = {"model": model_name(body), "messages": _messages(body)}
+    if (system := _content(body, "system", "", ("text",))) is not None:
+        chat["messages"].insert(0, {"role": "system", "content": system})
     most = number(body, "max_tokens", None, low=1, whole=True)
     if most is not None:
         chat["max_tokens"] = int(most)
@@ -60,14 +64,6 @@ def read_messages_request(body: Mapping[str, Any], *, counting: bool = False) ->
     if flag(body, "stream"):
         chat |= {"stream": True, "stream_options": {"include_usage": True}}
     return read_chat_request(chat)
-
-
-def _system(body: Mapping[str, Any]) -> list[Message]:
-    system = body.get("system")
-    if system is None or isinstance(system, str):
-        return [{"role": "system", "content": system}] if system else []
-    parts = [_part(part, f"system[{place}]", ("text",)) for place, part in enumerate(a_list(body, "system"))]
-    return [{"role": "system", "content": _joined(parts)}] if parts else []
 
 
 def _messages(body: Mapping[str, Any]) -> list[Message]:
@@ -113,13 +109,11 @@ def _user(blocks: Sequence[Any], where: str) -> Iterator[Message]:
 
 
 def _tool_result(block: Mapping[str, Any], where: str) -> Message:
-    call_id, content = text(block, "tool_use_id", f"{where}."), block.get("content")
+    call_id = text(block, "tool_use_id", f"{where}.")
     if not call_id:
         raise EndpointError(f"{where} is a tool result without 'tool_use_id'")
     flag(block, "is_error")  # the text of the result says it: a chat completion has no field for it
-    if content is not None and not isinstance(content, str):
-        given = a_list(block, "content", f"{where}.")
-        content = _joined([_part(part, f"{where}.content[{i}]", ("text", "image")) for i, part in enumerate(given)])
+    content = _content(block, "content", f"{where}.", ("text", "image"))
     return {"role": "tool", "tool_call_id": call_id, "content": content or ""}
 
 
@@ -171,6 +165,15 @@ def _part(block: Any, where: str, kinds: Sequence[str]) -> Message:
     )
 
 
+def _content(holder: Mapping[str, Any], name: str, where: str, kinds: Sequence[str]) -> Any:
+    """A field that is a text or a list of parts; None where it is absent or empty."""
+    given = holder.get(name)
+    if given is None or isinstance(given, str):
+        return given or None
+    parts = [_part(part, f"{where}{name}[{at}]", kinds) for at, part in enumerate(a_list(holder, name, where))]
+    return _joined(parts) if parts else None
+
+
 def _joined(parts: Sequence[Mapping[str, Any]]) -> Any:
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else list(parts)
 
@@ -192,8 +195,7 @@ def _tool(index: int, tool: Any) -> Message:
 
 
 def _tool_choice(body: Mapping[str, Any]) -> Message:
-    choice = an_object(body, "tool_choice")
-    if not choice:
+    if not (choice := an_object(body, "tool_choice")):
         return {}
     kind = choice.get("type")
     chosen: Any = {"auto": "auto", "any": "required", "none": "none"}.get(str(kind))
@@ -209,8 +211,7 @@ def _output(body: Mapping[str, Any]) -> Message:
     config = an_object(body, "output_config")
     only_known(config, ("effort", "format"), "'output_config'")
     chat: Message = {} if config.get("effort") is None else {"reasoning_effort": config["effort"]}
-    form = an_object(config, "format", "output_config.")
-    if form:
+    if form := an_object(config, "format", "output_config."):
         if form.get("type") != "json_schema" or not isinstance(form.get("schema"), dict):
             raise EndpointError("'output_config.format' must be of type 'json_schema' and have a schema")
         schema = {"name": "output", "schema": form["schema"], "strict": True}

@@ -47,10 +47,9 @@ def read_responses_request(body: Mapping[str, Any], before: Sequence[Mapping[str
     refuse(body, _REFUSED, _WHOSE)
     only_known(body, _KNOWN, _WHOSE)
     refuse(body, ("truncation",), _WHOSE, unless={"truncation": ("disabled",)})
-    chat: dict[str, Any] = {
-        "model": model_name(body),
-        "messages": [*_instructions(body), *before, *input_messages(body)],
-    }
+    chat: dict[str, Any] = {"model": model_name(body), "messages": [*before, *input_messages(body)]}
+    if instructions := text(body, "instructions"):
+        chat["messages"].insert(0, {"role": "system", "content": instructions})
     chat |= {name: body[name] for name in ("temperature", "top_p", "parallel_tool_calls") if body.get(name) is not None}
     if (most := number(body, "max_output_tokens", None, low=1, whole=True)) is not None:
         chat["max_completion_tokens"] = int(most)
@@ -65,11 +64,6 @@ def read_responses_request(body: Mapping[str, Any], before: Sequence[Mapping[str
         chat |= {"stream": True, "stream_options": {"include_usage": True}}
         an_object(body, "stream_options")
     return read_chat_request(chat)
-
-
-def _instructions(body: Mapping[str, Any]) -> list[Message]:
-    instructions = text(body, "instructions")
-    return [{"role": "system", "content": instructions}] if instructions else []
 
 
 def input_messages(body: Mapping[str, Any]) -> list[Message]:
@@ -226,9 +220,8 @@ def _reasoning(body: Mapping[str, Any]) -> Message:
 
 def _logprobs(body: Mapping[str, Any]) -> Message:
     include = a_list(body, "include")
-    for one in include:
-        if one not in _INCLUDED:
-            raise EndpointError(f"'include' names {shown(one)}, which is not supported", hint=", ".join(_INCLUDED))
+    if other := [one for one in include if one not in _INCLUDED]:
+        raise EndpointError(f"'include' names {shown(other[0])}, which is not supported", hint=", ".join(_INCLUDED))
     top = number(body, "top_logprobs", 0, low=0, high=20, whole=True)
     chat: Message = {"top_logprobs": top} if top else {}
     return {**chat, "logprobs": True} if top or _INCLUDED[0] in include else chat

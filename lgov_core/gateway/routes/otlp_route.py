@@ -128,11 +128,13 @@ class TracesRoute:
         refused: Counter[str] = Counter()
         spans: list[Span] = []
         for span in found:
-            why = _why_not(span, who, grant)
-            if why is None:
-                spans.append(_owned(span, who))
-            else:
+            if (why := _why_not(span, who, grant)) is not None:
                 refused[why] += 1
+            elif who.rollout_id is None:
+                spans.append(span)
+            else:
+                attempt = span.attempt if who.attempt is None else who.attempt
+                spans.append(replace(span, rollout_id=who.rollout_id, attempt=attempt))
         self._counts["stored"] += store.add_spans(spans)
         self._counts["unreadable"] += found.rejected
         self._counts["refused"] += refused.total()
@@ -152,12 +154,6 @@ def _why_not(span: Span, who: Attribution, grant: KeyGrant) -> str | None:
     if not grant.may_judge and states_result(span):
         return "the key of an attempt does not give its final reward or its outcome"
     return None
-
-
-def _owned(span: Span, who: Attribution) -> Span:
-    if who.rollout_id is None:
-        return span
-    return replace(span, rollout_id=who.rollout_id, attempt=span.attempt if who.attempt is None else who.attempt)
 
 
 def _refusal(protocol: Protocol, error: LgovError) -> Response:

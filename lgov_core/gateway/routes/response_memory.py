@@ -12,6 +12,8 @@ from lgov_core.errors import EndpointError
 from lgov_core.gateway.serving.attribution import Attribution
 
 Message = Mapping[str, Any]
+#: A rollout and its attempt.
+Owner = tuple[str | None, int | None]
 
 #: The number of responses kept by an upstream whose owner is remembered.
 _MOST_NOTED = 65_536
@@ -19,7 +21,7 @@ _MOST_NOTED = 65_536
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    whose: tuple[str | None, int | None]
+    whose: Owner
     previous: str | None
     messages: tuple[Message, ...]
     size: int
@@ -38,7 +40,7 @@ class ResponseMemory:
         self._most_bytes = most_bytes
         self._bytes = 0
         self._turns: OrderedDict[str, _Turn] = OrderedDict()
-        self._elsewhere: BoundedDict[str, tuple[str | None, int | None]] = BoundedDict(_MOST_NOTED)
+        self._elsewhere: BoundedDict[str, Owner] = BoundedDict(_MOST_NOTED)
 
     def find(self, response_id: str, who: Attribution) -> list[Message]:
         """The conversation up to and with that response. Raises `EndpointError` (404) where it is not known."""

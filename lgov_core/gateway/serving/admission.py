@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from lgov_core.errors import EndpointError
 from lgov_core.gateway.serving.limits import Busy, Limits
@@ -28,10 +25,6 @@ class AdmissionState:
     reason: str | None
     retry_after_s: float
     weights_version: int | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """The fields by name."""
-        return asdict(self)
 
 
 class Admission:
@@ -69,15 +62,6 @@ class Admission:
             self._retry_after_s,
             self.weights_version,
         )
-
-    @asynccontextmanager
-    async def place(self) -> AsyncGenerator[None]:
-        """Within it the call has a place. Raises `Busy`."""
-        await self.enter()
-        try:
-            yield
-        finally:
-            self.leave()
 
     async def enter(self) -> None:
         """Waits for a place, which `leave` gives back. Raises `Busy`."""

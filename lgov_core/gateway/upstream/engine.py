@@ -82,7 +82,9 @@ class UpstreamEngine:
             self._headers |= {"anthropic-version": "2023-06-01", **({"x-api-key": api_key} if api_key else {})}
         self._models = tuple(models) if models is not None else (ANY_MODEL,)
         self._timeout_s = timeout_s
-        self._connect_s = min(_CONNECT_S, timeout_s)
+        connect_s = min(_CONNECT_S, timeout_s)
+        self._whole_timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=connect_s)
+        self._stream_timeout = aiohttp.ClientTimeout(total=None, sock_read=timeout_s, sock_connect=connect_s)
         self._session: aiohttp.ClientSession | None = None
         self._refused: dict[tuple[str, str], frozenset[str]] = {}
 
@@ -131,8 +133,7 @@ class UpstreamEngine:
         return (await self._whole(asked, "/embeddings"))[0]
 
     async def _whole(self, request: ChatRequest, path: str) -> tuple[ReceivedBody, Replica]:
-        timeout = aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=self._connect_s)
-        async with self._response(request, path, timeout) as (replica, response):
+        async with self._response(request, path, self._whole_timeout) as (replica, response):
             raw = await _read(response)
         try:
             body = json.loads(raw)
@@ -146,8 +147,7 @@ class UpstreamEngine:
         """The upstream's events exactly as they came, then what they amount to."""
         native = NATIVE[request.route]
         assembler = native.assembler(request.n)
-        timeout = aiohttp.ClientTimeout(total=None, sock_read=self._timeout_s, sock_connect=self._connect_s)
-        async with self._response(request, native.path, timeout) as (replica, response):
+        async with self._response(request, native.path, self._stream_timeout) as (replica, response):
             if response.content_type != "text/event-stream":
                 raise UpstreamError(f"the upstream {replica.url} does not stream: it sent {response.content_type}")
             frames = _frames(response.content.iter_any())
@@ -182,12 +182,16 @@ class UpstreamEngine:
             return await self._post(replica, request, path, timeout)
 
         try:
-            async with self.pool.asking(send, caller().rollout_id) as (replica, response):
-                try:
-                    await _check(replica, response, request.route)
-                    yield replica, response
-                finally:
-                    response.release()
+            replica, response = await self.pool.ask(send, caller().rollout_id)
+            try:
+                if response.status != 200:
+                    raise _rejection(replica, response, await _read(response), request.route)
+                yield replica, response
+            except FAILURES:
+                self.pool.count_failure(replica)
+                raise
+            finally:
+                self.pool.done(replica, response)
         except (*FAILURES, UnicodeDecodeError) as error:
             if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError):
                 raise UpstreamError(
@@ -226,12 +230,6 @@ class UpstreamEngine:
         if refused != known and response.status < 400:
             self._refused[kind] = refused
         return response
-
-
-async def _check(replica: Replica, response: aiohttp.ClientResponse, route: str) -> None:
-    """Raises `UpstreamError` unless the status is 200."""
-    if response.status != 200:
-        raise _rejection(replica, response, await _read(response), route)
 
 
 def _rejection(replica: Replica, response: aiohttp.ClientResponse, body: bytes, route: str) -> UpstreamError:
