@@ -19,6 +19,7 @@ from lgov_core.gateway.routes.api_routes import ApiRoutes
 from lgov_core.gateway.routes.bodies import json_response, read_body
 from lgov_core.gateway.serving.access import Access, RuledRoute, grant_of
 from lgov_core.gateway.serving.admission import Admission, AdmissionState
+from lgov_core.gateway.serving.keys import KeyGrant
 from lgov_core.gateway.serving.limits import retry_headers
 from lgov_core.gateway.upstream.received import UpstreamRejection
 from lgov_core.gateway.upstream.registered_models import RegisteredModels
@@ -82,15 +83,11 @@ class LightningRoutes:
             ("POST", "/proxy/pause", self._pause, Access.ADMIN),
             ("POST", "/proxy/resume", self._resume, Access.ADMIN),
             ("GET", "/proxy/state", self._state, Access.ADMIN),
+            ("POST", f"{_PROXY}/{{upstream_path:path}}", self._proxy, Access.AGENT),
         ]
-        made = [
-            RuledRoute(path, _with_details(handler), methods=[method], access=access)
-            for method, path, handler, access in table
-        ]
-        path = f"{_PROXY}/{{upstream_path:path}}"
         return [
-            *made,
-            RuledRoute(path, _with_details(self._proxy), methods=["POST"], access=Access.AGENT, is_call=True),
+            RuledRoute(path, _with_details(handler), methods=[method], access=access, is_call=handler == self._proxy)
+            for method, path, handler, access in table
         ]
 
     @property
@@ -125,10 +122,7 @@ class LightningRoutes:
         return Response(status_code=204)
 
     async def _add_event(self, request: Request) -> Response:
-        path, grant = request.path_params, grant_of(request.scope)
-        body = await self._body(request)
-        if grant.attempt not in (None, attempt_number(path["attempt_id"])):
-            raise EndpointError("the key is for another attempt", status=403)
+        path, body, grant = request.path_params, await self._body(request), _grant_of(request)
         kept = self._kept.add_event
         return json_response(await asyncio.to_thread(kept, path["rollout_id"], path["attempt_id"], body, grant))
 
@@ -162,13 +156,13 @@ class LightningRoutes:
         return json_response({"status": "ok"})
 
     async def _proxy(self, request: Request) -> Response:
-        path, grant = request.path_params, grant_of(request.scope)
-        if grant.attempt not in (None, attempt_number(path["attempt_id"])):
-            raise EndpointError("the key is for another attempt", status=403)
+        path = request.path_params
+        _grant_of(request)
         if path["mode"] not in ("train", "val") or path["upstream_path"] not in _PATHS:
             raise EndpointError(f"there is no {path['mode']}/{path['upstream_path']} here", status=404)
         await asyncio.to_thread(self._kept.exists, path["rollout_id"])
-        body = _prepared(await self._object(request), path["mode"], self._models.models, self._options)
+        body = read_json(await read_body(request, self._max_body) or b"{}")
+        body = _prepared(body, path["mode"], self._models.models, self._options)
         path["attempt"] = str(attempt_number(path["attempt_id"]))
         try:
             return await self._api.call(f"/{path['upstream_path']}", request, body)
@@ -180,9 +174,6 @@ class LightningRoutes:
             if isinstance(error, UpstreamRejection):
                 return json_response(answer, error.status)
             raise
-
-    async def _object(self, request: Request) -> Mapping[str, Any]:
-        return read_json(await read_body(request, self._max_body) or b"{}")
 
     async def _pause(self, request: Request) -> Response:
         """Holds new calls and answers at once; ``inflight`` is how many still run."""
@@ -205,6 +196,13 @@ class LightningRoutes:
             return json.loads(raw)
         except (ValueError, RecursionError) as error:
             raise unprocessable(f"the request is not JSON: {error}") from error
+
+
+def _grant_of(request: Request) -> KeyGrant:
+    grant = grant_of(request.scope)
+    if grant.attempt not in (None, attempt_number(request.path_params["attempt_id"])):
+        raise EndpointError("the key is for another attempt", status=403)
+    return grant
 
 
 def _prepared(body: Mapping[str, Any], mode: str, models: Any, options: LightningOptions) -> dict[str, Any]:
@@ -252,11 +250,7 @@ def _whole(request: Request, name: str, default: int) -> int:
 
 
 def _pause_state(state: AdmissionState) -> Response:
+    after, running = round(state.retry_after_s), state.running
     return json_response(
-        {
-            "paused": state.paused,
-            "retry_after_seconds": round(state.retry_after_s),
-            "reason": state.reason,
-            "inflight": state.running,
-        }
+        {"paused": state.paused, "retry_after_seconds": after, "reason": state.reason, "inflight": running}
     )

@@ -97,15 +97,9 @@ class LightningRollout:
 
     def status_body(self) -> dict[str, Any]:
         """Its status as JSON."""
-        return {
-            "state": self.state,
-            "k8s_job_name": self.status.get("k8s_job_name"),
-            "last_attempt_id": self.status.get("last_attempt_id"),
-            "error_message": self.status.get("error_message"),
-            "version": self.version,
-            "created_at": self.created_at,
-            "updated_at": self.updated_at,
-        }
+        given = {name: self.status.get(name) for name in _STATUS_FIELDS}
+        times = {"created_at": self.created_at, "updated_at": self.updated_at}
+        return {**given, "state": self.state, "version": self.version, **times}
 
     def body(self) -> dict[str, Any]:
         """It as JSON."""

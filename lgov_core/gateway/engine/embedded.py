@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from lgov_core.errors import EndpointError, ModelError
@@ -186,14 +186,9 @@ class EmbeddedEngine:
         swapped: int = self._worker.between(lambda: self._swap(state_dict, version))
         return swapped
 
-    @contextmanager
-    def pause(self) -> Generator[None]:
+    def pause(self) -> AbstractContextManager[None]:
         """Within it nothing is decoded: running calls are finished first, new ones wait. Blocks until then."""
-        self._worker.pause()
-        try:
-            yield
-        finally:
-            self._worker.resume()
+        return self._worker.paused()
 
     def _swap(self, state_dict: Mapping[str, torch.Tensor], version: int | None) -> int:
         import torch

@@ -19,7 +19,6 @@ from lgov_core.gateway.formats.request_fields import flag, model_name, number
 from lgov_core.gateway.formats.responses_format import ResponsesWriter
 from lgov_core.gateway.formats.responses_request import read_responses_request
 from lgov_core.gateway.protocol import ChatRequest
-from lgov_core.types import new_id
 
 Message = Mapping[str, Any]
 
@@ -46,10 +45,6 @@ class Api:
     def pass_on(self, request: ChatRequest) -> ReplyWriter:
         """The writer of replies that the engine wrote in this API."""
         return PassedOn(request, self.error_body, event=self.error_event)
-
-    def new_id(self) -> str:
-        """A fresh id of a reply."""
-        return new_id(self.id_prefix)
 
 
 def _read_chat(body: Mapping[str, Any], _before: Sequence[Message] = ()) -> ChatRequest:

@@ -42,6 +42,7 @@ from lgov_core.gateway.serving.capture import Capture, Exchange
 from lgov_core.gateway.serving.limits import retry_headers
 from lgov_core.gateway.serving.streaming import StreamedReply, as_lgov_error
 from lgov_core.gateway.upstream.received import UpstreamRejection
+from lgov_core.types import new_id
 
 
 @dataclass(slots=True)
@@ -150,7 +151,7 @@ class ApiRoutes:
             except GateRefusal as refusal:
                 return self._refused(call, refusal)
         exchange = Exchange(call.asked, engine.name, who, started_at, api.route, body)
-        writer = api.pass_on(call.asked) if call.native else api.rewrite(call.asked, body, api.new_id())
+        writer = api.pass_on(call.asked) if call.native else api.rewrite(call.asked, body, new_id(api.id_prefix))
         if call.asked.stream:
             return StreamedReply(  # type: ignore[return-value]
                 exchange,
@@ -241,7 +242,7 @@ class ApiRoutes:
         """The answer to a call that was not made."""
         if refusal.status != 200:
             raise refusal
-        reply, events = call.written(refusal_completion(refusal.text, call.api.new_id(), call.asked.model))
+        reply, events = call.written(refusal_completion(refusal.text, new_id(call.api.id_prefix), call.asked.model))
         if not call.native:
             self._keep(call, reply)
         return Response(events, media_type="text/event-stream") if call.asked.stream else json_response(reply)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 
 from lgov_core.errors import EndpointError
@@ -38,7 +39,7 @@ class Admission:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._idle: list[asyncio.Future[None]] = []
+        self._idle = asyncio.Event()
         self._reason: str | None = None
         self._retry_after_s = 5.0
         self.running = 0
@@ -92,10 +93,7 @@ class Admission:
         self.running -= 1
         self._let_in()
         if not self.running:
-            for idle in self._idle:
-                if not idle.done():
-                    idle.set_result(None)
-            self._idle.clear()
+            self._idle.set()
 
     async def pause(self, *, drain_s: float, reason: str | None = None, retry_after_s: float = 5.0) -> AdmissionState:
         """Holds new calls and waits at most ``drain_s`` seconds for the running ones; the state then.
@@ -104,9 +102,9 @@ class Admission:
         """
         self.paused, self._reason, self._retry_after_s = True, reason, retry_after_s
         if self.running and drain_s > 0:
-            idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._idle.append(idle)
-            await asyncio.wait([idle], timeout=drain_s)
+            self._idle.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), drain_s)
         return self.state()
 
     def resume(self, *, weights_version: int | None = None) -> AdmissionState:
