@@ -6,11 +6,12 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from lgov_core._util.json import json_object
 from lgov_core.errors import EndpointError, LgovError
 from lgov_core.gateway.agent_lightning.rollouts import LightningRollouts
 from lgov_core.gateway.agent_lightning.values import attempt_number, unprocessable
@@ -138,18 +139,16 @@ class LightningRoutes:
         body = await self._body(request)
         if not isinstance(body, list):
             raise unprocessable("the request must be a list of models")
-        found: list[tuple[str, str, int]] = []
+        found: list[dict[str, Any]] = []
         for item in body:
             given: Mapping[str, Any] = item if isinstance(item, dict) else {}
-            model, endpoint, version = given.get("model"), given.get("endpoint"), given.get("version", 0)
-            if not isinstance(model, str) or not isinstance(endpoint, str) or type(version) is not int:
+            one = {"model": given.get("model"), "endpoint": given.get("endpoint"), "version": given.get("version", 0)}
+            if [type(value) for value in one.values()] != [str, str, int]:
                 raise unprocessable("a model has a 'model', an 'endpoint' and a whole 'version'")
-            found.append((model, endpoint, version))
-        for model, endpoint, version in found:
-            await self._models.register(model, endpoint, version or None)
-        return json_response(
-            [{"model": model, "endpoint": at, "version": version} for model, at, version in found], 201
-        )
+            found.append(one)
+        for one in found:
+            await self._models.register(one["model"], one["endpoint"], one["version"] or None)
+        return json_response(found, 201)
 
     async def _clear(self, request: Request) -> Response:
         await self._models.clear()
@@ -217,14 +216,8 @@ def _prepared(body: Mapping[str, Any], mode: str, models: Any, options: Lightnin
 
 
 def _error_json(error: EndpointError) -> dict[str, Any]:
-    if isinstance(error, UpstreamRejection):
-        try:
-            body: Any = json.loads(error.body)
-        except ValueError:
-            body = None
-        if isinstance(body, dict):
-            return cast("dict[str, Any]", body)
-    return {"error": {"message": str(error)}}
+    body = json_object(error.body) if isinstance(error, UpstreamRejection) else None
+    return {"error": {"message": str(error)}} if body is None else body
 
 
 def _with_details(handler: Callable[[Request], Any]) -> Callable[[Request], Any]:

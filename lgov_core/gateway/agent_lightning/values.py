@@ -83,8 +83,7 @@ class LightningRollout:
     @property
     def data_id(self) -> str:
         """The sample that its input names."""
-        given = self.document.get("input")
-        named: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
+        named = _object(self.document.get("input"))
         return str(named.get("data_id") or named.get("instance_id") or "")
 
     @property
@@ -151,14 +150,9 @@ def event_body(rollout_id: str, attempt: int, kind: str, at: float, data: Mappin
 
 def event_of_span(span: Span) -> dict[str, Any]:
     """The event that a span keeps."""
-    data = span.attributes.get(EVENT_DATA)
-    return event_body(
-        span.rollout_id or "",
-        span.attempt or 1,
-        str(span.attributes.get(EVENT_TYPE)),
-        span.started_at,
-        json.loads(data) if isinstance(data, str) else {},
-    )
+    kind, text_ = str(span.attributes.get(EVENT_TYPE)), span.attributes.get(EVENT_DATA)
+    data = json.loads(text_) if isinstance(text_, str) else {}
+    return event_body(span.rollout_id or "", span.attempt or 1, kind, span.started_at, data)
 
 
 def event_of_call(call: CapturedCall, triplet: bool) -> dict[str, Any]:
@@ -195,13 +189,9 @@ def trimmed(event: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**event, "data": {"value": data.get("value"), **kept}}
     if event["event_type"] != "model_request":
         return event
-    response = data.get("response")
-    whole: Mapping[str, Any] = response if isinstance(response, Mapping) else {}
+    whole, about = _object(data.get("response")), _object(data.get("server"))
     choices = whole.get("choices")
-    choice: Any = choices[0] if isinstance(choices, list) and choices else {}
-    choice = choice if isinstance(choice, Mapping) else {}
-    server = data.get("server")
-    about: Mapping[str, Any] = server if isinstance(server, Mapping) else {}
+    choice = _object(choices[0] if isinstance(choices, list) and choices else None)
     kept = {name: data[name] for name in ("http_status", "status") if name in data}
     if "error" in whole:
         kept["error"] = whole["error"]
@@ -215,6 +205,10 @@ def trimmed(event: Mapping[str, Any]) -> Mapping[str, Any]:
             **kept,
         },
     }
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _logprobs(value: Any) -> list[float] | None:

@@ -33,24 +33,21 @@ _KEPT = 512 << 20
 class EmbeddedEngine:
     """Answers chat completions with a `LanguageModel`, as an `lgov_core.gateway.protocol.Engine`.
 
-    The other APIs are translated to them. A request that asks for what this engine cannot do, such as an image, is refused
-    (400); the choices of ``n`` > 1 are drawn side by side. Replies in JSON (``response_format``) and tool calls that are
-    demanded (``tool_choice``) are drawn within a grammar (`lgov_core.gateway.engine.reply_grammar`); the log-probabilities stay
-    those of the whole distribution, as with ``top_p``.
+    A request for what it cannot do, such as an image, is refused (400). Replies in JSON (``response_format``) and demanded
+    tool calls (``tool_choice``) are drawn within a grammar (`lgov_core.gateway.engine.reply_grammar`); their
+    log-probabilities stay those of the whole distribution, as with ``top_p``.
 
-    A thread of its own decodes up to ``max_batch`` calls together, which join and leave between two tokens; a call that
-    finds nothing running waits ``max_wait_ms`` for others. What was computed for a call is kept, up to ``keep_bytes``, for
-    those that begin alike: a rollout's next turn reads only what is new. ``max_new_tokens`` is the most tokens a reply may
-    have, whatever the request says. ``threads`` is the number of torch threads of that thread (None: one for a small
+    One thread decodes up to ``max_batch`` calls together, which join and leave between two tokens; a call that finds
+    nothing running waits ``max_wait_ms`` for others. Keys and values are kept, up to ``keep_bytes``, for prompts with the
+    same beginning. ``max_new_tokens`` bounds every reply. ``threads`` is the number of torch threads (None: one for a small
     model, else torch's choice); threads started later begin with the same number, so a trainer in a new thread sets its
     own. Requests without a seed draw theirs from ``seed`` and their order.
 
-    ``policies`` are further models by name: low-rank adapters of the one model (LoRA), each with weights and versions of
-    its own (see `policy`), all decoded in one batch. Until weights are published a policy is the model itself, and its
-    version 0.
+    ``policies`` are further models by name: LoRA adapters of the one model, each with weights and versions of its own (see
+    `policy`), decoded in the same batch. Until weights are published a policy is the model itself, and its version 0.
 
-    ``chat`` and ``stream`` belong to one event loop; `publish`, `pause` and `resume` may be called from any thread and
-    block. Other code may change the module's weights or run it in training mode only while the engine is paused.
+    ``chat`` and ``stream`` belong to one event loop; `publish` and `pause` may be called from any thread and block. Other
+    code may change the module's weights or run it in training mode only while the engine is paused.
 
     A reply that was cut off at its token limit proposes no tool calls: half a call is never acted on.
     """

@@ -9,6 +9,7 @@ Imports torch and transformers; import it only where they are needed. Nothing he
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -113,7 +114,7 @@ class Decoder:
         starts = torch.tensor(self._lengths, device=device)
         cache.aim(0, starts, None, longest)
         last = torch.tensor([[row.response_ids[-1]] for row in self.rows], device=device)
-        logits = self._forward(last, starts[:, None], longest, [row.policy for row in self.rows])
+        logits = self._forward(last, starts[:, None], longest, [row.policy for row in self.rows], cache)
         self._lengths = [length + 1 for length in self._lengths]
         self._draw(logits, self.rows)
 
@@ -221,7 +222,7 @@ class Decoder:
         positions: torch.Tensor,
         seen: int,
         policies: Sequence[str],
-        cache: SlotCache | None = None,
+        cache: SlotCache,
     ) -> torch.Tensor:
         """Logits float32 [rows, vocabulary] of the last column.
 
@@ -235,15 +236,12 @@ class Decoder:
             "input_ids": ids,
             "attention_mask": sees,
             "position_ids": positions,
-            "past_key_values": self._cache if cache is None else cache,
+            "past_key_values": cache,
             "use_cache": True,
             "logits_to_keep": 1,
         }
-        if self._adapters is None:
+        with nullcontext() if self._adapters is None else self._adapters.writing(policies):
             output = module(**arguments)
-        else:
-            with self._adapters.writing(policies):
-                output = module(**arguments)
         return output.logits[:, -1].float()
 
     def _draw(self, logits: torch.Tensor, rows: Sequence[Row]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from lgov_core._util.bounded import BoundedDict
@@ -39,16 +40,12 @@ def reply_grammar(request: ChatRequest, tool_format: str) -> str | None:
     if tools is None and schema is None:
         return None
     alone = request.body.get("parallel_tool_calls") is False
-    rules: list[str] = []
-    starts: list[str] = []
-    offered = request.tools if tools is None else tools
-    if offered:
-        starts.append("calls")
-        rules += _calls(offered, tool_format, alone=alone)
+    rules: dict[str, list[str]] = {}
+    if offered := request.tools if tools is None else tools:
+        rules["calls"] = _calls(offered, tool_format, alone=alone)
     if schema is not None and tools is None:
-        starts.append("answer")
-        rules.append(f"answer: %json {_styled(schema)}")
-    return "\n".join([f"start: {' | '.join(starts)}", *rules])
+        rules["answer"] = [f"answer: %json {_styled(schema)}"]
+    return "\n".join([f"start: {' | '.join(rules)}", *chain(*rules.values())])
 
 
 def _demanded(request: ChatRequest) -> Sequence[Tool] | None:

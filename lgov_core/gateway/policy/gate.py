@@ -19,7 +19,6 @@ from lgov_core.gateway.policy.gate_actions import (
 )
 from lgov_core.gateway.protocol import GateRefusal, GateReply, GateRequest, ToolCall
 from lgov_core.governor import Governor
-from lgov_core.policies.base import Policy
 from lgov_core.policies.policy_set import PolicySet
 from lgov_core.policies.reload import ReloadingPolicySet
 from lgov_core.types import Action, Decision, Effect, ModelCallFailed, Point, ToolOutcome, new_id
@@ -227,14 +226,10 @@ class PolicyGate:
 
     def _covers(self, point: Point) -> bool:
         """Whether any policy or hook judges at ``point``."""
-        if any(_judges(policy, point) for policy in self.governor.policies):
-            return True
+        for policy in self.governor.policies:
+            if not isinstance(policy, PolicySet | ReloadingPolicySet) or any(point in one.on for one in policy.rules):
+                return True
         return bool(getattr(self.governor.manager.hook, _HOOKS[point]).get_hookimpls())
-
-
-def _judges(policy: Policy, point: Point) -> bool:
-    rules = policy.rules if isinstance(policy, PolicySet | ReloadingPolicySet) else None
-    return rules is None or any(point in rule.on for rule in rules)
 
 
 def _refusal(decision: Decision) -> GateRefusal:

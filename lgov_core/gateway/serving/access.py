@@ -26,9 +26,8 @@ _LOG = logging.getLogger("lgov.gateway")
 class Access(StrEnum):
     """Who may use a route.
 
-    ``open``: everybody. ``agent``: the bearer of a key, for the rollout of that key and no other; the route checks the ids
-    in the body, the path parameter ``rollout_id`` is checked here. ``admin``: an admin key; where keys are not required (a
-    loopback address), also a caller without a key, but never one with the key of a rollout.
+    ``open``: everybody. ``agent``: the bearer of a key, for its rollout only (the path parameter ``rollout_id`` is checked
+    here, ids in the body by the route). ``admin``: an admin key; where keys are not required also a caller without one.
     """
 
     OPEN = "open"

@@ -31,9 +31,8 @@ class AdmissionState:
 class Admission:
     """Lets calls in, first come, first served. For one event loop.
 
-    While it is paused, new calls wait (with those that wait for a place) and running ones go on to their end: none is
-    dropped, and none begins before the pause and ends after it unless it is let to. A call that has waited for
-    ``limits.wait_s`` seconds is refused, as is one that finds ``limits.max_waiting`` before it.
+    While it is paused, new calls wait and running ones go on to their end. A call that has waited for ``limits.wait_s``
+    seconds is refused, as is one that finds ``limits.max_waiting`` before it.
     """
 
     def __init__(self, limits: Limits) -> None:

@@ -24,12 +24,11 @@ _TAKEN = "exists already"
 class Counters:
     """What an endpoint has done since it started; read and written in its event loop only.
 
-    ``recorded`` calls are in the store; of those, ``without_token_ids`` cannot be trained on and ``unattributed``
-    belong to no rollout; ``cancelled`` were left by their client in mid-stream. ``cancelled_unrecorded`` were left
-    before anything could be recorded. ``unrecorded`` calls could not be committed, so the client got an error.
-    ``failed`` counts all requests answered with an error. ``prompt_tokens`` and ``response_tokens`` are those of the
-    recorded calls, and ``commit_s`` the seconds that all of them together waited to be durable.
-    ``renamed`` calls came with an id that was in the store already and were recorded under one of ours.
+    ``recorded`` calls are in the store; of those, ``without_token_ids`` cannot be trained on, ``unattributed`` belong to no
+    rollout, ``cancelled`` were left by their client in mid-stream and ``renamed`` came with an id that the store had
+    already. ``cancelled_unrecorded`` were left before there was anything to record; ``unrecorded`` could not be committed,
+    so the client got an error. ``failed`` counts all requests answered with an error. The tokens are those of the recorded
+    calls, ``commit_s`` the seconds that they waited to be durable, all together.
     """
 
     recorded: int = 0

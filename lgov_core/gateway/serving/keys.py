@@ -61,13 +61,11 @@ def _text(raw: bytes) -> str:
 class KeyRing:
     """Issues and checks keys. Without state beyond the secret; callable from any thread.
 
-    ``secret`` is at least 16 bytes, or None for a fresh random one. With ``required`` (the default) a call without a
-    valid key is refused; without it, keys that are not lgov's are let through as anonymous, for agents that send a key
-    of their own (an lgov key is checked in either case).
+    ``secret`` is at least 16 bytes, or None for a fresh random one. With ``required`` a call without a valid key is
+    refused; without it, keys that are not lgov's are anonymous (an lgov key is checked in either case).
 
-    ``admin_keys`` are the keys that may speak for any rollout: a list, or a function that is asked at every check (see
-    `AdminKeyFile`), so that keys can be added and revoked while the endpoint runs. Each is at least 16 characters long.
-    None: the one key `admin`, which is made from the secret and changes with it.
+    ``admin_keys`` (each at least 16 characters) may speak for any rollout: a list, or a function that is called at every
+    check, so that keys can be revoked while the endpoint runs (`AdminKeyFile`). None: one key, made from the secret.
     """
 
     __slots__ = ("_admin_keys", "_secret", "required")

@@ -17,13 +17,10 @@ if TYPE_CHECKING:
 class Limits:
     """Limits of an endpoint. Raises `EndpointError` for values without meaning.
 
-    ``max_body``, ``max_headers`` (all of them together) and ``max_url`` are in bytes. ``max_running`` calls are answered at
-    the same time, ``max_waiting`` more wait for a place or for the end of a pause, ``wait_s`` seconds at most; what comes
-    beyond that is refused with the advice to come back. ``max_connections`` are open at the same time. ``max_held`` bytes of
-    all requests' bodies together are in memory at the same time; a request that would need more is refused too.
-
-    A client has ``header_s`` seconds to send its headers, ``body_s`` to send its body, ``write_s`` to take each piece of
-    the answer, and may then be silent for ``idle_s``.
+    ``max_body``, ``max_headers`` (all of them together), ``max_url`` and ``max_held`` (the bodies of all requests in memory)
+    are in bytes. At the same time ``max_connections`` are open, ``max_running`` calls are answered and ``max_waiting`` more
+    wait, at most ``wait_s`` seconds; what exceeds that is refused with a time to retry. A client has ``header_s`` seconds to
+    send its headers, ``body_s`` its body, ``write_s`` to take each piece of the answer, and ``idle_s`` between requests.
     """
 
     max_body: int = 8 * 1024 * 1024

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -12,6 +11,7 @@ from typing import Any, Final
 
 import aiohttp
 
+from lgov_core._util.json import json_object
 from lgov_core.errors import EndpointError, UpstreamError
 from lgov_core.gateway.formats.json_body import json_text, utf8
 from lgov_core.gateway.formats.native_replies import NATIVE
@@ -36,16 +36,13 @@ _FORWARDED_HEADERS = ("retry-after", "retry-after-ms", "x-should-retry")
 class UpstreamEngine:
     """Asks the server at ``base_url`` (as an OpenAI client would take it, with ``/v1``), or one of several.
 
-    Several servers have the same models; `UpstreamPool` chooses among them.
-
-    ``speaks`` names the APIs in which it is asked: ``chat``, ``completions``, ``embeddings``, ``responses``,
-    ``messages``. What is asked of the endpoint in another one is translated to chat. Servers that train give token ids
-    with chat and completions only, so that ``responses`` and ``messages`` are left out unless they are asked for.
+    Several servers have the same models; `UpstreamPool` chooses among them. ``speaks`` names the APIs in which it is asked,
+    of ``chat``, ``completions``, ``embeddings``, ``responses`` and ``messages``; others are translated to chat. The last
+    two are left out by default, since servers give no token ids with them.
 
     The client's body goes on as it is, with log-probabilities and token ids asked for; a server that refuses those is
     asked again without, and that is remembered for the model. Replies come back unchanged, byte for byte. ``models`` are
-    the names that are sent there, None for every name. ``timeout_s`` is for a whole reply, or between two pieces of a
-    streamed one.
+    the names that are sent there, None for every name. ``timeout_s`` is for a whole reply, or between streamed pieces.
 
     Failures are `UpstreamError`: 502 for a server that is down, breaks off, or answers 5xx or nonsense, 504 for one
     that takes too long. A 4xx is `UpstreamRejection`. No server is asked twice: the client decides that.
@@ -136,11 +133,11 @@ class UpstreamEngine:
         async with self._response(request, path, self._whole_timeout) as (replica, response):
             raw = await _read(response)
         try:
-            body = json.loads(raw)
-        except (ValueError, RecursionError) as error:
-            raise UpstreamError(f"the upstream {replica.url} answered with what is not JSON: {raw[:200]!r}") from error
-        if not isinstance(body, dict):
-            raise UpstreamError(f"the upstream {replica.url} answered with what is not an object: {raw[:200]!r}")
+            body = json_object(raw)
+        except RecursionError:
+            body = None
+        if body is None:
+            raise UpstreamError(f"the upstream {replica.url} answered with what is not a JSON object: {raw[:200]!r}")
         return ReceivedBody(body, raw), replica
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[StreamPiece, None]:

@@ -63,15 +63,13 @@ class Replica:
 class UpstreamPool:
     """Chooses among servers. For one event loop.
 
-    The calls of one rollout go to one server (rendezvous hashing: when a server comes or goes, only its own rollouts
-    move), so that its prefix cache is of use; calls of no rollout go to the one that is answering the fewest calls. A
-    server is left out after three failures in a row, for five seconds that double each time up to a
-    minute, or when it does not answer a health check, which is made every ``check_s`` seconds. When none is left, all are
-    tried.
+    The calls of one rollout go to one server, for its prefix cache (rendezvous hashing: when a server comes or goes, only
+    its own rollouts move); calls of no rollout go to the one with the fewest calls. A server is left out after three
+    failures in a row, for five seconds that double each time up to a minute, or when it does not answer a health check,
+    made every ``check_s`` seconds. When none is left, all are tried. With one server nothing is checked or left out.
 
     A call goes to the next server only if it is certain that it was not answered: the connection could not be made, or
-    the answer was 429, 502 or 503. A connection that breaks later may have cost a reply, so it is not repeated. With
-    one server there are no checks and nothing is left out.
+    the answer was 429, 502 or 503. A connection that breaks later may have cost a reply, so it is not repeated.
     """
 
     def __init__(self, urls: Sequence[str], *, check_s: float = 5.0) -> None:

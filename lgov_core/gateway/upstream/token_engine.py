@@ -44,10 +44,9 @@ class TokenEngine:
     """Answers chat completions through ``sample``, as an `lgov_core.gateway.protocol.Engine`.
 
     ``model`` writes prompts and reads replies; its weights are not used (`load_model` with ``weights=False``). ``also``
-    are further names of it (`ANY_MODEL` among them: every other). ``context_tokens`` bounds prompt and reply together
-    (None: the model's own), ``max_new_tokens`` a reply, whatever the request says. Requests for what it cannot do are
-    refused (400). What ``sample`` raises, a reply without tokens and one whose log-probabilities do not fit its tokens are
-    an `UpstreamError` (502): nothing is made up. For one event loop.
+    are further names of it. ``context_tokens`` bounds prompt and reply together (None: the model's own),
+    ``max_new_tokens`` a reply. Requests for what it cannot do are refused (400). What ``sample`` raises, a reply without
+    tokens and one whose log-probabilities do not fit its tokens are an `UpstreamError` (502). For one event loop.
     """
 
     def __init__(
