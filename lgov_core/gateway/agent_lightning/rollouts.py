@@ -30,11 +30,9 @@ _STATUS: Final = "lgov.lightning.status.body"
 class LightningRollouts:
     """The state behind the routes. A rollout is one of the store's, its attempt "0" the store's attempt 1.
 
-    A change is in the store before it is answered, and a new process finds the rollouts of the one before it. A deleted
-    rollout is no longer shown; its calls, events and rewards stay in the store. A failed one counts as failed where its
-    final reward was given, else as an infrastructure failure, which is not training data.
-
-    All methods block and may be called from any thread; one at a time does its work.
+    A change is in the store before it is answered, and a new process finds it there. A deleted rollout is no longer shown;
+    its calls, events and rewards stay in the store. A failed one without a final reward counts as an infrastructure
+    failure, which is not training data. All methods block and may be called from any thread, which then take turns.
     """
 
     def __init__(self, store: TraceStore) -> None:

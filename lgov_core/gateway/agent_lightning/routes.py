@@ -40,10 +40,9 @@ class LightningOptions:
 class LightningRoutes:
     """``/api/{rollouts,events,models}`` and ``/proxy/...``; errors are ``{"detail": ...}``. For one event loop.
 
-    Differs from the original where that loses data or lets an agent do what it must not: calls with equal prompts are all
-    kept; calls that come during a pause wait instead of being refused; streaming works; deleting hides; places in the list
-    of ended rollouts never shift; an agent's key reads and writes its own rollout only, and gives no final reward unless
-    it has the right.
+    Differs from the original: calls with equal prompts are all kept, calls during a pause wait, streaming works, deleting
+    hides, places in the list of ended rollouts never shift, and an agent's key reads and writes its own rollout only and
+    gives no final reward unless it has the right.
     """
 
     def __init__(

@@ -168,20 +168,17 @@ class EmbeddedEngine:
     def publish(self, state_dict: Mapping[str, torch.Tensor], version: int | None = None) -> int:
         """Copies new weights into the model between two batches; returns the version now served.
 
-        ``state_dict`` maps names of the module's own state to tensors of the same shape, any dtype and device; names
-        may be left out. ``version`` must be above the present one (default: one more). Running calls are finished
-        with the old weights, waiting ones are answered with the new. Blocks until it is done; works while paused.
-        Raises `ModelError`, with nothing changed, for an unknown name, another shape, a value that is not finite, a
-        version that does not rise, or an engine with policies, which depend on these weights; `EndpointError` when the
-        engine is closed.
+        ``state_dict`` maps names of the module's state, not necessarily all, to tensors of the same shape, any dtype and
+        device. ``version`` must rise (default: by one). Running calls are finished with the old weights. Blocks until
+        done; works while paused. Raises `ModelError`, with nothing changed, for an unknown name, another shape, a value
+        that is not finite, a version that does not rise, or an engine with policies; `EndpointError` when it is closed.
         """
         if self._adapters is not None:
             raise ModelError(
                 f"the weights of model {self._model.name!r} have policies on them and cannot change",
                 hint="publish to one of them: engine.policy(name).publish(...)",
             )
-        swapped: int = self._worker.between(lambda: self._swap(state_dict, version))
-        return swapped
+        return self._worker.between(lambda: self._swap(state_dict, version))
 
     def pause(self) -> AbstractContextManager[None]:
         """Within it nothing is decoded: running calls are finished first, new ones wait. Blocks until then."""

@@ -34,8 +34,7 @@ class ServedPolicy:
         it the model itself. Its running calls are finished with the old weights, waiting ones are answered with the new; calls
         of other policies go on meanwhile. Otherwise as `EmbeddedEngine.publish`.
         """
-        swapped: int = self._worker.between(lambda: self._swap(state_dict, version), self.name)
-        return swapped
+        return self._worker.between(lambda: self._swap(state_dict, version), self.name)
 
     def pause(self) -> AbstractContextManager[None]:
         """Within it no call of this policy is decoded: those that run are finished first, new ones wait."""

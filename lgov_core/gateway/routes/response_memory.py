@@ -30,9 +30,8 @@ class _Turn:
 class ResponseMemory:
     """The latest conversations of the Responses API, as chat messages, in this process only.
 
-    Each turn is kept once, with the id of the turn before it. Not more than ``most`` turns, and about ``most_bytes`` of
-    text, are kept: the ones not used for longest go first, and a conversation that lost a turn is not found any more.
-    Only calls of the same rollout and attempt find it. For one event loop.
+    Each turn is kept once, with the id of the turn before it: at most ``most`` turns and about ``most_bytes`` of text, least
+    recently used first to go. Only calls of the same rollout and attempt find a conversation. For one event loop.
     """
 
     def __init__(self, most: int = 4096, most_bytes: int = 64 * 1024 * 1024) -> None:

@@ -33,8 +33,8 @@ _MIN_ADMIN_KEY = 16
 class KeyGrant:
     """What the bearer of a key may do: speak for one rollout or attempt, or for any (``admin``), or nothing is known.
 
-    ``attempt`` is None for a key of all attempts at its rollout. ``final_reward``: it may also give the attempt's final
-    reward; without it only events and rewards that name a call. ``expires_at`` is in Unix seconds, None for never.
+    ``attempt`` None is all attempts at its rollout. ``final_reward``: it may also give an attempt its final reward, not only
+    events and rewards that name a call. ``expires_at`` is in Unix seconds, None for never.
     """
 
     rollout_id: str | None = None
@@ -85,9 +85,8 @@ class KeyRing:
         self._secret = secrets.token_bytes(32) if secret is None else secret
         self._admin_keys: Callable[[], Sequence[str]]
         if admin_keys is None:
-            own = (_ADMIN_PREFIX + self._sign(b"admin"),)
-            self._admin_keys = lambda: own
-        elif callable(admin_keys):
+            admin_keys = [_ADMIN_PREFIX + self._sign(b"admin")]
+        if callable(admin_keys):
             self._admin_keys = admin_keys
         else:
             given = tuple(admin_keys)
@@ -119,8 +118,7 @@ class KeyRing:
     ) -> str:
         """The key for one attempt (from 1), or with None for all attempts; always the same for the same arguments.
 
-        ``expires_at`` is in Unix seconds, rounded up; ``final_reward`` lets its bearer give the attempt its final reward.
-        Raises `ScopeError` for bad ids.
+        ``expires_at`` and ``final_reward`` are as in `KeyGrant`, the time rounded up. Raises `ScopeError` for bad ids.
         """
         RolloutScope(rollout_id, 1 if attempt is None else attempt)  # checks the ids
         ids = f"{'*' if attempt is None else attempt}\0{rollout_id}"

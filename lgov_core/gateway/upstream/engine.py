@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Final
@@ -17,7 +17,6 @@ from lgov_core.gateway.formats.json_body import json_text, utf8
 from lgov_core.gateway.formats.native_replies import NATIVE
 from lgov_core.gateway.protocol import ANY_MODEL, ChatRequest, Completion, StreamPiece
 from lgov_core.gateway.serving.attribution import caller
-from lgov_core.gateway.serving.metrics import Reading
 from lgov_core.gateway.upstream.pool import FAILURES, Replica, UpstreamPool
 from lgov_core.gateway.upstream.received import ReceivedBody, UpstreamRejection
 
@@ -74,6 +73,7 @@ class UpstreamEngine:
         self.name = name
         self.speaks = frozenset(speaks)
         self.pool = UpstreamPool(urls, check_s=check_s)
+        self.readings = self.pool.readings
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         if "messages" in self.speaks:
             self._headers |= {"anthropic-version": "2023-06-01", **({"x-api-key": api_key} if api_key else {})}
@@ -106,10 +106,6 @@ class UpstreamEngine:
         if self._session is not None:
             await self._session.close()
             self._session = None
-
-    def readings(self) -> Iterable[Reading]:
-        """The metrics of the servers."""
-        return self.pool.readings()
 
     async def _answers(self, url: str) -> bool:
         """Whether the server at ``url`` answers, with any status below 500."""
@@ -191,9 +187,8 @@ class UpstreamEngine:
                 self.pool.done(replica, response)
         except (*FAILURES, UnicodeDecodeError) as error:
             if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError):
-                raise UpstreamError(
-                    f"the upstream {url} did not answer within {self._timeout_s:g} s", status=504
-                ) from error
+                what = f"the upstream {url} did not answer within {self._timeout_s:g} s"
+                raise UpstreamError(what, status=504) from error
             reason = str(error) or type(error).__name__
             raise UpstreamError(f"the upstream {url} failed: {reason}", hint="is the server running?") from error
 
