@@ -76,7 +76,7 @@ class LightningRollouts:
             rollout = self._one(rollout_id)
         seen = {call.attempt for call in self._store.calls([rollout_id])}
         seen |= {span.attempt for span in self._events_of(rollout_id)}
-        attempts = [values.attempt_id(number) for number in sorted(number for number in seen if number)]
+        attempts = [str(number - 1) for number in sorted(filter(None, seen))]
         return {"rollout": rollout.body(), "attempts": attempts}
 
     def exists(self, rollout_id: str) -> None:

@@ -62,11 +62,6 @@ def attempt_number(attempt_id: str) -> int:
     return int(attempt_id) + 1
 
 
-def attempt_id(attempt: int) -> str:
-    """agent-lightning's name for an attempt."""
-    return str(attempt - 1)
-
-
 @dataclass(slots=True)
 class LightningRollout:
     """A rollout with what its clients gave it: ``document`` is what the store keeps as its input."""
@@ -142,7 +137,7 @@ def event_body(rollout_id: str, attempt: int, kind: str, at: float, data: Mappin
     return {
         "event_type": kind,
         "rollout_id": rollout_id,
-        "attempt_id": attempt_id(attempt),
+        "attempt_id": str(attempt - 1),
         "timestamp": at,
         "data": data,
     }

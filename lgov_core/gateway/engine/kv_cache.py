@@ -94,7 +94,8 @@ class SlotCache(Cache):
     def __init__(self, layers: int, slots: int, columns: int) -> None:
         self._window = _Window()
         self._slots, self._columns = slots, columns
-        super().__init__(layers=[_SlotLayer(self._window, slots, columns) for _ in range(layers)])
+        self._layers = [_SlotLayer(self._window, slots, columns) for _ in range(layers)]
+        super().__init__(layers=[*self._layers])
 
     def reserve(self, slots: int, columns: int) -> None:
         """Makes room for at least ``slots`` and ``columns``."""
@@ -145,10 +146,6 @@ class SlotCache(Cache):
         for layer in self._layers:
             for buffer in layer.buffers if layer.is_initialized else ():
                 buffer[first:] = 0
-
-    @property
-    def _layers(self) -> list[_SlotLayer]:
-        return cast("list[_SlotLayer]", self.layers)
 
 
 def check_cacheable(module: Any) -> int:

@@ -44,8 +44,7 @@ class TurnItems:
     __slots__ = ("_call_items", "_live", "_waiting", "items")
 
     def __init__(self) -> None:
-        self.items: list[Item] = []
-        """The items that have begun."""
+        self.items: list[Item] = []  # those that have begun
         self._live: Item | None = None
         self._call_items: dict[int, Item] = {}
         self._waiting: list[Item] = []

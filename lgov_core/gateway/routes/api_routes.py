@@ -93,18 +93,16 @@ class ApiRoutes:
 
     def routes(self) -> list[RuledRoute]:
         """Every route of the model APIs."""
-        posts: list[tuple[str, Callable[[Request], Any]]] = [(api.path, partial(self._post, api)) for api in APIS]
-        posts += [("/messages/count_tokens", self.count_tokens), ("/embeddings", self.embeddings)]
+        table: list[tuple[str, str, Callable[[Request], Any]]] = [
+            *(("POST", api.path, partial(self._post, api)) for api in APIS),
+            ("POST", "/messages/count_tokens", self.count_tokens),
+            ("POST", "/embeddings", self.embeddings),
+            ("GET", "/models", self.models),
+        ]
         return [
-            route
+            RuledRoute(f"{prefix}/v1{path}", handler, methods=[method], access=Access.AGENT, is_call=method == "POST")
             for prefix in ("", ROLLOUT_PREFIX)
-            for route in (
-                *(
-                    RuledRoute(f"{prefix}/v1{path}", handler, methods=["POST"], access=Access.AGENT, is_call=True)
-                    for path, handler in posts
-                ),
-                RuledRoute(f"{prefix}/v1/models", self.models, methods=["GET"], access=Access.AGENT),
-            )
+            for method, path, handler in table
         ]
 
     def _engine_for(self, model: str) -> Engine:
