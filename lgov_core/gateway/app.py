@@ -48,16 +48,13 @@ def create_app(
     lightning: LightningOptions | None = None,
     more: Sequence[RuledRoute] = (),
 ) -> Starlette:
-    """The endpoint: the API's routes (see `ApiRoutes`) and ``/v1/traces`` (`TracesRoute`), each also under
-    ``/rollout/{id}/attempt/{n}``, those of operators (`AdminRoutes`), agent-lightning's (`LightningRoutes`, with the
-    options ``lightning``), ``/healthz``, and the routes ``more``.
+    """The endpoint: `ApiRoutes` and `TracesRoute`, each also under ``/rollout/{id}/attempt/{n}``, `AdminRoutes`,
+    `LightningRoutes` with the options ``lightning``, and the routes ``more``.
 
-    Each call goes to the engine that has its model (the registered ones first: `RegisteredModels`), and is committed to
-    ``store`` before the client learns that it is done; None records nothing. ``gate`` judges what is asked and what is
-    answered. ``allow_unattributed=False`` refuses calls that name no rollout. Engines are started and closed with the
-    application, the store is left open.
-
-    ``app.state.counters`` counts what happened (`lgov_core.gateway.serving.capture.Counters`).
+    Each call goes to the engine that has its model (`RegisteredModels` first) and is committed to ``store`` before the
+    client gets the end of the reply; None records nothing. ``gate`` judges requests and replies.
+    ``allow_unattributed=False`` refuses calls that name no rollout. Engines are started and closed with the application,
+    the store is left open. ``app.state.counters`` are the `Counters`, ``app.state.endpoint`` the `EndpointState`.
     Raises `EndpointError` for no engines, or two that answer to one name.
     """
     _check_names(engines)
@@ -90,11 +87,9 @@ def create_app(
         exception_handlers=dict.fromkeys((LgovError, HTTPException, Exception), on_error),
         lifespan=_running(engines),
     )
-    for engine in engines:
-        if (source := getattr(engine, "readings", None)) is not None:
-            metrics.add_source(source)
-    metrics.add_source(partial(_of_capture, capture, store))
-    metrics.add_source(traces.readings)
+    sources = [getattr(engine, "readings", None) for engine in engines]
+    for source in (*filter(None, sources), partial(_of_capture, capture, store), traces.readings):
+        metrics.add_source(source)
     app.state.counters = capture.counters
     app.state.endpoint = EndpointState(admission, metrics, limits, guard.bodies)
     return app

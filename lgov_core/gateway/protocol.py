@@ -90,7 +90,7 @@ class StreamPiece:
     """
 
     data: str = ""
-    completion: Completion | None = field(default=None)
+    completion: Completion | None = None
     raw: bytes = b""
     ends: bool = False
 
@@ -98,14 +98,10 @@ class StreamPiece:
 class Engine(Protocol):
     """Answers model calls. All methods are called from the endpoint's event loop, many requests at once.
 
-    An engine answers chat completions. One that speaks further APIs lists them in an attribute ``speaks`` (see `speaks`);
-    for what it does not speak, its chat completions are translated. One that has embeddings has
-    ``async embed(body) -> body``, one that can count the tokens of a prompt ``async count_tokens(request) -> int``; both
-    raise `EndpointError`.
-
-    ``models`` are the names it answers to. ``chat`` raises `EndpointError` for what it cannot do and `UpstreamError` when
-    the server behind it failed. ``stream`` yields pieces as the client will see them and ends with exactly one piece that
-    carries the completion; closing the iterator early cancels the call.
+    An engine answers chat completions, from which other APIs are translated, unless an attribute ``speaks`` lists them
+    (see `speaks`). Optional are ``async embed(body) -> body`` and ``async count_tokens(request) -> int``. All raise
+    `EndpointError` for what the engine cannot do and `UpstreamError` when the server behind it failed. ``stream`` yields
+    pieces as the client will see them, and last the one with the completion; closing it early cancels the call.
     """
 
     name: str
@@ -195,16 +191,12 @@ class GateRefusal(EndpointError):
 class Gate(Protocol):
     """Judges model calls on their way through the endpoint. Called from its event loop, many calls at once.
 
-    A route calls `admit` before the engine is asked and `release` when the whole reply is there, before any of it goes
-    out (a stream is held until then; unchanged, it goes out byte for byte). What is recorded is the model's own reply. Fails
-    closed: whatever goes wrong is a `GateRefusal`.
+    `admit` is called before the engine is asked, `release` with the whole reply before any of it goes out (a stream is
+    held until then). What is recorded is the model's own reply. Fails closed: whatever goes wrong is a `GateRefusal`.
     """
 
     async def admit(self, asked: GateRequest) -> GateRequest:
-        """The call as it may be made: the same object, or one in which the content of some messages differs.
-
-        Raises `GateRefusal`.
-        """
+        """The same object, or one in which the content of some messages differs. Raises `GateRefusal`."""
         ...
 
     async def failed(self, asked: GateRequest, error: BaseException) -> None:
@@ -212,9 +204,8 @@ class Gate(Protocol):
         ...
 
     async def release(self, asked: GateRequest, replies: Sequence[GateReply]) -> Sequence[GateReply]:
-        """The replies, one for each choice, as the agent may get them: the same objects where nothing changed.
+        """One reply for each choice, as the agent may get it: the same object where nothing changed. `GateRefusal`.
 
-        Calls that a policy denied are removed from the tool calls, and the text gives the reason; arguments and text may
-        be replaced. Raises `GateRefusal`.
+        Denied calls are removed, and the text gives the reason; arguments and text may be replaced.
         """
         ...

@@ -54,7 +54,7 @@ def test_clients_that_are_too_slow_lose_their_connection(serve):
     assert talk(serving, b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\n") == b""
     slow = talk(serving, b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n", then=b'{"a"')
     assert b" 408 " in slow
-    assert b"did not come within 0.2 s" in slow
+    assert b"did not arrive within 0.2 s" in slow
     kept = talk(serving, b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n")
     assert b" 200 " in kept  # and then it was hung up, after a second of silence
 

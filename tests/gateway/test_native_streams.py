@@ -145,8 +145,8 @@ async def test_a_client_that_leaves_is_recorded_as_cancelled(stage, store, path,
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"data: {oops\n\n", "not JSON"),
-        (b"data: [1]\n\n", "not an object"),
+        (b"data: {oops\n\n", "not a JSON object"),
+        (b"data: [1]\n\n", "not a JSON object"),
         (b'event: error\ndata: {"type": "error", "error": {"message": "out of memory"}}\n\n', "out of memory"),
         (b": nothing\n\n", "broke off"),
         (b'data: {"type": "content_block_delta", "index": 7, "delta": {}, "choices": [{"index": -1}],'

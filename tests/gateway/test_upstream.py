@@ -80,8 +80,8 @@ def test_refusals_come_back_with_status_body_and_retry_hint(serve, store):
 BAD_REPLIES = [
     (ScriptedReply("broken", status=500), "answered 500"),
     (ScriptedReply("elsewhere", status=307, headers={"location": "http://127.0.0.1:9/"}), "answered 307"),
-    (ScriptedReply(body=b'{"id": "x", '), "not JSON"),
-    (ScriptedReply(body=b"[]"), "not an object"),
+    (ScriptedReply(body=b'{"id": "x", '), "not a JSON object"),
+    (ScriptedReply(body=b"[]"), "not a JSON object"),
     (ScriptedReply(body=b'{"id": "x", "choices": []}'), "no choice"),
     (ScriptedReply(body=b'{"choices": [{"message": {"content": "x"}}]}'), "no id"),
     (ScriptedReply(body=b'{"id": "x", "choices": [{"message": {"content": 3}}]}'), "type int"),

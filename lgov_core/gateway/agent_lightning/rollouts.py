@@ -10,26 +10,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from lgov_core.errors import EndpointError
-from lgov_core.gateway.agent_lightning.values import (
-    ENDED,
-    EVENT_DATA,
-    EVENT_SPAN,
-    EVENT_TYPE,
-    FIRST_ATTEMPT,
-    MOVES,
-    LightningRollout,
-    attempt_id,
-    attempt_number,
-    event_body,
-    event_of_call,
-    event_of_span,
-    read_patch,
-    read_rollout,
-    reading_fields,
-    require_storable,
-    trimmed,
-    unprocessable,
-)
+from lgov_core.gateway.agent_lightning import values
+from lgov_core.gateway.agent_lightning.values import LightningRollout, attempt_number, unprocessable
 from lgov_core.gateway.formats.request_fields import an_object, number, text
 from lgov_core.gateway.serving.keys import KeyGrant
 from lgov_core.scope import RolloutScope
@@ -48,11 +30,9 @@ _STATUS: Final = "lgov.lightning.status.body"
 class LightningRollouts:
     """The state behind the routes. A rollout is one of the store's, its attempt "0" the store's attempt 1.
 
-    A change is in the store before it is answered, and a new process finds the rollouts of the one before it. A deleted
-    rollout is no longer shown; its calls, events and rewards stay in the store. A failed one counts as failed where its
-    final reward was given, else as an infrastructure failure, which is not training data.
-
-    All methods block and may be called from any thread; one at a time does its work.
+    A change is in the store before it is answered, and a new process finds it there. A deleted rollout is no longer shown;
+    its calls, events and rewards stay in the store. A failed one without a final reward counts as an infrastructure
+    failure, which is not training data. All methods block and may be called from any thread, which then take turns.
     """
 
     def __init__(self, store: TraceStore) -> None:
@@ -61,13 +41,11 @@ class LightningRollouts:
         self._known: dict[str, LightningRollout] | None = None
         self._ended: list[str] = []
 
-    # ------------------------------------------------------------------ rollouts
-
     def create(self, body: Any) -> list[dict[str, Any]]:
         """Makes rollouts; one whose id exists is given back as it is. Raises `EndpointError` (422): then none is made."""
         if not isinstance(body, list):
             raise unprocessable("the request must be a list of rollouts")
-        asked = [read_rollout(item) for item in body]
+        asked = [values.read_rollout(item) for item in body]
         for rollout_id, _ in asked:
             if rollout_id is not None:
                 _check_id(rollout_id)
@@ -83,7 +61,7 @@ class LightningRollouts:
                 if rollout is None:
                     now = time.time()
                     rollout = LightningRollout(rollout_id or new_id("rol"), document, now, now)
-                    require_storable(data_id=rollout.data_id)
+                    values.require_storable(data_id=rollout.data_id)
                     new.append(rollout)
                 found.append(rollout)
             self._store.add_rollouts(
@@ -98,7 +76,7 @@ class LightningRollouts:
             rollout = self._one(rollout_id)
         seen = {call.attempt for call in self._store.calls([rollout_id])}
         seen |= {span.attempt for span in self._events_of(rollout_id)}
-        attempts = [attempt_id(number) for number in sorted(number for number in seen if number)]
+        attempts = [str(number - 1) for number in sorted(filter(None, seen))]
         return {"rollout": rollout.body(), "attempts": attempts}
 
     def exists(self, rollout_id: str) -> None:
@@ -109,8 +87,8 @@ class LightningRollouts:
     def in_states(self, states: Iterable[str], limit: int) -> list[dict[str, Any]]:
         """Rollouts that are in one of ``states``, the oldest first."""
         wanted = set(states)
-        if not wanted or wanted - set(MOVES):
-            raise unprocessable(f"'state_in' must be one of {', '.join(MOVES)}")
+        if not wanted or wanted - set(values.MOVES):
+            raise unprocessable(f"'state_in' must be one of {', '.join(values.MOVES)}")
         with self._lock:
             found = [one for one in self._all().values() if one.state in wanted and not one.deleted]
             return [one.body() for one in found[: max(limit, 0)]]
@@ -142,13 +120,13 @@ class LightningRollouts:
 
     def patch(self, rollout_id: str, body: Any) -> dict[str, Any]:
         """Changes the status. Raises `EndpointError`: 404, 409 for a change of state that is not allowed, 422."""
-        changes = read_patch(body)
+        changes = values.read_patch(body)
         with self._lock:
             rollout = self._one(rollout_id)
             if not changes:
                 return rollout.body()
             state = changes.get("state", rollout.state)
-            if "state" in changes and state not in MOVES[rollout.state]:
+            if "state" in changes and state not in values.MOVES[rollout.state]:
                 raise EndpointError(f"rollout {rollout_id}: cannot go from {rollout.state} to {state}", status=409)
             status = {**rollout.status, **{name: value for name, value in changes.items() if name != "state"}}
             now = time.time()
@@ -156,7 +134,7 @@ class LightningRollouts:
                 self._move(rollout, state, status.get("error_message"))
             self._write_status(rollout_id, {**status, "state": state, "version": rollout.version + 1, "at": now})
             rollout.state, rollout.status, rollout.version, rollout.updated_at = state, status, rollout.version + 1, now
-            if "state" in changes and state in ENDED:
+            if "state" in changes and state in values.ENDED:
                 self._ended.append(rollout_id)
             return rollout.body()
 
@@ -166,13 +144,10 @@ class LightningRollouts:
             rollout = self._all().get(rollout_id)
             if rollout is None or rollout.deleted:
                 return
-            self._write_status(
-                rollout_id, {**rollout.status, "state": rollout.state, "version": rollout.version, "deleted": True}
-            )
+            status = {**rollout.status, "state": rollout.state, "version": rollout.version, "deleted": True}
+            self._write_status(rollout_id, status)
             rollout.deleted = True
             rollout.document = {"input": None, "is_train": rollout.document["is_train"], "config": {}, "metadata": {}}
-
-    # ------------------------------------------------------------------ events
 
     def add_event(self, rollout_id: str, attempt: str, body: Any, grant: KeyGrant) -> dict[str, Any]:
         """Keeps an event; one of type ``reward`` is a reward too.
@@ -182,11 +157,11 @@ class LightningRollouts:
         right. An ``event_id`` makes it safe to send twice. Raises `EndpointError`: 403, 404, 422.
         """
         at = attempt_number(attempt)
-        with reading_fields():
+        with values.reading_fields():
             if not isinstance(body, dict) or not isinstance(body.get("event_type"), str):
                 raise unprocessable("an event is an object with an 'event_type' and 'data'")
             kind, data, event_id = body["event_type"], an_object(body, "data"), text(body, "event_id")
-        require_storable(event_id=event_id)
+        values.require_storable(event_id=event_id)
         named = event_id is not None
         # An id of one key must not collide with an id of another: of another rollout (no rollout id contains a slash),
         # of another attempt, or of a key that may give final rewards.
@@ -200,8 +175,9 @@ class LightningRollouts:
                 self._reward(rollout_id, at, data, event_id, grant)
                 if not grant.may_judge:
                     kind = _CALL_REWARD
-            known = named and any(span.span_id == event_id for span in self._events_of(rollout_id))
-            return self._keep_event(rollout_id, at, kind, data, event_id, known=known)
+            if named and any(span.span_id == event_id for span in self._events_of(rollout_id)):
+                return values.event_body(rollout_id, at, kind, time.time(), data)
+            return self._keep_event(rollout_id, at, kind, data, event_id)
 
     def note_failed_call(self, rollout_id: str, attempt: str, status: int, said: Mapping[str, Any]) -> None:
         """Keeps that a call of a model was answered with an error."""
@@ -214,7 +190,7 @@ class LightningRollouts:
         ``form`` ``triplet`` keeps what training needs. Raises `EndpointError` (404).
         """
         with self._lock:
-            last = self._one(rollout_id).status.get("last_attempt_id") or FIRST_ATTEMPT
+            last = self._one(rollout_id).status.get("last_attempt_id") or values.FIRST_ATTEMPT
         try:
             number = attempt_number(last)
         except EndpointError:
@@ -223,39 +199,32 @@ class LightningRollouts:
         found: list[Mapping[str, Any]] = []
         for span in self._events_of(rollout_id):
             if span.attempt == number:
-                event = event_of_span(span)
-                found.append(trimmed(event) if triplet else event)
+                event = values.event_of_span(span)
+                found.append(values.trimmed(event) if triplet else event)
         if kind in (None, "model_request"):
             calls = (call for call in self._store.calls([rollout_id]) if call.attempt == number)
-            found += [event_of_call(call, triplet) for call in calls]
+            found += [values.event_of_call(call, triplet) for call in calls]
         found.sort(key=lambda event: event["timestamp"])
         return [event for event in found if kind in (None, event["event_type"])]
 
     def _keep_event(
-        self,
-        rollout_id: str,
-        number: int,
-        kind: str,
-        data: Mapping[str, Any],
-        event_id: str,
-        *,
-        known: bool = False,
+        self, rollout_id: str, number: int, kind: str, data: Mapping[str, Any], event_id: str
     ) -> dict[str, Any]:
         now = time.time()
-        if not known:
-            attributes = {EVENT_TYPE: kind, EVENT_DATA: json.dumps(data)}
-            self._store.add_spans([Span(EVENT_SPAN, event_id, now, now, attributes, rollout_id, number, claimed=True)])
-        return event_body(rollout_id, number, kind, now, data)
+        attributes = {values.EVENT_TYPE: kind, values.EVENT_DATA: json.dumps(data)}
+        span = Span(values.EVENT_SPAN, event_id, now, now, attributes, rollout_id, number, claimed=True)
+        self._store.add_spans([span])
+        return values.event_body(rollout_id, number, kind, now, data)
 
     def _reward(self, rollout_id: str, attempt: int, data: Mapping[str, Any], event_id: str, grant: KeyGrant) -> None:
-        with reading_fields():
+        with values.reading_fields():
             value = number(data, "value", None, low=-sys.float_info.max, high=sys.float_info.max)
             dimension = "task" if (given := text(data, "dimension")) is None else given
             response_id, tool_call_id = text(data, "response_id"), text(data, "tool_call_id")
             choice = number(data, "choice", None, low=0, high=2**31 - 1, whole=True)
         if value is None or not dimension:
             raise unprocessable("a reward needs a finite number as 'value', and a 'dimension' that is not empty")
-        require_storable(dimension=dimension, response_id=response_id, tool_call_id=tool_call_id)
+        values.require_storable(dimension=dimension, response_id=response_id, tool_call_id=tool_call_id)
         if response_id is None and tool_call_id is None and not grant.may_judge:
             raise EndpointError(
                 "this key does not give an attempt its final reward",
@@ -269,9 +238,7 @@ class LightningRollouts:
             self._store.add_rewards([reward])
 
     def _events_of(self, rollout_id: str) -> list[Span]:
-        return [span for span in self._store.spans([rollout_id]) if span.name == EVENT_SPAN and _is_own(span)]
-
-    # ------------------------------------------------------------------ the store
+        return [span for span in self._store.spans([rollout_id]) if span.name == values.EVENT_SPAN and _is_own(span)]
 
     def _one(self, rollout_id: str) -> LightningRollout:
         rollout = self._all().get(rollout_id)
@@ -300,17 +267,16 @@ class LightningRollouts:
             rollout.updated_at = status.pop("at", span.started_at)
             rollout.deleted = status.pop("deleted", False)
             rollout.status = status
-            if rollout.state in ENDED:
+            if rollout.state in values.ENDED:
                 ended.setdefault(rollout.rollout_id, span.started_at)
         return known, sorted(ended, key=ended.__getitem__)
 
     def _move(self, rollout: LightningRollout, state: str, error: str | None) -> None:
         rollout_id = rollout.rollout_id
-        open_attempts = {one.attempt for one in self._store.attempts([rollout_id]) if one.outcome is None}
-        closed = {one.attempt for one in self._store.attempts([rollout_id]) if one.outcome is not None}
-        if 1 not in open_attempts | closed:
+        outcomes = {one.attempt: one.outcome for one in self._store.attempts([rollout_id])}
+        if 1 not in outcomes:
             self._store.start_attempt(rollout_id, 1)
-        if state in ENDED and 1 not in closed:
+        if state in values.ENDED and outcomes.get(1) is None:
             judged = any(
                 one.response_id is None and one.tool_call_id is None for one in self._store.rewards([rollout_id])
             )

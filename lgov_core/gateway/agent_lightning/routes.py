@@ -6,11 +6,12 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from lgov_core._util.json import json_object
 from lgov_core.errors import EndpointError, LgovError
 from lgov_core.gateway.agent_lightning.rollouts import LightningRollouts
 from lgov_core.gateway.agent_lightning.values import attempt_number, unprocessable
@@ -19,6 +20,7 @@ from lgov_core.gateway.routes.api_routes import ApiRoutes
 from lgov_core.gateway.routes.bodies import json_response, read_body
 from lgov_core.gateway.serving.access import Access, RuledRoute, grant_of
 from lgov_core.gateway.serving.admission import Admission, AdmissionState
+from lgov_core.gateway.serving.keys import KeyGrant
 from lgov_core.gateway.serving.limits import retry_headers
 from lgov_core.gateway.upstream.received import UpstreamRejection
 from lgov_core.gateway.upstream.registered_models import RegisteredModels
@@ -38,10 +40,9 @@ class LightningOptions:
 class LightningRoutes:
     """``/api/{rollouts,events,models}`` and ``/proxy/...``; errors are ``{"detail": ...}``. For one event loop.
 
-    Differs from the original where that loses data or lets an agent do what it must not: calls with equal prompts are all
-    kept; calls that come during a pause wait instead of being refused; streaming works; deleting hides; places in the list
-    of ended rollouts never shift; an agent's key reads and writes its own rollout only, and gives no final reward unless
-    it has the right.
+    Differs from the original: calls with equal prompts are all kept, calls during a pause wait, streaming works, deleting
+    hides, places in the list of ended rollouts never shift, and an agent's key reads and writes its own rollout only and
+    gives no final reward unless it has the right.
     """
 
     def __init__(
@@ -82,15 +83,11 @@ class LightningRoutes:
             ("POST", "/proxy/pause", self._pause, Access.ADMIN),
             ("POST", "/proxy/resume", self._resume, Access.ADMIN),
             ("GET", "/proxy/state", self._state, Access.ADMIN),
+            ("POST", f"{_PROXY}/{{upstream_path:path}}", self._proxy, Access.AGENT),
         ]
-        made = [
-            RuledRoute(path, _with_details(handler), methods=[method], access=access)
-            for method, path, handler, access in table
-        ]
-        path = f"{_PROXY}/{{upstream_path:path}}"
         return [
-            *made,
-            RuledRoute(path, _with_details(self._proxy), methods=["POST"], access=Access.AGENT, is_call=True),
+            RuledRoute(path, _with_details(handler), methods=[method], access=access, is_call=handler == self._proxy)
+            for method, path, handler, access in table
         ]
 
     @property
@@ -125,10 +122,7 @@ class LightningRoutes:
         return Response(status_code=204)
 
     async def _add_event(self, request: Request) -> Response:
-        path, grant = request.path_params, grant_of(request.scope)
-        body = await self._body(request)
-        if grant.attempt not in (None, attempt_number(path["attempt_id"])):
-            raise EndpointError("the key is for another attempt", status=403)
+        path, body, grant = request.path_params, await self._body(request), _grant_of(request)
         kept = self._kept.add_event
         return json_response(await asyncio.to_thread(kept, path["rollout_id"], path["attempt_id"], body, grant))
 
@@ -144,31 +138,29 @@ class LightningRoutes:
         body = await self._body(request)
         if not isinstance(body, list):
             raise unprocessable("the request must be a list of models")
-        found: list[tuple[str, str, int]] = []
+        found: list[dict[str, Any]] = []
         for item in body:
             given: Mapping[str, Any] = item if isinstance(item, dict) else {}
-            model, endpoint, version = given.get("model"), given.get("endpoint"), given.get("version", 0)
-            if not isinstance(model, str) or not isinstance(endpoint, str) or type(version) is not int:
+            one = {"model": given.get("model"), "endpoint": given.get("endpoint"), "version": given.get("version", 0)}
+            if [type(value) for value in one.values()] != [str, str, int]:
                 raise unprocessable("a model has a 'model', an 'endpoint' and a whole 'version'")
-            found.append((model, endpoint, version))
-        for model, endpoint, version in found:
-            await self._models.register(model, endpoint, version or None)
-        return json_response(
-            [{"model": model, "endpoint": at, "version": version} for model, at, version in found], 201
-        )
+            found.append(one)
+        for one in found:
+            await self._models.register(one["model"], one["endpoint"], one["version"] or None)
+        return json_response(found, 201)
 
     async def _clear(self, request: Request) -> Response:
         await self._models.clear()
         return json_response({"status": "ok"})
 
     async def _proxy(self, request: Request) -> Response:
-        path, grant = request.path_params, grant_of(request.scope)
-        if grant.attempt not in (None, attempt_number(path["attempt_id"])):
-            raise EndpointError("the key is for another attempt", status=403)
+        path = request.path_params
+        _grant_of(request)
         if path["mode"] not in ("train", "val") or path["upstream_path"] not in _PATHS:
             raise EndpointError(f"there is no {path['mode']}/{path['upstream_path']} here", status=404)
         await asyncio.to_thread(self._kept.exists, path["rollout_id"])
-        body = _prepared(await self._object(request), path["mode"], self._models.models, self._options)
+        body = read_json(await read_body(request, self._max_body) or b"{}")
+        body = _prepared(body, path["mode"], self._models.models, self._options)
         path["attempt"] = str(attempt_number(path["attempt_id"]))
         try:
             return await self._api.call(f"/{path['upstream_path']}", request, body)
@@ -180,9 +172,6 @@ class LightningRoutes:
             if isinstance(error, UpstreamRejection):
                 return json_response(answer, error.status)
             raise
-
-    async def _object(self, request: Request) -> Mapping[str, Any]:
-        return read_json(await read_body(request, self._max_body) or b"{}")
 
     async def _pause(self, request: Request) -> Response:
         """Holds new calls and answers at once; ``inflight`` is how many still run."""
@@ -207,6 +196,13 @@ class LightningRoutes:
             raise unprocessable(f"the request is not JSON: {error}") from error
 
 
+def _grant_of(request: Request) -> KeyGrant:
+    grant = grant_of(request.scope)
+    if grant.attempt not in (None, attempt_number(request.path_params["attempt_id"])):
+        raise EndpointError("the key is for another attempt", status=403)
+    return grant
+
+
 def _prepared(body: Mapping[str, Any], mode: str, models: Any, options: LightningOptions) -> dict[str, Any]:
     """The call as it goes on: the one registered model, and the temperature of the mode."""
     prepared = dict(body)
@@ -219,14 +215,8 @@ def _prepared(body: Mapping[str, Any], mode: str, models: Any, options: Lightnin
 
 
 def _error_json(error: EndpointError) -> dict[str, Any]:
-    if isinstance(error, UpstreamRejection):
-        try:
-            body: Any = json.loads(error.body)
-        except ValueError:
-            body = None
-        if isinstance(body, dict):
-            return cast("dict[str, Any]", body)
-    return {"error": {"message": str(error)}}
+    body = json_object(error.body) if isinstance(error, UpstreamRejection) else None
+    return {"error": {"message": str(error)}} if body is None else body
 
 
 def _with_details(handler: Callable[[Request], Any]) -> Callable[[Request], Any]:
@@ -252,11 +242,7 @@ def _whole(request: Request, name: str, default: int) -> int:
 
 
 def _pause_state(state: AdmissionState) -> Response:
+    after, running = round(state.retry_after_s), state.running
     return json_response(
-        {
-            "paused": state.paused,
-            "retry_after_seconds": round(state.retry_after_s),
-            "reason": state.reason,
-            "inflight": state.running,
-        }
+        {"paused": state.paused, "retry_after_seconds": after, "reason": state.reason, "inflight": running}
     )

@@ -62,11 +62,6 @@ def attempt_number(attempt_id: str) -> int:
     return int(attempt_id) + 1
 
 
-def attempt_id(attempt: int) -> str:
-    """agent-lightning's name for an attempt."""
-    return str(attempt - 1)
-
-
 @dataclass(slots=True)
 class LightningRollout:
     """A rollout with what its clients gave it: ``document`` is what the store keeps as its input."""
@@ -83,8 +78,7 @@ class LightningRollout:
     @property
     def data_id(self) -> str:
         """The sample that its input names."""
-        given = self.document.get("input")
-        named: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
+        named = _object(self.document.get("input"))
         return str(named.get("data_id") or named.get("instance_id") or "")
 
     @property
@@ -97,15 +91,9 @@ class LightningRollout:
 
     def status_body(self) -> dict[str, Any]:
         """Its status as JSON."""
-        return {
-            "state": self.state,
-            "k8s_job_name": self.status.get("k8s_job_name"),
-            "last_attempt_id": self.status.get("last_attempt_id"),
-            "error_message": self.status.get("error_message"),
-            "version": self.version,
-            "created_at": self.created_at,
-            "updated_at": self.updated_at,
-        }
+        given = {name: self.status.get(name) for name in _STATUS_FIELDS}
+        times = {"created_at": self.created_at, "updated_at": self.updated_at}
+        return {**given, "state": self.state, "version": self.version, **times}
 
     def body(self) -> dict[str, Any]:
         """It as JSON."""
@@ -149,7 +137,7 @@ def event_body(rollout_id: str, attempt: int, kind: str, at: float, data: Mappin
     return {
         "event_type": kind,
         "rollout_id": rollout_id,
-        "attempt_id": attempt_id(attempt),
+        "attempt_id": str(attempt - 1),
         "timestamp": at,
         "data": data,
     }
@@ -157,14 +145,9 @@ def event_body(rollout_id: str, attempt: int, kind: str, at: float, data: Mappin
 
 def event_of_span(span: Span) -> dict[str, Any]:
     """The event that a span keeps."""
-    data = span.attributes.get(EVENT_DATA)
-    return event_body(
-        span.rollout_id or "",
-        span.attempt or 1,
-        str(span.attributes.get(EVENT_TYPE)),
-        span.started_at,
-        json.loads(data) if isinstance(data, str) else {},
-    )
+    kind, text_ = str(span.attributes.get(EVENT_TYPE)), span.attributes.get(EVENT_DATA)
+    data = json.loads(text_) if isinstance(text_, str) else {}
+    return event_body(span.rollout_id or "", span.attempt or 1, kind, span.started_at, data)
 
 
 def event_of_call(call: CapturedCall, triplet: bool) -> dict[str, Any]:
@@ -201,13 +184,9 @@ def trimmed(event: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**event, "data": {"value": data.get("value"), **kept}}
     if event["event_type"] != "model_request":
         return event
-    response = data.get("response")
-    whole: Mapping[str, Any] = response if isinstance(response, Mapping) else {}
+    whole, about = _object(data.get("response")), _object(data.get("server"))
     choices = whole.get("choices")
-    choice: Any = choices[0] if isinstance(choices, list) and choices else {}
-    choice = choice if isinstance(choice, Mapping) else {}
-    server = data.get("server")
-    about: Mapping[str, Any] = server if isinstance(server, Mapping) else {}
+    choice = _object(choices[0] if isinstance(choices, list) and choices else None)
     kept = {name: data[name] for name in ("http_status", "status") if name in data}
     if "error" in whole:
         kept["error"] = whole["error"]
@@ -221,6 +200,10 @@ def trimmed(event: Mapping[str, Any]) -> Mapping[str, Any]:
             **kept,
         },
     }
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _logprobs(value: Any) -> list[float] | None:

@@ -9,8 +9,9 @@ import asyncio
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +44,6 @@ class _Order:
     answer: Future[Any]
 
     def holds(self, policy: str) -> bool:
-        """Whether it waits for the calls of this policy."""
         return self.policy in (None, policy)
 
 
@@ -113,22 +113,18 @@ class DecodeWorker:
             self._changed.notify_all()
         return order.answer.result()
 
-    def pause(self, policy: str | None = None) -> None:
-        """Returns once no call of ``policy`` (None: no call) is being decoded; none will be until as many `resume`."""
-
-        def count() -> None:
-            self._pauses[policy] += 1
-
-        self.between(count, policy)
-
-    def resume(self, policy: str | None = None) -> None:
-        """Takes back one `pause`. The weights may have been changed in the meantime."""
-        with self._changed:
-            if self._pauses[policy] > 0:
+    @contextmanager
+    def paused(self, policy: str | None = None) -> Generator[None]:
+        """Within it no call of ``policy`` (None: no call) is decoded, and its weights may be changed. Blocks until then."""
+        self.between(lambda: self._pauses.update([policy]), policy)
+        try:
+            yield
+        finally:
+            with self._changed:
                 self._pauses[policy] -= 1
-            # What is kept belongs to the worker's thread.
-            self._orders.append(_Order(lambda: self._decoder.forget(policy), policy, Future()))
-            self._changed.notify_all()
+                # What is kept belongs to the worker's thread.
+                self._orders.append(_Order(lambda: self._decoder.forget(policy), policy, Future()))
+                self._changed.notify_all()
 
     def risen(self, policy: str, version: int | None) -> int:
         """The version that ``version`` (None: the next) makes of a policy's. Raises `ModelError` when it does not rise."""

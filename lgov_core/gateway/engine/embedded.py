@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from lgov_core.errors import EndpointError, ModelError
-from lgov_core.gateway.engine.reply_codec import Generated, Prompt, ReplyCodec, pieces_of
+from lgov_core.gateway.engine.reply_codec import Generated, Prompt, ReplyCodec
 from lgov_core.gateway.engine.reply_grammar import GrammarConstraint, Grammars, reply_grammar
 from lgov_core.gateway.engine.served_policy import ServedPolicy
 from lgov_core.gateway.engine.supported_fields import check_fields
+from lgov_core.gateway.formats.openai_format import completion_pieces
 from lgov_core.gateway.protocol import ChatRequest, Completion, StreamPiece
 
 if TYPE_CHECKING:
@@ -32,24 +33,21 @@ _KEPT = 512 << 20
 class EmbeddedEngine:
     """Answers chat completions with a `LanguageModel`, as an `lgov_core.gateway.protocol.Engine`.
 
-    The other APIs are translated to them. A request that asks for what this engine cannot do, such as an image, is refused
-    (400); the choices of ``n`` > 1 are drawn side by side. Replies in JSON (``response_format``) and tool calls that are
-    demanded (``tool_choice``) are drawn within a grammar (`lgov_core.gateway.engine.reply_grammar`); the log-probabilities stay
-    those of the whole distribution, as with ``top_p``.
+    A request for what it cannot do, such as an image, is refused (400). Replies in JSON (``response_format``) and demanded
+    tool calls (``tool_choice``) are drawn within a grammar (`lgov_core.gateway.engine.reply_grammar`); their
+    log-probabilities stay those of the whole distribution, as with ``top_p``.
 
-    A thread of its own decodes up to ``max_batch`` calls together, which join and leave between two tokens; a call that
-    finds nothing running waits ``max_wait_ms`` for others. What was computed for a call is kept, up to ``keep_bytes``, for
-    those that begin alike: a rollout's next turn reads only what is new. ``max_new_tokens`` is the most tokens a reply may
-    have, whatever the request says. ``threads`` is the number of torch threads of that thread (None: one for a small
+    One thread decodes up to ``max_batch`` calls together, which join and leave between two tokens; a call that finds
+    nothing running waits ``max_wait_ms`` for others. Keys and values are kept, up to ``keep_bytes``, for prompts with the
+    same beginning. ``max_new_tokens`` bounds every reply. ``threads`` is the number of torch threads (None: one for a small
     model, else torch's choice); threads started later begin with the same number, so a trainer in a new thread sets its
     own. Requests without a seed draw theirs from ``seed`` and their order.
 
-    ``policies`` are further models by name: low-rank adapters of the one model (LoRA), each with weights and versions of
-    its own (see `policy`), all decoded in one batch. Until weights are published a policy is the model itself, and its
-    version 0.
+    ``policies`` are further models by name: LoRA adapters of the one model, each with weights and versions of its own (see
+    `policy`), decoded in the same batch. Until weights are published a policy is the model itself, and its version 0.
 
-    ``chat`` and ``stream`` belong to one event loop; `publish`, `pause` and `resume` may be called from any thread and
-    block. Other code may change the module's weights or run it in training mode only while the engine is paused.
+    ``chat`` and ``stream`` belong to one event loop; `publish` and `pause` may be called from any thread and block. Other
+    code may change the module's weights or run it in training mode only while the engine is paused.
 
     A reply that was cut off at its token limit proposes no tool calls: half a call is never acted on.
     """
@@ -153,10 +151,8 @@ class EmbeddedEngine:
             raise
         if fault := next((one.fault for one in constraints if one.fault), ""):
             raise EndpointError(f"the reply could not be held to its form: {fault}", status=500)
-        choices = [
-            Generated(tuple(row.response_ids), tuple(row.logprobs), version)
-            for row, version in zip(rows, versions, strict=True)
-        ]
+        written = zip(rows, versions, strict=True)
+        choices = [Generated(tuple(row.response_ids), tuple(row.logprobs), version) for row, version in written]
         return codec.completion(request, prompt, choices)
 
     async def count_tokens(self, request: ChatRequest) -> int:
@@ -166,35 +162,27 @@ class EmbeddedEngine:
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[StreamPiece]:
         """The reply in pieces, which come once it is whole: only then is it known what in it is a tool call."""
-        async for piece in pieces_of(await self.chat(request), request):
+        for piece in completion_pieces(await self.chat(request), request.body):
             yield piece
 
     def publish(self, state_dict: Mapping[str, torch.Tensor], version: int | None = None) -> int:
         """Copies new weights into the model between two batches; returns the version now served.
 
-        ``state_dict`` maps names of the module's own state to tensors of the same shape, any dtype and device; names
-        may be left out. ``version`` must be above the present one (default: one more). Running calls are finished
-        with the old weights, waiting ones are answered with the new. Blocks until it is done; works while paused.
-        Raises `ModelError`, with nothing changed, for an unknown name, another shape, a value that is not finite, a
-        version that does not rise, or an engine with policies, which depend on these weights; `EndpointError` when the
-        engine is closed.
+        ``state_dict`` maps names of the module's state, not necessarily all, to tensors of the same shape, any dtype and
+        device. ``version`` must rise (default: by one). Running calls are finished with the old weights. Blocks until
+        done; works while paused. Raises `ModelError`, with nothing changed, for an unknown name, another shape, a value
+        that is not finite, a version that does not rise, or an engine with policies; `EndpointError` when it is closed.
         """
         if self._adapters is not None:
             raise ModelError(
                 f"the weights of model {self._model.name!r} have policies on them and cannot change",
                 hint="publish to one of them: engine.policy(name).publish(...)",
             )
-        swapped: int = self._worker.between(lambda: self._swap(state_dict, version))
-        return swapped
+        return self._worker.between(lambda: self._swap(state_dict, version))
 
-    @contextmanager
-    def pause(self) -> Generator[None]:
+    def pause(self) -> AbstractContextManager[None]:
         """Within it nothing is decoded: running calls are finished first, new ones wait. Blocks until then."""
-        self._worker.pause()
-        try:
-            yield
-        finally:
-            self._worker.resume()
+        return self._worker.paused()
 
     def _swap(self, state_dict: Mapping[str, torch.Tensor], version: int | None) -> int:
         import torch

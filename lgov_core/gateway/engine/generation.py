@@ -9,6 +9,7 @@ Imports torch and transformers; import it only where they are needed. Nothing he
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -41,7 +42,6 @@ class _Reading:
 
     @property
     def rest(self) -> int:
-        """How many tokens are to be read."""
         return len(self.ids) - self.start
 
 
@@ -114,7 +114,7 @@ class Decoder:
         starts = torch.tensor(self._lengths, device=device)
         cache.aim(0, starts, None, longest)
         last = torch.tensor([[row.response_ids[-1]] for row in self.rows], device=device)
-        logits = self._forward(last, starts[:, None], longest, [row.policy for row in self.rows])
+        logits = self._forward(last, starts[:, None], longest, [row.policy for row in self.rows], cache)
         self._lengths = [length + 1 for length in self._lengths]
         self._draw(logits, self.rows)
 
@@ -126,7 +126,8 @@ class Decoder:
             if not row.done:
                 continue
             if self._keeps and row.finish:
-                self._keep(row, slot)
+                assert self._cache is not None, "it is running"
+                self._keep(self._cache, slot, row.policy, (*row.prompt_ids, *row.response_ids)[: self._lengths[slot]])
             last = len(self.rows) - 1
             if slot != last:
                 assert self._cache is not None, "it is running"
@@ -138,12 +139,8 @@ class Decoder:
         if not self.rows:
             self._cache = None
 
-    def _keep(self, row: Row, slot: int) -> None:
-        cache = self._cache
-        assert cache is not None, "it is running"
-        length = self._lengths[slot]
-        ids = (*row.prompt_ids, *row.response_ids)[:length]
-        self._prefixes.put(row.policy, ids, lambda start: cache.pieces(slot, start, length))
+    def _keep(self, cache: SlotCache, slot: int, policy: str, ids: Ids) -> None:
+        self._prefixes.put(policy, ids, lambda start: cache.pieces(slot, start, len(ids)))
 
     def _reading(self, policy: str, ids: Ids, row: Row | None = None) -> _Reading:
         # The last token of a prompt is always read: what comes after it is drawn from that.
@@ -171,12 +168,7 @@ class Decoder:
             cache = SlotCache(self._layers, len(bucket), max(len(reading.ids) for reading in bucket))
             self._fill(cache, 0, bucket)
             for slot, reading in enumerate(bucket):
-                length = len(reading.ids)
-                self._prefixes.put(
-                    reading.policy,
-                    reading.ids,
-                    lambda start, cache=cache, slot=slot, length=length: cache.pieces(slot, start, length),
-                )
+                self._keep(cache, slot, reading.policy, reading.ids)
 
     def _read_running(self, readings: list[_Reading]) -> None:
         """Reads prompts into slots behind those that run, and draws their first tokens."""
@@ -230,7 +222,7 @@ class Decoder:
         positions: torch.Tensor,
         seen: int,
         policies: Sequence[str],
-        cache: SlotCache | None = None,
+        cache: SlotCache,
     ) -> torch.Tensor:
         """Logits float32 [rows, vocabulary] of the last column.
 
@@ -244,15 +236,12 @@ class Decoder:
             "input_ids": ids,
             "attention_mask": sees,
             "position_ids": positions,
-            "past_key_values": self._cache if cache is None else cache,
+            "past_key_values": cache,
             "use_cache": True,
             "logits_to_keep": 1,
         }
-        if self._adapters is None:
+        with nullcontext() if self._adapters is None else self._adapters.writing(policies):
             output = module(**arguments)
-        else:
-            with self._adapters.writing(policies):
-                output = module(**arguments)
         return output.logits[:, -1].float()
 
     def _draw(self, logits: torch.Tensor, rows: Sequence[Row]) -> None:

@@ -60,15 +60,17 @@ class _SlotLayer(DynamicLayer):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         window = self.window
-        found: list[torch.Tensor] = []
-        for buffer, states in (
-            (cast("torch.Tensor", self.keys), key_states),
-            (cast("torch.Tensor", self.values), value_states),
-        ):
+        keys, values = self.buffers
+        for buffer, states in ((keys, key_states), (values, value_states)):
             new = states[:, :, 0] if window.own is None else states.transpose(1, 2)[window.own]
             buffer[window.rows, :, window.columns] = new
-            found.append(buffer[window.first : window.first + window.count, :, : window.seen])
-        return found[0], found[1]
+        slots = slice(window.first, window.first + window.count)
+        return keys[slots, :, : window.seen], values[slots, :, : window.seen]
+
+    @property
+    def buffers(self) -> Piece:
+        """The keys and the values of all slots."""
+        return cast("Piece", (self.keys, self.values))
 
     def resize(self, slots: int, columns: int) -> None:
         """Grows the buffers, keeping their contents."""
@@ -92,7 +94,8 @@ class SlotCache(Cache):
     def __init__(self, layers: int, slots: int, columns: int) -> None:
         self._window = _Window()
         self._slots, self._columns = slots, columns
-        super().__init__(layers=[_SlotLayer(self._window, slots, columns) for _ in range(layers)])
+        self._layers = [_SlotLayer(self._window, slots, columns) for _ in range(layers)]
+        super().__init__(layers=[*self._layers])
 
     def reserve(self, slots: int, columns: int) -> None:
         """Makes room for at least ``slots`` and ``columns``."""
@@ -119,13 +122,8 @@ class SlotCache(Cache):
 
     def pieces(self, slot: int, start: int, end: int) -> list[Piece]:
         """A copy of the columns ``start`` to ``end`` of a slot, for each layer."""
-        return [
-            (
-                cast("torch.Tensor", layer.keys)[slot, :, start:end].clone(),
-                cast("torch.Tensor", layer.values)[slot, :, start:end].clone(),
-            )
-            for layer in self._layers
-        ]
+        both = [layer.buffers for layer in self._layers]
+        return [(keys[slot, :, start:end].clone(), values[slot, :, start:end].clone()) for keys, values in both]
 
     def put(self, slots: Sequence[int], start: int, pieces: Sequence[Piece], count: int) -> None:
         """Writes the first ``count`` tokens of ``pieces`` into the columns from ``start`` of these slots."""
@@ -134,25 +132,20 @@ class SlotCache(Cache):
         for layer, (keys, values) in zip(self._layers, pieces, strict=True):
             if not layer.is_initialized:
                 layer.lazy_initialization(keys[None], values[None])
-            cast("torch.Tensor", layer.keys)[where, :, start : start + count] = keys[:, :count]
-            cast("torch.Tensor", layer.values)[where, :, start : start + count] = values[:, :count]
+            for buffer, piece in zip(layer.buffers, (keys, values), strict=True):
+                buffer[where, :, start : start + count] = piece[:, :count]
 
     def move(self, source: int, target: int, count: int) -> None:
         """Copies the first ``count`` columns of one slot into another."""
         for layer in self._layers:
-            for buffer in (cast("torch.Tensor", layer.keys), cast("torch.Tensor", layer.values)):
+            for buffer in layer.buffers:
                 buffer[target, :, :count] = buffer[source, :, :count]
 
     def wipe(self, first: int) -> None:
         """Clears the slots from ``first``: their values may not be finite."""
         for layer in self._layers:
-            if layer.is_initialized:
-                cast("torch.Tensor", layer.keys)[first:] = 0
-                cast("torch.Tensor", layer.values)[first:] = 0
-
-    @property
-    def _layers(self) -> list[_SlotLayer]:
-        return cast("list[_SlotLayer]", self.layers)
+            for buffer in layer.buffers if layer.is_initialized else ():
+                buffer[first:] = 0
 
 
 def check_cacheable(module: Any) -> int:
@@ -161,10 +154,8 @@ def check_cacheable(module: Any) -> int:
     other = {type(layer).__name__ for layer in layers} - {"DynamicLayer"}
     hint = "models with full attention in every layer work; serve this one elsewhere and use the upstream engine"
     if other:
-        raise ModelError(
-            f"the embedded engine cannot serve this model: it keeps {', '.join(sorted(other))} between tokens",
-            hint=hint,
-        )
+        kept = ", ".join(sorted(other))
+        raise ModelError(f"the embedded engine cannot serve this model: it keeps {kept} between tokens", hint=hint)
     attention = module.config._attn_implementation
     if attention not in ("sdpa", "eager"):
         raise ModelError(

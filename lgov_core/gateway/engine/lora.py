@@ -33,15 +33,15 @@ class _Chosen(threading.local):
 class _Hook:
     """Adds the low-rank product to the output of one linear layer. A copy of the module adds nothing."""
 
-    def __init__(self, chosen: _Chosen) -> None:
-        self.chosen = chosen
+    def __init__(self, chosen: _Chosen | None = None) -> None:
+        self.chosen = chosen or _Chosen()
         self.pairs: dict[str, _Pair] = {}
 
     def __deepcopy__(self, memo: Any) -> _Hook:
-        return _Hook(_Chosen())
+        return _Hook()
 
     def __reduce__(self) -> Any:
-        return _inert, ()
+        return _Hook, ()
 
     def __call__(self, layer: Any, arguments: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor | None:
         for policy, rows in self.chosen.shares:
@@ -55,10 +55,6 @@ class _Hook:
                 (output + more).to(output.dtype) if rows is None else output.index_add(0, rows, more.to(output.dtype))
             )
         return output
-
-
-def _inert() -> _Hook:
-    return _Hook(_Chosen())
 
 
 class LoraAdapters:

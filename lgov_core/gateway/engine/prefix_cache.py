@@ -78,7 +78,10 @@ class PrefixCache:
         """Drops least recently used segments until the limit holds."""
         while self.size > self._limit and self._by_age:
             oldest = next(iter(self._by_age))
-            self._drop(oldest)
+            assert not oldest.children, "what is below a segment is older"
+            assert oldest.parent is not None, "a root has no age"
+            del oldest.parent.children[oldest.ids[0]]
+            self._forget(oldest)
 
     def forget(self, policy: str | None = None) -> None:
         """Drops everything, or everything of one policy."""
@@ -90,8 +93,7 @@ class PrefixCache:
         self._roots.pop(policy, None)
         for segment, owner in list(self._by_age.items()):
             if owner == policy:
-                del self._by_age[segment]
-                self.size -= segment.size
+                self._forget(segment)
 
     def _split(self, policy: str, segment: _Segment, at: int) -> _Segment:
         """Cuts a segment in two; returns the first. Both get memory of their own, so that each can be dropped."""
@@ -106,8 +108,7 @@ class PrefixCache:
         back.children = segment.children
         for child in back.children.values():
             child.parent = back
-        del self._by_age[segment]
-        self.size -= segment.size
+        self._forget(segment)
         self._add(policy, back)
         self._add(policy, front)
         return front
@@ -118,10 +119,7 @@ class PrefixCache:
         self._by_age[segment] = policy
         self.size += segment.size
 
-    def _drop(self, segment: _Segment) -> None:
-        assert not segment.children, "what is below a segment is older"
-        assert segment.parent is not None, "a root has no age"
-        del segment.parent.children[segment.ids[0]]
+    def _forget(self, segment: _Segment) -> None:
         del self._by_age[segment]
         self.size -= segment.size
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from lgov_core.errors import EndpointError
 from lgov_core.gateway.engine.reply_token_cache import ReplyTokenCache
-from lgov_core.gateway.formats.openai_format import completion_pieces
-from lgov_core.gateway.protocol import ChatRequest, Completion, StreamPiece, ToolCall
+from lgov_core.gateway.protocol import ChatRequest, Completion, ToolCall
 from lgov_core.types import new_id
 
 if TYPE_CHECKING:
@@ -103,9 +102,3 @@ class ReplyCodec:
             completion_tokens=len(ids),
             matched_stop=matched,
         )
-
-
-async def pieces_of(completion: Completion, request: ChatRequest) -> AsyncIterator[StreamPiece]:
-    """A whole reply as a stream: only a whole one says what in it is a tool call."""
-    for piece in completion_pieces(completion, request.body):
-        yield piece

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from lgov_core._util.bounded import BoundedDict
@@ -39,16 +40,12 @@ def reply_grammar(request: ChatRequest, tool_format: str) -> str | None:
     if tools is None and schema is None:
         return None
     alone = request.body.get("parallel_tool_calls") is False
-    rules: list[str] = []
-    starts: list[str] = []
-    offered = request.tools if tools is None else tools
-    if offered:
-        starts.append("calls")
-        rules += _calls(offered, tool_format, alone=alone)
+    rules: dict[str, list[str]] = {}
+    if offered := request.tools if tools is None else tools:
+        rules["calls"] = _calls(offered, tool_format, alone=alone)
     if schema is not None and tools is None:
-        starts.append("answer")
-        rules.append(f"answer: %json {_styled(schema)}")
-    return "\n".join([f"start: {' | '.join(starts)}", *rules])
+        rules["answer"] = [f"answer: %json {_styled(schema)}"]
+    return "\n".join([f"start: {' | '.join(rules)}", *chain(*rules.values())])
 
 
 def _demanded(request: ChatRequest) -> Sequence[Tool] | None:
@@ -108,7 +105,7 @@ def _call(tool: Tool, tool_format: str) -> str:
             forms.append(r'" " /[^{@\s]([^\n\r]*[^\s])?/')
         if not required:
             forms.append('""')
-        return f"{_quoted('@' + name)} ({' | '.join(forms)})"
+        return f"{json.dumps('@' + name)} ({' | '.join(forms)})"
     whole = {
         "type": "object",
         "properties": {"name": {"const": name}, "arguments": parameters},
@@ -129,14 +126,8 @@ def _styled(schema: Mapping[str, Any]) -> str:
     return json.dumps({**schema, "x-guidance": _STYLE})
 
 
-def _quoted(words: str) -> str:
-    return json.dumps(words)
-
-
 class GrammarConstraint:
-    """A grammar at one reply (see `lgov_core.gateway.engine.sampling.Constraint`). ``fault`` is the error, "" if there
-    is none.
-    """
+    """Holds one reply to a grammar. ``fault`` is the error, "" if there is none. For one sequence and one thread."""
 
     def __init__(self, matcher: Any, eos_ids: frozenset[int]) -> None:
         self._matcher = matcher
@@ -144,7 +135,7 @@ class GrammarConstraint:
         self.fault = ""
 
     def allowed(self, size: int) -> torch.Tensor:
-        """The tokens that the grammar allows next; where it failed the reply ends."""
+        """The tokens that the grammar allows next: bool [size], on the CPU. Where it failed the reply ends."""
         import torch
 
         bits = torch.zeros((size + 31) // 32, dtype=torch.int32)

@@ -37,12 +37,8 @@ class ReplyTokenCache:
         self._replies: BoundedDict[str, _Reply] = BoundedDict(size)
         # A tokenizer that treats text differently after a control token than at the start of a text cannot be cut
         # there.
-        sample = f"a b{self._end} c"
-        cut = len(f"a b{self._end}")
-        self._cuttable = model.text.encode(sample) == [
-            *model.text.encode(sample[:cut]),
-            *model.text.encode(sample[cut:]),
-        ]
+        encode = model.text.encode
+        self._cuttable = encode(f"a b{self._end} c") == [*encode(f"a b{self._end}"), *encode(" c")]
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
@@ -112,11 +108,8 @@ def _same_arguments(left: str, right: str) -> bool:
     if left == right:
         return True
     try:
-        return _canonical(json.loads(left)) == _canonical(json.loads(right))
+        # As text, because 1, 1.0 and True are equal as values.
+        one, other = (json.dumps(json.loads(text), sort_keys=True) for text in (left, right))
     except (ValueError, RecursionError):
         return False
-
-
-def _canonical(value: Any) -> str:
-    # As text, because 1, 1.0 and True are equal as values.
-    return json.dumps(value, sort_keys=True)
+    return one == other

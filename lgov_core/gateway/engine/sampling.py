@@ -7,24 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
+if TYPE_CHECKING:
+    from lgov_core.gateway.engine.reply_grammar import GrammarConstraint
+
 #: A uniform number is kept this far below 1, so that the last token of the distribution is not overshot.
 _ALMOST_ONE = 1.0 - 2.0**-40
-
-
-class Constraint(Protocol):
-    """What one reply must look like. For one sequence and one thread."""
-
-    def allowed(self, size: int) -> torch.Tensor:
-        """Which tokens may come next: bool [size], on the CPU, at least one of them true."""
-        ...
-
-    def take(self, token: int) -> None:
-        """Takes the token that was drawn."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +34,7 @@ class Row:
     uniforms: torch.Tensor
     stop: tuple[str, ...] = ()
     policy: str = ""
-    constraint: Constraint | None = None
+    constraint: GrammarConstraint | None = None
     response_ids: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     finish: str = ""
@@ -71,17 +62,13 @@ def draw(logits: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, torch
     warmth = torch.tensor([row.temperature or 1.0 for row in rows], device=device)
     logprobs = torch.log_softmax(logits / warmth[:, None], dim=-1)
     greedy = torch.tensor([row.temperature == 0.0 for row in rows], device=device)
-    held = [place for place, row in enumerate(rows) if row.constraint is not None]
-    allowed = logprobs
-    if held:
-        allowed = logprobs.clone()
-        for place in held:
-            constraint = rows[place].constraint
-            assert constraint is not None, "only those that have one"
-            mask = constraint.allowed(logits.shape[-1]).to(device)
-            # Shifted to the likeliest of those that are left: what the model finds improbable may be all there is.
-            row = allowed[place].masked_fill(~mask, float("-inf"))
-            allowed[place] = row - row.max()
+    held = [(place, row.constraint) for place, row in enumerate(rows) if row.constraint is not None]
+    allowed = logprobs.clone() if held else logprobs
+    for place, constraint in held:
+        mask = constraint.allowed(logits.shape[-1]).to(device)
+        # Shifted to the likeliest of those that are left: what the model finds improbable may be all there is.
+        row = allowed[place].masked_fill(~mask, float("-inf"))
+        allowed[place] = row - row.max()
     ids = allowed.argmax(dim=-1)
     if not bool(greedy.all()):
         weights = allowed.double().exp_()

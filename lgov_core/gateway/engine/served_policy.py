@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -34,17 +34,11 @@ class ServedPolicy:
         it the model itself. Its running calls are finished with the old weights, waiting ones are answered with the new; calls
         of other policies go on meanwhile. Otherwise as `EmbeddedEngine.publish`.
         """
-        swapped: int = self._worker.between(lambda: self._swap(state_dict, version), self.name)
-        return swapped
+        return self._worker.between(lambda: self._swap(state_dict, version), self.name)
 
-    @contextmanager
-    def pause(self) -> Generator[None]:
+    def pause(self) -> AbstractContextManager[None]:
         """Within it no call of this policy is decoded: those that run are finished first, new ones wait."""
-        self._worker.pause(self.name)
-        try:
-            yield
-        finally:
-            self._worker.resume(self.name)
+        return self._worker.paused(self.name)
 
     def _swap(self, state_dict: Mapping[str, torch.Tensor], version: int | None) -> int:
         new_version = self._worker.risen(self.name, version)

@@ -32,8 +32,6 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "verbosity": ("medium",),
 }
 _REFUSED = ("audio", "chat_template_kwargs", "function_call", "functions", "reasoning_effort", "web_search_options")
-
-
 #: What a reply must look like, which an engine without grammars refuses.
 _FORMS: Mapping[str, Sequence[Any]] = {"response_format": ({"type": "text"},), "tool_choice": ("auto", "none")}
 

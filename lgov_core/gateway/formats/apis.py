@@ -19,7 +19,6 @@ from lgov_core.gateway.formats.request_fields import flag, model_name, number
 from lgov_core.gateway.formats.responses_format import ResponsesWriter
 from lgov_core.gateway.formats.responses_request import read_responses_request
 from lgov_core.gateway.protocol import ChatRequest
-from lgov_core.types import new_id
 
 Message = Mapping[str, Any]
 
@@ -47,10 +46,6 @@ class Api:
         """The writer of replies that the engine wrote in this API."""
         return PassedOn(request, self.error_body, event=self.error_event)
 
-    def new_id(self) -> str:
-        """A fresh id of a reply."""
-        return new_id(self.id_prefix)
-
 
 def _read_chat(body: Mapping[str, Any], _before: Sequence[Message] = ()) -> ChatRequest:
     wants_usage(body)  # checks it before anything is generated
@@ -74,43 +69,28 @@ def _as_it_is(route: str, most: str) -> Callable[[Mapping[str, Any]], ChatReques
     return read
 
 
-CHAT = Api(
-    "chat",
-    "/chat/completions",
-    _read_chat,
-    _read_chat,
-    lambda request, _body, _id: PassedOn(replace(request, route="chat"), error_body),
-    "chatcmpl",
-    error_body,
-)
+def _rewrite_chat(request: ChatRequest, _body: Mapping[str, Any], _id: str) -> ReplyWriter:
+    return PassedOn(replace(request, route="chat"), error_body)
+
+
+_read_responses = _as_it_is("responses", "max_output_tokens")
+_read_messages = _as_it_is("messages", "max_tokens")
+
+CHAT = Api("chat", "/chat/completions", _read_chat, _read_chat, _rewrite_chat, "chatcmpl", error_body)
 COMPLETIONS = Api(
     "completions",
     "/completions",
-    lambda body, _before: read_completions_request(body),
+    read_completions_request,
     read_native_completions,
     CompletionsWriter,
     "cmpl",
     error_body,
 )
 RESPONSES = Api(
-    "responses",
-    "/responses",
-    lambda body, before: read_responses_request(body, before),
-    _as_it_is("responses", "max_output_tokens"),
-    ResponsesWriter,
-    "resp",
-    error_body,
-    "error",
+    "responses", "/responses", read_responses_request, _read_responses, ResponsesWriter, "resp", error_body, "error"
 )
 MESSAGES = Api(
-    "messages",
-    "/messages",
-    lambda body, _before: read_messages_request(body),
-    _as_it_is("messages", "max_tokens"),
-    MessagesWriter,
-    "msg",
-    messages_error,
-    "error",
+    "messages", "/messages", read_messages_request, _read_messages, MessagesWriter, "msg", messages_error, "error"
 )
 APIS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
 

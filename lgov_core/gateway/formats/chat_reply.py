@@ -66,7 +66,7 @@ def _read_choice(
         model=str(body.get("model") or ""),
         text=content or "",
         content=content,
-        tool_calls=_tool_calls(message.get("tool_calls")) + _legacy_call(message.get("function_call")),
+        tool_calls=_tool_calls(message),
         finish_reason=str(choice.get("finish_reason") or "unknown"),
         prompt_ids=prompt_ids,
         response_ids=response_ids,
@@ -81,9 +81,10 @@ def _read_choice(
 
 
 def _ids(value: Any) -> tuple[int, ...] | None:
-    if isinstance(value, list) and all(type(one) is int and 0 <= one < 2**31 for one in cast("list[Any]", value)):
-        return tuple(cast("list[int]", value))
-    return None
+    if not isinstance(value, list) or not set(map(type, cast("list[Any]", value))) <= {int}:
+        return None
+    ids = cast("list[int]", value)
+    return tuple(ids) if min(ids, default=0) >= 0 and max(ids, default=0) < 2**31 else None
 
 
 def _logprobs(value: Any, response_ids: tuple[int, ...] | None) -> tuple[float, ...] | None:
@@ -104,20 +105,16 @@ def _count(value: Any, ids: tuple[int, ...] | None) -> int:
     return value if isinstance(value, int) else len(ids or ())
 
 
-def _tool_calls(value: Any) -> tuple[ToolCall, ...]:
-    if value is None:
-        return ()
+def _tool_calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
+    """The calls, with the ``function_call`` of the API's first version, which has no id: policies judge it as the others."""
+    given, legacy = message.get("tool_calls"), message.get("function_call")
     try:
-        return tuple(
+        calls = [
             ToolCall(str(call.get("id") or ""), str(call["function"]["name"]), str(call["function"]["arguments"]))
-            for call in value
-        )
+            for call in (() if given is None else given)
+        ]
     except (AttributeError, KeyError, TypeError) as error:
         raise UpstreamError("the upstream's reply has tool calls without a function name or arguments") from error
-
-
-def _legacy_call(value: Any) -> tuple[ToolCall, ...]:
-    """The ``function_call`` of the API's first version: no id, at most one a reply. Policies judge it as any other call."""
-    if not isinstance(value, dict) or not value.get("name"):
-        return ()
-    return (ToolCall("", str(value["name"]), str(value.get("arguments") or "")),)
+    if isinstance(legacy, dict) and legacy.get("name"):
+        calls.append(ToolCall("", str(legacy["name"]), str(legacy.get("arguments") or "")))
+    return tuple(calls)

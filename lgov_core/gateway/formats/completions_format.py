@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +29,7 @@ _TAKEN = (
 )  # fmt: skip
 
 
-def read_completions_request(body: Mapping[str, Any]) -> ChatRequest:
+def read_completions_request(body: Mapping[str, Any], _before: Sequence[Any] = ()) -> ChatRequest:
     """A completions request as a chat completion request. Raises `EndpointError` (400) that names the field."""
     refuse(body, ("best_of", "echo", "suffix"), _WHOSE, unless={"best_of": (1, body.get("n") or 1), "suffix": ("",)})
     only_known(body, {*_TAKEN, "best_of", "echo", "logprobs", "model", "prompt", "suffix"}, _WHOSE)
@@ -95,7 +95,7 @@ class CompletionsWriter(ChunkWriter):
             text = (choice.get("delta") or {}).get("content")
             if isinstance(text, str) and text:
                 written += self._chunk({"index": choice.get("index", 0), "text": text}, chunk.get("model"))
-        self._wrote = self._wrote or bool(written)
+                self._wrote = True
         return written
 
     def _chunk(self, choice: Mapping[str, Any], model: Any, **more: Any) -> bytes:
@@ -132,14 +132,13 @@ class CompletionsWriter(ChunkWriter):
 
 def _choice(chat: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
     """A choice of a chat reply, which has what the record needs, with what the client ``asked`` for."""
-    message = chat["message"]
+    content = (chat.get("logprobs") or {}).get("content") if asked.get("logprobs") else None
     choice = {
         "index": chat.get("index", 0),
-        "text": message.get("content") or "",
+        "text": chat["message"].get("content") or "",
         "finish_reason": chat["finish_reason"],
+        "logprobs": None if content is None else _logprobs(content),
     }
-    content = (chat.get("logprobs") or {}).get("content") if asked.get("logprobs") else None
-    choice["logprobs"] = None if content is None else _logprobs(content)
     if asked.get("return_token_ids") and chat.get("token_ids") is not None:
         choice["token_ids"] = chat["token_ids"]
     return choice

@@ -15,10 +15,8 @@ from lgov_core.types import CapturedCall
 class RecordedConversations:
     """Reads calls of the chat, Responses and Messages routes as conversations: a `ConversationReader`.
 
-    ``calls`` are those among which ``previous_response_id`` is looked up. A call that is not part of a
-    conversation (text completions, an unreadable body, a conversation whose beginning is not among ``calls``) gives
-    None. Reads only; callable from
-    any thread.
+    ``calls`` are those among which ``previous_response_id`` is looked up. A call that is not part of a conversation (text
+    completions, an unreadable body, a beginning that is not among ``calls``) gives None. Callable from any thread.
     """
 
     def __init__(self, calls: Iterable[CapturedCall]) -> None:
@@ -28,14 +26,11 @@ class RecordedConversations:
         """The conversation of ``call``, or None."""
         if call.route == "chat":
             return chat_conversation(call)
+        readers = {"responses": self._of_responses, "messages": _of_messages}
         try:
-            if call.route == "responses":
-                return self._of_responses(call)
-            if call.route == "messages":
-                return _of_messages(call)
+            return readers[call.route](call) if call.route in readers else None
         except EndpointError:
             return None
-        return None
 
     def _of_responses(self, call: CapturedCall) -> Conversation | None:
         bodies = self._bodies(call)

@@ -53,28 +53,21 @@ class MessagesWriter(TranslatedWriter):
     def _begin(self, model: str) -> Iterator[bytes]:
         self._model = model
         # The prompt's length is known at the end only, and reported there.
-        yield self._event(
-            "message_start", message={**self._head(), "content": [], "stop_reason": None, "usage": _usage(0, 0)}
-        )
+        begun = {**self._head(), "content": [], "stop_reason": None, "usage": _usage(0, 0)}
+        yield self._event("message_start", message=begun)
 
     def _head(self) -> dict[str, Any]:
-        return {
-            "id": self._response_id,
-            "type": "message",
-            "role": "assistant",
-            "model": self._model,
-            "stop_sequence": None,
-        }
+        head = {"id": self._response_id, "type": "message", "role": "assistant", "model": self._model}
+        return {**head, "stop_sequence": None}
 
     def _item(self, what: str, item: Item, delta: str) -> Iterator[bytes]:
         at = {"index": item.index}
         if what == "open":
             block = _block(Item(item.kind, item.index, "", item.call_id, item.name))
             yield self._event("content_block_start", **at, content_block=block)
-        elif what == "delta" and item.kind == "text":
-            yield self._event("content_block_delta", **at, delta={"type": "text_delta", "text": delta})
-        elif what == "delta" and item.kind == "reasoning":
-            yield self._event("content_block_delta", **at, delta={"type": "thinking_delta", "thinking": delta})
+        elif what == "delta" and item.kind != "call":
+            kind = "text" if item.kind == "text" else "thinking"
+            yield self._event("content_block_delta", **at, delta={"type": f"{kind}_delta", kind: delta})
         elif what == "close":
             if item.kind == "call":
                 written = {"type": "input_json_delta", "partial_json": json_text(_input(item))}
@@ -84,11 +77,12 @@ class MessagesWriter(TranslatedWriter):
     def _body(self, completion: Completion, chat: Mapping[str, Any]) -> dict[str, Any]:
         stop_reason = _STOP_REASONS.get(completion.finish_reason, "end_turn")
         matched = completion.matched_stop if stop_reason == "end_turn" else None
+        matched = matched if matched in self._request.stop else None
         return {
             **self._head(),
             "content": [_block(item) for item in self._turn.items],
-            "stop_reason": "stop_sequence" if matched in self._request.stop and matched else stop_reason,
-            "stop_sequence": matched if matched in self._request.stop else None,
+            "stop_reason": "stop_sequence" if matched else stop_reason,
+            "stop_sequence": matched,
             "usage": _usage(completion.prompt_tokens, completion.completion_tokens),
             "lgov": {"weights_version": completion.weights_version},
         }

@@ -7,19 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lgov_core.errors import EndpointError
+from lgov_core.gateway.formats import request_fields as fields
 from lgov_core.gateway.formats.messages_format import INVALID_JSON
 from lgov_core.gateway.formats.openai_format import read_chat_request
-from lgov_core.gateway.formats.request_fields import (
-    a_list,
-    an_object,
-    flag,
-    model_name,
-    number,
-    only_known,
-    refuse,
-    shown,
-    text,
-)
 from lgov_core.gateway.protocol import ChatRequest
 
 Message = dict[str, Any]
@@ -36,38 +26,34 @@ _REFUSED = ("container", "context_management", "mcp_servers", "speed", "inferenc
 _TOOL_FIELDS = ("cache_control", "description", "eager_input_streaming", "input_schema", "name", "strict", "type")
 
 
-def read_messages_request(body: Mapping[str, Any], *, counting: bool = False) -> ChatRequest:
+def read_messages_request(
+    body: Mapping[str, Any], _before: Sequence[Any] = (), *, counting: bool = False
+) -> ChatRequest:
     """A Messages request as the chat completion request that asks the same; ``counting`` needs no ``max_tokens``.
 
     Raises `EndpointError` (400) that names the field.
     """
-    refuse(body, _REFUSED, _WHOSE)
-    only_known(body, _KNOWN, _WHOSE)
-    chat: dict[str, Any] = {"model": model_name(body), "messages": [*_system(body), *_messages(body)]}
-    most = number(body, "max_tokens", None, low=1, whole=True)
+    fields.refuse(body, _REFUSED, _WHOSE)
+    fields.only_known(body, _KNOWN, _WHOSE)
+    chat: dict[str, Any] = {"model": fields.model_name(body), "messages": _messages(body)}
+    if (system := _content(body, "system", "", ("text",))) is not None:
+        chat["messages"].insert(0, {"role": "system", "content": system})
+    most = fields.number(body, "max_tokens", None, low=1, whole=True)
     if most is not None:
         chat["max_tokens"] = int(most)
     elif not counting:
         raise EndpointError("'max_tokens' must be a whole number ≥ 1")
     chat |= {name: body[name] for name in ("temperature", "top_p", "top_k") if body.get(name) is not None}
-    if stops := a_list(body, "stop_sequences"):
+    if stops := fields.a_list(body, "stop_sequences"):
         chat["stop"] = stops
-    if tools := [_tool(index, tool) for index, tool in enumerate(a_list(body, "tools"))]:
+    if tools := [_tool(index, tool) for index, tool in enumerate(fields.a_list(body, "tools"))]:
         chat["tools"] = tools
     chat |= _tool_choice(body) | _output(body)
-    if an_object(body, "thinking").get("type", "disabled") != "disabled":
+    if fields.an_object(body, "thinking").get("type", "disabled") != "disabled":
         raise EndpointError(f"'thinking' is not supported by {_WHOSE}", hint="leave it out, or send type 'disabled'")
-    if flag(body, "stream"):
+    if fields.flag(body, "stream"):
         chat |= {"stream": True, "stream_options": {"include_usage": True}}
     return read_chat_request(chat)
-
-
-def _system(body: Mapping[str, Any]) -> list[Message]:
-    system = body.get("system")
-    if system is None or isinstance(system, str):
-        return [{"role": "system", "content": system}] if system else []
-    parts = [_part(part, f"system[{place}]", ("text",)) for place, part in enumerate(a_list(body, "system"))]
-    return [{"role": "system", "content": _joined(parts)}] if parts else []
 
 
 def _messages(body: Mapping[str, Any]) -> list[Message]:
@@ -84,9 +70,9 @@ def _messages(body: Mapping[str, Any]) -> list[Message]:
         if isinstance(content, str):
             messages.append({"role": role, "content": content})
         elif role == "user":
-            messages += _user(a_list(message, "content", f"{where}."), where)
+            messages += _user(fields.a_list(message, "content", f"{where}."), where)
         else:
-            messages.append(_assistant(a_list(message, "content", f"{where}."), where))
+            messages.append(_assistant(fields.a_list(message, "content", f"{where}."), where))
     if messages and messages[-1]["role"] == "assistant":
         raise EndpointError(
             "the last message is the assistant's: a reply that goes on from it is not supported",
@@ -113,13 +99,11 @@ def _user(blocks: Sequence[Any], where: str) -> Iterator[Message]:
 
 
 def _tool_result(block: Mapping[str, Any], where: str) -> Message:
-    call_id, content = text(block, "tool_use_id", f"{where}."), block.get("content")
+    call_id = fields.text(block, "tool_use_id", f"{where}.")
     if not call_id:
         raise EndpointError(f"{where} is a tool result without 'tool_use_id'")
-    flag(block, "is_error")  # the text of the result says it: a chat completion has no field for it
-    if content is not None and not isinstance(content, str):
-        given = a_list(block, "content", f"{where}.")
-        content = _joined([_part(part, f"{where}.content[{i}]", ("text", "image")) for i, part in enumerate(given)])
+    fields.flag(block, "is_error")  # the text of the result says it: a chat completion has no field for it
+    content = _content(block, "content", f"{where}.", ("text", "image"))
     return {"role": "tool", "tool_call_id": call_id, "content": content or ""}
 
 
@@ -147,7 +131,11 @@ def _assistant(blocks: Sequence[Any], where: str) -> Message:
 
 
 def _tool_use(block: Mapping[str, Any], where: str) -> Message:
-    call_id, name, given = text(block, "id", f"{where}."), text(block, "name", f"{where}."), block.get("input")
+    call_id, name, given = (
+        fields.text(block, "id", f"{where}."),
+        fields.text(block, "name", f"{where}."),
+        block.get("input"),
+    )
     if not call_id or not name or not isinstance(given, dict):
         raise EndpointError(f"{where} is a tool use without 'id', 'name' or an object as 'input'")
     broken = given.get(INVALID_JSON) if len(given) == 1 else None
@@ -167,8 +155,17 @@ def _part(block: Any, where: str, kinds: Sequence[str]) -> Message:
             address = f"data:{source.get('media_type')};base64,{source['data']}"
             return {"type": "image_url", "image_url": {"url": address}}
     raise EndpointError(
-        f"{where} is of type {shown(kind)}, or lacks its content", hint=f"supported here: {', '.join(kinds)}"
+        f"{where} is of type {fields.shown(kind)}, or lacks its content", hint=f"supported here: {', '.join(kinds)}"
     )
+
+
+def _content(holder: Mapping[str, Any], name: str, where: str, kinds: Sequence[str]) -> Any:
+    """A field that is a text or a list of parts; None where it is absent or empty."""
+    given = holder.get(name)
+    if given is None or isinstance(given, str):
+        return given or None
+    parts = [_part(part, f"{where}{name}[{at}]", kinds) for at, part in enumerate(fields.a_list(holder, name, where))]
+    return _joined(parts) if parts else None
 
 
 def _joined(parts: Sequence[Mapping[str, Any]]) -> Any:
@@ -180,10 +177,10 @@ def _tool(index: int, tool: Any) -> Message:
     if not isinstance(tool, dict) or tool.get("type") not in (None, "custom") or not isinstance(tool.get("name"), str):
         kind = tool.get("type") if isinstance(tool, dict) else tool
         raise EndpointError(
-            f"{where} ({shown(kind)}) must have a name and an input schema",
+            f"{where} ({fields.shown(kind)}) must have a name and an input schema",
             hint="tools that a server runs itself are not supported",
         )
-    only_known(tool, _TOOL_FIELDS, where)
+    fields.only_known(tool, _TOOL_FIELDS, where)
     if not isinstance(tool.get("input_schema"), dict):
         raise EndpointError(f"{where}.input_schema must be a JSON schema")
     function = {"name": tool["name"], "parameters": tool["input_schema"]}
@@ -192,25 +189,23 @@ def _tool(index: int, tool: Any) -> Message:
 
 
 def _tool_choice(body: Mapping[str, Any]) -> Message:
-    choice = an_object(body, "tool_choice")
-    if not choice:
+    if not (choice := fields.an_object(body, "tool_choice")):
         return {}
     kind = choice.get("type")
     chosen: Any = {"auto": "auto", "any": "required", "none": "none"}.get(str(kind))
     if kind == "tool" and isinstance(choice.get("name"), str):
         chosen = {"type": "function", "function": {"name": choice["name"]}}
     if chosen is None:
-        raise EndpointError(f"'tool_choice' must be of type auto, any, tool or none, not {shown(kind)}")
-    alone = {"parallel_tool_calls": False} if flag(choice, "disable_parallel_tool_use") else {}
+        raise EndpointError(f"'tool_choice' must be of type auto, any, tool or none, not {fields.shown(kind)}")
+    alone = {"parallel_tool_calls": False} if fields.flag(choice, "disable_parallel_tool_use") else {}
     return {"tool_choice": chosen, **alone}
 
 
 def _output(body: Mapping[str, Any]) -> Message:
-    config = an_object(body, "output_config")
-    only_known(config, ("effort", "format"), "'output_config'")
+    config = fields.an_object(body, "output_config")
+    fields.only_known(config, ("effort", "format"), "'output_config'")
     chat: Message = {} if config.get("effort") is None else {"reasoning_effort": config["effort"]}
-    form = an_object(config, "format", "output_config.")
-    if form:
+    if form := fields.an_object(config, "format", "output_config."):
         if form.get("type") != "json_schema" or not isinstance(form.get("schema"), dict):
             raise EndpointError("'output_config.format' must be of type 'json_schema' and have a schema")
         schema = {"name": "output", "schema": form["schema"], "strict": True}

@@ -19,6 +19,7 @@ from lgov_core.gateway.protocol import Completion, ToolCall
 
 _MESSAGE_REASONS = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
 _INCOMPLETE = {"max_output_tokens": "length"}
+_WANTED = {"logprobs": True, "return_token_ids": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +138,8 @@ def read_message(body: Mapping[str, Any]) -> Completion:
             if block["type"] == "text":
                 texts.append(block["text"])
             elif block["type"] == "tool_use":
-                written = (
-                    block["input"]
-                    if isinstance(block["input"], str)
-                    else json.dumps(block["input"], ensure_ascii=False)
-                )
+                given = block["input"]
+                written = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
                 calls.append(ToolCall(str(block["id"]), str(block["name"]), written))
     except (KeyError, TypeError) as error:
         raise UpstreamError("the upstream's message has blocks without a type, a name or content") from error
@@ -182,14 +180,9 @@ def _completion(
 
 NATIVE: Mapping[str, NativeReply] = MappingProxyType(
     {
-        "chat": NativeReply(
-            "/chat/completions", {"logprobs": True, "return_token_ids": True}, read_completion, StreamAssembler
-        ),
+        "chat": NativeReply("/chat/completions", _WANTED, read_completion, StreamAssembler),
         "completions": NativeReply(
-            "/completions",
-            {"logprobs": 1, "return_token_ids": True},
-            read_completion,
-            lambda n: StreamAssembler(n, legacy=True),
+            "/completions", {**_WANTED, "logprobs": 1}, read_completion, lambda n: StreamAssembler(n, legacy=True)
         ),
         "responses": NativeReply("/responses", {}, read_response, lambda _n: _ResponsesAssembler()),
         "messages": NativeReply("/messages", {}, read_message, lambda _n: _MessagesAssembler()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from lgov_core.errors import EndpointError, LgovError
@@ -14,12 +15,7 @@ from lgov_core.gateway.protocol import ChatRequest, Completion, StreamPiece
 #: More choices than this in one reply are refused, as by OpenAI.
 MOST_CHOICES = 128
 
-_ERROR_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-}
+_ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 def error_body(error: LgovError, status: int) -> dict[str, Any]:
@@ -82,9 +78,7 @@ def _messages(body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         if calls is None:
             continue
         if not isinstance(calls, list) or not all(map(_is_call, cast("list[Any]", calls))):
-            raise EndpointError(
-                f"{where}.tool_calls must be a list of calls, each with a function name and arguments text"
-            )
+            raise EndpointError(f"{where}.tool_calls must be a list of calls with a function name and arguments text")
     return cast("list[Mapping[str, Any]]", messages)
 
 
@@ -179,17 +173,10 @@ def completion_pieces(completion: Completion, body: Mapping[str, Any]) -> Iterat
 
     Choice by choice: its text, its tool calls, then its finish reason with token ids and logprobs, where asked for.
     """
-    head: dict[str, Any] = {
-        "id": completion.response_id,
-        "object": "chat.completion.chunk",
-        "created": int(time.time()),
-        "model": completion.model,
-    }
-    last: dict[str, Any] = {"lgov": {"weights_version": weights_version(completion)}}
-    if flag(body, "return_token_ids"):
-        last["prompt_token_ids"] = completion.prompt_ids
-    for index, choice in enumerate(completion.choices):
-        written = _choice_body(index, choice, body)
+    whole = completion_body(replace(completion, raw=None), body)
+    head = {"id": whole["id"], "object": "chat.completion.chunk", "created": whole["created"], "model": whole["model"]}
+    last = {name: whole[name] for name in ("lgov", "prompt_token_ids") if name in whole}
+    for index, (choice, written) in enumerate(zip(completion.choices, whole["choices"], strict=True)):
         empty = {"index": index, "logprobs": None, "finish_reason": None}
         deltas: list[dict[str, Any]] = [{"role": "assistant", "content": "" if choice.content is not None else None}]
         if choice.content:
@@ -200,5 +187,5 @@ def completion_pieces(completion: Completion, body: Mapping[str, Any]) -> Iterat
             yield StreamPiece(json_text({**head, "choices": [{**empty, "delta": delta}]}))
         yield StreamPiece(json_text({**head, "choices": [{**written, "delta": {}}], **last}))
     if wants_usage(body):
-        yield StreamPiece(json_text({**head, "choices": [], "usage": usage_body(completion)}))
+        yield StreamPiece(json_text({**head, "choices": [], "usage": whole["usage"]}))
     yield StreamPiece(completion=completion)

@@ -112,10 +112,7 @@ class ChunkWriter(ReplyWriter):
 
 
 class TranslatedWriter(ChunkWriter):
-    """Writes the items of one choice, one after the other.
-
-    Subclasses write the items: `_begin`, `_item`, `_end` and `_body`.
-    """
+    """Writes the items of one choice, one after the other; subclasses say how."""
 
     def __init__(self, request: ChatRequest, body: Mapping[str, Any], response_id: str) -> None:
         super().__init__(request, body, response_id)

@@ -80,7 +80,7 @@ class ResponsesWriter(TranslatedWriter):
             yield from self._call(what, item, delta, at)
             return
         part = _part(item)
-        noun = "output_text" if item.kind == "text" else "reasoning_text"
+        noun = part["type"]
         logprobs: dict[str, Any] = {"logprobs": []} if item.kind == "text" else {}
         at["content_index"] = 0
         if what == "open":
@@ -92,8 +92,7 @@ class ResponsesWriter(TranslatedWriter):
         else:
             yield self._event(f"response.{noun}.done", **at, text=item.text, **logprobs)
             yield self._event("response.content_part.done", **at, part=part)
-            done = _item_body(item, "completed")
-            yield self._event("response.output_item.done", output_index=item.index, item=done)
+            yield self._done(item)
 
     def _call(self, what: str, item: Item, delta: str, at: Mapping[str, Any]) -> Iterator[bytes]:
         if what == "open":
@@ -104,8 +103,11 @@ class ResponsesWriter(TranslatedWriter):
         else:
             done = {"name": item.name, "arguments": item.text}
             yield self._event("response.function_call_arguments.done", **at, **done)
-            body = _item_body(item, "completed")
-            yield self._event("response.output_item.done", output_index=item.index, item=body)
+            yield self._done(item)
+
+    def _done(self, item: Item) -> bytes:
+        body = _item_body(item, "completed")
+        return self._event("response.output_item.done", output_index=item.index, item=body)
 
     def _body(self, completion: Completion, chat: Mapping[str, Any]) -> dict[str, Any]:
         reason = _INCOMPLETE.get(completion.finish_reason)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, cast
 
+from lgov_core._util.json import json_object
 from lgov_core.errors import UpstreamError
 
 
@@ -59,9 +59,7 @@ class StreamAssembler(Assembler):
             raise ValueError("no index of a choice")
         while len(self._choices) <= index:
             number = len(self._choices)
-            written: dict[str, Any] = (
-                {"text": ""} if self._legacy else {"message": {"role": "assistant", "content": None}}
-            )
+            written = {"text": ""} if self._legacy else {"message": {"role": "assistant", "content": None}}
             self._choices[number] = {"index": number, **written, "finish_reason": None, "logprobs": None}
         return self._choices[index]
 
@@ -144,10 +142,7 @@ def _grow(message: dict[str, Any], key: str, value: Any) -> None:
 
 def read_event(data: str) -> dict[str, Any]:
     """The JSON object of one server-sent event. Raises `UpstreamError`."""
-    try:
-        event: Any = json.loads(data)
-    except ValueError as error:
-        raise UpstreamError(f"a chunk of the upstream's stream is not JSON: {data[:200]!r}") from error
-    if not isinstance(event, dict):
-        raise UpstreamError(f"a chunk of the upstream's stream is not an object: {data[:200]!r}")
-    return cast("dict[str, Any]", event)
+    event = json_object(data)
+    if event is None:
+        raise UpstreamError(f"a chunk of the upstream's stream is not a JSON object: {data[:200]!r}")
+    return event

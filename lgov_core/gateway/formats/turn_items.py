@@ -44,8 +44,7 @@ class TurnItems:
     __slots__ = ("_call_items", "_live", "_waiting", "items")
 
     def __init__(self) -> None:
-        self.items: list[Item] = []
-        """The items that have begun."""
+        self.items: list[Item] = []  # those that have begun
         self._live: Item | None = None
         self._call_items: dict[int, Item] = {}
         self._waiting: list[Item] = []
@@ -65,10 +64,7 @@ class TurnItems:
         """Closes what is open and sends what waited."""
         yield from self._close()
         for item in self._waiting:
-            written, item.text = item.text, ""
             yield from self._open(item)
-            if written:
-                yield from self._grow(item, written)
             yield from self._close()
         self._waiting.clear()
 
@@ -83,9 +79,7 @@ class TurnItems:
                 self._waiting.append(Item(kind, -1, text))
         else:
             yield from self._close()
-            item = Item(kind, -1)
-            yield from self._open(item)
-            yield from self._grow(item, text)
+            yield from self._open(Item(kind, -1, text))
 
     def _call(self, part: Mapping[str, Any], place: int) -> Iterator[ItemEvent]:
         function: Mapping[str, Any] = part.get("function") or {}
@@ -106,10 +100,7 @@ class TurnItems:
         if can_begin and self._waiting[0] is item and item.name and item.call_id and item.text:
             self._waiting.pop(0)
             yield from self._close()
-            written, item.text = item.text, ""
             yield from self._open(item)
-            if written:
-                yield from self._grow(item, written)
 
     def _open(self, item: Item) -> Iterator[ItemEvent]:
         item.index = len(self.items)
@@ -117,7 +108,10 @@ class TurnItems:
             item.call_id = new_id("call")
         self.items.append(item)
         self._live = item
+        written, item.text = item.text, ""
         yield ItemEvent("open", item)
+        if written:
+            yield from self._grow(item, written)
 
     @staticmethod
     def _grow(item: Item, text: str) -> Iterator[ItemEvent]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from lgov_core._util.bounded import BoundedDict
 from lgov_core.errors import LgovError
@@ -19,10 +19,12 @@ from lgov_core.gateway.policy.gate_actions import (
 )
 from lgov_core.gateway.protocol import GateRefusal, GateReply, GateRequest, ToolCall
 from lgov_core.governor import Governor
-from lgov_core.policies.base import Policy
 from lgov_core.policies.policy_set import PolicySet
 from lgov_core.policies.reload import ReloadingPolicySet
 from lgov_core.types import Action, Decision, Effect, ModelCallFailed, Point, ToolOutcome, new_id
+
+if TYPE_CHECKING:
+    from lgov_core.audit import AuditLog
 
 _HOOKS = {
     Point.INPUT: "lgov_input",
@@ -32,10 +34,6 @@ _HOOKS = {
 _JUDGED_ROLES = {"user": Point.INPUT, "tool": Point.POST_TOOL_CALL}
 #: The number of texts whose decisions are remembered.
 _REMEMBERED = 16_384
-
-
-class _Closes(Protocol):
-    def close(self) -> None: ...
 
 
 class PolicyGate:
@@ -55,7 +53,7 @@ class PolicyGate:
     judged again. For one event loop.
     """
 
-    def __init__(self, governor: Governor, *, owns: Sequence[_Closes] = ()) -> None:
+    def __init__(self, governor: Governor, *, owns: Sequence[AuditLog] = ()) -> None:
         self.governor = governor
         self._owns = tuple(owns)
         #: By attempt, place and text: what the model reads instead (None: the text itself), and whether it was denied.
@@ -74,7 +72,9 @@ class PolicyGate:
             arguments: dict[str, Any] = {"messages": list(messages)}
             if asked.max_tokens is not None:
                 arguments["max_output_tokens"] = asked.max_tokens
-            action = endpoint_action(asked, Point.PRE_MODEL_CALL, asked.model, "model", arguments=arguments)
+            action = endpoint_action(
+                asked, Point.PRE_MODEL_CALL, asked.model, "model", arguments=arguments, operation_id=asked.operation_id
+            )
             decision = await self.governor.adecide(action)
             if decision.blocks:
                 raise _refusal(decision)
@@ -88,7 +88,7 @@ class PolicyGate:
 
     async def failed(self, asked: GateRequest, error: BaseException) -> None:
         """An admitted call brought no reply: what budgets reserved for it is given back."""
-        action = endpoint_action(asked, Point.PRE_MODEL_CALL, asked.model, "model")
+        action = endpoint_action(asked, Point.PRE_MODEL_CALL, asked.model, "model", operation_id=asked.operation_id)
         self.governor.observe(ModelCallFailed(action, type(error).__name__, isinstance(error, LgovError)))
 
     async def release(self, asked: GateRequest, replies: Sequence[GateReply]) -> Sequence[GateReply]:
@@ -138,17 +138,12 @@ class PolicyGate:
             if not (denied and new):
                 return replacement
         if point is Point.INPUT:
-            action = endpoint_action(asked, point, asked.agent or "agent", "text", text=text, operation=False)
+            action = endpoint_action(asked, point, asked.agent or "agent", "text", text=text)
         else:
             call = call or {"id": None, "name": "unknown", "args": {}}
             arguments = call["args"] if isinstance(call["args"], Mapping) else {}
-            action = replace(
-                endpoint_action(
-                    asked, point, call["name"], "function", arguments=arguments, text=text, operation=False
-                ),
-                call_id=call["id"],
-                context={"tool_status": "ok"},
-            )
+            fields = {"arguments": arguments, "call_id": call["id"], "context": {"tool_status": "ok"}}
+            action = endpoint_action(asked, point, call["name"], "function", text=text, **fields)
         decision = await self.governor.adecide(action)
         if not decision.blocks:
             self._decisions.put(key, (decision.text, False))
@@ -179,12 +174,10 @@ class PolicyGate:
         """The reasoning beside the text, judged as a reply of its own: empty if a policy denies or would change it."""
         if not reply.reasoning:
             return ""
-        action = endpoint_action(
-            asked, Point.POST_MODEL_CALL, asked.model, "model", arguments={"tool_calls": []}, text=reply.reasoning,
-            operation=False,
-        )  # fmt: skip
-        context = {"finish_reason": reply.finish_reason}
-        decision = await self._decide(replace(action, call_id=reply.response_id, context=context))
+        action = reply_action(
+            asked, GateReply(reply.response_id, reply.reasoning, (), reply.finish_reason), first=False
+        )
+        decision = await self._decide(action)
         if decision.blocks or decision.text not in (None, reply.reasoning):
             return ""
         if self._covers(Point.OUTPUT) and await self._judge_output(asked, reply.reasoning) != reply.reasoning:
@@ -192,8 +185,7 @@ class PolicyGate:
         return reply.reasoning
 
     async def _judge_output(self, asked: GateRequest, text: str) -> str:
-        action = endpoint_action(asked, Point.OUTPUT, asked.agent or "agent", "text", text=text, operation=False)
-        decision = await self._decide(action)
+        decision = await self._decide(endpoint_action(asked, Point.OUTPUT, asked.agent or "agent", "text", text=text))
         if decision.blocks:
             return decision.denial_message()
         return text if decision.text is None else decision.text
@@ -204,8 +196,12 @@ class PolicyGate:
         denials: list[str] = []
         for call in reply.tool_calls:
             arguments = call_arguments(call.arguments)
-            action = replace(
-                endpoint_action(asked, Point.PRE_TOOL_CALL, call.name, "function", arguments=arguments or {}),
+            action = endpoint_action(
+                asked,
+                Point.PRE_TOOL_CALL,
+                call.name,
+                "function",
+                arguments=arguments or {},
                 call_id=call.call_id or None,
                 operation_id=new_id("op"),
                 context={"user_text": user_text(asked)},
@@ -230,14 +226,10 @@ class PolicyGate:
 
     def _covers(self, point: Point) -> bool:
         """Whether any policy or hook judges at ``point``."""
-        if any(_judges(policy, point) for policy in self.governor.policies):
-            return True
+        for policy in self.governor.policies:
+            if not isinstance(policy, PolicySet | ReloadingPolicySet) or any(point in one.on for one in policy.rules):
+                return True
         return bool(getattr(self.governor.manager.hook, _HOOKS[point]).get_hookimpls())
-
-
-def _judges(policy: Policy, point: Point) -> bool:
-    rules = policy.rules if isinstance(policy, PolicySet | ReloadingPolicySet) else None
-    return rules is None or any(point in rule.on for rule in rules)
 
 
 def _refusal(decision: Decision) -> GateRefusal:

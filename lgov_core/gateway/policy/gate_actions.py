@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final, cast
 
 from lgov_core.gateway.protocol import GateReply, GateRequest
@@ -13,29 +12,10 @@ from lgov_core.types import Action, Point
 FRAMEWORK: Final = "endpoint"
 
 
-def endpoint_action(
-    asked: GateRequest,
-    point: Point,
-    name: str,
-    kind: Any,
-    *,
-    arguments: Mapping[str, Any] | None = None,
-    text: str | None = None,
-    operation: bool = True,
-) -> Action:
-    """An action of the call ``asked``; ``operation=False`` leaves out the id of its operation."""
-    return Action(
-        point,
-        name,
-        kind,
-        {} if arguments is None else arguments,
-        text,
-        asked.agent,
-        FRAMEWORK,
-        rollout_id=asked.rollout_id,
-        attempt=asked.attempt,
-        operation_id=asked.operation_id if operation else None,
-    )
+def endpoint_action(asked: GateRequest, point: Point, name: str, kind: Any, **fields: Any) -> Action:
+    """An action of the call ``asked``, with further ``fields`` of `Action`."""
+    fields = {"arguments": {}, **fields, "rollout_id": asked.rollout_id, "attempt": asked.attempt}
+    return Action(point, name, kind, agent=asked.agent, framework=FRAMEWORK, **fields)
 
 
 def reply_action(asked: GateRequest, reply: GateReply, *, first: bool) -> Action:
@@ -47,10 +27,17 @@ def reply_action(asked: GateRequest, reply: GateReply, *, first: bool) -> Action
     arguments: dict[str, Any] = {"tool_calls": calls}
     if reply.prompt_tokens is not None and reply.completion_tokens is not None:
         arguments["usage"] = {"input_tokens": reply.prompt_tokens, "output_tokens": reply.completion_tokens}
-    action = endpoint_action(
-        asked, Point.POST_MODEL_CALL, asked.model, "model", arguments=arguments, text=reply.text, operation=first
+    return endpoint_action(
+        asked,
+        Point.POST_MODEL_CALL,
+        asked.model,
+        "model",
+        arguments=arguments,
+        text=reply.text,
+        call_id=reply.response_id,
+        context={"finish_reason": reply.finish_reason},
+        operation_id=asked.operation_id if first else None,
     )
-    return replace(action, call_id=reply.response_id, context={"finish_reason": reply.finish_reason})
 
 
 def rewritten_messages(sent: Sequence[Mapping[str, Any]], wanted: Any) -> list[Mapping[str, Any]]:

@@ -45,13 +45,14 @@ def _plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
     role = "system" if message["role"] == "developer" else message["role"]
     seen: dict[str, Any] = {"role": role, "content": _text(message.get("content"))}
     if calls := message.get("tool_calls"):
+        written = [call["function"].get("arguments") or "{}" for call in calls]
         seen["tool_calls"] = [
             {
                 "id": call.get("id") or "",
                 "name": call["function"]["name"],
-                "args": _arguments(call["function"].get("arguments") or "{}"),
+                "args": text if (found := load_object(text)) is None else found,
             }
-            for call in calls
+            for call, text in zip(calls, written, strict=True)
         ]
     if message.get("tool_call_id") is not None:
         seen["tool_call_id"] = message["tool_call_id"]
@@ -76,11 +77,6 @@ def _text_of_part(part: Any) -> str:
     if kind not in ("text", "refusal") or not texts or not all(isinstance(text, str) for text in texts):
         raise EndpointError(f"policies cannot read a part of a message: {shown(part)}", hint="send it as text")
     return "".join(texts)
-
-
-def _arguments(text: str) -> Any:
-    found = load_object(text)
-    return text if found is None else found
 
 
 def with_contents(request: ChatRequest, before: GateRequest, after: GateRequest) -> ChatRequest:
@@ -154,20 +150,8 @@ def released(completion: Completion, before: Sequence[GateReply], after: Sequenc
             finish = "stop"
         content = new.text if new.text or not new.tool_calls else None
         # The tokens and their logprobs are those of the model's own reply, which this one no longer is.
-        choices.append(
-            replace(
-                choice,
-                content=content,
-                text=new.text,
-                tool_calls=new.tool_calls,
-                finish_reason=finish,
-                raw=None,
-                more=(),
-                prompt_ids=None,
-                response_ids=None,
-                logprobs=None,
-            )
-        )
+        plain = replace(choice, raw=None, more=(), prompt_ids=None, response_ids=None, logprobs=None)
+        choices.append(replace(plain, content=content, text=new.text, tool_calls=new.tool_calls, finish_reason=finish))
     return replace(choices[0], more=tuple(choices[1:]))
 
 

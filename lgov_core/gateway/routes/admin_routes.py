@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from starlette.requests import Request
@@ -13,7 +14,7 @@ from lgov_core.gateway.formats.json_body import read_json
 from lgov_core.gateway.formats.request_fields import flag, number, only_known, text
 from lgov_core.gateway.routes.bodies import json_response, read_body
 from lgov_core.gateway.serving.access import Access, RuledRoute
-from lgov_core.gateway.serving.admission import Admission, AdmissionState
+from lgov_core.gateway.serving.admission import Admission
 from lgov_core.gateway.serving.capture import Counters
 from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.gateway.serving.metrics import CONTENT_TYPE, Metrics
@@ -33,18 +34,17 @@ class AdminRoutes:
 
     def routes(self) -> list[RuledRoute]:
         """The routes, each with its rule."""
+        posts = {"pause": self.pause, "resume": self.resume, "keys": self.issue}
         return [
+            *(RuledRoute(f"/admin/{name}", posts[name], methods=["POST"], access=Access.ADMIN) for name in posts),
             RuledRoute("/admin/state", self.state, methods=["GET"], access=Access.ADMIN),
-            RuledRoute("/admin/pause", self.pause, methods=["POST"], access=Access.ADMIN),
-            RuledRoute("/admin/resume", self.resume, methods=["POST"], access=Access.ADMIN),
-            RuledRoute("/admin/keys", self.issue, methods=["POST"], access=Access.ADMIN),
             RuledRoute("/metrics", self.metrics, methods=["GET"], access=Access.ADMIN),
             RuledRoute("/healthz", self.health, methods=["GET"], access=Access.OPEN),
         ]
 
     async def state(self, request: Request) -> Response:
         """``GET /admin/state``: calls that run and wait, whether it is paused, the version of the weights, the counters."""
-        return json_response({**self._admission.state().as_dict(), "counters": self._counters.as_dict()})
+        return json_response({**asdict(self._admission.state()), "counters": self._counters.as_dict()})
 
     async def health(self, request: Request) -> Response:
         """``GET /healthz``: answers as long as the endpoint does; needs no key."""
@@ -60,13 +60,14 @@ class AdminRoutes:
         drain_s = number(body, "drain_s", 60.0, low=0, high=_LONGEST_DRAIN_S) or 0.0
         retry_after_s = number(body, "retry_after_s", 5.0, low=0, high=3600) or 0.0
         reason = text(body, "reason")
-        return _state(await self._admission.pause(drain_s=drain_s, reason=reason, retry_after_s=retry_after_s))
+        state = await self._admission.pause(drain_s=drain_s, reason=reason, retry_after_s=retry_after_s)
+        return json_response(asdict(state))
 
     async def resume(self, request: Request) -> Response:
         """``POST /admin/resume``: lets calls in again; ``weights_version`` (a whole number) is recorded with each."""
         body = await _object(request, "weights_version")
         version = number(body, "weights_version", None, low=0, whole=True)
-        return _state(self._admission.resume(weights_version=None if version is None else int(version)))
+        return json_response(asdict(self._admission.resume(weights_version=None if version is None else int(version))))
 
     async def issue(self, request: Request) -> Response:
         """``POST /admin/keys``: a key for ``rollout_id`` and ``attempt`` (null: all of them).
@@ -98,7 +99,3 @@ async def _object(request: Request, *known: str) -> Mapping[str, Any]:
     body = read_json(await read_body(request, _MAX_BODY) or b"{}")
     only_known(body, known, f"{request.method} {request.url.path}")
     return body
-
-
-def _state(state: AdmissionState) -> Response:
-    return json_response(state.as_dict())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ from lgov_core.gateway.formats.apis import APIS, MESSAGES, RESPONSES, Api, api_o
 from lgov_core.gateway.formats.completions_format import readable_prompts
 from lgov_core.gateway.formats.json_body import read_json
 from lgov_core.gateway.formats.messages_request import read_messages_request
-from lgov_core.gateway.formats.reply_writer import ReplyWriter, written_anew
+from lgov_core.gateway.formats.reply_writer import written_anew
 from lgov_core.gateway.formats.request_fields import model_name
 from lgov_core.gateway.formats.responses_request import chat_messages, input_messages
 from lgov_core.gateway.policy.gate_calls import gate_replies, gate_request, refusal_completion, released, with_contents
@@ -41,6 +42,28 @@ from lgov_core.gateway.serving.capture import Capture, Exchange
 from lgov_core.gateway.serving.limits import retry_headers
 from lgov_core.gateway.serving.streaming import StreamedReply, as_lgov_error
 from lgov_core.gateway.upstream.received import UpstreamRejection
+from lgov_core.types import new_id
+
+
+@dataclass(slots=True)
+class _Call:
+    """One call: what the client asked for of which engine, how the engine is asked, and what the gate admitted."""
+
+    api: Api
+    who: Attribution
+    body: Mapping[str, Any]
+    engine: Engine
+    asked: ChatRequest
+    judged: GateRequest | None = None
+
+    @property
+    def native(self) -> bool:
+        """Whether the engine is asked in the API of the client."""
+        return self.asked.route == self.api.route
+
+    def written(self, completion: Completion) -> tuple[Mapping[str, Any], bytes]:
+        """A finished completion as the body, and as the events, of the reply."""
+        return written_anew(completion, self.asked, self.api.rewrite(self.asked, self.body, completion.response_id))
 
 
 class ApiRoutes:
@@ -70,18 +93,16 @@ class ApiRoutes:
 
     def routes(self) -> list[RuledRoute]:
         """Every route of the model APIs."""
-        posts: list[tuple[str, Callable[[Request], Any]]] = [(api.path, partial(self._post, api)) for api in APIS]
-        posts += [("/messages/count_tokens", self.count_tokens), ("/embeddings", self.embeddings)]
+        table: list[tuple[str, str, Callable[[Request], Any]]] = [
+            *(("POST", api.path, partial(self._post, api)) for api in APIS),
+            ("POST", "/messages/count_tokens", self.count_tokens),
+            ("POST", "/embeddings", self.embeddings),
+            ("GET", "/models", self.models),
+        ]
         return [
-            route
+            RuledRoute(f"{prefix}/v1{path}", handler, methods=[method], access=Access.AGENT, is_call=method == "POST")
             for prefix in ("", ROLLOUT_PREFIX)
-            for route in (
-                *(
-                    RuledRoute(f"{prefix}/v1{path}", handler, methods=["POST"], access=Access.AGENT, is_call=True)
-                    for path, handler in posts
-                ),
-                RuledRoute(f"{prefix}/v1/models", self.models, methods=["GET"], access=Access.AGENT),
-            )
+            for method, path, handler in table
         ]
 
     def _engine_for(self, model: str) -> Engine:
@@ -105,16 +126,15 @@ class ApiRoutes:
 
     async def _post(self, api: Api, request: Request) -> Response:
         """``POST`` of a model API."""
-        who, body, engine = await self._read(request)
-        return await self._call(api, who, body, engine)
+        return await self._answer(api, *await self._read(request))
 
     async def call(self, path: str, request: Request, body: Mapping[str, Any]) -> Response:
         """Answers ``body`` as a ``POST`` to ``path`` below ``/v1``; ``request`` names its rollout."""
         who = self._who(request, allow_unattributed=self._allow_unattributed)
         api = next(api for api in APIS if api.path == path)
-        return await self._call(api, who, body, self._engine_for(model_name(body)))
+        return await self._answer(api, who, body, self._engine_for(model_name(body)))
 
-    async def _call(self, api: Api, who: Attribution, body: Mapping[str, Any], engine: Engine) -> Response:
+    async def _answer(self, api: Api, who: Attribution, body: Mapping[str, Any], engine: Engine) -> Response:
         started_at = time.time()
         if api.route in speaks(engine):
             if api is RESPONSES:
@@ -122,42 +142,49 @@ class ApiRoutes:
             asked = api.native(body)
         else:
             asked = self._translated(api, body, who, engine)
-        judged: GateRequest | None = None
+        call = _Call(api, who, body, engine, asked)
         if self._gate is not None:
             try:
-                asked, judged = await self._admit(self._gate, api, asked, body, who, engine)
+                await self._admit(self._gate, call)
             except GateRefusal as refusal:
-                return self._refused(api, refusal, asked, body, who)
-        exchange = Exchange(asked, engine.name, who, started_at, api.route, body)
-        own = asked.route == api.route
-        writer = api.pass_on(asked) if own else api.rewrite(asked, body, api.new_id())
-        kept = partial(self._note if own else self._keep, body, who) if api is RESPONSES else None
-        if asked.stream:
-            pieces = engine.stream(asked)
-            if judged is not None:
-                pieces = self._watched(pieces, judged)
-            release = None if judged is None else partial(self._streamed_release, api, asked, body, judged)
+                return self._refused(call, refusal)
+        exchange = Exchange(call.asked, engine.name, who, started_at, api.route, body)
+        writer = api.pass_on(call.asked) if call.native else api.rewrite(call.asked, body, new_id(api.id_prefix))
+        if call.asked.stream:
             return StreamedReply(  # type: ignore[return-value]
-                exchange, pieces, self._capture, writer, partial(self.refuse, api=api), release=release, kept=kept
+                exchange,
+                self._stream(call),
+                self._capture,
+                writer,
+                partial(self.refuse, api=api),
+                release=None if call.judged is None else partial(self._release, call),
+                kept=partial(self._keep, call),
             )
         try:
-            completion = await engine.chat(asked)
+            completion = await engine.chat(call.asked)
         except Exception as error:
-            if self._gate is not None and judged is not None:
-                await self._gate.failed(judged, error)
+            await self._report_failure(call, error)
             raise as_lgov_error(error, engine.name) from error
-        return await self._answer(api, exchange, completion, writer, judged, kept)
+        completion, reply, _ = writer.settle(completion)
+        await self._capture.commit(exchange, completion, reply)
+        if call.judged is not None and (instead := await self._release(call, completion)) is not None:
+            reply = instead[0]
+        self._keep(call, reply)
+        return json_response(reply)
 
-    async def _watched(self, pieces: AsyncIterator[StreamPiece], judged: GateRequest) -> AsyncIterator[StreamPiece]:
-        """The stream; a failure is reported to the gate."""
-        assert self._gate is not None
+    async def _stream(self, call: _Call) -> AsyncIterator[StreamPiece]:
+        """The engine's stream; a failure is reported to the gate."""
         try:
-            async with aclosing(cast("Any", pieces)) as stream:
+            async with aclosing(cast("Any", call.engine.stream(call.asked))) as stream:
                 async for piece in stream:
                     yield piece
         except Exception as error:
-            await self._gate.failed(judged, error)
+            await self._report_failure(call, error)
             raise
+
+    async def _report_failure(self, call: _Call, error: Exception) -> None:
+        if self._gate is not None and call.judged is not None:
+            await self._gate.failed(call.judged, error)
 
     def _translated(self, api: Api, body: Mapping[str, Any], who: Attribution, engine: Engine) -> ChatRequest:
         if "chat" not in speaks(engine):
@@ -168,90 +195,55 @@ class ApiRoutes:
             raise EndpointError("'previous_response_id' must be the id of a response")
         return api.translate(body, () if previous is None else self._memory.find(previous, who))
 
-    def _keep(self, body: Mapping[str, Any], who: Attribution, reply: Mapping[str, Any]) -> None:
-        if body.get("store") is False:
+    def _keep(self, call: _Call, reply: Mapping[str, Any]) -> None:
+        """Remembers a reply of the Responses API, which a later call may name."""
+        if call.api is not RESPONSES:
             return
-        messages = [*input_messages(body), *chat_messages(reply["output"])]
-        self._memory.keep(reply["id"], who, body.get("previous_response_id"), messages)
+        if call.native:
+            self._memory.note(reply["id"], call.who)
+        elif call.body.get("store") is not False:
+            messages = [*input_messages(call.body), *chat_messages(reply["output"])]
+            self._memory.keep(reply["id"], call.who, call.body.get("previous_response_id"), messages)
 
-    def _note(self, _body: Mapping[str, Any], who: Attribution, reply: Mapping[str, Any]) -> None:
-        self._memory.note(reply["id"], who)
-
-    async def _answer(
-        self,
-        api: Api,
-        exchange: Exchange,
-        completion: Completion,
-        writer: ReplyWriter,
-        judged: GateRequest | None,
-        kept: Callable[[Mapping[str, Any]], None] | None,
-    ) -> Response:
-        completion, reply, _ = writer.settle(completion)
-        await self._capture.commit(exchange, completion, reply)
-        if judged is not None:
-            changed = await self._release(judged, completion)
-            if changed is not completion:
-                reply = self._written(api, exchange.request, exchange.body or {}, changed)[0]
-        if kept is not None:
-            kept(reply)
-        return json_response(reply)
-
-    async def _admit(
-        self,
-        gate: Gate,
-        api: Api,
-        asked: ChatRequest,
-        body: Mapping[str, Any],
-        who: Attribution,
-        engine: Engine,
-    ) -> tuple[ChatRequest, GateRequest]:
-        """The call as it may be made, and as it was judged. What policies cannot read is refused."""
+    async def _admit(self, gate: Gate, call: _Call) -> None:
+        """Sets the call as it may be made, and as it was judged. What policies cannot read is refused."""
+        asked, api = call.asked, call.api
         if asked.route == "completions":
             plain = readable_prompts(asked)
         else:
-            plain = asked if asked.messages else api.translate(body, ())
-        judged = gate_request(plain, api.route, who)
-        admitted = await gate.admit(judged)
-        if admitted is judged:
-            return asked, judged
-        if asked.route not in ("chat", api.route) or "chat" not in speaks(engine):
-            raise EndpointError(f"a policy changed a call that {engine.name} cannot be asked otherwise", status=403)
+            plain = asked if asked.messages else api.translate(call.body, ())
+        judged = gate_request(plain, api.route, call.who)
+        call.judged = await gate.admit(judged)
+        if call.judged is judged:
+            return
+        if asked.route not in ("chat", api.route) or "chat" not in speaks(call.engine):
+            what = f"a policy changed a call that {call.engine.name} cannot be asked otherwise"
+            raise EndpointError(what, status=403)
         if asked.route != "chat":  # the upstream is asked for chat instead, where the change can be carried over
-            plain = self._translated(api, body, who, engine)
-        return with_contents(plain, judged, admitted), admitted
+            plain = self._translated(api, call.body, call.who, call.engine)
+        call.asked = with_contents(plain, judged, call.judged)
 
-    async def _release(self, judged: GateRequest, completion: Completion) -> Completion:
+    async def _release(self, call: _Call, completion: Completion) -> tuple[Mapping[str, Any], bytes] | None:
+        """The body and the events that replace a finished reply; None where the gate changed nothing."""
         assert self._gate is not None
+        assert call.judged is not None
         replies = gate_replies(completion)
         try:
-            return released(completion, replies, await self._gate.release(judged, replies))
+            changed = released(completion, replies, await self._gate.release(call.judged, replies))
         except GateRefusal as refusal:
             if refusal.status != 200:
                 raise
-            return refusal_completion(refusal.text, completion.response_id, completion.model)
+            changed = refusal_completion(refusal.text, completion.response_id, completion.model)
+        return None if changed is completion else call.written(changed)
 
-    async def _streamed_release(
-        self, api: Api, asked: ChatRequest, body: Mapping[str, Any], judged: GateRequest, completion: Completion
-    ) -> tuple[Mapping[str, Any], bytes] | None:
-        changed = await self._release(judged, completion)
-        return None if changed is completion else self._written(api, asked, body, changed)
-
-    def _refused(
-        self, api: Api, refusal: GateRefusal, asked: ChatRequest, body: Mapping[str, Any], who: Attribution
-    ) -> Response:
+    def _refused(self, call: _Call, refusal: GateRefusal) -> Response:
         """The answer to a call that was not made."""
         if refusal.status != 200:
             raise refusal
-        reply, events = self._written(api, asked, body, refusal_completion(refusal.text, api.new_id(), asked.model))
-        if api is RESPONSES and asked.route != api.route:
-            self._keep(body, who, reply)
-        return Response(events, media_type="text/event-stream") if asked.stream else json_response(reply)
-
-    @staticmethod
-    def _written(
-        api: Api, asked: ChatRequest, body: Mapping[str, Any], completion: Completion
-    ) -> tuple[Mapping[str, Any], bytes]:
-        return written_anew(completion, asked, api.rewrite(asked, body, completion.response_id))
+        reply, events = call.written(refusal_completion(refusal.text, new_id(call.api.id_prefix), call.asked.model))
+        if not call.native:
+            self._keep(call, reply)
+        return Response(events, media_type="text/event-stream") if call.asked.stream else json_response(reply)
 
     async def count_tokens(self, request: Request) -> Response:
         """``POST .../v1/messages/count_tokens``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from lgov_core.errors import EndpointError
@@ -23,15 +23,15 @@ async def read_body(request: Request, limit: int) -> bytes:
     """
     parts: list[bytes] = []
     size = 0
-    try:
-        async for part in request.stream():
-            size += len(part)
-            if size <= limit:
-                parts.append(part)
-            elif size > 8 * limit:
-                break
-    except ClientDisconnect as error:
-        raise EndpointError("the client left while it was sending its request") from error
+    more = True
+    while more and size <= 8 * limit:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise EndpointError("the client disconnected while it was sending its request")
+        part, more = message.get("body", b""), message.get("more_body", False)
+        size += len(part)
+        if size <= limit:
+            parts.append(part)
     if size > limit:
         raise EndpointError(f"the request has more than {limit} bytes", status=413)
     return b"".join(parts)

@@ -48,14 +48,12 @@ Handler: TypeAlias = Callable[[Request, Exception], Awaitable[Response]]
 class TracesRoute:
     """The handler, for one event loop. ``max_body`` is in bytes, as sent.
 
-    The sender is named by the key, the headers and the path, as for a model call. A request that belongs to an attempt
-    may hold spans of that attempt only: those that name no rollout become its own, those that name another are refused
-    and counted; and unless its key may give rewards, a span that states the attempt's final reward or its outcome is
-    refused too. The admin key may send spans of any rollout.
+    The sender is named by the key, the headers and the path, as for a model call. In a request of an attempt, spans that
+    name no rollout become its own; those that name another are refused and counted, as is one that states the attempt's
+    final reward or outcome, unless the key may give rewards. The admin key may send spans of any rollout.
 
-    What is stored is marked as a claim (`Span.claimed`). The answer comes after the commit, in the request's own format:
-    200 with the number of rejected spans, or a ``google.rpc.Status``. A store that cannot write is a 503, which
-    exporters try again.
+    Spans are stored as claims (`Span.claimed`). The answer comes after the commit, in the request's own format: 200 with the
+    number of rejected spans, or a ``google.rpc.Status``. A store that cannot write is a 503, which exporters try again.
     """
 
     def __init__(self, store: TraceStore | None, keys: KeyRing, *, max_body: int) -> None:
@@ -128,11 +126,13 @@ class TracesRoute:
         refused: Counter[str] = Counter()
         spans: list[Span] = []
         for span in found:
-            why = _why_not(span, who, grant)
-            if why is None:
-                spans.append(_owned(span, who))
-            else:
+            if (why := _why_not(span, who, grant)) is not None:
                 refused[why] += 1
+            elif who.rollout_id is None:
+                spans.append(span)
+            else:
+                attempt = span.attempt if who.attempt is None else who.attempt
+                spans.append(replace(span, rollout_id=who.rollout_id, attempt=attempt))
         self._counts["stored"] += store.add_spans(spans)
         self._counts["unreadable"] += found.rejected
         self._counts["refused"] += refused.total()
@@ -152,12 +152,6 @@ def _why_not(span: Span, who: Attribution, grant: KeyGrant) -> str | None:
     if not grant.may_judge and states_result(span):
         return "the key of an attempt does not give its final reward or its outcome"
     return None
-
-
-def _owned(span: Span, who: Attribution) -> Span:
-    if who.rollout_id is None:
-        return span
-    return replace(span, rollout_id=who.rollout_id, attempt=span.attempt if who.attempt is None else who.attempt)
 
 
 def _refusal(protocol: Protocol, error: LgovError) -> Response:

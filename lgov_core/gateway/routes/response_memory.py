@@ -12,6 +12,8 @@ from lgov_core.errors import EndpointError
 from lgov_core.gateway.serving.attribution import Attribution
 
 Message = Mapping[str, Any]
+#: A rollout and its attempt.
+Owner = tuple[str | None, int | None]
 
 #: The number of responses kept by an upstream whose owner is remembered.
 _MOST_NOTED = 65_536
@@ -19,7 +21,7 @@ _MOST_NOTED = 65_536
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    whose: tuple[str | None, int | None]
+    whose: Owner
     previous: str | None
     messages: tuple[Message, ...]
     size: int
@@ -28,9 +30,8 @@ class _Turn:
 class ResponseMemory:
     """The latest conversations of the Responses API, as chat messages, in this process only.
 
-    Each turn is kept once, with the id of the turn before it. Not more than ``most`` turns, and about ``most_bytes`` of
-    text, are kept: the ones not used for longest go first, and a conversation that lost a turn is not found any more.
-    Only calls of the same rollout and attempt find it. For one event loop.
+    Each turn is kept once, with the id of the turn before it: at most ``most`` turns and about ``most_bytes`` of text, least
+    recently used first to go. Only calls of the same rollout and attempt find a conversation. For one event loop.
     """
 
     def __init__(self, most: int = 4096, most_bytes: int = 64 * 1024 * 1024) -> None:
@@ -38,7 +39,7 @@ class ResponseMemory:
         self._most_bytes = most_bytes
         self._bytes = 0
         self._turns: OrderedDict[str, _Turn] = OrderedDict()
-        self._elsewhere: BoundedDict[str, tuple[str | None, int | None]] = BoundedDict(_MOST_NOTED)
+        self._elsewhere: BoundedDict[str, Owner] = BoundedDict(_MOST_NOTED)
 
     def find(self, response_id: str, who: Attribution) -> list[Message]:
         """The conversation up to and with that response. Raises `EndpointError` (404) where it is not known."""

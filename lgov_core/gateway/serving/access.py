@@ -17,7 +17,7 @@ from lgov_core.errors import EndpointError, LgovError
 from lgov_core.gateway.serving.admission import Admission
 from lgov_core.gateway.serving.attribution import bearer_key
 from lgov_core.gateway.serving.keys import KeyGrant, KeyRing
-from lgov_core.gateway.serving.limits import BodyBudget, Limits, TimedSend, receive_within
+from lgov_core.gateway.serving.limits import BodyBudget, LimitedRequest, Limits
 from lgov_core.gateway.serving.metrics import Metrics
 
 _LOG = logging.getLogger("lgov.gateway")
@@ -26,9 +26,8 @@ _LOG = logging.getLogger("lgov.gateway")
 class Access(StrEnum):
     """Who may use a route.
 
-    ``open``: everybody. ``agent``: the bearer of a key, for the rollout of that key and no other; the route checks the ids
-    in the body, the path parameter ``rollout_id`` is checked here. ``admin``: an admin key; where keys are not required (a
-    loopback address), also a caller without a key, but never one with the key of a rollout.
+    ``open``: everybody. ``agent``: the bearer of a key, for its rollout only (the path parameter ``rollout_id`` is checked
+    here, ids in the body by the route). ``admin``: an admin key; where keys are not required also a caller without one.
     """
 
     OPEN = "open"
@@ -79,30 +78,30 @@ class Guard:
 
     async def _serve(self, route: RuledRoute, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.perf_counter()
-        sending = TimedSend(send, self._limits.write_s)
-        reading = self.bodies.reserve()
+        limited = LimitedRequest(self._limits, self.bodies, receive, send)
         self._metrics.began(route.path)
         try:
             if route.access is not Access.OPEN:
                 scope["lgov.grant"] = self._grant(scope, route.access)
-            receive = receive_within(receive, self._limits.body_s, reading.add)
             if route.is_call:
-                async with self._admission.place():
-                    await app(scope, receive, sending)
-            else:
-                await app(scope, receive, sending)
+                await self._admission.enter()
+            try:
+                await app(scope, limited.receive, limited.send)
+            finally:
+                if route.is_call:
+                    self._admission.leave()
         except Exception as error:
             status = error.status if isinstance(error, EndpointError) else 500
-            sending.status = sending.status or status  # what the error handler is about to send
-            if isinstance(error, LgovError | HTTPException | OSError) or sending.first_at is not None:
+            limited.status = limited.status or status  # what the error handler is about to send
+            if isinstance(error, LgovError | HTTPException | OSError) or limited.first_at is not None:
                 raise
             _LOG.error("%s failed", route.path, exc_info=error)
             raise EndpointError(f"{type(error).__name__}: {error}", status=500) from error
         finally:
-            reading.release()
+            limited.release()
             took = time.perf_counter() - began
-            first = None if sending.first_at is None else sending.first_at - began
-            self._metrics.ended(route.path, sending.status, took, first)
+            first = None if limited.first_at is None else limited.first_at - began
+            self._metrics.ended(route.path, limited.status, took, first)
 
 
 def grant_of(scope: Scope) -> KeyGrant:

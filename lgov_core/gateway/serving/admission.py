@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass
 
 from lgov_core.errors import EndpointError
 from lgov_core.gateway.serving.limits import Busy, Limits
@@ -29,23 +27,18 @@ class AdmissionState:
     retry_after_s: float
     weights_version: int | None
 
-    def as_dict(self) -> dict[str, Any]:
-        """The fields by name."""
-        return asdict(self)
-
 
 class Admission:
     """Lets calls in, first come, first served. For one event loop.
 
-    While it is paused, new calls wait (with those that wait for a place) and running ones go on to their end: none is
-    dropped, and none begins before the pause and ends after it unless it is let to. A call that has waited for
-    ``limits.wait_s`` seconds is refused, as is one that finds ``limits.max_waiting`` before it.
+    While it is paused, new calls wait and running ones go on to their end. A call that has waited for ``limits.wait_s``
+    seconds is refused, as is one that finds ``limits.max_waiting`` before it.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._idle: list[asyncio.Future[None]] = []
+        self._idle = asyncio.Event()
         self._reason: str | None = None
         self._retry_after_s = 5.0
         self.running = 0
@@ -69,15 +62,6 @@ class Admission:
             self._retry_after_s,
             self.weights_version,
         )
-
-    @asynccontextmanager
-    async def place(self) -> AsyncGenerator[None]:
-        """Within it the call has a place. Raises `Busy`."""
-        await self.enter()
-        try:
-            yield
-        finally:
-            self.leave()
 
     async def enter(self) -> None:
         """Waits for a place, which `leave` gives back. Raises `Busy`."""
@@ -108,10 +92,7 @@ class Admission:
         self.running -= 1
         self._let_in()
         if not self.running:
-            for idle in self._idle:
-                if not idle.done():
-                    idle.set_result(None)
-            self._idle.clear()
+            self._idle.set()
 
     async def pause(self, *, drain_s: float, reason: str | None = None, retry_after_s: float = 5.0) -> AdmissionState:
         """Holds new calls and waits at most ``drain_s`` seconds for the running ones; the state then.
@@ -120,9 +101,9 @@ class Admission:
         """
         self.paused, self._reason, self._retry_after_s = True, reason, retry_after_s
         if self.running and drain_s > 0:
-            idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._idle.append(idle)
-            await asyncio.wait([idle], timeout=drain_s)
+            self._idle.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), drain_s)
         return self.state()
 
     def resume(self, *, weights_version: int | None = None) -> AdmissionState:

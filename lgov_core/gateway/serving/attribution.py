@@ -34,8 +34,7 @@ class Attribution:
     agent: str | None = None
 
 
-_NO_CALLER = Attribution()
-_CALLER: contextvars.ContextVar[Attribution] = contextvars.ContextVar("lgov_endpoint_caller", default=_NO_CALLER)
+_CALLER = contextvars.ContextVar("lgov_endpoint_caller", default=Attribution())  # noqa: B039 - it is frozen
 
 
 def caller() -> Attribution:

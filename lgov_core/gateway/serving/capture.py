@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from lgov_core.errors import LgovError, StoreError
@@ -23,12 +24,11 @@ _TAKEN = "exists already"
 class Counters:
     """What an endpoint has done since it started; read and written in its event loop only.
 
-    ``recorded`` calls are in the store; of those, ``without_token_ids`` cannot be trained on and ``unattributed``
-    belong to no rollout; ``cancelled`` were left by their client in mid-stream. ``cancelled_unrecorded`` were left
-    before anything could be recorded. ``unrecorded`` calls could not be committed, so the client got an error.
-    ``failed`` counts all requests answered with an error. ``prompt_tokens`` and ``response_tokens`` are those of the
-    recorded calls, and ``commit_s`` the seconds that all of them together waited to be durable.
-    ``renamed`` calls came with an id that was in the store already and were recorded under one of ours.
+    ``recorded`` calls are in the store; of those, ``without_token_ids`` cannot be trained on, ``unattributed`` belong to no
+    rollout, ``cancelled`` were left by their client in mid-stream and ``renamed`` came with an id that the store had
+    already. ``cancelled_unrecorded`` were left before there was anything to record; ``unrecorded`` could not be committed,
+    so the client got an error. ``failed`` counts all requests answered with an error. The tokens are those of the recorded
+    calls, ``commit_s`` the seconds that they waited to be durable, all together.
     """
 
     recorded: int = 0
@@ -52,15 +52,15 @@ class Counters:
 class Exchange:
     """One request on its way: what the engine is asked, which engine, by whom, since when (Unix seconds).
 
-    ``route`` is the API that the client speaks, ``body`` its own JSON (None: that of ``request``).
+    ``route`` is the API that the client speaks, ``body`` its own JSON.
     """
 
     request: ChatRequest
     engine: str
     who: Attribution
     started_at: float
-    route: str = "chat"
-    body: Mapping[str, Any] | None = None
+    route: str
+    body: Mapping[str, Any]
 
 
 class Capture:
@@ -72,9 +72,7 @@ class Capture:
     def __init__(self, store: TraceStore | None, admission: Admission) -> None:
         self.counters = Counters()
         self._admission = admission
-        self._add: Callable[[CapturedCall], Awaitable[None]] | None = None
-        if store is not None:
-            self._add = getattr(store, "add_call_async", None) or _in_thread(store)
+        self._store = store
 
     async def commit(self, exchange: Exchange, completion: Completion, response: Mapping[str, Any]) -> None:
         """Returns once the call is durable, each choice of it a row of its own.
@@ -82,24 +80,26 @@ class Capture:
         A call whose id the store has already is recorded under a fresh id, and the response,
         in the record as for the client, keeps the upstream's. Raises `StoreError` when the call cannot be made durable.
         """
-        if self._add is None:
+        if self._store is None:
             return
+        add: Callable[[CapturedCall], Awaitable[None]]
+        add = getattr(self._store, "add_call_async", None) or partial(asyncio.to_thread, self._store.add_call)
         calls = [
             self._captured(exchange, completion, response, number, choice)
             for number, choice in enumerate(completion.choices)
         ]
         try:
             try:
-                await self._add(calls[0])
+                await add(calls[0])
             except StoreError as error:
                 if _TAKEN not in error.message:
                     raise
                 fresh = new_id("call")
                 calls = [replace(call, response_id=fresh) for call in calls]
-                await self._add(calls[0])
+                await add(calls[0])
                 self.counters.renamed += 1
-            # The first one holds the id, so no other call can come in between.
-            await asyncio.gather(*map(self._add, calls[1:]))
+            if calls[1:]:  # the first one holds the id, so no other call can come in between
+                await asyncio.gather(*map(add, calls[1:]))
         except LgovError:
             self.counters.unrecorded += 1
             raise
@@ -125,7 +125,7 @@ class Capture:
         return CapturedCall(
             response_id=completion.response_id,
             model=completion.model or request.model,
-            request=request.body if exchange.body is None else exchange.body,
+            request=exchange.body,
             response=response,
             prompt_ids=choice.prompt_ids,
             response_ids=choice.response_ids,
@@ -144,10 +144,3 @@ class Capture:
             choice=number,
             route=exchange.route,
         )
-
-
-def _in_thread(store: TraceStore) -> Callable[[CapturedCall], Awaitable[None]]:
-    async def add(call: CapturedCall) -> None:
-        await asyncio.to_thread(store.add_call, call)
-
-    return add

@@ -31,7 +31,6 @@ class _LimitedProtocol(HttpToolsProtocol):
     limits: Limits
 
     def connection_made(self, transport: Any) -> None:
-        """A client is there."""
         super().connection_made(transport)
         self._head_open = True
         self._head_size = 0
@@ -42,12 +41,10 @@ class _LimitedProtocol(HttpToolsProtocol):
             self.send_400_response("")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has disconnected."""
         self._stop_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """More bytes have come."""
         if self.transport.is_closing():
             return
         super().data_received(data)
@@ -61,21 +58,18 @@ class _LimitedProtocol(HttpToolsProtocol):
             self._head_timer = self.loop.call_later(self.limits.header_s, self._hang_up)
 
     def on_message_begin(self) -> None:
-        """A request begins."""
         super().on_message_begin()
         self._head_open = True
         self._head_size = 0
         self._fields_size = 0
 
     def on_url(self, url: bytes) -> None:
-        """A part of its URL."""
         super().on_url(url)
         if len(self.url) > self.limits.max_url:
             self._refusal = 414
             raise _Refused
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """A header of it, or a trailer."""
+    def on_header(self, name: bytes, value: bytes) -> None:  # of trailers too
         self._fields_size += len(name) + len(value) + 4
         if self._fields_size > self.limits.max_headers:
             self._refusal = 431
@@ -83,26 +77,23 @@ class _LimitedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Its headers are there: it can be answered."""
         self._head_open = False
         self._stop_timer()
         super().on_headers_complete()
 
     def on_response_complete(self) -> None:
-        """It has been answered. A client that never reads the answer must not keep it in memory."""
         super().on_response_complete()
+        # A client that never reads the answer must not keep it in memory.
         transport: Transport = self.transport
         if transport.is_closing() and transport.get_write_buffer_size():
             self.loop.call_later(self.limits.write_s, transport.abort)
 
     def timeout_keep_alive_handler(self) -> None:
-        """The client has been silent for too long."""
         if self.transport.get_write_buffer_size():
             self.transport.abort()
         super().timeout_keep_alive_handler()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuses a malformed request, or one over a limit, and closes the connection."""
         self._stop_timer()
         if self._refusal not in _REFUSALS:
             super().send_400_response(msg)

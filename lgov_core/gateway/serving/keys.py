@@ -33,8 +33,8 @@ _MIN_ADMIN_KEY = 16
 class KeyGrant:
     """What the bearer of a key may do: speak for one rollout or attempt, or for any (``admin``), or nothing is known.
 
-    ``attempt`` is None for a key of all attempts at its rollout. ``final_reward``: it may also give the attempt's final
-    reward; without it only events and rewards that name a call. ``expires_at`` is in Unix seconds, None for never.
+    ``attempt`` None is all attempts at its rollout. ``final_reward``: it may also give an attempt its final reward, not only
+    events and rewards that name a call. ``expires_at`` is in Unix seconds, None for never.
     """
 
     rollout_id: str | None = None
@@ -61,13 +61,11 @@ def _text(raw: bytes) -> str:
 class KeyRing:
     """Issues and checks keys. Without state beyond the secret; callable from any thread.
 
-    ``secret`` is at least 16 bytes, or None for a fresh random one. With ``required`` (the default) a call without a
-    valid key is refused; without it, keys that are not lgov's are let through as anonymous, for agents that send a key
-    of their own (an lgov key is checked in either case).
+    ``secret`` is at least 16 bytes, or None for a fresh random one. With ``required`` a call without a valid key is
+    refused; without it, keys that are not lgov's are anonymous (an lgov key is checked in either case).
 
-    ``admin_keys`` are the keys that may speak for any rollout: a list, or a function that is asked at every check (see
-    `AdminKeyFile`), so that keys can be added and revoked while the endpoint runs. Each is at least 16 characters long.
-    None: the one key `admin`, which is made from the secret and changes with it.
+    ``admin_keys`` (each at least 16 characters) may speak for any rollout: a list, or a function that is called at every
+    check, so that keys can be revoked while the endpoint runs (`AdminKeyFile`). None: one key, made from the secret.
     """
 
     __slots__ = ("_admin_keys", "_secret", "required")
@@ -87,9 +85,8 @@ class KeyRing:
         self._secret = secrets.token_bytes(32) if secret is None else secret
         self._admin_keys: Callable[[], Sequence[str]]
         if admin_keys is None:
-            own = (_ADMIN_PREFIX + self._sign(b"admin"),)
-            self._admin_keys = lambda: own
-        elif callable(admin_keys):
+            admin_keys = [_ADMIN_PREFIX + self._sign(b"admin")]
+        if callable(admin_keys):
             self._admin_keys = admin_keys
         else:
             given = tuple(admin_keys)
@@ -121,8 +118,7 @@ class KeyRing:
     ) -> str:
         """The key for one attempt (from 1), or with None for all attempts; always the same for the same arguments.
 
-        ``expires_at`` is in Unix seconds, rounded up; ``final_reward`` lets its bearer give the attempt its final reward.
-        Raises `ScopeError` for bad ids.
+        ``expires_at`` and ``final_reward`` are as in `KeyGrant`, the time rounded up. Raises `ScopeError` for bad ids.
         """
         RolloutScope(rollout_id, 1 if attempt is None else attempt)  # checks the ids
         ids = f"{'*' if attempt is None else attempt}\0{rollout_id}"

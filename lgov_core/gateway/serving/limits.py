@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, fields
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING
 
 from lgov_core.errors import EndpointError
 
-Message: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
+if TYPE_CHECKING:
+    from starlette.types import Message, Receive, Send
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Limits of an endpoint. Raises `EndpointError` for values without meaning.
 
-    ``max_body``, ``max_headers`` (all of them together) and ``max_url`` are in bytes. ``max_running`` calls are answered at
-    the same time, ``max_waiting`` more wait for a place or for the end of a pause, ``wait_s`` seconds at most; what comes
-    beyond that is refused with the advice to come back. ``max_connections`` are open at the same time. ``max_held`` bytes of
-    all requests' bodies together are in memory at the same time; a request that would need more is refused too.
-
-    A client has ``header_s`` seconds to send its headers, ``body_s`` to send its body, ``write_s`` to take each piece of
-    the answer, and may then be silent for ``idle_s``.
+    ``max_body``, ``max_headers`` (all of them together), ``max_url`` and ``max_held`` (the bodies of all requests in memory)
+    are in bytes. At the same time ``max_connections`` are open, ``max_running`` calls are answered and ``max_waiting`` more
+    wait, at most ``wait_s`` seconds; what exceeds that is refused with a time to retry. A client has ``header_s`` seconds to
+    send its headers, ``body_s`` its body, ``write_s`` to take each piece of the answer, and ``idle_s`` between requests.
     """
 
     max_body: int = 8 * 1024 * 1024
@@ -67,85 +62,64 @@ def retry_headers(error: Exception) -> dict[str, str]:
 
 
 class BodyBudget:
-    """How many bytes of request bodies are in memory, of all requests together. For one event loop."""
+    """The bytes of request bodies in memory, of all requests together. For one event loop."""
 
     def __init__(self, limits: Limits) -> None:
-        self.most, self.of_one = max(limits.max_held, limits.max_body), limits.max_body
+        self.limit = max(limits.max_held, limits.max_body)
         self.bytes = 0
 
-    def reserve(self) -> BodyReservation:
-        """The share of one request, empty at first."""
-        return BodyReservation(self)
 
+class LimitedRequest:
+    """``receive`` and ``send`` of one request within the limits; notes its status and the time of the first byte.
 
-class BodyReservation:
-    """The bytes that one request holds of a `BodyBudget`."""
+    `receive` raises `EndpointError` (408) when the body is not there ``body_s`` seconds after its first call. What it
+    reads, at most ``max_body`` bytes, counts against the budget until `release`; `Busy` (503) beyond it. A client that does
+    not take a piece of the answer within ``write_s`` seconds counts as disconnected: `OSError`.
+    """
 
-    def __init__(self, budget: BodyBudget) -> None:
+    def __init__(self, limits: Limits, budget: BodyBudget, receive: Receive, send: Send) -> None:
+        self._limits = limits
         self._budget = budget
-        self._held = 0
-
-    def add(self, more: int) -> None:
-        """Counts ``more`` bytes; those beyond the longest body are not kept. Raises `Busy` (503) beyond the budget."""
-        more = min(more, self._budget.of_one - self._held)
-        if self._budget.bytes + more > self._budget.most:
-            raise Busy("too many requests are being read", status=503)
-        self._budget.bytes += more
-        self._held += more
-
-    def release(self) -> None:
-        """Gives the bytes back: the request is over."""
-        self._budget.bytes -= self._held
-        self._held = 0
-
-
-def receive_within(receive: Receive, seconds: float, count: Callable[[int], None]) -> Receive:
-    """``receive`` that raises `EndpointError` (408) when the body is not there ``seconds`` after the first call.
-
-    ``count`` is called with the length of each piece.
-    """
-    deadline: float | None = None
-    whole = False
-
-    async def receive_in_time() -> Message:
-        nonlocal deadline, whole
-        if whole:
-            return await receive()
-        if deadline is None:
-            deadline = asyncio.get_running_loop().time() + seconds
-        try:
-            async with asyncio.timeout_at(deadline):
-                message = await receive()
-        except TimeoutError as error:
-            raise EndpointError(
-                f"the request's body did not come within {seconds:g} s", status=408, hint="send it again, faster"
-            ) from error
-        whole = not message.get("more_body", False)
-        count(len(message.get("body") or b""))
-        return message
-
-    return receive_in_time
-
-
-class TimedSend:
-    """``send`` that gives a client ``seconds`` to take each piece, and notes the status and the time of the first byte.
-
-    A client that takes nothing for so long counts as disconnected: `OSError`.
-    """
-
-    def __init__(self, send: Send, seconds: float) -> None:
+        self._receive = receive
         self._send = send
-        self._seconds = seconds
+        self._held = 0
+        self._deadline: float | None = None
+        self._whole = False
         self.status = 0
         self.first_at: float | None = None
 
-    async def __call__(self, message: Message) -> None:
+    async def receive(self) -> Message:
+        """The next message of the client."""
+        if self._whole:
+            return await self._receive()
+        if self._deadline is None:
+            self._deadline = asyncio.get_running_loop().time() + self._limits.body_s
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                message = await self._receive()
+        except TimeoutError as error:
+            what = f"the request's body did not arrive within {self._limits.body_s:g} s"
+            raise EndpointError(what, status=408, hint="send it again, faster") from error
+        self._whole = not message.get("more_body", False)
+        more = min(len(message.get("body") or b""), self._limits.max_body - self._held)  # no more is kept
+        if self._budget.bytes + more > self._budget.limit:
+            raise Busy("too many requests are being read", status=503)
+        self._budget.bytes += more
+        self._held += more
+        return message
+
+    async def send(self, message: Message) -> None:
         """Sends one message."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.first_at = time.perf_counter()
         try:
-            async with asyncio.timeout(self._seconds):
+            async with asyncio.timeout(self._limits.write_s):
                 await self._send(message)
         except TimeoutError as error:
-            raise OSError(f"the client took nothing for {self._seconds:g} s") from error
+            raise OSError(f"the client took nothing for {self._limits.write_s:g} s") from error
+
+    def release(self) -> None:
+        """Gives the bytes of the body back to the budget."""
+        self._budget.bytes -= self._held
+        self._held = 0

@@ -31,15 +31,12 @@ class Metrics(Collector):
             "lgov_requests", "Requests answered, by route and status.", ["route", "status"], registry=registry
         )
         self._running = Gauge("lgov_requests_in_flight", "Requests being answered.", ["route"], registry=registry)
-        self._took = Histogram(
-            "lgov_request_seconds", "Time to the end of an answer.", ["route"], buckets=_BUCKETS, registry=registry
-        )
-        self._first = Histogram(
-            "lgov_first_byte_seconds",
-            "Time to the first byte of an answer.",
-            ["route"],
-            buckets=_BUCKETS,
-            registry=registry,
+        self._took, self._first = (
+            Histogram(name, what, ["route"], buckets=_BUCKETS, registry=registry)
+            for name, what in (
+                ("lgov_request_seconds", "Time to the end of an answer."),
+                ("lgov_first_byte_seconds", "Time to the first byte of an answer."),
+            )
         )
         registry.register(self)
 

@@ -36,11 +36,10 @@ def as_lgov_error(error: Exception, engine: str) -> LgovError:
 class StreamedReply:
     """An ASGI response that relays one engine stream, as ``writer`` writes it.
 
-    Each piece is sent when it comes; the one that tells the client that the reply is complete waits for the commit.
-    With ``release`` everything waits until the reply is judged. ``kept`` is called after the commit with the body that
-    the client gets. An error before the first piece is an ordinary error response (made by ``error_response``); a later
-    one is an event of the API's own kind, and then the stream has no proper end. When the client leaves, the engine's
-    stream is closed and what it produced until then is recorded with the finish reason ``cancelled``.
+    Each piece is sent when it comes; the one that completes the reply waits for the commit, and with ``release``
+    everything waits until the reply is judged. ``kept`` gets the body that the client gets, after the commit. An error
+    before the first piece is an ordinary response (``error_response``), a later one an event of the API. When the client
+    disconnects, the engine's stream is closed and what came is recorded with the finish reason ``cancelled``.
     """
 
     def __init__(
@@ -51,8 +50,8 @@ class StreamedReply:
         writer: ReplyWriter,
         error_response: Callable[[LgovError], Any],
         *,
-        release: Release | None = None,
-        kept: Callable[[Mapping[str, Any]], None] | None = None,
+        release: Release | None,
+        kept: Callable[[Mapping[str, Any]], None],
     ) -> None:
         self._exchange = exchange
         self._pieces = pieces
@@ -131,8 +130,7 @@ class StreamedReply:
             except LgovError as error:
                 return error
             sent, written = (body, b"".join(held) + last) if instead is None else instead
-            if self._kept is not None:
-                self._kept(sent)
+            self._kept(sent)
             await self._send(send, written, more=False)
             return None
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import io
-import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Final
 
 import aiohttp
 
+from lgov_core._util.json import json_object
 from lgov_core.errors import EndpointError, UpstreamError
 from lgov_core.gateway.formats.json_body import json_text, utf8
 from lgov_core.gateway.formats.native_replies import NATIVE
 from lgov_core.gateway.protocol import ANY_MODEL, ChatRequest, Completion, StreamPiece
 from lgov_core.gateway.serving.attribution import caller
-from lgov_core.gateway.serving.metrics import Reading
 from lgov_core.gateway.upstream.pool import FAILURES, Replica, UpstreamPool
 from lgov_core.gateway.upstream.received import ReceivedBody, UpstreamRejection
 
@@ -36,16 +35,13 @@ _FORWARDED_HEADERS = ("retry-after", "retry-after-ms", "x-should-retry")
 class UpstreamEngine:
     """Asks the server at ``base_url`` (as an OpenAI client would take it, with ``/v1``), or one of several.
 
-    Several servers have the same models; `UpstreamPool` chooses among them.
-
-    ``speaks`` names the APIs in which it is asked: ``chat``, ``completions``, ``embeddings``, ``responses``,
-    ``messages``. What is asked of the endpoint in another one is translated to chat. Servers that train give token ids
-    with chat and completions only, so that ``responses`` and ``messages`` are left out unless they are asked for.
+    Several servers have the same models; `UpstreamPool` chooses among them. ``speaks`` names the APIs in which it is asked,
+    of ``chat``, ``completions``, ``embeddings``, ``responses`` and ``messages``; others are translated to chat. The last
+    two are left out by default, since servers give no token ids with them.
 
     The client's body goes on as it is, with log-probabilities and token ids asked for; a server that refuses those is
     asked again without, and that is remembered for the model. Replies come back unchanged, byte for byte. ``models`` are
-    the names that are sent there, None for every name. ``timeout_s`` is for a whole reply, or between two pieces of a
-    streamed one.
+    the names that are sent there, None for every name. ``timeout_s`` is for a whole reply, or between streamed pieces.
 
     Failures are `UpstreamError`: 502 for a server that is down, breaks off, or answers 5xx or nonsense, 504 for one
     that takes too long. A 4xx is `UpstreamRejection`. No server is asked twice: the client decides that.
@@ -77,12 +73,15 @@ class UpstreamEngine:
         self.name = name
         self.speaks = frozenset(speaks)
         self.pool = UpstreamPool(urls, check_s=check_s)
+        self.readings = self.pool.readings
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         if "messages" in self.speaks:
             self._headers |= {"anthropic-version": "2023-06-01", **({"x-api-key": api_key} if api_key else {})}
         self._models = tuple(models) if models is not None else (ANY_MODEL,)
         self._timeout_s = timeout_s
-        self._connect_s = min(_CONNECT_S, timeout_s)
+        connect_s = min(_CONNECT_S, timeout_s)
+        self._whole_timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=connect_s)
+        self._stream_timeout = aiohttp.ClientTimeout(total=None, sock_read=timeout_s, sock_connect=connect_s)
         self._session: aiohttp.ClientSession | None = None
         self._refused: dict[tuple[str, str], frozenset[str]] = {}
 
@@ -108,10 +107,6 @@ class UpstreamEngine:
             await self._session.close()
             self._session = None
 
-    def readings(self) -> Iterable[Reading]:
-        """The metrics of the servers."""
-        return self.pool.readings()
-
     async def _answers(self, url: str) -> bool:
         """Whether the server at ``url`` answers, with any status below 500."""
         if self._session is None:
@@ -131,23 +126,21 @@ class UpstreamEngine:
         return (await self._whole(asked, "/embeddings"))[0]
 
     async def _whole(self, request: ChatRequest, path: str) -> tuple[ReceivedBody, Replica]:
-        timeout = aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=self._connect_s)
-        async with self._response(request, path, timeout) as (replica, response):
+        async with self._response(request, path, self._whole_timeout) as (replica, response):
             raw = await _read(response)
         try:
-            body = json.loads(raw)
-        except (ValueError, RecursionError) as error:
-            raise UpstreamError(f"the upstream {replica.url} answered with what is not JSON: {raw[:200]!r}") from error
-        if not isinstance(body, dict):
-            raise UpstreamError(f"the upstream {replica.url} answered with what is not an object: {raw[:200]!r}")
+            body = json_object(raw)
+        except RecursionError:
+            body = None
+        if body is None:
+            raise UpstreamError(f"the upstream {replica.url} answered with what is not a JSON object: {raw[:200]!r}")
         return ReceivedBody(body, raw), replica
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[StreamPiece, None]:
         """The upstream's events exactly as they came, then what they amount to."""
         native = NATIVE[request.route]
         assembler = native.assembler(request.n)
-        timeout = aiohttp.ClientTimeout(total=None, sock_read=self._timeout_s, sock_connect=self._connect_s)
-        async with self._response(request, native.path, timeout) as (replica, response):
+        async with self._response(request, native.path, self._stream_timeout) as (replica, response):
             if response.content_type != "text/event-stream":
                 raise UpstreamError(f"the upstream {replica.url} does not stream: it sent {response.content_type}")
             frames = _frames(response.content.iter_any())
@@ -182,17 +175,20 @@ class UpstreamEngine:
             return await self._post(replica, request, path, timeout)
 
         try:
-            async with self.pool.asking(send, caller().rollout_id) as (replica, response):
-                try:
-                    await _check(replica, response, request.route)
-                    yield replica, response
-                finally:
-                    response.release()
+            replica, response = await self.pool.ask(send, caller().rollout_id)
+            try:
+                if response.status != 200:
+                    raise _rejection(replica, response, await _read(response), request.route)
+                yield replica, response
+            except FAILURES:
+                self.pool.count_failure(replica)
+                raise
+            finally:
+                self.pool.done(replica, response)
         except (*FAILURES, UnicodeDecodeError) as error:
             if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError):
-                raise UpstreamError(
-                    f"the upstream {url} did not answer within {self._timeout_s:g} s", status=504
-                ) from error
+                what = f"the upstream {url} did not answer within {self._timeout_s:g} s"
+                raise UpstreamError(what, status=504) from error
             reason = str(error) or type(error).__name__
             raise UpstreamError(f"the upstream {url} failed: {reason}", hint="is the server running?") from error
 
@@ -226,12 +222,6 @@ class UpstreamEngine:
         if refused != known and response.status < 400:
             self._refused[kind] = refused
         return response
-
-
-async def _check(replica: Replica, response: aiohttp.ClientResponse, route: str) -> None:
-    """Raises `UpstreamError` unless the status is 200."""
-    if response.status != 200:
-        raise _rejection(replica, response, await _read(response), route)
 
 
 def _rejection(replica: Replica, response: aiohttp.ClientResponse, body: bytes, route: str) -> UpstreamError:

@@ -6,8 +6,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
@@ -64,15 +63,13 @@ class Replica:
 class UpstreamPool:
     """Chooses among servers. For one event loop.
 
-    The calls of one rollout go to one server (rendezvous hashing: when a server comes or goes, only its own rollouts
-    move), so that its prefix cache is of use; calls of no rollout go to the one that is answering the fewest calls. A
-    server is left out after three failures in a row, for five seconds that double each time up to a
-    minute, or when it does not answer a health check, which is made every ``check_s`` seconds. When none is left, all are
-    tried.
+    The calls of one rollout go to one server, for its prefix cache (rendezvous hashing: when a server comes or goes, only
+    its own rollouts move); calls of no rollout go to the one with the fewest calls. A server is left out after three
+    failures in a row, for five seconds that double each time up to a minute, or when it does not answer a health check,
+    made every ``check_s`` seconds. When none is left, all are tried. With one server nothing is checked or left out.
 
     A call goes to the next server only if it is certain that it was not answered: the connection could not be made, or
-    the answer was 429, 502 or 503. A connection that breaks later may have cost a reply, so it is not repeated. With
-    one server there are no checks and nothing is left out.
+    the answer was 429, 502 or 503. A connection that breaks later may have cost a reply, so it is not repeated.
     """
 
     def __init__(self, urls: Sequence[str], *, check_s: float = 5.0) -> None:
@@ -115,38 +112,48 @@ class UpstreamPool:
             return sorted(self.replicas, key=lambda one: (not one.up(now), one.running))
         return sorted(self.replicas, key=lambda one: (not one.up(now), _weight(sticky, one.url)))
 
-    @asynccontextmanager
-    async def asking(
+    async def ask(
         self, send: Callable[[Replica], Awaitable[aiohttp.ClientResponse]], sticky: str | None
-    ) -> AsyncGenerator[tuple[Replica, aiohttp.ClientResponse], None]:
-        """The first answer that needs no retry at another server; the answer is read inside the block.
+    ) -> tuple[Replica, aiohttp.ClientResponse]:
+        """The first answer that needs no retry at another server. The caller reads it and then calls `done`.
 
-        ``send`` raises `FAILURES`, which count against the server, as do those of the block. The last server's answer or
-        error goes to the caller.
+        ``send`` raises `FAILURES`, which count against the server. The last server's answer or error goes to the caller.
         """
-        order = self.order(sticky)
-        for place, replica in enumerate(order):
-            last = place == len(order) - 1
-            replica.running += 1
+        *others, last = self.order(sticky)
+        for replica in others:
             try:
-                response = await send(replica)
-                if response.status in _FAILING_STATUS:
-                    self._count_failure(replica)
-                if response.status in _RETRIED_STATUS and not last:
-                    response.release()
-                    continue
-                if response.status not in _RETRIED_STATUS:
-                    replica.failures = 0
-                yield replica, response
-                return
-            except FAILURES as error:
-                self._count_failure(replica)
-                if last or not isinstance(error, UNREACHABLE):
-                    raise
-            finally:
-                replica.running -= 1
+                response = await self._ask_one(send, replica)
+            except UNREACHABLE:
+                continue
+            if response.status not in _RETRIED_STATUS:
+                return replica, response
+            self.done(replica, response)
+        return last, await self._ask_one(send, last)
 
-    def _count_failure(self, replica: Replica) -> None:
+    async def _ask_one(
+        self, send: Callable[[Replica], Awaitable[aiohttp.ClientResponse]], replica: Replica
+    ) -> aiohttp.ClientResponse:
+        replica.running += 1
+        try:
+            response = await send(replica)
+        except BaseException as error:
+            replica.running -= 1
+            if isinstance(error, FAILURES):
+                self.count_failure(replica)
+            raise
+        if response.status in _FAILING_STATUS:
+            self.count_failure(replica)
+        elif response.status not in _RETRIED_STATUS:
+            replica.failures = 0
+        return response
+
+    def done(self, replica: Replica, response: aiohttp.ClientResponse) -> None:
+        """The answer has been read, or is not needed."""
+        response.release()
+        replica.running -= 1
+
+    def count_failure(self, replica: Replica) -> None:
+        """Counts a call in which the server failed; three in a row leave it out for a while."""
         replica.failed += 1
         replica.failures += 1
         if replica.failures >= _EJECT_AFTER and len(self.replicas) > 1:

@@ -96,6 +96,5 @@ class RegisteredModels:
 
     def readings(self) -> Iterable[Reading]:
         """The metrics of the servers of all models together."""
-        for number, engine in enumerate(self._engines.values()):
-            if number == 0:
-                yield from engine.readings()
+        for engine in list(self._engines.values())[:1]:
+            yield from engine.readings()

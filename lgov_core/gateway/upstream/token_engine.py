@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from lgov_core.errors import EndpointError, UpstreamError
-from lgov_core.gateway.engine.reply_codec import Generated, ReplyCodec, pieces_of
+from lgov_core.gateway.engine.reply_codec import Generated, ReplyCodec
 from lgov_core.gateway.engine.supported_fields import check_fields
+from lgov_core.gateway.formats.openai_format import completion_pieces
 from lgov_core.gateway.protocol import ChatRequest, Completion, StreamPiece
 from lgov_core.gateway.serving.attribution import caller
 from lgov_core.types import new_id
@@ -43,10 +44,9 @@ class TokenEngine:
     """Answers chat completions through ``sample``, as an `lgov_core.gateway.protocol.Engine`.
 
     ``model`` writes prompts and reads replies; its weights are not used (`load_model` with ``weights=False``). ``also``
-    are further names of it (`ANY_MODEL` among them: every other). ``context_tokens`` bounds prompt and reply together
-    (None: the model's own), ``max_new_tokens`` a reply, whatever the request says. Requests for what it cannot do are
-    refused (400). What ``sample`` raises, a reply without tokens and one whose log-probabilities do not fit its tokens are
-    an `UpstreamError` (502): nothing is made up. For one event loop.
+    are further names of it. ``context_tokens`` bounds prompt and reply together (None: the model's own),
+    ``max_new_tokens`` a reply. Requests for what it cannot do are refused (400). What ``sample`` raises, a reply without
+    tokens and one whose log-probabilities do not fit its tokens are an `UpstreamError` (502). For one event loop.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class TokenEngine:
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[StreamPiece]:
         """The reply in pieces, which come once it is whole: only then is it known what in it is a tool call."""
-        async for piece in pieces_of(await self.chat(request), request):
+        for piece in completion_pieces(await self.chat(request), request.body):
             yield piece
 
     async def _ask(self, prompt: TokenPrompt) -> Generated:
