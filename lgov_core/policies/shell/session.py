@@ -70,8 +70,8 @@ class Session:
 
     def _asks_for_help(self, entry: Entry, args: list[str]) -> bool:
         """Whether a command or one of its sub-commands is only asked what it does."""
-        known = len(args) == 2 and self._table.sub(entry, args[0]) is not None
-        return args == ["--version"] or (args[-1:] == ["--help"] and (len(args) == 1 or known))
+        known = len(args) == 2 and entry.sub and re.fullmatch(r"[a-z][a-z-]*", args[0]) is not None
+        return args == ["--version"] or (args[-1:] == ["--help"] and (len(args) == 1 or bool(known)))
 
     def _judge(self, entry: Entry, args: list[str], stdin: Input) -> list[str]:
         call, workspace, state = read_call(self._table, entry, args, stdin), self._workspace, self._workspace.state
