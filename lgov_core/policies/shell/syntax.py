@@ -190,13 +190,13 @@ def _check_heredoc(node: Node, source: bytes) -> None:
     start, body = node.first("heredoc_start"), node.first("heredoc_body")
     line = source.find(b"\n", start.end if start is not None else node.end)
     for child in node.children:
+        after = source[child.end : child.end + 1]
         if child.type == "heredoc_body":
             wrong = child.start != line + 1
         elif child.type == "heredoc_end":
-            wrong = source[body.end if body is not None else line + 1 : child.start].strip(b"\t\n") != b""
-            wrong |= source[child.end : child.end + 1] not in (b"", b"\n")
+            wrong = source[body.end if body else line + 1 : child.start].strip(b"\t\n") or after not in b"\n"
         elif child is start:
-            wrong = source[child.end : child.end + 1] not in b"\n\t ;|&<>)"
+            wrong = after not in b"\n\t ;|&<>)" or not re.fullmatch(r"""(['"]?)\\?[^\s'"\\$`]+\1""", child.text)
         else:
             wrong = child.end > line
         if wrong and child.text:
