@@ -100,7 +100,7 @@ def parse(text: str) -> Node:
     if _INVISIBLE.search(text.replace("\r\n", "\n")) or "\r" in text:
         raise unclear("The command holds invisible or control characters, or a lone surrogate; leave them out.")
     # The parser takes a line continuation for a space; inside a word the shell takes it for nothing.
-    if re.search(r"(?:[^\s]|^|\\\s)\\\n", text):
+    if re.search(r"(?:[^ \t]|^|\\\s)\\\n", text):
         raise unclear("Put a space before a backslash at the end of a line.")
     source = text.encode()
     if sum(map(source.count, _OPENING)) > MAX_OPENING:
