@@ -31,6 +31,12 @@ def call(name: str, arguments: Any = MappingProxyType({}), **more: Any) -> Actio
     return Action(Point.PRE_TOOL_CALL, name, arguments=arguments, **more)
 
 
+def test_a_glob_matches_no_name_with_a_line_end() -> None:
+    policy = ToolPolicy(allow=["read_*"])
+    decisions = [policy.judge(call(name)) for name in ("read_file", "read_file\n", "read_\0file")]
+    assert [decision is not None and decision.blocks for decision in decisions] == [False, True, True]
+
+
 def test_unknown_tools_are_denied_and_the_allowed_are_named() -> None:
     policy = ToolPolicy(allow=["run_sql", "search_*"])
     assert policy.judge(call("run_sql")).effect is Effect.ALLOW

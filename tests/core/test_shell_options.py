@@ -6,11 +6,13 @@ import threading
 from pathlib import Path
 
 import pytest
+import yaml
 
 from lgov_core.errors import PolicyError
 from lgov_core.policies import ShellPolicy, load_policies
 from lgov_core.policies.shell import MAX_CHARACTERS
 from lgov_core.policies.shell.checks import default_table
+from lgov_core.policies.shell.table import PATH, data
 from lgov_core.types import Action, Effect, Point, Severity
 
 PROJECT = {"cwd": "/srv/project", "writable": ["/srv/project", "/tmp"]}
@@ -155,3 +157,7 @@ def test_every_entry_of_the_table_is_valid() -> None:
         entry = waiting.pop()
         waiting.extend(sub for name in entry.sub if (sub := table.sub(entry, name)) is not None)
     assert len(table.commands) > 400
+
+
+def test_the_table_reads_alike_without_the_library_in_c() -> None:
+    assert yaml.load(PATH.read_bytes(), yaml.SafeLoader) == data()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from lgov_core.policies.shell.refusal import unclear, unknown
 from lgov_core.policies.shell.table import Entry, Kind, Table
-from lgov_core.policies.shell.values import ANY, BELOW, STAR, UNKNOWN, shown
+from lgov_core.policies.shell.values import ANY, BELOW, STAR, UNKNOWN, is_wild, shown
 from lgov_core.policies.shell.workspace import Workspace
 
 #: What a flag may carry behind ``=``: a word that names no file elsewhere.
@@ -17,11 +17,9 @@ _PLAIN_VALUE = re.compile(r"[\w.,:+%@-]*")
 
 @dataclass
 class Input:
-    """What a command reads: ``file`` is a redirected file or nothing, ``text`` known text, ``pipe`` another command's output.
+    """What a command reads; ``values`` are what lines of it may be."""
 
-    ``values`` are what lines of it may be.
-    """
-
+    #: ``file``: a redirected file or nothing, ``text``: known text, ``pipe``: another command's output.
     source: str = "file"
     values: list[str] = field(default_factory=lambda: [UNKNOWN])
 
@@ -196,11 +194,11 @@ def files_of(call: Call) -> list[str]:
     named = [*call.words_of("tree"), *call.words_of("look"), *call.words_of("read")]
     roots = [root for root in named if root not in ("(", ")", "!", ",")] or ["."]
     negated = call.late or {"-not", "-o", "-or"} & call.options or {"!", ","} & set(call.operands)
-    patterns = [] if negated else [name.replace("*", STAR).replace("?", ANY) for name in call.words_of("found")]
+    patterns = [re.sub(r"\[[^]]+\]", ANY, name).replace("*", STAR).replace("?", ANY) for name in call.words_of("found")]
     return [
         f"{root.rstrip('/') or '/'}/{BELOW}{pattern}".replace("//", "/")
         for root in roots
-        for pattern in patterns or [STAR]
+        for pattern in (patterns if patterns and not negated else [*patterns, STAR])
     ]
 
 
@@ -211,11 +209,18 @@ def printed_by(workspace: Workspace, call: Call) -> list[str]:
     return _PRINTED[kind](workspace, call)
 
 
+def _names_files(call: Call) -> bool:
+    """Whether files may be named beside their counts: ``wc`` names one file too."""
+    files = call.words_of("read")[int(call.entry.name != "wc") :]
+    return bool(files or call.words_of("tree")) or any(map(is_wild, call.operands))
+
+
 _PRINTED: dict[str, Callable[[Workspace, Call], list[str]]] = {
     "text": lambda workspace, call: [UNKNOWN],
     "nothing": lambda workspace, call: [""],
     "name": lambda workspace, call: [STAR],
     "number": lambda workspace, call: ["1"],
+    "count": lambda workspace, call: [UNKNOWN if _names_files(call) else "1"],
     "folder": lambda workspace, call: list(workspace.state.folders),
     "home": lambda workspace, call: [workspace.home],
     "temp": lambda workspace, call: ["/tmp/tmp.1234"],

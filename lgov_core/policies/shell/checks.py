@@ -132,11 +132,8 @@ def _choice(workspace: Workspace, call: Call, word: str) -> None:
     raise unknown(f"{shown(word)} is not among what {call.entry.name} may be given here.")
 
 
-def _packs(call: Call) -> bool:
-    """Whether ``tar`` makes an archive, of files in the folder of ``-C``."""
-    return bool({"-c", "--create"} & call.options)
-
-
+#: Options of ``tar`` that make an archive, of files in the folder of ``-C``.
+_PACKS = {"-c", "--create"}
 #: Kinds of words that the session runs as commands, or that are any text.
 _TEXTS = ("text", "positional", "look", "eval", "module", "command", "tool", "exec", "environment", "shell")
 #: Every kind of word that is not a pattern, and the further checks of those that are.
@@ -166,8 +163,8 @@ CHECKS: dict[str, Check] = {
     "delete": lambda workspace, call, word: workspace.delete(word),
     "deltree": lambda workspace, call, word: workspace.delete(word, recursive=True),
     "delfound": _delete_found,
-    "archive": lambda workspace, call, word: (workspace.write if _packs(call) else workspace.read)(word),
-    "unpacked": lambda workspace, call, word: (workspace.inside if _packs(call) else workspace.write)(word),
+    "archive": lambda workspace, call, word: (workspace.write if _PACKS & call.options else workspace.read)(word),
+    "unpacked": lambda workspace, call, word: (workspace.inside if _PACKS & call.options else workspace.write)(word),
     "script": _script,
     "set": lambda workspace, call, word: workspace.check_variable(*word.split("=", 1)),
     "value": lambda workspace, call, word: workspace.state.values(word),

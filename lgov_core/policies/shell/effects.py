@@ -59,7 +59,7 @@ class Effects:
                 continue
             for word in (word for reading in self._words.readings(child) for word in reading):
                 if word.startswith("-"):
-                    if not re.fullmatch(r"-[xragA]+", word):
+                    if not re.fullmatch(r"-[xrg]+", word):
                         raise unclear(f"{command} {word[:20]} is not followed; leave it out.")
                     continue
                 shows = False
@@ -87,22 +87,21 @@ class Effects:
             if re.match(r"[A-Za-z_]", name):
                 self._workspace.check_variable(name, "1")
 
-    def test(self, node: Node, *, double: bool = False) -> None:
-        """Judges ``[ ... ]`` and, with ``double``, ``[[ ... ]]``."""
-        double = double or node.text.startswith("[[")
-        operator = next((child.text for child in node.children if child.type == "test_operator"), "")
-        compares = double and operator in ("-eq", "-ne", "-lt", "-le", "-gt", "-ge")
+    def test(self, node: Node, above: frozenset[str] = frozenset()) -> None:
+        """Judges ``[ ... ]`` and ``[[ ... ]]``; ``above`` are the operators that hold for the whole of ``node``."""
+        operators = above | {child.text for child in node.children if child.type in ("test_operator", "[[")}
+        compares = "[[" in operators and operators & {"-eq", "-ne", "-lt", "-le", "-gt", "-ge"}
         for child in node.named:
             if child.type == "test_operator":
                 continue
             if child.type not in WORDS:
-                self.test(child, double=double)
+                self.test(child, operators)
                 continue
             asked = re.fullmatch(r"[\"']?\$\{?(\w+)(?::?[-+]\w*)?\}?[\"']?", child.text)
-            if asked is not None and asked[1] not in self._state.variables and operator in ("-n", "-z"):
+            if asked is not None and asked[1] not in self._state.variables and operators & {"-n", "-z"}:
                 continue  # only whether there is a value
             values = self._words.values(child)
-            if operator in ("-v", "-R") and not all(re.fullmatch(r"\w+", value) for value in values):
+            if operators & {"-v", "-R"} and not all(re.fullmatch(r"\w+", value) for value in values):
                 raise unclear("The name of a variable is not certain; the shell may run its subscript.")
             if compares and not all(re.fullmatch(r"-?\d+", value) for value in values):
                 raise unclear("It is not certain that this is a number; the shell may run what it holds.")

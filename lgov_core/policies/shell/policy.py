@@ -79,8 +79,7 @@ class ShellPolicy(BoundedPolicy):
         """The decision on a tool call that carries a command; None at other points."""
         if action.point is not Point.PRE_TOOL_CALL or action.kind in ("handoff", "agent"):
             return None
-        values = [action.arguments[name] for name in self.arguments if name in action.arguments]
-        texts = [_text(value) for value in values]
+        texts = [_text(action.arguments[name]) for name in self.arguments if name in action.arguments]
         if not texts or any(text is None for text in texts):
             wanted = " or ".join(self.arguments)
             return self.deny("shell-missing", f"Give the command as text in the argument {wanted}.", Severity.MEDIUM)

@@ -10,7 +10,7 @@ from lgov_core.policies.shell.checks import check_word
 from lgov_core.policies.shell.refusal import Refused, unclear, unknown
 from lgov_core.policies.shell.syntax import parse
 from lgov_core.policies.shell.table import Entry, Table, names, regex
-from lgov_core.policies.shell.values import HOME, UNKNOWN, is_wild, shown
+from lgov_core.policies.shell.values import BELOW, HOME, UNKNOWN, is_wild, shown
 from lgov_core.policies.shell.walk import Walk
 from lgov_core.policies.shell.workspace import Workspace
 
@@ -53,9 +53,7 @@ class Session:
         try:
             known = self._table.known(name)
             if known is None:
-                raise unknown(
-                    f"{name[:60]!r} is not a known command; add it to commands of the policy if it should be."
-                )
+                raise unknown(f"{name[:60]!r} is not a known command; add it to commands of the policy.")
             entry = self._table.entry(known)
             return [UNKNOWN] if self._asks_for_help(entry, args) else self._judge(entry, args, stdin)
         except Refused as refused:
@@ -72,8 +70,8 @@ class Session:
 
     def _asks_for_help(self, entry: Entry, args: list[str]) -> bool:
         """Whether a command or one of its sub-commands is only asked what it does."""
-        known = len(args) == 2 and self._table.sub(entry, args[0]) is not None
-        return args == ["--version"] or (args[-1:] == ["--help"] and (len(args) == 1 or known))
+        known = len(args) == 2 and entry.sub and re.fullmatch(r"[a-z][a-z-]*", args[0]) is not None
+        return args == ["--version"] or (args[-1:] == ["--help"] and (len(args) == 1 or bool(known)))
 
     def _judge(self, entry: Entry, args: list[str], stdin: Input) -> list[str]:
         call, workspace, state = read_call(self._table, entry, args, stdin), self._workspace, self._workspace.state
@@ -113,12 +111,11 @@ class Session:
         """Judges what a command does with its input: runs it as a program, or applies it."""
         use, stdin = call.entry.stdin, call.input
         named = bool(call.operands) and call.operands[0] != "-" and "-s" not in call.options
-        if use == "always":
-            if stdin != NO_INPUT:
-                raise Refused("shell-program", f"{call.entry.name} would run what it reads; give it no input.")
+        if use == "always" and stdin != NO_INPUT:
+            raise Refused("shell-program", f"{call.entry.name} would run what it reads; give it no input.")
         elif use == "applied":
             self._check_applied(call)
-        elif use not in ("", "words") and not named:
+        elif use not in ("", "words", "always") and not named:
             if ({"-c"} if use == "shell" else {"-c", "-m", "-e", "-p"}) & call.options:
                 return
             waits = use != "sql" and not call.checks and not {"--version", "-V", "-v"} & call.options
@@ -172,14 +169,18 @@ class Session:
     def _with_input_words(self, call: Call, words: list[str]) -> None:
         """Judges a command that is given the words of the input, as by ``xargs``."""
         marks = [mark or "{}" for mark in call.words_of("name")]
-        splits = not {"-0", "--null", "-d", "--delimiter"} & call.options  # and undoes quotes
-        lines = [line for value in call.input.values for line in value.split("\n" if marks else None)]
-        if call.input.source == "file" or call.words_of("read"):
+        apart = {"-0", "--null", "-d", "--delimiter"} & call.options  # words with spaces, whose quotes are kept
+        end = "\0" if {"-0", "--null"} & apart else "\n" if marks or apart else None
+        lines = [line for value in call.input.values for line in value.split(end)]
+        grouped = {"-n", "-L", "-s", "--max-args", "--max-lines"} & call.options and len(lines) > 1
+        grouped = grouped and not all(BELOW in line for line in lines)
+        if grouped or call.input.source == "file" or call.words_of("read") or {*call.words_of("text")} - {"\\n", "\n"}:
             lines = [UNKNOWN]
-        if splits and any(re.search(r"[\"'\\]", line) for line in lines):
+        if not apart and any(re.search(r"[\"'\\]", line) for line in lines):
             lines = [UNKNOWN]
-        words = _filled_in(words, marks[0], lines) if marks else [*words, *lines]
-        self._run_on_files(words, exact=not splits)
+        for given in [[line] for line in lines] if marks else [lines]:
+            filled = _filled_in(words, marks[0], given) if marks else [*words, *given]
+            self._run_on_files(filled, exact=bool(apart))
 
     def _run_on_files(self, words: list[str], *, exact: bool) -> None:
         """Judges a command that is given names of files: ``exact`` where they are not split at spaces."""

@@ -24,7 +24,7 @@ REDIRECTS = frozenset({"file_redirect", "herestring_redirect", "heredoc_redirect
 _LISTS = frozenset({"for_statement", "array", "declaration_command", "file_redirect", "case_statement", "command"})
 #: Node types that hold text of their own between their children.
 _OPEN_TEXT = frozenset({"string", "heredoc_body", "expansion", "regex", "concatenation", "ansi_c_string", "raw_string"})
-#: A character beyond U+FFFF where the parser looks for the digits of a range, ``{1..3}``: it indexes outside of a table.
+#: A character beyond U+FFFF where the parser looks for digits, ``{1..3}``: it reads outside of a table.
 _FAR_LETTER = re.compile(rb"(\{[0-9.]*)[\xf0-\xf4][\x80-\xbf]{3}")
 #: Levels of nodes: about twenty substitutions, or forty blocks.
 MAX_NESTING = 100
@@ -35,6 +35,16 @@ _INVISIBLE = re.compile(
     "\ud800-\uf8ff]"
 )
 _SUBSTITUTION = re.compile(rb"\\.|`|\$\(|\$\[|\$\{", re.DOTALL)
+#: What the parser may take for something else than the shell does, by the type of the node: arithmetic, escapes, gaps.
+_MISREAD = {
+    "command_substitution": re.compile(r"\$\(\(|`[^\\]*\\"),
+    "subshell": re.compile(r"\(\("),
+    "simple_expansion": re.compile(r"\$\s"),
+    "variable_assignment": re.compile(r"[^=]*=\s"),
+    "ansi_c_string": re.compile(r"(?!\$'(?:[^'\\]|\\[nt'\"\\])*'\Z)"),
+    "regex": re.compile(r".*[<>]\(", re.DOTALL),
+    "expansion": re.compile(r".*[<>]\(|(?=.*').*(?:`|\$\()", re.DOTALL),
+}
 #: Nodes in which a substitution sign is plain text.
 _QUOTING = frozenset({"raw_string", "ansi_c_string", "comment", "heredoc_body"})
 
@@ -90,14 +100,11 @@ def parse(text: str) -> Node:
     if _INVISIBLE.search(text.replace("\r\n", "\n")) or "\r" in text:
         raise unclear("The command holds invisible or control characters, or a lone surrogate; leave them out.")
     # The parser takes a line continuation for a space; inside a word the shell takes it for nothing.
-    if re.search(r"(?:[^\s]|^)\\\n", text):
+    if re.search(r"(?:[^ \t]|^|\\\s)\\\n", text):
         raise unclear("Put a space before a backslash at the end of a line.")
     source = text.encode()
     if sum(map(source.count, _OPENING)) > MAX_OPENING:
-        raise Refused(
-            "shell-too-deep",
-            "The command holds too many opening brackets, pipes and redirections; write less at a time.",
-        )
+        raise Refused("shell-too-deep", "The command holds too many opening brackets or pipes; write less at a time.")
     # Another letter of as many bytes in its place changes nothing in the tree.
     parser = tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
     raw = parser.parse(_FAR_LETTER.sub(b"\\1" + "××".encode(), source)).root_node
@@ -109,6 +116,10 @@ def parse(text: str) -> Node:
     for node in nodes:
         if node.type == "heredoc_redirect":
             _check_heredoc(node, source)
+        misread = _MISREAD.get(node.type)
+        adjoins = node.type == "comment" and source[node.start - 1 : node.start] not in b" \t\n;|&()"
+        if adjoins or (misread is not None and misread.match(node.text)):
+            raise unclear(f"{node.text[:40]!r} may be read in two ways; write it more simply.")
     _check_substitutions(nodes, source)
     return root
 
@@ -164,10 +175,10 @@ def _check_gaps(nodes: list[Node], source: bytes) -> None:
         previous: Node | None = None
         for child in node.children:
             gap = source[before : child.start].replace(b"\\\n", b"").strip()
-            if b"\\" in gap:
-                raise unclear("Put words with spaces in quotes.")
             if gap and not (gap == b"-" and node.type == "redirected_statement"):
-                raise unclear(f"{gap.decode(errors='replace')[:20]!r} is not understood; write it more simply.")
+                raise unclear(
+                    f"{gap.decode(errors='replace')[:20]!r} is not understood; put words with spaces in quotes."
+                )
             ends = node.type in _LISTS and previous is not None and previous.type in _WORD_ENDS
             if ends and child.start == before and child.type in WORDS:
                 raise unclear("Two words without a space between them are not understood.")
@@ -179,10 +190,13 @@ def _check_heredoc(node: Node, source: bytes) -> None:
     start, body = node.first("heredoc_start"), node.first("heredoc_body")
     line = source.find(b"\n", start.end if start is not None else node.end)
     for child in node.children:
+        after = source[child.end : child.end + 1]
         if child.type == "heredoc_body":
             wrong = child.start != line + 1
         elif child.type == "heredoc_end":
-            wrong = source[body.end if body is not None else line + 1 : child.start].strip(b"\t\n") != b""
+            wrong = source[body.end if body else line + 1 : child.start].strip(b"\t\n") or after not in b"\n"
+        elif child is start:
+            wrong = after not in b"\n\t ;|&<>)" or not re.fullmatch(r"""(['"]?)\\?[^\s'"\\$`]+\1""", child.text)
         else:
             wrong = child.end > line
         if wrong and child.text:

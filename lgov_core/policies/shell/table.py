@@ -136,7 +136,8 @@ class Table:
 
     def known(self, name: str) -> str | None:
         """The name of a command in the table: ``python`` for ``python3.12``. None for unknown commands."""
-        return next((known for known in (name, _VERSION.sub("", name)) if known in self.commands), None)
+        plain = _VERSION.sub("", name) if len(name) < 64 else name
+        return next((known for known in (name, plain) if known in self.commands), None)
 
     def entry(self, name: str) -> Entry:
         """The entry of a command in the table."""

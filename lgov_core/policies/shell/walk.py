@@ -74,6 +74,8 @@ class Walk:
             getattr(self._effects, _EFFECTS[kind])(node)
         elif kind in REDIRECTS and kind not in _SEQUENCES:
             self._effects.redirect([node], stdin)
+        elif kind == "subshell":
+            return self._apart(node.children, stdin)
         elif kind in _SEQUENCES:
             return self._sequence(node.children, stdin)
         elif hasattr(self, f"_on_{kind}"):
@@ -87,7 +89,7 @@ class Walk:
         for child, behind in zip_longest(children, children[1:]):
             if child.is_named and child.type not in ("comment", "heredoc_body", "heredoc_end"):
                 if behind is not None and behind.type == "&":
-                    self._apart([child], stdin)
+                    printed = _both(printed, self._apart([child], stdin))
                     continue
                 printed = _both(printed, self.statement(child, stdin))
                 self._state.settle()
@@ -125,9 +127,6 @@ class Walk:
                     if values != before.variables.get(name):
                         self._state.assign(name, [UNKNOWN])
         return printed
-
-    def _on_subshell(self, node: Node, stdin: Input) -> list[str]:
-        return self._apart(node.children, stdin)
 
     def _on_list(self, node: Node, stdin: Input) -> list[str]:
         printed, operator = NOTHING, ""

@@ -68,9 +68,7 @@ class Words:
     def arithmetic(self, node: Node) -> None:
         """Evaluates the operands below an arithmetic node. Refuses values that the shell would evaluate further."""
         for child in node.named:
-            if child.type in ("word", "variable_name", "number"):
-                if not re.fullmatch(r"[\w#]+", child.text):
-                    raise unclear("Arithmetic with more than numbers and names is not followed; write it more simply.")
+            if child.type in ("word", "variable_name", "number") and re.fullmatch(r"[\w#]+", child.text):
                 found = self._state.values(child.text) if re.match(r"[A-Za-z_]", child.text) else ["1"]
             elif child.type in ("simple_expansion", "expansion", "command_substitution"):
                 found = self._evaluated(child, quoted=True)
@@ -78,7 +76,7 @@ class Words:
                 self.arithmetic(child)
                 continue
             else:
-                raise unclear("Arithmetic with text is not followed; write it more simply.")
+                raise unclear("Arithmetic with more than numbers and names is not followed; write it more simply.")
             if not all(re.fullmatch(r"(?:-?\d+)?", value) for value in found):
                 raise unclear(f"It is not certain that {child.text[:40]!r} is a number; the shell may run its value.")
 
@@ -153,6 +151,8 @@ class Words:
         if rest.startswith((":?", "?")):
             self._alternative(node, quoted=True, others=[])
             return found
+        if rest[0] == ":" and not re.fullmatch(r":\s*-?\d+(?::\s*-?\d+)?", rest):
+            raise unclear("The place of a part of a value is not followed unless it is a number.")
         for child in node.named[1:]:
             self._evaluated(child, quoted=True)
         return [trimmed(value, rest) for value in found]

@@ -41,8 +41,6 @@ class Workspace:
         #: Whether names of files that a search finds are passed on unchanged, not split at spaces.
         self.exact = False
 
-    # ------------------------------------------------------------------ reading
-
     def read(self, word: str) -> None:
         """Refuses a file whose contents are secret, or may be because its name is not certain."""
         if word in ("-", PIPE):
@@ -88,8 +86,6 @@ class Workspace:
         self.inside(word)
         self.state.go(word)
         self.state.failed = ()
-
-    # ------------------------------------------------------------------ writing
 
     def write(self, word: str, *, may_be_secret: bool = False, track: bool = True) -> None:
         """Refuses what may lie outside of the writable folders, or makes other programs run code.
@@ -160,8 +156,6 @@ class Workspace:
         roots = [root.split("/") for root in self._roots() if root not in _SCRATCH]
         return not any(len(root) > depth and fnmatchcase("/".join(root[: depth + 1]), glob) for root in roots)
 
-    # ------------------------------------------------------------------ running
-
     def program(self, word: str) -> None:
         """Refuses a program that is neither the project's nor built by this text."""
         paths = self._paths(word)
@@ -190,8 +184,6 @@ class Workspace:
             self.written.clear()
             self.built.update(self._paths(word))
 
-    # ------------------------------------------------------------------ variables
-
     def check_variable(self, name: str, *values: str) -> None:
         """Refuses to set a variable that makes programs run something else, or send things elsewhere."""
         if any("$(" in value or "`" in value for value in values):
@@ -209,13 +201,11 @@ class Workspace:
         self.check_variable(name, *values)
         self.state.assign(name, values)
 
-    # ------------------------------------------------------------------ paths
-
     def _paths(self, word: str) -> list[str]:
         """Where a word may lead, from every folder that the text may be in."""
         folders = self.state.folders
         self.budget.spend((4 + len(word) // 16) * len(folders))
-        if UNKNOWN in word or not word:
+        if UNKNOWN in word or "\n" in word or not word:
             raise unclear("It is not clear which file this is; write its name out.")
         if ".." in re.split(f"[{STAR}{BELOW}]", word, maxsplit=1)[-1] and is_wild(word):
             raise unclear("A wildcard followed by .. may lead anywhere; write the name out.")
@@ -256,9 +246,6 @@ def _is_protected(name: str) -> bool:
     return hidden and any(fnmatchcase(protected, as_glob(name)) for protected in names("files", "protected"))
 
 
-# ---------------------------------------------------------------------- secrets
-
-
 def _is_secret(word: str) -> bool:
     """Whether a path names a secret by its name or place, or may do so through a wildcard."""
     if word == PIPE:  # its commands are judged by themselves
@@ -293,9 +280,14 @@ def _may_be_secret(path: str, *, hidden: bool) -> bool:
     if not path.startswith(("/", ".")) and len(literal(name).replace(".", "")) < 2:
         return False
     steps = {UNKNOWN: ".*", STAR: "[^/]*", ANY: "[^/]"}
-    pattern = re.compile("".join(steps.get(letter, re.escape(letter)) for letter in path), re.DOTALL)
+    whole, last = (
+        re.compile("".join(steps.get(letter, re.escape(letter)) for letter in part), re.DOTALL | re.IGNORECASE)
+        for part in (path, name if len(literal(name).replace(".", "")) > 1 else "/")
+    )
     for example in names("files", "secret_examples"):
-        dotted = example.rpartition("/")[2].startswith(".") and name[:1] in (STAR, ANY)
-        if (hidden or not dotted) and pattern.fullmatch(example) is not None:
+        base = example.rpartition("/")[2]
+        dotted = base.startswith(".") and name[:1] in (STAR, ANY)
+        found = whole.fullmatch(example) or (_is_secret_name(base) and last.fullmatch(base))
+        if (hidden or not dotted) and found:
             return True
     return False

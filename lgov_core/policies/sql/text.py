@@ -37,7 +37,7 @@ _TEXT_IN_DOUBLE_QUOTES = MYSQL_FAMILY | {"bigquery", "databricks", "hive", "spar
 #: Words that may stand right before a quoted text.
 _PREFIXES = frozenset({"x", "b", "n", "e", "date", "time", "timestamp", "interval"})
 #: Escaped quotes, texts between dollars or three quotes, Unicode escapes, templates, hints.
-_AMBIGUOUS = re.compile(r"""\\+['"`]|\$\w*\$|'''|\"\"\"|\b[uU]&['"]|\{[{%#]|/\*\+""")
+_AMBIGUOUS = re.compile(r"""\\['"`]|\$\w*\$|'''|\"\"\"|\b[uU]&['"]|\{[{%#]|/\*\+""")
 #: Dialects of servers in which a hint only says how a query is run, and a hint that holds no more than words and names.
 _HINTED = frozenset({"oracle", "spark", "databricks"})
 _PLAIN_HINT = re.compile(r"/\*\+[\w\s(),.@%]*\*/")

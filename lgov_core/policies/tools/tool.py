@@ -61,7 +61,7 @@ class ToolPolicy(BoundedPolicy):
         return self.allow()
 
     def _is_allowed(self, tool: str) -> bool:
-        return tool in self.allowed or matches_any(tool, self.allowed)
+        return tool in self.allowed or (tool.isprintable() and matches_any(tool, self.allowed))
 
     def _offer(self) -> str:
         if not self.allowed:
