@@ -75,7 +75,8 @@ class ProvenancePolicy(BoundedPolicy):
     it does unless ``on:`` says otherwise. Where nothing the user said is known, a call with an address in it is denied.
 
     Compared is who is meant: hosts in lower case and ASCII form, paths without ``..``. A URL the user named covers the
-    pages below it, a directory what lies in it; a host covers neither its subdomains nor other hosts. ``trusted`` are
+    pages below it, a directory what lies in it; a host covers neither its subdomains nor other hosts, and nothing but the
+    whole URL covers a query string. ``trusted`` are
     globs for addresses that need not be said: ``*@example.org``, ``example.org/*``, ``/srv/data/*``; a host alone covers
     its pages.
 
@@ -185,7 +186,8 @@ class ProvenancePolicy(BoundedPolicy):
                     return True
         elif matches_any(form, tuple(glob for glob in self._trusted if ("@" in glob) == (address.kind == "email"))):
             return True
-        return any(covers(said, address) for said in self._named)
+        bare = address if address.kind != "url" else Address("url", address.form.partition("?")[0])
+        return any(covers(said, one) for said in self._named for one in (address, bare))
 
     def _note(self, action: Action, texts: list[str]) -> None:
         keys = _keys(action)
