@@ -32,6 +32,7 @@ _WITHOUT_MEMORY = frozenset({"allow", "deny", "egress", "path", "pii", "secrets"
 #: a relative path in it counts from that file's folder.
 _PATHS: Mapping[str, tuple[str, ...]] = {
     "agent_os": ("documents",), "approval": ("store",), "cost": ("ledger",), "path": ("roots", "cwd"),
+    "pinned": ("store",),
     "shell": ("cwd", "writable"),
 }  # fmt: skip
 
