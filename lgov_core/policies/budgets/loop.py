@@ -26,11 +26,9 @@ class LoopPolicy(BoundedPolicy):
     """Denies a tool call that the agent keeps repeating.
 
     The same call is the same tool with the same arguments. It may be made ``max_repeats`` times in a row, and so may a
-    cycle of up to eight calls (A, B, A, B, ...): the call that would begin it once more is denied, and so are those that
-    would go on with it, until the agent does something else. With ``window`` the same
-    call may also be made only ``max_repeats`` times among the last ``window`` calls, whatever comes between them. Tools
-    that fit a glob in ``ignore`` are neither counted nor denied. With ``abort_after`` the run is ended by that many such
-    denials in a rollout.
+    cycle of up to eight calls (A, B, A, B, ...); what would repeat it once more is denied. With ``window`` the same call
+    may also be made only ``max_repeats`` times among the last ``window`` calls. Tools that fit a glob in ``ignore`` are
+    neither counted nor denied. ``abort_after`` such denials in a rollout end the run.
 
     Counted for each attempt at a rollout; without one, for each session, agent, or all together. A call that another
     policy denies counts too. Remembers the calls of the ten thousand rollouts that were active last.
