@@ -125,7 +125,8 @@ class ModelExchange:
             if first:
                 await self._evaluate_user_messages(call)
             mappings = wording.as_mappings(self.messages)
-            decision = await self.governor.adecide(call.request(mappings, **self._reply_limit()))
+            tools = [getattr(tool, "schema", tool) for tool in self.options.get("tools") or ()]
+            decision = await self.governor.adecide(call.request(mappings, tools=tools, **self._reply_limit()))
             if decision.blocks:
                 self._refuse(call, decision)
             if decision.arguments is not None:

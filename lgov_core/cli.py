@@ -19,6 +19,7 @@ _COMMANDS: Commands = {
             "check": ("Check a policy file.", "policy.check:check"),
             "explain": ("Show each rule's decision on one action, and why.", "policy.explain:explain"),
             "eval": ("Test a policy file against labelled cases.", "policy.eval:evaluate"),
+            "pins": ("Show pinned tools, and approve a changed one.", "policy.pins:pins"),
             "replay": ("Show which recorded decisions another policy file would change.", "policy.replay:replay"),
         },
     ),

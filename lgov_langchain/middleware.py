@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from langchain.agents.middleware import AgentMiddleware
 from langchain.agents.middleware.types import ExtendedModelResponse, ModelResponse
 from langchain_core.messages import BaseMessage, SystemMessage
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.types import Command
 
 from lgov_core.instrumentation import Steps, arun_steps, json_text, run_steps
@@ -104,7 +105,7 @@ class LgovMiddleware(_ModelCallMiddleware):
             responses.append((yield from sent.send(partial(handler, to_send))))
             return _reply(responses[0])
 
-        settings = request.model_settings or {}
+        settings = {**(request.model_settings or {}), "tools": [convert_to_openai_tool(tool) for tool in request.tools]}
         prompt = Prompt(request.model, _messages(request), settings, request, agent_span(self.governor))
         result = yield from govern_model_call(self.governor, prompt, send)
         return _response(result, responses[0] if responses else None)

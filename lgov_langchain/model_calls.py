@@ -131,7 +131,8 @@ def _evaluate_prompt(
             sent[position] = messages.with_text(message, decision.text)
             rewritten.append(sent[position])
     limit = messages.reply_limit(prompt.model, prompt.settings)
-    decision = yield from call.governor.decision_steps(call.request(messages.as_mappings(sent), **limit))
+    tools = prompt.settings.get("tools") or []
+    decision = yield from call.governor.decision_steps(call.request(messages.as_mappings(sent), tools=tools, **limit))
     if decision.blocks:
         return decision, sent, rewritten
     if decision.arguments is not None:

@@ -83,7 +83,7 @@ class Exchange:
         mappings = [self._protocol.mapping(entry) for entry in sent]
         try:
             decision = yield from self._governor.decision_steps(
-                call.request(mappings, **reply_limit(*map(body.get, _TOKEN_LIMITS)))
+                call.request(mappings, tools=body.get("tools") or [], **reply_limit(*map(body.get, _TOKEN_LIMITS)))
             )
         except BaseException as error:  # cancelled: nothing was sent
             call.span.end(error)

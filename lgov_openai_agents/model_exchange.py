@@ -143,7 +143,7 @@ class ModelExchange:
                 return refusal
             self._request = await without_denied_tools(self._governor, self._request, self._agent, call.span.span_id)
             decision = await self._governor.adecide(
-                call.request(self._request.messages(), **self._request.reply_limit())
+                call.request(self._request.messages(), tools=self._request.definitions(), **self._request.reply_limit())
             )
             if decision.blocks:
                 return decision

@@ -66,6 +66,11 @@ class ModelRequest:
             messages.insert(0, {"role": "system", "content": self.system_instructions})
         return messages
 
+    def definitions(self) -> list[dict[str, Any]]:
+        """What the model is told about each tool, as JSON values."""
+        fields = ("type", "name", "description", "params_json_schema")
+        return [{field: getattr(tool, field) for field in fields if hasattr(tool, field)} for tool in self.tools]
+
     def reply_limit(self) -> dict[str, int]:
         """The limit on the reply's tokens as an argument of the call, if there is one."""
         return reply_limit(getattr(self.model_settings, "max_tokens", None))

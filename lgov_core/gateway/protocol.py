@@ -143,7 +143,7 @@ class GateRequest:
     ``messages`` are in the order in which the model reads them, instructions first: ``role`` (system, user, assistant,
     tool), ``content`` (the text of it, "" for none), on an assistant's message ``tool_calls`` (``id``, ``name``, ``args``:
     an object, or the text where it is not one), on a tool's ``tool_call_id``. ``max_tokens`` is a count of tokens.
-    ``operation_id`` is the same before and after the call.
+    ``tools`` are the definitions that the model gets. ``operation_id`` is the same before and after the call.
     """
 
     model: str
@@ -153,6 +153,7 @@ class GateRequest:
     rollout_id: str | None = None
     attempt: int | None = None
     agent: str | None = None
+    tools: Sequence[Any] = ()
     operation_id: str = field(default_factory=lambda: new_id("op"))
 
 

@@ -58,6 +58,7 @@ class ModelCall:
     ) -> None:
         self.governor = governor
         self._further: Mapping[str, Any] = {}
+        self._context: Mapping[str, Any] = {}
         attributes: dict[str, JSONValue] = {
             semconv.REQUEST_MODEL: model,
             semconv.AGENT_NAME: agent,
@@ -79,12 +80,19 @@ class ModelCall:
         """The user's text, to be judged before the model sees it. ``nested``: another agent wrote it."""
         return self._text_action(Point.INPUT, text, parent_id=self.span.parent_id if nested else None)
 
-    def request(self, messages: Sequence[Mapping[str, Any]], **further: Any) -> Action:
-        """The call, to be judged before it is sent: ``messages`` as role/content mappings, and further arguments."""
+    def request(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None = None, **further: Any
+    ) -> Action:
+        """The call, to be judged before it is sent: ``messages`` as role/content mappings, and further arguments.
+
+        ``tools`` are the definitions that the model gets, as JSON values; they stand in the action's context.
+        """
+        if tools is not None:
+            self._context = {"tools": list(tools)}
         if self.governor.capture_content:
             self.span.set({semconv.INPUT_MESSAGES: json_text(messages)})
         self._further = further
-        return self._action.changed(arguments={"messages": list(messages), **further})
+        return self._action.changed(arguments={"messages": list(messages), **further}, context=self._context)
 
     def changed_request(self, messages: Sequence[Mapping[str, Any]]) -> Action:
         """The call with other messages than `request` had, to be judged in its place."""

@@ -29,6 +29,7 @@ from lgov_core.policies.rule import Rule
 from lgov_core.policies.shell import ShellPolicy
 from lgov_core.policies.sql.policy import SQLPolicy
 from lgov_core.policies.sql.sqlite_guard import guard_sqlite
+from lgov_core.policies.tools.pinned import PinnedToolsPolicy
 from lgov_core.policies.tools.tool import ToolPolicy
 from lgov_core.types import ObservingPolicy, Policy, PolicyFactory
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BUILTIN_POLICIES", "PRESETS", "ApprovalPolicy", "ApprovalRequest", "ApprovalRequests", "BoundedPolicy",
     "Condition", "ConditionError", "ConstantPolicy", "CostControlPolicy", "EgressPolicy", "LoopPolicy",
-    "ObservingPolicy", "PIIPolicy", "PathPolicy", "PinnedURL", "Policy", "PolicyFactory", "PolicySet",
+    "ObservingPolicy", "PIIPolicy", "PathPolicy", "PinnedToolsPolicy", "PinnedURL", "Policy", "PolicyFactory", "PolicySet",
     "ProvenancePolicy", "RateLimitPolicy", "ReloadingPolicySet", "Rule", "SQLPolicy", "SecretsPolicy",
     "ShellPolicy", "Spent", "StreamingRedactor", "ToolPolicy", "available_policies", "combine", "condition_of",
     "digest_of", "dry_run", "fold", "guard_sqlite", "guarded_connect", "guarded_opener", "load_policies",

@@ -42,22 +42,19 @@ class AgentOSPolicy(BoundedPolicy):
 
     ``documents`` are paths of YAML or JSON files, or documents as mappings; their rules are asked by priority and the
     first that matches decides: allow, audit (a warn here), deny and block. When none matches, the policy has no opinion,
-    whatever the documents' own ``defaults`` say: one version of the engine allows then, the other denies. An error in
-    the engine is a deny. ``severity`` is that of its denials.
+    whatever the documents' ``defaults`` say: the engine's versions differ. ``severity`` is that of its denials.
 
     Fields of a condition: ``tool_name``, ``agent_id``, ``point``, ``kind``, ``framework``, ``session_id``,
     ``rollout_id``, ``text``, and ``args.NAME`` (``args.a.b`` for what is nested) for the arguments; an argument that has
-    the name of no other field may also be named without ``args.``. The engine takes a field that is not there for one
-    that does not match, also under ``ne`` and ``not_in``; a rule that denies by these two therefore denies here when its
-    field is missing.
+    the name of no other field may also be named without ``args.``. A rule that denies by ``ne`` or ``not_in`` also denies
+    when its field is missing, which the engine takes for no match.
 
-    Only the engine is used; the adapters that ship with it are not. What documents may say and the engine does not
-    enforce (``tool_allowlist``, ``scope``, budgets, unknown keys, no rules at all) is a `PolicyError` here, and so is a
-    missing engine. May be called from several threads at once. Fails closed.
+    What documents may say and the engine does not enforce (``tool_allowlist``, ``scope``, budgets, unknown keys, no rules
+    at all) is a `PolicyError` here, and so is a missing engine. An error in the engine is a deny. May be called from
+    several threads at once. Fails closed.
     """
 
     permits = True
-
     bounded = False  # conditions may hold any regular expression
 
     def __init__(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -27,9 +28,13 @@ _TOP = ("version", "name", "mode", "default", "rules")
 _RULE = ("name", "on", "tools", "agents", "when", "use", "with", "severity")
 #: Built-in policies without state.
 _WITHOUT_MEMORY = frozenset({"allow", "deny", "egress", "path", "pii", "secrets", "shell", "sql", "tool"})
-#: Options of built-in policies that name a file in which they keep their counts. Processes that share one may run in different
-#: folders, so in a policy file a relative path counts from that file's folder.
-_BOOKS: Mapping[str, str] = {"approval": "store", "cost": "ledger"}
+#: Options of built-in policies that name files and folders. Processes that share a policy file may run in different folders, so
+#: a relative path in it counts from that file's folder.
+_PATHS: Mapping[str, tuple[str, ...]] = {
+    "agent_os": ("documents",), "approval": ("store",), "cost": ("ledger",), "path": ("roots", "cwd"),
+    "pinned": ("store",),
+    "shell": ("cwd", "writable"),
+}  # fmt: skip
 
 
 def load_policy_file(path: str | PathLike[str], *, registry: Mapping[str, PolicyFactory] | None = None) -> PolicySet:
@@ -230,7 +235,7 @@ class _Loading:
             if missing and options.get(option) is None and option != "name" and not open_ended:
                 raise self.error(where, f"policy {use} needs {option}", f"write with: {{{option}: ...}}")
         try:
-            policy = factory(**{"name": name, **options, **self.books(use, options)})
+            policy = factory(**{"name": name, **options, **self.paths(use, options)})
         except PolicyFileError:
             raise
         except PolicyError as error:
@@ -240,13 +245,15 @@ class _Loading:
         self.made[name] = MadePolicy(use, said, policy)
         return policy
 
-    def books(self, use: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The option that names the file of a policy's counts, as a path from the policy file's folder."""
-        option = _BOOKS.get(use, "")
-        given = options.get(option)
-        if self.folder is None or not isinstance(given, str) or not given:
-            return {}
-        return {option: str(self.folder / given)}
+    def paths(self, use: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options that name files and folders, with the policy file's folder before relative ones."""
+        return {option: self.placed(options[option]) for option in _PATHS.get(use, ()) if option in options}
+
+    def placed(self, value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [self.placed(item) for item in value]
+        known = self.folder is not None and isinstance(value, str) and value and not value.startswith("~")
+        return os.path.join(self.folder or "", value) if known else value
 
     def culprit(self, where: Place, options: Mapping[str, Any], error: PolicyError) -> Place:
         """The option, or the innermost key within it, that the error's message speaks of."""

@@ -33,12 +33,11 @@ def preset(name: str, *, dialect: str | None = None) -> PolicySet:
       and UPDATE or DELETE rows that a WHERE picks out.
     - ``permissive``: judges as ``guarded`` and records what that would have denied, but blocks nothing (mode ``shadow``).
 
-    Under the first three an act without SQL, a text that is not SQL and a hand-off are denied: what is unknown is not
-    allowed. None of them knows what your tools do; a rule on their names (`ToolPolicy`) belongs beside a preset. Points
-    other than ``pre_tool_call`` are allowed.
+    Under the first three an act without SQL, a text that is not SQL and a hand-off are denied. None of them knows what your
+    tools do; a rule on their names (`ToolPolicy`) belongs beside a preset. Points other than ``pre_tool_call`` are allowed.
 
-    ``dialect`` is that of the database. An action may name its own in ``context["dialect"]``, which goes before. With
-    neither, the SQL must be allowed in each of `COMMON_DIALECTS`. Raises `PolicyError` for an unknown name or dialect.
+    ``dialect`` is that of the database; ``context["dialect"]`` of an action goes before. With neither, the SQL must be
+    allowed in each of `COMMON_DIALECTS`. Raises `PolicyError` for an unknown name or dialect.
     """
     if name not in PRESETS:
         raise PolicyError(f"there is no preset {name!r}", hint=suggest_name(str(name).lower(), PRESETS))

@@ -21,6 +21,7 @@ from lgov_core.policies.policy_set import ConstantPolicy
 from lgov_core.policies.provenance.policy import ProvenancePolicy
 from lgov_core.policies.shell import ShellPolicy
 from lgov_core.policies.sql.policy import SQLPolicy
+from lgov_core.policies.tools.pinned import PinnedToolsPolicy
 from lgov_core.policies.tools.tool import ToolPolicy
 from lgov_core.types import Effect, Policy, PolicyFactory
 
@@ -47,6 +48,7 @@ BUILTIN_POLICIES: Final[Mapping[str, PolicyFactory]] = MappingProxyType(
         "loop": LoopPolicy,
         "path": PathPolicy,
         "pii": PIIPolicy,
+        "pinned": PinnedToolsPolicy,
         "provenance": ProvenancePolicy,
         "rate": RateLimitPolicy,
         "secrets": SecretsPolicy,

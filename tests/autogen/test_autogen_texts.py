@@ -239,3 +239,13 @@ async def test_what_another_agent_asked_is_not_the_users(way: str, stream: bool)
         await answer_of(parts.agent("boss", [inner], stream=stream), "go", stream=stream)
     said = {one.action.text: one.action.parent_id is None for one in seen.decisions(Point.INPUT)}
     assert said == {"go": True, "please": False}
+
+
+@BOTH
+async def test_policies_get_the_tools_that_the_model_gets(way: str) -> None:
+    with playing(way, FINE, says("fine")) as (parts, seen, _server):
+        await answer_of(parts.agent("clerk", [shout]), "go", stream=False)
+    (asked,) = [one.action for one in seen.decisions(Point.PRE_MODEL_CALL)]
+    (tool,) = asked.context["tools"]
+    assert (tool["name"], tool["description"]) == ("shout", "Says a word loudly.")
+    assert list(tool["parameters"]["properties"]) == ["word"]

@@ -24,6 +24,14 @@ def test_a_good_policy_file(folder: Path) -> None:
     assert re.fullmatch(r"[0-9a-f]{64}", about["digest"])
 
 
+def test_a_file_whose_rules_only_restrict_is_noted(folder: Path) -> None:
+    rules = "version: 1\nrules:\n  - {use: pii, with: {action: redact}}\n"
+    for text, noted in ((rules, True), (f"default: allow\n{rules}", False), (f"{rules}  - use: allow\n", False)):
+        (folder / "policy.yaml").write_text(text)
+        result = lgov("policy", "check", "policy.yaml")
+        assert (result.exit_code, "no rule permits anything" in result.stderr) == (Exit.OK, noted)
+
+
 def test_a_wrong_policy_file_is_a_finding_with_its_line(folder: Path) -> None:
     (folder / "policy.yaml").write_text(POLICY.replace("use: tool", "use: tol"))
     result = lgov("policy", "check", "policy.yaml")

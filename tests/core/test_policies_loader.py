@@ -231,6 +231,33 @@ def test_relative_files_count_from_the_policy_files_folder(
     assert list(elsewhere.iterdir()) == []
 
 
+def test_relative_folders_count_from_the_policy_files_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, elsewhere = tmp_path / "desk" / "policy.yaml", tmp_path / "elsewhere"
+    for folder in (file.parent / "data", elsewhere / "data"):
+        folder.mkdir(parents=True)
+    file.write_text(
+        "version: 1\nrules:\n"
+        "  - {name: files, use: path, tools: [read], with: {roots: [data, /srv], cwd: data}}\n"
+        "  - {name: home, use: path, tools: [keep], with: {roots: ['~/notes']}}\n"
+        "  - {name: shell, use: shell, tools: [bash], with: {cwd: ., writable: [data]}}\n"
+    )
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    policies = load_policy_file("../desk/policy.yaml")
+
+    def blocks(tool: str, **arguments: str) -> bool:
+        return policies.judge(Action(Point.PRE_TOOL_CALL, tool, arguments=arguments)).blocks
+
+    assert not blocks("read", path=str(file.parent / "data" / "a"))
+    assert not blocks("read", path="a")
+    assert not blocks("read", path="/srv/a")
+    assert blocks("read", path=str(elsewhere / "data" / "a"))
+    assert not blocks("keep", path=str(tmp_path / "home" / "notes" / "a"))
+    assert not blocks("bash", command="touch data/a")
+    assert blocks("bash", command=f"touch {elsewhere}/data/a")
+    assert blocks("bash", command="touch b")
+
+
 def test_absolute_files_and_memory_stay_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "desk").mkdir()

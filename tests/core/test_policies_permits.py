@@ -40,7 +40,8 @@ RESTRICTING = [
     {"use": use, "with": with_}
     for use, with_ in [
         ("pii", {"action": "redact"}), ("pii", {}), ("secrets", {"action": "redact"}), ("secrets", {}),
-        ("provenance", {}), ("cost", {"max_calls": 100}), ("rate", {"max_calls": 9, "per_seconds": 1}), ("loop", {}),
+        ("provenance", {}), ("pinned", {}), ("cost", {"max_calls": 100}),
+        ("rate", {"max_calls": 9, "per_seconds": 1}), ("loop", {}),
     ]
 ]  # fmt: skip
 ARGUMENTS = [

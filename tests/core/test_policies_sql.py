@@ -311,3 +311,32 @@ def test_the_parser_is_imported_when_a_policy_is_made() -> None:
         "assert 'sqlglot' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("`p.d.cred*`", False),
+        ("`cred*`", False),
+        ("d.`c*`", False),
+        ("`*`", False),
+        ("`d.credentials$20260301`", False),
+        ("d.credentials$20260301", False),
+        ("`credentials@-3600000`", False),
+        ("`p.d.credentials`", False),
+        ("`p.d.events_*`", True),
+        ("`d.events_2026$20260301`", True),
+    ],
+)
+def test_bigquery_names_of_several_tables_and_parts_of_one(name: str, read: bool) -> None:
+    denying = SQLPolicy(["table:credentials"], dialect="bigquery", mode="read_only")
+    permitting = SQLPolicy(dialect="bigquery", mode="read_only", tables=["events_*"])
+    of_columns = SQLPolicy(dialect="bigquery", mode="read_only", columns=["credentials.secret"])
+    for policy in (denying, permitting, of_columns):
+        assert policy.judge_sql(f"SELECT secret FROM {name}").blocks is not read
+
+
+def test_a_wildcard_table_is_permitted_only_as_a_whole() -> None:
+    policy = SQLPolicy(dialect="bigquery", mode="read_only", tables=["sales_?", "d.a_*_z", "logs_2*"])
+    for name, read in (("sales_*", False), ("d.a_*", False), ("logs_*", False), ("logs_20*", True), ("sales_1", True)):
+        assert policy.judge_sql(f"SELECT x FROM `{name}`").blocks is not read

@@ -300,3 +300,13 @@ def test_bare_calls_to_our_endpoint_carry_the_rollout(
         ask(chat, how)
     assert (model_server.headers[0]["x-lgov-rollout-id"], model_server.headers[0]["x-lgov-attempt"]) == ("r-9", "3")
     assert witness.spans[0].rollout_id == "r-9"
+
+
+def test_policies_get_the_tools_that_the_model_gets(model_server: ModelServer, chat: Any, witness: Witness) -> None:
+    model_server.play(says("hello you"), says("hello you"))
+    with instrumented(witness):
+        chat.bind_tools([add]).invoke("hello")
+        langchain.agents.create_agent(chat, [add]).invoke({"messages": [("user", "hello")]})
+    for seen, body in zip(witness.decisions(Point.PRE_MODEL_CALL), model_server.bodies, strict=True):
+        assert seen.action.context["tools"] == body["tools"]
+        assert "Adds." in str(seen.action.context["tools"])

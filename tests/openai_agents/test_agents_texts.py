@@ -255,3 +255,12 @@ def test_a_denied_answer_of_an_agent_with_a_type_is_an_error() -> None:
         pytest.raises(PolicyDenied),
     ):
         run("sync", Agent(name="a", model=chat_model(server), output_type=int), "go")
+
+
+def test_policies_get_the_tools_that_the_model_gets(erase: Any, seen: Seen) -> None:
+    with ScriptedModelServer([says(ANSWER)]) as server, instrumented(make_governor(lambda action: None, seen)):
+        run("sync", Agent(name="a", model=chat_model(server), tools=[erase]), "go")
+    (asked,) = [one.action for one in seen.decisions(Point.PRE_MODEL_CALL)]
+    (tool,) = asked.context["tools"]
+    assert (tool["name"], tool["description"]) == ("erase", "Erases.")
+    assert list(tool["params_json_schema"]["properties"]) == ["path"]

@@ -34,12 +34,16 @@ def check(ctx: click.Context, file: Path, as_json: bool) -> None:
     rules = [rule.name for rule in loaded.rules]
     text = (
         f"{file}: ok\n  {loaded.name}: {len(rules)} rules ({', '.join(rules)})\n"
-        f"  mode {loaded.mode}; actions that no rule covers: {loaded.default}\n  digest {loaded.digest}"
+        f"  mode {loaded.mode}; acts that no rule permits: {loaded.default}\n  digest {loaded.digest}"
     )
     about = {"name": loaded.name, "mode": loaded.mode, "default": loaded.default, "digest": loaded.digest}
     write_result({"file": str(file), "ok": True, "problems": [], **about, "rules": rules}, text, as_json=as_json)
     if loaded.mode == "shadow" and not as_json:
         click.echo("  note: in shadow mode nothing is blocked, decisions are only recorded", err=True)
+    if loaded.default == "deny" and not any(rule.permits for rule in loaded.rules) and not as_json:
+        click.echo(
+            "  note: no rule permits anything, so every tool call is denied; add a rule that uses tool", err=True
+        )
 
 
 def _fields(problem: PolicyError) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class PolicyGate:
             action = endpoint_action(
                 asked, Point.PRE_MODEL_CALL, asked.model, "model", arguments=arguments, operation_id=asked.operation_id
             )
-            decision = await self.governor.adecide(action)
+            decision = await self.governor.adecide(action.changed(context={"tools": list(asked.tools)}))
             if decision.blocks:
                 raise _refusal(decision)
             if decision.arguments is not None:

@@ -33,6 +33,7 @@ def gate_request(request: ChatRequest, route: str, who: Attribution) -> GateRequ
         rollout_id=who.rollout_id,
         attempt=who.attempt,
         agent=who.agent,
+        tools=request.tools,
     )
 
 

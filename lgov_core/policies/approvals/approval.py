@@ -58,7 +58,6 @@ class ApprovalPolicy(BoundedPolicy):
     """
 
     permits = True
-
     #: Sets and governors ask it after all others.
     deferred: ClassVar[bool] = True
     bounded = False  # a callback is waited for, and so is a file

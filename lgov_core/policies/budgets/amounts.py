@@ -60,11 +60,3 @@ class Balance:
     def total(self) -> Amount:
         """Spent and set aside together: what limits are compared with."""
         return self.spent + self.reserved
-
-
-@dataclass(frozen=True, slots=True)
-class Shortfall:
-    """Why something was not set aside: what is lacking, and the budget's balance."""
-
-    lack: Lack
-    balance: Balance

@@ -6,11 +6,12 @@ import hashlib
 import math
 import threading
 from collections.abc import Callable
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from lgov_core._util.bounded import BoundedDict
 from lgov_core._util.sqlite_file import keep_quiet_across_fork
 from lgov_core.errors import PolicyError
+from lgov_core.policies.base import BoundedPolicy
 from lgov_core.types import Action, Decision, ModelCallFailed, ToolOutcome
 
 #: Whose calls are counted together.
@@ -122,3 +123,27 @@ class Judgements(SharedState):
             return None
         with self._lock:
             return self._going_on.pop((action.point.value, action.operation_id))
+
+
+class CountingPolicy(BoundedPolicy):
+    """Base of policies that count what they judge until the decision is taken. ``counts`` names what holds the count."""
+
+    counts: ClassVar[tuple[str, ...]]
+    per: str = ""
+
+    def __init__(self) -> None:
+        self.judgements = Judgements()
+
+    def observe(self, event: Any) -> None:
+        """Ends the judgement of a decision that was taken."""
+        found = decided(event)
+        if found is not None:
+            self.judgements.end(found[0])
+
+    def continue_from(self, previous: object) -> None:
+        """Goes on with the counts of ``previous``, which this one replaces. Raises `PolicyError` when it counted else."""
+        if not isinstance(previous, type(self)) or previous.per != self.per:
+            what = f"per {self.per}" if self.per else "in the same way"
+            raise PolicyError(f"{self.name}: calls were not counted {what}", hint="give the rule another name")
+        for name in ("judgements", *self.counts):
+            setattr(self, name, getattr(previous, name))

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, get_args
 
 from lgov_core.errors import PolicyError
 from lgov_core.policies.base import BoundedPolicy
-from lgov_core.policies.budgets.amounts import NANO, Amount, Limits, Shortfall
+from lgov_core.policies.budgets.amounts import NANO, Amount, Balance, Lack, Limits
 from lgov_core.policies.budgets.bookkeeping import (
     COMMON,
     NOT_MADE,
@@ -173,7 +173,7 @@ class CostControlPolicy(BoundedPolicy):
         except PolicyError as error:
             return self.deny("cost-ledger", f"The budget cannot be read, so nothing may be spent: {error.message}")
         if short is not None:
-            return self._refuse(action, amount, short)
+            return self._refuse(action, amount, *short)
         self._judgements.begin(action, _RESERVED)
         return None
 
@@ -196,34 +196,30 @@ class CostControlPolicy(BoundedPolicy):
 
     # ------------------------------------------------------------------ refusing
 
-    def _refuse(self, action: Action, amount: Amount, short: Shortfall) -> Decision:
-        total, limits = short.balance.total, self.limits
+    def _refuse(self, action: Action, amount: Amount, lack: Lack, balance: Balance) -> Decision:
+        total, limits = balance.total, self.limits
         if self.per == "global":
             whose = "all actions"
-        elif count_key(action, self.per) == COMMON:
-            whose = f"all actions without a {self.per}"
         else:
-            whose = f"this {self.per}"
-        match short.lack:
+            common = count_key(action, self.per) == COMMON
+            whose = f"all actions without a {self.per}" if common else f"this {self.per}"
+        match lack:
             case "seconds":
-                said = f"The time of {whose} is up: {short.balance.elapsed_s:.1f} of {limits.seconds:g} s"
+                said = f"The time of {whose} is up: {balance.elapsed_s:.1f} of {limits.seconds:g} s"
                 return self.deny("time-budget", f"{said}. Finish with what you have.")
-            case "cost":
-                limit = (limits.nano_usd or 0) / NANO
-                figures = _figures(total.nano_usd / NANO, limit, amount.nano_usd / NANO, "USD")
-                rule = "cost-budget"
-            case "tokens":
-                figures = _figures(total.tokens, limits.tokens or 0, amount.tokens, "tokens")
-                rule = "token-budget"
-            case "calls":
-                figures = _figures(total.calls, limits.calls or 0, amount.calls, "calls")
-                rule = "call-budget"
             case "budgets":
                 reason = "Too many budgets at once, so none can be opened; raise max_budgets or use a ledger file"
                 return self.deny("cost-budgets", reason)
             case "closed":
                 return self.deny("cost-closed", f"The budget of {whose} was closed when it ended; begin a new one")
-        return self.deny(rule, f"The budget of {whose} does not reach: {figures}. Finish with what you have.")
+            case "cost":
+                figures = _figures(total.nano_usd / NANO, (limits.nano_usd or 0) / NANO, amount.nano_usd / NANO, "USD")
+            case "tokens":
+                figures = _figures(total.tokens, limits.tokens or 0, amount.tokens, "tokens")
+            case "calls":
+                figures = _figures(total.calls, limits.calls or 0, amount.calls, "calls")
+        reason = f"The budget of {whose} does not reach: {figures}. Finish with what you have."
+        return self.deny(f"{lack.removesuffix('s')}-budget", reason)
 
     # ------------------------------------------------------------------ after the call
 

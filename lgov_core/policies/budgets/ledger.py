@@ -8,7 +8,7 @@ from typing import Final
 
 from lgov_core._util.sqlite_file import FileKind
 from lgov_core.errors import PolicyError
-from lgov_core.policies.budgets.amounts import Amount, Balance, Lack, Limits, Shortfall
+from lgov_core.policies.budgets.amounts import Amount, Balance, Lack, Limits
 from lgov_core.policies.budgets.shared_database import SharedDatabase
 
 #: Reservations in memory that may wait for their settlement; the oldest one beyond counts as spent.
@@ -61,8 +61,8 @@ class Ledger(SharedDatabase):
 
     def reserve(
         self, key: str, operation: str | None, amount: Amount, limits: Limits, now: float, *, again: bool = False
-    ) -> Shortfall | None:
-        """Sets ``amount`` aside for a call, or says what is lacking and changes nothing.
+    ) -> tuple[Lack, Balance] | None:
+        """Sets ``amount`` aside for a call, or says what is lacking, with the budget's balance, and changes nothing.
 
         ``key`` names the budget, ``operation`` the call, ``now`` is the policy's clock in seconds. ``again`` replaces what
         the operation had set aside before. Without an operation the amount is spent at once.
@@ -70,14 +70,14 @@ class Ledger(SharedDatabase):
         with self.transaction() as connection:
             refusal = self._open_budget(connection, key)
             if refusal is not None:
-                return Shortfall(refusal, Balance())
+                return refusal, Balance()
             balance = self._balance(connection, key, now)
             before = self._reserved(connection, operation)
             replaced = before[1] if before is not None and again and before[0] == key else None
             total = balance.total + amount if replaced is None else balance.total - replaced + amount
             lack = limits.lack(total, balance.elapsed_s)
             if lack is not None:
-                return Shortfall(lack, balance)
+                return lack, balance
             if operation is None:
                 self._move(connection, key, amount, Amount())
                 return None

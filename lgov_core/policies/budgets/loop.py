@@ -10,9 +10,7 @@ from typing import Any, Final
 
 from lgov_core._util.bounded import BoundedDict
 from lgov_core._util.canonical import NotCanonical, fingerprint
-from lgov_core.errors import PolicyError
-from lgov_core.policies.base import BoundedPolicy
-from lgov_core.policies.budgets.bookkeeping import COMMON, Judgements, SharedState, count_key, decided
+from lgov_core.policies.budgets.bookkeeping import COMMON, CountingPolicy, SharedState, count_key, decided
 from lgov_core.policies.options import matches_any, positive_integer, string_tuple
 from lgov_core.types import Action, Decision, Point, Severity
 
@@ -22,15 +20,13 @@ LONGEST_CYCLE: Final = 8
 MAX_ROLLOUTS: Final = 10_000
 
 
-class LoopPolicy(BoundedPolicy):
+class LoopPolicy(CountingPolicy):
     """Denies a tool call that the agent keeps repeating.
 
     The same call is the same tool with the same arguments. It may be made ``max_repeats`` times in a row, and so may a
-    cycle of up to eight calls (A, B, A, B, ...): the call that would begin it once more is denied, and so are those that
-    would go on with it, until the agent does something else. With ``window`` the same
-    call may also be made only ``max_repeats`` times among the last ``window`` calls, whatever comes between them. Tools
-    that fit a glob in ``ignore`` are neither counted nor denied. With ``abort_after`` the run is ended by that many such
-    denials in a rollout.
+    cycle of up to eight calls (A, B, A, B, ...); what would repeat it once more is denied. With ``window`` the same call
+    may also be made only ``max_repeats`` times among the last ``window`` calls. Tools that fit a glob in ``ignore`` are
+    neither counted nor denied. ``abort_after`` such denials in a rollout end the run.
 
     Counted for each attempt at a rollout; without one, for each session, agent, or all together. A call that another
     policy denies counts too. Remembers the calls of the ten thousand rollouts that were active last.
@@ -38,6 +34,8 @@ class LoopPolicy(BoundedPolicy):
     A limit is not a permission: where nothing is repeated the policy has no opinion. May be called from several threads at
     once. Raises `PolicyError` when made with something that has no meaning.
     """
+
+    counts = ("_histories",)
 
     def __init__(
         self,
@@ -48,6 +46,7 @@ class LoopPolicy(BoundedPolicy):
         abort_after: int | None = None,
         name: str = "LoopPolicy",
     ) -> None:
+        super().__init__()
         self.name = name
         self.max_repeats = positive_integer(name, "max_repeats", max_repeats)
         self.window = None if window is None else positive_integer(name, "window", window)
@@ -55,13 +54,12 @@ class LoopPolicy(BoundedPolicy):
         self.abort_after = None if abort_after is None else positive_integer(name, "abort_after", abort_after)
         self._kept = max(self.window or 0, LONGEST_CYCLE * self.max_repeats)
         self._histories = _Histories()
-        self._judgements = Judgements()
 
     def judge(self, action: Action) -> Decision | None:
         """A deny that tells the agent that it repeats itself, or None."""
         if action.point is not Point.PRE_TOOL_CALL or matches_any(action.name, self.ignore):
             return None
-        call, again = _call(action), not self._judgements.begin(action)
+        call, again = _call(action), not self.judgements.begin(action)
         with self._histories.of(_whose(action)) as history:
             if again:
                 history.take_back(action.operation_id)
@@ -97,17 +95,10 @@ class LoopPolicy(BoundedPolicy):
 
     def observe(self, event: Any) -> None:
         """Ends the judgement of a decision that was taken, and forgets a rollout that ended."""
+        super().observe(event)
         found = decided(event)
-        if found is not None:
-            self._judgements.end(found[0])
-            if found[0].point is Point.AGENT_SHUTDOWN:
-                self._histories.drop(_whose(found[0]))
-
-    def continue_from(self, previous: object) -> None:
-        """Goes on with what ``previous``, the policy that this one replaces, remembers. Raises `PolicyError` for another."""
-        if not isinstance(previous, LoopPolicy):
-            raise PolicyError(f"{self.name}: what came before remembers no calls", hint="give the rule another name")
-        self._histories, self._judgements = previous._histories, previous._judgements
+        if found is not None and found[0].point is Point.AGENT_SHUTDOWN:
+            self._histories.drop(_whose(found[0]))
 
     def reset(self) -> None:
         """Forgets every call."""

@@ -5,17 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Any, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
-from lgov_core.errors import PolicyError
-from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.budgets.bookkeeping import (
     COMMON,
-    Judgements,
+    CountingPolicy,
     SharedState,
     checked_clock,
     count_key,
-    decided,
     now_of,
 )
 from lgov_core.policies.options import one_of, positive_integer, positive_number
@@ -26,7 +23,7 @@ Per = Literal["agent", "session", "rollout", "global", "tool"]
 COUNTED: Final = frozenset({Point.AGENT_STARTUP, Point.INPUT, Point.PRE_MODEL_CALL, Point.PRE_TOOL_CALL})
 
 
-class RateLimitPolicy(BoundedPolicy):
+class RateLimitPolicy(CountingPolicy):
     """Lets ``max_calls`` calls through every ``per_seconds`` seconds.
 
     A token bucket: it holds ``burst`` calls (``max_calls`` unless given) and fills up evenly. There is one for each agent,
@@ -41,6 +38,8 @@ class RateLimitPolicy(BoundedPolicy):
     `PolicyError` when made with something that has no meaning.
     """
 
+    counts = ("_buckets", "_clock")
+
     def __init__(
         self,
         max_calls: int,
@@ -52,6 +51,7 @@ class RateLimitPolicy(BoundedPolicy):
         clock: Callable[[], float] = time.monotonic,
         name: str = "RateLimitPolicy",
     ) -> None:
+        super().__init__()
         self.name = name
         self.max_calls = positive_integer(name, "max_calls", max_calls)
         self.per_seconds = positive_number(name, "per_seconds", per_seconds)
@@ -60,17 +60,16 @@ class RateLimitPolicy(BoundedPolicy):
         self.max_buckets = positive_integer(name, "max_buckets", max_buckets)
         self._clock = checked_clock(name, clock)
         self._buckets = _Buckets()
-        self._judgements = Judgements()
 
     def judge(self, action: Action) -> Decision | None:
         """A deny that says when to try again, or None."""
-        if action.point not in COUNTED or self._judgements.note(action) == "counted":
+        if action.point not in COUNTED or self.judgements.note(action) == "counted":
             return None
         key = (action.point.value, count_key(action, self.per))
         interval_s = self.per_seconds / self.max_calls
         wait = self._buckets.take(key, now_of(self.name, self._clock), interval_s, self.burst, self.max_buckets)
         if wait is None:
-            self._judgements.begin(action, "counted")
+            self.judgements.begin(action, "counted")
             return None
         if math.isinf(wait):
             return self.deny("rate-buckets", "Too many are limited at once, so no more can be; raise max_buckets")
@@ -78,24 +77,6 @@ class RateLimitPolicy(BoundedPolicy):
         after_s = math.ceil(wait * 10) / 10
         reason = f"At most {self.max_calls} in {self.per_seconds:g} s for {whose}. Try again in {after_s:g} s."
         return self.deny("rate-limit", reason, Severity.MEDIUM)
-
-    def observe(self, event: Any) -> None:
-        """Ends the judgement of a decision that was taken."""
-        found = decided(event)
-        if found is not None:
-            self._judgements.end(found[0])
-
-    def continue_from(self, previous: object) -> None:
-        """Goes on with the buckets of ``previous``, the policy that this one replaces.
-
-        Raises `PolicyError` when it counted something else.
-        """
-        if not isinstance(previous, RateLimitPolicy) or previous.per != self.per:
-            raise PolicyError(
-                f"{self.name}: calls were not counted per {self.per}", hint="give the rule another name to begin anew"
-            )
-        self._buckets, self._judgements = previous._buckets, previous._judgements
-        self._clock = previous._clock
 
     def reset(self) -> None:
         """Fills every bucket."""

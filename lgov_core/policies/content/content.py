@@ -29,11 +29,10 @@ _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,39}")
 class ContentPolicy(BoundedPolicy):
     """Base of the policies that look at what is written in an action rather than at what it does.
 
-    Every string counts: the text, and the arguments at any depth with the keys of mappings, bytes, and whole numbers as
-    they are written. A string that stands under a key is read as the value given to it. ``kinds`` are the kinds that are
-    looked for; ``allow`` are globs (letter case does not matter) for values that may pass. With ``redact`` each value is
-    replaced by its kind in brackets and the rest keeps its shape; a number becomes a string then, and what cannot be
-    replaced (an object that is not JSON) is denied.
+    Every string counts: the text, and the arguments at any depth with the keys of mappings, bytes, and whole numbers. A
+    string under a key is read as the value given to it. ``kinds`` are the kinds to look for; ``allow`` are globs (letter
+    case ignored) for values that may pass. With ``redact`` each value is replaced by its kind in brackets; a number becomes
+    a string then, and what cannot be replaced (an object that is not JSON) is denied.
 
     Time is linear in the action's characters; more than ``max_characters`` are denied. A reason names kinds and places,
     never the value. May be called from several threads at once. Fails closed.

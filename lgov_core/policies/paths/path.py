@@ -43,9 +43,9 @@ _KERNEL = ("/proc", "/dev", "/sys")
 class PathPolicy(BoundedPolicy):
     """Lets a tool touch only what lies inside ``roots``, whatever way the path is written.
 
-    ``roots`` are folders (a relative one counts from the working directory as the policy is made); a root that is a
-    symbolic link counts as what it points to, one that does not exist yet is taken as written and looked at again on
-    every call. ``cwd`` is the folder in which the tool resolves relative
+    ``roots`` are folders (a relative one counts from the policy file's folder, in Python from the working directory); a
+    root that is a symbolic link counts as what it points to, one that does not exist yet is taken as written and looked at
+    again on every call. ``cwd`` is the folder in which the tool resolves relative
     paths, the first root unless given: **give the tool the same one**, or let it open `resolve`. ``argument`` names the
     argument or arguments that hold a path or a list of paths; each that is present is judged and at least one must be.
     Without it the usual names are (``path``, ``file``, ``filename``, ``directory``, ...: `PATH_ARGUMENTS`). In a list of

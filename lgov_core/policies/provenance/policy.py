@@ -60,24 +60,33 @@ class _Said:
         while self.length > MAX_WORDS and len(self.words) > 1:
             self.length -= len(self.words.popleft())
 
+    def says(self, value: str) -> bool:
+        words = _words(value)
+        return bool(words.strip()) and any(words in text for text in self.words)
+
+    def covers(self, used: Address) -> bool:
+        """Whether an address was said, or a file was named as it is: without a folder, or with blanks in its name."""
+        if used in self.addresses or any(covers(address, used) for address in self.addresses):
+            return True
+        return used.kind == "path" and ("/" not in used.form or " " in used.form) and self.says(used.form)
+
 
 class ProvenancePolicy(BoundedPolicy):
     """Denies a tool call whose arguments hold an address that the user has not said.
 
-    Addresses are e-mail addresses, URLs and host names, paths, account numbers and wallets, and phone numbers (``kinds``).
-    They are looked for in the arguments whose name matches a glob of ``arguments`` (all unless said otherwise; the name is
-    the key, at any depth). An argument named in ``whole`` must, as a whole, have been said, whatever it is. What a tool
-    returned counts for nothing, so that a text planted there cannot make the agent write to a stranger.
+    Addresses are e-mail addresses, URLs and host names, paths, account numbers and wallets, and phone numbers (``kinds``),
+    in the arguments whose key, at any depth, matches a glob of ``arguments``. An argument named in ``whole`` must, as a
+    whole, have been said. What a tool returned does not count.
 
     What the user said is taken from ``Action.context["user_text"]``; from texts judged at ``input`` (not from those of an
     agent called by another: they are written by a model); and, with ``messages``, from the user's and the system's
     messages of model calls. The last two are remembered by rollout and by session, so the rule must cover those points, as
     it does unless ``on:`` says otherwise. Where nothing the user said is known, a call with an address in it is denied.
 
-    Compared is who is meant: hosts in lower case and ASCII form, paths without ``..``. A URL the user named covers the
-    pages below it, a directory what lies in it; a host covers neither its subdomains nor other hosts. ``trusted`` are
-    globs for addresses that need not be said: ``*@example.org``, ``example.org/*``, ``/srv/data/*``; a host alone covers
-    its pages.
+    Compared is who is meant: hosts in lower case and ASCII form, paths without ``..``. A URL covers the pages below it, a
+    directory what lies in it; a host covers neither its subdomains nor other hosts, and nothing but the whole URL covers a
+    query string. ``trusted`` are globs for addresses that need not be said: ``*@example.org``, ``example.org/*``,
+    ``/srv/data/*``; a host alone covers its pages.
 
     Remembers at most ``conversations`` rollouts and sessions, the ones used last. May be called from several threads at
     once. Fails closed: what is forgotten was not said.
@@ -156,11 +165,11 @@ class ProvenancePolicy(BoundedPolicy):
     def _verdict(self, known: list[_Said], used: list[tuple[str, Address | str]]) -> Decision:
         for name, value in used:
             if isinstance(value, Address):
-                if self._trusts(value) or any(_covers(said, value) or _names(said, value) for said in known):
+                if self._trusts(value) or any(said.covers(value) for said in known):
                     continue
                 what = value.kind
             else:
-                if any(_says(said, value) for said in known) or matches_any(value.casefold(), self._trusted):
+                if any(said.says(value) for said in known) or matches_any(value.casefold(), self._trusted):
                     continue
                 what = "value"
             if not known:
@@ -185,7 +194,8 @@ class ProvenancePolicy(BoundedPolicy):
                     return True
         elif matches_any(form, tuple(glob for glob in self._trusted if ("@" in glob) == (address.kind == "email"))):
             return True
-        return any(covers(said, address) for said in self._named)
+        bare = address if address.kind != "url" else Address("url", address.form.partition("?")[0])
+        return any(covers(said, one) for said in self._named for one in (address, bare))
 
     def _note(self, action: Action, texts: list[str]) -> None:
         keys = _keys(action)
@@ -197,20 +207,6 @@ class ProvenancePolicy(BoundedPolicy):
                 self._said.put(key, said)
                 for text in texts:
                     said.add(text)
-
-
-def _covers(said: _Said, used: Address) -> bool:
-    return used in said.addresses or any(covers(address, used) for address in said.addresses)
-
-
-def _says(said: _Said, value: str) -> bool:
-    words = _words(value)
-    return bool(words.strip()) and any(words in text for text in said.words)
-
-
-def _names(said: _Said, used: Address) -> bool:
-    """Whether a file was named as it is: without a folder, or with blanks in its name."""
-    return used.kind == "path" and ("/" not in used.form or " " in used.form) and _says(said, used.form)
 
 
 def _words(text: str) -> str:

@@ -97,7 +97,8 @@ def covers(said: Address, used: Address) -> bool:
     """Whether ``used`` was said when ``said`` was.
 
     An e-mail address, account or phone number covers itself; a phone number also the same with its country's prefix. A
-    URL covers what lies below it, so that a named host covers its pages, and a path covers what lies in it.
+    URL covers what lies below it, so that a named host covers its pages, and a path covers what lies in it. A query
+    string is new text: only the whole URL covers it.
     """
     if said.kind != used.kind:
         return False
@@ -108,5 +109,5 @@ def covers(said: Address, used: Address) -> bool:
         return len(short) >= 8 and len(long) - len(short) <= 3 and long.endswith(short)
     if said.kind in ("url", "path"):
         base = said.form.rstrip("/") if said.kind == "url" else said.form
-        return len(base) > 1 and "?" not in base and used.form.startswith((base + "/", base + "?"))
+        return len(base) > 1 and "?" not in base and used.form.startswith(base + "/") and "?" not in used.form
     return False

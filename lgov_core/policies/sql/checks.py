@@ -17,7 +17,7 @@ from lgov_core.policies.sql.refusal import (
     unbounded_write,
     unparsable,
 )
-from lgov_core.policies.sql.rules import Settings, folded, may_mean, names
+from lgov_core.policies.sql.rules import Settings, folded, may_mean, names, stored_name
 from lgov_core.policies.sql.statements import OPENINGS, TRANSACTION_WORDS
 from lgov_core.policies.sql.text import MYSQL_FAMILY, Statement
 from lgov_core.types import Severity
@@ -104,9 +104,7 @@ class TreeChecks:
     def check_table(self, schema: str, table: str, *, listed: bool = True) -> None:
         """Refuses a table that is denied, of the catalog, or (when ``listed``, a real one) not among ``tables``."""
         tables = self.settings.tables
-        if self.dialect == "bigquery" and "." in table:  # in one pair of quotes, or of its INFORMATION_SCHEMA
-            *outer, table = table.split(".")
-            schema = ".".join(part for part in (schema, *outer) if part)
+        schema, table = stored_name(schema, table, self.dialect)
         if any(may_mean(glob, schema, table) for glob in self.settings.denied_tables):
             raise denied_table(table)
         if self.dialect in _TSQL and schema.count(".") > 1:

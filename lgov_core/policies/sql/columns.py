@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 
 from sqlglot import exp
 
-from lgov_core.policies.sql.rules import folded, may_mean
+from lgov_core.policies.sql.rules import folded, may_mean, stored_name
 from lgov_core.policies.sql.tree import is_from_query, table_names
 
 #: SQLite's names for the row's number, which an integer primary key is another name for; SQL Server's for key columns.
@@ -25,7 +25,7 @@ def reached_column(tree: exp.Expr, protected: Sequence[tuple[str, str]], dialect
     ``protected`` are pairs of globs, for the table and for the column.
     """
     tables = [
-        (node, schema, table)
+        (node, *stored_name(schema, table, dialect))
         for node in tree.walk()
         for schema, table in table_names(node)
         if not is_from_query(node, table)

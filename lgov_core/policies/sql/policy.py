@@ -61,7 +61,6 @@ class SQLPolicy(BoundedPolicy):
     """
 
     permits = True
-
     #: A policy file must give these, although Python need not.
     required_in_files: ClassVar[tuple[str, ...]] = ("dialect",)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,19 +75,40 @@ def folded(name: str) -> str:
     return "".join(char for char in plain if not unicodedata.combining(char)).casefold()
 
 
+def stored_name(schema: str, table: str, dialect: str) -> tuple[str, str]:
+    """The schema and the table that a name in FROM reads.
+
+    BigQuery takes ``project.dataset.table`` in one pair of quotes, and decorators for a part (``$20260301``) or a moment
+    (``@-3600000``) of a table.
+    """
+    if dialect != "bigquery":
+        return schema, table
+    *outer, table = re.split(r"[$@]", table, maxsplit=1)[0].split(".")
+    return ".".join(part for part in (schema, *outer) if part), table
+
+
 def may_mean(glob: str, schema: str, table: str) -> bool:
-    """Whether a glob for denied tables may mean this one; without a schema in the SQL it may be any schema's."""
+    """Whether a glob for denied tables may mean this one; without a schema in the SQL it may be any schema's.
+
+    A table that ends with ``*`` stands for every table that begins so (BigQuery's wildcard tables).
+    """
     table = folded(table)
     if "." in glob and schema:
         outer, _, inner = folded(schema).rpartition(".")
-        return fnmatchcase(f"{inner}.{table}", glob) or fnmatchcase(f"{outer}.{inner}.{table}", glob)
-    return fnmatchcase(table, glob.rsplit(".", 1)[-1])
+        return _may_match(f"{inner}.{table}", glob) or _may_match(f"{outer}.{inner}.{table}", glob)
+    return _may_match(table, glob.rsplit(".", 1)[-1])
+
+
+def _may_match(name: str, glob: str) -> bool:
+    if not name.endswith("*"):
+        return fnmatchcase(name, glob)
+    known = re.split(r"[*?[]", glob, maxsplit=1)[0]  # how everything that the glob matches begins
+    prefix = name[:-1]
+    return known.startswith(prefix) or (known != glob and prefix.startswith(known))
 
 
 def names(glob: str, schema: str, table: str) -> bool:
-    """Whether a glob for permitted tables surely names this one."""
-    if "." not in glob:
-        return fnmatchcase(table, glob)
+    """Whether a glob for permitted tables surely names this one, or every one that a wildcard table stands for."""
     dots = glob.count(".")
-    parts = [*schema.split("."), table]
-    return fnmatchcase(".".join(parts[-dots - 1 :]), glob)
+    name = ".".join([*schema.split("."), table][-dots - 1 :])
+    return fnmatchcase(name.removesuffix("*"), glob) and (glob.endswith("*") or not name.endswith("*"))
