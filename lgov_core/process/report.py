@@ -51,10 +51,10 @@ class RunReport:
 
     ``would_deny`` of the ``allowed`` decisions would have blocked outside shadow mode.
 
-    ``uncovered`` says for each instrumented framework at which points it cannot block. ``children`` counts started programs by
-    name, ``governed_children`` those that were under policy, also if another child started them; ``ungoverned_children``
-    are those that the program itself started and that were not. ``store`` is the trace store as it may be printed, or
-    None, and ``rollout_id`` the rollout that the run is there.
+    ``uncovered`` says for each instrumented framework at which points it cannot block. ``children`` counts started programs
+    by name, ``governed_children`` those that were under policy, also if another child started them, ``ungoverned_children``
+    those that were not; ``children_refused``: the status is not 0 for them. ``store`` is the trace store as it may be
+    printed, or None, and ``rollout_id`` the rollout that the run is there.
     """
 
     frameworks: list[str]
@@ -67,6 +67,7 @@ class RunReport:
     children: dict[str, int]
     governed_children: int
     ungoverned_children: int
+    children_refused: bool
     failures: dict[str, int]
     audit: str
     rollout_id: str
@@ -119,6 +120,8 @@ class RunReport:
             names = ", ".join(name for name, _ in Counter(self.children).most_common(MAX_PLACES))
             what = f"{self.ungoverned_children} processes that the program started were not governed"
             lines.append(f"{what} (it started {names})")
+        if self.children_refused:
+            lines.append("status 78 for that: start them with this environment, or give --allow-ungoverned-children")
         return lines
 
 
@@ -131,6 +134,7 @@ def make_report(
     children: Mapping[str, int],
     governed_children: int,
     ungoverned_children: int,
+    children_refused: bool,
     failures: Mapping[str, int],
     audit: Path,
     rollout_id: str,
@@ -159,6 +163,7 @@ def make_report(
         children=dict(children),
         governed_children=governed_children,
         ungoverned_children=ungoverned_children,
+        children_refused=children_refused,
         failures=dict(failures),
         audit=str(audit),
         rollout_id=rollout_id,
