@@ -107,8 +107,8 @@ def test_the_report_of_a_run_counts_it(tmp_path: Path) -> None:
     for name in ("ls", "rm", "rm"):
         governor.decide(Action(Point.PRE_TOOL_CALL, name, framework="f"))
     report = make_report(
-        (), (), tally.judged, folder=tmp_path, children={}, governed_children=0, ungoverned_children=0, failures={},
-        audit=tmp_path / "audit.db", rollout_id="r",
+        (), (), tally.judged, folder=tmp_path, children={}, governed_children=0, ungoverned_children=0,
+        children_refused=False, failures={}, audit=tmp_path / "audit.db", rollout_id="r",
     )  # fmt: skip
     assert (report.allowed, report.denied, report.would_deny) == (3, 0, 2)
     assert report.lines()[0].endswith("3 allowed, 0 denied; shadow mode: 2 of the allowed would have been denied")
