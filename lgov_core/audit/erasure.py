@@ -42,12 +42,8 @@ def erase_texts(connection: sqlite3.Connection, positions: Iterable[int]) -> Non
     """Erases the texts of entries with their salts, and has the file's free pages overwritten. Raises ``sqlite3.Error``."""
     connection.execute("PRAGMA secure_delete=ON")
     connection.execute("BEGIN IMMEDIATE")
-    try:
+    with connection:  # commits, or rolls back
         connection.executemany(
             "UPDATE entries SET salt = NULL, arguments = NULL, content = NULL WHERE position = ?",
             [(position,) for position in positions],
         )
-        connection.execute("COMMIT")
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise

@@ -38,6 +38,11 @@ from lgov_core.settings import load_settings
     help="Python child processes: govern them too, or let them run ungoverned.",
 )
 @click.option(
+    "--allow-ungoverned-children",
+    is_flag=True,
+    help="Keep status 0 when the program started processes that were not governed. [default: status 78]",
+)
+@click.option(
     "--content/--no-content", default=True, show_default=True, help="Keep prompts, arguments and results on spans."
 )
 @click.option("--json", "as_json", is_flag=True, help="Write errors and the closing report as JSON to standard error.")
@@ -48,6 +53,7 @@ def run(
     rollout_id: str | None,
     task_id: str | None,
     children: Literal["govern", "allow"],
+    allow_ungoverned_children: bool,
     content: bool,
     as_json: bool,
     command: tuple[str, ...],
@@ -80,6 +86,7 @@ def run(
         rollout_id=rollout_id,
         task_id=task_id,
         children=children,
+        allow_ungoverned_children=allow_ungoverned_children,
         capture_content=content,
         as_json=as_json,
     )

@@ -3,8 +3,9 @@
 `hand_on` puts what a child needs into the environment: ``LGOV_CHILD``, and in front of ``PYTHONPATH`` a folder whose
 ``sitecustomize`` calls `govern_child` before anything of the child's own runs. A child opens the policy and the record
 when it first imports a framework, so that one that never does costs nothing but a few imports. Not reached: a child
-started with ``-I``, ``-E`` or ``-S`` or with an environment of its own, and programs that are not Python; the closing
-report of ``lgov run`` says so. Policies that keep count in memory (costs, rates, loops) count in each process alone.
+started with ``-I``, ``-E`` or ``-S`` or with an environment of its own, and programs that are not Python. Every governed
+process reports what it starts and that it began (`lgov_core.process.child_reports`), so that the closing report of
+``lgov run`` knows which were not reached. Policies that keep count in memory (costs, rates, loops) count in each process alone.
 """
 
 from __future__ import annotations
@@ -13,12 +14,11 @@ import atexit
 import json
 import os
 import sys
-import tempfile
-from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from lgov_core.process.child_reports import watch_children
 from lgov_core.process.governed import (
     ProcessOptions,
     append_report,
@@ -34,45 +34,13 @@ if TYPE_CHECKING:
     from lgov_core.process.governed import GovernedProcess
 
 VARIABLE = "LGOV_CHILD"
-#: Who started a child: the program, its ``multiprocessing``, or another child.
-BY_PROGRAM, BY_MULTIPROCESSING, BY_CHILD = "program", "multiprocessing", "child"
 SITE = Path(__file__).parent / "site"
 #: How much of a child's command a message shows, in characters.
 MAX_COMMAND = 100
 
 
-def read_reports(path: Path | None) -> tuple[Counter[str], Counter[tuple[str, str, str]], list[str]]:
-    """How many children began (by who started them), what they judged, what went wrong in them; removes the file.
-
-    Governed children write a line to it when they begin and one when they end. None: no child was governed.
-    """
-    began, judged, problems = Counter[str](), Counter[tuple[str, str, str]](), list[str]()
-    if path is None:
-        return began, judged, problems
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        path.unlink()
-    except OSError:
-        return began, judged, problems
-    for line in lines:
-        try:
-            said: dict[str, Any] = json.loads(line)
-        except ValueError:
-            continue  # a child was killed while it wrote
-        began.update([said["began"]] if "began" in said else [])
-        for framework, point, effect, count in said.get("judged", ()):
-            judged[framework, point, effect] += count
-        problems += said.get("problems", [])
-    return began, judged, problems
-
-
-def hand_on(options: ProcessOptions, scope: RolloutScope) -> Path:
-    """Makes the Python processes that this process starts from now on governed; returns the file of their reports.
-
-    Changes the environment.
-    """
-    handle, name = tempfile.mkstemp(prefix="lgov-children-", suffix=".jsonl")
-    os.close(handle)
+def hand_on(options: ProcessOptions, scope: RolloutScope, reports: Path) -> None:
+    """Makes the Python processes that this process starts from now on governed. Changes the environment."""
     os.environ[VARIABLE] = json.dumps(
         {
             **asdict(options),
@@ -80,12 +48,11 @@ def hand_on(options: ProcessOptions, scope: RolloutScope) -> Path:
             "audit": str(options.audit.resolve()),
             "store": _absolute(options.store),
             **asdict(scope),
-            "reports": name,
+            "reports": str(reports),
         }
     )
     others = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != str(SITE)]
     os.environ["PYTHONPATH"] = os.pathsep.join([str(SITE), *others])
-    return Path(name)
 
 
 def _absolute(store: str | None) -> str | None:
@@ -122,9 +89,6 @@ class _Child:
         self.reports = Path(inherited["reports"])
         self.process: GovernedProcess | None = None
         self.pid = os.getpid()
-        spawned = any(word.startswith("from multiprocessing.") for word in sys.orig_argv)
-        self.started_by = BY_CHILD if inherited.get("in_child") else BY_MULTIPROCESSING if spawned else BY_PROGRAM
-        os.environ[VARIABLE] = json.dumps({**inherited, "in_child": True})  # for those that this one starts
 
     def begin(self) -> None:
         from lgov_core.plugins import make_plugin_manager
@@ -141,7 +105,10 @@ class _Child:
         enter_scope(self.scope).__enter__()  # for as long as the process lives
         carry_into_threads()
         FrameworkGuard(installed_adapters(manager), opened, _refuse).install()
-        append_report(self.reports, {"began": self.started_by})
+        spawned = any(word.startswith("from multiprocessing.") for word in sys.orig_argv)
+        said = {"began": "multiprocessing" if spawned else "program", "pid": self.pid, "parent": os.getppid()}
+        append_report(self.reports, said)
+        watch_children(self.reports)
         atexit.register(self.end)
 
     def end(self) -> None:

@@ -43,26 +43,38 @@ class FrameworkGuard(MetaPathFinder):
         self._refuse = refuse
         self._lock = threading.RLock()
         self._begun: set[str] = set()
-        self._modules: dict[str, ModuleType] = {}
+        self._patched: set[str] = set()  # modules of the frameworks that were loaded when these were instrumented
         self.instrumented: list[str] = []
 
     def install(self) -> None:
-        """Registers the import hook; frameworks that are loaded already are instrumented at once."""
+        """Registers the import hook; frameworks that are loaded already are instrumented at once.
+
+        From then on the process also ends when it makes a sub-interpreter: nothing in one is governed.
+        """
         sys.meta_path.insert(0, self)
+        sys.addaudithook(self._watch)
         for adapter in self.adapters:
-            there = {name: module for name in adapter.modules if (module := sys.modules.get(name)) is not None}
-            self._modules.update(there)
-            if there:
+            if any(name in sys.modules for name in adapter.modules):
                 self.instrument(adapter)
+
+    def _watch(self, event: str, _arguments: tuple[Any, ...]) -> None:
+        if event == "cpython.PyInterpreterState_New" and self in sys.meta_path:
+            self._refuse("it makes a sub-interpreter, in which nothing is governed; use threads or processes")
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Finds a framework's top-level module with the other finders and puts the instrumentation behind its loading."""
-        adapter = self._by_module.get(fullname)
-        if adapter is None or (
-            target is not None and adapter.name in self.instrumented
-        ):  # Reloaded, it is the same module.
+        """Finds a framework's top-level module with the other finders and puts the instrumentation behind its loading.
+
+        A module that was loaded when its framework was instrumented is found again only to be loaded a second time (a
+        reload, or an import after it was removed from ``sys.modules``), without what was patched: then the process ends.
+        """
+        if fullname in self._patched:
+            self._refuse(
+                f"{fullname} is loaded a second time, and the new copy is not governed; do not reload a framework or"
+                " remove it from sys.modules"
+            )
+        if (adapter := self._by_module.get(fullname)) is None:
             return None
         for finder in sys.meta_path:
             if finder is self:
@@ -73,19 +85,6 @@ class FrameworkGuard(MetaPathFinder):
                 spec.loader = _InstrumentingLoader(self, adapter, spec.loader)
                 return spec
         return None
-
-    def loaded(self, adapter: Adapter, module: ModuleType) -> None:
-        """Instruments ``adapter``, of which ``module`` has been loaded, unless that has been done.
-
-        A second copy of a module that has been instrumented is not the one that is governed: then the process ends.
-        """
-        if adapter.name in self.instrumented and self._modules.get(module.__name__, module) is not module:
-            self._refuse(
-                f"{module.__name__} was imported a second time, and the new copy is not governed; do not remove a"
-                " framework from sys.modules"
-            )
-        self._modules[module.__name__] = module
-        self.instrument(adapter)
 
     def instrument(self, adapter: Adapter) -> None:
         """Instruments ``adapter`` unless that has been done. Returns without instrumentation only inside the
@@ -102,6 +101,7 @@ class FrameworkGuard(MetaPathFinder):
                 adapter.instrument(self._governor())
             except BaseException as error:  # noqa: BLE001 - whatever went wrong, nothing may run ungoverned
                 self._refuse(f"{adapter.name} cannot be governed: {error}")
+            self._patched |= {name for name in sys.modules if name.partition(".")[0] in adapter.modules}
             self.instrumented.append(adapter.name)
             for reason in dict.fromkeys(adapter.unsupported.values()):
                 _LOG.info("%s: not governed: %s", adapter.name, reason)
@@ -134,4 +134,4 @@ class _InstrumentingLoader(Loader):
             self._guard.instrument(self._adapter)
         if self._inner is not None:
             self._inner.exec_module(module)
-        self._guard.loaded(self._adapter, module)
+        self._guard.instrument(self._adapter)

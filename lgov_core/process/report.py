@@ -47,10 +47,10 @@ class RunReport:
 
     ``would_deny`` of the ``allowed`` decisions would have blocked outside shadow mode.
 
-    ``uncovered`` says for each instrumented framework at which points it cannot block. ``children`` counts started programs by
-    name, ``governed_children`` those that were under policy, also if another child started them; ``ungoverned_children``
-    are those that the program itself started and that were not. ``store`` is the trace store as it may be printed, or
-    None, and ``rollout_id`` the rollout that the run is there.
+    ``uncovered`` says for each instrumented framework at which points it cannot block. ``children`` counts started programs
+    by name, ``governed_children`` those that were under policy, also if another child started them, ``ungoverned_children``
+    those that were not; ``children_refused``: the status is not 0 for them. ``store`` is the trace store as it may be
+    printed, or None, and ``rollout_id`` the rollout that the run is there.
     """
 
     frameworks: list[str]
@@ -63,6 +63,7 @@ class RunReport:
     children: dict[str, int]
     governed_children: int
     ungoverned_children: int
+    children_refused: bool
     failures: dict[str, int]
     audit: str
     rollout_id: str
@@ -115,6 +116,8 @@ class RunReport:
             names = ", ".join(name for name, _ in Counter(self.children).most_common(MAX_PLACES))
             what = f"{self.ungoverned_children} processes that the program started were not governed"
             lines.append(f"{what} (it started {names})")
+        if self.children_refused:
+            lines.append("status 78 for that: start them with this environment, or give --allow-ungoverned-children")
         return lines
 
 

@@ -3,7 +3,7 @@
 Before the program's first line the policy is loaded, the record opened and the import hook installed. If any of that
 fails, or the program later imports a framework that cannot be governed, the process ends with status 78 and a message.
 Governance covers this process, its threads, and the Python processes that it starts (`lgov_core.process.children`); the
-closing report names the other programs that were started.
+closing report names the other programs that were started, for which the status is 78 unless they are allowed.
 """
 
 from __future__ import annotations
@@ -11,18 +11,17 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import platform
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Literal, NoReturn
 
 from lgov_core.errors import InstrumentationError, LgovError, PolicyDenied
-from lgov_core.process.children import BY_CHILD, BY_MULTIPROCESSING, VARIABLE, hand_on, read_reports
+from lgov_core.process.child_reports import make_reports, read_reports, watch_children
+from lgov_core.process.children import VARIABLE, hand_on
 from lgov_core.process.governed import (
     CANNOT_GOVERN,
     DEFAULT_AUDIT,
@@ -41,7 +40,7 @@ from lgov_core.scope import RolloutScope, carry_into_threads
 from lgov_core.settings import without_password
 from lgov_core.types import BLOCKING, Outcome, Rollout, new_id
 
-_CHILD_EVENTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.exec", "os.spawn", "os.system"})
+_SPAWNERS = tuple(f"multiprocessing.popen_{way}" for way in ("spawn_posix", "spawn_win32", "forkserver"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,8 @@ class RunOptions:
     keep. ``store`` keeps spans and rewards; None keeps none.
     ``endpoint`` is the base URL of the training endpoint, to which OpenAI-style clients of the program are then
     pointed. ``rollout_id`` names the rollout that the process is; None makes a fresh one. ``task_id`` names its task;
-    None means the program's name.
+    None means the program's name. ``allow_ungoverned_children``: the status stays 0 when the program started processes that
+    were not governed; ``children`` "allow" governs none, and allows them too.
     """
 
     policy: Path | None = None
@@ -66,6 +66,7 @@ class RunOptions:
     timeout_s: float = 2.0
     plugins: tuple[object, ...] = ()
     children: Literal["govern", "allow"] = "govern"
+    allow_ungoverned_children: bool = False
     capture_content: bool = True
     as_json: bool = False
 
@@ -79,9 +80,9 @@ class _Run:
     folder: Path
     process: GovernedProcess = field(init=False)
     guard: FrameworkGuard = field(init=False)
-    child_reports: Path | None = None
+    child_reports: Path = field(init=False)
     attempt_open: bool = False
-    children: Counter[str] = field(default_factory=Counter)
+    status: int = CANNOT_GOVERN
     pid: int = field(default_factory=os.getpid)
     script: Path | None = None  # absolute: the program may go to another folder
 
@@ -91,8 +92,9 @@ def run_program(command: Sequence[str], options: RunOptions) -> int:
 
     Returns 78 and says why on standard error if the program could not be governed; then no line of it has run. A
     framework that turns out ungovernable when the program imports it ends the process with 78 on the spot. A report
-    is written to standard error when the process ends. Changes ``sys.argv``, ``sys.path``, the environment and the
-    import system, so it is for a process that does nothing else. Fails closed.
+    is written to standard error when the process ends, with 78 instead of 0 if it had started processes that were not
+    governed and are not allowed. Changes ``sys.argv``, ``sys.path``, the environment and the import system, so it is for
+    a process that does nothing else. Fails closed.
     """
     if VARIABLE in os.environ:
         already = "this process was started by a governed program and is under its policy already"
@@ -108,26 +110,25 @@ def run_program(command: Sequence[str], options: RunOptions) -> int:
         return _cannot(error, options)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever is broken here, the program must not run without it
         return _cannot(InstrumentationError(f"{type(error).__name__}: {error}"), options)
-    _watch_children(run.children)
+    run.process.tally.reports = run.child_reports
+    watch_children(run.child_reports, partial(_refuse_to_be_replaced, run))
     atexit.register(_finish, run)
     try:
         if options.endpoint is not None:
             _point_clients_at(options.endpoint, scope)
         carry_into_threads()
         if options.children == "govern":
-            run.child_reports = hand_on(run.process.options, scope)
-            run.process.tally.reports = run.child_reports
+            hand_on(run.process.options, scope, run.child_reports)
         _begin_attempt(run, command)
         run.guard.install()
         with run.process.governor.rollout(scope):
-            status = execute(invocation)
+            run.status = execute(invocation)
     except PolicyDenied as denied:
         reason = f"the policy does not let this program start: {denied.decision.reason}"
-        status = _cannot(InstrumentationError(reason), options)
+        run.status = _cannot(InstrumentationError(reason), options)
     except LgovError as error:
-        status = _cannot(error, options)
-    _end_attempt(run, status)
-    return status
+        run.status = _cannot(error, options)
+    return run.status
 
 
 def _prepare(invocation: Invocation, scope: RolloutScope, options: RunOptions) -> _Run:
@@ -145,6 +146,7 @@ def _prepare(invocation: Invocation, scope: RolloutScope, options: RunOptions) -
         partial(_refuse, run),
         plugins=options.plugins,
     )
+    run.child_reports = make_reports()
     return run
 
 
@@ -157,42 +159,6 @@ def _point_clients_at(endpoint: str, scope: RolloutScope) -> None:
     headers = [f"x-lgov-rollout-id: {scope.rollout_id}", f"x-lgov-attempt: {scope.attempt}"]
     given = os.environ.get("OPENAI_CUSTOM_HEADERS", "").strip()
     os.environ["OPENAI_CUSTOM_HEADERS"] = "\n".join(([given] if given else []) + headers)
-
-
-def _watch_children(children: Counter[str]) -> None:
-    """Notes every program that this process starts. An audit hook stays for the life of the process."""
-
-    def notice(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in _CHILD_EVENTS and not _asks_platform() and not _is_repeated(event):
-            name = _program_name(event, arguments)
-            children[name] += 1
-            if event == "os.exec":  # The process becomes another one: there will be no closing report.
-                say(f"the program replaces itself by {name}, which this report does not cover")
-
-    sys.addaudithook(notice)
-
-
-def _asks_platform() -> bool:
-    """Whether it is Python's own ``platform`` that starts a program: it asks ``uname`` which machine this is."""
-    frame = sys._getframe(2)
-    while frame is not None:
-        if frame.f_code.co_filename == platform.__file__:
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _is_repeated(event: str) -> bool:
-    """Whether ``subprocess`` starts by posix_spawn (from Python 3.13 on) what it has announced already."""
-    return event == "os.posix_spawn" and sys._getframe(2).f_code.co_filename == subprocess.__file__
-
-
-def _program_name(event: str, arguments: tuple[Any, ...]) -> str:
-    named = next((one for one in arguments if isinstance(one, (str, bytes, os.PathLike)) and one), None)
-    if named is None:
-        return event
-    text = os.fsdecode(named)
-    return text.split()[0] if event == "os.system" and text.split() else os.path.basename(text)
 
 
 def _begin_attempt(run: _Run, command: Sequence[str]) -> None:
@@ -228,12 +194,19 @@ def _finish(run: _Run) -> None:
         return  # a forked child ends; the record and the report are its parent's
     from lgov_core.process.report import RunReport, cannot_block, near_gaps
 
-    process, store = run.process, run.options.store
-    began, judged, problems = read_reports(run.child_reports)
-    judged += process.tally.judged
+    process, options = run.process, run.options
+    children = read_reports(run.child_reports)
+    # multiprocessing announces no start, but loads one of these for it: then at least one process was not governed.
+    unseen = int(not children.multiprocessing and any(name in sys.modules for name in _SPAWNERS))
+    started = children.started + Counter({"multiprocessing": children.multiprocessing + unseen})
+    ungoverned = children.ungoverned + unseen
+    refused = bool(ungoverned) and not options.allow_ungoverned_children and options.children == "govern"
+    if refused and run.status == 0:
+        run.status = CANNOT_GOVERN
+    _end_attempt(run, run.status)
+    judged = process.tally.judged + children.judged
     denied = sum(count for (_, _, effect), count in judged.items() if effect in BLOCKING)
     would = sum(count for (_, _, effect), count in judged.items() if effect.removeprefix("would-") in BLOCKING)
-    children = run.children + _multiprocessing_children(began[BY_MULTIPROCESSING])
     adapters = [adapter for adapter in run.guard.adapters if adapter.name in run.guard.instrumented]
     report = RunReport(
         frameworks=list(run.guard.instrumented),
@@ -243,26 +216,31 @@ def _finish(run: _Run) -> None:
         would_deny=would - denied,
         uncovered={one.name: points for one in adapters if (points := cannot_block(one))},
         near_gaps=near_gaps(run.folder, adapters, run.script),
-        children=dict(children),
-        governed_children=began.total(),
-        ungoverned_children=max(children.total() - (began.total() - began[BY_CHILD]), 0),
+        children=dict(started),
+        governed_children=children.governed,
+        ungoverned_children=ungoverned,
+        children_refused=refused,
         failures=dict(process.governor.failures),
         audit=str(process.options.audit),
         rollout_id=run.scope.rollout_id,
-        store=None if store is None else without_password(store),
-        problems=[*problems, *process.close()],
+        store=None if options.store is None else without_password(options.store),
+        problems=[*children.problems, *process.close()],
     )
-    if run.options.as_json:
+    if options.as_json:
         write_error(json.dumps({"report": report.as_json()}))
-        return
-    for line in report.lines():
-        say(line)
+    else:
+        for line in report.lines():
+            say(line)
+    if refused and run.status == CANNOT_GOVERN:
+        end_process()  # the interpreter is ending already, with the program's status
 
 
-def _multiprocessing_children(governed: int) -> Counter[str]:
-    """Children that ``multiprocessing`` spawned without an audit event, by their reports. Forked ones stay governed."""
-    spawned = ("multiprocessing.popen_spawn_posix", "multiprocessing.popen_spawn_win32", "multiprocessing.forkserver")
-    return Counter({BY_MULTIPROCESSING: governed or 1} if any(name in sys.modules for name in spawned) else {})
+def _refuse_to_be_replaced(run: _Run, name: str) -> None:
+    """Ends a program that replaces itself by another: there would be no closing report, and no status of lgov's."""
+    if run.options.allow_ungoverned_children or run.options.children == "allow":
+        say(f"the program replaces itself by {name}, which this report does not cover")
+    else:
+        _refuse(run, f"the program replaces itself by {name}; start it as a child, or give --allow-ungoverned-children")
 
 
 def _refuse(run: _Run, reason: str) -> NoReturn:

@@ -12,12 +12,58 @@ from lgov_runs import LGOV, WORKER, lgov_run, make_company, write
 
 from lgov_core.audit import AuditLog
 from lgov_core.store import open_store
+from lgov_core.types import Outcome
+
+UNGOVERNED = {
+    "isolated": "subprocess.run([sys.executable, '-I', 'worker.py', 'SELECT 1'])",
+    "no environment": "subprocess.run([sys.executable, '-E', 'worker.py', 'SELECT 1'])",
+    "own environment": "subprocess.run([sys.executable, 'worker.py', 'SELECT 1'], env={'PATH': os.environ['PATH']})",
+    "spawn": "os.spawnv(os.P_WAIT, sys.executable, [sys.executable, '-I', 'worker.py', 'SELECT 1'])",
+    "system": "os.system(f'{sys.executable} -I worker.py \"SELECT 1\"')",
+    "fork and exec": "os.fork() or os.execv(sys.executable, [sys.executable, '-I', 'worker.py', 'SELECT 1']); os.wait()",
+    "among governed ones": (
+        'subprocess.run(f\'{sys.executable} worker.py "SELECT 2"; {sys.executable} worker.py "SELECT 2";'
+        ' {sys.executable} -I worker.py "SELECT 1"\', shell=True)'
+    ),
+    "grandchild": "subprocess.run([sys.executable, 'middle.py'])",
+    "another program": "subprocess.run(['true']); print('[(1,)]')",
+}
 
 
-def test_started_programs_are_reported_as_not_governed(folder: Path) -> None:
-    done = lgov_run(folder, "python", write(folder, "import subprocess, sys; subprocess.run([sys.executable, '-V'])"))
-    assert done.returncode == 0
+@pytest.mark.parametrize("way", sorted(UNGOVERNED))
+def test_an_ungoverned_child_makes_the_status_78(way: str, folder: Path) -> None:
+    make_company(folder)
+    write(folder, WORKER, "worker.py")
+    write(folder, f"import os, subprocess, sys\n{UNGOVERNED['isolated']}\n", "middle.py")
+    program = write(folder, f"import os, subprocess, sys\n{UNGOVERNED[way]}\nprint('the end')\n")
+    store = ("--store", "store.db", "--rollout-id", "r-1")
+    done = lgov_run(folder, "python", program, options=store)
+    assert "[(1,)]" in done.stdout
+    assert done.stdout.endswith("the end\n")
+    assert done.returncode == 78, done.stderr
+    assert "1 processes that the program started were not governed" in done.stderr
+    assert "--allow-ungoverned-children" in done.stderr
+    with open_store(str(folder / "store.db")) as stored:  # type: ignore[attr-defined]
+        assert [attempt.outcome for attempt in stored.attempts(["r-1"])] == [Outcome.BLOCKED]
+    assert not list(folder.glob("lgov-children-*"))
+    for allowed in (("--allow-ungoverned-children",), ("--children", "allow")):
+        done = lgov_run(folder, "python", program, options=allowed)
+        assert done.returncode == 0, done.stderr
     assert "not governed" in done.stderr
+
+
+def test_an_ungoverned_child_does_not_hide_the_programs_own_status(folder: Path) -> None:
+    program = "import subprocess, sys; subprocess.run([sys.executable, '-I', '-c', '']); sys.exit(5)"
+    assert lgov_run(folder, "python", write(folder, program)).returncode == 5
+
+
+def test_a_program_that_replaces_itself_is_ended(folder: Path) -> None:
+    program = write(folder, "import os, sys; os.execv(sys.executable, [sys.executable, '-I', '-c', 'print(1)'])")
+    done = lgov_run(folder, "python", program)
+    assert (done.returncode, done.stdout) == (78, ""), done.stderr
+    assert "replaces itself by python" in done.stderr
+    done = lgov_run(folder, "python", program, options=("--allow-ungoverned-children",))
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
 
 
 STARTERS = {
@@ -36,7 +82,10 @@ def test_a_python_process_that_the_program_starts_is_governed(way: str, folder: 
     write(folder, "import subprocess, sys; subprocess.run([sys.executable, 'worker.py', sys.argv[1]])", "middle.py")
     start = STARTERS[way].format(query="DROP TABLE staff", folder=folder.name)
     program = write(folder, f"import subprocess, sys\n{start}\nprint('parent goes on')\n")
-    done = lgov_run(folder, "python", program, options=("--audit", "audit.db", "--rollout-id", "r-1", "--json"))
+    options = ("--audit", "audit.db", "--rollout-id", "r-1", "--json")
+    if way == "shell":  # which may itself be an ungoverned process between
+        options += ("--allow-ungoverned-children",)
+    done = lgov_run(folder, "python", program, options=options)
     assert done.returncode == 0, done.stderr
     assert "DENIED" in done.stdout
     assert "parent goes on" in done.stdout
@@ -138,7 +187,7 @@ print(done.returncode, done.stdout, "--children allow" in done.stderr)
 def test_isolated_and_allowed_children_are_named(folder: Path) -> None:
     program = write(folder, "import subprocess, sys\nsubprocess.run([sys.executable, '-I', '-c', 'print(1)'])\n")
     done = lgov_run(folder, "python", program)
-    assert done.stdout == "1\n"
+    assert (done.stdout, done.returncode) == ("1\n", 78)
     assert "1 processes that the program started were not governed (it started python" in done.stderr
     program = write(folder, "import os; print(os.environ.get('LGOV_CHILD'))")
     done = lgov_run(folder, "python", program, options=("--children", "allow"))

@@ -206,24 +206,45 @@ def test_a_policy_that_forbids_the_start_is_obeyed(folder: Path) -> None:
     assert not (folder / "it-ran").exists()
 
 
-def test_a_second_copy_of_a_framework_ends_the_program(folder: Path) -> None:
+@pytest.mark.parametrize("name", ["autogen_core", "autogen_core.tools._function_tool", "langchain_core.tools.base"])
+@pytest.mark.parametrize("way", ["reload", "removed"])
+def test_a_second_copy_of_a_framework_ends_the_program(way: str, name: str, folder: Path) -> None:
     """What was instrumented are the classes of the first one."""
-    program = """
-import sys
-import autogen_core
-import importlib
-importlib.reload(autogen_core)
-print("reloaded", flush=True)
-for name in [name for name in sys.modules if name.split(".")[0] == "autogen_core"]:
-    del sys.modules[name]
+    again = {
+        "reload": f"importlib.reload(sys.modules[{name!r}])",
+        "removed": f"del sys.modules[{name!r}]; importlib.import_module({name!r})",
+    }[way]
+    program = f"""
+import importlib, sys
+import {name}
+print("imported", flush=True)
 try:
-    import autogen_core
+    {again}
 finally:
     open("went-on", "w")
 """
     done = lgov_run(folder, "python", write(folder, program))
-    assert (done.returncode, done.stdout) == (78, "reloaded\n")
-    assert "autogen_core was imported a second time" in done.stderr
+    assert (done.returncode, done.stdout) == (78, "imported\n"), done.stderr
+    assert f"{name} is loaded a second time" in done.stderr
+    assert not (folder / "went-on").exists()
+
+
+def test_what_is_no_framework_can_be_reloaded(folder: Path) -> None:
+    write(folder, "print('loaded', flush=True)", "own.py")
+    program = "import importlib, autogen_core, json, own\nimportlib.reload(own), importlib.reload(json)\n"
+    done = lgov_run(folder, "python", write(folder, program))
+    assert (done.returncode, done.stdout) == (0, "loaded\nloaded\n"), done.stderr
+
+
+@pytest.mark.parametrize("where", ["itself", "child"])
+def test_a_sub_interpreter_ends_the_program(where: str, folder: Path) -> None:
+    module = "_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters"
+    code = "import langchain_core.tools; open('went-on', 'w')"
+    write(folder, f"import {module} as inner\nprint('begun', flush=True)\ninner.run_string(inner.create(), {code!r})\n")
+    write(folder, "import subprocess, sys; sys.exit(subprocess.call([sys.executable, 'agent.py']))", "child.py")
+    done = lgov_run(folder, "python", "agent.py" if where == "itself" else "child.py")
+    assert (done.returncode, done.stdout) == (78, "begun\n"), done.stderr
+    assert "makes a sub-interpreter" in done.stderr
     assert not (folder / "went-on").exists()
 
 

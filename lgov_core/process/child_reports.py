@@ -1,0 +1,125 @@
+"""What governed processes report of the programs that they start, for the closing report of ``lgov run``.
+
+Every governed process appends a line to one file when it begins and for everything that it starts. A started process that
+does not say that it began was not governed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lgov_core.process.governed import append_report
+
+_START_EVENTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.exec", "os.spawn", "os.system"})
+
+
+@dataclass(slots=True)
+class ChildReports:
+    """What the governed processes reported: the programs that they started, and how many of these were governed or not.
+
+    ``multiprocessing`` counts governed children that it started, which no event announces.
+    """
+
+    started: Counter[str] = field(default_factory=Counter[str])
+    governed: int = 0
+    ungoverned: int = 0
+    multiprocessing: int = 0
+    judged: Counter[tuple[str, str, str]] = field(default_factory=Counter[tuple[str, str, str]])
+    problems: list[str] = field(default_factory=list[str])
+
+
+def make_reports() -> Path:
+    """Makes the file that governed processes append their reports to."""
+    handle, name = tempfile.mkstemp(prefix="lgov-children-", suffix=".jsonl")
+    os.close(handle)
+    return Path(name)
+
+
+def read_reports(path: Path) -> ChildReports:
+    """Reads and removes the file of reports.
+
+    A started process is governed when it said itself that it began. Those between (a shell, say) are not, whatever they start.
+    """
+    found = ChildReports()
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        path.unlink()
+    except OSError as error:
+        return ChildReports(ungoverned=1, problems=[f"the reports of child processes cannot be read: {error}"])
+    waiting, replaced = Counter[int](), set[int]()  # by pid: children that have not begun, and what has replaced itself
+    began: list[tuple[int, int]] = []
+    for line in lines:
+        try:
+            said: dict[str, Any] = json.loads(line)
+        except ValueError:
+            continue  # a child was killed while it wrote
+        if "started" in said and said["exec"]:
+            found.started.update([] if said["pid"] in replaced else [said["started"]])  # it may try several folders
+            replaced.add(said["pid"])
+        elif "started" in said:
+            found.started[said["started"]] += 1
+            waiting[said["pid"]] += 1
+        elif "began" in said:
+            found.governed += 1
+            if said["began"] == "multiprocessing":
+                found.multiprocessing += 1
+            elif said["pid"] in replaced:
+                replaced.remove(said["pid"])
+            else:
+                began.append((said["pid"], said["parent"]))
+        for framework, point, effect, count in said.get("judged", ()):
+            found.judged[framework, point, effect] += count
+        found.problems += said.get("problems", [])
+    waiting.subtract(parent for _, parent in began if parent in waiting)
+    found.ungoverned = sum(count for count in waiting.values() if count > 0) + len(replaced)
+    return found
+
+
+def watch_children(reports: Path, replacing: Callable[[str], object] = lambda name: None) -> None:
+    """Reports every program that this process, or a fork of it, starts. An audit hook stays for the life of the process.
+
+    ``replacing`` is called with the program's name before a process, not a fork of it, replaces itself by one.
+    """
+    own = os.getpid()
+
+    def notice(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in _START_EVENTS and not _asks_platform() and not _is_repeated(event):
+            name = _program_name(event, arguments)
+            if event == "os.exec" and os.getpid() == own:
+                replacing(name)
+            append_report(reports, {"started": name, "pid": os.getpid(), "exec": event == "os.exec"})
+
+    sys.addaudithook(notice)
+
+
+def _asks_platform() -> bool:
+    """Whether it is Python's own ``platform`` that starts a program: it asks ``uname`` which machine this is."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_filename == platform.__file__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_repeated(event: str) -> bool:
+    """Whether ``subprocess`` starts by posix_spawn (from Python 3.13 on) what it has announced already."""
+    return event == "os.posix_spawn" and sys._getframe(2).f_code.co_filename == subprocess.__file__
+
+
+def _program_name(event: str, arguments: tuple[Any, ...]) -> str:
+    named = next((one for one in arguments if isinstance(one, (str, bytes, os.PathLike)) and one), None)
+    if named is None:
+        return event
+    text = os.fsdecode(named)
+    return text.split()[0] if event == "os.system" and text.split() else os.path.basename(text)
