@@ -49,8 +49,7 @@ def _patch(patches: Patches) -> None:
     atexit.register(interceptor.end_recordings)
     patches.undo_by(lambda: atexit.unregister(interceptor.end_recordings))
     for cls in (OpenAI, AsyncOpenAI):
-        request = wrapped_request(cls.request, (interceptor,), asynchronous=cls is AsyncOpenAI)
-        patches.replace(cls, "request", request)
+        patches.replace(cls, "request", wrapped_request(cls.request, (interceptor,)))
 
 
 def _self_test() -> None:
