@@ -5,7 +5,7 @@ An adapter reads the request and the reply, and sends the call. `lgov_core.instr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,17 +93,6 @@ class ModelCall:
     def overtaken(self) -> None:
         """Tells stateful policies that the call is not sent as it was judged: it is changed and judged again."""
         self.governor.observe(ModelCallFailed(self._action, "Changed", refused=True))
-
-    def said(self, messages: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
-        """Puts the messages on the span of a call that is not judged; ``messages`` is called only if content is captured.
-
-        If it raises, the messages are left out.
-        """
-        if self.governor.capture_content:
-            try:
-                self.span.set({semconv.INPUT_MESSAGES: json_text(messages())})
-            except Exception:  # noqa: BLE001 - telemetry must not stop the call
-                return
 
     def refused(self, decision: Decision) -> None:
         """Ends the span of a call that was not sent. Raises `PolicyDenied` where the decision says abort."""
