@@ -3,7 +3,7 @@
 ``invoke`` and ``batch`` go through ``generate``, ``ainvoke`` through ``agenerate``; ``stream`` and ``astream`` do not. A call
 that the middleware has evaluated is not evaluated again. A call or reply that is denied becomes a reply that holds the
 denial and asks for no tools. Of a streamed reply, the text is passed on at once; the tool calls it asks for are withheld
-until the whole reply is evaluated, if any policy is asked about replies.
+until the whole reply is evaluated.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from langchain_core.prompt_values import PromptValue
 
 from lgov_core.instrumentation import Step, Steps, arun_steps, run_steps
 from lgov_core.instrumentation.methods import flow_method
-from lgov_core.types import Point
 from lgov_langchain._internals import combine_llm_outputs
 from lgov_langchain.current_governor import acting_governor
 from lgov_langchain.model_calls import Prompt, Reply, Result, attributed, govern_model_call
@@ -189,7 +188,7 @@ def _is_withheld(governor: Governor, chunk: Any) -> bool:
         return True  # a model that does not stream: the chunk is the reply
     if chunk.chunk_position == "last":
         return True
-    return bool(chunk.tool_call_chunks or chunk.tool_calls) and governor.evaluates(Point.POST_MODEL_CALL)
+    return bool(chunk.tool_call_chunks or chunk.tool_calls) and not governor.observe_only
 
 
 def _whole(chunks: Sequence[Any]) -> Reply:

@@ -23,7 +23,7 @@ from lgov_core.instrumentation.evaluated_call import model_call_covered
 from lgov_core.instrumentation.methods import flow_method
 from lgov_openai._internals import http_client_of
 from lgov_openai.exchange import Exchange
-from lgov_openai.http_messages import attribute, body_of, protocol_of, unreadable
+from lgov_openai.http_messages import attribute, body_of, protocol_of, unreadable_request
 from lgov_openai.memory import Memory
 from lgov_openai.request_evaluation import RequestEvaluation
 
@@ -77,7 +77,7 @@ class Interceptor:
         except Exception as error:
             if governor.observe_only:
                 return (yield from send(request))
-            raise unreadable("request") from error
+            raise unreadable_request() from error
         attribute(request)
         return (yield from Exchange(evaluation, request, send).steps())
 

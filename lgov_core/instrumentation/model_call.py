@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lgov_core._util.json import json_text
+from lgov_core._util.steps import Steps
 from lgov_core.errors import PolicyDenied
 from lgov_core.governor import Governor
 from lgov_core.instrumentation.live_span import LiveSpan
@@ -35,14 +36,15 @@ class ModelReading:
     response_id: str | None = None
     response_model: str | None = None
     finish_reason: str | None = None
+    unreadable: str | None = None
 
 
 class ModelCall:
     """One model call: the actions that are judged around it, and its span, which begins here and must be ended.
 
     The adapter judges `request` (and before it `user_text`, once for each new text of the user), sends the call inside
-    ``span.active(model=governor)``, ends the span by `answered` or `failed`, and judges `reply`, then `output` where the reply
-    proposes no tool call. A call that was refused is ended by `refused`. ``parent`` is the parent span,
+    ``span.active(model=governor)``, ends the span by `answered` or `failed`, and judges the reply by `reply_steps`, then
+    `output` where it proposes no tool call. A call that was refused is ended by `refused`. ``parent`` is the parent span,
     if not the current one.
     """
 
@@ -122,8 +124,24 @@ class ModelCall:
         )
         self.span.end()
 
+    def reply_steps(self, reading: ModelReading) -> Steps[Decision]:
+        """Judges the reply before the agent acts on it.
+
+        One whose calls cannot be told apart is refused, on record: a decision, a transform and a result each belong to
+        exactly one call.
+        """
+        problem = reading.unreadable or unclear_ids(reading.tool_calls)
+        if problem is not None and not self.governor.observe_only:
+            return self.refuse_reply(reading, problem)
+        return (yield from self.governor.decision_steps(self.reply(reading)))
+
+    def refuse_reply(self, reading: ModelReading, problem: str) -> Decision:
+        """The recorded denial of a reply that cannot be read for certain."""
+        reason = f"the model's reply cannot be read for certain: {problem}; ask the model again"
+        return self.governor.refuse(self.reply(reading), "unreadable-reply", reason)
+
     def reply(self, reading: ModelReading) -> Action:
-        """The reply, to be judged before the agent acts on it."""
+        """The reply, as policies see it."""
         arguments: dict[str, Any] = {"tool_calls": list(reading.tool_calls)}
         if reading.usage is not None:
             arguments["usage"] = dict(reading.usage)
@@ -152,6 +170,14 @@ class ModelCall:
             native=call.native,
             span_id=self.span.parent_id,
         )
+
+
+def unclear_ids(calls: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why a result cannot be assigned to exactly one of ``calls``; None if it can. A legacy call has no key ``id``."""
+    ids = [call["id"] for call in calls if "id" in call]
+    if not all(isinstance(one, str) and one for one in ids):
+        return "a tool call has no id"
+    return "two tool calls have the same id" if len(set(ids)) < len(ids) else None
 
 
 def reply_limit(*found: Any) -> dict[str, int]:

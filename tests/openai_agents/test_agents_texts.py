@@ -255,3 +255,16 @@ def test_a_denied_answer_of_an_agent_with_a_type_is_an_error() -> None:
         pytest.raises(PolicyDenied),
     ):
         run("sync", Agent(name="a", model=chat_model(server), output_type=int), "go")
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "streaming"])
+@pytest.mark.parametrize("ids", [("c1", "c1"), ("c1", "")])
+def test_calls_that_cannot_be_told_apart_are_refused(
+    mode: str, ids: tuple[str, str], erase: Any, ran: list[str], seen: Seen
+) -> None:
+    doubled = asks(*((call_id, "erase", {"path": str(at)}) for at, call_id in enumerate(ids)))
+    with ScriptedModelServer([doubled]) as server, instrumented(make_governor(lambda action: None, seen)):
+        result = run(mode, Agent(name="a", model=chat_model(server), tools=[erase]), "go")
+    assert "unreadable-reply" in result.final_output
+    assert ran == []
+    assert [one.decision.rule for one in seen.decisions(Point.POST_MODEL_CALL)] == ["unreadable-reply"]
