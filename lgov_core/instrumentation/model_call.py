@@ -78,8 +78,9 @@ class ModelCall:
         )
 
     def user_text(self, text: str, *, nested: bool = False) -> Action:
-        """The user's text, to be judged before the model sees it. ``nested``: another agent wrote it."""
-        return self._text_action(Point.INPUT, text, parent_id=self.span.parent_id if nested else None)
+        """The user's text, to be judged before the model sees it. ``nested``: another agent wrote it, so it has a parent."""
+        above = self.span.parent_id or self.span.span_id
+        return self._text_action(Point.INPUT, text, parent_id=above if nested else None)
 
     def request(self, messages: Sequence[Mapping[str, Any]], **further: Any) -> Action:
         """The call, to be judged before it is sent: ``messages`` as role/content mappings, and further arguments."""

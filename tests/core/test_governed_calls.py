@@ -319,6 +319,8 @@ def test_a_nested_agents_input_is_not_the_users() -> None:
         call = ModelCall(governor, framework="test", model="m", agent="inner")
         assert call.user_text("hi").parent_id is None
         assert call.user_text("hi", nested=True).parent_id == outer.span_id
+    alone = ModelCall(governor, framework="test", model="m", agent="inner")
+    assert alone.user_text("hi", nested=True).parent_id == alone.span.span_id, "another agent's words have a parent"
 
 
 def test_a_tool_that_calls_a_model_makes_a_call_of_its_own() -> None:
