@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 def instrument(governor: Governor) -> None:
     """Makes every LangChain agent, model and tool of this process governed by ``governor``, and proves it by a self-test.
 
-    A second call with the same governor changes nothing. Warns about framework versions outside the tested range. Raises
-    `InstrumentationError` if LangChain is missing, if another governor is instrumented, or if the self-test finds a call that
-    is not governed; then nothing stays patched and the process must not run agents.
+    Raises `InstrumentationError` if LangChain is missing, and as `Instrumentor.instrument` does.
     """
 
     def prove() -> None:

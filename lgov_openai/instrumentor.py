@@ -27,9 +27,7 @@ INSTRUMENTOR = Instrumentor("openai", TESTED)
 def instrument(governor: Governor) -> None:
     """Governs every openai client of this process by ``governor``, and proves it by a self-test.
 
-    Instrumentation again with the same governor changes nothing. Warns about versions outside the tested range. Raises
-    `InstrumentationError` if openai is missing, if another governor is instrumented, or if the self-test finds a way
-    around; then nothing stays patched and the process must not run agents.
+    Raises `InstrumentationError` if openai is missing, and as `Instrumentor.instrument` does.
     """
     INSTRUMENTOR.instrument(governor, _patch, _self_test)
 
