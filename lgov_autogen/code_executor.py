@@ -10,7 +10,7 @@ from autogen_core import CancellationToken, Component, ComponentModel
 from autogen_core.code_executor import CodeBlock, CodeExecutor, CodeResult
 from pydantic import BaseModel
 
-from lgov_autogen.current_governor import GovernedComponent, acting_governor
+from lgov_autogen.current_governor import GovernedComponent, acting_governor, behind
 from lgov_autogen.governed_call import note_abort, tool_action
 from lgov_core.instrumentation import Governor, arun_steps
 from lgov_core.instrumentation.evaluated_call import covered_call
@@ -127,17 +127,9 @@ class GovernedCodeExecutor(GovernedComponent, CodeExecutor, Component[GovernedCo
 
         return await govern_code(self.governor, code_blocks, execute, self.executor, self.agent)
 
-    async def start(self) -> None:
-        """Starts the executor behind."""
-        await self.executor.start()
-
-    async def stop(self) -> None:
-        """Stops the executor behind."""
-        await self.executor.stop()
-
-    async def restart(self) -> None:
-        """Restarts the executor behind."""
-        await self.executor.restart()
+    start: Any = behind("executor.start")
+    stop: Any = behind("executor.stop")
+    restart: Any = behind("executor.restart")
 
     def _to_config(self) -> GovernedCodeExecutorConfig:
         return GovernedCodeExecutorConfig(executor=self.executor.dump_component(), agent=self.agent)

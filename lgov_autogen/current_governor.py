@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Generator
 from contextlib import contextmanager
+from operator import attrgetter
+from typing import Any
 
 from lgov_core.errors import InstrumentationError
 from lgov_core.instrumentation import Governor
@@ -52,3 +54,8 @@ class GovernedComponent:
                 hint="give it one, load it inside `with governing(governor):`, or instrument the process",
             )
         return governor
+
+
+def behind(path: str) -> Any:
+    """An attribute of a governed component that is that of the component behind it, at ``path``."""
+    return property(attrgetter(path))

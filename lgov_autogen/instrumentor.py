@@ -2,10 +2,8 @@
 
 `instrument` wraps public methods in every class that defines them, also in classes defined later: ``create`` and
 ``create_stream`` of model clients, ``call_tool`` and ``call_tool_stream`` of workbenches, ``run_json`` and
-``run_json_stream`` of tools, ``execute_code_blocks`` of code executors, and the runs of agents and teams. Not governed
-are a tool's function or ``run`` called by itself, a client of an MCP server called by itself, a model client or tool
-that is not a subclass of AutoGen's, and code that undoes the patches: this governs cooperating programs and is not a
-sandbox.
+``run_json_stream`` of tools, ``execute_code_blocks`` of code executors, and the runs of agents and teams. What is not
+governed is declared in `plugin`: this governs cooperating programs and is not a sandbox.
 """
 
 from __future__ import annotations
@@ -22,9 +20,7 @@ from lgov_core.instrumentation.methods import governed_method, governed_stream, 
 def instrument(governor: Governor) -> None:
     """Makes every AutoGen agent, tool and model client of this process governed by ``governor``, and proves it.
 
-    Calling it again with the same governor changes nothing. Warns about framework versions outside the tested range.
-    Raises `InstrumentationError` if AutoGen is missing, if another governor is instrumented already, or if the
-    self-test finds a way around; then nothing stays patched and the process must not run agents.
+    Raises `InstrumentationError` if AutoGen is missing, and as `Instrumentor.instrument` does.
     """
     INSTRUMENTOR.instrument(governor, _patch, _self_test)
 

@@ -11,18 +11,10 @@ from contextlib import aclosing
 from typing import Any, Self
 
 from autogen_core import Component, ComponentModel
-from autogen_core.models import (
-    ChatCompletionClient,
-    CreateResult,
-    LLMMessage,
-    ModelCapabilities,  # type: ignore[reportDeprecated]
-    ModelInfo,
-    RequestUsage,
-)
-from autogen_core.tools import Tool, ToolSchema
+from autogen_core.models import ChatCompletionClient, CreateResult, LLMMessage
 from pydantic import BaseModel
 
-from lgov_autogen.current_governor import GovernedComponent, acting_governor
+from lgov_autogen.current_governor import GovernedComponent, acting_governor, behind
 from lgov_autogen.messages import with_decisions
 from lgov_autogen.model_exchange import CallMemory, ModelExchange, Refused, Reply
 from lgov_autogen.proposals import ProposedCalls, results_in
@@ -57,13 +49,11 @@ class ModelCalls:
         the structured answer that was asked for. Without a governor, and inside a call that it has evaluated, the
         client answers.
         """
-        if governor is None or model_call_covered(governor):
-            return await create(messages, **options)
 
         async def ask(sent: Sequence[LLMMessage], **how: Any) -> Reply:
             yield await create(sent, **how)
 
-        async with aclosing(self._reply(governor, client, ask, messages, options, agent)) as reply:
+        async with aclosing(self.create_stream(governor, client, ask, messages, options, agent)) as reply:
             async for piece in reply:
                 if isinstance(piece, CreateResult):
                     return piece
@@ -83,19 +73,6 @@ class ModelCalls:
             async for piece in create_stream(messages, **options):
                 yield piece
             return
-        async with aclosing(self._reply(governor, client, create_stream, messages, options, agent)) as reply:
-            async for piece in reply:
-                yield piece
-
-    async def _reply(
-        self,
-        governor: Governor,
-        client: Any,
-        ask: Callable[..., AsyncIterator[str | CreateResult]],
-        messages: Sequence[LLMMessage],
-        options: Mapping[str, Any],
-        agent: str | None,
-    ) -> Reply:
         run = ensure_run()
         _raise_abort(run, messages)
         memory = self._memory
@@ -104,7 +81,7 @@ class ModelCalls:
             memory=memory,
             governor=governor,
             client=client,
-            ask=ask,
+            ask=create_stream,
             run=run,
             agent=agent if agent is not None else run.agent,
             options=dict(options),
@@ -186,35 +163,13 @@ class GovernedChatCompletionClient(
             async for piece in reply:
                 yield piece
 
-    async def close(self) -> None:
-        """Closes the client behind."""
-        await self.client.close()
-
-    def actual_usage(self) -> RequestUsage:
-        """That of the client behind."""
-        return self.client.actual_usage()
-
-    def total_usage(self) -> RequestUsage:
-        """That of the client behind."""
-        return self.client.total_usage()
-
-    def count_tokens(self, messages: Sequence[LLMMessage], *, tools: Sequence[Tool | ToolSchema] = []) -> int:
-        """As the client behind counts."""
-        return self.client.count_tokens(messages, tools=tools)
-
-    def remaining_tokens(self, messages: Sequence[LLMMessage], *, tools: Sequence[Tool | ToolSchema] = []) -> int:
-        """As the client behind counts."""
-        return self.client.remaining_tokens(messages, tools=tools)
-
-    @property
-    def capabilities(self) -> ModelCapabilities:  # type: ignore[reportDeprecated]
-        """Those of the client behind."""
-        return self.client.capabilities
-
-    @property
-    def model_info(self) -> ModelInfo:
-        """That of the client behind."""
-        return self.client.model_info
+    close: Any = behind("client.close")
+    actual_usage: Any = behind("client.actual_usage")
+    total_usage: Any = behind("client.total_usage")
+    count_tokens: Any = behind("client.count_tokens")
+    remaining_tokens: Any = behind("client.remaining_tokens")
+    capabilities: Any = behind("client.capabilities")
+    model_info: Any = behind("client.model_info")
 
     def _to_config(self) -> GovernedChatCompletionClientConfig:
         return GovernedChatCompletionClientConfig(client=self.client.dump_component(), agent=self.agent)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from autogen_core import FunctionCall
 from autogen_core.models import (
     AssistantMessage,
     CreateResult,
@@ -25,12 +24,12 @@ from lgov_autogen.proposals import ProposedCalls
 from lgov_autogen.runs import Run
 from lgov_autogen.transcript import HiddenPart, Transcript, unique_text
 from lgov_core.errors import PolicyDenied
-from lgov_core.instrumentation import Governor
+from lgov_core.instrumentation import Governor, arun_steps
 from lgov_core.instrumentation.evaluated_call import covered_call
 from lgov_core.instrumentation.message_decisions import MessageDecisionCache
 from lgov_core.instrumentation.model_call import ModelCall, reply_limit
 from lgov_core.instrumentation.reply_stream import reply_pieces
-from lgov_core.types import Action, Decision, Point
+from lgov_core.types import Decision, Point
 
 #: How often a model that proposes nothing but denied calls is asked before the denial is the answer.
 MAX_ROUNDS = 3
@@ -167,11 +166,12 @@ class ModelExchange:
             return None
         call.answered(reading)
         self.used.append(result.usage)
-        result = await self._apply(call.reply(reading), result)
-        return await self._apply(call.output(result.content), result) if isinstance(result.content, str) else result
+        result = self._applied(await arun_steps(call.reply_steps(reading)), result)
+        if not isinstance(result.content, str):
+            return result
+        return self._applied(await self.governor.adecide(call.output(result.content)), result)
 
-    async def _apply(self, action: Action, result: CreateResult) -> CreateResult:
-        decision = await self.governor.adecide(action)
+    def _applied(self, decision: Decision, result: CreateResult) -> CreateResult:
         if decision.blocks:
             if decision.abort:
                 raise PolicyDenied(decision)
@@ -183,10 +183,17 @@ class ModelExchange:
         proposed = result.content
         if isinstance(proposed, str):
             return result, None
-        kept, denials, denial = await self.memory.proposals.evaluate(self.governor, proposed, self.options, self.agent)
+        passed, denials, denial = await self.memory.proposals.evaluate(
+            self.governor, proposed, self.options, self.agent
+        )
+        kept = [call for call in passed if call is not None]
         if kept or not denials:
             if denials:
-                part = HiddenPart(tuple(self.hidden), _in_order(proposed, kept), tuple(denials))
+                part = HiddenPart(
+                    tuple(self.hidden),
+                    tuple(given or call for call, given in zip(proposed, passed, strict=True)),
+                    tuple(denials),
+                )
                 self._remember(kept, part)
                 self.hidden = []
             is_same = len(kept) == len(proposed) and all(map(operator.is_, kept, proposed))
@@ -239,9 +246,3 @@ class ModelExchange:
     def _refuse(self, call: ModelCall, decision: Decision) -> None:
         call.refused(decision)
         raise Refused(self._denial(decision))
-
-
-def _in_order(proposed: Sequence[FunctionCall], kept: Sequence[FunctionCall]) -> tuple[FunctionCall, ...]:
-    """All proposed calls in their order; those that go on as they go on."""
-    by_id = {call.id: call for call in kept}
-    return tuple(by_id.get(call.id, call) for call in proposed)

@@ -72,13 +72,13 @@ class ProposedCalls:
 
     async def evaluate(
         self, governor: Governor, proposed: Sequence[FunctionCall], options: Mapping[str, Any], agent: str | None
-    ) -> tuple[list[FunctionCall], list[FunctionExecutionResult], Decision | None]:
-        """The calls that go on, the denials of the others, and the last denial.
+    ) -> tuple[list[FunctionCall | None], list[FunctionExecutionResult], Decision | None]:
+        """The proposed calls as they go on, None for a denied one; the denials of those; and the last denial.
 
         ``options`` are the keyword arguments of ``create``. Raises `PolicyDenied` where a decision says abort.
         """
         offered = {_tool_name(tool): tool for tool in options.get("tools") or ()}
-        kept: list[FunctionCall] = []
+        passed: list[FunctionCall | None] = []
         denials: list[FunctionExecutionResult] = []
         last: Decision | None = None
         for call in proposed:
@@ -87,19 +87,18 @@ class ProposedCalls:
                 decision, permitted = await _evaluate_handoff(governor, call, agent)
             elif (outcome := _unrunnable(call, offered, agent)) is not None:
                 await governor.arecord(outcome)
-                kept.append(call)
+                passed.append(call)
                 continue
             elif self._evaluated_later(governor, tool):
-                kept.append(call)
+                passed.append(call)
                 continue
             else:
                 decision, permitted = await self._evaluate_unobserved(governor, call, agent)
             if decision.blocks:
                 last, text = decision, decision.denial_message()
                 denials.append(FunctionExecutionResult(content=text, name=call.name, call_id=call.id, is_error=True))
-            else:
-                kept.append(permitted)
-        return kept, denials, last
+            passed.append(None if decision.blocks else permitted)
+        return passed, denials, last
 
     async def _evaluate_unobserved(
         self, governor: Governor, call: FunctionCall, agent: str | None
@@ -122,11 +121,12 @@ class ProposedCalls:
         """Records the results that the messages show of pending calls."""
         if not len(self._pending):
             return
-        results = results_in(messages)
-        for message in messages:
-            if not isinstance(message, AssistantMessage) or isinstance(message.content, str):
+        results: dict[str, tuple[str, bool]] = {}
+        for message in reversed(messages):
+            results = {**results, **results_in([message])}
+            if not isinstance(message, AssistantMessage):
                 continue
-            for call in message.content:
+            for call in message.content if isinstance(message.content, list) else ():
                 pending = self._pending.pop(id(call)) if call.id in results else None
                 if pending is not None:
                     text, failed = results[call.id]
@@ -134,6 +134,7 @@ class ProposedCalls:
                     outcome = governed.returned(pending.decision, ToolReading(text, "error" if failed else "ok"))
                     governed.finish(outcome)
                     await governed.governor.arecord(outcome)
+            results = {}  # those of earlier calls come before this message
 
 
 async def _evaluate_handoff(governor: Governor, call: FunctionCall, agent: str | None) -> tuple[Decision, FunctionCall]:

@@ -22,8 +22,8 @@ from lgov_autogen.code_executor import GovernedCodeExecutor
 from lgov_autogen.model_client import GovernedChatCompletionClient
 from lgov_core.errors import InstrumentationError
 from lgov_core.instrumentation import Governor
-from lgov_core.instrumentation.evaluated_call import covering_model_call
 from lgov_core.instrumentation.instrumentor import Instrumentor
+from lgov_core.instrumentation.live_span import LiveSpan
 
 _NAME = "lgov_probe"
 
@@ -91,7 +91,7 @@ class _Probes:
     async def _run_agent(self, tool: Any, stream: bool) -> None:
         """An assistant whose model asks for the probe; the model itself is let through for this."""
         agent = AssistantAgent("lgov_probe_agent", self._client(calls=True), tools=[tool], model_client_stream=stream)
-        with covering_model_call(self.governor):
+        with LiveSpan(self.governor, _NAME).active(model=self.governor):
             if stream:
                 events = [event async for event in agent.run_stream(task="x")]
                 result = events[-1]

@@ -23,7 +23,7 @@ from autogen_core.tools import (
 from pydantic import BaseModel
 
 from lgov_autogen._internals import carry_context, observe_errors, tool_in, tools_of
-from lgov_autogen.current_governor import GovernedComponent, acting_governor
+from lgov_autogen.current_governor import GovernedComponent, acting_governor, behind
 from lgov_autogen.governed_call import Emit, GovernedCall, Run, kind_of, note_abort, tool_action
 from lgov_autogen.runs import end_at_next_step
 from lgov_core.errors import PolicyDenied
@@ -207,25 +207,11 @@ class GovernedWorkbench(GovernedComponent, StaticStreamWorkbench, Component[Gove
     async def _whole(self, *args: Any) -> AsyncIterator[ToolResult]:
         yield await self.workbench.call_tool(*args)
 
-    async def start(self) -> None:
-        """Starts the workbench behind."""
-        await self.workbench.start()
-
-    async def stop(self) -> None:
-        """Stops the workbench behind."""
-        await self.workbench.stop()
-
-    async def reset(self) -> None:
-        """Resets the workbench behind."""
-        await self.workbench.reset()
-
-    async def save_state(self) -> Mapping[str, Any]:
-        """The state of the workbench behind."""
-        return await self.workbench.save_state()
-
-    async def load_state(self, state: Mapping[str, Any]) -> None:
-        """Gives a state to the workbench behind."""
-        await self.workbench.load_state(state)
+    start: Any = behind("workbench.start")
+    stop: Any = behind("workbench.stop")
+    reset: Any = behind("workbench.reset")
+    save_state: Any = behind("workbench.save_state")
+    load_state: Any = behind("workbench.load_state")
 
     def _to_config(self) -> GovernedWorkbenchConfig:  # type: ignore[override]
         return GovernedWorkbenchConfig(workbench=self.workbench.dump_component(), agent=self.agent)

@@ -7,15 +7,15 @@ what the tool returns: a tool message with status ``error`` if the call came fro
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lgov_core.instrumentation import Step, Steps, arun_steps, run_steps
+from lgov_core.instrumentation import Step, Steps
 from lgov_core.instrumentation.evaluated_call import CoveredCall, covered_call
+from lgov_core.instrumentation.methods import flow_method
 from lgov_core.instrumentation.tool_call import tool_steps
 from lgov_core.types import Action, Point
 from lgov_langchain._internals import tool_function
@@ -27,7 +27,7 @@ from lgov_langchain.tool_results import answer, kind_of, result_reading
 if TYPE_CHECKING:
     from langchain_core.tools import BaseTool
 
-    from lgov_core.instrumentation import Governor, arun_steps, run_steps
+    from lgov_core.instrumentation import Governor
     from lgov_core.instrumentation.live_span import LiveSpan
 
 #: The argument of a tool that takes one string.
@@ -35,38 +35,21 @@ _SINGLE = "input"
 
 
 def wrap_run(run: Callable[..., Any]) -> Callable[..., Any]:
-    """``BaseTool.run`` with an evaluation before and after."""
+    """``BaseTool.run`` or ``arun`` with an evaluation before and after."""
 
-    @functools.wraps(run)
-    def governed_run(self: BaseTool, tool_input: Any, *args: Any, **kwargs: Any) -> Any:
-        return run_steps(_run_steps(run, self, tool_input, args, kwargs))
+    def steps(tool: BaseTool, tool_input: Any, *args: Any, **kwargs: Any) -> Steps[Any]:
+        call = _uncovered_call(tool, tool_input, args, kwargs)
+        if call is None:
+            return (yield Step(lambda: run(tool, tool_input, *args, **kwargs)))
 
-    return governed_run
+        def go(arguments: Mapping[str, Any]) -> Any:
+            return run(tool, call.input_with(arguments), *args, **kwargs)
 
+        with call.recorded():
+            result = yield from tool_steps(call.governor, call.action, go, result_reading, is_pause=is_pause)
+        return answer(result, tool.name, call.action.call_id)
 
-def wrap_arun(arun: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """``BaseTool.arun`` with an evaluation before and after."""
-
-    @functools.wraps(arun)
-    async def governed_arun(self: BaseTool, tool_input: Any, *args: Any, **kwargs: Any) -> Any:
-        return await arun_steps(_run_steps(arun, self, tool_input, args, kwargs))
-
-    return governed_arun
-
-
-def _run_steps(
-    run: Callable[..., Any], tool: BaseTool, tool_input: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Steps[Any]:
-    call = _uncovered_call(tool, tool_input, args, kwargs)
-    if call is None:
-        return (yield Step(lambda: run(tool, tool_input, *args, **kwargs)))
-
-    def go(arguments: Mapping[str, Any]) -> Any:
-        return run(tool, call.input_with(arguments), *args, **kwargs)
-
-    with call.recorded():
-        result = yield from tool_steps(call.governor, call.action, go, result_reading, is_pause=is_pause)
-    return answer(result, tool.name, call.action.call_id)
+    return flow_method(run, steps)
 
 
 @dataclass(frozen=True, slots=True)

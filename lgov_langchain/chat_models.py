@@ -3,15 +3,15 @@
 ``invoke`` and ``batch`` go through ``generate``, ``ainvoke`` through ``agenerate``; ``stream`` and ``astream`` do not. A call
 that the middleware has evaluated is not evaluated again. A call or reply that is denied becomes a reply that holds the
 denial and asks for no tools. Of a streamed reply, the text is passed on at once; the tool calls it asks for are withheld
-until the whole reply is evaluated, if any policy is asked about replies.
+until the whole reply is evaluated.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+import inspect
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +26,8 @@ from langchain_core.messages import (
 from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.prompt_values import PromptValue
 
-from lgov_core.instrumentation import Steps, arun_steps, run_steps
-from lgov_core.types import Point
+from lgov_core.instrumentation import Step, Steps, arun_steps, run_steps
+from lgov_core.instrumentation.methods import flow_method
 from lgov_langchain._internals import combine_llm_outputs
 from lgov_langchain.current_governor import acting_governor
 from lgov_langchain.model_calls import Prompt, Reply, Result, attributed, govern_model_call
@@ -43,89 +43,42 @@ if TYPE_CHECKING:
 _END = object()
 
 
-def wrap_generate(generate: Callable[..., LLMResult]) -> Callable[..., LLMResult]:
-    """``BaseChatModel.generate`` with an evaluation before and after each of its calls."""
+def wrap_generate(generate: Callable[..., Any]) -> Callable[..., Any]:
+    """``BaseChatModel.generate`` or ``agenerate`` with an evaluation before and after each of its calls."""
 
-    @functools.wraps(generate)
-    def governed_generate(self: BaseChatModel, messages: list[list[BaseMessage]], *args: Any, **kwargs: Any) -> Any:
+    def steps(self: BaseChatModel, messages: list[list[BaseMessage]], *args: Any, **kwargs: Any) -> Steps[Any]:
         flows = _generate_flows(generate, self, messages, args, kwargs)
         if flows is None:
-            return generate(self, messages, *args, **kwargs)
-        return _combined(self, [run_steps(flow) for flow in flows])
-
-    return governed_generate
-
-
-def wrap_agenerate(agenerate: Callable[..., Any]) -> Callable[..., Any]:
-    """``BaseChatModel.agenerate`` with an evaluation before and after each of its calls, which run concurrently."""
-
-    @functools.wraps(agenerate)
-    async def governed_agenerate(
-        self: BaseChatModel, messages: list[list[BaseMessage]], *args: Any, **kwargs: Any
-    ) -> Any:
-        flows = _generate_flows(agenerate, self, messages, args, kwargs)
-        if flows is None:
-            return await agenerate(self, messages, *args, **kwargs)
+            return (yield Step(partial(generate, self, messages, *args, **kwargs)))
         if len(flows) == 1:
-            return await arun_steps(flows[0])
-        return _combined(self, await asyncio.gather(*map(arun_steps, flows)))
+            return (yield from flows[0])
+        return _combined(self, (yield Step(lambda: list(map(run_steps, flows)), lambda: _together(flows))))
 
-    return governed_agenerate
+    return flow_method(generate, steps)
+
+
+async def _together(flows: Sequence[Steps[LLMResult]]) -> list[LLMResult]:
+    return await asyncio.gather(*map(arun_steps, flows))
 
 
 def wrap_stream(stream: Callable[..., Any]) -> Callable[..., Any]:
-    """``BaseChatModel.stream`` with an evaluation before and after it."""
+    """``BaseChatModel.stream`` or ``astream`` with an evaluation before and after it."""
 
     @functools.wraps(stream)
-    def governed_stream(
-        self: BaseChatModel, input: Any, config: Any = None, **kwargs: Any
-    ) -> Generator[AIMessage, None, None]:
+    def governed_stream(self: BaseChatModel, input: Any, config: Any = None, **kwargs: Any) -> Any:
         governor = acting_governor()
         messages = _as_messages(input) if governor is not None else []
         if governor is None or is_covered(governor, messages):
-            yield from stream(self, input, config, **kwargs)
-            return
+            return stream(self, input, config, **kwargs)
 
-        with contextlib.ExitStack() as opened:
+        def open_stream(sent: Sequence[BaseMessage]) -> Any:
+            return stream(self, sent, config, **attributed(self, kwargs))
 
-            def open_stream(sent: Sequence[BaseMessage]) -> Callable[[], Any]:
-                chunks = stream(self, sent, config, **attributed(self, kwargs))
-                opened.callback(chunks.close)
-                return partial(next, chunks, _END)
-
-            prompt = Prompt(self, messages, kwargs, self, agent_span(governor, config))
-            yield from stream_steps(_stream_flow(governor, prompt, open_stream))
+        prompt = Prompt(self, messages, kwargs, self, agent_span(governor, config))
+        run = astream_steps if inspect.isasyncgenfunction(stream) else stream_steps
+        return run(_stream_flow(governor, prompt, open_stream))
 
     return governed_stream
-
-
-def wrap_astream(astream: Callable[..., Any]) -> Callable[..., Any]:
-    """``BaseChatModel.astream`` with an evaluation before and after it."""
-
-    @functools.wraps(astream)
-    async def governed_astream(
-        self: BaseChatModel, input: Any, config: Any = None, **kwargs: Any
-    ) -> AsyncGenerator[AIMessage, None]:
-        governor = acting_governor()
-        messages = _as_messages(input) if governor is not None else []
-        if governor is None or is_covered(governor, messages):
-            async for chunk in astream(self, input, config, **kwargs):
-                yield chunk
-            return
-        async with contextlib.AsyncExitStack() as opened:
-
-            def open_stream(sent: Sequence[BaseMessage]) -> Callable[[], Any]:
-                chunks = astream(self, sent, config, **attributed(self, kwargs))
-                opened.push_async_callback(chunks.aclose)
-                return partial(anext, chunks, _END)
-
-            prompt = Prompt(self, messages, kwargs, self, agent_span(governor, config))
-            governed = astream_steps(_stream_flow(governor, prompt, open_stream))
-            async with contextlib.aclosing(governed):
-                async for chunk in governed:
-                    yield chunk
-
-    return governed_astream
 
 
 def _as_messages(given: Any) -> list[BaseMessage]:
@@ -183,8 +136,6 @@ def _llm_result(result: Result, returned: LLMResult | None) -> LLMResult:
 
 
 def _combined(model: BaseChatModel, results: Sequence[LLMResult]) -> LLMResult:
-    if len(results) == 1:
-        return results[0]
     return LLMResult(
         generations=[generations for result in results for generations in result.generations],
         llm_output=combine_llm_outputs(model, [result.llm_output for result in results]),
@@ -196,17 +147,17 @@ def _combined(model: BaseChatModel, results: Sequence[LLMResult]) -> LLMResult:
 
 
 def _stream_flow(
-    governor: Governor,
-    prompt: Prompt,
-    open_stream: Callable[[Sequence[BaseMessage]], Callable[[], Any]],
+    governor: Governor, prompt: Prompt, open_stream: Callable[[Sequence[BaseMessage]], Any]
 ) -> StreamSteps:
-    """``open_stream`` sends the messages and returns a function for the next chunk, or `_END`."""
+    """``open_stream`` sends the messages and returns the generator of the reply's chunks."""
     chunks, withheld = list[Any](), list[Any]()
 
     def send(sent: SentCall) -> Generator[Any, Any, Reply]:
-        next_chunk = open_stream(sent.messages)
+        opened = open_stream(sent.messages)
+        asynchronous = hasattr(opened, "__anext__")
+        next_chunk: Any = anext if asynchronous else next
         try:
-            while (chunk := (yield from sent.send(next_chunk))) is not _END:
+            while (chunk := (yield from sent.send(partial(next_chunk, opened, _END)))) is not _END:
                 chunks.append(chunk)
                 if withheld or _is_withheld(governor, chunk):
                     withheld.append(chunk)
@@ -215,6 +166,8 @@ def _stream_flow(
         except BaseException as error:
             sent.failed(error)
             raise
+        finally:
+            yield Step(opened.aclose if asynchronous else opened.close)
         return _whole(chunks)
 
     result = yield from govern_model_call(governor, prompt, send)
@@ -235,7 +188,7 @@ def _is_withheld(governor: Governor, chunk: Any) -> bool:
         return True  # a model that does not stream: the chunk is the reply
     if chunk.chunk_position == "last":
         return True
-    return bool(chunk.tool_call_chunks or chunk.tool_calls) and governor.evaluates(Point.POST_MODEL_CALL)
+    return bool(chunk.tool_call_chunks or chunk.tool_calls) and not governor.observe_only
 
 
 def _whole(chunks: Sequence[Any]) -> Reply:

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 def instrument(governor: Governor) -> None:
     """Makes every LangChain agent, model and tool of this process governed by ``governor``, and proves it by a self-test.
 
-    A second call with the same governor changes nothing. Warns about framework versions outside the tested range. Raises
-    `InstrumentationError` if LangChain is missing, if another governor is instrumented, or if the self-test finds a call that
-    is not governed; then nothing stays patched and the process must not run agents.
+    Raises `InstrumentationError` if LangChain is missing, and as `Instrumentor.instrument` does.
     """
 
     def prove() -> None:
@@ -50,12 +48,12 @@ def _patch(patches: Patches) -> None:
     from lgov_langchain import base_tools, chat_models
     from lgov_langchain.process_handler import process_handler
 
-    patches.replace(BaseTool, "run", base_tools.wrap_run(BaseTool.run))
-    patches.replace(BaseTool, "arun", base_tools.wrap_arun(BaseTool.arun))
-    patches.replace(BaseChatModel, "generate", chat_models.wrap_generate(BaseChatModel.generate))
-    patches.replace(BaseChatModel, "agenerate", chat_models.wrap_agenerate(BaseChatModel.agenerate))
-    patches.replace(BaseChatModel, "stream", chat_models.wrap_stream(BaseChatModel.stream))
-    patches.replace(BaseChatModel, "astream", chat_models.wrap_astream(BaseChatModel.astream))
+    for name in ("run", "arun"):
+        patches.replace(BaseTool, name, base_tools.wrap_run(getattr(BaseTool, name)))
+    for name in ("generate", "agenerate"):
+        patches.replace(BaseChatModel, name, chat_models.wrap_generate(getattr(BaseChatModel, name)))
+    for name in ("stream", "astream"):
+        patches.replace(BaseChatModel, name, chat_models.wrap_stream(getattr(BaseChatModel, name)))
     if importlib.util.find_spec("langchain") is not None:
         import langchain.agents
         import langchain.agents.factory

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from types import CoroutineType
 
     from langchain.agents.middleware.types import ModelRequest
-    from langchain_core.messages import ToolMessage
-    from langgraph.prebuilt.tool_node import ToolCallRequest
 
     from lgov_core.instrumentation import Governor
 
@@ -53,7 +51,7 @@ class _ModelCallMiddleware(AgentMiddleware[Any, Any, Any]):
         return arun_steps(self._govern(request, handler))
 
 
-class LgovMiddleware(_ModelCallMiddleware):
+class LgovMiddleware(GovernedToolCalls, _ModelCallMiddleware):
     """Puts every model call and tool call of an agent under ``governor``::
 
         agent = create_agent(model, tools, middleware=[LgovMiddleware(governor)])
@@ -76,26 +74,12 @@ class LgovMiddleware(_ModelCallMiddleware):
     """
 
     def __init__(self, governor: Governor, *, endpoint_headers: bool | None = None) -> None:
-        super().__init__()
+        super().__init__(governor)
         if endpoint_headers:
             demand_endpoint()
-        self.governor = governor
         self.tools = []
         self._endpoint_headers = endpoint_headers is not False
-        self._tool_calls = GovernedToolCalls(governor)
         process_handler()
-
-    def wrap_tool_call(
-        self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolMessage | Command[Any]]
-    ) -> ToolMessage | Command[Any]:
-        """Evaluates the call, runs it if it may run, records the outcome and evaluates the result."""
-        return self._tool_calls.wrap_tool_call(request, handler)
-
-    def awrap_tool_call(
-        self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[ToolMessage | Command[Any]]]
-    ) -> CoroutineType[Any, Any, ToolMessage | Command[Any]]:
-        """As `wrap_tool_call`, for asynchronous agents."""
-        return self._tool_calls.awrap_tool_call(request, handler)
 
     def _govern(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Steps[Any]:
         responses: list[ModelResponse[Any]] = []

@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from lgov_core.instrumentation import Steps, semconv
 from lgov_core.instrumentation.endpoint_headers import endpoint_headers
 from lgov_core.instrumentation.evaluated_call import covered_call
-from lgov_core.instrumentation.model_call import ModelCall
+from lgov_core.instrumentation.model_call import ModelCall, ModelReading
 from lgov_core.scope import current_scope
 from lgov_core.types import Action, Decision, Point, ToolOutcome
 from lgov_langchain import messages
@@ -152,10 +152,10 @@ def _evaluate_reply(sent: SentCall, reply: Reply, rewritten: Sequence[BaseMessag
         call.span.set({semconv.PROVIDER: provider})
     reading = messages.model_reading(message)
     call.answered(reading)
-    result = yield from _evaluate_message(call, call.reply(reading), message, reply.final)
+    result = yield from _evaluate_message(call, reading, message, reply.final)
     others: list[AIMessage] = []
     for other in reply.others:
-        decision = yield from call.governor.decision_steps(call.reply(messages.model_reading(other)))
+        decision = yield from call.reply_steps(messages.model_reading(other))
         if decision.blocks:
             other = messages.denial_reply(decision, other)
         elif decision.text is not None:
@@ -164,8 +164,8 @@ def _evaluate_reply(sent: SentCall, reply: Reply, rewritten: Sequence[BaseMessag
     return replace(result, rewritten=rewritten, others=others)
 
 
-def _evaluate_message(call: ModelCall, action: Action, reply: AIMessage, final: str | None) -> Steps[Result]:
-    decision = yield from call.governor.decision_steps(action)
+def _evaluate_message(call: ModelCall, reading: ModelReading, reply: AIMessage, final: str | None) -> Steps[Result]:
+    decision = yield from call.reply_steps(reading)
     if decision.blocks:
         return Result(messages.denial_reply(decision, reply), "all")
     result = Result(reply)
@@ -173,7 +173,7 @@ def _evaluate_message(call: ModelCall, action: Action, reply: AIMessage, final: 
         final = final if final is None or reply.tool_calls else decision.text
         result = Result(messages.with_text(reply, decision.text), "text")
     for broken in reply.invalid_tool_calls:  # nothing can run, so nothing is evaluated, but it is recorded
-        yield call.governor.record_step(_invalid_call(action, broken))
+        yield call.governor.record_step(_invalid_call(call.reply(reading), broken))
     if final is None:
         return result
     decision = yield from call.governor.decision_steps(call.output(final))

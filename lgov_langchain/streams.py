@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import AsyncGenerator, Generator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from lgov_core.instrumentation import Step
+from lgov_core.instrumentation import Step, Steps, arun_steps, run_steps
+
+_END = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,40 +22,37 @@ StreamSteps: TypeAlias = Generator[Step | Emit, Any, None]
 
 
 def stream_steps(steps: StreamSteps) -> Generator[Any]:
-    """Runs a flow for a synchronous reader. A reader who stops is a `GeneratorExit` in the flow, which must not yield then."""
-    answer: Any = None
-    error: BaseException | None = None
-    while True:
-        try:
-            step = steps.send(answer) if error is None else steps.throw(error)
-        except StopIteration:
-            return
-        answer, error = None, None
-        try:
-            if isinstance(step, Emit):
-                yield step.chunk
-            else:
-                answer = step.call()
-        except BaseException as raised:  # noqa: BLE001 - thrown into the flow
-            error = raised
+    """Runs a flow for a synchronous reader. A reader who stops is a `GeneratorExit` in it: then it must not emit."""
+    try:
+        while (chunk := run_steps(_next_chunk(steps))) is not _END:
+            yield chunk
+    except BaseException as error:
+        run_steps(_next_chunk(steps, error))
+        raise
 
 
 async def astream_steps(steps: StreamSteps) -> AsyncGenerator[Any]:
     """As `stream_steps`, for an asynchronous reader."""
+    try:
+        while (chunk := await arun_steps(_next_chunk(steps))) is not _END:
+            yield chunk
+    except BaseException as error:
+        await arun_steps(_next_chunk(steps, error))
+        raise
+
+
+def _next_chunk(steps: StreamSteps, error: BaseException | None = None) -> Steps[Any]:
+    """Runs the flow to its next chunk, or `_END`; ``error`` is thrown into it first."""
     answer: Any = None
-    error: BaseException | None = None
     while True:
         try:
             step = steps.send(answer) if error is None else steps.throw(error)
         except StopIteration:
-            return
+            return _END
+        if isinstance(step, Emit):
+            return step.chunk
         answer, error = None, None
         try:
-            if isinstance(step, Emit):
-                yield step.chunk
-            else:
-                answer = (step.acall or step.call)()
-                if step.acall is not None or inspect.isawaitable(answer):
-                    answer = await answer
+            answer = yield step
         except BaseException as raised:  # noqa: BLE001 - thrown into the flow
             error = raised

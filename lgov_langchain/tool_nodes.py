@@ -22,6 +22,8 @@ from lgov_langchain.runs import FRAMEWORK, agent_name, is_pause
 from lgov_langchain.tool_results import answer, denial_message, kind_of, result_reading
 
 if TYPE_CHECKING:
+    from types import CoroutineType
+
     from langgraph.prebuilt.tool_node import ToolCallRequest
     from langgraph.types import Command
 
@@ -44,9 +46,11 @@ class GovernedToolCalls:
         """Evaluates the call, runs it if it may run, records the outcome and evaluates the result."""
         return run_steps(self._steps(request, handler, run_steps))
 
-    async def awrap_tool_call(self, request: ToolCallRequest, handler: AsyncHandler) -> ToolMessage | Command[Any]:
-        """As `wrap_tool_call`, for asynchronous agents."""
-        return await arun_steps(self._steps(request, handler, arun_steps))
+    def awrap_tool_call(
+        self, request: ToolCallRequest, handler: AsyncHandler
+    ) -> CoroutineType[Any, Any, ToolMessage | Command[Any]]:
+        """As `wrap_tool_call`, for asynchronous agents. Not a coroutine function, as the hooks for model calls."""
+        return arun_steps(self._steps(request, handler, arun_steps))
 
     def _steps(
         self, request: ToolCallRequest, handler: Any, run: Callable[[Steps[Any]], Any]

@@ -11,7 +11,7 @@ from lgov_core.instrumentation.model_call import ModelReading
 from lgov_core.types import new_id
 from lgov_openai.chat_stream import completion_of, stream_of
 from lgov_openai.content import JSON, content_with_text, read_arguments, text_of, token_usage
-from lgov_openai.protocol import Proposal, Turn
+from lgov_openai.protocol import Proposal, Turn, unclear_call
 
 _RESULT_ROLES = ("tool", "function")
 #: Fields of a reply's message that a request may not have.
@@ -90,6 +90,7 @@ class ChatProtocol:
             response_id=reply.get("id"),
             response_model=reply.get("model"),
             finish_reason=reply["choices"][0].get("finish_reason") if reply["choices"] else None,
+            unreadable=unclear_call(turns),
         )
 
     def with_turns(self, reply: JSON, turns: Sequence[Turn]) -> JSON:
@@ -175,13 +176,17 @@ def _text(entry: JSON) -> str:
 def _proposal(call: Any, index: int) -> Proposal:
     call_id = call.get("id")
     call_id = call_id if isinstance(call_id, str) else None
-    if (custom := call.get("custom")) is not None and isinstance(custom, Mapping):
-        text = str(custom.get("input") or "")
-        return Proposal(call_id, str(custom.get("name")), text, {"input": text}, index=index)
-    function = call.get("function") or {}
-    raw = function.get("arguments", {})
+    kinds = [kind for kind in ("function", "custom") if call.get(kind) is not None]
+    kind = kinds[-1] if kinds else "function"
+    body: Any = call.get(kind) or {}
+    name = body.get("name")
+    unclear = len(kinds) != 1 or call.get("type") not in (None, kind) or not isinstance(name, str) or not name
+    if kind == "custom":
+        raw = str(body.get("input") or "")
+        return Proposal(call_id, str(name), raw, {"input": raw}, index=index, unclear=unclear)
+    raw = body.get("arguments", {})
     raw = raw if isinstance(raw, str) else json.dumps(raw or {})
-    return Proposal(call_id, str(function.get("name")), raw, read_arguments(raw), index=index)
+    return Proposal(call_id, str(name), raw, read_arguments(raw), index=index, unclear=unclear)
 
 
 def _sendable(message: JSON) -> JSON:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextvars
 import functools
-import inspect
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -19,11 +18,12 @@ from weakref import WeakKeyDictionary
 from openai import AsyncOpenAI, OpenAI
 
 from lgov_core.errors import InstrumentationError
-from lgov_core.instrumentation import Step, Steps, arun_steps, run_steps
+from lgov_core.instrumentation import Step, Steps
 from lgov_core.instrumentation.evaluated_call import model_call_covered
+from lgov_core.instrumentation.methods import flow_method
 from lgov_openai._internals import http_client_of
 from lgov_openai.exchange import Exchange
-from lgov_openai.http_messages import attribute, body_of, protocol_of, unreadable
+from lgov_openai.http_messages import attribute, body_of, protocol_of, unreadable_request
 from lgov_openai.memory import Memory
 from lgov_openai.request_evaluation import RequestEvaluation
 
@@ -77,7 +77,7 @@ class Interceptor:
         except Exception as error:
             if governor.observe_only:
                 return (yield from send(request))
-            raise unreadable("request") from error
+            raise unreadable_request() from error
         attribute(request)
         return (yield from Exchange(evaluation, request, send).steps())
 
@@ -105,15 +105,14 @@ def govern_client(client: C, governor: Governor) -> C:
 def _wrap_client(client: Any, interceptors: Sequence[Interceptor]) -> Any:
     _wrap_send(http_client_of(client))
     setattr(client, _MARKER, interceptors)
-    request = wrapped_request(_request_of_class, interceptors, asynchronous=isinstance(client, AsyncOpenAI))
-    client.request = functools.partial(request, client)
+    client.request = functools.partial(wrapped_request(type(client).request, interceptors, _request_of_class), client)
     for name in ("copy", "with_options"):
         setattr(client, name, functools.partial(_governed_copy, client, name, interceptors))
     return client
 
 
 def _request_of_class(client: Any, *args: Any, **kwargs: Any) -> Any:
-    return type(client).request(client, *args, **kwargs)
+    return type(client).request(client, *args, **kwargs)  # instrumentation may replace it later
 
 
 def _governed_copy(client: Any, method: str, interceptors: Sequence[Interceptor], *args: Any, **kwargs: Any) -> Any:
@@ -121,21 +120,15 @@ def _governed_copy(client: Any, method: str, interceptors: Sequence[Interceptor]
 
 
 def wrapped_request(
-    request: Callable[..., Any], interceptors: Sequence[Interceptor], *, asynchronous: bool
+    request: Callable[..., Any], interceptors: Sequence[Interceptor], call: Callable[..., Any] | None = None
 ) -> Callable[..., Any]:
-    """``request`` of openai clients, whose HTTP requests ``interceptors`` evaluate."""
+    """``request`` of openai clients (by ``call``, if given), whose HTTP requests ``interceptors`` evaluate."""
 
-    @functools.wraps(request)
-    def governed_request(client: Any, *args: Any, **kwargs: Any) -> Any:
+    def steps(client: Any, *args: Any, **kwargs: Any) -> Steps[Any]:
         with _sending(client, interceptors):
-            return request(client, *args, **kwargs)
+            return (yield Step(lambda: (call or request)(client, *args, **kwargs)))
 
-    @functools.wraps(request)
-    async def agoverned_request(client: Any, *args: Any, **kwargs: Any) -> Any:
-        with _sending(client, interceptors):
-            return await request(client, *args, **kwargs)
-
-    return agoverned_request if asynchronous else governed_request
+    return flow_method(request, steps)
 
 
 @contextmanager
@@ -157,15 +150,10 @@ def _wrap_send(http_client: Any) -> None:
         if hasattr(send, _MARKER):
             return
 
-        @functools.wraps(send)
-        def governed_send(request: Any, **kwargs: Any) -> Any:
-            return run_steps(_send_steps(request, functools.partial(send, **kwargs), _SENDING.get()[1]))
+        def steps(request: Any, **kwargs: Any) -> Steps[Any]:
+            return _send_steps(request, functools.partial(send, **kwargs), _SENDING.get()[1])
 
-        @functools.wraps(send)
-        async def agoverned_send(request: Any, **kwargs: Any) -> Any:
-            return await arun_steps(_send_steps(request, functools.partial(send, **kwargs), _SENDING.get()[1]))
-
-        wrapper = agoverned_send if inspect.iscoroutinefunction(send) else governed_send
+        wrapper = flow_method(send, steps)
         setattr(wrapper, _MARKER, True)
         try:
             http_client.send = wrapper

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Step, Steps, run_steps
-from lgov_core.instrumentation.model_call import ModelCall, reply_limit
+from lgov_core.instrumentation.model_call import ModelCall, ModelReading, reply_limit
 from lgov_core.scope import current_scope
 from lgov_core.types import Decision, Effect, Point
 from lgov_openai.actions import FRAMEWORK
 from lgov_openai.content import JSON, with_total_usage
-from lgov_openai.http_messages import Reply, denial_response, read_reply, request_with, response_with, unreadable
+from lgov_openai.http_messages import Reply, denial_response, read_reply, request_with, response_with
 from lgov_openai.protocol import Turn, rewritten_entries
 from lgov_openai.recording import Recording
 from lgov_openai.request_evaluation import RequestEvaluation
@@ -123,9 +124,9 @@ class Exchange:
         except Exception as error:
             if not self._evaluates_reply:
                 return Reply(response, error=error)
-            denial = unreadable("reply")
-            call.failed(denial)
-            raise denial from error
+            call.failed(error)
+            decision = call.refuse_reply(ModelReading(""), "it is not a complete reply of this API")
+            raise PolicyDenied(decision) from error
 
     def _record_stream(self, call: ModelCall, response: Any) -> None:
         """Lets the program read the body while it arrives; its span is made when it has ended."""
@@ -148,7 +149,7 @@ class Exchange:
         if self._evaluation.parent is not None and not self._body.get("previous_response_id"):
             self._memory.turns.paid(self._evaluation.parent)
         call.answered(reply.reading)
-        decision = yield from self._governor.decision_steps(call.reply(reply.reading))
+        decision = yield from call.reply_steps(reply.reading)
         if decision.blocks and decision.abort:
             raise PolicyDenied(decision)
         evaluated: list[EvaluatedTurn] = []
@@ -193,9 +194,10 @@ class Exchange:
             delivered.append(one.turn)
             self._remember(reply.content, turn, one, hidden)
         if not spent and all(given == turn for given, turn in zip(delivered, reply.turns, strict=True)):
-            if not (reply.events and any(turn.proposals for turn in reply.turns)):
+            calls = any(turn.proposals for turn in reply.turns) or "_call" in json.dumps(reply.events)
+            if not (reply.events and calls):
                 return reply.response
-            # Rewritten, so that the program assembles exactly the calls that were evaluated.
+            # Rewritten, so that the program assembles exactly the calls that were evaluated, from whatever event.
             return response_with(reply, reply.content, self._protocol, self._body)
         content = with_total_usage(self._protocol.with_turns(reply.content, delivered), spent)
         return response_with(reply, content, self._protocol, self._body)

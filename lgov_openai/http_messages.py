@@ -74,10 +74,10 @@ def body_of(request: Any) -> JSON:
     return cast(JSON, body)
 
 
-def unreadable(what: str) -> PolicyDenied:
-    """The denial of a request or a reply that cannot be read, so that it cannot be evaluated."""
-    reason = f"the {what} cannot be read, so no policy can evaluate it"
-    return PolicyDenied(Decision(Effect.DENY, "lgov", f"unreadable-{what}", reason, fault=True))
+def unreadable_request() -> PolicyDenied:
+    """The denial of a request that cannot be read, so that it cannot be evaluated."""
+    reason = "the request cannot be read, so no policy can evaluate it"
+    return PolicyDenied(Decision(Effect.DENY, "lgov", "unreadable-request", reason, fault=True))
 
 
 def attribute(request: Any) -> None:

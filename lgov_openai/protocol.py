@@ -21,6 +21,7 @@ class Proposal:
 
     ``raw`` is the text of the arguments, ``arguments`` its object, None if it cannot be read unambiguously. ``entry`` is
     the position of its entry in the turn, ``index`` that of the call in the entry (-1: a legacy ``function_call``).
+    ``unclear``: a program may read another call in it.
     """
 
     call_id: str | None
@@ -30,6 +31,7 @@ class Proposal:
     kind: Kind = "function"
     entry: int = 0
     index: int = 0
+    unclear: bool = False
 
     @property
     def identity(self) -> tuple[str | None, str, str]:
@@ -43,7 +45,8 @@ class Proposal:
 
     def as_mapping(self) -> JSON:
         """The call as policies get it beside a reply."""
-        return {"id": self.call_id, "name": self.name, "args": self.raw if self.arguments is None else self.arguments}
+        call = {"name": self.name, "args": self.raw if self.arguments is None else self.arguments}
+        return call if self.index < 0 else {"id": self.call_id, **call}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,12 @@ class Turn:
     entries: Sequence[JSON]
     text: str
     proposals: Sequence[Proposal] = ()
+
+
+def unclear_call(turns: Sequence[Turn]) -> str | None:
+    """Why a call of ``turns`` cannot be read for certain; None if all can."""
+    unclear = any(call.unclear for turn in turns for call in turn.proposals)
+    return "a tool call has no name, or is not exactly one of a function and a custom tool call" if unclear else None
 
 
 class MessageProtocol(Protocol):

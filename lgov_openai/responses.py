@@ -10,7 +10,7 @@ from typing import Any
 from lgov_core.instrumentation.model_call import ModelReading
 from lgov_core.types import Kind, new_id
 from lgov_openai.content import JSON, content_with_text, read_arguments, text_of, token_usage
-from lgov_openai.protocol import Proposal, Turn
+from lgov_openai.protocol import Proposal, Turn, unclear_call
 from lgov_openai.responses_stream import response_of, stream_of
 
 _INSTRUCTIONS = "lgov.instructions"
@@ -22,6 +22,12 @@ _KINDS: Mapping[str, Kind] = {
 }
 #: Fields that are not arguments, of a call without an arguments text.
 _NOT_ARGUMENTS = frozenset({"id", "type", "status", "call_id", "created_by", "server_label", "name", "arguments"})
+_NAMED = frozenset({"function_call", "custom_tool_call", "mcp_approval_request"})
+#: Calls that the model's server runs itself, where they have no call id.
+_HOSTED = frozenset(
+    f"{kind}_call"
+    for kind in ("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "tool_search")
+)
 _MODEL_ITEMS = frozenset({"reasoning", "mcp_approval_request", "mcp_list_tools"})
 
 
@@ -80,8 +86,10 @@ class ResponsesProtocol:
         call_id = entry.get("call_id")
         if kind == "mcp_approval_request":
             call_id = entry.get("id")
-        elif not kind.endswith("_call") or not isinstance(call_id, str):
-            return []  # without a call id it is run by the model's server
+        elif not kind.endswith("_call") or (call_id is None and kind in _HOSTED):
+            return []
+        call_id = call_id if isinstance(call_id, str) else None
+        unclear = kind in _NAMED and not (isinstance(entry.get("name"), str) and entry["name"])
         name = str(entry.get("name") or kind.removesuffix("_call"))
         if kind == "custom_tool_call":
             raw = str(entry.get("input") or "")
@@ -92,7 +100,7 @@ class ResponsesProtocol:
         else:
             arguments = {key: value for key, value in entry.items() if key not in _NOT_ARGUMENTS}
             raw = json.dumps(arguments)
-        return [Proposal(call_id, name, raw, arguments, _KINDS.get(kind, "function"), position)]
+        return [Proposal(call_id, name, raw, arguments, _KINDS.get(kind, "function"), position, 0, unclear)]
 
     def ids(self, entry: JSON) -> list[str]:
         ids = [call.call_id for call in self.proposals(entry) if call.call_id]
@@ -134,6 +142,7 @@ class ResponsesProtocol:
             response_id=reply.get("id"),
             response_model=reply.get("model"),
             finish_reason=reply.get("status"),
+            unreadable=unclear_call(turns),
         )
 
     def with_turns(self, reply: JSON, turns: Sequence[Turn]) -> JSON:

@@ -40,8 +40,9 @@ def stream_of(body: JSON, reply: JSON, events: Sequence[JSON]) -> str:
     }
     for index, item in enumerate(reply["output"]):
         before = next((at for at, one in ended.items() if one == item and not _is_call(item)), None)
-        if before is not None:
-            frames.extend({**event, "output_index": index} for event in events if event.get("output_index") == before)
+        own = [event for event in events if before is not None and event.get("output_index") == before]
+        if own and "_call" not in json.dumps([(event["type"], (event.get("item") or {}).get("type")) for event in own]):
+            frames.extend({**event, "output_index": index} for event in own)
         else:
             frames.extend(_events_of(index, item))
     last = "response.incomplete" if reply.get("status") == "incomplete" else "response.completed"

@@ -43,9 +43,7 @@ def acting_governor() -> Governor | None:
 def instrument(governor: Governor) -> None:
     """Makes every agent, tool and model of the SDK in this process governed by ``governor``, and proves it.
 
-    Calling it again with the same governor changes nothing. Warns about versions outside the tested range. Raises
-    `InstrumentationError` if the SDK is missing, if another governor is instrumented already, or if the self-test
-    finds a way around; then nothing stays patched and the process must not run agents.
+    Raises `InstrumentationError` if the SDK is missing, and as `Instrumentor.instrument` does.
     """
     INSTRUMENTOR.instrument(governor, _patch, _self_test)
 

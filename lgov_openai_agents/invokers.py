@@ -10,14 +10,19 @@ from typing import Any
 
 from agents import ApplyPatchTool, CustomTool, FunctionTool, LocalShellTool, ShellTool
 from agents.editor import ApplyPatchResult
-from agents.tool import ShellCallOutcome, ShellCommandOutput, ShellResult
 
 from lgov_core.instrumentation import Governor
 from lgov_core.instrumentation.evaluated_call import note_error
-from lgov_core.instrumentation.tool_call import ToolReading
 from lgov_openai_agents._internals import Invoke, bind, observe_errors
-from lgov_openai_agents.items import result_text
-from lgov_openai_agents.tools import Act, awaited, govern_act, govern_function
+from lgov_openai_agents.tools import (
+    Act,
+    awaited,
+    govern_act,
+    govern_function,
+    governed_shell,
+    local_shell_act,
+    read_output,
+)
 
 GovernorOf = Callable[[], Governor | None]
 
@@ -103,41 +108,7 @@ def _custom(tool: Any, inner: Any, context: Any, text: str) -> Act:
         return inner(context, arguments["input"])
 
     call_id = getattr(context, "tool_call_id", None)
-    return Act(tool.name, "function", {"input": text}, call_id, context, run, _read)
-
-
-def _shell(tool: Any, inner: Any, request: Any) -> Act:
-    action = request.data.action
-    command = "\n".join(action.commands)
-
-    def run(arguments: Mapping[str, Any]) -> Any:
-        if arguments["command"] != command:
-            action.commands = [arguments["command"]]
-        return inner(request)
-
-    def denied(text: str) -> ShellResult:
-        outcome = ShellCallOutcome(type="exit", exit_code=126)
-        return ShellResult(output=[ShellCommandOutput(stderr=text, outcome=outcome)])
-
-    def rewritten(result: Any, text: str) -> Any:
-        return ShellResult(output=[ShellCommandOutput(stdout=text)]) if isinstance(result, ShellResult) else text
-
-    context, call_id = request.ctx_wrapper, request.data.call_id
-    return Act(tool.name, "shell", {"command": command}, call_id, context, run, _read, denied, rewritten)
-
-
-def _local_shell(tool: Any, inner: Any, request: Any) -> Act:
-    action = request.data.action
-    given = {"command": list(action.command), "working_directory": action.working_directory}
-    arguments = {key: value for key, value in given.items() if value is not None}
-
-    def run(permitted: Mapping[str, Any]) -> Any:
-        command = permitted["command"]
-        if command != given["command"]:
-            action.command = [command] if isinstance(command, str) else list(command)
-        return inner(request)
-
-    return Act(tool.name, "shell", arguments, request.data.call_id, request.ctx_wrapper, run, _read)
+    return Act(tool.name, "function", {"input": text}, call_id, context, run, read_output)
 
 
 def _patch(tool: Any, method: Any, operation: Any) -> Act:
@@ -157,19 +128,7 @@ def _patch(tool: Any, method: Any, operation: Any) -> Act:
         return ApplyPatchResult(status=getattr(result, "status", None), output=text)
 
     call_id = _PATCH_CALL.get()
-    return Act(tool.name, "function", arguments, call_id, operation.ctx_wrapper, run, _read, denied, rewritten)
-
-
-def _read(result: Any) -> ToolReading:
-    output = getattr(result, "output", result)
-    if isinstance(output, list):
-        parts = [(getattr(one, "stdout", ""), getattr(one, "stderr", "")) for one in output]
-        text = "\n".join("\n".join(filter(None, part)) for part in parts)
-        timed_out = any(getattr(one, "status", "") == "timeout" for one in output)
-        return ToolReading(text, "timeout" if timed_out else "ok", "timeout" if timed_out else None)
-    text = result_text(output) if output is not None else ""
-    failed = getattr(result, "status", None) == "failed"
-    return ToolReading(text, "error" if failed else "ok", "failed" if failed else None)
+    return Act(tool.name, "function", arguments, call_id, operation.ctx_wrapper, run, read_output, denied, rewritten)
 
 
 class GovernedEditor:
@@ -210,8 +169,8 @@ def _by(describe: Describe) -> Callable[[Any, Any, GovernorOf], Any]:
 FIELDS: Mapping[type, Mapping[str, Callable[[Any, Any, GovernorOf], Any]]] = {
     FunctionTool: {"on_invoke_tool": _governed_invoker},
     CustomTool: {"on_invoke_tool": _by(_custom)},
-    ShellTool: {"executor": _by(_shell)},
-    LocalShellTool: {"executor": _by(_local_shell)},
+    ShellTool: {"executor": governed_shell},
+    LocalShellTool: {"executor": _by(local_shell_act)},
     ApplyPatchTool: {"editor": GovernedEditor, "needs_approval": _patch_approval},
 }
 

@@ -18,10 +18,10 @@ from agents import ModelResponse
 from openai.types.responses import ResponseCompletedEvent, ResponseFunctionToolCall
 
 from lgov_core.errors import PolicyDenied
-from lgov_core.instrumentation import Governor
+from lgov_core.instrumentation import Governor, arun_steps
 from lgov_core.instrumentation.model_call import ModelCall
 from lgov_core.instrumentation.reply_stream import reply_pieces
-from lgov_core.types import Action, Decision, Effect, Point
+from lgov_core.types import Decision, Effect, Point
 from lgov_openai_agents import items
 from lgov_openai_agents.model_request import ModelRequest, model_name
 from lgov_openai_agents.proposals import (
@@ -218,7 +218,7 @@ class ModelExchange:
                 raise
             return received, []
         call.answered(reading)
-        response, final = await self._apply(call.reply(reading), received)
+        response, final = self._applied(await arun_steps(call.reply_steps(reading)), received)
         if final:
             return response, []
         if items.proposes_calls(response):
@@ -226,12 +226,12 @@ class ModelExchange:
                 self._governor, self._request, response, self._agent, parent_in(self._run)
             )
             return response, denials
-        response, _ = await self._apply(call.output(items.reply_text(response)), response)
+        answer = await self._governor.adecide(call.output(items.reply_text(response)))
+        response, _ = self._applied(answer, response)
         return response, []
 
-    async def _apply(self, action: Action, response: ModelResponse) -> tuple[ModelResponse, bool]:
+    def _applied(self, decision: Decision, response: ModelResponse) -> tuple[ModelResponse, bool]:
         """The reply as the decision on it leaves it, and whether that is a denial."""
-        decision = await self._governor.adecide(action)
         if decision.blocks:
             return self._denial(decision, response), True
         return response if decision.text is None else items.with_reply_text(response, decision.text), False

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from agents import Model, ModelProvider, ModelResponse, MultiProvider
@@ -44,13 +46,8 @@ class GovernedModel(RunEndCleanup, Model):
             async for event in events:
                 yield event
 
-    def get_retry_advice(self, request: Any) -> Any:
-        """What the inner model advises."""
-        return self.inner.get_retry_advice(request)
-
-    async def close(self) -> None:
-        """Closes the inner model."""
-        await self.inner.close()
+    get_retry_advice: Any = property(attrgetter("inner.get_retry_advice"))
+    close: Any = property(attrgetter("inner.close"))
 
 
 class GovernedModelProvider(ModelProvider):
@@ -86,14 +83,11 @@ async def govern_response(
     denial cannot replace the reply because the agent's output has a type. Without a governor, and inside a call that it
     has evaluated, the model answers. Callable from any task. Fails closed.
     """
-    if governor is None or model_call_covered(governor):
-        return await get_response(*args, **kwargs)
 
-    async def ask(asked: ModelRequest) -> AsyncIterator[Any]:
-        yield await get_response(*asked.args, **asked.rest)
+    async def ask(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        yield await get_response(*args, **kwargs)
 
-    request = ModelRequest.of(args, kwargs)
-    async with aclosing(ModelExchange(governor, model, request, ask, current_run(governor), agent).reply()) as reply:
+    async with aclosing(_reply(governor, model, ask, args, kwargs, agent)) as reply:
         async for event in reply:
             if isinstance(event, ModelResponse):
                 return event
@@ -109,16 +103,27 @@ async def govern_stream(
     agent: str | None = None,
 ) -> AsyncGenerator[Any]:
     """As `govern_response`, for a reply in events."""
-    if governor is None or model_call_covered(governor):
-        async for event in stream_response(*args, **kwargs):
-            yield event
-        return
-
-    def ask(asked: ModelRequest) -> AsyncIterator[Any]:
-        return stream_response(*asked.args, **asked.rest)
-
-    request = ModelRequest.of(args, kwargs)
-    async with aclosing(ModelExchange(governor, model, request, ask, current_run(governor), agent).reply()) as reply:
+    async with aclosing(_reply(governor, model, stream_response, args, kwargs, agent)) as reply:
         async for event in reply:
             if not isinstance(event, ModelResponse):
                 yield event
+
+
+def _reply(
+    governor: Governor | None,
+    model: Any,
+    ask: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    agent: str | None,
+) -> AsyncGenerator[Any]:
+    """The events of the reply, and the `ModelResponse`."""
+    if governor is None or model_call_covered(governor):
+        return ask(*args, **kwargs)
+    request = ModelRequest.of(args, kwargs)
+    asked = partial(_ask, ask)
+    return ModelExchange(governor, model, request, asked, current_run(governor), agent).reply()
+
+
+def _ask(ask: Callable[..., AsyncIterator[Any]], request: ModelRequest) -> AsyncIterator[Any]:
+    return ask(*request.args, **request.rest)

@@ -14,7 +14,8 @@ from agents import Agent, Model, RunConfig, Runner, UserError
 from agents.lifecycle import RunHooksBase
 
 from lgov_core.errors import PolicyDenied
-from lgov_core.instrumentation import Governor
+from lgov_core.instrumentation import Governor, Step, Steps
+from lgov_core.instrumentation.methods import flow_method
 from lgov_openai_agents._internals import paused_agent
 from lgov_openai_agents.agent_copies import AgentCopies, is_governed_copy
 from lgov_openai_agents.models import GovernedModel, GovernedModelProvider
@@ -123,16 +124,12 @@ def wrap_run_method(
                     raise abort from None
                 raise
 
-    async def run(cls: type, *args: Any, **kwargs: Any) -> Any:
+    def steps(cls: type, *args: Any, **kwargs: Any) -> Steps[Any]:
         with opened(args, kwargs) as call:
-            return call.ended(await inner(*call.args, **call.kwargs))
-
-    def run_sync(cls: type, *args: Any, **kwargs: Any) -> Any:
-        with opened(args, kwargs) as call:
-            return call.ended(inner(*call.args, **call.kwargs))
+            return call.ended((yield Step(lambda: inner(*call.args, **call.kwargs))))
 
     first = inspect.Parameter("cls", inspect.Parameter.POSITIONAL_ONLY)
-    wrapped: Any = functools.wraps(inner)(run if inspect.iscoroutinefunction(inner) else run_sync)
+    wrapped: Any = flow_method(inner, steps)
     wrapped.__signature__ = signature.replace(parameters=[first, *signature.parameters.values()])
     return wrapped
 

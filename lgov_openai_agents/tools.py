@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import shlex
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agents import FunctionTool
+from agents.tool import ShellCallOutcome, ShellCommandOutput, ShellResult
 
 from lgov_core.instrumentation import Governor, arun_steps
 from lgov_core.instrumentation.evaluated_call import covered_call
@@ -126,3 +128,99 @@ def failure_status_of(error: BaseException) -> ToolStatus:
     if type(error).__name__ in ("ModelBehaviorError", "JSONDecodeError"):
         return "invalid_args"
     return failure_status(error)
+
+
+# ---------------------------------------------------------------------- shell tools
+
+
+def governed_shell(tool: Any, inner: Any, acting: Callable[[], Governor | None]) -> Callable[..., Any]:
+    """``ShellTool.executor``: the executor may run each command on its own, so each is an act of its own."""
+
+    async def call(request: Any) -> Any:
+        governor = acting()
+        if governor is None:
+            return await awaited(inner(request))
+        commands = request.data.action.commands
+        results = [await govern_act(governor, _command(tool, inner, request, one)) for one in commands]
+        return results[0] if len(results) == 1 else _joined(results)
+
+    return call
+
+
+def _command(tool: Any, inner: Any, request: Any, command: str) -> Act:
+    action = request.data.action
+    limits = {name: value for name, value in vars(action).items() if name != "commands" and value is not None}
+
+    def run(arguments: Mapping[str, Any]) -> Any:
+        changed = {name: arguments.get(name) for name in limits}
+        alone = replace(action, commands=[arguments["command"]], **changed)
+        # Without the raw item: it holds the other commands, and this one as it was before a transform.
+        return inner(replace(request, data=replace(request.data, action=alone, raw=None)))
+
+    def denied(text: str) -> ShellResult:
+        outcome = ShellCallOutcome(type="exit", exit_code=126)
+        return ShellResult(output=[ShellCommandOutput(stderr=text, outcome=outcome)])
+
+    def rewritten(result: Any, text: str) -> Any:
+        return ShellResult(output=[ShellCommandOutput(stdout=text)]) if isinstance(result, ShellResult) else text
+
+    context, call_id = request.ctx_wrapper, request.data.call_id
+    return Act(
+        tool.name, "shell", {"command": command, **limits}, call_id, context, run, read_output, denied, rewritten
+    )
+
+
+def _joined(results: Sequence[Any]) -> ShellResult:
+    """The results of several commands as that of one call."""
+    outputs: list[Any] = []
+    for result in results:
+        outputs += result.output if isinstance(result, ShellResult) else [ShellCommandOutput(stdout=str(result))]
+    limits = (result.max_output_length for result in results if isinstance(result, ShellResult))
+    return ShellResult(output=outputs, max_output_length=next(limits, None))
+
+
+def local_shell_act(tool: Any, inner: Any, request: Any) -> Act:
+    """Judged with every field: where it runs, as whom and its environment are in the command, as a shell has them."""
+    action = request.data.action
+    given = {name: value for name, value in action.model_dump(exclude={"type"}).items() if value not in (None, {})}
+    arguments = {**given, "command": _shell_text(given)}
+
+    def run(permitted: Mapping[str, Any]) -> Any:
+        changed = {name: permitted[name] for name in given if permitted.get(name) != arguments[name]}
+        command = changed.get("command")
+        if command is not None:  # it says all that the other fields do
+            words = list(command) if isinstance(command, list | tuple) else ["sh", "-c", command]
+            changed = {"command": words, "env": {}, "user": None, "working_directory": None}
+        allowed = request.data.model_copy(update={"action": action.model_copy(update=changed)})
+        return inner(replace(request, data=allowed))
+
+    return Act(tool.name, "shell", arguments, request.data.call_id, request.ctx_wrapper, run, read_output)
+
+
+def _shell_text(given: Mapping[str, Any]) -> str | list[str]:
+    """The command as words; as text of a shell where it has a folder, a user or an environment."""
+    words: list[str] = []
+    for name, value in given.get("env", {}).items():
+        words.append(
+            f"{name}={shlex.quote(value)}" if name.isascii() and name.isidentifier() else shlex.quote(f"{name}={value}")
+        )
+    words += map(shlex.quote, given["command"])
+    text = " ".join(words)
+    if "user" in given:
+        text = f"sudo -u {shlex.quote(given['user'])} {text}"
+    if "working_directory" in given:
+        text = f"cd {shlex.quote(given['working_directory'])} && {text}"
+    return text if given.keys() & {"env", "user", "working_directory"} else list(given["command"])
+
+
+def read_output(result: Any) -> ToolReading:
+    """The result of a shell, patch or custom tool."""
+    output = getattr(result, "output", result)
+    if isinstance(output, list):
+        parts = [(getattr(one, "stdout", ""), getattr(one, "stderr", "")) for one in output]
+        text = "\n".join("\n".join(filter(None, part)) for part in parts)
+        timed_out = any(getattr(one, "status", "") == "timeout" for one in output)
+        return ToolReading(text, "timeout" if timed_out else "ok", "timeout" if timed_out else None)
+    text = result_text(output) if output is not None else ""
+    failed = getattr(result, "status", None) == "failed"
+    return ToolReading(text, "error" if failed else "ok", "failed" if failed else None)

@@ -155,7 +155,14 @@ class Governor:
             reason = "no policy covers this act"
             decisions = [Decision(Effect.DENY, "lgov", "no-policy", reason, Severity.CRITICAL)]
         latency_us = (time.perf_counter() - began) * 1e6
-        decision = self._committed(action, combine(decisions, original=action, folded=final, latency_us=latency_us))
+        return self._taken(action, combine(decisions, original=action, folded=final, latency_us=latency_us))
+
+    def refuse(self, action: Action, rule: str, reason: str) -> Decision:
+        """Denies ``action`` without asking a policy, because it cannot be read for certain; on record as any decision."""
+        return self._taken(in_scope(action, identify=self._needs_ids()), fault("lgov", rule, reason))
+
+    def _taken(self, action: Action, decision: Decision) -> Decision:
+        decision = self._committed(action, decision)
         self._count(self.effects, decision.effect.label)
         if self._observing or self.manager.hook.lgov_observe.get_hookimpls():
             self.observe(ObservedDecision(action, decision, time.time()))

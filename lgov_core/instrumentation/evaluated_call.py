@@ -11,8 +11,7 @@ call is part of it. A call is made current with its span: `lgov_core.instrumenta
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -81,13 +80,3 @@ def note_error(error: BaseException) -> None:
 def model_call_covered(governor: Governor) -> bool:
     """Whether the inside of a model call that ``governor`` has judged is running."""
     return MODEL_CALL.get() is governor
-
-
-@contextmanager
-def covering_model_call(governor: Governor) -> Generator[None]:
-    """Makes model calls inside the block part of one that ``governor`` judges. Not across a ``yield``."""
-    token = MODEL_CALL.set(governor)
-    try:
-        yield
-    finally:
-        MODEL_CALL.reset(token)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any
 
+from lgov_core._util.steps import Steps, arun_steps, run_steps
 from lgov_core.instrumentation.instrumentor import Patches
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -55,6 +57,20 @@ def governed_stream(govern: Callable[..., AsyncGenerator[Any]]) -> Wrap:
         return method
 
     return wrap
+
+
+def flow_method(own: Callable[..., Any], steps: Callable[..., Steps[Any]]) -> Callable[..., Any]:
+    """A function like ``own``, synchronous or a coroutine function as that is, which runs the flow ``steps``."""
+
+    @functools.wraps(own)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return run_steps(steps(*args, **kwargs))
+
+    @functools.wraps(own)
+    async def coroutine_function(*args: Any, **kwargs: Any) -> Any:
+        return await arun_steps(steps(*args, **kwargs))
+
+    return coroutine_function if inspect.iscoroutinefunction(own) else function
 
 
 def on_subclass(patches: Patches, base: type, treat: Callable[[type], None]) -> None:

@@ -5,11 +5,12 @@ An adapter reads the request and the reply, and sends the call. `lgov_core.instr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lgov_core._util.json import json_text
+from lgov_core._util.steps import Steps
 from lgov_core.errors import PolicyDenied
 from lgov_core.governor import Governor
 from lgov_core.instrumentation.live_span import LiveSpan
@@ -35,14 +36,15 @@ class ModelReading:
     response_id: str | None = None
     response_model: str | None = None
     finish_reason: str | None = None
+    unreadable: str | None = None
 
 
 class ModelCall:
     """One model call: the actions that are judged around it, and its span, which begins here and must be ended.
 
     The adapter judges `request` (and before it `user_text`, once for each new text of the user), sends the call inside
-    ``span.active(model=governor)``, ends the span by `answered` or `failed`, and judges `reply`, then `output` where the reply
-    proposes no tool call. A call that was refused is ended by `refused`. ``parent`` is the parent span,
+    ``span.active(model=governor)``, ends the span by `answered` or `failed`, and judges the reply by `reply_steps`, then
+    `output` where it proposes no tool call. A call that was refused is ended by `refused`. ``parent`` is the parent span,
     if not the current one.
     """
 
@@ -77,8 +79,9 @@ class ModelCall:
         )
 
     def user_text(self, text: str, *, nested: bool = False) -> Action:
-        """The user's text, to be judged before the model sees it. ``nested``: another agent wrote it."""
-        return self._text_action(Point.INPUT, text, parent_id=self.span.parent_id if nested else None)
+        """The user's text, to be judged before the model sees it. ``nested``: another agent wrote it, so it has a parent."""
+        above = self.span.parent_id or self.span.span_id
+        return self._text_action(Point.INPUT, text, parent_id=above if nested else None)
 
     def request(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None = None, **further: Any
@@ -101,17 +104,6 @@ class ModelCall:
     def overtaken(self) -> None:
         """Tells stateful policies that the call is not sent as it was judged: it is changed and judged again."""
         self.governor.observe(ModelCallFailed(self._action, "Changed", refused=True))
-
-    def said(self, messages: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
-        """Puts the messages on the span of a call that is not judged; ``messages`` is called only if content is captured.
-
-        If it raises, the messages are left out.
-        """
-        if self.governor.capture_content:
-            try:
-                self.span.set({semconv.INPUT_MESSAGES: json_text(messages())})
-            except Exception:  # noqa: BLE001 - telemetry must not stop the call
-                return
 
     def refused(self, decision: Decision) -> None:
         """Ends the span of a call that was not sent. Raises `PolicyDenied` where the decision says abort."""
@@ -141,8 +133,24 @@ class ModelCall:
         )
         self.span.end()
 
+    def reply_steps(self, reading: ModelReading) -> Steps[Decision]:
+        """Judges the reply before the agent acts on it.
+
+        One whose calls cannot be told apart is refused, on record: a decision, a transform and a result each belong to
+        exactly one call.
+        """
+        problem = reading.unreadable or unclear_ids(reading.tool_calls)
+        if problem is not None and not self.governor.observe_only:
+            return self.refuse_reply(reading, problem)
+        return (yield from self.governor.decision_steps(self.reply(reading)))
+
+    def refuse_reply(self, reading: ModelReading, problem: str) -> Decision:
+        """The recorded denial of a reply that cannot be read for certain."""
+        reason = f"the model's reply cannot be read for certain: {problem}; ask the model again"
+        return self.governor.refuse(self.reply(reading), "unreadable-reply", reason)
+
     def reply(self, reading: ModelReading) -> Action:
-        """The reply, to be judged before the agent acts on it."""
+        """The reply, as policies see it."""
         arguments: dict[str, Any] = {"tool_calls": list(reading.tool_calls)}
         if reading.usage is not None:
             arguments["usage"] = dict(reading.usage)
@@ -171,6 +179,14 @@ class ModelCall:
             native=call.native,
             span_id=self.span.parent_id,
         )
+
+
+def unclear_ids(calls: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why a result cannot be assigned to exactly one of ``calls``; None if it can. A legacy call has no key ``id``."""
+    ids = [call["id"] for call in calls if "id" in call]
+    if not all(isinstance(one, str) and one for one in ids):
+        return "a tool call has no id"
+    return "two tool calls have the same id" if len(set(ids)) < len(ids) else None
 
 
 def reply_limit(*found: Any) -> dict[str, int]:

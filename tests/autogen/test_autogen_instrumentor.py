@@ -169,7 +169,7 @@ def test_a_way_around_is_found_by_the_self_test(broken: str, monkeypatch: pytest
 
 @pytest.mark.parametrize("method", ["create", "create_stream"])
 def test_an_ungoverned_model_client_fails_the_self_test(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def ungoverned(calls: Any, governor: Any, client: Any, own: Any, messages: Any, options: Any) -> Any:
+    def ungoverned(calls: Any, governor: Any, client: Any, own: Any, messages: Any, options: Any, *agent: Any) -> Any:
         return own(messages, **options)
 
     monkeypatch.setattr(ModelCalls, method, ungoverned)

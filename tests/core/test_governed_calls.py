@@ -13,7 +13,7 @@ import pytest
 from lgov_core.errors import PolicyDenied
 from lgov_core.governor import Governor
 from lgov_core.instrumentation import arun_steps, run_steps
-from lgov_core.instrumentation.evaluated_call import CoveredCall, covered_call, covering_model_call, model_call_covered
+from lgov_core.instrumentation.evaluated_call import CoveredCall, covered_call, model_call_covered
 from lgov_core.instrumentation.live_span import current_span
 from lgov_core.instrumentation.model_call import ModelCall, ModelReading
 from lgov_core.instrumentation.tool_call import ToolReading, tool_steps
@@ -319,27 +319,28 @@ def test_a_nested_agents_input_is_not_the_users() -> None:
         call = ModelCall(governor, framework="test", model="m", agent="inner")
         assert call.user_text("hi").parent_id is None
         assert call.user_text("hi", nested=True).parent_id == outer.span_id
+    alone = ModelCall(governor, framework="test", model="m", agent="inner")
+    assert alone.user_text("hi", nested=True).parent_id == alone.span.span_id, "another agent's words have a parent"
 
 
 def test_a_tool_that_calls_a_model_makes_a_call_of_its_own() -> None:
     governor, other = Governor([Rules()]), Governor([Rules()])
     with live_span(governor, semconv.CHAT, "m") as span:
         read = CoveredCall(governor, "read", {}, None)
-        for covering in (covering_model_call(governor), span.active(model=governor)):
-            with covering:
-                assert model_call_covered(governor)
-                assert not model_call_covered(other)
-                with span.active(tool=read):
-                    assert covered_call() is read
-                    assert not model_call_covered(governor)
-                    with span.active(model=other):
-                        assert model_call_covered(other)
-                        assert covered_call() is read, "a model that a tool calls is called inside of the tool's call"
-                with span.active():
-                    assert model_call_covered(governor), "a span of anything else changes nothing about it"
-                assert covered_call() is None
-            assert not model_call_covered(governor)
-            assert current_span() is span
+        with span.active(model=governor):
+            assert model_call_covered(governor)
+            assert not model_call_covered(other)
+            with span.active(tool=read):
+                assert covered_call() is read
+                assert not model_call_covered(governor)
+                with span.active(model=other):
+                    assert model_call_covered(other)
+                    assert covered_call() is read, "a model that a tool calls is called inside of the tool's call"
+            with span.active():
+                assert model_call_covered(governor), "a span of anything else changes nothing about it"
+            assert covered_call() is None
+        assert not model_call_covered(governor)
+        assert current_span() is span
 
 
 def test_the_error_that_the_framework_made_a_text_of_is_what_is_recorded() -> None:

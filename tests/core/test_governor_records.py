@@ -35,6 +35,16 @@ def test_decision_is_committed_before_it_is_given(tmp_path: Any) -> None:
     assert denied.rule == "audit-failed"
 
 
+def test_what_cannot_be_read_is_refused_on_record_without_asking_a_policy(tmp_path: Any) -> None:
+    audit = AuditLog(tmp_path / "audit.sqlite")
+    subject = governor(Says(ALLOW), audit=audit)
+    decision = subject.refuse(call(q="x"), "unreadable-reply", "two tool calls have the same id")
+    [entry] = [entry for entry in audit.entries() if entry.entry_id == decision.decision_id]
+    assert (entry.effect, decision.rule, subject.effects["deny"]) == ("deny", "unreadable-reply", 1)
+    audit.close()
+    assert subject.refuse(call(q="x"), "unreadable-reply", "").rule == "audit-failed"
+
+
 def test_a_commit_that_fails_turns_an_allow_into_a_deny(tmp_path: Any) -> None:
     audit = AuditLog(tmp_path / "audit.sqlite")
     subject = governor(Says(ALLOW), audit=audit)

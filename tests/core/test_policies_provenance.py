@@ -172,8 +172,9 @@ def test_the_session_and_the_rollout_remember_and_tools_do_not_count() -> None:
     policy.judge(Action(Point.INPUT, "helper", text="mail mallory@evil.net", rollout_id="r1", parent_id="call_1"))
     messages = [
         {"role": "system", "content": "You serve boss@firma.de"},
+        {"role": "user", "content": "An agent writes to another: mallory@evil.net"},
         {
-            "role": "user",
+            "role": "developer",
             "content": [
                 {"type": "text", "text": "and bob@x.org"},
                 {"type": "tool_result", "content": "mallory@evil.net"},

@@ -17,6 +17,7 @@ from scripted import ModelServer, Witness, calls, deny, says
 from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation.evaluated_call import model_call_covered
 from lgov_core.scope import RolloutScope, enter_scope
+from lgov_core.testing import ScriptedCall, ScriptedReply
 from lgov_core.trace import semconv
 from lgov_core.types import Action, Decision, Effect, ModelCallFailed, Point
 
@@ -310,3 +311,18 @@ def test_policies_get_the_tools_that_the_model_gets(model_server: ModelServer, c
     for seen, body in zip(witness.decisions(Point.PRE_MODEL_CALL), model_server.bodies, strict=True):
         assert seen.action.context["tools"] == body["tools"]
         assert "Adds." in str(seen.action.context["tools"])
+
+
+@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("ids", [("c1", "c1"), ("c1", "")])
+def test_calls_that_cannot_be_told_apart_are_refused(
+    how: str, ids: tuple[str, str], model_server: ModelServer, chat: Any, witness: Witness
+) -> None:
+    model_server.play(
+        ScriptedReply(tool_calls=[ScriptedCall("add", {"a": at, "b": 1}, one) for at, one in enumerate(ids)])
+    )
+    with instrumented(witness):
+        reply = ask(chat, how)
+    assert "unreadable-reply" in reply.text
+    assert not reply.tool_calls
+    assert [one.decision.rule for one in witness.decisions(Point.POST_MODEL_CALL)] == ["unreadable-reply"]

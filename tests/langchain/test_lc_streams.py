@@ -57,7 +57,7 @@ def test_tool_calls_are_withheld_until_the_reply_is_evaluated(
 
 @pytest.mark.parametrize("how", STREAMS)
 @pytest.mark.parametrize("point", ["pre_tool_call", "post_model_call"])
-def test_tool_calls_are_withheld_only_for_policies_on_replies(
+def test_tool_calls_are_withheld_at_whatever_point_is_evaluated(
     point: str, how: str, model_server: ModelServer, chat: Any, witness: Witness
 ) -> None:
     class Plugin:
@@ -79,7 +79,7 @@ def test_tool_calls_are_withheld_only_for_policies_on_replies(
             assert chunk is not None
     finally:
         uninstrument()
-    assert ended[0] == (point == "post_model_call"), "what is withheld comes after the call's span has ended"
+    assert ended[0], "what is withheld comes after the call's span has ended"
     assert [one.attributes.get(semconv.ERROR_TYPE) for one in witness.spans] == [None]
 
 

@@ -264,3 +264,16 @@ def test_policies_get_the_tools_that_the_model_gets(erase: Any, seen: Seen) -> N
     (tool,) = asked.context["tools"]
     assert (tool["name"], tool["description"]) == ("erase", "Erases.")
     assert list(tool["params_json_schema"]["properties"]) == ["path"]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "streaming"])
+@pytest.mark.parametrize("ids", [("c1", "c1"), ("c1", "")])
+def test_calls_that_cannot_be_told_apart_are_refused(
+    mode: str, ids: tuple[str, str], erase: Any, ran: list[str], seen: Seen
+) -> None:
+    doubled = asks(*((call_id, "erase", {"path": str(at)}) for at, call_id in enumerate(ids)))
+    with ScriptedModelServer([doubled]) as server, instrumented(make_governor(lambda action: None, seen)):
+        result = run(mode, Agent(name="a", model=chat_model(server), tools=[erase]), "go")
+    assert "unreadable-reply" in result.final_output
+    assert ran == []
+    assert [one.decision.rule for one in seen.decisions(Point.POST_MODEL_CALL)] == ["unreadable-reply"]

@@ -28,7 +28,7 @@ MAX_TEXTS: Final = 512
 MAX_DEPTH: Final = 32
 #: Characters of the name of an argument.
 MAX_NAME: Final = 1_000
-_ROLES: Final = ("user", "human", "system", "developer")
+_ROLES: Final = ("system", "developer")
 
 
 class _Unlookable(Exception):
@@ -78,10 +78,11 @@ class ProvenancePolicy(BoundedPolicy):
     in the arguments whose key, at any depth, matches a glob of ``arguments``. An argument named in ``whole`` must, as a
     whole, have been said. What a tool returned does not count.
 
-    What the user said is taken from ``Action.context["user_text"]``; from texts judged at ``input`` (not from those of an
-    agent called by another: they are written by a model); and, with ``messages``, from the user's and the system's
-    messages of model calls. The last two are remembered by rollout and by session, so the rule must cover those points, as
-    it does unless ``on:`` says otherwise. Where nothing the user said is known, a call with an address in it is denied.
+    What the user said is taken from ``Action.context["user_text"]``; from texts judged at ``input`` (not from those
+    of an agent called by another: they are written by a model); and, with ``messages``, from the system's messages of
+    model calls (not from those in the user's role, which agents write to each other). The last two are remembered by
+    rollout and by session, so the rule must cover those points, as it does unless ``on:`` says otherwise. Where
+    nothing the user said is known, a call with an address in it is denied.
 
     Compared is who is meant: hosts in lower case and ASCII form, paths without ``..``. A URL covers the pages below it, a
     directory what lies in it; a host covers neither its subdomains nor other hosts, and nothing but the whole URL covers a
@@ -127,7 +128,7 @@ class ProvenancePolicy(BoundedPolicy):
             return None
         if action.point is Point.PRE_MODEL_CALL:
             if self.messages:
-                self._note(action, list(_user_texts(action.arguments.get("messages"))))
+                self._note(action, list(_system_texts(action.arguments.get("messages"))))
             return None
         return self._on_tool_call(action) if action.point is Point.PRE_TOOL_CALL else None
 
@@ -222,8 +223,8 @@ def _keys(action: Action) -> list[tuple[str, str]]:
     return [(kind, value) for kind, value in keys if value is not None]
 
 
-def _user_texts(messages: Any) -> Iterator[str]:
-    """The text of the user's and the system's messages; results of tools within them are left out."""
+def _system_texts(messages: Any) -> Iterator[str]:
+    """The text of the system's messages; results of tools within them are left out."""
     for message in messages if isinstance(messages, list | tuple) else ():
         if not isinstance(message, Mapping) or str(message.get("role", "")).lower() not in _ROLES:
             continue
