@@ -73,9 +73,13 @@ KEYS: Final = (*(one.name for one in fields(ConfineRules)), "preset")
 
 @dataclass(frozen=True, slots=True)
 class ConfinedPolicy:
-    """What a policy file says about confinement: the value of its key ``confine``, None without, and the file's digest."""
+    """What a policy file says about confinement: the value of its key ``confine``, None without, and the file's digest.
+
+    ``rules`` are the file's policy rules as they are written.
+    """
 
     value: Mapping[str, Any] | None
+    rules: Any
     source: _Source
     digest: str
 
@@ -91,6 +95,12 @@ class ConfinedPolicy:
             )
         return _rules(self.value, self.source)
 
+    def approval_stores(self) -> set[str]:
+        """The files of the approvals that the rules want, as the loader names them; an empty text for those without one."""
+        rules = [rule for rule in self.rules or () if isinstance(rule, dict) and rule.get("use") == "approval"]
+        stores = [(rule.get("with") or {}).get("store") for rule in rules]
+        return {str(self.source.folder / store) if store else "" for store in stores}
+
 
 def read_confinement(path: str | PathLike[str]) -> ConfinedPolicy:
     """What the policy file at ``path`` says about confinement, without making its policies. Raises `PolicyFileError`."""
@@ -104,7 +114,7 @@ def read_confinement(path: str | PathLike[str]) -> ConfinedPolicy:
     source = _Source(str(path), lines, Path(path).absolute().parent)
     if "confine" in document:
         _rules(document["confine"], source)
-    return ConfinedPolicy(document.get("confine"), source, document_digest(document))
+    return ConfinedPolicy(document.get("confine"), document.get("rules"), source, document_digest(document))
 
 
 def document_digest(document: Mapping[str, Any]) -> str:
