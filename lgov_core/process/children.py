@@ -80,6 +80,7 @@ def hand_on(options: ProcessOptions, scope: RolloutScope) -> Path:
             "timeout_s": options.timeout_s,
             "capture_content": options.capture_content,
             "redact": options.redact,
+            "broker": options.broker,
             "rollout_id": scope.rollout_id,
             "attempt": scope.attempt,
             "task_id": scope.task_id,
@@ -119,6 +120,7 @@ class _Child:
             inherited["timeout_s"],
             inherited["capture_content"],
             tuple(inherited["redact"]),
+            inherited["broker"],
         )
         self.scope = RolloutScope(
             inherited["rollout_id"], inherited["attempt"], inherited["session_id"], inherited["task_id"]

@@ -69,6 +69,7 @@ class RunOptions:
     children: Literal["govern", "allow"] = "govern"
     capture_content: bool = True
     as_json: bool = False
+    broker: str | None = None
 
 
 @dataclass(slots=True)
@@ -98,7 +99,7 @@ def run_program(command: Sequence[str], options: RunOptions) -> int:
     if VARIABLE in os.environ:
         already = "this process was started by a governed program and is under its policy already"
         hint = "start it without lgov run, or the program around it with --children allow"
-        return _cannot(InstrumentationError(already, hint=hint), options)
+        return refuse_run(InstrumentationError(already, hint=hint), options)
     try:
         invocation = parse_command(command)
         scope = RolloutScope(
@@ -106,9 +107,9 @@ def run_program(command: Sequence[str], options: RunOptions) -> int:
         )
         run = _prepare(invocation, scope, options)
     except LgovError as error:
-        return _cannot(error, options)
+        return refuse_run(error, options)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever is broken here, the program must not run without it
-        return _cannot(InstrumentationError(f"{type(error).__name__}: {error}"), options)
+        return refuse_run(InstrumentationError(f"{type(error).__name__}: {error}"), options)
     _watch_children(run.children)
     atexit.register(_finish, run)
     try:
@@ -124,9 +125,9 @@ def run_program(command: Sequence[str], options: RunOptions) -> int:
             status = execute(invocation)
     except PolicyDenied as denied:
         reason = f"the policy does not let this program start: {denied.decision.reason}"
-        status = _cannot(InstrumentationError(reason), options)
+        status = refuse_run(InstrumentationError(reason), options)
     except LgovError as error:
-        status = _cannot(error, options)
+        status = refuse_run(error, options)
     _end_attempt(run, status)
     return status
 
@@ -142,6 +143,7 @@ def _prepare(invocation: Invocation, scope: RolloutScope, options: RunOptions) -
             options.timeout_s,
             options.capture_content,
             options.redact,
+            options.broker,
         ),
         partial(_refuse, run),
         plugins=options.plugins,
@@ -267,7 +269,8 @@ def _refuse(run: _Run, reason: str) -> NoReturn:
     )
 
 
-def _cannot(error: LgovError, options: RunOptions) -> int:
+def refuse_run(error: LgovError, options: RunOptions) -> int:
+    """Says why the program is not run; returns 78."""
     _print_error("not run", error, options)
     return CANNOT_GOVERN
 
