@@ -155,14 +155,14 @@ def _matches(name: str, globs: Iterable[str]) -> bool:
 
 
 def _kept_out(folders: Iterable[Path], rules: ConfineRules, real: Mapping[str, bool]) -> Iterator[str]:
+    """Those of ``folders`` that the box would show, to be hidden."""
     for folder in {os.path.realpath(one) for one in folders}:
-        inside = [path for path in (*rules.read, *rules.write) if _within(os.path.realpath(path), folder)]
-        if inside or os.path.realpath(os.getcwd()) == folder:
-            raise InstrumentationError(
-                f"the record and the approvals must be outside the box, and it shows {folder}",
-                hint="keep them in a folder of their own, such as .lgov",
-            )
         if any(_within(folder, place) for place in real):
+            if any(_within(os.path.realpath(path), folder) for path in (*rules.read, *rules.write, os.getcwd())):
+                raise InstrumentationError(
+                    f"the record and the approvals must be outside the box, and it shows {folder}",
+                    hint="keep them in a folder of their own, such as .lgov",
+                )
             yield folder
 
 
