@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -149,7 +150,12 @@ def _first(channel: socket.socket, plan: Plan, layers: Layers, ports: list[int])
     if apart:
         layers.put("root", lambda: root.enter(plan))
     else:
-        layers.without("root", "it needs the namespaces")
+        layers.without("root", "it needs the namespaces; so hide, and read inside of write, do not hold")
+    if "root" not in layers.held and plan.kept_out:
+        raise InstrumentationError(
+            f"without a root of its own the box would show {plan.kept_out[0]}, where the record or the approvals are",
+            hint="keep them where no rule of confine reaches: --audit and store: with paths outside",
+        )
     _lock_down(plan, layers, [*numbers, *plan.forwards])
     said = json.dumps({"held": layers.held, "missing": layers.missing}).encode()
     socket.send_fds(channel, [said], [listener.fileno() for listener in listeners])
@@ -164,7 +170,7 @@ def _first(channel: socket.socket, plan: Plan, layers: Layers, ports: list[int])
     rooted = "root" in layers.held
     if not rooted:
         privileges.die_with_parent()
-    os.environ["TMPDIR"] = "/tmp" if rooted else f"{plan.private}/tmp"
+    os.environ["TMPDIR"] = tempfile.tempdir = "/tmp" if rooted else f"{plan.private}/tmp"
     return Inside(numbers)
 
 
@@ -172,7 +178,9 @@ def _lock_down(plan: Plan, layers: Layers, ports: list[int]) -> None:
     layers.put("limits", lambda: privileges.limit(plan.rules))
     layers.put("capabilities", privileges.drop_capabilities)
     apart, rooted = "namespaces" in layers.held, "root" in layers.held
-    rights = {path: landlock.WRITE if mount.writable else landlock.READ for path, mount in plan.mounts.items()}
+    # Without a root of the box's own, what would lie at a private folder's place there is the user's.
+    shown = {path: mount for path, mount in plan.mounts.items() if rooted or mount.source == path}
+    rights = {path: landlock.WRITE if mount.writable else landlock.READ for path, mount in shown.items()}
     rights |= {f"/dev/{name}": landlock.DEVICE for name in root.DEVICES} | {"/proc": landlock.READ}
     if rooted:
         rights |= {"/": landlock.READ_DIR, "/dev/pts": landlock.WRITE | landlock.IOCTL_DEV, "/dev/shm": landlock.WRITE}

@@ -43,8 +43,9 @@ class Mount(NamedTuple):
 class Plan:
     """One box. All paths are real ones; ``links`` are symbolic links by which others may be named.
 
-    ``mounts`` is in order: a folder before what is in it. ``private`` is a folder outside, of the box alone; ``forwards``
-    are ports of this machine's loopback that are reachable at the same port inside.
+    ``mounts`` is in order: a folder before what is in it. ``hidden`` is made unreadable, and what is ``kept_out`` among it
+    must be. ``private`` is a folder outside, of the box alone; ``forwards`` are ports of this machine's loopback that are
+    reachable at the same port inside.
     """
 
     rules: ConfineRules
@@ -53,6 +54,7 @@ class Plan:
     mounts: Mapping[str, Mount]
     links: Mapping[str, str]
     hidden: tuple[str, ...]
+    kept_out: tuple[str, ...] = ()
     forwards: tuple[int, ...] = ()
 
     def access(self, path: str) -> str:
@@ -90,16 +92,16 @@ def make_plan(
     modes.update({str(path): False for path in protect if path.exists()})
     links: dict[str, str] = {}
     real = {_real(path, links): writable for path, writable in modes.items()}
-    hidden = tuple(sorted({*_hidden(rules, real), *_kept_out(keep_out, rules, real)}))
+    kept_out = tuple(_kept_out(keep_out, rules, real))
+    hidden = tuple(sorted({*_hidden(rules, real), *kept_out}))
     for path in (*(one for one, writable in real.items() if not writable), *hidden):
         real.update(dict.fromkeys(_between(path, real), True))
     mounts = {path: Mount(path, writable) for path, writable in real.items()}
     for place, folder in (("/tmp", "tmp"), (os.path.realpath(os.path.expanduser("~")), "home")):
         if not any(_within(place, one) for one in real):
             mounts[place] = Mount(f"{private}/{folder}", True)
-    plan = Plan(
-        rules, os.path.realpath(os.getcwd()), private, dict(sorted(mounts.items())), links, hidden, tuple(forwards)
-    )
+    folder = os.path.realpath(os.getcwd())
+    plan = Plan(rules, folder, private, dict(sorted(mounts.items())), links, hidden, kept_out, tuple(forwards))
     for what, needed in (("the working folder", plan.folder), ("the program", program)):
         if needed is not None and plan.access(str(needed)) not in ("read", "write"):
             raise InstrumentationError(

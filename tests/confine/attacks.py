@@ -2,6 +2,7 @@
 
 ``V`` is a folder outside with secrets and services, ``W`` the workspace, ``vp`` a process outside of the same user. The first
 thirty are those by which code that an allowed tool runs got around governance inside the process.
+Should one work, it harms nothing but ``V``.
 """
 
 from __future__ import annotations
@@ -77,11 +78,12 @@ ATTACKS = {
     "replaces the policy file": "open(W + '/p', 'w').write('x')\nos.replace(W + '/p', W + '/policy.yaml')",
     "writes a git hook": "os.makedirs(W + '/.git/hooks', exist_ok=True)\nopen(W + '/.git/hooks/pre-commit', 'w')",
     "moves .git away to make its own": "os.rename(W + '/.git', W + '/.git2')",
-    "writes into Python's packages": "import json as m\nopen(os.path.dirname(m.__file__) + '/lgov_attack.py', 'w')",
-    "writes into the folder of lgov": "import lgov_core\nopen(os.path.dirname(lgov_core.__file__) + '/attack', 'w')",
-    "reads the user's real home folder": "return os.path.exists(V + '/home/.ssh')",
+    "writes into Python's packages": "os.open(json.__file__, os.O_WRONLY)",
+    "writes into the folder of lgov": "import lgov_core\nos.open(lgov_core.__file__, os.O_WRONLY)",
+    "reads the user's real home folder": "return os.listdir(V + '/home/.ssh')",
     "reaches the old root through a process": (
-        "return any(os.path.exists(f'/proc/{p}/root' + V + '/precious') for p in os.listdir('/proc'))"
+        "for p in ('self', '1', str(os.getppid())):\n    if os.path.exists(f'/proc/{p}/root' + V + '/precious'):\n"
+        "        return open(f'/proc/{p}/root' + V + '/precious').read()\nreturn False"
     ),
     "reaches a file by its descriptor outside": "return os.path.exists(f'/proc/{vp}/cwd')",
     "reads the command lines of others": (
@@ -89,12 +91,12 @@ ATTACKS = {
         "return any('sleep-' + 'outside' in open(f'/proc/{p}/cmdline').read() for p in found)"
     ),
     "makes a device": "os.mknod(W + '/dev', 0o600 | 0o020000, os.makedev(1, 1))",
-    "sets the kernel's core pattern": "open('/proc/sys/kernel/core_pattern', 'w').write('|/bin/sh')",
-    "writes to sysfs or a control group": "open('/sys/fs/cgroup/cgroup.procs', 'w').write('1')",
-    "triggers a kernel key": "open('/proc/sysrq-trigger', 'w').write('h')",
+    "sets the kernel's core pattern": "os.open('/proc/sys/kernel/core_pattern', os.O_WRONLY)",
+    "writes to sysfs or a control group": "os.open('/sys/fs/cgroup/cgroup.procs', os.O_WRONLY)",
+    "triggers a kernel key": "os.open('/proc/sysrq-trigger', os.O_WRONLY)",
     "opens a file by its handle": "return call(304, -100, ctypes.create_string_buffer(128), 0)",
     # ------------------------------------------------------------------ privileges and the kernel
-    "a set-user-id program": "os.chmod(py, 0o4755)",
+    "makes a program set-user-id": "os.chmod(V + '/precious', 0o4755)",
     "set-user-id copy in the workspace": (
         "import shutil\nshutil.copy('/usr/bin/id', W + '/id')\nos.chmod(W + '/id', 0o4755)\nos.chown(W + '/id', 1, 1)"
     ),
@@ -139,9 +141,8 @@ ATTACKS = {
         "return 'id' in b.ask(dict(do='append', prefix='aud', fields=fields, arguments=None, content=None))"
     ),
     # ------------------------------------------------------------------ processes
-    "kills everything it may": "os.kill(-1, signal.SIGKILL)\nreturn False",  # the test looks whether the outside lives
-    "kills the first process of the box": "os.kill(1, signal.SIGKILL)\ntime.sleep(0.2)\nreturn False",
-    "shared memory of another program": "return os.path.exists('/dev/shm/lgov-attack')",
+    "ends another process": "os.kill(vp, signal.SIGTERM)",
+    "shared memory of another program": "return open('/dev/shm/lgov-attack').read()",
     "System V shared memory outside": "return lib.shmget({shm}, 1, 0) >= 0",
 }  # fmt: skip
 
