@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from lgov_core.errors import InstrumentationError
-from lgov_core.policies.confinement import ConfineRules
+from lgov_core.policies.confinement import ConfinedPolicy, ConfineRules
 from lgov_core.policies.options import names
 
 #: What every program needs to start, read-only. Nothing in them is one user's.
@@ -28,6 +28,8 @@ SYSTEM: Final = (
         )
     ),
 )
+#: Files with lgov's settings, in the working folder.
+_SETTINGS: Final = ("lgov.toml", "pyproject.toml")
 #: Folders that are not searched for names to hide: what they hold was not written by hand.
 _NOT_SEARCHED: Final = frozenset({".git", ".hg", ".venv", "__pycache__", "node_modules", "site-packages"})
 
@@ -57,30 +59,36 @@ class Plan:
     kept_out: tuple[str, ...] = ()
     forwards: tuple[int, ...] = ()
 
-    def access(self, path: str) -> str:
-        """What the box lets be done with ``path``: ``write``, ``read``, ``hidden`` or ``not there``."""
+    def access(self, path: str) -> tuple[str, str]:
+        """What the box lets be done with ``path`` (write, read, hidden or not there), and what decides it."""
         real = os.path.realpath(path)
-        if any(_within(real, hidden) for hidden in self.hidden):
-            return "hidden"
+        for hidden in self.hidden:
+            if _within(real, hidden):
+                return "hidden", f"{hidden} is hidden"
         holders = [place for place in self.mounts if _within(real, place)]
-        if not holders or self.mounts[holders[-1]].source != holders[-1]:
-            return "not there"
-        return "write" if self.mounts[holders[-1]].writable else "read"
+        if not holders:
+            return "not there", "no rule shows it"
+        mount = self.mounts[holders[-1]]
+        if mount.source != holders[-1]:
+            return "not there", f"{holders[-1]} is a folder of the box's own, empty at first"
+        return ("write", f"{holders[-1]} may be changed") if mount.writable else ("read", f"{holders[-1]} is read-only")
 
 
 def make_plan(
     rules: ConfineRules,
+    policy: ConfinedPolicy,
     *,
+    audit: Path,
     private: str,
     program: Path | None = None,
-    protect: Iterable[Path] = (),
-    keep_out: Iterable[Path] = (),
     forwards: Iterable[int] = (),
+    checked: bool = True,
 ) -> Plan:
     """The plan for a program in the working folder.
 
-    ``protect`` are files that the program may read but never change; ``keep_out`` are folders that it may not see. Raises
-    `InstrumentationError` where a rule names what is not there, or the program could not run.
+    Whatever the rules say, the program cannot change lgov's own files, nor see the folders of the record at ``audit`` and of
+    the approvals. Raises `InstrumentationError` where a rule names what is not there or, with ``checked``, the program
+    could not run.
     """
     modes = {path: False for path in (*SYSTEM, *_interpreter()) if os.path.exists(path)}
     for path in (one for one in rules.read if os.path.exists(one)):
@@ -89,10 +97,11 @@ def make_plan(
         if not os.path.exists(path):
             raise InstrumentationError(f"confine: write holds {path}, which does not exist", hint="make it first")
         modes[path] = True
-    modes.update({str(path): False for path in protect if path.exists()})
+    protected = (*_SETTINGS, policy.source.path)
+    modes.update({os.path.abspath(path): False for path in protected if os.path.exists(path)})
     links: dict[str, str] = {}
     real = {_real(path, links): writable for path, writable in modes.items()}
-    kept_out = tuple(_kept_out(keep_out, rules, real))
+    kept_out = tuple(_kept_out((str(audit), *filter(None, policy.approval_stores())), rules, real))
     hidden = tuple(sorted({*_hidden(rules, real), *kept_out}))
     for path in (*(one for one, writable in real.items() if not writable), *hidden):
         real.update(dict.fromkeys(_between(path, real), True))
@@ -103,7 +112,7 @@ def make_plan(
     folder = os.path.realpath(os.getcwd())
     plan = Plan(rules, folder, private, dict(sorted(mounts.items())), links, hidden, kept_out, tuple(forwards))
     for what, needed in (("the working folder", plan.folder), ("the program", program)):
-        if needed is not None and plan.access(str(needed)) not in ("read", "write"):
+        if checked and needed is not None and plan.access(str(needed))[0] not in ("read", "write"):
             raise InstrumentationError(
                 f"{what} {needed} is not visible in the box", hint="name its folder in confine: read, or in write"
             )
@@ -156,9 +165,9 @@ def _matches(name: str, globs: Iterable[str]) -> bool:
     return any(fnmatchcase(name, glob) for glob in globs)
 
 
-def _kept_out(folders: Iterable[Path], rules: ConfineRules, real: Mapping[str, bool]) -> Iterator[str]:
-    """Those of ``folders`` that the box would show, to be hidden."""
-    for folder in {os.path.realpath(one) for one in folders}:
+def _kept_out(files: Iterable[str], rules: ConfineRules, real: Mapping[str, bool]) -> Iterator[str]:
+    """The folders of ``files`` that the box would show, to be hidden."""
+    for folder in {os.path.dirname(os.path.realpath(one)) for one in files}:
         if any(_within(folder, place) for place in real):
             if any(_within(os.path.realpath(path), folder) for path in (*rules.read, *rules.write, os.getcwd())):
                 raise InstrumentationError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -17,6 +18,8 @@ from lgov_core.types import Action, Decision, Effect, Point, Severity
 
 #: The name of the policy on decisions about connections. Only the broker may use it.
 POLICY: Final = "confinement"
+#: Variables with the address of a model endpoint.
+_ENDPOINTS: Final = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "ANTHROPIC_BASE_URL", "LGOV_ENDPOINT")
 #: Distinct places that are counted by name; the rest is counted together.
 MAX_PLACES: Final = 1000
 
@@ -52,6 +55,11 @@ def make_reach(rules: ConfineRules, endpoints: Iterable[tuple[str, str | None]])
             host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
             places.setdefault(f"{host.lower()}:{port}", name)
     return Reach(places)
+
+
+def model_endpoints(endpoint: str | None) -> list[tuple[str, str | None]]:
+    """Where the program's models are: lgov's own ``endpoint``, and what the environment says."""
+    return [("--endpoint", endpoint), *((name, os.environ.get(name)) for name in _ENDPOINTS)]
 
 
 def is_loopback(host: str) -> bool:

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from lgov_core.confine.reach import Attempts, Reach
     from lgov_core.policies.confinement import ConfinedPolicy
 
-#: Variables with the address of a model endpoint.
-_ENDPOINTS = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "ANTHROPIC_BASE_URL")
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
 #: More places of the same kind are counted, not listed.
 MAX_PLACES = 5
@@ -77,9 +75,10 @@ def _settled(options: RunOptions, invocation: Invocation) -> tuple[RunOptions, C
 
     policy = (options.policy or policy_in(invocation.folder)).absolute()
     audit = (options.audit or DEFAULT_AUDIT).absolute()
-    make_folder(audit.parent)
-    rollout_id = options.rollout_id or new_id("rol")
-    return replace(options, policy=policy, audit=audit, rollout_id=rollout_id), read_confinement(policy)
+    confined = read_confinement(policy)
+    for file in (audit, *(Path(store) for store in confined.approval_stores() if store)):
+        make_folder(file.parent)  # what is to be hidden must be there
+    return replace(options, policy=policy, audit=audit, rollout_id=options.rollout_id or new_id("rol")), confined
 
 
 def _start(
@@ -94,21 +93,19 @@ def _start(
     """Makes the box. Returns the options of the program in the program's process, and what the outside needs outside."""
     from lgov_core.confine import box
     from lgov_core.confine.plan import make_plan
-    from lgov_core.confine.reach import make_reach
+    from lgov_core.confine.reach import make_reach, model_endpoints
 
-    assert options.policy is not None
     assert options.audit is not None
     rules = confined.with_preset(preset)
-    endpoints = [("--endpoint", options.endpoint), *((name, os.environ.get(name)) for name in _ENDPOINTS)]
-    reach = make_reach(rules, endpoints)
+    reach = make_reach(rules, model_endpoints(options.endpoint))
     for name in ("tmp", "home"):
         (private / name).mkdir()
     plan = make_plan(
         rules,
+        confined,
+        audit=options.audit,
         private=str(private),
         program=None if invocation.is_module else Path(invocation.target).absolute(),
-        protect=[options.policy, *(Path(name).absolute() for name in ("lgov.toml", "pyproject.toml"))],
-        keep_out=[options.audit.parent, *(Path(store).parent for store in confined.approval_stores() if store)],
         forwards=reach.forwards(),
     )
     token = secrets.token_hex(16)
