@@ -17,12 +17,13 @@ import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from lgov_core.confine import landlock, namespaces, privileges, root, seccomp
 from lgov_core.confine.plan import Plan
 from lgov_core.errors import InstrumentationError
 
+T = TypeVar("T")
 BEST_EFFORT = "or run with --confine=best-effort, which goes on without it"
 _NOT_MADE = 78
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -44,14 +45,15 @@ class Layers:
     held: dict[str, str] = field(default_factory=dict[str, str])
     missing: dict[str, str] = field(default_factory=dict[str, str])
 
-    def put(self, name: str, apply: Callable[[], object]) -> None:
-        """Applies a layer. Raises `InstrumentationError` when it cannot be had and the box is strict."""
+    def put(self, name: str, apply: Callable[[], T]) -> T | None:
+        """Applies a layer; returns what ``apply`` does. Raises `InstrumentationError` as `without` does."""
         try:
-            apply()
-        except (OSError, StopIteration) as error:
+            made = apply()
+        except OSError as error:
             self.without(name, str(error))
-        else:
-            self.held[name] = ""
+            return None
+        self.held[name] = ""
+        return made
 
     def without(self, name: str, why: str) -> None:
         """Goes on without a layer, or a part of one. Raises `InstrumentationError` when the box is strict."""
@@ -71,12 +73,16 @@ class Inside:
 
 @dataclass(slots=True)
 class Box:
-    """A box that waits for `release`. ``listeners`` accept connections from inside: one a port of `start`."""
+    """A box that waits for `release`. ``listeners`` accept connections from inside: one a port of `start`.
+
+    On ``refused`` its refused system calls arrive (`lgov_core.confine.denials`); None where they cannot be observed.
+    """
 
     pid: int
     channel: socket.socket
     layers: Layers
     listeners: list[socket.socket]
+    refused: int | None
 
     def release(self) -> None:
         """Lets the program begin."""
@@ -103,10 +109,11 @@ def start(plan: Plan, *, strict: bool, ports: Iterable[int]) -> Box | Inside:
         return _in_child(lambda: _keep(there, plan, Layers(strict), list(ports)), there)
     there.close()
     text, handles, _, _ = socket.recv_fds(here, 1 << 16, 64)
-    listeners = [socket.socket(fileno=handle) for handle in handles]
     said: dict[str, Any] = json.loads(text) if text else {"message": "the box ended before it was made", "hint": None}
     if "held" in said:
-        return Box(pid, here, Layers(strict, said["held"], said["missing"]), listeners)
+        refused = handles.pop() if said["observed"] else None
+        listeners = [socket.socket(fileno=handle) for handle in handles]
+        return Box(pid, here, Layers(strict, said["held"], said["missing"]), listeners, refused)
     here.close()
     os.waitpid(pid, 0)
     raise InstrumentationError(said["message"], hint=said["hint"])
@@ -156,11 +163,12 @@ def _first(channel: socket.socket, plan: Plan, layers: Layers, ports: list[int])
             f"without a root of its own the box would show {plan.kept_out[0]}, where the record or the approvals are",
             hint="keep them where no rule of confine reaches: --audit and store: with paths outside",
         )
-    _lock_down(plan, layers, [*numbers, *plan.forwards])
-    said = json.dumps({"held": layers.held, "missing": layers.missing}).encode()
-    socket.send_fds(channel, [said], [listener.fileno() for listener in listeners])
-    for listener in listeners:
-        listener.close()
+    refused = _lock_down(plan, layers, [*numbers, *plan.forwards])
+    said = {"held": layers.held, "missing": layers.missing, "observed": refused is not None}
+    handles = [*(listener.detach() for listener in listeners), *([] if refused is None else [refused])]
+    socket.send_fds(channel, [json.dumps(said).encode()], handles)
+    for handle in handles:
+        os.close(handle)
     if channel.recv(2) != b"go":
         return _NOT_MADE
     pid = os.fork()
@@ -174,7 +182,8 @@ def _first(channel: socket.socket, plan: Plan, layers: Layers, ports: list[int])
     return Inside(numbers)
 
 
-def _lock_down(plan: Plan, layers: Layers, ports: list[int]) -> None:
+def _lock_down(plan: Plan, layers: Layers, ports: list[int]) -> int | None:
+    """Gives up for good what the rules do not allow; returns the descriptor of `lgov_core.confine.seccomp.install`."""
     layers.put("limits", lambda: privileges.limit(plan.rules))
     layers.put("capabilities", privileges.drop_capabilities)
     apart, rooted = "namespaces" in layers.held, "root" in layers.held
@@ -192,7 +201,7 @@ def _lock_down(plan: Plan, layers: Layers, ports: list[int]) -> None:
         layers.held["landlock"] = f"ABI {version}"
         if version < landlock.STRICT_ABI:
             layers.without("landlock ABI", f"the kernel has ABI {version}, and {landlock.STRICT_ABI} is needed")
-    layers.put("seccomp", lambda: seccomp.install(seccomp.build(unix_sockets=rooted)))
+    return layers.put("seccomp", lambda: seccomp.install(unix_sockets=rooted))
 
 
 def _wait_for(pid: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import socket
 import struct
 from typing import Final
@@ -24,10 +25,10 @@ DENIED: Final = names(
 )
 
 # linux/seccomp.h, linux/filter.h, linux/bpf_common.h
-_KILL, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
+_KILL, _ERRNO, _ASK, _ALLOW = 0x80000000, 0x00050000, 0x7FC00000, 0x7FFF0000
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
-_SET_MODE_FILTER: Final = 1
+_SET_MODE_FILTER, _NEW_LISTENER = 1, 1 << 3
 _EPERM, _ENOSYS = 1, 38
 _X32_BIT: Final = 0x40000000
 _NEW_NAMESPACES: Final = 0x7E020080  # CLONE_NEW* of linux/sched.h
@@ -57,26 +58,27 @@ class _Program:
         if number is not None:
             self.code += [(_EQUAL, number, 0, len(body) + 1), *body, (_LOAD, _NUMBER, 0, 0)]
 
-    def deny(self, name: str, error: int = _EPERM) -> None:
-        self.on(name, (_RETURN, _ERRNO | error, 0, 0))
-
 
 def _argument(index: int) -> _Instruction:
     """Loads the lower half of an argument, of which these calls read no more."""
     return _LOAD, _ARGUMENTS + 8 * index, 0, 0
 
 
-def build(*, unix_sockets: bool) -> bytes:
+def build(*, unix_sockets: bool, observed: bool) -> bytes:
     """The filter's instructions. Without ``unix_sockets`` no socket can be made that may reach another program's.
+
+    What is refused gets EPERM: from the kernel, or, when ``observed``, from whoever has the listener of `install`.
 
     Sockets are TCP over IPv4 and IPv6 only: no UDP (a tunnel through DNS), no MPTCP (which Landlock does not check), no
     raw, netlink or vsock ones.
     """
     program = _Program()
-    refuse = (_RETURN, _ERRNO | _EPERM, 0, 0)
+    refuse = (_RETURN, _ASK if observed else _ERRNO | _EPERM, 0, 0)
     for name in DENIED:
-        program.deny(name)
-    program.deny("clone3", _ENOSYS)  # its flags are in memory, which a filter cannot read; libc falls back to clone
+        program.on(name, refuse)
+    program.on(
+        "clone3", (_RETURN, _ERRNO | _ENOSYS, 0, 0)
+    )  # its flags are in memory, which a filter cannot read; libc falls back to clone
     program.on("clone", _argument(0), (_ANY_BIT, _NEW_NAMESPACES, 0, 1), refuse)
     program.on("ioctl", _argument(1), (_EQUAL, _TIOCSTI, 1, 0), (_EQUAL, _TIOCLINUX, 0, 1), refuse)
     for name, index in _FLAGS_OF.items():
@@ -98,8 +100,22 @@ def build(*, unix_sockets: bool) -> bytes:
     return b"".join(struct.pack("HBBI", code, true, false, value) for code, value, true, false in program.code)
 
 
-def install(instructions: bytes) -> None:
-    """Puts this process and all that it starts under a filter. Needs no_new_privs. Raises `OSError`."""
+def install(*, unix_sockets: bool) -> int | None:
+    """Puts this process and all that it starts under the filter. Needs no_new_privs. Raises `OSError`.
+
+    Returns a descriptor on which the refused calls arrive (`lgov_core.confine.denials`); None where an outer sandbox has
+    one already, and the kernel refuses them itself.
+    """
+    try:
+        return _install(build(unix_sockets=unix_sockets, observed=True), _NEW_LISTENER)
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+    _install(build(unix_sockets=unix_sockets, observed=False), 0)
+    return None
+
+
+def _install(instructions: bytes, flags: int) -> int:
     code = ctypes.create_string_buffer(instructions, len(instructions))
     program = struct.pack("HxxxxxxQ", len(instructions) // 8, ctypes.addressof(code))
-    call("seccomp", _SET_MODE_FILTER, 0, ctypes.create_string_buffer(program, len(program)))
+    return call("seccomp", _SET_MODE_FILTER, flags, ctypes.create_string_buffer(program, len(program)))

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lgov_core.confine.box import Box, Layers
+    from lgov_core.confine.denials import Denials
     from lgov_core.confine.plan import Plan
     from lgov_core.confine.reach import Attempts, Reach
     from lgov_core.policies.confinement import ConfinedPolicy
@@ -123,6 +124,7 @@ def _run_outside(
     """Keeps the record, the approvals and the proxy until the program has ended; returns its status."""
     from lgov_core.audit import AuditLog, default_signer
     from lgov_core.confine.broker import BoxBroker
+    from lgov_core.confine.denials import Denials
     from lgov_core.confine.proxy import Proxy
     from lgov_core.confine.reach import Attempts
     from lgov_core.policies import ApprovalRequests
@@ -140,6 +142,9 @@ def _run_outside(
         log.append("confinement", {"rollout_id": options.rollout_id, **said}, arguments=None, content={})
         if placed.layers.missing:
             say(f"confined at best effort: {_missing(placed.layers)}")
+        denials = Denials(log, options.rollout_id)
+        if placed.refused is not None:
+            denials.serve(placed.refused)
         proxy = Proxy(reach, attempts)
         BoxBroker(log, stores, token).serve(placed.listeners[0])
         proxy.serve(placed.listeners[1])
@@ -147,7 +152,7 @@ def _run_outside(
             proxy.forward(listener, port)
         placed.release()
         status = placed.wait()
-        _report(placed.layers, attempts, said, status, options)
+        _report(placed.layers, attempts, denials, said, status, options)
     return status
 
 
@@ -167,17 +172,25 @@ def _missing(layers: Layers) -> str:
     return "; ".join(f"without {name} ({why})" for name, why in layers.missing.items())
 
 
-def _report(layers: Layers, attempts: Attempts, said: Mapping[str, Any], status: int, options: RunOptions) -> None:
+def _report(
+    layers: Layers, attempts: Attempts, denials: Denials, said: Mapping[str, Any], status: int, options: RunOptions
+) -> None:
     """Writes what the box held and what was asked of it to standard error. Outside, where the program cannot change it."""
     connections = {"allowed": dict(attempts.allowed), "denied": dict(attempts.denied)}
     if options.as_json:
-        write_error(json.dumps({"confinement": {**said, "connections": connections, "status": status}}))
+        write_error(
+            json.dumps(
+                {"confinement": {**said, "connections": connections, "refused": denials.counts, "status": status}}
+            )
+        )
         return
     how = "confined" if not layers.missing else f"confined at best effort, {_missing(layers)}"
     say(f"{how}: {', '.join(f'{name} {what}'.strip() for name, what in layers.held.items())}")
     for what, counts in (("allowed", attempts.allowed), ("denied", attempts.denied)):
         if counts:
             say(f"{counts.total()} connections {what}: {_places(counts)}")
+    if denials.counts:
+        say(f"{denials.counts.total()} system calls refused: {_places(denials.counts)}")
     if status > 128:
         limits = [name for name in ("memory", "cpu", "file_size") if name in said["rules"]]
         because = f"; the box limits {', '.join(limits)}" if limits else ""

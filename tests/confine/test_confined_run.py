@@ -222,3 +222,23 @@ def test_a_box_started_by_a_shell_has_none_of_its_files(workspace: Workspace, tm
             f"import os; print(os.path.exists('/proc/self/fd/{secret.fileno()}'))", pass_fds=[secret.fileno()]
         )
     assert ran.output == "False\n", ran.errors
+
+
+def test_refused_system_calls_are_counted_and_recorded(workspace: Workspace) -> None:
+    program = """
+import ctypes, socket
+lib = ctypes.CDLL(None, use_errno=True)
+for _ in range(3):
+    print(lib.ptrace(0, 0, 0, 0), ctypes.get_errno())
+try:
+    socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+except PermissionError as error:
+    print(error.errno)
+"""
+    ran = workspace.run(program)
+    assert ran.output == "-1 1\n-1 1\n-1 1\n1\n", ran.errors
+    assert ran.box["refused"] == {"ptrace": 3, "socket": 1}
+    log = AuditLog(workspace.folder / ".lgov" / "audit.db")
+    refused = [(entry.name, entry.effect) for entry in log.entries() if entry.rule == "system-call"]
+    log.close()
+    assert refused == [("ptrace", "deny"), ("socket", "deny")]
