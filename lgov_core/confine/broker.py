@@ -55,7 +55,7 @@ class BoxBroker:
         threading.Thread(target=run, daemon=True).start()
 
     def _serve_one(self, connection: socket.socket) -> None:
-        with connection, suppress(OSError, ValueError):
+        with connection, suppress(OSError, ValueError, RecursionError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             token = receive(connection).get("token")
             if not isinstance(token, str) or not hmac.compare_digest(token.encode(), self._token.encode()):

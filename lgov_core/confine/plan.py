@@ -107,7 +107,7 @@ def make_plan(
         real.update(dict.fromkeys(_between(path, real), True))
     mounts = {path: Mount(path, writable) for path, writable in real.items()}
     for place, folder in (("/tmp", "tmp"), (os.path.realpath(os.path.expanduser("~")), "home")):
-        if not any(_within(place, one) for one in real):
+        if place != "/" and not any(_within(place, one) for one in real):
             mounts[place] = Mount(f"{private}/{folder}", True)
     folder = os.path.realpath(os.getcwd())
     plan = Plan(rules, folder, private, dict(sorted(mounts.items())), links, hidden, kept_out, tuple(forwards))

@@ -38,10 +38,6 @@ def enter(plan: Plan) -> None:
     os.mkdir(new)
     _mount("none", "/", None, _REC | _PRIVATE)  # nothing that is mounted here shows outside
     _mount("tmpfs", new, "tmpfs", _NOSUID | _NODEV, "mode=0755,size=1m")
-    for path, target in plan.links.items():
-        os.makedirs(os.path.dirname(new + path), exist_ok=True)
-        if not os.path.lexists(new + path):
-            os.symlink(target, new + path)
     hidden = {True: f"{new}/.hidden/folder", False: f"{new}/.hidden/file"}
     os.makedirs(hidden[True])
     os.close(os.open(hidden[False], os.O_CREAT, 0o000))
@@ -51,6 +47,10 @@ def enter(plan: Plan) -> None:
         device = stat.S_ISCHR(os.stat(mount.source).st_mode)
         flags = _ATTR_NOSUID | (0 if device else _ATTR_NODEV) | (0 if mount.writable else _ATTR_RDONLY)
         _attributes(new + path, flags, recursive=True)
+    for path, target in plan.links.items():
+        if not os.path.lexists(new + path):
+            os.makedirs(os.path.dirname(new + path), exist_ok=True)
+            os.symlink(target, new + path)
     for path in plan.hidden:
         _bind(hidden[os.path.isdir(path)], new + path)
         _attributes(new + path, _ATTR_RDONLY, recursive=False)

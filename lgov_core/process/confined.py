@@ -110,12 +110,12 @@ def _start(
         forwards=reach.forwards(),
     )
     token = secrets.token_hex(16)
-    placed = box.start(plan, strict=strict, ports=[0, 0, *plan.forwards])
+    placed = box.start(plan, strict=strict, ports=[*plan.forwards, 0, 0])
     if isinstance(placed, box.Box):
         return placed, plan, reach, token
-    os.environ.update(dict.fromkeys(_PROXIES, f"http://127.0.0.1:{placed.ports[1]}"))
+    os.environ.update(dict.fromkeys(_PROXIES, f"http://127.0.0.1:{placed.ports[-1]}"))
     os.environ["NO_PROXY"] = os.environ["no_proxy"] = "localhost,127.0.0.1,::1"
-    return replace(options, broker=f"{placed.ports[0]}:{token}")
+    return replace(options, broker=f"{placed.ports[-2]}:{token}")
 
 
 def _run_outside(
@@ -146,9 +146,9 @@ def _run_outside(
         if placed.refused is not None:
             denials.serve(placed.refused)
         proxy = Proxy(reach, attempts)
-        BoxBroker(log, stores, token).serve(placed.listeners[0])
-        proxy.serve(placed.listeners[1])
-        for listener, port in zip(placed.listeners[2:], plan.forwards, strict=False):
+        BoxBroker(log, stores, token).serve(placed.listeners[-2])
+        proxy.serve(placed.listeners[-1])
+        for listener, port in zip(placed.listeners[:-2], plan.forwards, strict=False):
             proxy.forward(listener, port)
         placed.release()
         status = placed.wait()

@@ -86,6 +86,16 @@ for act in (lambda: os.listdir({str(outside)!r}), lambda: open('sub/.env').read(
     assert workspace.run(program).output.split()[0] == "['data']"
 
 
+def test_a_symbolic_link_of_the_rules_leads_to_the_same_place(workspace: Workspace) -> None:
+    outside, alias = workspace.folder.parent / "outside", workspace.folder.parent / "alias"
+    outside.mkdir()
+    (outside / "data").write_text("d")
+    alias.symlink_to(outside)
+    (workspace.folder / "policy.yaml").write_text(f"{POLICY}{{preset: workspace, read: [{alias}]}}\n")
+    ran = workspace.run(f"import os; print(os.listdir({str(alias)!r}), os.listdir({str(outside)!r}))")
+    assert ran.output == "['data'] ['data']\n", ran.errors
+
+
 @pytest.mark.parametrize(
     ("confine", "options", "said"),
     [
