@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 
 import pytest
 from attacks import BY_DESIGN
@@ -44,6 +46,27 @@ def test_a_strict_box_names_the_layer_that_is_missing(workspace: Workspace) -> N
     assert "namespaces cannot be had: [Errno 28] unshare: " in done.stderr
     assert "allow unprivileged user namespaces" in done.stderr
     assert "--confine=best-effort" in done.stderr
+    assert not (workspace.folder / "ran").exists()
+
+
+#: Runs a command where neither namespaces nor Landlock are to be had.
+WITHOUT_BOTH = """
+import os, sys
+from lgov_core.confine import privileges, seccomp
+seccomp.DENIED = (*seccomp.DENIED, "landlock_create_ruleset")
+privileges.drop_capabilities()
+seccomp._install(seccomp.build(unix_sockets=True, observed=False), 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_what_would_hold_no_file_is_refused_at_best_effort_too(workspace: Workspace) -> None:
+    (workspace.folder / "program.py").write_text("open('ran', 'w')")
+    command = [sys.executable, "-c", WITHOUT_BOTH, *LGOV, "run", "--confine=best-effort", "--", "python", "program.py"]
+    audit = {**os.environ, "LGOV_AUDIT": str(workspace.folder.parent / "record" / "audit.db")}
+    done = subprocess.run(command, cwd=workspace.folder, env=audit, capture_output=True, text=True, check=False)
+    assert done.returncode == 78, done.stderr
+    assert "neither a root of its own nor landlock" in done.stderr
     assert not (workspace.folder / "ran").exists()
 
 
