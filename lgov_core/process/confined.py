@@ -126,7 +126,7 @@ def _run_outside(
     from lgov_core.confine.broker import BoxBroker
     from lgov_core.confine.denials import Denials
     from lgov_core.confine.proxy import Proxy
-    from lgov_core.confine.reach import Attempts
+    from lgov_core.confine.reach import POLICY, Attempts
     from lgov_core.policies import ApprovalRequests
 
     assert options.audit is not None
@@ -139,9 +139,10 @@ def _run_outside(
         stores = {store: ApprovalRequests(store or None) for store in confined.approval_stores()}
         attempts = Attempts(log, options.rollout_id)
         said = _fields(placed.layers, plan)
-        log.append("confinement", {"rollout_id": options.rollout_id, **said}, arguments=None, content={})
+        about = {"rollout_id": options.rollout_id, "policy": POLICY, "rule": "box", "reason": _summary(placed.layers)}
+        log.append("confinement", {**about, **said}, arguments=None, content={})
         if placed.layers.missing:
-            say(f"confined at best effort: {_missing(placed.layers)}")
+            say(_summary(placed.layers))
         denials = Denials(log, options.rollout_id)
         if placed.refused is not None:
             denials.serve(placed.refused)
@@ -168,8 +169,10 @@ def _fields(layers: Layers, plan: Plan) -> dict[str, Any]:
     return {"strict": layers.strict, "layers": layers.held, "missing": layers.missing, "rules": rules}
 
 
-def _missing(layers: Layers) -> str:
-    return "; ".join(f"without {name} ({why})" for name, why in layers.missing.items())
+def _summary(layers: Layers) -> str:
+    missing = "; ".join(f"without {name} ({why})" for name, why in layers.missing.items())
+    held = ", ".join(f"{name} {what}".strip() for name, what in layers.held.items())
+    return f"confined at best effort, {missing}: {held}" if missing else f"confined: {held}"
 
 
 def _report(
@@ -184,8 +187,7 @@ def _report(
             )
         )
         return
-    how = "confined" if not layers.missing else f"confined at best effort, {_missing(layers)}"
-    say(f"{how}: {', '.join(f'{name} {what}'.strip() for name, what in layers.held.items())}")
+    say(_summary(layers))
     for what, counts in (("allowed", attempts.allowed), ("denied", attempts.denied)):
         if counts:
             say(f"{counts.total()} connections {what}: {_places(counts)}")

@@ -100,6 +100,7 @@ ATTACKS = {
     "set-user-id copy in the workspace": (
         "import shutil\nshutil.copy('/usr/bin/id', W + '/id')\nos.chmod(W + '/id', 0o4755)\nos.chown(W + '/id', 1, 1)"
     ),
+    "has a privilege": "return 'CapEff:\\t0000000000000000' not in open('/proc/self/status').read()",
     "becomes another user": "os.setuid(12345)",
     "changes the root": "os.chroot(W)",
     "mounts": "return lib.mount(b'tmpfs', W.encode(), b'tmpfs', 0, None) == 0",
