@@ -208,21 +208,26 @@ def test_the_proxy_lets_the_named_hosts_through_and_records_all(workspace: Works
         threading.Thread(target=server.serve_forever, daemon=True).start()
         place = f"{host.lower()}:{server.server_address[1]}"
         (workspace.folder / "policy.yaml").write_text(f"{POLICY}{{preset: workspace, connect: ['{place}']}}\n")
+        tunnel = (
+            "import http.client; c = http.client.HTTPConnection(*os.environ['HTTPS_PROXY'][7:].split(':'))\n"
+            f"c.set_tunnel({host!r}, {server.server_address[1]}); c.request('GET', '/')\n"
+            "print(c.getresponse().read().decode())\n"
+        )
         ran = workspace.run(
-            f"{FETCH}get('http://{place}/'); get('http://other.example/'); get('https://evil.example/')"
+            f"{FETCH}{tunnel}get('http://{place}/'); get('http://other.example/'); get('https://evil.example/')"
         )
         server.shutdown()
-    assert ran.output.splitlines()[0] == "hi", ran.errors
-    assert ran.output.splitlines()[1:] == [
+    assert ran.output.splitlines()[:2] == ["hi", "hi"], ran.errors
+    assert ran.output.splitlines()[2:] == [
         "HTTP Error 403: Refused",
         "<urlopen error Tunnel connection failed: 403 Refused>",
     ]
-    assert ran.box["connections"] == {"allowed": {place: 1}, "denied": {"other.example:80": 1, "evil.example:443": 1}}
+    assert ran.box["connections"] == {"allowed": {place: 2}, "denied": {"other.example:80": 1, "evil.example:443": 1}}
     record = workspace.folder / ".lgov" / "audit.db"
     log = AuditLog(record)
-    decisions = [(entry.effect, entry.rule) for entry in log.entries() if entry.policy == "confinement"]
+    decisions = [(entry.effect, entry.rule) for entry in log.entries() if entry.name == "connect"]
     log.close()
-    assert decisions == [("allow", place), ("deny", "connect"), ("deny", "connect")]
+    assert decisions == [("allow", place), ("allow", place), ("deny", "connect"), ("deny", "connect")]
     assert verify(record).ok
 
 
