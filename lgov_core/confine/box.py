@@ -102,10 +102,10 @@ def _in_child(work: Callable[[], int | Inside], channel: socket.socket) -> Insid
 
 
 def _keep(channel: socket.socket, plan: Plan, layers: Layers, ports: list[int]) -> int | Inside:
-    privileges.die_with_parent()
     os.setsid()  # the terminal's signals come through `Box.wait`, and none of the box's reach the group outside
     privileges.close_files(channel.fileno())
     layers.put("namespaces", namespaces.enter)
+    privileges.die_with_parent()  # after what may change credentials, which would undo it
     pid = os.fork()
     if pid == 0:
         return _in_child(lambda: _first(channel, plan, layers, ports), channel)

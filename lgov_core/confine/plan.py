@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -155,7 +156,8 @@ def _hidden(rules: ConfineRules, real: Mapping[str, bool]) -> Iterator[str]:
             found += [os.path.join(place, name) for name in (*folders, *files) if _matches(name, globs)]
             folders[:] = [name for name in folders if name not in _NOT_SEARCHED]
     for folder in {path for path in sys.path if os.path.isdir(path) and not path.endswith("site-packages")}:
-        found += [os.path.join(folder, name) for name in os.listdir(folder) if _matches(name, globs)]
+        with suppress(OSError):  # one that cannot be read shows nothing
+            found += [os.path.join(folder, name) for name in os.listdir(folder) if _matches(name, globs)]
     for path in map(os.path.realpath, found):
         if path not in real and any(_within(path, place) for place in real):
             yield path

@@ -58,17 +58,21 @@ def run_confined(command: Sequence[str], options: RunOptions, *, strict: bool, p
         invocation = parse_command(command)
         options, confined = _settled(options, invocation)
         placed = _start(invocation, options, confined, private, strict=strict, preset=preset)
-    except LgovError as error:
+    except Exception as error:  # noqa: BLE001 - whatever is broken here, the program must not run without the box
         shutil.rmtree(private, ignore_errors=True)
-        return refuse_run(error, options)
+        return refuse_run(_known(error), options)
     if isinstance(placed, RunOptions):
         return run_program(command, placed)
     try:
         return _run_outside(*placed, options, confined)
-    except LgovError as error:
-        return refuse_run(error, options)
+    except Exception as error:  # noqa: BLE001 - the box ends when this process leaves it
+        return refuse_run(_known(error), options)
     finally:
         shutil.rmtree(private, ignore_errors=True)
+
+
+def _known(error: Exception) -> LgovError:
+    return error if isinstance(error, LgovError) else InstrumentationError(f"{type(error).__name__}: {error}")
 
 
 def _settled(options: RunOptions, invocation: Invocation) -> tuple[RunOptions, ConfinedPolicy]:

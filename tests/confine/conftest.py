@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -22,8 +23,11 @@ def why_not() -> str | None:
     """Why no strict box can be had here; None: it can."""
     if sys.platform != "linux":
         return f"--confine needs Linux, this is {sys.platform}"
-    if subprocess.run(["unshare", "-Urm", "true"], capture_output=True, check=False).returncode:
-        return "the kernel gives no user namespaces here"
+    unshare = shutil.which("unshare")
+    if unshare is None:
+        return "the program unshare is not installed"
+    if subprocess.run([unshare, "-Urnpf", "--mount-proc", "true"], capture_output=True, check=False).returncode:
+        return "the kernel gives no user namespaces here, or they may not mount /proc"
     try:
         version = landlock.abi()
     except OSError as error:
