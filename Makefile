@@ -64,6 +64,7 @@ bench: $(VENV)/.tools $(PEER)/.installed $(OBSERVER)/.installed ## Measure decis
 	@$(BIN)/python -m tests.bench.engine --model tiny
 	@$(BIN)/python -m tests.bench.packing $(ARGS)
 	@$(BIN)/python -m tests.bench.asynchronous
+	@$(BIN)/python -m tests.bench.confine $(ARGS)
 
 bench-peer: ## Install agentlightning 0.3.0 (472 MB) and 1.0.2 (needs Python 3.12), which make bench then measures too.
 	@$(PYTHON) -m venv $(LIGHTNING)

@@ -8,8 +8,7 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -24,22 +23,14 @@ from lgov_core._util.sqlite_file import (
     require_same_file,
 )
 from lgov_core.audit.chain import Chain, Row
-from lgov_core.audit.entry import (
-    AuditEntry,
-    Payload,
-    content_payload,
-    decision_fields,
-    entry_of,
-    outcome_fields,
-    payload,
-)
+from lgov_core.audit.entry import AuditEntry, Payload, entry_of
 from lgov_core.audit.erasure import erase_texts, erasure_fields
 from lgov_core.audit.heads import Heads, Signer, heads_path
 from lgov_core.audit.keys import default_signer
-from lgov_core.audit.redaction import Redaction, redaction
+from lgov_core.audit.redaction import Redaction
 from lgov_core.audit.schema import AUDIT_RECORD, open_record
+from lgov_core.audit.writer import EntryWriter, recordable
 from lgov_core.errors import AuditError
-from lgov_core.types import Action, Decision, ToolOutcome
 
 _INSERT: Final = f"INSERT INTO entries ({', '.join(Row._fields)}) VALUES ({', '.join('?' * len(Row._fields))})"
 _SELECT = "SELECT position, body, prev_hash, hash, arguments, content FROM entries"
@@ -53,7 +44,7 @@ def _own_version() -> str:
         return "unknown"
 
 
-class AuditLog:
+class AuditLog(EntryWriter):
     """Appends to the audit record at ``path``, which is made (mode 0600) when it does not exist.
 
     An entry is committed when `commit` returns, and survives the death of the process. Every object writes a hash chain
@@ -97,7 +88,7 @@ class AuditLog:
         if not isinstance(self.policy_digest, str) and not callable(self.policy_digest):
             raise AuditError(f"policy_digest is {policy_digest!r}", hint="give a text, or a function that returns one")
         self._sign_after_s = sign_after_s
-        self._redact = redaction(redact)
+        super().__init__(redact)
         anchor = Path(heads or heads_path(self.path)).absolute()
         own = {f"{self.path.resolve()}{end}" for end in ("", *BESIDE)}
         if str(anchor.resolve()) in own or is_database(anchor):
@@ -124,47 +115,10 @@ class AuditLog:
 
     # ------------------------------------------------------------------ appending
 
-    def commit(self, action: Action, decision: Decision) -> str:
-        """Appends the decision and returns its entry's id once it is durable.
-
-        Raises `AuditError`. Callable from any thread. What the arguments hold besides JSON values is recorded as its
-        ``repr``; what is longer than 64 KiB as its beginning, size and SHA-256.
-        """
-        with _recordable(action.name):
-            if self._redact is not None:
-                action, decision = self._redact.decided(action, decision)
-            arguments, fields = payload(action.arguments), decision_fields(action, decision)
-            texts = {"text": action.text, "new_arguments": decision.arguments, "new_text": decision.text}
-            content = content_payload(texts)
-        return self._append(fields, arguments, content, "aud")
-
-    def commit_outcome(self, outcome: ToolOutcome, decision_id: str | None) -> str:
-        """Appends the outcome of an act, as an entry that refers to its decision's, and returns the new entry's id.
-
-        The arguments are kept with the decision; the outcome keeps them only when there was none. Raises `AuditError`.
-        Callable from any thread.
-        """
-        with _recordable(outcome.action.name):
-            if self._redact is not None:
-                outcome = self._redact.outcome(outcome)
-            arguments = payload(outcome.action.arguments) if decision_id is None else None
-            fields = outcome_fields(outcome, decision_id)
-            content = content_payload({"result": outcome.result, "error": outcome.error})
-        return self._append(fields, arguments, content, "out")
-
-    def append(
-        self, kind: str, fields: Mapping[str, Any], *, arguments: Mapping[str, Any] | None, content: Mapping[str, Any]
+    def append_entry(
+        self, fields: Mapping[str, Any], arguments: Payload | None, content: Payload | None, prefix: str
     ) -> str:
-        """Appends an entry of another kind, made of ``fields``, and returns its id. Raises `AuditError`."""
-        with _recordable(kind):
-            if self._redact is not None:
-                arguments = None if arguments is None else self._redact.mapping(arguments)
-                content = self._redact.mapping(content)
-            given = None if arguments is None else payload(arguments)
-            texts = content_payload(content)
-        return self._append({"kind": kind, **fields}, given, texts, kind[:3])
-
-    def _append(self, fields: dict[str, Any], arguments: Payload | None, content: Payload | None, prefix: str) -> str:
+        """Appends an entry that `EntryWriter` made, and returns its id once it is durable. Raises `AuditError`."""
         if not self._lock.acquire(timeout=self._busy_timeout_s):
             raise AuditError(
                 f"audit record {self.path}: other threads held it for {self._busy_timeout_s:g} s",
@@ -188,9 +142,9 @@ class AuditLog:
         finally:
             self._lock.release()
 
-    def _row(self, entry_id: str, fields: dict[str, Any], arguments: Payload | None, content: Payload | None) -> Row:
+    def _row(self, entry_id: str, fields: Mapping[str, Any], arguments: Payload | None, content: Payload | None) -> Row:
         stamp = {**self._versions(), "format": 2, "time_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
-        with _recordable(str(fields.get("name") or fields["kind"])):
+        with recordable(str(fields.get("name") or fields["kind"])):
             given = {name: value for name, value in fields.items() if value is not None}
             return self._chain.next_row(entry_id, stamp | given, arguments, content)
 
@@ -338,17 +292,6 @@ class AuditLog:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-
-
-@contextmanager
-def _recordable(name: str) -> Generator[None]:
-    try:
-        yield
-    except Exception as error:
-        raise AuditError(
-            f"the arguments of {name[:100]!r} cannot be recorded: {type(error).__name__}: {error}",
-            hint="an act that cannot be put on record is not done",
-        ) from error
 
 
 def _require_seconds(option: str, value: object) -> None:

@@ -45,6 +45,16 @@ from lgov_core.settings import load_settings
 @click.option(
     "--content/--no-content", default=True, show_default=True, help="Keep prompts, arguments and results on spans."
 )
+@click.option(
+    "--confine",
+    is_flag=False,
+    flag_value="strict",
+    type=click.Choice(["strict", "best-effort"]),
+    help="Run in a box that the kernel holds: with every layer (strict, what --confine alone means), or with what there is.",
+)
+@click.option(
+    "--preset", help="Preset of the box: workspace, no-network or offline-tests. [default: the policy file's]"
+)
 @click.option("--json", "as_json", is_flag=True, help="Write errors and the closing report as JSON to standard error.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
@@ -55,6 +65,8 @@ def run(
     children: Literal["govern", "allow"],
     allow_ungoverned_children: bool,
     content: bool,
+    confine: Literal["strict", "best-effort"] | None,
+    preset: str | None,
     as_json: bool,
     command: tuple[str, ...],
     **flags: Any,
@@ -90,4 +102,10 @@ def run(
         capture_content=content,
         as_json=as_json,
     )
-    ctx.exit(run_program(command, options))
+    if confine is None:
+        if preset is not None:
+            raise click.UsageError("--preset is for --confine")
+        ctx.exit(run_program(command, options))
+    from lgov_core.process.confined import run_confined
+
+    ctx.exit(run_confined(command, options, strict=confine == "strict", preset=preset))

@@ -5,7 +5,6 @@ Anything not understood is an error that says where it is and what to write inst
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import json
 import os
@@ -18,13 +17,14 @@ from typing import Any
 from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import PolicyError, PolicyFileError
 from lgov_core.policies.conditions.conditions import ConditionProblem, compiled
+from lgov_core.policies.confinement import check_confinement, document_digest
 from lgov_core.policies.document import Place, read_yaml
 from lgov_core.policies.dry_run import in_dry_run
 from lgov_core.policies.policy_set import PolicySet, Rule
 from lgov_core.policies.registry import BUILTIN_POLICIES, available_policies
 from lgov_core.types import Point, Policy, PolicyFactory, Severity
 
-_TOP = ("version", "name", "mode", "default", "rules")
+_TOP = ("version", "name", "mode", "default", "confine", "rules")
 _RULE = ("name", "on", "tools", "agents", "when", "use", "with", "severity")
 #: Built-in policies without state.
 _WITHOUT_MEMORY = frozenset({"allow", "deny", "egress", "path", "pii", "secrets", "shell", "sql", "tool"})
@@ -144,16 +144,17 @@ class _Loading:
         name = self.text(("name",), document.get("name", "policies"))
         mode = self.one_of(("mode",), document.get("mode", "enforce"), ("enforce", "shadow"))
         default = self.one_of(("default",), document.get("default", "deny"), ("deny", "allow"))
+        if "confine" in document:
+            check_confinement(document["confine"], self.source, self.lines)
         made = self.rules(rules)
         names = [rule.name for rule in made]
         for index, rule_name in enumerate(names):
             if rule_name in names[:index]:
                 raise self.error(("rules", index, "name"), f"two rules are called {rule_name}", "rename one")
         try:
-            canonical = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+            digest = document_digest(document)
         except (TypeError, ValueError) as error:
             raise self.error((), f"the document holds what JSON cannot: {error}") from error
-        digest = hashlib.sha256(canonical.encode()).hexdigest()
         return PolicySet(made, default=default, mode=mode, name=name, version=version, digest=digest)  # type: ignore[arg-type]
 
     def rules(self, rules: Sequence[Any]) -> list[Rule]:

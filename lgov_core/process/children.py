@@ -82,6 +82,7 @@ class _Child:
             inherited["timeout_s"],
             inherited["capture_content"],
             tuple(inherited["redact"]),
+            inherited["broker"],
         )
         self.scope = RolloutScope(
             inherited["rollout_id"], inherited["attempt"], inherited["session_id"], inherited["task_id"]

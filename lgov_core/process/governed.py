@@ -21,6 +21,7 @@ from lgov_core.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from lgov_core.audit import AuditLog
+    from lgov_core.confine.inside import BrokeredLog
     from lgov_core.governor import Governor
     from lgov_core.process.import_guard import FrameworkGuard
     from lgov_core.store import TraceStore
@@ -37,7 +38,7 @@ class ProcessOptions:
     """What a process is governed by. ``policy`` is a file; ``store`` None keeps no spans.
 
     ``timeout_s`` bounds a policy that does not promise bounded cost, in seconds. With ``capture_content`` false no
-    prompt, argument or result is on a span.
+    prompt, argument or result is on a span. ``broker`` is the address of the process that keeps the record of a box.
     """
 
     policy: Path
@@ -46,6 +47,7 @@ class ProcessOptions:
     timeout_s: float = 2.0
     capture_content: bool = True
     redact: tuple[str, ...] = ()
+    broker: str | None = None
 
 
 class Tally:
@@ -80,7 +82,7 @@ class GovernedProcess:
 
     options: ProcessOptions
     governor: Governor
-    audit: AuditLog
+    audit: AuditLog | BrokeredLog
     store: TraceStore | None
     tally: Tally
     problems: list[str] = field(default_factory=list[str])
@@ -110,10 +112,15 @@ def open_process(options: ProcessOptions, *, plugins: Sequence[object] = (), man
     from lgov_core.policies import load_policy_file
     from lgov_core.reward import AirPlugin, AirRules, RuleSet, air
 
-    policies = load_policy_file(options.policy)
     manager = manager if manager is not None else make_plugin_manager()
-    make_folder(options.audit.parent)
-    audit = AuditLog(options.audit, policy_digest=policies.digest or "", redact=options.redact or None)
+    if options.broker is not None:
+        from lgov_core.confine.inside import open_in_box
+
+        policies, audit = open_in_box(options.broker, options.policy, options.redact)
+    else:
+        policies = load_policy_file(options.policy)
+        make_folder(options.audit.parent)
+        audit = AuditLog(options.audit, policy_digest=policies.digest or "", redact=options.redact or None)
     tally = Tally()
     # Rules that the program registers are added to the set in use. A plugin that charges denials does that alone.
     charged = any(getattr(plugin, "charges_denials", False) is True for plugin in (*plugins, *manager.get_plugins()))

@@ -69,6 +69,12 @@ class RunOptions:
     allow_ungoverned_children: bool = False
     capture_content: bool = True
     as_json: bool = False
+    broker: str | None = None
+
+    @property
+    def ungoverned_children_are_accepted(self) -> bool:
+        """Whether the run may end well although it started some: as the user says, or since a box contains them."""
+        return self.allow_ungoverned_children or self.children == "allow" or self.broker is not None
 
 
 @dataclass(slots=True)
@@ -99,7 +105,7 @@ def run_program(command: Sequence[str], options: RunOptions) -> int:
     if VARIABLE in os.environ:
         already = "this process was started by a governed program and is under its policy already"
         hint = "start it without lgov run, or the program around it with --children allow"
-        return _cannot(InstrumentationError(already, hint=hint), options)
+        return refuse_run(InstrumentationError(already, hint=hint), options)
     try:
         invocation = parse_command(command)
         scope = RolloutScope(
@@ -107,9 +113,9 @@ def run_program(command: Sequence[str], options: RunOptions) -> int:
         )
         run = _prepare(invocation, scope, options)
     except LgovError as error:
-        return _cannot(error, options)
+        return refuse_run(error, options)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever is broken here, the program must not run without it
-        return _cannot(InstrumentationError(f"{type(error).__name__}: {error}"), options)
+        return refuse_run(InstrumentationError(f"{type(error).__name__}: {error}"), options)
     run.process.tally.reports = run.child_reports
     watch_children(run.child_reports, partial(_refuse_to_be_replaced, run))
     atexit.register(_finish, run)
@@ -125,9 +131,9 @@ def run_program(command: Sequence[str], options: RunOptions) -> int:
             run.status = execute(invocation)
     except PolicyDenied as denied:
         reason = f"the policy does not let this program start: {denied.decision.reason}"
-        run.status = _cannot(InstrumentationError(reason), options)
+        run.status = refuse_run(InstrumentationError(reason), options)
     except LgovError as error:
-        run.status = _cannot(error, options)
+        run.status = refuse_run(error, options)
     return run.status
 
 
@@ -142,6 +148,7 @@ def _prepare(invocation: Invocation, scope: RolloutScope, options: RunOptions) -
             options.timeout_s,
             options.capture_content,
             options.redact,
+            options.broker,
         ),
         partial(_refuse, run),
         plugins=options.plugins,
@@ -200,7 +207,7 @@ def _finish(run: _Run) -> None:
     unseen = int(not children.multiprocessing and any(name in sys.modules for name in _SPAWNERS))
     started = children.started + Counter({"multiprocessing": children.multiprocessing + unseen})
     ungoverned = children.ungoverned + unseen
-    refused = bool(ungoverned) and not options.allow_ungoverned_children and options.children == "govern"
+    refused = bool(ungoverned) and not options.ungoverned_children_are_accepted
     if refused and run.status == 0:
         run.status = CANNOT_GOVERN
     _end_attempt(run, run.status)
@@ -237,7 +244,7 @@ def _finish(run: _Run) -> None:
 
 def _refuse_to_be_replaced(run: _Run, name: str) -> None:
     """Ends a program that replaces itself by another: there would be no closing report, and no status of lgov's."""
-    if run.options.allow_ungoverned_children or run.options.children == "allow":
+    if run.options.ungoverned_children_are_accepted:
         say(f"the program replaces itself by {name}, which this report does not cover")
     else:
         _refuse(run, f"the program replaces itself by {name}; start it as a child, or give --allow-ungoverned-children")
@@ -250,7 +257,8 @@ def _refuse(run: _Run, reason: str) -> NoReturn:
     )
 
 
-def _cannot(error: LgovError, options: RunOptions) -> int:
+def refuse_run(error: LgovError, options: RunOptions) -> int:
+    """Says why the program is not run; returns 78."""
     _print_error("not run", error, options)
     return CANNOT_GOVERN
 

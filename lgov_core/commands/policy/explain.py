@@ -23,17 +23,36 @@ if TYPE_CHECKING:
 @click.option(
     "--action",
     "action_text",
-    required=True,
     metavar="JSON",
     help='The action, e.g. {"name": "run_sql", "arguments": {"query": "..."}}; @PATH reads a file, - standard input.',
 )
+@click.option("--path", type=PATH, help="Show what a box of lgov run --confine lets be done with this file or folder.")
+@click.option("--host", metavar="HOST:PORT", help="Show whether a box of lgov run --confine may connect there.")
+@click.option("--preset", help="Preset of the box. [default: the policy file's]")
 @click.pass_context
-def explain(ctx: click.Context, file: Path, action_text: str, as_json: bool) -> None:
-    """Show the decision of every rule in FILE on one action, and why.
+def explain(
+    ctx: click.Context,
+    file: Path,
+    action_text: str | None,
+    path: Path | None,
+    host: str | None,
+    preset: str | None,
+    as_json: bool,
+) -> None:
+    """Show the decision of every rule in FILE on one action, and why; or what a confined program may reach.
 
     The action has the fields of a case of lgov policy eval: point (pre_tool_call unless it says otherwise), name,
     arguments, agent, text, user_text, context. In shadow mode the answer is allow, and what it would be otherwise.
     """
+    if (action_text, path, host).count(None) != 2:
+        raise click.UsageError("give one of --action, --path and --host")
+    if action_text is None:
+        access, why = _of_path(file, path, preset) if path is not None else _of_host(file, str(host), preset)
+        if as_json:
+            write_json({"file": str(file), "access": access, "why": why})
+        else:
+            click.echo(f"{access}: {why}")
+        ctx.exit(Exit.OK if access in ("read", "write", "connect") else Exit.DENIED)
     from lgov_core.policies import dry_run, load_policy_file
     from lgov_core.policies.explain import explain as ask_all
     from lgov_core.views.policy_cases import action_of, parse_object
@@ -59,6 +78,32 @@ def explain(ctx: click.Context, file: Path, action_text: str, as_json: bool) -> 
         if found.decision.arguments is not None or found.decision.text is not None:
             click.echo(f"  it continues as: {found.decision.arguments or found.decision.text}")
     ctx.exit(Exit.DENIED if found.decision.blocks else Exit.OK)
+
+
+def _of_path(file: Path, path: Path, preset: str | None) -> tuple[str, str]:
+    """What a box, started here, lets be done with ``path``, and what decides it."""
+    from lgov_core.confine.plan import make_plan
+    from lgov_core.policies.confinement import read_confinement
+    from lgov_core.process.governed import DEFAULT_AUDIT
+    from lgov_core.settings import load_settings
+
+    policy = read_confinement(file)
+    audit = load_settings().audit or DEFAULT_AUDIT
+    plan = make_plan(policy.with_preset(preset), policy, audit=audit, private="", checked=False)
+    return plan.access(str(path.absolute()))
+
+
+def _of_host(file: Path, host: str, preset: str | None) -> tuple[str, str]:
+    """Whether a box may connect to ``host``, and what decides it."""
+    from lgov_core.confine.reach import make_reach, model_endpoints
+    from lgov_core.policies.confinement import read_confinement
+
+    reach = make_reach(read_confinement(file).with_preset(preset), model_endpoints(None))
+    name, _, port = host.lower().rpartition(":")
+    if not name or not port.isdecimal():
+        raise click.UsageError("--host takes host:port, as in example.com:443")
+    rule = reach.rule(name, int(port))
+    return ("denied", "no rule allows it") if rule is None else ("connect", f"{rule} in {reach.places[rule]} allows it")
 
 
 def _text(given: str) -> str:

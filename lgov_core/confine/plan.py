@@ -1,0 +1,189 @@
+"""The plan of a box: the rules of a policy file as paths that are shown, hidden and writable, checked before anything runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from lgov_core.errors import InstrumentationError
+from lgov_core.policies.confinement import ConfinedPolicy, ConfineRules
+from lgov_core.policies.options import names
+
+#: What every program needs to start, read-only. Nothing in them is one user's.
+SYSTEM: Final = (
+    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/sys/devices/system/cpu", "/sys/fs/cgroup"),
+    *(
+        f"/etc/{name}"
+        for name in names(
+            """
+            alternatives ca-certificates fonts gai.conf gitconfig group host.conf hosts ld.so.cache ld.so.conf ld.so.conf.d
+            locale.conf localtime magic mime.types nsswitch.conf os-release passwd pki protocols resolv.conf services ssl
+            timezone
+            """
+        )
+    ),
+)
+#: Files with lgov's settings, in the working folder.
+_SETTINGS: Final = ("lgov.toml", "pyproject.toml")
+#: Folders that are not searched for names to hide: what they hold was not written by hand.
+_NOT_SEARCHED: Final = frozenset({".git", ".hg", ".venv", "__pycache__", "node_modules", "site-packages"})
+
+
+class Mount(NamedTuple):
+    """``source`` outside shows at a path of the box."""
+
+    source: str
+    writable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One box. All paths are real ones; ``links`` are symbolic links by which others may be named.
+
+    ``mounts`` is in order: a folder before what is in it. ``hidden`` is made unreadable, and what is ``kept_out`` among it
+    must be. ``private`` is a folder outside, of the box alone; ``forwards`` are ports of this machine's loopback that are
+    reachable at the same port inside.
+    """
+
+    rules: ConfineRules
+    folder: str
+    private: str
+    mounts: Mapping[str, Mount]
+    links: Mapping[str, str]
+    hidden: tuple[str, ...]
+    kept_out: tuple[str, ...] = ()
+    forwards: tuple[int, ...] = ()
+
+    def access(self, path: str) -> tuple[str, str]:
+        """What the box lets be done with ``path`` (write, read, hidden or not there), and what decides it."""
+        real = os.path.realpath(path)
+        for hidden in self.hidden:
+            if _within(real, hidden):
+                return "hidden", f"{hidden} is hidden"
+        holders = [place for place in self.mounts if _within(real, place)]
+        if not holders:
+            return "not there", "no rule shows it"
+        mount = self.mounts[holders[-1]]
+        if mount.source != holders[-1]:
+            return "not there", f"{holders[-1]} is a folder of the box's own, empty at first"
+        return ("write", f"{holders[-1]} may be changed") if mount.writable else ("read", f"{holders[-1]} is read-only")
+
+
+def make_plan(
+    rules: ConfineRules,
+    policy: ConfinedPolicy,
+    *,
+    audit: Path,
+    private: str,
+    program: Path | None = None,
+    forwards: Iterable[int] = (),
+    checked: bool = True,
+) -> Plan:
+    """The plan for a program in the working folder.
+
+    Whatever the rules say, the program cannot change lgov's own files, nor see the folders of the record at ``audit`` and of
+    the approvals. Raises `InstrumentationError` where a rule names what is not there or, with ``checked``, the program
+    could not run.
+    """
+    modes = {path: False for path in (*SYSTEM, *_interpreter()) if os.path.exists(path)}
+    for path in (one for one in rules.read if os.path.exists(one)):
+        modes[path] = False
+    for path in rules.write:
+        if not os.path.exists(path):
+            raise InstrumentationError(f"confine: write holds {path}, which does not exist", hint="make it first")
+        modes[path] = True
+    protected = (*_SETTINGS, policy.source.path)
+    modes.update({os.path.abspath(path): False for path in protected if os.path.exists(path)})
+    links: dict[str, str] = {}
+    real = {_real(path, links): writable for path, writable in modes.items()}
+    kept_out = tuple(_kept_out((str(audit), *filter(None, policy.approval_stores())), rules, real))
+    hidden = tuple(sorted({*_hidden(rules, real), *kept_out}))
+    for path in (*(one for one, writable in real.items() if not writable), *hidden):
+        real.update(dict.fromkeys(_between(path, real), True))
+    mounts = {path: Mount(path, writable) for path, writable in real.items()}
+    for place, folder in (("/tmp", "tmp"), (os.path.realpath(os.path.expanduser("~")), "home")):
+        if place != "/" and not any(_within(place, one) for one in real):
+            mounts[place] = Mount(f"{private}/{folder}", True)
+    folder = os.path.realpath(os.getcwd())
+    plan = Plan(rules, folder, private, dict(sorted(mounts.items())), links, hidden, kept_out, tuple(forwards))
+    for what, needed in (("the working folder", plan.folder), ("the program", program)):
+        if checked and needed is not None and plan.access(str(needed))[0] not in ("read", "write"):
+            raise InstrumentationError(
+                f"{what} {needed} is not visible in the box", hint="name its folder in confine: read, or in write"
+            )
+    return plan
+
+
+def _interpreter() -> Iterator[str]:
+    """Where this Python, its packages and lgov are."""
+    own = [sys.prefix, sys.exec_prefix, sys.base_prefix, os.path.dirname(os.path.realpath(sys.executable))]
+    too_much = ("/", os.path.realpath(os.path.expanduser("~")))
+    for path in (*own, *sys.path):
+        if os.path.isabs(path) and os.path.realpath(path) not in too_much:
+            yield os.path.normpath(path)
+
+
+def _within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(f"{folder.rstrip('/')}/")
+
+
+def _real(path: str, links: dict[str, str]) -> str:
+    """The real path of ``path``; the symbolic links on the way to it are added to ``links``."""
+    for _ in range(40):
+        parts = Path(path).parts
+        above = (os.path.join(*parts[:length]) for length in range(2, len(parts) + 1))
+        link = next((one for one in above if os.path.islink(one)), None)
+        if link is None:
+            return path
+        target = os.path.normpath(os.path.join(os.path.dirname(link), os.readlink(link)))
+        links[link] = target
+        path = target + path[len(link) :]
+    raise InstrumentationError(f"{path} has too many symbolic links")
+
+
+def _hidden(rules: ConfineRules, real: Mapping[str, bool]) -> Iterator[str]:
+    """Real paths of what ``hide`` names and the box would show."""
+    globs = [one for one in rules.hide if "/" not in one]
+    found = [one for one in rules.hide if "/" in one and os.path.exists(one)]
+    for folder in {os.path.realpath(one) for one in (*rules.read, *rules.write)}:
+        for place, folders, files in os.walk(folder):
+            found += [os.path.join(place, name) for name in (*folders, *files) if _matches(name, globs)]
+            folders[:] = [name for name in folders if name not in _NOT_SEARCHED]
+    for folder in {path for path in sys.path if os.path.isdir(path) and not path.endswith("site-packages")}:
+        with suppress(OSError):  # one that cannot be read shows nothing
+            found += [os.path.join(folder, name) for name in os.listdir(folder) if _matches(name, globs)]
+    for path in map(os.path.realpath, found):
+        if path not in real and any(_within(path, place) for place in real):
+            yield path
+
+
+def _matches(name: str, globs: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, glob) for glob in globs)
+
+
+def _kept_out(files: Iterable[str], rules: ConfineRules, real: Mapping[str, bool]) -> Iterator[str]:
+    """The folders of ``files`` that the box would show, to be hidden."""
+    for folder in {os.path.dirname(os.path.realpath(one)) for one in files}:
+        if any(_within(folder, place) for place in real):
+            if any(_within(os.path.realpath(path), folder) for path in (*rules.read, *rules.write, os.getcwd())):
+                raise InstrumentationError(
+                    f"the record and the approvals must be outside the box, and it shows {folder}",
+                    hint="keep them in a folder of their own, such as .lgov",
+                )
+            yield folder
+
+
+def _between(path: str, real: Mapping[str, bool]) -> Iterator[str]:
+    """The folders between ``path`` and the writable one that holds it: mounts of their own, or they could be renamed."""
+    holders = sorted(place for place in real if place != path and _within(path, place))
+    if holders and real[holders[-1]]:
+        folder = os.path.dirname(path)
+        while folder != holders[-1]:
+            yield folder
+            folder = os.path.dirname(folder)

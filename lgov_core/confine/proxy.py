@@ -1,0 +1,168 @@
+"""The one way out of a box: an HTTP proxy outside, which connects to the hosts of the rules and no other.
+
+Names are looked up here: a box has no DNS. ``CONNECT`` carries any protocol; requests with a whole URL are for plain
+HTTP. Ports of this machine's loopback that the rules name are forwarded as they are.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+from urllib.parse import urlsplit
+
+from lgov_core.confine.reach import Attempts, Reach, closed_address
+from lgov_core.errors import AuditError
+
+#: How long the head of a request and a connection outwards may take, in seconds.
+HEAD_TIMEOUT_S: Final = 15.0
+#: Of a request's head, in bytes; and connections open at once.
+MAX_HEAD: Final = 64 << 10
+MAX_CONNECTIONS: Final = 256
+_CHUNK: Final = 64 << 10
+
+
+class Refused(Exception):
+    """A connection that is not made: the status and the reason that the client reads."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class Proxy:
+    """Serves the connections of one box. ``serve`` and ``forward`` each take a listener and a thread of their own."""
+
+    def __init__(self, reach: Reach, attempts: Attempts) -> None:
+        self._reach = reach
+        self._attempts = attempts
+        self._free = threading.Semaphore(MAX_CONNECTIONS)
+
+    def serve(self, listener: socket.socket) -> None:
+        """Answers requests to the proxy."""
+        self._accept(listener, self._answer)
+
+    def forward(self, listener: socket.socket, port: int) -> None:
+        """Connects what comes to ``listener`` with this machine's own ``port``."""
+
+        def connect(client: socket.socket) -> socket.socket:
+            place = next(one for one in (f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}") if one in places)
+            self._attempts.commit(place, place, f"{places[place]} allows it")
+            return socket.create_connection((place.rpartition(":")[0].strip("[]"), port), HEAD_TIMEOUT_S)
+
+        places = self._reach.places
+        self._accept(listener, connect)
+
+    def _accept(self, listener: socket.socket, connect: Callable[[socket.socket], socket.socket]) -> None:
+        def run() -> None:
+            with suppress(OSError):
+                while True:
+                    client, _ = listener.accept()
+                    self._free.acquire()
+                    threading.Thread(target=self._carry, args=(client, connect), daemon=True).start()
+
+        threading.Thread(target=run, daemon=True).start()
+
+    def _carry(self, client: socket.socket, connect: Callable[[socket.socket], socket.socket]) -> None:
+        try:
+            with client, connect(client) as server:
+                for end in (client, server):
+                    end.settimeout(None)
+                back = threading.Thread(target=_pump, args=(server, client), daemon=True)
+                back.start()
+                _pump(client, server)
+                back.join()
+        except (OSError, AuditError):
+            return
+        finally:
+            self._free.release()
+
+    def _answer(self, client: socket.socket) -> socket.socket:
+        client.settimeout(HEAD_TIMEOUT_S)
+        try:
+            head, rest = _read_head(client)
+            verb, target, version = _request_line(head)
+            parts = urlsplit(f"//{target}" if verb == "CONNECT" else target)
+            try:
+                port = parts.port or (80 if parts.scheme == "http" else 0)
+            except ValueError as error:
+                raise Refused(400, "the port is not a number") from error
+            if not parts.hostname or not port or (verb != "CONNECT" and parts.scheme != "http"):
+                raise Refused(400, "the proxy takes CONNECT host:port, and requests with a whole http:// URL")
+            server = self._connect(parts.hostname.lower().rstrip("."), port)
+        except Refused as refused:
+            text = f"lgov: {refused}\n"
+            head = f"HTTP/1.1 {refused.status} Refused\r\ncontent-type: text/plain\r\ncontent-length: {len(text)}"
+            client.sendall(f"{head}\r\nconnection: close\r\n\r\n{text}".encode())
+            raise ConnectionError(str(refused)) from refused
+        if verb == "CONNECT":
+            client.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            server.sendall(rest)
+        else:
+            path = parts._replace(scheme="", netloc="", fragment="").geturl() or "/"
+            server.sendall(_for_server(verb, path, version, head) + rest)
+        return server
+
+    def _connect(self, host: str, port: int) -> socket.socket:
+        name = f"[{host}]" if ":" in host else host
+        place, rule = f"{name}:{port}"[:300], self._reach.rule(name, port)
+        if rule is None:
+            self._attempts.commit(place, None, "no rule allows it")
+            raise Refused(
+                403, f"{place} may not be reached from the box; confine: connect in the policy file names what may"
+            )
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            self._attempts.commit(place, None, f"the name is not known: {error}")
+            raise Refused(502, f"{place}: {error}") from error
+        for _, _, _, _, address in found:
+            if why := closed_address(host, rule, str(address[0])):
+                self._attempts.commit(place, None, f"its address {address[0]} is {why}")
+                raise Refused(403, f"{place} is at {address[0]}, which is {why}; name the host itself to allow it")
+        self._attempts.commit(place, rule, f"{self._reach.places[rule]} allows it")
+        for family, kind, protocol, _, address in found:
+            server = socket.socket(family, kind, protocol)
+            server.settimeout(HEAD_TIMEOUT_S)
+            try:
+                server.connect(address)
+            except OSError:
+                server.close()
+            else:
+                return server
+        raise Refused(502, f"{place} cannot be reached")
+
+
+def _read_head(client: socket.socket) -> tuple[bytes, bytes]:
+    data = b""
+    while b"\r\n\r\n" not in data:
+        part = client.recv(4096)
+        if not part or len(data) > MAX_HEAD:
+            raise Refused(400, "the head of the request is not whole")
+        data += part
+    head, _, rest = data.partition(b"\r\n\r\n")
+    return head, rest
+
+
+def _request_line(head: bytes) -> tuple[str, str, str]:
+    parts = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
+    if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
+        raise Refused(400, "the request line cannot be read")
+    return parts[0], parts[1], parts[2]
+
+
+def _for_server(verb: str, path: str, version: str, head: bytes) -> bytes:
+    """The head for the server: one request a connection, since the next may be for another host."""
+    lines = [line for line in head.split(b"\r\n")[1:] if not line.lower().startswith((b"connection:", b"proxy-"))]
+    return b"\r\n".join([f"{verb} {path} {version}".encode("latin-1"), *lines, b"connection: close", b"", b""])
+
+
+def _pump(source: socket.socket, target: socket.socket) -> None:
+    """Carries bytes until ``source`` ends, and tells ``target``."""
+    with suppress(OSError):
+        while data := source.recv(_CHUNK):
+            target.sendall(data)
+    with suppress(OSError):
+        target.shutdown(socket.SHUT_WR)

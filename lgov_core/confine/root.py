@@ -1,0 +1,98 @@
+"""The file system of a box: a new root that holds what the rules make visible, and nothing else.
+
+What is not there cannot be read, and neither can its unix sockets be connected to.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from typing import Final
+
+from lgov_core.confine.plan import Plan
+from lgov_core.confine.syscalls import call
+
+# linux/mount.h
+_NOSUID, _NODEV, _NOEXEC, _RDONLY = 0x2, 0x4, 0x8, 0x1
+_BIND, _REC, _PRIVATE = 0x1000, 0x4000, 0x40000
+_ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV = 0x1, 0x2, 0x4
+_AT_FDCWD, _AT_RECURSIVE, _MNT_DETACH = -100, 0x8000, 2
+
+DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty")
+_DEV_LINKS: Final = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2", "ptmx": "pts/ptmx"}
+#: What is mounted fresh: type, flags, options.
+_FRESH: Final = {
+    "/dev/pts": ("devpts", _NOSUID | _NOEXEC, "newinstance,ptmxmode=0666,mode=0600"),
+    "/dev/shm": ("tmpfs", _NOSUID | _NODEV, "mode=1777"),
+    "/proc": ("proc", _NOSUID | _NODEV | _NOEXEC, None),
+}
+FIX: Final = (
+    "in a container, let it mount /proc (Docker: --security-opt systempaths=unconfined), or confine at best effort"
+)
+
+
+def enter(plan: Plan) -> None:
+    """Makes the root of ``plan`` and moves this process, the first of its namespaces, into it. Raises `OSError`."""
+    new = f"{plan.private}/root"
+    os.mkdir(new)
+    _mount("none", "/", None, _REC | _PRIVATE)  # nothing that is mounted here shows outside
+    _mount("tmpfs", new, "tmpfs", _NOSUID | _NODEV, "mode=0755,size=1m")
+    hidden = {True: f"{new}/.hidden/folder", False: f"{new}/.hidden/file"}
+    os.makedirs(hidden[True])
+    os.close(os.open(hidden[False], os.O_CREAT, 0o000))
+    _devices(new)
+    for path, mount in plan.mounts.items():
+        _bind(mount.source, new + path)
+        device = stat.S_ISCHR(os.stat(mount.source).st_mode)
+        flags = _ATTR_NOSUID | (0 if device else _ATTR_NODEV) | (0 if mount.writable else _ATTR_RDONLY)
+        _attributes(new + path, flags, recursive=True)
+    for path, target in plan.links.items():
+        if not os.path.lexists(new + path):
+            os.makedirs(os.path.dirname(new + path), exist_ok=True)
+            os.symlink(target, new + path)
+    for path in plan.hidden:
+        _bind(hidden[os.path.isdir(path)], new + path)
+        _attributes(new + path, _ATTR_RDONLY, recursive=False)
+    os.chmod(hidden[True], 0o000)
+    old_umask = os.umask(0o077)
+    for path, (kind, flags, options) in _FRESH.items():
+        os.makedirs(new + path, exist_ok=True)
+        _mount(kind, new + path, kind, flags, options)
+    os.umask(old_umask)
+    # /proc too: its files for the whole machine are the owner's to write, and the owner may be in here.
+    for path in ("", "/proc"):
+        _attributes(new + path, _ATTR_RDONLY, recursive=False)
+    os.chdir(new)
+    call("pivot_root", b".", b".")
+    call("umount2", b".", _MNT_DETACH)  # of the two on top of each other, the old one
+    os.chdir(plan.folder)
+
+
+def _devices(new: str) -> None:
+    os.makedirs(f"{new}/dev")
+    for name in DEVICES:
+        _bind(f"/dev/{name}", f"{new}/dev/{name}")
+    for name, target in _DEV_LINKS.items():
+        os.symlink(target, f"{new}/dev/{name}")
+
+
+def _bind(source: str, target: str) -> None:
+    """Shows ``source``, and what is mounted below it, at ``target``, which is made where it is missing."""
+    if not os.path.lexists(target):
+        if os.path.isdir(source):
+            os.makedirs(target)
+        else:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.close(os.open(target, os.O_CREAT, 0o600))
+    _mount(source, target, None, _BIND | _REC)
+
+
+def _attributes(path: str, flags: int, *, recursive: bool) -> None:
+    attributes = struct.pack("QQQQ", flags, 0, 0, 0)
+    call("mount_setattr", _AT_FDCWD, path.encode(), _AT_RECURSIVE if recursive else 0, attributes, 32, about=path)
+
+
+def _mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    texts = [None if text is None else os.fsencode(text) for text in (source, target, kind, options)]
+    call("mount", texts[0], texts[1], texts[2], flags, texts[3], about=target)

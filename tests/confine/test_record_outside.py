@@ -1,0 +1,138 @@
+"""The record and the approvals of a box are outside: code inside adds to them, and can do nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import pytest
+from conftest import Ran, Workspace
+
+from lgov_core.audit import AuditLog, verify
+from lgov_core.policies import ApprovalRequests
+
+#: Code inside that speaks to the broker as a governed process does.
+INSIDE = """
+import json, os
+from lgov_core.confine.inside import Broker
+broker = Broker(json.loads(os.environ["LGOV_CHILD"])["broker"])
+def ask(**message):
+    try:
+        print(json.dumps(broker.ask(message)))
+    except Exception as error:
+        print(type(error).__name__)
+def append(prefix="aud", **fields):
+    ask(do="append", prefix=prefix, fields={"kind": "decision", **fields}, arguments=None, content=None)
+"""
+
+
+def answers(ran: Ran) -> list[dict[str, str]]:
+    return [json.loads(line) for line in ran.output.splitlines()]
+
+
+def test_code_inside_can_add_entries_and_nothing_else(workspace: Workspace) -> None:
+    ran = workspace.run(
+        INSIDE
+        + """
+append(name="forged", writer="0" * 32, seq=1, entry_id="aud_1", policy_digest="0", time_ns=1)
+append(policy="confinement", name="connect")
+append(kind="erasure", erased=["aud_1"])
+append(prefix="era", kind="erasure")
+ask(do="entries")
+ask(do="erase", entry_id="aud_1")
+ask(do="append", prefix="aud", fields={"kind": "decision"}, arguments=["x" * 100000, 1], content=None)
+"""
+    )
+    assert ["id" in answer for answer in answers(ran)] == [True, *[False] * 6], ran.output
+    record = workspace.folder / ".lgov" / "audit.db"
+    log = AuditLog(record)
+    (forged,) = [entry for entry in log.entries() if entry.name == "forged"]
+    writers = {entry.writer for entry in log.entries()}
+    log.close()
+    assert (forged.writer, forged.policy_digest) != ("0" * 32, "0")
+    assert len(writers) == 1, "one chain, the broker's"
+    assert forged.time_ns > 1
+    assert verify(record).ok
+
+
+def test_without_the_token_nothing_is_added(workspace: Workspace) -> None:
+    ran = workspace.run(INSIDE + "broker._token = 'guess'\nappend(name='forged')")
+    assert ran.output in ("ConnectionError\n", "ConnectionResetError\n")
+
+
+def test_a_tool_call_is_on_record_before_it_runs_and_denied_without_the_record(workspace: Workspace) -> None:
+    program = """
+import os, sys
+from langchain_core.tools import tool
+
+@tool
+def touch(name: str) -> str:
+    "Makes a file."
+    open(name, "w")
+    return "made"
+
+print(touch.invoke({"name": "first"}))
+from lgov_core.confine import inside
+inside.Broker.ask = lambda *_: (_ for _ in ()).throw(OSError("gone"))
+print(touch.invoke({"name": "second"}))
+"""
+    ran = workspace.run(program)
+    assert "made" in ran.output, ran.errors
+    assert (workspace.folder / "first").exists()
+    assert not (workspace.folder / "second").exists()
+    log = AuditLog(workspace.folder / ".lgov" / "audit.db")
+    kinds = [(entry.kind, entry.effect or entry.status) for entry in log.entries() if entry.name == "touch"]
+    log.close()
+    assert kinds[:2] == [("decision", "allow"), ("outcome", "ok")]
+
+
+def test_the_death_of_the_outside_ends_the_program(workspace: Workspace) -> None:
+    process = workspace.start("import time; print('up', flush=True); time.sleep(1); open('on', 'w'); time.sleep(60)")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    time.sleep(1.5)
+    assert not (workspace.folder / "on").exists()
+
+
+APPROVAL = """
+version: 1
+rules: [{{use: approval, with: {{tools: [touch], store: {store}}}}}, {{use: allow}}]
+confine: {{preset: workspace}}
+"""
+CALL = """
+from langchain_core.tools import tool
+
+@tool
+def touch(name: str) -> str:
+    "Makes a file."
+    open(name, "w")
+    return "made"
+
+print(touch.invoke({"name": "first"}))
+"""
+
+
+def test_approvals_are_answered_outside_only(workspace: Workspace) -> None:
+    (workspace.folder / "policy.yaml").write_text(APPROVAL.format(store=".lgov/approvals.db"))
+    assert "has to approve" in workspace.run(CALL, "--rollout-id", "r-1").output
+    requests = ApprovalRequests(workspace.folder / ".lgov" / "approvals.db")
+    (request,) = requests.pending()
+    store = str(workspace.folder / ".lgov" / "approvals.db")
+    inside = f"ask(do='approve', store={store!r}, request_id={request.request_id!r}, by='me')\nopen({store!r})"
+    ran = workspace.run(INSIDE + inside, "--rollout-id", "r-1")
+    assert "error" in answers(ran)[0]
+    assert "PermissionError" in ran.errors
+    requests.approve(request.request_id, by="kim")
+    assert "made" in workspace.run(CALL, "--rollout-id", "r-1").output
+    requests.close()
+
+
+@pytest.mark.parametrize("store", ["approvals.db", "../approvals.db"])
+def test_an_approvals_file_that_the_box_shows_is_refused(store: str, workspace: Workspace) -> None:
+    (workspace.folder / "policy.yaml").write_text(APPROVAL.format(store=store))
+    ran = workspace.run("print('ran')")
+    assert (ran.status == 78) == (store == "approvals.db"), ran.errors

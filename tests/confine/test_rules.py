@@ -1,0 +1,75 @@
+"""The key ``confine`` of a policy file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lgov_core.errors import PolicyFileError
+from lgov_core.policies import load_policy_file
+from lgov_core.policies.confinement import read_confinement
+
+
+def policy(folder: Path, confine: str) -> Path:
+    path = folder / "policy.yaml"
+    path.write_text(f"version: 1\nrules: [{{use: allow}}]\nconfine: {confine}\n")
+    return path
+
+
+def test_relative_paths_count_from_the_policy_file(tmp_path: Path) -> None:
+    rules = read_confinement(policy(tmp_path, "{read: [data/in], write: [./out], hide: [keys/a, .env]}")).with_preset(
+        None
+    )
+    assert rules.read == (f"{tmp_path}/data/in",)
+    assert rules.write == (f"{tmp_path}/out",)
+    assert rules.hide == (f"{tmp_path}/keys/a", ".env")
+
+
+def test_lists_of_the_file_are_added_to_the_preset(tmp_path: Path) -> None:
+    path = policy(tmp_path, "{preset: workspace, read: [/srv/data], connect: ['*.Example.org:443'], memory: 2GiB}")
+    rules = read_confinement(path).with_preset(None)
+    assert rules.write == (str(tmp_path),)
+    assert rules.read[-1] == "/srv/data"
+    assert rules.connect == ("*.example.org:443",)
+    assert (rules.memory, rules.processes, rules.model) == (2 << 30, None, True)
+    assert read_confinement(path).with_preset("no-network").model is False
+
+
+MISTAKES = {
+    "{wirte: [a]}": "did you mean write",
+    "{preset: workspce}": "did you mean workspace",
+    "{read: data}": "read must be a list",
+    "{write: ['/']}": "the root folder",
+    "{write: ['~']}": "the whole home folder",
+    "{read: ['*.py']}": "globs are for names in hide",
+    "{connect: [example.com]}": "write host:port",
+    "{connect: ['example.com:0']}": "write host:port",
+    "{connect: ['*:443']}": "write host:port",
+    "{memory: much}": "as in memory: 2GiB",
+    "{processes: 0}": "as in processes: 64",
+    "{model: 1}": "write true or false",
+    "[a]": "is not a mapping",
+}
+
+
+@pytest.mark.parametrize("confine", MISTAKES)
+def test_a_mistake_is_an_error_with_its_line(confine: str, tmp_path: Path) -> None:
+    path = policy(tmp_path, confine)
+    for load in (load_policy_file, read_confinement):
+        with pytest.raises(PolicyFileError, match=r"policy\.yaml:3: confine: ") as raised:
+            load(path)
+        assert MISTAKES[confine] in str(raised.value)
+
+
+def test_without_the_key_a_preset_is_needed(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text("version: 1\nrules: [{use: allow}]\n")
+    with pytest.raises(PolicyFileError, match="--preset workspace"):
+        read_confinement(path).with_preset(None)
+    assert read_confinement(path).with_preset("workspace").write == (str(tmp_path),)
+
+
+def test_the_digest_is_that_of_the_loaded_policies(tmp_path: Path) -> None:
+    path = policy(tmp_path, "{preset: workspace}")
+    assert read_confinement(path).digest == load_policy_file(path).digest
