@@ -47,3 +47,8 @@ _LONG = ("e2e", "pair", "train", "agent_hooks")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     items.sort(key=lambda item: item.path.relative_to(here).parts[0] not in _LONG)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Two workers per core: half of the tests' time is spent waiting for servers, subprocesses and timeouts."""
+    return 2 * (os.cpu_count() or 1)
