@@ -17,6 +17,8 @@ class PaymentLimit(BoundedPolicy):
     ``argument`` names the argument that holds the amount. What is no number is denied.
     """
 
+    permits = True  # a payment within the limits is allowed; without this it would only restrict
+
     def __init__(self, *, per_call: float, per_rollout: float, argument: str = "amount", name: str = "payment_limit"):
         for option, value in (("per_call", per_call), ("per_rollout", per_rollout)):
             if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:

@@ -117,6 +117,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "loop": {"max_repeats": 3},
     "path": {"argument": ["command", "text"], "roots": ["/srv/project"], "cwd": "/srv/project"},
     "pii": {"action": "redact"},
+    "pinned": {},
     "provenance": {},
     "rate": {"max_calls": 1_000_000, "per_seconds": 1.0},
     "secrets": {"action": "redact"},
