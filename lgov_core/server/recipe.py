@@ -7,8 +7,8 @@ from typing import Any
 
 from lgov_core.errors import SettingsError
 from lgov_core.models import LanguageModel, load_model
+from lgov_core.train.algorithms.algorithms import algorithm
 from lgov_core.train.algorithms.config import UpdateConfig
-from lgov_core.train.algorithms.functions import algorithm
 from lgov_core.train.algorithms.registry import OTHERS, TrainingJob, algorithm_name
 from lgov_core.train.loop.policy_model import PolicyModel, full_policy, lora_policy
 from lgov_core.train.loop.sampling import compares_groups

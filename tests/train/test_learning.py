@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason='needs the extra "train"')
 
 from tabular import BANDIT, TWO_TURNS, Problem, Table  # noqa: E402
 
-from lgov_core.train.algorithms.functions import ALGORITHMS, algorithm  # noqa: E402
+from lgov_core.train.algorithms.algorithms import ALGORITHMS, algorithm  # noqa: E402
 from lgov_core.train.algorithms.update import PolicyUpdate  # noqa: E402
 from lgov_core.train.layout.rows import make_rows  # noqa: E402
 from lgov_core.transitions import TransitionSet  # noqa: E402

@@ -21,7 +21,7 @@ from lgov_core.errors import TrainError  # noqa: E402
 from lgov_core.gateway.engine.embedded import EmbeddedEngine  # noqa: E402
 from lgov_core.gateway.server import EndpointServer  # noqa: E402
 from lgov_core.models import LanguageModel, build_tiny  # noqa: E402
-from lgov_core.train.algorithms.functions import algorithm  # noqa: E402
+from lgov_core.train.algorithms.algorithms import algorithm  # noqa: E402
 from lgov_core.train.algorithms.update import PolicyUpdate  # noqa: E402
 from lgov_core.train.loop.batch_record import read_batch  # noqa: E402
 from lgov_core.train.loop.loop import Iteration, Task, TrainingLoop  # noqa: E402

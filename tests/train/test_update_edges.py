@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch", reason='needs the extra "train"')
 from tabular import BANDIT, LEFT, RIGHT, START, TWO_TURNS, Problem, Table  # noqa: E402
 
 from lgov_core.errors import SettingsError, TrainError, TransitionError  # noqa: E402
+from lgov_core.train.algorithms.algorithms import algorithm  # noqa: E402
 from lgov_core.train.algorithms.config import UpdateConfig  # noqa: E402
-from lgov_core.train.algorithms.functions import algorithm  # noqa: E402
 from lgov_core.train.algorithms.update import PolicyUpdate  # noqa: E402
 from lgov_core.train.layout.layouts import PaddedRows  # noqa: E402
 from lgov_core.train.layout.rows import RowCall, TrainRow, make_rows  # noqa: E402

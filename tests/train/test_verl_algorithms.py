@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason='needs the extra "train"')
 
 from lgov_core.errors import SettingsError
 from lgov_core.server.verl.recipe import verl_job
-from lgov_core.train.algorithms.functions import ALGORITHMS, algorithm
+from lgov_core.train.algorithms.algorithms import ALGORITHMS, algorithm
 from lgov_core.train.algorithms.registry import REINFORCEMENT, find_run
 from lgov_core.train.settings import load_train_settings
 from lgov_core.train.verl.hydra_config import settings

@@ -30,7 +30,7 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from lgov_core.server.verl.recipe import verl_job
 from lgov_core.train.algorithms import losses
-from lgov_core.train.algorithms.functions import algorithm
+from lgov_core.train.algorithms.algorithms import algorithm
 from lgov_core.train.algorithms.registry import REINFORCEMENT
 from lgov_core.train.settings import load_train_settings
 from lgov_core.train.verl import manager

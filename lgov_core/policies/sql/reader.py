@@ -9,11 +9,11 @@ from itertools import takewhile
 from sqlglot import Token, exp
 
 from lgov_core.policies.sql import names as sql_names
-from lgov_core.policies.sql.checks import PLAIN_CREATE, TreeChecks
 from lgov_core.policies.sql.limit import NoLimit, limited, same_but_for_the_limit
 from lgov_core.policies.sql.parse import TooMuchWork, make_parser
 from lgov_core.policies.sql.refusal import Refusal, denied_statement, unparsable
 from lgov_core.policies.sql.rules import Settings
+from lgov_core.policies.sql.statement_checks import PLAIN_CREATE, TreeChecks
 from lgov_core.policies.sql.statements import (
     OPENINGS,
     SHORTHANDS,

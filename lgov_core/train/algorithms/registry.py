@@ -45,7 +45,7 @@ BACKENDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     }
 )
 
-#: Reinforcement learning by name; see `lgov_core.train.algorithms.functions`.
+#: Reinforcement learning by name; see `lgov_core.train.algorithms.algorithms`.
 REINFORCEMENT: Final[Sequence[str]] = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce++", "ppo", "gdpo")
 
 #: What else can be learnt from traces: name → ``module:function``. No backend takes part.
