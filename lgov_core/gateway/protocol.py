@@ -56,6 +56,7 @@ class Completion:
     stop text that ended the reply, where that is known. ``raw`` is an upstream's own JSON body.
 
     A reply of several choices is its first one; ``more`` holds the others, each without ``more`` and ``raw``.
+    ``unreadable`` says why the calls of this choice cannot be read for certain: a gate refuses the reply.
     """
 
     response_id: str
@@ -73,6 +74,7 @@ class Completion:
     raw: Mapping[str, Any] | None = None
     matched_stop: str | None = None
     more: tuple[Completion, ...] = ()
+    unreadable: str | None = None
 
     @property
     def choices(self) -> tuple[Completion, ...]:
@@ -162,6 +164,7 @@ class GateReply:
     """What the model wrote in one choice, the same for every API. Tokens are counted on the first choice only.
 
     ``reasoning`` is what it wrote beside the text and shows to the client: a gate keeps it, or empties it.
+    ``unreadable`` is that of the `Completion`.
     """
 
     response_id: str
@@ -171,6 +174,7 @@ class GateReply:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     reasoning: str = ""
+    unreadable: str | None = None
 
 
 class GateRefusal(EndpointError):

@@ -110,6 +110,7 @@ def gate_replies(completion: Completion) -> list[GateReply]:
             completion.prompt_tokens if number == 0 else None,
             sum(one.completion_tokens for one in completion.choices) if number == 0 else None,
             thoughts.get(number, ""),
+            choice.unreadable,
         )
         for number, choice in enumerate(completion.choices)
     ]
