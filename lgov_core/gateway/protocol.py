@@ -145,7 +145,8 @@ class GateRequest:
     ``messages`` are in the order in which the model reads them, instructions first: ``role`` (system, user, assistant,
     tool), ``content`` (the text of it, "" for none), on an assistant's message ``tool_calls`` (``id``, ``name``, ``args``:
     an object, or the text where it is not one), on a tool's ``tool_call_id``. ``max_tokens`` is a count of tokens.
-    ``tools`` are the definitions that the model gets. ``operation_id`` is the same before and after the call.
+    ``tools`` are the definitions that the model gets. ``fields`` is what the request says besides, in the form of its own
+    API: every text in it that is not part of ``messages``. ``operation_id`` is the same before and after the call.
     """
 
     model: str
@@ -156,6 +157,7 @@ class GateRequest:
     attempt: int | None = None
     agent: str | None = None
     tools: Sequence[Any] = ()
+    fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
     operation_id: str = field(default_factory=lambda: new_id("op"))
 
 
@@ -201,7 +203,7 @@ class Gate(Protocol):
     """
 
     async def admit(self, asked: GateRequest) -> GateRequest:
-        """The same object, or one in which the content of some messages differs. Raises `GateRefusal`."""
+        """The same object, or one in which the content of some messages, or texts in ``fields``, differ. `GateRefusal`."""
         ...
 
     async def failed(self, asked: GateRequest, error: BaseException) -> None:

@@ -69,8 +69,10 @@ class PolicyGate:
     async def admit(self, asked: GateRequest) -> GateRequest:
         """The call as it may be made. Raises `GateRefusal`."""
         try:
-            messages = await self._judge_messages(asked)
+            messages, fields = await self._judge_messages(asked), asked.fields
             arguments: dict[str, Any] = {"messages": list(messages)}
+            if asked.fields:
+                arguments["fields"] = asked.fields
             if asked.max_tokens is not None:
                 arguments["max_output_tokens"] = asked.max_tokens
             action = endpoint_action(
@@ -81,11 +83,13 @@ class PolicyGate:
                 raise _refusal(decision)
             if decision.arguments is not None:
                 messages = rewritten_messages(messages, decision.arguments.get("messages"))
+                fields = decision.arguments.get("fields", fields)
         except GateRefusal:
             raise
         except Exception as error:
             raise _failed(error) from error
-        return asked if messages is asked.messages else replace(asked, messages=messages)
+        same = messages is asked.messages and fields is asked.fields
+        return asked if same else replace(asked, messages=messages, fields=fields)
 
     async def failed(self, asked: GateRequest, error: BaseException) -> None:
         """An admitted call brought no reply: what budgets reserved for it is given back."""
