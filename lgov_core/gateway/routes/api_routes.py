@@ -16,7 +16,6 @@ from starlette.responses import Response
 from lgov_core.errors import EndpointError, LgovError
 from lgov_core.gateway.formats.apis import APIS, MESSAGES, RESPONSES, Api, api_of
 from lgov_core.gateway.formats.completions_format import readable_prompts
-from lgov_core.gateway.formats.json_body import read_json
 from lgov_core.gateway.formats.messages_request import read_messages_request
 from lgov_core.gateway.formats.reply_writer import written_anew
 from lgov_core.gateway.formats.request_fields import model_name
@@ -34,7 +33,7 @@ from lgov_core.gateway.protocol import (
     StreamPiece,
     speaks,
 )
-from lgov_core.gateway.routes.bodies import ROLLOUT_PREFIX, json_response, read_body
+from lgov_core.gateway.routes.bodies import ROLLOUT_PREFIX, json_response, read_object
 from lgov_core.gateway.routes.embeddings import judged_answer, judged_embeddings
 from lgov_core.gateway.routes.response_memory import ResponseMemory
 from lgov_core.gateway.serving.access import Access, RuledRoute, grant_of
@@ -122,7 +121,7 @@ class ApiRoutes:
 
     async def _read(self, request: Request) -> tuple[Attribution, Mapping[str, Any], Engine]:
         who = self._who(request, allow_unattributed=self._allow_unattributed)
-        body = read_json(await read_body(request, self._max_body))
+        body = await read_object(request, self._max_body)
         return who, body, self._engine_for(model_name(body))
 
     async def _post(self, api: Api, request: Request) -> Response:
