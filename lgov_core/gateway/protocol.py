@@ -56,6 +56,7 @@ class Completion:
     stop text that ended the reply, where that is known. ``raw`` is an upstream's own JSON body.
 
     A reply of several choices is its first one; ``more`` holds the others, each without ``more`` and ``raw``.
+    ``unreadable`` says why the calls of this choice cannot be read for certain: a gate refuses the reply.
     """
 
     response_id: str
@@ -73,6 +74,7 @@ class Completion:
     raw: Mapping[str, Any] | None = None
     matched_stop: str | None = None
     more: tuple[Completion, ...] = ()
+    unreadable: str | None = None
 
     @property
     def choices(self) -> tuple[Completion, ...]:
@@ -143,7 +145,8 @@ class GateRequest:
     ``messages`` are in the order in which the model reads them, instructions first: ``role`` (system, user, assistant,
     tool), ``content`` (the text of it, "" for none), on an assistant's message ``tool_calls`` (``id``, ``name``, ``args``:
     an object, or the text where it is not one), on a tool's ``tool_call_id``. ``max_tokens`` is a count of tokens.
-    ``tools`` are the definitions that the model gets. ``operation_id`` is the same before and after the call.
+    ``tools`` are the definitions that the model gets. ``fields`` is what the request says besides, in the form of its own
+    API: every text in it that is not part of ``messages``. ``operation_id`` is the same before and after the call.
     """
 
     model: str
@@ -154,6 +157,7 @@ class GateRequest:
     attempt: int | None = None
     agent: str | None = None
     tools: Sequence[Any] = ()
+    fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
     operation_id: str = field(default_factory=lambda: new_id("op"))
 
 
@@ -162,6 +166,7 @@ class GateReply:
     """What the model wrote in one choice, the same for every API. Tokens are counted on the first choice only.
 
     ``reasoning`` is what it wrote beside the text and shows to the client: a gate keeps it, or empties it.
+    ``unreadable`` is that of the `Completion`.
     """
 
     response_id: str
@@ -171,6 +176,7 @@ class GateReply:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     reasoning: str = ""
+    unreadable: str | None = None
 
 
 class GateRefusal(EndpointError):
@@ -197,7 +203,7 @@ class Gate(Protocol):
     """
 
     async def admit(self, asked: GateRequest) -> GateRequest:
-        """The same object, or one in which the content of some messages differs. Raises `GateRefusal`."""
+        """The same object, or one in which the content of some messages, or texts in ``fields``, differ. `GateRefusal`."""
         ...
 
     async def failed(self, asked: GateRequest, error: BaseException) -> None:

@@ -121,6 +121,11 @@ class Stage:
         """The gate of the present test."""
         return await self._gate.admit(asked)
 
+    async def failed(self, asked: Any, error: BaseException) -> None:
+        """As `admit`, for a gate that has it."""
+        if hasattr(self._gate, "failed"):
+            await self._gate.failed(asked, error)
+
     async def release(self, asked: Any, replies: Any) -> Any:
         """As `admit`."""
         return await self._gate.release(asked, replies)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,15 @@ import pytest
 
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.engine.embedded import EmbeddedEngine
-from lgov_core.gateway.protocol import Engine
+from lgov_core.gateway.policy.gate import PolicyGate
+from lgov_core.gateway.protocol import Engine, Gate
 from lgov_core.gateway.server import EndpointServer
 from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.gateway.upstream.engine import UpstreamEngine
+from lgov_core.governor import Governor
 from lgov_core.models import LanguageModel
+from lgov_core.policies.content.pii import PIIPolicy
+from lgov_core.policies.content.secrets import SecretsPolicy
 from lgov_core.store.sqlite.store import SQLiteStore
 from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
 from lgov_core.types import CapturedCall, Rollout
@@ -75,16 +79,21 @@ def served(tmp_path_factory: pytest.TempPathFactory, taught: LanguageModel) -> I
     with ExitStack() as stack:
         folder = tmp_path_factory.mktemp("stores")
 
-        def serve(name: str, engine: Engine, **more: Any) -> Served:
+        def serve(name: str, engine: Engine, gate: Gate | None = None, **more: Any) -> Served:
             store = SQLiteStore(folder / f"{name}.sqlite")
             stack.callback(store.close)
-            app = create_app([engine], store, keys=KeyRing(required=False))
+            app = create_app([engine], store, keys=KeyRing(required=False), gate=gate)
             return Served(stack.enter_context(EndpointServer(app)).url, store, **more)
 
         upstream = stack.enter_context(ScriptedModelServer(script, token_ids=True))
+        rules = [PIIPolicy(action="redact"), SecretsPolicy()]
+        gates = [stack.enter_context(closing(PolicyGate(Governor(rules)))) for _ in range(2)]
+        chat, every = (UpstreamEngine(upstream.base_url, speaks=speaks) for speaks in (["chat"], ALL))
         yield {
             "embedded": serve("embedded", EmbeddedEngine(taught, max_new_tokens=24), model=taught),
             "translated": serve("translated", UpstreamEngine(upstream.base_url, speaks=["chat"]), upstream=upstream),
+            "governed translated": serve("governed_translated", chat, gates[0], upstream=upstream),
+            "governed native": serve("governed_native", every, gates[1], upstream=upstream),
             "native": serve("native", UpstreamEngine(upstream.base_url, speaks=ALL), upstream=upstream),
         }
 
@@ -157,6 +166,16 @@ def test_with_an_upstream_that_speaks_every_api(served: dict[str, Served], cell:
             assert (call.response_ids, call.route) == (None, cell.route)
         assert len(call.tool_call_ids) == len(turn.calls)
         assert call.finish_reason == ("tool_calls" if turn.calls else "stop")
+
+
+@pytest.mark.parametrize("name", ["governed native", "governed translated"])
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+def test_with_a_policy_that_reads_every_text(served: dict[str, Served], cell: Cell, name: str) -> None:
+    if name == "governed native" and "previous" in cell.client:
+        pytest.skip("the scripted upstream keeps no conversations")
+    turns, calls = served[name].run(cell)
+    assert turns == (EXPECTED if cell.route != "completions" else [Turn("So be it, then é")] * 2)
+    assert {call.route for call in calls} == {cell.route}
 
 
 def test_the_table_of_clients_in_the_document_is_this_one() -> None:

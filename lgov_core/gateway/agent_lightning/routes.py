@@ -15,9 +15,8 @@ from lgov_core._util.json import json_object
 from lgov_core.errors import EndpointError, LgovError
 from lgov_core.gateway.agent_lightning.rollouts import LightningRollouts
 from lgov_core.gateway.agent_lightning.values import attempt_number, unprocessable
-from lgov_core.gateway.formats.json_body import read_json
 from lgov_core.gateway.routes.api_routes import ApiRoutes
-from lgov_core.gateway.routes.bodies import json_response, read_body
+from lgov_core.gateway.routes.bodies import json_response, read_body, read_object
 from lgov_core.gateway.serving.access import Access, RuledRoute, grant_of
 from lgov_core.gateway.serving.admission import Admission, AdmissionState
 from lgov_core.gateway.serving.keys import KeyGrant
@@ -159,7 +158,7 @@ class LightningRoutes:
         if path["mode"] not in ("train", "val") or path["upstream_path"] not in _PATHS:
             raise EndpointError(f"there is no {path['mode']}/{path['upstream_path']} here", status=404)
         await asyncio.to_thread(self._kept.exists, path["rollout_id"])
-        body = read_json(await read_body(request, self._max_body) or b"{}")
+        body = await read_object(request, self._max_body)
         body = _prepared(body, path["mode"], self._models.models, self._options)
         path["attempt"] = str(attempt_number(path["attempt_id"]))
         try:
@@ -191,7 +190,7 @@ class LightningRoutes:
     async def _body(self, request: Request) -> Any:
         raw = await read_body(request, self._max_body)
         try:
-            return json.loads(raw)
+            return await request.scope["lgov.request"].parse(raw, json.loads)
         except (ValueError, RecursionError) as error:
             raise unprocessable(f"the request is not JSON: {error}") from error
 

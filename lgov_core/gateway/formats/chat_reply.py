@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 
 from lgov_core.errors import UpstreamError
 from lgov_core.gateway.protocol import Completion, ToolCall
+from lgov_core.instrumentation.model_call import unclear_ids
 
 _NO_USAGE: Final[Mapping[str, Any]] = {}
 
@@ -77,6 +78,7 @@ def _read_choice(
         raw=raw,
         matched_stop=matched if isinstance(matched, str) else None,
         more=more,
+        unreadable=_unreadable(message),
     )
 
 
@@ -103,6 +105,13 @@ def _logprobs(value: Any, response_ids: tuple[int, ...] | None) -> tuple[float, 
 
 def _count(value: Any, ids: tuple[int, ...] | None) -> int:
     return value if isinstance(value, int) else len(ids or ())
+
+
+def _unreadable(message: Mapping[str, Any]) -> str | None:
+    calls = message.get("tool_calls") or ()
+    if any(call.get("custom") or call.get("type") not in (None, "function") for call in calls):
+        return "a tool call is of two kinds"
+    return unclear_ids([{"id": call.get("id")} for call in calls])
 
 
 def _tool_calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:

@@ -7,15 +7,18 @@ the Messages API have no place for token ids, so calls recorded from them have n
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, cast
 
 from lgov_core.errors import UpstreamError
 from lgov_core.gateway.formats.chat_reply import read_completion
+from lgov_core.gateway.formats.request_fields import shown
+from lgov_core.gateway.formats.responses_assembler import ResponsesAssembler
 from lgov_core.gateway.formats.stream_assembler import Assembler, StreamAssembler, read_event
 from lgov_core.gateway.protocol import Completion, ToolCall
+from lgov_core.instrumentation.model_call import unclear_ids
 
 _MESSAGE_REASONS = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
 _INCOMPLETE = {"max_output_tokens": "length"}
@@ -34,34 +37,6 @@ class NativeReply:
     assembler: Callable[[int], Assembler]
 
 
-class _ResponsesAssembler(Assembler):
-    def __init__(self) -> None:
-        self._body: dict[str, Any] = {}
-        self._items: dict[int, dict[str, Any]] = {}
-
-    def _take(self, event: Mapping[str, Any]) -> None:
-        kind = event.get("type")
-        if kind in ("response.output_item.added", "response.output_item.done"):
-            self._items[event["output_index"]] = dict(event["item"])
-        elif kind == "response.output_text.delta":
-            parts = self._items[event["output_index"]].setdefault("content", [])
-            if not parts:
-                parts.append({"type": "output_text", "text": "", "annotations": []})
-            parts[-1]["text"] += event["delta"]
-        elif kind == "response.function_call_arguments.delta":
-            item = self._items[event["output_index"]]
-            item["arguments"] = (item.get("arguments") or "") + event["delta"]
-        elif isinstance(event.get("response"), dict):
-            self._body = dict(event["response"])
-            self.finished = kind in ("response.completed", "response.incomplete", "response.failed")
-
-    def body(self, *, finish_reason: str | None = None) -> dict[str, Any]:
-        if self.finished and finish_reason is None:
-            return self._body
-        output = [item for _, item in sorted(self._items.items())]
-        return {**self._body, "output": output, **({} if finish_reason is None else {"status": finish_reason})}
-
-
 def read_response(body: Mapping[str, Any]) -> Completion:
     """A Response. Raises `UpstreamError` if it is none."""
     response_id, output = body.get("id"), body.get("output")
@@ -69,19 +44,24 @@ def read_response(body: Mapping[str, Any]) -> Completion:
         raise UpstreamError("the upstream's reply is not a response: it has no id or no output")
     texts: list[str] = []
     calls: list[ToolCall] = []
+    ids: list[Any] = []
+    kinds: list[Any] = []
     try:
         for item in cast("list[Any]", output):
+            kinds.append(item["type"])
             if item["type"] == "message":
                 texts += [part.get("text") or part.get("refusal") or "" for part in item["content"]]
             elif item["type"] == "function_call":
-                calls.append(ToolCall(str(item.get("call_id") or ""), str(item["name"]), str(item["arguments"])))
+                ids.append(item.get("call_id"))
+                calls.append(ToolCall(str(ids[-1] or ""), str(item["name"]), str(item["arguments"])))
     except (AttributeError, KeyError, TypeError) as error:
         raise UpstreamError("the upstream's response has items without a type, a name or content") from error
     status = str(body.get("status") or "completed")
     reason: Any = (body.get("incomplete_details") or {}).get("reason")
     finish = {"completed": "tool_calls" if calls else "stop", "incomplete": _INCOMPLETE.get(reason, str(reason))}
     usage: Any = body.get("usage") or {}
-    return _completion(body, response_id, texts, calls, finish.get(status, status), usage)
+    problem = _unreadable(kinds, ("message", "function_call", "reasoning"), ids)
+    return _completion(body, response_id, texts, calls, finish.get(status, status), usage, problem)
 
 
 class _MessagesAssembler(Assembler):
@@ -98,6 +78,8 @@ class _MessagesAssembler(Assembler):
         if kind == "message_start":
             self._body = dict(event["message"])
         elif kind == "content_block_start":
+            if event["index"] != len(self._blocks):  # clients count the blocks, and find each by its number
+                raise ValueError("the blocks are not numbered one after the other")
             self._blocks[event["index"]] = dict(event["content_block"])
         elif kind == "content_block_delta":
             block, delta = self._blocks[event["index"]], event["delta"]
@@ -133,18 +115,29 @@ def read_message(body: Mapping[str, Any]) -> Completion:
         raise UpstreamError("the upstream's reply is not a message: it has no id or no content")
     texts: list[str] = []
     calls: list[ToolCall] = []
+    ids: list[Any] = []
+    kinds: list[Any] = []
     try:
         for block in cast("list[Any]", content):
+            kinds.append(block["type"])
             if block["type"] == "text":
                 texts.append(block["text"])
             elif block["type"] == "tool_use":
                 given = block["input"]
                 written = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-                calls.append(ToolCall(str(block["id"]), str(block["name"]), written))
+                ids.append(block["id"])
+                calls.append(ToolCall(str(ids[-1] or ""), str(block["name"]), written))
     except (KeyError, TypeError) as error:
         raise UpstreamError("the upstream's message has blocks without a type, a name or content") from error
     reason = str(body.get("stop_reason") or "unknown")
-    return _completion(body, message_id, texts, calls, _MESSAGE_REASONS.get(reason, reason), body.get("usage") or {})
+    problem = _unreadable(kinds, ("text", "tool_use", "thinking", "redacted_thinking"), ids)
+    finish = _MESSAGE_REASONS.get(reason, reason)
+    return _completion(body, message_id, texts, calls, finish, body.get("usage") or {}, problem)
+
+
+def _unreadable(kinds: Sequence[Any], known: Sequence[str], ids: Sequence[Any]) -> str | None:
+    unknown = next((kind for kind in kinds if kind not in known), None)
+    return unclear_ids([{"id": one} for one in ids]) if unknown is None else f"it has a part of type {shown(unknown)}"
 
 
 def _parsed(text: str) -> Any:
@@ -155,7 +148,13 @@ def _parsed(text: str) -> Any:
 
 
 def _completion(
-    body: Mapping[str, Any], response_id: str, texts: list[str], calls: list[ToolCall], finish: str, usage: Any
+    body: Mapping[str, Any],
+    response_id: str,
+    texts: list[str],
+    calls: list[ToolCall],
+    finish: str,
+    usage: Any,
+    unreadable: str | None,
 ) -> Completion:
     lgov: Any = body.get("lgov")
     version = lgov.get("weights_version") if isinstance(lgov, dict) else None
@@ -175,6 +174,7 @@ def _completion(
         prompt_tokens=read if isinstance(read, int) else 0,
         completion_tokens=generated if isinstance(generated, int) else 0,
         raw=body,
+        unreadable=unreadable,
     )
 
 
@@ -184,7 +184,7 @@ NATIVE: Mapping[str, NativeReply] = MappingProxyType(
         "completions": NativeReply(
             "/completions", {**_WANTED, "logprobs": 1}, read_completion, lambda n: StreamAssembler(n, legacy=True)
         ),
-        "responses": NativeReply("/responses", {}, read_response, lambda _n: _ResponsesAssembler()),
+        "responses": NativeReply("/responses", {}, read_response, lambda _n: ResponsesAssembler()),
         "messages": NativeReply("/messages", {}, read_message, lambda _n: _MessagesAssembler()),
     }
 )

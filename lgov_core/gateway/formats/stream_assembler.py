@@ -14,6 +14,8 @@ class Assembler:
 
     #: Whether the event has come that says that the reply is whole.
     finished = False
+    #: Why clients may read the calls of this stream otherwise than its `body` says; None if they cannot.
+    unreadable: str | None = None
 
     def add(self, data: str) -> Mapping[str, Any]:
         """Takes the data of one event; returns it. Raises `UpstreamError` for an error or a malformed event."""
@@ -87,12 +89,19 @@ class StreamAssembler(Assembler):
                 _grow(choice["message"], key, value)
 
     def _add_call(self, choice: int, part: Mapping[str, Any]) -> None:
-        if part.get("type") not in (None, "function"):
-            raise ValueError("no call of a function")
+        function = part.get("function") or {}
+        if part.get("type") not in (None, "function") or part.get("custom"):
+            if not function:
+                raise ValueError("no call of a function")
+            self.unreadable = "a tool call is of two kinds"
         same = self._tool_calls.setdefault((choice, part.get("index") or 0), [])
         if not same or begins_another(part, same[-1]["id"]):
             same.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
-        call, function = same[-1], part.get("function") or {}
+        call = same[-1]
+        if len(same) > 1 or (call["id"] and part.get("id") not in (None, "", call["id"])):
+            self.unreadable = "two tool calls are streamed at one place"
+        elif call["function"]["name"] and function.get("name") == call["function"]["name"]:
+            self.unreadable = "the name of a tool call is repeated in pieces"
         call["id"] = call["id"] or part.get("id") or ""
         call["function"]["name"] = longer_name(call["function"]["name"], function.get("name") or "")
         call["function"]["arguments"] += function.get("arguments") or ""

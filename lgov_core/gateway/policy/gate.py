@@ -15,6 +15,7 @@ from lgov_core.gateway.policy.gate_actions import (
     endpoint_action,
     reply_action,
     rewritten_messages,
+    unclear_calls,
     user_text,
 )
 from lgov_core.gateway.protocol import GateRefusal, GateReply, GateRequest, ToolCall
@@ -47,7 +48,7 @@ class PolicyGate:
     A denied tool call is not in what the agent gets, and the text of the reply gives the reason; a denied reply is the
     denial alone; a denied result is replaced by the denial in what the model reads. A denied model call is a
     `GateRefusal` with status 200: an answer with the reason. It is 403 where the decision says abort, and 503 where the
-    judgement failed.
+    judgement failed, or where calls in the reply cannot be told apart (``unreadable-reply``).
 
     A text that a policy rewrote is rewritten in every later call of the same attempt too; one that was forgotten is
     judged again. For one event loop.
@@ -68,8 +69,10 @@ class PolicyGate:
     async def admit(self, asked: GateRequest) -> GateRequest:
         """The call as it may be made. Raises `GateRefusal`."""
         try:
-            messages = await self._judge_messages(asked)
+            messages, fields = await self._judge_messages(asked), asked.fields
             arguments: dict[str, Any] = {"messages": list(messages)}
+            if asked.fields:
+                arguments["fields"] = asked.fields
             if asked.max_tokens is not None:
                 arguments["max_output_tokens"] = asked.max_tokens
             action = endpoint_action(
@@ -80,11 +83,13 @@ class PolicyGate:
                 raise _refusal(decision)
             if decision.arguments is not None:
                 messages = rewritten_messages(messages, decision.arguments.get("messages"))
+                fields = decision.arguments.get("fields", fields)
         except GateRefusal:
             raise
         except Exception as error:
             raise _failed(error) from error
-        return asked if messages is asked.messages else replace(asked, messages=messages)
+        same = messages is asked.messages and fields is asked.fields
+        return asked if same else replace(asked, messages=messages, fields=fields)
 
     async def failed(self, asked: GateRequest, error: BaseException) -> None:
         """An admitted call brought no reply: what budgets reserved for it is given back."""
@@ -156,7 +161,12 @@ class PolicyGate:
         return denial
 
     async def _judge_reply(self, asked: GateRequest, reply: GateReply, *, first: bool) -> GateReply:
-        decision = await self._decide(reply_action(asked, reply, first=first))
+        action = reply_action(asked, reply, first=first)
+        problem = reply.unreadable or unclear_calls(reply.tool_calls)
+        if problem is not None:
+            reason = f"the model's reply cannot be read for certain: {problem}; ask the model again"
+            raise _refusal(self.governor.refuse(action, "unreadable-reply", reason))
+        decision = await self._decide(action)
         if decision.blocks:
             return replace(reply, text=decision.denial_message(), tool_calls=())
         text = reply.text if decision.text is None else decision.text

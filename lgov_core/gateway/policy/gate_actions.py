@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
-from lgov_core.gateway.protocol import GateReply, GateRequest
+from lgov_core.gateway.protocol import GateReply, GateRequest, ToolCall
+from lgov_core.instrumentation.model_call import unclear_ids
 from lgov_core.types import Action, Point
 
 FRAMEWORK: Final = "endpoint"
@@ -54,6 +55,11 @@ def rewritten_messages(sent: Sequence[Mapping[str, Any]], wanted: Any) -> list[M
 def user_text(asked: GateRequest) -> str:
     """The texts of the user in the conversation."""
     return "\n".join(one["content"] for one in asked.messages if one["role"] == "user" and one["content"])
+
+
+def unclear_calls(calls: Sequence[ToolCall]) -> str | None:
+    """Why a decision cannot be assigned to exactly one of ``calls``; a call alone (of a legacy reply) needs no id."""
+    return unclear_ids([{"id": call.call_id} for call in calls]) if len(calls) > 1 else None
 
 
 def call_arguments(text: str) -> dict[str, Any] | None:

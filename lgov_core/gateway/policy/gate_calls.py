@@ -8,7 +8,8 @@ from typing import Any
 
 from lgov_core.errors import EndpointError
 from lgov_core.gateway.formats.openai_format import read_chat_request
-from lgov_core.gateway.formats.request_fields import refuse, shown
+from lgov_core.gateway.formats.request_fields import shown
+from lgov_core.gateway.formats.request_texts import texts_beside_messages
 from lgov_core.gateway.protocol import ChatRequest, Completion, GateReply, GateRequest
 from lgov_core.gateway.serving.attribution import Attribution
 from lgov_core.models.tool_text import load_object
@@ -16,15 +17,14 @@ from lgov_core.models.tool_text import load_object
 #: Roles that policies can read.
 _ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
 #: Parts of a message without text. Other kinds are refused: a model might read text in them that policies do not see.
-_NO_TEXT = frozenset(("image_url", "input_audio", "audio_url", "video_url", "file"))
-#: Fields that carry text or tools outside the messages and tools that policies see.
-_PAST_POLICIES = ("functions", "function_call", "documents", "chat_template", "audio", "web_search_options")
+_NO_TEXT = frozenset(("image_url", "input_audio", "audio_url", "video_url"))
 
 
-def gate_request(request: ChatRequest, route: str, who: Attribution) -> GateRequest:
-    """The call as policies see it. ``request`` holds messages. Raises `EndpointError` (400) for what they cannot read."""
-    if request.route == "chat":
-        refuse(request.body, _PAST_POLICIES, "an endpoint with a policy")
+def gate_request(request: ChatRequest, route: str, body: Mapping[str, Any], who: Attribution) -> GateRequest:
+    """The call as policies see it: the messages of ``request``, and what ``body``, the client's own, says besides.
+
+    Raises `EndpointError` (400) for what they cannot read.
+    """
     return GateRequest(
         model=request.model,
         messages=[_plain_message(message) for message in request.messages],
@@ -34,6 +34,7 @@ def gate_request(request: ChatRequest, route: str, who: Attribution) -> GateRequ
         attempt=who.attempt,
         agent=who.agent,
         tools=request.tools,
+        fields=texts_beside_messages(route, body),
     )
 
 
@@ -110,6 +111,7 @@ def gate_replies(completion: Completion) -> list[GateReply]:
             completion.prompt_tokens if number == 0 else None,
             sum(one.completion_tokens for one in completion.choices) if number == 0 else None,
             thoughts.get(number, ""),
+            choice.unreadable,
         )
         for number, choice in enumerate(completion.choices)
     ]

@@ -10,9 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lgov_core.errors import EndpointError, ScopeError
-from lgov_core.gateway.formats.json_body import read_json
 from lgov_core.gateway.formats.request_fields import flag, number, only_known, text
-from lgov_core.gateway.routes.bodies import json_response, read_body
+from lgov_core.gateway.routes.bodies import json_response, read_object
 from lgov_core.gateway.serving.access import Access, RuledRoute
 from lgov_core.gateway.serving.admission import Admission
 from lgov_core.gateway.serving.capture import Counters
@@ -96,6 +95,6 @@ class AdminRoutes:
 
 async def _object(request: Request, *known: str) -> Mapping[str, Any]:
     """The body, with no field but those ``known``: a misspelt one would make a key without expiry, or lose a version."""
-    body = read_json(await read_body(request, _MAX_BODY) or b"{}")
+    body = await read_object(request, _MAX_BODY)
     only_known(body, known, f"{request.method} {request.url.path}")
     return body

@@ -16,10 +16,10 @@ from starlette.responses import Response
 from lgov_core.errors import EndpointError, LgovError
 from lgov_core.gateway.formats.apis import APIS, MESSAGES, RESPONSES, Api, api_of
 from lgov_core.gateway.formats.completions_format import readable_prompts
-from lgov_core.gateway.formats.json_body import read_json
 from lgov_core.gateway.formats.messages_request import read_messages_request
 from lgov_core.gateway.formats.reply_writer import written_anew
 from lgov_core.gateway.formats.request_fields import model_name
+from lgov_core.gateway.formats.request_texts import with_texts
 from lgov_core.gateway.formats.responses_request import chat_messages, input_messages
 from lgov_core.gateway.policy.gate_calls import gate_replies, gate_request, refusal_completion, released, with_contents
 from lgov_core.gateway.protocol import (
@@ -33,8 +33,8 @@ from lgov_core.gateway.protocol import (
     StreamPiece,
     speaks,
 )
-from lgov_core.gateway.routes.bodies import ROLLOUT_PREFIX, json_response, read_body
-from lgov_core.gateway.routes.embeddings import judged_embeddings
+from lgov_core.gateway.routes.bodies import ROLLOUT_PREFIX, json_response, read_object
+from lgov_core.gateway.routes.embeddings import judged_answer, judged_embeddings
 from lgov_core.gateway.routes.response_memory import ResponseMemory
 from lgov_core.gateway.serving.access import Access, RuledRoute, grant_of
 from lgov_core.gateway.serving.attribution import Attribution, attribute
@@ -121,7 +121,7 @@ class ApiRoutes:
 
     async def _read(self, request: Request) -> tuple[Attribution, Mapping[str, Any], Engine]:
         who = self._who(request, allow_unattributed=self._allow_unattributed)
-        body = read_json(await read_body(request, self._max_body))
+        body = await read_object(request, self._max_body)
         return who, body, self._engine_for(model_name(body))
 
     async def _post(self, api: Api, request: Request) -> Response:
@@ -212,16 +212,21 @@ class ApiRoutes:
             plain = readable_prompts(asked)
         else:
             plain = asked if asked.messages else api.translate(call.body, ())
-        judged = gate_request(plain, api.route, call.who)
+        judged = gate_request(plain, api.route, call.body, call.who)
         call.judged = await gate.admit(judged)
         if call.judged is judged:
+            return
+        call.body = with_texts(call.body, judged.fields, call.judged.fields)
+        asked = api.native(call.body) if call.native else self._translated(api, call.body, call.who, call.engine)
+        if call.judged.messages is judged.messages:
+            call.asked = asked
             return
         if asked.route not in ("chat", api.route) or "chat" not in speaks(call.engine):
             what = f"a policy changed a call that {call.engine.name} cannot be asked otherwise"
             raise EndpointError(what, status=403)
         if asked.route != "chat":  # the upstream is asked for chat instead, where the change can be carried over
-            plain = self._translated(api, call.body, call.who, call.engine)
-        call.asked = with_contents(plain, judged, call.judged)
+            asked = self._translated(api, call.body, call.who, call.engine)
+        call.asked = with_contents(asked, judged, call.judged)
 
     async def _release(self, call: _Call, completion: Completion) -> tuple[Mapping[str, Any], bytes] | None:
         """The body and the events that replace a finished reply; None where the gate changed nothing."""
@@ -247,12 +252,18 @@ class ApiRoutes:
 
     async def count_tokens(self, request: Request) -> Response:
         """``POST .../v1/messages/count_tokens``."""
-        _, body, engine = await self._read(request)
+        who, body, engine = await self._read(request)
         count = getattr(engine, "count_tokens", None)
         if count is None:
             raise EndpointError(f"{engine.name} cannot count the tokens of a prompt", status=404)
-        asked = MESSAGES.native(body) if "messages" in speaks(engine) else read_messages_request(body, counting=True)
-        return json_response({"input_tokens": await count(asked)})
+        native = "messages" in speaks(engine)
+        asked = MESSAGES.native(body) if native else read_messages_request(body, counting=True)
+        tokens = partial(count, asked)
+        if self._gate is None:
+            return json_response({"input_tokens": await tokens()})
+        plain = read_messages_request(body, counting=True) if native else asked
+        judged = gate_request(plain, "messages", body, who)
+        return json_response({"input_tokens": await judged_answer(self._gate, judged, tokens, lambda _: 0)})
 
     async def embeddings(self, request: Request) -> Response:
         """``POST .../v1/embeddings``: passed on, not recorded."""

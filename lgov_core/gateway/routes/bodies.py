@@ -37,6 +37,11 @@ async def read_body(request: Request, limit: int) -> bytes:
     return b"".join(parts)
 
 
+async def read_object(request: Request, limit: int) -> Mapping[str, Any]:
+    """The JSON object in the request's body, ``{}`` for an empty one; errors as of `read_body` and `LimitedRequest.parse`."""
+    return await request.scope["lgov.request"].parse(await read_body(request, limit) or b"{}")
+
+
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """``content`` as a JSON response; a body that an upstream wrote goes out byte for byte."""
     if isinstance(content, ReceivedBody):

@@ -1,15 +1,19 @@
-"""Embeddings under a policy: their texts are judged like those of a model call."""
+"""Embeddings and counts of tokens under a policy: their texts are judged like those of a model call."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from lgov_core.errors import EndpointError
 from lgov_core.gateway.formats.request_fields import model_name, shown
+from lgov_core.gateway.formats.request_texts import texts_beside_messages
 from lgov_core.gateway.protocol import Gate, GateRefusal, GateReply, GateRequest
 from lgov_core.gateway.serving.attribution import Attribution
 from lgov_core.types import new_id
+
+_T = TypeVar("_T")
 
 
 async def judged_embeddings(
@@ -31,21 +35,36 @@ async def judged_embeddings(
         model=model_name(body),
         messages=[{"role": "user", "content": text} for text in texts],
         route="embeddings",
+        fields=texts_beside_messages("embeddings", body),
         rollout_id=who.rollout_id,
         attempt=who.attempt,
         agent=who.agent,
     )
+    return await judged_answer(gate, judged, partial(embed, body), _prompt_tokens)
+
+
+def _prompt_tokens(reply: Mapping[str, Any]) -> int:
+    read: Any = reply.get("usage")
+    tokens = read.get("prompt_tokens") if isinstance(read, dict) else None
+    return tokens if type(tokens) is int else 0
+
+
+async def judged_answer(
+    gate: Gate, judged: GateRequest, ask: Callable[[], Awaitable[_T]], used: Callable[[_T], int]
+) -> _T:
+    """What ``ask`` answers, which is no text, if ``gate`` lets the call ``judged`` through as it is. Fails closed.
+
+    ``used`` reads from the answer the tokens that were used. Raises `EndpointError`, as `judged_embeddings`.
+    """
     try:
         if await gate.admit(judged) is not judged:
-            raise EndpointError("a policy changed the call, which embeddings cannot carry", status=403)
+            raise EndpointError(f"a policy changed the call, which {judged.route} cannot carry", status=403)
         try:
-            reply = await embed(body)
+            reply = await ask()
         except Exception as error:
             await gate.failed(judged, error)
             raise
-        read: Any = reply.get("usage")
-        tokens = read.get("prompt_tokens") if isinstance(read, dict) else None
-        await gate.release(judged, [GateReply(new_id("emb"), "", (), "stop", tokens if type(tokens) is int else 0, 0)])
+        await gate.release(judged, [GateReply(new_id("emb"), "", (), "stop", used(reply), 0)])
         return reply
     except GateRefusal as refusal:
         if refusal.status != 200:

@@ -81,6 +81,7 @@ class Guard:
         limited = LimitedRequest(self._limits, self.bodies, receive, send)
         self._metrics.began(route.path)
         try:
+            scope["lgov.request"] = limited
             if route.access is not Access.OPEN:
                 scope["lgov.grant"] = self._grant(scope, route.access)
             if route.is_call:

@@ -5,25 +5,36 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lgov_core.errors import EndpointError
+from lgov_core.gateway.formats.json_body import count_values, read_json
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from starlette.types import Message, Receive, Send
+
+#: What a parsed JSON value takes in memory, in the worst case (an object of one field).
+_BYTES_OF_VALUE = 96
+#: Bodies up to this size, in bytes, are parsed in the event loop.
+_SMALL = 64 * 1024
+_PARSED_AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Limits of an endpoint. Raises `EndpointError` for values without meaning.
 
-    ``max_body``, ``max_headers`` (all of them together), ``max_url`` and ``max_held`` (the bodies of all requests in memory)
-    are in bytes. At the same time ``max_connections`` are open, ``max_running`` calls are answered and ``max_waiting`` more
-    wait, at most ``wait_s`` seconds; what exceeds that is refused with a time to retry. A client has ``header_s`` seconds to
-    send its headers, ``body_s`` its body, ``write_s`` to take each piece of the answer, and ``idle_s`` between requests.
+    ``max_body``, ``max_headers`` (all of them together), ``max_url`` and ``max_held`` (the bodies of all requests in memory,
+    as sent and as parsed) are in bytes; one body holds at most ``max_values`` JSON values. At the same time
+    ``max_connections`` are open, ``max_running`` calls are answered and ``max_waiting`` more wait, at most ``wait_s`` seconds;
+    what exceeds that is refused with a time to retry. A client has ``header_s`` seconds to send its headers, ``body_s`` its
+    body, ``write_s`` to take each piece of the answer, and ``idle_s`` between requests.
     """
 
     max_body: int = 8 * 1024 * 1024
+    max_values: int = 320_000
     max_headers: int = 32 * 1024
     max_url: int = 8 * 1024
     max_running: int = 512
@@ -62,11 +73,12 @@ def retry_headers(error: Exception) -> dict[str, str]:
 
 
 class BodyBudget:
-    """The bytes of request bodies in memory, of all requests together. For one event loop."""
+    """The bytes of request bodies in memory, as sent and as parsed, of all requests together. For one event loop."""
 
     def __init__(self, limits: Limits) -> None:
         self.limit = max(limits.max_held, limits.max_body)
         self.bytes = 0
+        self.parsing = asyncio.Semaphore(_PARSED_AT_ONCE)
 
 
 class LimitedRequest:
@@ -102,11 +114,27 @@ class LimitedRequest:
             raise EndpointError(what, status=408, hint="send it again, faster") from error
         self._whole = not message.get("more_body", False)
         more = min(len(message.get("body") or b""), self._limits.max_body - self._held)  # no more is kept
+        self._hold(more)
+        return message
+
+    async def parse(self, raw: bytes, read: Callable[[bytes], Any] = read_json) -> Any:
+        """The JSON in the body ``raw``, parsed by ``read``, in a thread if it is large. What it takes in memory counts as held.
+
+        Raises what ``read`` raises, and `EndpointError`: 413 for too many values, 503 (`Busy`) for too much in memory.
+        """
+        if len(raw) <= _SMALL:
+            self._hold(count_values(raw, self._limits.max_values) * _BYTES_OF_VALUE)
+            return read(raw)
+        async with self._budget.parsing:
+            count = await asyncio.to_thread(count_values, raw, self._limits.max_values)
+            self._hold(count * _BYTES_OF_VALUE)
+            return await asyncio.to_thread(read, raw)
+
+    def _hold(self, more: int) -> None:
         if self._budget.bytes + more > self._budget.limit:
             raise Busy("too many requests are being read", status=503)
         self._budget.bytes += more
         self._held += more
-        return message
 
     async def send(self, message: Message) -> None:
         """Sends one message."""

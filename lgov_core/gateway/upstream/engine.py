@@ -158,7 +158,10 @@ class UpstreamEngine:
                 yield StreamPiece(data, raw=raw, ends=assembler.finished and not before)
             if not assembler.finished:
                 raise UpstreamError(f"the upstream {replica.url} broke off in mid-stream")
-            yield StreamPiece(completion=_versioned(native.read(assembler.body()), replica))
+            completion = _versioned(native.read(assembler.body()), replica)
+            if assembler.unreadable is not None:
+                completion = replace(completion, unreadable=assembler.unreadable)
+            yield StreamPiece(completion=completion)
             async for _ in frames:  # to the end, so that the connection can be used again
                 pass
 

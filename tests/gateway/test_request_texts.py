@@ -1,0 +1,176 @@
+"""What a request says beside its messages is judged and redacted; what is not known is not forwarded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from lgov_core.gateway.app import create_app
+from lgov_core.gateway.policy.gate import PolicyGate
+from lgov_core.gateway.server import EndpointServer
+from lgov_core.gateway.serving.keys import KeyRing
+from lgov_core.gateway.upstream.engine import UpstreamEngine
+from lgov_core.governor import Governor
+from lgov_core.policies.content.secrets import SecretsPolicy
+from lgov_core.types import Action, Decision, Point
+from tests.gateway.test_gate_routes import ALL, Rules
+
+KEY = "AKIA" + "IOSFODNN7EXAMPLQ"
+USER = {"role": "user", "content": "hi"}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "description": KEY}}}
+PNG = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk"
+FUNCTION = {"name": "f", "description": f"Uses {KEY}.", "parameters": SCHEMA}
+PARTS = [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": f"https://a.example/?k={KEY}"}}]
+
+#: Every place of a text that is not a message's: by API, what is added to the request.
+PLACES: dict[str, list[dict[str, Any]]] = {
+    "chat/completions": [
+        {"messages": [{**USER, "name": KEY}]},
+        {"messages": [{"role": "user", "content": PARTS}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {"type": KEY}}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": KEY}]}]},
+        {"messages": [{"role": "assistant", "content": "", "reasoning_content": KEY}, USER]},
+        {"messages": [{"role": "assistant", "content": "", "refusal": KEY}, USER]},
+        {"messages": [{"role": "assistant", "tool_calls": [{**CALL, "note": KEY}]}, USER]},
+        {"tools": [{"type": "function", "function": FUNCTION}]},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
+        {"metadata": {"a": KEY}},
+        {"user": KEY},
+        {"stop": KEY},
+        {"stop": ["a", KEY]},
+        {"prediction": {"type": "content", "content": f"so {KEY}"}},
+        {"prediction": {"type": "content", "content": [{"type": "text", "text": KEY}]}},
+        {"tool_choice": {"type": "function", "function": {"name": KEY}}},
+        {"prompt_cache_key": KEY},
+        {"safety_identifier": KEY},
+        {"service_tier": KEY},
+    ],
+    "completions": [{"user": KEY}, {"stop": [KEY]}],
+    "responses": [
+        {"metadata": {"a": KEY}},
+        {"user": KEY},
+        {"tools": [{"type": "function", "strict": False, **FUNCTION}]},
+        {"text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}},
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": KEY}]}]},
+        {"input": [USER, {"type": "reasoning", "id": "r", "content": [{"type": "reasoning_text", "text": KEY}]}, USER]},
+        {"input": [{"role": "user", "id": KEY, "content": "x"}]},
+        {"input": [{"role": "user", "content": "x", "arguments": KEY}]},
+        {"input": [{"role": "user", "content": [{"type": "input_text", "text": "x", "note": [KEY]}]}]},
+    ],
+    "messages": [
+        {"metadata": {"user_id": KEY}},
+        {"stop_sequences": [KEY]},
+        {"tools": [{"name": "f", "description": KEY, "input_schema": SCHEMA}]},
+        {"messages": [{"role": "assistant", "content": [{"type": "thinking", "thinking": KEY, "signature": ""}]}, USER]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "input": {"a": KEY}}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": KEY}}]}]},
+    ],
+}  # fmt: skip
+PLAIN: dict[str, dict[str, Any]] = {
+    "chat/completions": {"model": "m", "messages": [USER]},
+    "completions": {"model": "m", "prompt": "hi"},
+    "responses": {"model": "m", "input": "hi"},
+    "messages": {"model": "m", "max_tokens": 9, "messages": [USER]},
+    "embeddings": {"model": "m", "input": "hi"},
+}
+
+
+@pytest.fixture(scope="module")
+def redacting() -> Iterator[PolicyGate]:
+    gate = PolicyGate(Governor([SecretsPolicy(action="redact")]))
+    yield gate
+    gate.close()
+
+
+@pytest.mark.parametrize("speaks", [ALL, ("chat",)], ids=["native", "translated"])
+@pytest.mark.parametrize("path", PLACES)
+def test_no_text_of_a_request_passes_the_policies(stage, redacting: PolicyGate, path: str, speaks: Any) -> None:
+    serving = stage(lambda body: "ok", gate=redacting, speaks=speaks)
+    for more in PLACES[path]:
+        serving.model.requests.clear()
+        reply = httpx.post(f"{serving.base_url}/{path}", json={**PLAIN[path], **more})
+        assert reply.status_code in ((200,) if "tool_choice" not in more else (200, 400)), (more, reply.text)
+        for sent in serving.model.requests:
+            assert KEY not in json.dumps(sent.body), more
+            assert json.dumps(more).count(KEY) >= json.dumps(sent.body).count("[AWS")
+        assert KEY in json.dumps(more)
+
+
+def test_redaction_of_a_field_leaves_the_rest_of_the_call_as_it_is(stage, redacting: PolicyGate) -> None:
+    asked = {"model": "m", "messages": [USER], "tools": [{"type": "function", "function": FUNCTION}], "top_p": 0.5}
+    serving = stage(lambda body: "ok", gate=redacting)
+    assert httpx.post(f"{serving.base_url}/chat/completions", json=asked).status_code == 200
+    sent = {name: value for name, value in serving.model.requests[0].body.items() if name in asked}
+    found = json.dumps(sent["tools"]).partition("Uses ")[2].partition(".")[0]
+    assert sent == json.loads(json.dumps(asked).replace(KEY, found))
+
+
+@pytest.mark.parametrize("path", PLAIN)
+def test_a_field_that_is_not_known_is_named_and_not_forwarded(stage, path: str) -> None:
+    gate = Rules()
+    serving = stage([], gate=gate, speaks=ALL)
+    reply = httpx.post(f"{serving.base_url}/{path}", json={**PLAIN[path], "telepathy": "x"})
+    assert (reply.status_code, "'telepathy'" in reply.text, serving.model.requests, gate.asked) == (400, True, [], [])
+
+
+@pytest.mark.parametrize("more", [{"thoughts": "x"}, {"content": [{"type": "file", "file": {"file_data": "x"}}]}])
+def test_a_message_that_policies_cannot_read_is_refused(stage, more: Any) -> None:
+    serving = stage([], gate=Rules())
+    asked = {"model": "m", "messages": [{**USER, **more}]}
+    reply = httpx.post(f"{serving.base_url}/chat/completions", json=asked)
+    assert (reply.status_code, "thoughts" in reply.text or "'file'" in reply.text) == (400, True)
+
+
+def test_an_image_is_no_text_and_passes(stage) -> None:
+    gate = Rules()
+    serving = stage(lambda body: "ok", gate=gate, speaks=ALL)
+    source = {"type": "base64", "media_type": "image/png", "data": PNG.partition(",")[2]}
+    for path, content in (
+        ("chat/completions", [{"type": "image_url", "image_url": {"url": PNG}}]),
+        ("responses", [{"type": "input_image", "image_url": PNG}]),
+        ("messages", [{"type": "image", "source": source}]),
+    ):
+        name = "input" if path == "responses" else "messages"
+        asked = {**PLAIN[path], name: [{"role": "user", "content": content}]}
+        assert httpx.post(f"{serving.base_url}/{path}", json=asked).status_code == 200
+        assert "iVBOR" not in json.dumps(gate.asked[-1].fields)
+        assert PNG.partition(",")[2] in json.dumps(serving.model.requests[-1].body)
+
+
+class Rewriting(SecretsPolicy):
+    """Puts a number where a text was."""
+
+    def judge(self, action: Action) -> Decision | None:
+        if action.point is not Point.PRE_MODEL_CALL or action.arguments["fields"]["user"] == 7:
+            return None
+        return self.transform("x", "x", arguments={**action.arguments, "fields": {"user": 7}})
+
+
+def test_a_change_that_is_no_text_is_refused(stage) -> None:
+    gate = PolicyGate(Governor([Rewriting()]))
+    serving = stage([], gate=gate)
+    reply = httpx.post(f"{serving.base_url}/chat/completions", json={**PLAIN["chat/completions"], "user": "a"})
+    assert (reply.status_code, "changed more of the request" in reply.text) == (403, True)
+    gate.close()
+
+
+def test_counting_tokens_is_judged_too() -> None:
+    asked: list[Any] = []
+
+    class Counting(UpstreamEngine):
+        async def count_tokens(self, request: Any) -> int:
+            asked.append(request)
+            return 3
+
+    gate = PolicyGate(Governor([SecretsPolicy()]))
+    app = create_app([Counting("http://127.0.0.1:9/v1")], None, keys=KeyRing(required=False), gate=gate)
+    with EndpointServer(app) as endpoint:
+        url = f"{endpoint.base_url}/messages/count_tokens"
+        replies = [httpx.post(url, json={"model": "m", "messages": [{**USER, "content": text}]}) for text in ("a", KEY)]
+    gate.close()
+    assert ([reply.status_code for reply in replies], len(asked)) == ([200, 403], 1)
