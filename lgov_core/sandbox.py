@@ -34,10 +34,7 @@ MAX_FILE = 1 << 28
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """What running code came to: its exit code (128 and the signal that ended it), and what it printed.
-
-    ``result`` is standard output and error as they came, at most 1,000,000 bytes, without the line breaks at the end.
-    """
+    """The exit code of a run (128 and the signal that ended it), and what it printed, errors too: 1,000,000 bytes at most."""
 
     exit_code: int
     result: str
@@ -77,8 +74,8 @@ class Process:
         }
         # All that is in its environment and on its command line can be read inside. -P: none of the folder's files is imported.
         command = (sys.executable, "-P", "-c", "from lgov_core.sandbox import launch; launch()", json.dumps(given))
-        environment = {"PATH": os.defpath, "LANG": "C.UTF-8", "HOME": os.path.expanduser("~")}
-        environment["PYTHONPATH"] = str(Path(lgov_core.__file__).parents[1])
+        home, lgov = os.path.expanduser("~"), str(Path(lgov_core.__file__).parents[1])
+        environment = {"PATH": os.defpath, "LANG": "C.UTF-8", "HOME": home, "PYTHONPATH": lgov}
         output, ended = private / "output", private / "ended"
         with output.open("wb") as file:
             process = subprocess.Popen(
