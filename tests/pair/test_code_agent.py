@@ -1,10 +1,11 @@
-"""The agent of examples/08_code_agent is trained by what its programs do in sandboxes."""
+"""Code agents are trained by what their programs do in sandboxes: that of examples/08_code_agent, and the document's."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,10 +14,38 @@ from lgov_core.client.agent_name import load_agent
 from lgov_core.errors import InstrumentationError
 from lgov_core.server.training import TrainingServer
 from tests.pair.habits import habits_model
+from tests.pair.skill_imports import ChatAnthropic
+from tests.pair.test_skill_document import TASK, recorded, run
+from tests.pair.test_skill_document import names, server  # noqa: F401 # pyright: ignore[reportUnusedImport]
+from tests.slow import slow
 
 FOLDER = Path(__file__).parents[2] / "examples" / "08_code_agent"
 QUESTION, ANSWER = "6 times 7?", "42"
 PROGRAMS = ("print(42)", "print(41)", "print(42", "42 / 0")
+
+SANDBOX = """
+from daytona import Daytona, DaytonaConfig, CreateSandboxFromSnapshotParams
+
+def code_agent_with_sandbox(resource, task):
+    # Create sandbox
+    daytona = Daytona(DaytonaConfig(api_key=key))
+    sandbox = daytona.create(CreateSandboxFromSnapshotParams(language="python"))
+
+    try:
+        # Generate code
+        llm = ChatAnthropic(base_url=resource.model_api)
+        code = llm.invoke(f"Code for: {task.question}").content
+
+        # Execute in sandbox
+        result = sandbox.process.code_run(code)
+
+        # Reward
+        exec_reward = 0.3 if result.exit_code == 0 else 0.0
+        correct_reward = 0.7 if result.result == task.ground_truth else 0.0
+        return exec_reward + correct_reward
+    finally:
+        sandbox.delete()
+"""
 
 
 @pytest.fixture
@@ -30,6 +59,7 @@ def no_box_no_test() -> None:
         box.delete()
 
 
+@slow
 @pytest.mark.usefixtures("no_box_no_test")
 def test_programs_that_print_the_answer_become_more_frequent(
     serve: Callable[..., TrainingServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -38,11 +68,33 @@ def test_programs_that_print_the_answer_become_more_frequent(
     agent = load_agent(f"{FOLDER / 'rollout.py'}:code_agent")
     prompt = sys.modules.pop("main").PROMPT
     habits_model(QUESTION, PROGRAMS, system=prompt).save(tmp_path / "model")
-    server = serve(tmp_path / "model", max_new_tokens=16, steps=4, batch_size=1, group_size=12, learning_rate=3e-4)
-    client = Client(server.url, quiet=True)
+    trainer = serve(tmp_path / "model", max_new_tokens=16, steps=4, batch_size=1, group_size=12, learning_rate=3e-4)
+    client = Client(trainer.url, quiet=True)
     client.upload_data([{"question": QUESTION, "ground_truth": ANSWER}])
     result = client.train(agent, nworkers=3)
-    rewards = {round(one.value, 6) for one in server.store.rewards()}
+    rewards = {round(one.value, 6) for one in trainer.store.rewards()}
     assert rewards == {0.0, 0.3, 1.0}
     first, *_, last = result.curves["reward"]
     assert last > first + 0.2
+
+
+@pytest.mark.usefixtures("no_box_no_test")
+def test_a_code_agent_in_a_sandbox(
+    server: TrainingServer,  # noqa: F811
+    names: dict[str, Any],  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    code_run = sandbox.Process.code_run
+    done: list[sandbox.Execution] = []
+
+    def noted(process: sandbox.Process, code: str) -> sandbox.Execution:
+        done.append(code_run(process, code))
+        return done[-1]
+
+    monkeypatch.setattr(sandbox.Process, "code_run", noted)
+    block = f"{SANDBOX}\nresult = client.train(code_agent_with_sandbox)"
+    result = run(block, names | {"key": "not-used", "ChatAnthropic": ChatAnthropic}, server)
+    recorded(server, result)
+    assert len(done) == 3
+    rewards = [0.3 * (one.exit_code == 0) + 0.7 * (one.result == TASK["ground_truth"]) for one in done]
+    assert result.curves["reward"] == [pytest.approx(sum(rewards) / 3)]
