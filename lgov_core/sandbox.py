@@ -26,10 +26,8 @@ from lgov_core.errors import InstrumentationError
 from lgov_core.process.children import VARIABLE
 from lgov_core.process.governed import DEFAULT_AUDIT, append_report
 
-#: The exit code of code that was ended because it took too long, as of ``timeout``.
-TIMED_OUT = 124
-MAX_RESULT = 1_000_000
-MAX_FILE = 1 << 28
+TIMED_OUT = 124  # the exit code of ``timeout``
+MAX_RESULT, MAX_FILE = 1_000_000, 1 << 28  # in bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +129,7 @@ def launch() -> None:
     folder, private = given["folder"], Path(given["private"])
     for name in ("tmp", "home"):
         (private / name).mkdir()
-    # What lies elsewhere (projects that are installed for editing) may hold what is nobody's business in there.
+    # Not the folders of projects that are installed for editing: they hold more than packages.
     sys.path[:] = [path for path in sys.path if path.startswith((sys.prefix, sys.base_prefix))]
     rules = ConfineRules(write=(folder,), model=False, memory=given["memory"], file_size=MAX_FILE)
     try:

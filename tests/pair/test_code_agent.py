@@ -15,8 +15,7 @@ from lgov_core.errors import InstrumentationError
 from lgov_core.server.training import TrainingServer
 from tests.pair.habits import habits_model
 from tests.pair.skill_imports import ChatAnthropic
-from tests.pair.test_skill_document import TASK, recorded, run
-from tests.pair.test_skill_document import names, server  # noqa: F401 # pyright: ignore[reportUnusedImport]
+from tests.pair.test_skill_document import TASK, names, recorded, run, server  # noqa: F401 # pyright: ignore[reportUnusedImport]
 from tests.slow import slow
 
 FOLDER = Path(__file__).parents[2] / "examples" / "08_code_agent"
