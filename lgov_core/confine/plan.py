@@ -77,7 +77,7 @@ class Plan:
 
 def make_plan(
     rules: ConfineRules,
-    policy: ConfinedPolicy,
+    policy: ConfinedPolicy | None,
     *,
     audit: Path,
     private: str,
@@ -85,7 +85,7 @@ def make_plan(
     forwards: Iterable[int] = (),
     checked: bool = True,
 ) -> Plan:
-    """The plan for a program in the working folder.
+    """The plan for a program in the working folder; ``policy`` None is for one that no policy file governs.
 
     Whatever the rules say, the program cannot change lgov's own files, nor see the folders of the record at ``audit`` and of
     the approvals. Raises `InstrumentationError` where a rule names what is not there or, with ``checked``, the program
@@ -98,11 +98,13 @@ def make_plan(
         if not os.path.exists(path):
             raise InstrumentationError(f"confine: write holds {path}, which does not exist", hint="make it first")
         modes[path] = True
-    protected = (*_SETTINGS, policy.source.path)
+    protected = () if policy is None else (*_SETTINGS, policy.source.path)
+    kept_apart = (str(audit), *filter(None, policy.approval_stores() if policy else ()))
     modes.update({os.path.abspath(path): False for path in protected if os.path.exists(path)})
+    _refuse_links((*rules.read, *rules.write, *map(os.path.abspath, protected)), rules.write)
     links: dict[str, str] = {}
     real = {_real(path, links): writable for path, writable in modes.items()}
-    kept_out = tuple(_kept_out((str(audit), *filter(None, policy.approval_stores())), rules, real))
+    kept_out = tuple(_kept_out(kept_apart, rules, real))
     hidden = tuple(sorted({*_hidden(rules, real), *kept_out}))
     for path in (*(one for one, writable in real.items() if not writable), *hidden):
         real.update(dict.fromkeys(_between(path, real), True))
@@ -145,6 +147,21 @@ def _real(path: str, links: dict[str, str]) -> str:
         links[link] = target
         path = target + path[len(link) :]
     raise InstrumentationError(f"{path} has too many symbolic links")
+
+
+def _refuse_links(paths: Iterable[str], writable: Iterable[str]) -> None:
+    """Raises for a path that leads out of the writable folders by a link inside of them: code in a box may have made it."""
+    places = [os.path.realpath(one) for one in writable]
+    links: dict[str, dict[str, str]] = {path: {} for path in (*writable, *paths)}
+    real = {path: _real(path, found) for path, found in links.items()}
+    inside = {path: link for path in links for link in links[path] if any(_within(link, place) for place in places)}
+    trusted = [real[path] for path in writable if path not in inside]
+    for path, link in inside.items():
+        if not any(_within(real[path], place) for place in trusted):
+            raise InstrumentationError(
+                f"{link} is a symbolic link to {real[path]}, in a folder that may be written: code in a box may have made it",
+                hint="remove the link, or name in confine: what it leads to",
+            )
 
 
 def _hidden(rules: ConfineRules, real: Mapping[str, bool]) -> Iterator[str]:

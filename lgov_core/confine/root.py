@@ -12,6 +12,7 @@ from typing import Final
 
 from lgov_core.confine.plan import Plan
 from lgov_core.confine.syscalls import call
+from lgov_core.policies.confinement import MARK
 
 # linux/mount.h
 _NOSUID, _NODEV, _NOEXEC, _RDONLY = 0x2, 0x4, 0x8, 0x1
@@ -38,7 +39,7 @@ def enter(plan: Plan) -> None:
     os.mkdir(new)
     _mount("none", "/", None, _REC | _PRIVATE)  # nothing that is mounted here shows outside
     _mount("tmpfs", new, "tmpfs", _NOSUID | _NODEV, "mode=0755,size=1m")
-    hidden = {True: f"{new}/.hidden/folder", False: f"{new}/.hidden/file"}
+    hidden = {True: f"{new}{MARK}/folder", False: f"{new}{MARK}/file"}
     os.makedirs(hidden[True])
     os.close(os.open(hidden[False], os.O_CREAT, 0o000))
     _devices(new)

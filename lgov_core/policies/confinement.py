@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -66,6 +67,15 @@ class ConfineRules:
     cpu: int | None = None
     files: int | None = None
     file_size: int | None = None
+
+
+#: A folder that only the root of a box has: `lgov_core.confine.root` makes it, and nothing inside can change or remove it.
+MARK: Final = "/.lgov-box"
+
+
+def in_box() -> bool:
+    """Whether this process is in a box that has a root of its own. Every process that is started in a box is."""
+    return os.path.isdir(MARK)
 
 
 KEYS: Final = (*(one.name for one in fields(ConfineRules)), "preset")

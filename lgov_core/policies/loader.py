@@ -17,7 +17,7 @@ from typing import Any
 from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import PolicyError, PolicyFileError
 from lgov_core.policies.conditions.conditions import ConditionProblem, compiled
-from lgov_core.policies.confinement import check_confinement, document_digest
+from lgov_core.policies.confinement import check_confinement, document_digest, in_box
 from lgov_core.policies.document import Place, read_yaml
 from lgov_core.policies.dry_run import in_dry_run
 from lgov_core.policies.policy_set import PolicySet, Rule
@@ -126,6 +126,7 @@ class _Loading:
         self.registry = BUILTIN_POLICIES if registry is None else registry
         self.kept = kept
         self.made: dict[str, MadePolicy] = {}
+        self.boxed = in_box()
 
     def policy_set(self, document: Any) -> PolicySet:
         if document is None:
@@ -146,6 +147,7 @@ class _Loading:
         default = self.one_of(("default",), document.get("default", "deny"), ("deny", "allow"))
         if "confine" in document:
             check_confinement(document["confine"], self.source, self.lines)
+            self.boxed = self.boxed or in_dry_run()  # nothing is run here, and there is a box to run it in
         made = self.rules(rules)
         names = [rule.name for rule in made]
         for index, rule_name in enumerate(names):
@@ -189,6 +191,13 @@ class _Loading:
             )
         name = self.text((*place, "name"), rule.get("name", use))
         policy = self.policy(place, use, name, rule.get("with"))
+        if getattr(policy, "box_only", False) and not self.boxed:
+            raise self.error(
+                (*place, "with"),
+                f"{use} with these options allows what it cannot judge, which is permitted only in a box",
+                "add confine: {preset: workspace} and run the program by lgov run --confine; for shell, or write unknown:"
+                " escalate",
+            )
         points: tuple[str, ...] = ()  # the policy's own
         if "on" in rule:
             points = self.strings((*place, "on"), rule["on"])

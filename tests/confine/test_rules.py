@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lgov_core.errors import PolicyFileError
+from lgov_core.confine.plan import make_plan
+from lgov_core.errors import InstrumentationError, PolicyFileError
 from lgov_core.policies import load_policy_file
 from lgov_core.policies.confinement import read_confinement
 
@@ -73,3 +74,25 @@ def test_without_the_key_a_preset_is_needed(tmp_path: Path) -> None:
 def test_the_digest_is_that_of_the_loaded_policies(tmp_path: Path) -> None:
     path = policy(tmp_path, "{preset: workspace}")
     assert read_confinement(path).digest == load_policy_file(path).digest
+
+
+def test_a_link_that_code_in_a_box_may_have_made_shows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work, secret = tmp_path / "work", tmp_path / "secret"
+    (work / ".git").mkdir(parents=True)
+    (work / "scripts").mkdir()
+    secret.mkdir()
+    monkeypatch.chdir(work)
+    found = read_confinement(policy(work, "{preset: workspace, write: [out], read: [data]}"))
+    (work / "out").mkdir()
+
+    def plan() -> None:
+        make_plan(found.with_preset(None), found, audit=work / ".lgov" / "audit.db", private="")
+
+    (work / ".git" / "hooks").symlink_to("../scripts")
+    plan()
+    for place in (".git/hooks", "lgov.toml", "data", "out"):
+        (work / place).rmdir() if place == "out" else (work / place).unlink(missing_ok=True)
+        (work / place).symlink_to(secret)
+        with pytest.raises(InstrumentationError, match=f"work/{place} is a symbolic link to {secret}"):
+            plan()
+        (work / place).unlink()

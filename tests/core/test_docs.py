@@ -86,6 +86,15 @@ def test_the_exit_codes_in_the_readme_are_those_of_the_program() -> None:
     assert [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.M)] == [code.value for code in Exit]
 
 
+def test_every_test_that_the_threat_model_names_is_there() -> None:
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "threat-model.md").read_text()))
+    files = list((ROOT / "tests").rglob("test_*.py"))
+    there = {path.stem for path in files}
+    there.update(name for path in files for name in re.findall(r"def (test_\w+)", path.read_text()))
+    assert len(named) > 30
+    assert named - there == set()
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_between_documents_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8")):

@@ -9,12 +9,13 @@ import torch
 from lgov_core.models import LanguageModel, build_tiny
 
 
-def habits_model(question: str, replies: Sequence[str], *, steps: int = 60) -> LanguageModel:
-    """Sampled at temperature 1 it says one of ``replies``, as a rule."""
+def habits_model(question: str, replies: Sequence[str], *, system: str = "", steps: int = 60) -> LanguageModel:
+    """Sampled at temperature 1 it says one of ``replies``, as a rule. ``system`` is the system prompt that it is asked with."""
     torch.set_num_threads(1)
     corpus = [question, *replies] * 20
     model = build_tiny(corpus, seed=0, hidden=64, layers=2, heads=4, intermediate=96, max_positions=256)
-    prompt = model.render([{"role": "user", "content": question}])
+    asked = [{"role": "system", "content": system}] if system else []
+    prompt = model.render([*asked, {"role": "user", "content": question}])
     rows = [(prompt, model.encode_reply({"role": "assistant", "content": reply})) for reply in replies]
     optimizer = torch.optim.AdamW(model.module.parameters(), lr=3e-3)
     model.module.train()

@@ -5,6 +5,7 @@
     from langchain.agents import ... (AgentExecutor) from langchain_classic.agents import ...   where LangChain 1 moved it
     from langchain_anthropic import ChatAnthropic   from tests.pair.skill_imports import ChatAnthropic
     from autogen import ConversableAgent            unchanged
+    from daytona import Daytona, ...                from tests.pair.skill_imports import Daytona, ... (lgov's sandboxes)
 
 ``ChatAnthropic`` wants the name of a model, which the document leaves out: the class imported here is the real one with a
 name as its default. ``autogen`` is AG2, as in the document: AutoGen 0.4 and later (``autogen_agentchat``) has no
@@ -37,6 +38,7 @@ IMPORTS = (
     (r"from agent_lightning import", "from lgov_core import"),
     (r"from langchain\.agents import", "from langchain_classic.agents import"),
     (r"from langchain_anthropic import", "from tests.pair.skill_imports import"),
+    (r"from daytona import", "from tests.pair.skill_imports import"),
 )
 
 BASIC = '''

@@ -41,7 +41,8 @@ class ShellPolicy(BoundedPolicy):
     ``/tmp`` unless given). ``commands`` adds commands: a mapping of names to entries of the table's form, or a list of
     names that may be run with any arguments that name no secret and nothing outside of these folders. ``unknown`` says
     what happens to a command, an option or a program text that the table does not know: ``deny``, ``escalate`` or
-    ``allow``; its arguments must still be harmless in the same way.
+    ``allow``; its arguments must still be harmless in the same way. Policy files may say ``allow`` only in a box: loading
+    refuses it outside of ``lgov run --confine``.
 
     It judges text and never asks the file system: what the programs of ``cwd`` do, aliases and variables of the shell that
     runs the text, and symbolic links are not examined. Run the tool in a sandbox all the same. Only bash is understood.
@@ -71,6 +72,7 @@ class ShellPolicy(BoundedPolicy):
         if unknown not in get_args(Unknown):
             raise PolicyError(f"{name}: unknown is {unknown!r}", hint="write deny, escalate or allow")
         self.unknown = unknown
+        self.box_only = unknown == "allow"  # a program that nobody knows is held by the kernel alone
         self.commands = _commands(name, commands)
         self._table = default_table().extended(self.commands) if self.commands else None
         self._judge_cached = lru_cache(CACHED_TEXTS)(self._judge_text)
