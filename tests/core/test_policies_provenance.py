@@ -267,3 +267,12 @@ def test_arguments_that_cannot_be_looked_at_are_denied_and_it_is_the_agents_doin
     decision = ProvenancePolicy().judge(Action(Point.PRE_TOOL_CALL, "send", arguments=arguments))
     assert decision is not None
     assert (decision.blocks, decision.rule, decision.fault) == (True, "provenance-unscanned", False)
+
+
+def test_a_rule_for_some_tools_agents_and_conditions_hears_the_user_all_the_same() -> None:
+    narrow = {"tools": ["send"], "agents": ["mailer"], "when": {"field": "arguments.to", "exists": True}}
+    policies = load_policies({"version": 1, "rules": [{"use": "allow"}, {"use": "provenance", **narrow}]})
+    policies.judge(Action(Point.INPUT, "desk", text="mail ann@firma.de", agent="desk", rollout_id="r"))
+    for to, denied in (("ann@firma.de", False), ("eve@evil.net", True)):
+        action = Action(Point.PRE_TOOL_CALL, "send", arguments={"to": to}, agent="mailer", rollout_id="r")
+        assert policies.judge(action).blocks is denied

@@ -94,6 +94,7 @@ class ProvenancePolicy(BoundedPolicy):
     """
 
     default_points: ClassVar[tuple[Point, ...]] = (Point.INPUT, Point.PRE_MODEL_CALL, Point.PRE_TOOL_CALL)
+    listens_at: ClassVar[tuple[Point, ...]] = (Point.INPUT, Point.PRE_MODEL_CALL)
 
     def __init__(
         self,
