@@ -84,7 +84,12 @@ class Exchange:
         mappings = [self._protocol.mapping(entry) for entry in sent]
         try:
             decision = yield from self._governor.decision_steps(
-                call.request(mappings, tools=body.get("tools") or [], **reply_limit(*map(body.get, _TOKEN_LIMITS)))
+                call.request(
+                    mappings,
+                    tools=body.get("tools") or [],
+                    user_text=self._evaluation.said,
+                    **reply_limit(*map(body.get, _TOKEN_LIMITS)),
+                )
             )
         except BaseException as error:  # cancelled: nothing was sent
             call.span.end(error)
@@ -161,7 +166,7 @@ class Exchange:
             given = turn
             if decision.text is not None:
                 given = self._protocol.with_turn_text(turn, decision.text if number == 0 else "")
-            evaluated.append((yield from evaluate_turn(self._evaluation, turn, given)))
+            evaluated.append((yield from evaluate_turn(self._evaluation, turn, given, call.span.run_id)))
         self._memory.turns.count_ids(
             name for turn in reply.turns for entry in turn.entries for name in self._protocol.ids(entry)
         )
