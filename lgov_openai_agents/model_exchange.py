@@ -21,7 +21,7 @@ from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Governor, arun_steps
 from lgov_core.instrumentation.model_call import ModelCall
 from lgov_core.instrumentation.reply_stream import reply_pieces
-from lgov_core.types import Decision, Effect, Point
+from lgov_core.types import Decision, Point
 from lgov_openai_agents import items
 from lgov_openai_agents.model_request import ModelRequest, model_name
 from lgov_openai_agents.proposals import (
@@ -143,10 +143,9 @@ class ModelExchange:
             if refusal is not None:
                 return refusal
             self._request = await without_denied_tools(self._governor, self._request, self._agent, call.span.span_id)
-            request, said = self._request, self._said
-            decision = await self._governor.adecide(
-                call.request(request.messages(), tools=request.definitions(), user_text=said, **request.reply_limit())
-            )
+            sent, limit = self._request, self._request.reply_limit()
+            action = call.request(sent.messages(), tools=sent.definitions(), user_text=self._said, **limit)
+            decision = await self._governor.adecide(action)
             if decision.blocks:
                 return decision
             if decision.arguments is not None:
@@ -154,7 +153,7 @@ class ModelExchange:
                 changed = items.with_messages(self._request.system_instructions, given, decision.arguments["messages"])
                 if changed is None:
                     reason = "a policy rewrote the messages in a way that cannot be sent"
-                    return Decision(Effect.DENY, "lgov", "unclear-transform", reason, fault=True)
+                    return self._governor.refuse(action, "unclear-transform", reason)
                 self._request = replace(self._request, system_instructions=changed[0], input=changed[1])
         except BaseException as error:
             call.span.end(error)  # nothing was sent
