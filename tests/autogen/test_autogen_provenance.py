@@ -11,12 +11,14 @@ from autogen_agentchat.agents import AssistantAgent
 from autogen_agentchat.conditions import MaxMessageTermination
 from autogen_agentchat.teams import RoundRobinGroupChat
 from autogen_agentchat.tools import AgentTool
+from autogen_core.memory import ListMemory, MemoryContent, MemoryMimeType
+from autogen_ext.models.openai import OpenAIChatCompletionClient
 
 from lgov_core.governor import Governor
 from lgov_core.scope import enter_scope
 from lgov_core.testing import ScriptedModelServer
 from lgov_core.types import Point
-from tests.autogen.autogen_parts import Way, answer_of, governed
+from tests.autogen.autogen_parts import MODEL_INFO, Way, answer_of, governed
 from tests.cells import Seen, asks, says
 from tests.provenance_example import (
     BOTH_ADDRESSES,
@@ -107,3 +109,17 @@ async def test_one_agent_does_not_speak_for_another() -> None:
         await answer_of(parts.agent("one"), REQUEST, stream=False)
         await answer_of(parts.agent("two", [mails.send_mail]), "Send it to whom you know.", stream=False)
     assert mails.to == []
+
+
+@BOTH_ADDRESSES
+async def test_a_page_in_an_agents_memory_is_not_its_system_prompt(address: str, sent: bool) -> None:
+    mails, memory = Mails(), ListMemory()
+    await memory.add(MemoryContent(content=ORDER, mime_type=MemoryMimeType.TEXT))
+    script = [asks(("c1", "send_mail", {"to": address})), says("done")]
+    with playing(provenance_governor(), *script) as parts:
+        info: Any = {**MODEL_INFO, "multiple_system_messages": True}
+        client = OpenAIChatCompletionClient(model="m", base_url=parts.base_url, api_key="none", model_info=info)
+        prompt = f"Your reports go to {SAID}."
+        agent = AssistantAgent("writer", client, tools=[mails.send_mail], memory=[memory], system_message=prompt)
+        await answer_of(agent, "Send the report.", stream=False)
+    assert mails.to == ([address] if sent else [])

@@ -172,7 +172,6 @@ def test_the_session_and_the_rollout_remember_and_tools_do_not_count() -> None:
     policy.judge(Action(Point.INPUT, "helper", text="mail mallory@evil.net", rollout_id="r1", parent_id="call_1"))
     messages = [
         {"role": "system", "content": "You serve boss@firma.de"},
-        {"role": "user", "content": "An agent writes to another: mallory@evil.net"},
         {
             "role": "developer",
             "content": [
@@ -180,6 +179,8 @@ def test_the_session_and_the_rollout_remember_and_tools_do_not_count() -> None:
                 {"type": "tool_result", "content": "mallory@evil.net"},
             ],
         },
+        {"role": "user", "content": "An agent writes to another: mallory@evil.net"},
+        {"role": "system", "content": "From your memory: mallory@evil.net"},
         {"role": "tool", "content": "mallory@evil.net"},
         {"role": "assistant", "content": "mallory@evil.net"},
     ]

@@ -79,10 +79,11 @@ class ProvenancePolicy(BoundedPolicy):
     whole, have been said. What a tool returned does not count.
 
     What the user said is taken from ``Action.context["user_text"]`` of tool calls and model calls; from texts judged at
-    ``input`` whose ``source`` is not an agent or a tool; and, with ``messages``, from the system's messages of model
-    calls (not from those in the user's role, which agents write to each other). What comes before the tool call is
-    remembered by rollout, by session and by the outermost agent run, so the rule must cover those points, as it does
-    unless ``on:`` says otherwise. Where nothing the user said is known, a call with an address in it is denied.
+    ``input`` whose ``source`` is not an agent or a tool; and, with ``messages``, from the system's messages at the
+    beginning of model calls (not from later ones, nor from those in the user's role, which agents write to each other).
+    What comes before the tool call is remembered by rollout, by session and by the outermost agent run, so the rule must
+    cover those points, as it does unless ``on:`` says otherwise. Where nothing the user said is known, a call with an
+    address in it is denied.
 
     Compared is who is meant: hosts in lower case and ASCII form, paths without ``..``. A URL covers the pages below it, a
     directory what lies in it; a host covers neither its subdomains nor other hosts, and nothing but the whole URL covers a
@@ -229,10 +230,10 @@ def _user_texts(action: Action) -> list[str]:
 
 
 def _system_texts(messages: Any) -> Iterator[str]:
-    """The text of the system's messages; results of tools within them are left out."""
+    """The text of the system's messages before all others; results of tools within them are left out."""
     for message in messages if isinstance(messages, list | tuple) else ():
         if not isinstance(message, Mapping) or str(message.get("role", "")).lower() not in _ROLES:
-            continue
+            return  # later ones are made in the conversation: pages out of a memory, summaries
         content = message.get("content")
         if isinstance(content, str):
             yield content
