@@ -15,6 +15,7 @@ from autogen_core.models import (
     FunctionExecutionResultMessage,
     LLMMessage,
     RequestUsage,
+    UserMessage,
 )
 
 from lgov_autogen import messages as wording
@@ -125,7 +126,9 @@ class ModelExchange:
                 await self._evaluate_user_messages(call)
             mappings = wording.as_mappings(self.messages)
             tools = [getattr(tool, "schema", tool) for tool in self.options.get("tools") or ()]
-            decision = await self.governor.adecide(call.request(mappings, tools=tools, **self._reply_limit()))
+            said = [wording.text_of(one.content) for one in self.messages if self._is_users(one)]
+            request = call.request(mappings, tools=tools, user_text=said, **self._reply_limit())
+            decision = await self.governor.adecide(request)
             if decision.blocks:
                 self._refuse(call, decision)
             if decision.arguments is not None:
@@ -139,11 +142,15 @@ class ModelExchange:
         extra = self.options.get("extra_create_args") or {}
         return reply_limit(extra.get("max_completion_tokens"), extra.get("max_tokens"))
 
+    def _is_users(self, message: LLMMessage) -> bool:
+        """Whether the message is top-level input, and not what a tool or an agent wrote in the user's role."""
+        is_from_user = isinstance(message, UserMessage) and message.source == "user"
+        return is_from_user and not self.run.nested and covered_call() is None
+
     async def _evaluate_user_messages(self, call: ModelCall) -> None:
         for message in wording.new_user_messages(self.messages):
-            nested = message.source != "user" or self.run.nested or covered_call() is not None
             text = wording.text_of(message.content)
-            decision = await self.governor.adecide(call.user_text(text, nested=nested))
+            decision = await self.governor.adecide(call.user_text(text, nested=not self._is_users(message)))
             if decision.blocks:
                 self.memory.decisions.denied(text, decision.denial_message())
                 self._refuse(call, decision)

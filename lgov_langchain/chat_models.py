@@ -31,7 +31,7 @@ from lgov_core.instrumentation.methods import flow_method
 from lgov_langchain._internals import combine_llm_outputs
 from lgov_langchain.current_governor import acting_governor
 from lgov_langchain.model_calls import Prompt, Reply, Result, attributed, govern_model_call
-from lgov_langchain.process_handler import agent_span
+from lgov_langchain.process_handler import agent_above
 from lgov_langchain.sent_calls import SentCall, is_covered
 from lgov_langchain.streams import Emit, StreamSteps, astream_steps, stream_steps
 
@@ -74,7 +74,7 @@ def wrap_stream(stream: Callable[..., Any]) -> Callable[..., Any]:
         def open_stream(sent: Sequence[BaseMessage]) -> Any:
             return stream(self, sent, config, **attributed(self, kwargs))
 
-        prompt = Prompt(self, messages, kwargs, self, agent_span(governor, config))
+        prompt = Prompt(self, messages, kwargs, self, agent_above(governor, config))
         run = astream_steps if inspect.isasyncgenfunction(stream) else stream_steps
         return run(_stream_flow(governor, prompt, open_stream))
 
@@ -97,12 +97,12 @@ def _generate_flows(
     governor = acting_governor()
     if governor is None or all(is_covered(governor, messages) for messages in prompts):
         return None
-    agent = agent_span(governor, callbacks=args[1] if len(args) > 1 else kwargs.get("callbacks"))
+    above = agent_above(governor, callbacks=args[1] if len(args) > 1 else kwargs.get("callbacks"))
 
     def send(messages: Sequence[BaseMessage]) -> Any:
         return generate(model, [messages], *args, **attributed(model, kwargs))
 
-    return [_generate_flow(governor, Prompt(model, messages, kwargs, model, agent), send) for messages in prompts]
+    return [_generate_flow(governor, Prompt(model, messages, kwargs, model, above), send) for messages in prompts]
 
 
 def _generate_flow(

@@ -65,6 +65,23 @@ def new_user_messages(messages: Sequence[BaseMessage]) -> list[HumanMessage]:
     return found[::-1]
 
 
+def input_texts(given: Any) -> tuple[str, ...]:
+    """The user's texts in the input of a run: texts, and human messages in any form that LangChain takes."""
+    parts: list[Any] = list(given.values()) if isinstance(given, Mapping) else [given]
+    found: list[str] = []
+    for part in parts:
+        if isinstance(part, str):
+            found.append(part)
+        elif isinstance(part, list | tuple | Mapping | BaseMessage):
+            listed: Any = part if isinstance(part, list) else [part]
+            try:
+                messages = convert_to_messages(listed)
+            except (ValueError, NotImplementedError, TypeError, KeyError):  # not messages
+                continue
+            found += [text_of(message) for message in messages if isinstance(message, HumanMessage)]
+    return tuple(found)
+
+
 def first_reply(messages: Sequence[BaseMessage]) -> AIMessage | None:
     """The model's own message among ``messages``."""
     return next((message for message in messages if isinstance(message, AIMessage)), None)

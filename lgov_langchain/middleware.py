@@ -16,7 +16,7 @@ from lgov_core.instrumentation import Steps, arun_steps, json_text, run_steps
 from lgov_core.instrumentation.endpoint_headers import demand_endpoint
 from lgov_langchain.messages import first_reply
 from lgov_langchain.model_calls import Prompt, Reply, Result, attributed, govern_model_call
-from lgov_langchain.process_handler import agent_span, process_handler
+from lgov_langchain.process_handler import agent_above, process_handler
 from lgov_langchain.sent_calls import SentCall, send_changed
 from lgov_langchain.tool_nodes import GovernedToolCalls
 
@@ -90,7 +90,7 @@ class LgovMiddleware(GovernedToolCalls, _ModelCallMiddleware):
             return _reply(responses[0])
 
         settings = {**(request.model_settings or {}), "tools": [convert_to_openai_tool(tool) for tool in request.tools]}
-        prompt = Prompt(request.model, _messages(request), settings, request, agent_span(self.governor))
+        prompt = Prompt(request.model, _messages(request), settings, request, agent_above(self.governor))
         result = yield from govern_model_call(self.governor, prompt, send)
         return _response(result, responses[0] if responses else None)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
 from lgov_core.instrumentation import Steps, semconv
 from lgov_core.instrumentation.endpoint_headers import endpoint_headers
@@ -17,7 +17,7 @@ from lgov_core.scope import current_scope
 from lgov_core.types import Action, Decision, Point, ToolOutcome
 from lgov_langchain import messages
 from lgov_langchain._internals import keep_reply_ids
-from lgov_langchain.process_handler import inside, process_handler
+from lgov_langchain.process_handler import Above, inside, process_handler
 from lgov_langchain.runs import FRAMEWORK, agent_name
 from lgov_langchain.sent_calls import ChangedCallDenied, SentCall
 
@@ -62,13 +62,25 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A model call that is about to be made. ``settings`` are its options, ``agent`` the span of the agent that makes it."""
+    """A model call that is about to be made. ``settings`` are its options, ``above`` the agent that makes it."""
 
     model: Any
     messages: Sequence[BaseMessage]
     settings: Mapping[str, Any]
     native: Any
-    agent: LiveSpan | None
+    above: Above | None
+
+    @property
+    def agent(self) -> LiveSpan | None:
+        """The span of the agent that makes the call."""
+        return None if self.above is None else self.above.span
+
+    def user_texts(self) -> list[str]:
+        """The texts among the messages that are top-level input: below an agent, those in the outermost run's input."""
+        if covered_call() is not None:  # inside a tool the text is another agent's
+            return []
+        texts = [messages.text_of(one) for one in self.messages if isinstance(one, HumanMessage)]
+        return texts if self.above is None else [text for text in texts if text in self.above.said]
 
 
 def govern_model_call(governor: Governor, prompt: Prompt, send: Callable[[SentCall], Steps[Reply]]) -> Steps[Result]:
@@ -119,10 +131,10 @@ def _evaluate_prompt(
         message = sent[position]
         changed = message.model_copy(update={"content": text}) if was_denied else messages.with_text(message, text)
         sent[position] = changed
-    nested = covered_call() is not None  # inside a tool the text is another agent's
+    said = prompt.user_texts()
     for position, message in enumerate(new, start=len(earlier)):
         text = messages.text_of(message)
-        decision = yield from call.governor.decision_steps(call.user_text(text, nested=nested))
+        decision = yield from call.governor.decision_steps(call.user_text(text, nested=text not in said))
         if decision.blocks:
             decisions.denied(text, decision.denial_message())
             return decision, sent, rewritten
@@ -132,7 +144,8 @@ def _evaluate_prompt(
             rewritten.append(sent[position])
     limit = messages.reply_limit(prompt.model, prompt.settings)
     tools = prompt.settings.get("tools") or []
-    decision = yield from call.governor.decision_steps(call.request(messages.as_mappings(sent), tools=tools, **limit))
+    request = call.request(messages.as_mappings(sent), tools=tools, user_text=said, **limit)
+    decision = yield from call.governor.decision_steps(request)
     if decision.blocks:
         return decision, sent, rewritten
     if decision.arguments is not None:

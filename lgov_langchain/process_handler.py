@@ -11,7 +11,7 @@ import functools
 import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from langchain_core.tracers.context import register_configure_hook
@@ -65,8 +65,15 @@ def _registered_handler() -> ProcessHandler:
     return handler
 
 
-def agent_span(governor: Governor, config: Mapping[str, Any] | None = None, callbacks: Any = None) -> LiveSpan | None:
-    """The span that a call of the running code, with this config or these callbacks, is below; None outside any agent.
+class Above(NamedTuple):
+    """What a model call is below: the ``span`` of its agent, and the user's texts in the input of the outermost run."""
+
+    span: LiveSpan
+    said: tuple[str, ...]
+
+
+def agent_above(governor: Governor, config: Mapping[str, Any] | None = None, callbacks: Any = None) -> Above | None:
+    """The agent that a call of the running code, with this config or these callbacks, is below; None outside any agent.
 
     A handler of the program's own for ``governor`` comes before the one of the process.
     """
@@ -76,8 +83,15 @@ def agent_span(governor: Governor, config: Mapping[str, Any] | None = None, call
     of_process = [one for one in handlers if isinstance(one, ProcessHandler)]
     for handler in (*(one for one in handlers if one.governor is governor), *of_process):
         if (run := handler.tree.find(manager.parent_run_id)) is not None:
-            return handler.tree.span_above(governor, run)
+            span = handler.tree.span_above(governor, run)
+            return None if span is None else Above(span, run.said)
     return None
+
+
+def agent_span(governor: Governor, config: Mapping[str, Any] | None = None, callbacks: Any = None) -> LiveSpan | None:
+    """The span of `agent_above`."""
+    above = agent_above(governor, config, callbacks)
+    return None if above is None else above.span
 
 
 def inside(span: LiveSpan | None) -> AbstractContextManager[Any]:

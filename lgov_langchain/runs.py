@@ -54,7 +54,7 @@ class Run:
     """A run. ``agent`` is the name of the agent whose run it is, if it is one.
 
     ``span`` is the span of a tool or model call, which ends with the run; ``inside`` one opened elsewhere that the run is in.
-    ``open`` are all open runs below the outermost one, which share it.
+    ``said`` are the user's texts in the input of the outermost run. ``open`` are all open runs below that one; all share them.
     """
 
     run_id: Hashable
@@ -66,6 +66,7 @@ class Run:
     started_at: float = field(default_factory=time.time)
     agent_spans: dict[Governor, LiveSpan] = field(default_factory=dict["Governor", "LiveSpan"])
     model_call: ModelCall | None = None
+    said: tuple[str, ...] = ()
     open: dict[Hashable, Run] = field(default_factory=dict[Hashable, "Run"])
     ended: bool = False
 
@@ -73,7 +74,7 @@ class Run:
         if self.agent is not None:
             self.context = contextvars.copy_context()
         if self.parent is not None:
-            self.open = self.parent.open
+            self.open, self.said = self.parent.open, self.parent.said
 
     def spans(self) -> list[LiveSpan]:
         """The spans that end with the run."""
@@ -119,10 +120,11 @@ class RunTree:
         agent: str | None = None,
         inside: LiveSpan | None = None,
         span: LiveSpan | None = None,
+        said: tuple[str, ...] = (),
     ) -> Run:
-        """Opens a run, below ``above`` if that is still open."""
+        """Opens a run, below ``above`` if that is still open. ``said`` is what the user says to it, if it is the outermost."""
         with self._lock:
-            run = Run(run_id, None if above is None or above.ended else above, agent, inside, span)
+            run = Run(run_id, None if above is None or above.ended else above, agent, inside, span, said=said)
             self._runs[run_id] = run
             if run.parent is not None:
                 run.open[run_id] = run

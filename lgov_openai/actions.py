@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lgov_core.instrumentation import semconv
-from lgov_core.instrumentation.live_span import current_span
+from lgov_core.instrumentation.live_span import LiveSpan, current_span
 from lgov_core.instrumentation.tool_call import ToolReading
 from lgov_core.scope import current_scope
 from lgov_core.types import Action, Point
@@ -29,12 +29,17 @@ def tool_action(point: Point, name: str, call_id: str | None, proposal: Proposal
     )
 
 
+def current_tool() -> LiveSpan | None:
+    """The span of the tool that the running code is in: what the program says there is not the user's."""
+    span = current_span()
+    return span if span is not None and span.operation == semconv.EXECUTE_TOOL else None
+
+
 def user_action(text: str) -> Action:
     """A user message. Inside a tool it is the tool that speaks, so its span is the parent."""
-    above = current_span()
-    nested = above is not None and above.operation == semconv.EXECUTE_TOOL
-    parent_id = above.span_id if above is not None and nested else None
-    return Action(Point.INPUT, name="agent", kind="text", text=text, framework=FRAMEWORK, parent_id=parent_id)
+    tool = current_tool()
+    action = Action(Point.INPUT, name="agent", kind="text", text=text, framework=FRAMEWORK, source="user")
+    return action if tool is None else action.changed(source="tool", parent_id=tool.span_id)
 
 
 def result_reading(entry: JSON, text: str, proposal: Proposal | None) -> ToolReading:

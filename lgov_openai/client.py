@@ -17,13 +17,15 @@ from weakref import WeakKeyDictionary
 
 from openai import AsyncOpenAI, OpenAI
 
-from lgov_core.errors import InstrumentationError
+from lgov_core.errors import InstrumentationError, PolicyDenied
 from lgov_core.instrumentation import Step, Steps
 from lgov_core.instrumentation.evaluated_call import model_call_covered
 from lgov_core.instrumentation.methods import flow_method
+from lgov_core.instrumentation.model_call import ModelCall
 from lgov_openai._internals import http_client_of
+from lgov_openai.actions import FRAMEWORK
 from lgov_openai.exchange import Exchange
-from lgov_openai.http_messages import attribute, body_of, protocol_of, unreadable_request
+from lgov_openai.http_messages import attribute, body_of, protocol_of
 from lgov_openai.memory import Memory
 from lgov_openai.request_evaluation import RequestEvaluation
 
@@ -77,7 +79,11 @@ class Interceptor:
         except Exception as error:
             if governor.observe_only:
                 return (yield from send(request))
-            raise unreadable_request() from error
+            call = ModelCall(governor, framework=FRAMEWORK, model="model", native=request)
+            reason = "the request cannot be read, so no policy can evaluate it"
+            decision = governor.refuse(call.request([]), "unreadable-request", reason)
+            call.refused(decision)
+            raise PolicyDenied(decision) from error
         attribute(request)
         return (yield from Exchange(evaluation, request, send).steps())
 

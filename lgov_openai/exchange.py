@@ -11,7 +11,7 @@ from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Step, Steps, run_steps
 from lgov_core.instrumentation.model_call import ModelCall, ModelReading, reply_limit
 from lgov_core.scope import current_scope
-from lgov_core.types import Decision, Effect, Point
+from lgov_core.types import Decision, Point
 from lgov_openai.actions import FRAMEWORK
 from lgov_openai.content import JSON, with_total_usage
 from lgov_openai.http_messages import Reply, denial_response, read_reply, request_with, response_with
@@ -82,10 +82,10 @@ class Exchange:
     ) -> Steps[Any | Decision]:
         """Evaluates the model call and sends it. The response, or the decision by which it was not sent."""
         mappings = [self._protocol.mapping(entry) for entry in sent]
+        tools, limit = body.get("tools") or [], reply_limit(*map(body.get, _TOKEN_LIMITS))
+        action = call.request(mappings, tools=tools, user_text=self._evaluation.said, **limit)
         try:
-            decision = yield from self._governor.decision_steps(
-                call.request(mappings, tools=body.get("tools") or [], **reply_limit(*map(body.get, _TOKEN_LIMITS)))
-            )
+            decision = yield from self._governor.decision_steps(action)
         except BaseException as error:  # cancelled: nothing was sent
             call.span.end(error)
             raise
@@ -93,7 +93,7 @@ class Exchange:
             rewritten = rewritten_entries(self._protocol, sent, mappings, decision.arguments["messages"])
             if rewritten is None:
                 reason = "a policy rewrote the messages in a way that cannot be sent"
-                decision = Decision(Effect.DENY, "lgov", "unclear-transform", reason, fault=True)
+                decision = self._governor.refuse(action, "unclear-transform", reason)
             else:
                 body, changed = self._protocol.with_entries(body, rewritten), True
         if decision.blocks:
@@ -161,7 +161,7 @@ class Exchange:
             given = turn
             if decision.text is not None:
                 given = self._protocol.with_turn_text(turn, decision.text if number == 0 else "")
-            evaluated.append((yield from evaluate_turn(self._evaluation, turn, given)))
+            evaluated.append((yield from evaluate_turn(self._evaluation, turn, given, call.span.run_id)))
         self._memory.turns.count_ids(
             name for turn in reply.turns for entry in turn.entries for name in self._protocol.ids(entry)
         )

@@ -17,11 +17,10 @@ from typing import Any, cast
 import httpx2
 from openai import APIStatusError
 
-from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation.endpoint_headers import endpoint_headers
 from lgov_core.instrumentation.model_call import ModelReading
 from lgov_core.scope import current_scope
-from lgov_core.types import Decision, Effect, new_id
+from lgov_core.types import new_id
 from lgov_openai.chat import ChatProtocol
 from lgov_openai.content import JSON, read_events
 from lgov_openai.protocol import MessageProtocol, Turn
@@ -72,12 +71,6 @@ def body_of(request: Any) -> JSON:
     if not isinstance(body, dict):
         raise ValueError("the body is not a JSON object")
     return cast(JSON, body)
-
-
-def unreadable_request() -> PolicyDenied:
-    """The denial of a request that cannot be read, so that it cannot be evaluated."""
-    reason = "the request cannot be read, so no policy can evaluate it"
-    return PolicyDenied(Decision(Effect.DENY, "lgov", "unreadable-request", reason, fault=True))
 
 
 def attribute(request: Any) -> None:

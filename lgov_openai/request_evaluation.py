@@ -8,7 +8,7 @@ from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Governor, Steps
 from lgov_core.scope import current_scope
 from lgov_core.types import Decision, Point, new_id
-from lgov_openai.actions import result_reading, tool_action, user_action
+from lgov_openai.actions import current_tool, result_reading, tool_action, user_action
 from lgov_openai.content import JSON
 from lgov_openai.memory import Memory
 from lgov_openai.protocol import MessageProtocol, Proposal
@@ -36,6 +36,8 @@ class RequestEvaluation:
         self._from_model = [protocol.from_model(entry) for entry in self.program]
         self._results = [protocol.tool_result(entry) for entry in self.program]
         self._user_texts = [protocol.user_text(entry) for entry in self.program]
+        #: The texts among the messages that are top-level input.
+        self.said = [text for text in self._user_texts if text] if current_tool() is None else []
 
     @property
     def digest(self) -> str:

@@ -31,14 +31,17 @@ class EvaluatedTurn:
     replaced: bool = False
 
 
-def evaluate_turn(request: RequestEvaluation, turn: Turn, given: Turn) -> Steps[EvaluatedTurn]:
-    """Evaluates the calls of ``turn``; ``given`` is it as the program may get it so far. Raises `PolicyDenied` for an abort."""
+def evaluate_turn(request: RequestEvaluation, turn: Turn, given: Turn, run_id: str) -> Steps[EvaluatedTurn]:
+    """Evaluates the calls of ``turn``, the model's reply in the run ``run_id``. Raises `PolicyDenied` for an abort.
+
+    ``given`` is the turn as the program may get it so far.
+    """
     protocol, memory = request.protocol, request.memory
     denied: list[Proposal] = []
     denials: list[str] = []
     allowed: list[tuple[Proposal, ToolCall, Decision]] = []
     for proposal in turn.proposals:
-        call, decision = yield from _evaluate_call(request, proposal)
+        call, decision = yield from _evaluate_call(request, proposal, run_id)
         if decision.blocks:
             denied.append(proposal)
             denials.append(decision.denial_message())
@@ -56,9 +59,9 @@ def evaluate_turn(request: RequestEvaluation, turn: Turn, given: Turn) -> Steps[
     return EvaluatedTurn(given, denials, results)
 
 
-def _evaluate_call(request: RequestEvaluation, proposal: Proposal) -> Steps[tuple[ToolCall, Decision]]:
+def _evaluate_call(request: RequestEvaluation, proposal: Proposal, run_id: str) -> Steps[tuple[ToolCall, Decision]]:
     governor = request.governor
-    action = tool_action(Point.PRE_TOOL_CALL, proposal.name, proposal.call_id, proposal)
+    action = tool_action(Point.PRE_TOOL_CALL, proposal.name, proposal.call_id, proposal).changed(run_id=run_id)
     unreadable = proposal.arguments is None
     if unreadable:
         action = action.changed(arguments=read_arguments(proposal.raw, unique_keys=False) or {}, text=proposal.raw)

@@ -21,7 +21,7 @@ from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Governor, arun_steps
 from lgov_core.instrumentation.model_call import ModelCall
 from lgov_core.instrumentation.reply_stream import reply_pieces
-from lgov_core.types import Decision, Effect, Point
+from lgov_core.types import Decision, Point
 from lgov_openai_agents import items
 from lgov_openai_agents.model_request import ModelRequest, model_name
 from lgov_openai_agents.proposals import (
@@ -59,6 +59,7 @@ class ModelExchange:
         self._agent = run.agent if run is not None else agent
         self._memory = run.memory if run is not None else RunMemory()
         self._kept_in = request.conversation or request.previous_response
+        self._said: list[str] = [] if run is None else run.said
         self._exchange: list[Any] = []  # what was denied in earlier rounds, and the answers
         self._withholds = governor.evaluates(Point.POST_MODEL_CALL) or governor.evaluates(Point.PRE_TOOL_CALL)
         self._withheld: list[Any] = []
@@ -142,9 +143,9 @@ class ModelExchange:
             if refusal is not None:
                 return refusal
             self._request = await without_denied_tools(self._governor, self._request, self._agent, call.span.span_id)
-            decision = await self._governor.adecide(
-                call.request(self._request.messages(), tools=self._request.definitions(), **self._request.reply_limit())
-            )
+            sent, limit = self._request, self._request.reply_limit()
+            action = call.request(sent.messages(), tools=sent.definitions(), user_text=self._said, **limit)
+            decision = await self._governor.adecide(action)
             if decision.blocks:
                 return decision
             if decision.arguments is not None:
@@ -152,7 +153,7 @@ class ModelExchange:
                 changed = items.with_messages(self._request.system_instructions, given, decision.arguments["messages"])
                 if changed is None:
                     reason = "a policy rewrote the messages in a way that cannot be sent"
-                    return Decision(Effect.DENY, "lgov", "unclear-transform", reason, fault=True)
+                    return self._governor.refuse(action, "unclear-transform", reason)
                 self._request = replace(self._request, system_instructions=changed[0], input=changed[1])
         except BaseException as error:
             call.span.end(error)  # nothing was sent
@@ -165,12 +166,17 @@ class ModelExchange:
         A session or a paused run may come from another process. Without a run, which knows those before, all are new.
         """
         given, run, decisions = items.as_list(self._request.input), self._run, self._memory.decisions
+        texts = [text for _, text, _ in items.user_messages(given)]
+        if run is None:
+            self._said = texts
+        elif not run.input_evaluated and not run.nested:
+            run.said = self._said = texts
         first_new = 0 if run is None else len(given) if run.input_evaluated else items.end_of_history(given)
         for position, text, answer in items.user_messages(given):
             is_new = position >= first_new
             if not is_new and (run is None or run.history_evaluated or decisions.knows(text, answer)):
                 continue
-            decision = await self._governor.adecide(call.user_text(text, nested=run is not None and run.nested))
+            decision = await self._governor.adecide(call.user_text(text, nested=text not in self._said))
             if not decision.blocks:
                 decisions.let_through(text, decision.text)
             elif is_new or decision.abort:

@@ -63,7 +63,8 @@ class AgentRun:
 
     ``agent`` is the name of the agent that acts now, ``span`` its span: attributes and not context variables, because
     the SDK calls hooks in tasks of their own. ``memory`` outlives the run. ``input_evaluated`` says that the user's words
-    have been evaluated, ``history_evaluated`` that those before them have. ``exchanges`` holds what was denied inside a
+    have been evaluated, ``history_evaluated`` that those before them have. ``said`` are the user's texts that the run began
+    with: in the user's role, a hand-off can only add what an agent wrote. ``exchanges`` holds what was denied inside a
     model call, by the id of a call in the reply that followed. ``not_started`` says that `LgovRunner` opened the run and
     has still to call the SDK for it.
     """
@@ -77,6 +78,7 @@ class AgentRun:
         self.memory = memory
         self.exchanges: dict[str, list[Any]] = {}
         self.input_evaluated = False
+        self.said: list[str] = []
         self.history_evaluated = False
         self.not_started = False
         self._first = self.agent

@@ -40,7 +40,8 @@ class AuditEntry:
     and ``monotonic_ns`` the writer's monotonic clock, in nanoseconds. ``arguments`` is canonical JSON, and ``content`` a
     JSON object of what else belongs to the entry (``text``, the replacements of a transform, ``result``, ``error``);
     both None once erased. ``arguments_sha256`` is the SHA-256 (hex) of the entry's secret salt and the stored arguments:
-    it stays, and says nothing about them once the salt is erased too. ``effect`` to ``shadowed`` and ``latency_us`` are
+    it stays, and says nothing about them once the salt is erased too. ``source`` says who wrote the judged text: ``user``,
+    ``system``, ``agent`` or ``tool``. ``effect`` to ``shadowed`` and ``latency_us`` are
     None on an outcome, ``status`` on a decision. ``body`` holds every field that was hashed.
     """
 
@@ -63,6 +64,7 @@ class AuditEntry:
     rollout_id: str | None
     attempt: int | None
     call_id: str | None
+    source: str | None
     refers_to: str | None
     status: str | None
     effect: str | None
@@ -111,6 +113,7 @@ def action_fields(action: Action) -> dict[str, Any]:
         "attempt": action.attempt,
         "call_id": _short(action.call_id),
         "parent_id": _short(action.parent_id),
+        "source": action.source,
     }
 
 

@@ -48,16 +48,16 @@ class LiveSpan:
     """A span that has begun: ``operation`` and ``name`` make its name, ``span_id`` (16 hex digits) is unique.
 
     ``trace_id`` is that of OpenTelemetry's trace where the program exports one, else None. Its parent is ``parent`` or
-    else the current span, its rollout the one in whose scope it began. ``started_at`` (Unix time in seconds) is when it
-    began, if that was not now. It must be ended (`end`) once; a second end changes nothing. Attributes
-    that hold content (`semconv`: messages, arguments, results, error texts) are dropped at once unless
-    ``observer.capture_content``; OpenTelemetry gets them only if the environment variable
+    else the current span, its rollout the one in whose scope it began. ``run_id`` is the id of the outermost span above.
+    ``started_at`` (Unix time in seconds) is when it began, if that was not now. It must be ended (`end`) once; a second
+    end changes nothing. Attributes that hold content (`semconv`: messages, arguments, results, error texts) are dropped at
+    once unless ``observer.capture_content``; OpenTelemetry gets them only if the environment variable
     `otel_spans.CONTENT_VARIABLE` says so too. Used by one task or thread at a time.
     """
 
     __slots__ = (
-        "_otel", "_unrecorded", "attributes", "ended", "name", "observer", "operation", "parent_id", "scope", "span_id",
-        "started_at", "trace_id",
+        "_otel", "_unrecorded", "attributes", "ended", "name", "observer", "operation", "parent_id", "run_id", "scope",
+        "span_id", "started_at", "trace_id",
     )  # fmt: skip
 
     def __init__(
@@ -92,6 +92,7 @@ class LiveSpan:
         if self._otel is None:
             self.span_id = otel_spans.new_span_id()
         self.parent_id = parent.span_id if parent is not None else None
+        self.run_id: str = parent.run_id if parent is not None else self.span_id
         if attributes:
             self.set(attributes)
 

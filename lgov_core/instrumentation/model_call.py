@@ -15,7 +15,7 @@ from lgov_core.errors import PolicyDenied
 from lgov_core.governor import Governor
 from lgov_core.instrumentation.live_span import LiveSpan
 from lgov_core.trace import semconv
-from lgov_core.types import Action, Decision, JSONValue, ModelCallFailed, Point
+from lgov_core.types import Action, Decision, JSONValue, ModelCallFailed, Point, Source
 
 _NOT_CONNECTED = frozenset(
     {"APIConnectionError", "ConnectError", "ConnectTimeout", "ConnectionRefusedError", "PoolTimeout"}
@@ -76,22 +76,32 @@ class ModelCall:
             operation_id=f"op_{self.span.span_id}",
             native=native,
             span_id=self.span.span_id,
+            run_id=self.span.run_id,
         )
 
     def user_text(self, text: str, *, nested: bool = False) -> Action:
-        """The user's text, to be judged before the model sees it. ``nested``: another agent wrote it, so it has a parent."""
-        above = self.span.parent_id or self.span.span_id
-        return self._text_action(Point.INPUT, text, parent_id=above if nested else None)
+        """A text in the user's role, to be judged before the model sees it. ``nested``: another agent wrote it."""
+        if not nested:
+            return self._text_action(Point.INPUT, text, "user")
+        return self._text_action(Point.INPUT, text, "agent").changed(parent_id=self.span.parent_id or self.span.span_id)
 
     def request(
-        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None = None, **further: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Any] | None = None,
+        user_text: Sequence[str] = (),
+        **further: Any,
     ) -> Action:
         """The call, to be judged before it is sent: ``messages`` as role/content mappings, and further arguments.
 
-        ``tools`` are the definitions that the model gets, as JSON values; they stand in the action's context.
+        ``tools`` are the definitions that the model gets, as JSON values, and ``user_text`` the texts among the messages
+        that are top-level input; both are in the action's context.
         """
         if tools is not None:
             self._context = {"tools": list(tools)}
+        if user_text:
+            self._context = {**self._context, "user_text": list(user_text)}
         if self.governor.capture_content:
             self.span.set({semconv.INPUT_MESSAGES: json_text(messages)})
         self._further = further
@@ -158,15 +168,16 @@ class ModelCall:
             point=Point.POST_MODEL_CALL,
             arguments=arguments,
             text=reading.text,
+            source="agent",
             call_id=reading.response_id,
             context={**self._action.context, "finish_reason": reading.finish_reason},
         )
 
     def output(self, text: str) -> Action:
         """The final answer, to be judged before the caller gets it."""
-        return self._text_action(Point.OUTPUT, text)
+        return self._text_action(Point.OUTPUT, text, "agent")
 
-    def _text_action(self, point: Point, text: str, parent_id: str | None = None) -> Action:
+    def _text_action(self, point: Point, text: str, source: Source) -> Action:
         call = self._action
         return Action(
             point,
@@ -175,9 +186,10 @@ class ModelCall:
             text=text,
             agent=call.agent,
             framework=call.framework,
-            parent_id=parent_id,
+            source=source,
             native=call.native,
             span_id=self.span.parent_id,
+            run_id=call.run_id,
         )
 
 

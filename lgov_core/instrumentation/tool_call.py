@@ -81,6 +81,7 @@ class ToolCall:
         self.action = action.changed(
             arguments=own_arguments(action.arguments),
             span_id=span_id,
+            run_id=action.run_id or self.span.run_id,
             operation_id=action.operation_id or f"op_{span_id}",
         )
         self._given = action.arguments
@@ -152,6 +153,7 @@ class ToolCall:
         return action.changed(
             point=Point.POST_TOOL_CALL,
             text=reading.text,
+            source="tool",
             context={**action.context, "tool_status": reading.status},
             native=result,
         )

@@ -170,7 +170,7 @@ def ask(rule: Rule, action: Action) -> Decision | None:
     """
     if not rule.reaches(action):
         return None
-    if rule.condition is not None:
+    if rule.condition is not None and action.point not in rule.listens_at:
         try:
             if not rule.condition.holds(action):
                 return None

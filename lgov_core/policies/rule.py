@@ -14,7 +14,8 @@ from lgov_core.types import Action, Point, Policy, Severity
 class Rule:
     """A policy and the actions it covers. Immutable once made; may be used from several threads at once.
 
-    ``on`` are the points; when none are given, the policy's ``default_points``, and every point when it has none.
+    ``on`` are the points; when none are given, the policy's ``default_points``, and every point when it has none. At those
+    among them that the policy has in ``listens_at`` it only takes note, so there nothing narrows the rule further.
     ``tools`` and ``agents`` are globs (letter case matters) for the action's name and agent; an action without an agent
     is covered by ``*`` only. ``when`` narrows it further: a condition (`Condition`, the mapping that a policy file would
     hold, or CEL as text) on the action as the transforms before it left it. When it is false the rule does not cover the
@@ -25,7 +26,9 @@ class Rule:
     Raises `PolicyError` for what has no meaning.
     """
 
-    __slots__ = ("agents", "bounded", "condition", "deferred", "name", "on", "permits", "policy", "severity", "tools")
+    __slots__ = (
+        "agents", "bounded", "condition", "deferred", "listens_at", "name", "on", "permits", "policy", "severity", "tools",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -45,6 +48,7 @@ class Rule:
         if not isinstance(self.name, str) or not self.name:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise PolicyError(f"a rule's name is {self.name!r}", hint="give the rule or its policy a name")
         self.on = _points(self.name, on or getattr(policy, "default_points", tuple(Point)))
+        self.listens_at = frozenset(self.on) & frozenset[Point](getattr(policy, "listens_at", ()))
         self.tools = string_tuple(self.name, "tools", tools)
         self.agents = string_tuple(self.name, "agents", agents)
         self.severity = severity
@@ -57,6 +61,8 @@ class Rule:
         """Whether the policy is asked about ``action``. A condition that cannot be evaluated counts: it denies."""
         if not self.reaches(action):
             return False
+        if action.point in self.listens_at:
+            return True
         try:
             return self.condition is None or self.condition.holds(action)
         except ConditionError:
@@ -64,6 +70,8 @@ class Rule:
 
     def reaches(self, action: Action) -> bool:
         """Whether point, name and agent are those of the rule, whatever its condition says."""
+        if action.point in self.listens_at:
+            return True
         return (
             action.point in self.on
             and matches_any(action.name, self.tools)

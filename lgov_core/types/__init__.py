@@ -4,7 +4,7 @@ They are not changed once made, so threads and tasks may share them. Ids are str
 Unix seconds as ``float``; durations are seconds unless the name says otherwise.
 """
 
-from lgov_core.types.actions import Action, JSONValue, Kind, Point, new_id
+from lgov_core.types.actions import Action, JSONValue, Kind, Point, Source, new_id
 from lgov_core.types.adapters import Adapter, Gap, Surface
 from lgov_core.types.credit_rules import CreditRules
 from lgov_core.types.decisions import ALLOW, BLOCKING, Decision, Effect, Severity
@@ -40,6 +40,7 @@ __all__ = [
     "Reward",
     "Rollout",
     "Severity",
+    "Source",
     "Span",
     "SpanEvent",
     "Surface",

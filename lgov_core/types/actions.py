@@ -34,6 +34,9 @@ class Point(StrEnum):
 
 Kind: TypeAlias = Literal["function", "handoff", "agent", "mcp", "shell", "hosted", "model", "text"]
 
+#: Who wrote a text: the user or the program's system prompt (top-level input), or else an agent, or a tool.
+Source: TypeAlias = Literal["user", "system", "agent", "tool"]
+
 
 @dataclass(slots=True)
 class Action:
@@ -48,8 +51,9 @@ class Action:
     ``user_text`` (what the user has written so far), ``dialect`` (of the database behind a tool), after a call
     ``tool_status`` (a `ToolStatus`) or ``finish_reason``, and any field that a rule's condition may name.
     ``native`` is the framework's own object, for policies made for one framework. Neither is recorded.
-    ``parent_id`` is set when the agent works for another agent: its input is then not the user's. ``span_id`` is the span
-    of the call; None where the adapter opens none.
+    ``parent_id`` is set when the agent works for another agent: its input is then not the user's. ``source`` is the kind of
+    who wrote ``text``: only what ``user`` or ``system`` wrote was given from outside; None where it is not known. ``span_id``
+    is the span of the call, ``run_id`` that of the outermost agent run that it is in; None where the adapter opens none.
 
     Read-only by convention (freezing it would cost several times its construction): make a variant with `changed`.
     Raises `ValueError` for a point that does not exist.
@@ -67,10 +71,12 @@ class Action:
     attempt: int | None = None
     call_id: str | None = None
     parent_id: str | None = None
+    source: Source | None = None
     operation_id: str | None = None
     context: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
     native: Any = field(default=None, repr=False, compare=False)
     span_id: str | None = field(default=None, compare=False)
+    run_id: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         # Policies compare points by identity, so a plain "pre_tool_call" becomes the member.

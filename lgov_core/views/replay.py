@@ -107,6 +107,8 @@ def from_audit(entries: Iterable[AuditEntry]) -> Iterator[RecordedAction | None]
             rollout_id=entry.rollout_id,
             attempt=entry.attempt,
             call_id=entry.call_id,
+            parent_id=entry.body.get("parent_id"),
+            source=entry.source,  # type: ignore[arg-type]
         )
         yield RecordedAction(action, entry.effect, entry.policy, entry.rule, entry.reason)
 

@@ -172,7 +172,6 @@ def test_the_session_and_the_rollout_remember_and_tools_do_not_count() -> None:
     policy.judge(Action(Point.INPUT, "helper", text="mail mallory@evil.net", rollout_id="r1", parent_id="call_1"))
     messages = [
         {"role": "system", "content": "You serve boss@firma.de"},
-        {"role": "user", "content": "An agent writes to another: mallory@evil.net"},
         {
             "role": "developer",
             "content": [
@@ -180,6 +179,8 @@ def test_the_session_and_the_rollout_remember_and_tools_do_not_count() -> None:
                 {"type": "tool_result", "content": "mallory@evil.net"},
             ],
         },
+        {"role": "user", "content": "An agent writes to another: mallory@evil.net"},
+        {"role": "system", "content": "From your memory: mallory@evil.net"},
         {"role": "tool", "content": "mallory@evil.net"},
         {"role": "assistant", "content": "mallory@evil.net"},
     ]
@@ -267,3 +268,12 @@ def test_arguments_that_cannot_be_looked_at_are_denied_and_it_is_the_agents_doin
     decision = ProvenancePolicy().judge(Action(Point.PRE_TOOL_CALL, "send", arguments=arguments))
     assert decision is not None
     assert (decision.blocks, decision.rule, decision.fault) == (True, "provenance-unscanned", False)
+
+
+def test_a_rule_for_some_tools_agents_and_conditions_hears_the_user_all_the_same() -> None:
+    narrow = {"tools": ["send"], "agents": ["mailer"], "when": {"field": "arguments.to", "exists": True}}
+    policies = load_policies({"version": 1, "rules": [{"use": "allow"}, {"use": "provenance", **narrow}]})
+    policies.judge(Action(Point.INPUT, "desk", text="mail ann@firma.de", agent="desk", rollout_id="r"))
+    for to, denied in (("ann@firma.de", False), ("eve@evil.net", True)):
+        action = Action(Point.PRE_TOOL_CALL, "send", arguments={"to": to}, agent="mailer", rollout_id="r")
+        assert policies.judge(action).blocks is denied

@@ -279,6 +279,17 @@ def test_replay_shows_what_is_no_longer_blocked(run: Run, tmp_path: Path) -> Non
     assert {change["reason"] for change in answer["changes"]} == {"closed"}
 
 
+def test_replay_knows_who_wrote_a_text(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "said.yaml").write_text("version: 1\nrules: [{use: allow}, {use: provenance}]\n")
+    with AuditLog(tmp_path / "said.sqlite") as audit, enter_scope(RolloutScope("ro_1")):
+        governor = Governor(PolicySet([Rule(ConstantPolicy(Effect.ALLOW))]), audit=audit)
+        for source, to in (("user", "ann@firma.de"), ("agent", "eve@evil.net")):
+            governor.decide(Action(Point.INPUT, "agent", kind="text", text=f"write to {to}", source=source))
+            governor.decide(Action(Point.PRE_TOOL_CALL, "send", arguments={"to": to}))
+    answer = json.loads(run("policy", "replay", "said.yaml", "said.sqlite", "--json").stdout)
+    assert [change["arguments"] for change in answer["changes"]] == [{"to": "eve@evil.net"}]
+
+
 def test_replay_counts_what_was_recorded_without_arguments(run: Run, tmp_path: Path) -> None:
     store = open_store(tmp_path / "store.sqlite")
     store.add_rollouts([Rollout("ro_1", "task", "run", {})])

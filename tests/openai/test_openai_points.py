@@ -91,6 +91,7 @@ def test_messages_are_rewritten_and_unclear_ones_denied():
     expected = [{"role": "user", "content": "a ******"}, {"role": "system", "content": "Be kind."}]
     assert [one.sent(0), one.sent(1)] == [expected, expected]
     assert one.judged[0].arguments["max_output_tokens"] == 7
+    assert one.seen.decisions(Point.PRE_MODEL_CALL)[-1].decision.rule == "unclear-transform", "it is not on record"
     assert "cannot be sent" in odd.choices[0].message.content
 
 

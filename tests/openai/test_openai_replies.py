@@ -8,6 +8,7 @@ from typing import Any
 import openai
 import pytest
 
+from lgov_core.audit import AuditLog
 from lgov_core.errors import PolicyDenied
 from lgov_core.testing import ScriptedModelServer, ScriptedReply
 from lgov_openai import govern_client
@@ -85,7 +86,8 @@ def test_contradicting_events_deliver_what_was_evaluated(governor):
 
 
 @pytest.mark.parametrize("what", ["text", [7], [None], {"a": 1}])
-def test_a_request_that_cannot_be_read_is_denied(governor, what):
+def test_a_request_that_cannot_be_read_is_denied_on_record(governor, what, tmp_path):
+    governor.audit = AuditLog(tmp_path / "audit.db")
     with ScriptedModelServer([]) as server:
         client = govern_client(programs.client(server.base_url), governor)
         with pytest.raises(PolicyDenied, match="unreadable-request"):
@@ -94,3 +96,7 @@ def test_a_request_that_cannot_be_read_is_denied(governor, what):
             with pytest.raises(PolicyDenied, match="unreadable-request"):
                 client.responses.create(model="m", input=what)
     assert server.requests == []
+    entries = list(governor.audit.entries())
+    governor.audit.close()
+    expected = ("pre_model_call", "deny", "unreadable-request")
+    assert [(one.point, one.effect, one.rule) for one in entries] == [expected] * (1 if what == "text" else 2)

@@ -193,9 +193,11 @@ def test_messages_that_cannot_be_sent_are_a_denial() -> None:
         odd = {"messages": [{"role": "tool", "x": 1}]}
         return transform(arguments=odd) if action.point is Point.PRE_MODEL_CALL else None
 
-    with ScriptedModelServer([]) as server, instrumented(make_governor(judge)):
+    seen = Seen()
+    with ScriptedModelServer([]) as server, instrumented(make_governor(judge, seen)):
         answer = run("sync", Agent(name="a", model=chat_model(server)), "go").final_output
     assert "unclear-transform" in answer
+    assert seen.decisions(Point.PRE_MODEL_CALL)[-1].decision.rule == "unclear-transform", "it is not on record"
 
 
 @pytest.mark.parametrize(

@@ -78,22 +78,24 @@ class ProvenancePolicy(BoundedPolicy):
     in the arguments whose key, at any depth, matches a glob of ``arguments``. An argument named in ``whole`` must, as a
     whole, have been said. What a tool returned does not count.
 
-    What the user said is taken from ``Action.context["user_text"]``; from texts judged at ``input`` (not from those
-    of an agent called by another: they are written by a model); and, with ``messages``, from the system's messages of
-    model calls (not from those in the user's role, which agents write to each other). The last two are remembered by
-    rollout and by session, so the rule must cover those points, as it does unless ``on:`` says otherwise. Where
-    nothing the user said is known, a call with an address in it is denied.
+    What the user said is taken from ``Action.context["user_text"]`` of tool calls and model calls; from texts judged at
+    ``input`` whose ``source`` is not an agent or a tool; and, with ``messages``, from the system's messages at the
+    beginning of model calls (not from later ones, nor from those in the user's role, which agents write to each other).
+    What comes before the tool call is remembered by rollout, by session and by the outermost agent run, so the rule must
+    cover those points, as it does unless ``on:`` says otherwise. Where nothing the user said is known, a call with an
+    address in it is denied.
 
     Compared is who is meant: hosts in lower case and ASCII form, paths without ``..``. A URL covers the pages below it, a
     directory what lies in it; a host covers neither its subdomains nor other hosts, and nothing but the whole URL covers a
     query string. ``trusted`` are globs for addresses that need not be said: ``*@example.org``, ``example.org/*``,
     ``/srv/data/*``; a host alone covers its pages.
 
-    Remembers at most ``conversations`` rollouts and sessions, the ones used last. May be called from several threads at
+    Remembers at most ``conversations`` rollouts, sessions and runs, the ones used last. May be called from several threads at
     once. Fails closed: what is forgotten was not said.
     """
 
     default_points: ClassVar[tuple[Point, ...]] = (Point.INPUT, Point.PRE_MODEL_CALL, Point.PRE_TOOL_CALL)
+    listens_at: ClassVar[tuple[Point, ...]] = (Point.INPUT, Point.PRE_MODEL_CALL)
 
     def __init__(
         self,
@@ -123,12 +125,12 @@ class ProvenancePolicy(BoundedPolicy):
     def judge(self, action: Action) -> Decision | None:
         """Takes note of what the user says; gives the verdict on tool calls."""
         if action.point is Point.INPUT:
-            if action.text and action.parent_id is None:
+            if action.text and action.parent_id is None and action.source in (None, "user", "system"):
                 self._note(action, [action.text])
             return None
         if action.point is Point.PRE_MODEL_CALL:
-            if self.messages:
-                self._note(action, list(_system_texts(action.arguments.get("messages"))))
+            system = _system_texts(action.arguments.get("messages")) if self.messages else ()
+            self._note(action, [*_user_texts(action), *system])
             return None
         return self._on_tool_call(action) if action.point is Point.PRE_TOOL_CALL else None
 
@@ -152,8 +154,7 @@ class ProvenancePolicy(BoundedPolicy):
                 )
         if not used:
             return self.allow()
-        given = action.context.get("user_text")
-        texts = [text for text in (given if isinstance(given, list | tuple) else [given]) if isinstance(text, str)]
+        texts = _user_texts(action)
         known = [_Said(texts)] if texts else []
         with self._lock:
             for key in _keys(action):
@@ -176,8 +177,8 @@ class ProvenancePolicy(BoundedPolicy):
             if not known:
                 return self.deny(
                     "provenance-unknown",
-                    f"{_place(name)} holds an address ({what}), but what the user said is not known here; it is given as"
-                    " user_text in the action's context, or by judging the user's input in the same rollout",
+                    f"{_place(name)} holds an address ({what}), but what the user said is not known here; judge the user's"
+                    " input in the same agent run, session or rollout, or give it as user_text in the action's context",
                 )
             return self.deny(
                 "provenance-unsaid",
@@ -219,15 +220,20 @@ def _words(text: str) -> str:
 
 
 def _keys(action: Action) -> list[tuple[str, str]]:
-    keys = [("rollout", action.rollout_id), ("session", action.session_id)]
+    keys = [("rollout", action.rollout_id), ("session", action.session_id), ("run", action.run_id)]
     return [(kind, value) for kind, value in keys if value is not None]
 
 
+def _user_texts(action: Action) -> list[str]:
+    given = action.context.get("user_text")
+    return [text for text in (given if isinstance(given, list | tuple) else [given]) if isinstance(text, str)]
+
+
 def _system_texts(messages: Any) -> Iterator[str]:
-    """The text of the system's messages; results of tools within them are left out."""
+    """The text of the system's messages before all others; results of tools within them are left out."""
     for message in messages if isinstance(messages, list | tuple) else ():
         if not isinstance(message, Mapping) or str(message.get("role", "")).lower() not in _ROLES:
-            continue
+            return  # later ones are made in the conversation: pages out of a memory, summaries
         content = message.get("content")
         if isinstance(content, str):
             yield content
