@@ -143,10 +143,10 @@ class AuditLog(EntryWriter):
             self._lock.release()
 
     def _row(self, entry_id: str, fields: Mapping[str, Any], arguments: Payload | None, content: Payload | None) -> Row:
-        stamp = {**self._versions(), "format": 2, "time_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
+        stamp = {"format": 2, "time_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
         with recordable(str(fields.get("name") or fields["kind"])):
             given = {name: value for name, value in fields.items() if value is not None}
-            return self._chain.next_row(entry_id, stamp | given, arguments, content)
+            return self._chain.next_row(entry_id, self._versions() | given | stamp, arguments, content)
 
     def _versions(self) -> dict[str, str]:
         digest = self.policy_digest if isinstance(self.policy_digest, str) else self.policy_digest() or ""

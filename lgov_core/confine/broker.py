@@ -79,6 +79,7 @@ class BoxBroker:
         if len(json.dumps(fields)) > MAX_FIELDS:
             raise AuditError("the fields of this entry are too long")
         texts = [_payload(message[name]) for name in ("arguments", "content")]
+        fields = {**fields, "policy_digest": None, "code_version": None}  # what is known outside
         return {"id": self._log.append_entry(fields, texts[0], texts[1], prefix)}
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from conftest import Ran, Workspace
 
 from lgov_core.audit import AuditLog, verify
 from lgov_core.policies import ApprovalRequests
+from lgov_core.policies.confinement import read_confinement
 
 #: Code inside that speaks to the broker as a governed process does.
 INSIDE = """
@@ -51,7 +52,8 @@ ask(do="append", prefix="aud", fields={"kind": "decision"}, arguments=["x" * 100
     (forged,) = [entry for entry in log.entries() if entry.name == "forged"]
     writers = {entry.writer for entry in log.entries()}
     log.close()
-    assert (forged.writer, forged.policy_digest) != ("0" * 32, "0")
+    assert forged.writer != "0" * 32
+    assert forged.policy_digest == read_confinement(workspace.folder / "policy.yaml").digest
     assert len(writers) == 1, "one chain, the broker's"
     assert forged.time_ns > 1
     assert verify(record).ok
