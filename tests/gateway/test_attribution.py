@@ -103,6 +103,16 @@ def test_contradictions_and_malformed_ids_are_refused(serve, store):
     assert list(store.calls()) == []
 
 
+@pytest.mark.parametrize("name", ["x-lgov-rollout-id", "x-lgov-attempt", "x-lgov-agent", "x-api-key", "authorization"])
+def test_a_header_given_twice_is_refused(name: str, serve, store):
+    serving = serve([])
+    headers = [*by("r1", 1).items(), ("x-lgov-agent", "a"), ("x-api-key", "k"), ("authorization", "Bearer k")]
+    twice = [*headers, next(pair for pair in headers if pair[0] == name)]
+    reply = httpx.post(f"{serving.base_url}/chat/completions", json=BODY, headers=twice)
+    assert (reply.status_code, f"the header {name} is given 2 times" in reply.text) == (400, True)
+    assert list(store.calls()) == []
+
+
 def test_unattributed_calls_are_recorded_or_refused(serve, store):
     serving = serve(["x"])
     assert post(serving).status_code == 200

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote
 
+from starlette.datastructures import Headers
+
 from lgov_core.errors import EndpointError
 from lgov_core.gateway.serving.keys import KeyGrant
 
@@ -42,40 +44,38 @@ def caller() -> Attribution:
     return _CALLER.get()
 
 
-def bearer_key(headers: Mapping[str, str]) -> str | None:
-    """The key in an ``Authorization: Bearer`` or ``x-api-key`` header (names in lower case), or None.
+def bearer_key(headers: Headers) -> str | None:
+    """The key in an ``Authorization: Bearer`` or ``x-api-key`` header, or None.
 
-    Raises `EndpointError` (400) for two that differ: lgov does not guess which one is meant.
+    Raises `EndpointError` (400) for two that differ, and for a header given twice: lgov does not guess which one is meant.
     """
-    scheme, _, key = headers.get("authorization", "").partition(" ")
+    scheme, _, key = (_only(headers, "authorization") or "").partition(" ")
     bearer = key.strip() or None if scheme.lower() == "bearer" else None
-    own = headers.get("x-api-key", "").strip() or None
+    own = (_only(headers, "x-api-key") or "").strip() or None
     if bearer is not None and own is not None and bearer != own:
         raise EndpointError("the authorization header and x-api-key hold different keys", hint="send one of them")
     return own if bearer is None else bearer
 
 
-def attribute(
-    headers: Mapping[str, str], path: Mapping[str, str], grant: KeyGrant, *, allow_unattributed: bool
-) -> Attribution:
-    """Whose call it is, by headers (names in lower case), path parameters ``rollout_id`` and ``attempt``, and its key's grant.
+def attribute(headers: Headers, path: Mapping[str, str], grant: KeyGrant, *, allow_unattributed: bool) -> Attribution:
+    """Whose call it is, by headers, path parameters ``rollout_id`` and ``attempt``, and its key's grant.
 
-    Raises `EndpointError`: 403 for a key of another attempt, 400 for malformed or contradicting ids, or for none at all
-    unless ``allow_unattributed``.
+    Raises `EndpointError`: 403 for a key of another attempt, 400 for malformed, contradicting or repeated ids, or for none
+    at all unless ``allow_unattributed``.
     """
     rollout_id = _agree(
         "rollout",
         _checked("the rollout id in the path", path.get("rollout_id"), _ROLLOUT_ID),
-        _checked(ROLLOUT_HEADER, headers.get(ROLLOUT_HEADER), _ROLLOUT_ID),
+        _checked(ROLLOUT_HEADER, _only(headers, ROLLOUT_HEADER), _ROLLOUT_ID),
         grant.rollout_id,
     )
     attempt = _agree(
         "attempt",
         _checked("the attempt in the path", path.get("attempt"), _ATTEMPT),
-        _checked(ATTEMPT_HEADER, headers.get(ATTEMPT_HEADER), _ATTEMPT),
+        _checked(ATTEMPT_HEADER, _only(headers, ATTEMPT_HEADER), _ATTEMPT),
         None if grant.attempt is None else str(grant.attempt),
     )
-    agent = _checked(AGENT_HEADER, headers.get(AGENT_HEADER), _AGENT)
+    agent = _checked(AGENT_HEADER, _only(headers, AGENT_HEADER), _AGENT)
     agent = None if agent is None else unquote(agent)
     if agent is not None and not agent.isprintable():
         raise EndpointError(f"{AGENT_HEADER} is {agent[:60]!r}, which holds what cannot be printed")
@@ -93,6 +93,13 @@ def attribute(
     who = Attribution(rollout_id, None if attempt is None else int(attempt), agent)
     _CALLER.set(who)
     return who
+
+
+def _only(headers: Headers, name: str) -> str | None:
+    values = headers.getlist(name)
+    if len(values) > 1:
+        raise EndpointError(f"the header {name} is given {len(values)} times", hint="send it once")
+    return values[0] if values else None
 
 
 def _checked(name: str, value: str | None, form: re.Pattern[str]) -> str | None:
