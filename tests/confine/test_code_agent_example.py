@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import why_not
+
+from tests.confine.conftest import why_not
 
 FOLDER = Path(__file__).parents[2] / "examples" / "08_code_agent"
 CLEAN = {key: value for key, value in os.environ.items() if not key.startswith(("OPENAI_", "LGOV_", "PYTEST_"))}

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import POLICY, Workspace
 
 from lgov_core.audit import AuditLog, verify
+from tests.confine.conftest import POLICY, Workspace
 
 WANTED = {
     "writes in the workspace": "open('made', 'w').write('x')",

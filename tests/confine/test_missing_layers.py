@@ -8,11 +8,11 @@ import subprocess
 import sys
 
 import pytest
-from attacks import BY_DESIGN
-from conftest import LGOV, Workspace
-from test_attacks import outside, prepared  # noqa: F401 - a fixture
 
 from lgov_core.confine import landlock
+from tests.confine.attacks import BY_DESIGN
+from tests.confine.conftest import LGOV, Workspace
+from tests.confine.test_box_attacks import outside, prepared  # noqa: F401 - a fixture
 
 #: Runs a command where no further user namespace can be made.
 WITHOUT_NAMESPACES = ("unshare", "-Ur", "sh", "-c", 'echo 0 > /proc/sys/user/max_user_namespaces; exec "$@"', "sh")

@@ -8,11 +8,11 @@ import signal
 import time
 
 import pytest
-from conftest import Ran, Workspace
 
 from lgov_core.audit import AuditLog, verify
 from lgov_core.policies import ApprovalRequests
 from lgov_core.policies.confinement import read_confinement
+from tests.confine.conftest import Ran, Workspace
 
 #: Code inside that speaks to the broker as a governed process does.
 INSIDE = """

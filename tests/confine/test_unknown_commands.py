@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import LGOV, Workspace
 
 from lgov_core.errors import PolicyFileError
 from lgov_core.policies import load_policies, load_policy_file
 from lgov_core.policies.loader import fresh_policies
 from lgov_core.policies.reload import ReloadingPolicySet
+from tests.confine.conftest import LGOV, Workspace
 
 ALLOWS = "version: 1\nrules:\n  - use: shell\n    with: {unknown: allow}\n"
 CONFINED = f"{ALLOWS}confine: {{preset: workspace}}\n"

@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import Workspace
 
 from lgov_core.audit import AuditLog
 from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
+from tests.confine.conftest import Workspace
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

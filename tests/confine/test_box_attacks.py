@@ -12,8 +12,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from attacks import ATTACKS, BY_DESIGN, PREPARED
-from conftest import Workspace
+
+from tests.confine.attacks import ATTACKS, BY_DESIGN, PREPARED
+from tests.confine.conftest import Workspace
 
 _IPC_CREAT, _IPC_RMID = 0o1000, 0
 
