@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import Any, ClassVar, Literal, get_args
 
 from lgov_core.errors import PolicyError
@@ -40,6 +41,25 @@ class ConstantPolicy(BoundedPolicy):
         reason = self.reason or (f"{action.name[:80]} is not allowed." if blocks else "")
         severity = self.severity if blocks else Severity.LOW
         return Decision(self.effect, self.name, self.effect.label, reason, severity)
+
+
+class _RulesByName:
+    """The rules that may reach an action of one point, by its name: most rules name their tools in full."""
+
+    def __init__(self, rules: Sequence[Rule], point: Point) -> None:
+        self._named: dict[str, list[tuple[int, Rule]]] = {}
+        self._always: list[tuple[int, Rule]] = []
+        for place in enumerate(rules):
+            tools = place[1].tools
+            if point in place[1].listens_at or any(char in glob for glob in tools for char in "*?["):
+                self._always.append(place)
+            elif point in place[1].on:
+                for name in set(tools):
+                    self._named.setdefault(name, []).append(place)
+
+    def rules_for(self, name: str) -> list[Rule]:
+        """In the order of the set."""
+        return [rule for _, rule in sorted([*self._named.get(name, ()), *self._always], key=itemgetter(0))]
 
 
 class PolicySet:
@@ -88,6 +108,7 @@ class PolicySet:
         self.version = version
         self.bounded = all(rule.bounded for rule in self.rules)
         self.digest = digest if digest is not None else digest_of(self.rules, default, mode, name, version)
+        self._by_name = {point: _RulesByName(self.rules, point) for point in Point}
         policies = {id(rule.policy): rule.policy for rule in self.rules}
         self._observing = tuple(policy for policy in policies.values() if isinstance(policy, ObservingPolicy))
         self.stateful = any(getattr(policy, "stateful", True) for policy in self._observing)
@@ -112,7 +133,7 @@ class PolicySet:
         current = action
         if type(action.name) is not str:
             taken.append(self._deny("action-unclear", "The name of this action is not text."))
-        for rule in () if taken else self.rules:
+        for rule in () if taken else self._by_name[action.point].rules_for(action.name):
             if rule.deferred and any(decision.effect is Effect.DENY for decision in taken):
                 continue
             decision = ask(rule, current)
