@@ -67,7 +67,7 @@ class ModelRequest:
         return messages
 
     def definitions(self) -> list[dict[str, Any]]:
-        """What the model is told about each tool, as JSON values."""
+        """The definition of each tool in the request, as JSON values."""
         fields = ("type", "name", "description", "params_json_schema")
         return [{field: getattr(tool, field) for field in fields if hasattr(tool, field)} for tool in self.tools]
 

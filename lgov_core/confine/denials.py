@@ -1,6 +1,6 @@
 """The system calls that a box was refused: answered outside, counted, and the first of each kind on record.
 
-What Landlock and the file system refuse, the kernel tells nobody without privileges.
+What Landlock and the file system refuse, the kernel does not report to a process without privileges.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def _argument(index: int) -> _Instruction:
 def build(*, unix_sockets: bool, observed: bool) -> bytes:
     """The filter's instructions. Without ``unix_sockets`` no socket can be made that may reach another program's.
 
-    What is refused gets EPERM: from the kernel, or, when ``observed``, from whoever has the listener of `install`.
+    What is refused gets EPERM: from the kernel, or, when ``observed``, from the process that has the listener of `install`.
 
     Sockets are TCP over IPv4 and IPv6 only: no UDP (a tunnel through DNS), no MPTCP (which Landlock does not check), no
     raw, netlink or vsock ones.

@@ -358,3 +358,16 @@ def test_a_list_of_tools_keeps_all_others_out() -> None:
     assert covers_all.judge(Action(Point.PRE_TOOL_CALL, "send", arguments={"body": "hello"})).effect is Effect.ALLOW
     assert covers_all.judge(Action(Point.PRE_TOOL_CALL, "send", arguments=key)).effect is Effect.DENY
     assert covers_all.judge(Action(Point.PRE_TOOL_CALL, "run_code", arguments={"code": "1"})).effect is Effect.DENY
+
+
+@pytest.mark.parametrize(
+    "tools", [("run_sql",), ("run_*",), ("other", "run_sql"), ("[r]un_sql",), ("run_sq?",), ("*",)]
+)
+@pytest.mark.parametrize("others", [0, 3])
+def test_a_rule_is_asked_however_it_names_its_tools(tools: tuple[str, ...], others: int) -> None:
+    rules = [Rule(ConstantPolicy(Effect.ALLOW), name=f"other-{number}") for number in range(others)]
+    rules.append(Rule(ConstantPolicy(Effect.DENY), name="never", tools=tools))
+    policies = PolicySet(rules, default="allow")
+    assert policies.judge(Action(Point.PRE_TOOL_CALL, "run_sql")).policy == "never"
+    expected = Effect.DENY if tools == ("*",) else Effect.ALLOW
+    assert policies.judge(Action(Point.PRE_TOOL_CALL, "walk")).effect is expected

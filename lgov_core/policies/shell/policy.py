@@ -72,7 +72,7 @@ class ShellPolicy(BoundedPolicy):
         if unknown not in get_args(Unknown):
             raise PolicyError(f"{name}: unknown is {unknown!r}", hint="write deny, escalate or allow")
         self.unknown = unknown
-        self.box_only = unknown == "allow"  # a program that nobody knows is held by the kernel alone
+        self.box_only = unknown == "allow"  # only the kernel can hold an unknown program
         self.commands = _commands(name, commands)
         self._table = default_table().extended(self.commands) if self.commands else None
         self._judge_cached = lru_cache(CACHED_TEXTS)(self._judge_text)
