@@ -23,8 +23,12 @@ from lgov_core.views.agent_tree import AgentTree
 from lgov_core.views.attempt_view import AttemptView, Message, ModelStep, RecordedDecision, RewardLine, ToolStep
 
 
+class NotRecorded(StoreError):
+    """There is nothing on record by that name."""
+
+
 def first_denied(store: TraceStore) -> tuple[str, int]:
-    """The rollout and attempt of the first decision that blocked something, or would have. Raises `StoreError`."""
+    """The rollout and attempt of the first decision that blocked something, or would have. Raises `NotRecorded`."""
     blocked = [
         span
         for span in store.spans()
@@ -34,13 +38,13 @@ def first_denied(store: TraceStore) -> tuple[str, int]:
         and span.rollout_id is not None
     ]
     if not blocked:
-        raise StoreError("no rollout in this store was denied anything", hint="lgov traces list shows what there is")
+        raise NotRecorded("no rollout in this store was denied anything", hint="lgov traces list shows what there is")
     first = min(blocked, key=lambda span: span.started_at)
     return str(first.rollout_id), first.attempt or 1
 
 
 def read_attempt(store: TraceStore, rollout_id: str, attempt: int | None = None) -> AttemptView:
-    """The view of one attempt; the last one when ``attempt`` is None. Raises `StoreError` if there is none.
+    """The view of one attempt; the last one when ``attempt`` is None. Raises `NotRecorded` if there is none.
 
     Calls and spans recorded for a rollout without a row of its own are shown as an attempt that never ended.
     """
@@ -53,11 +57,13 @@ def read_attempt(store: TraceStore, rollout_id: str, attempt: int | None = None)
     if not rollouts and attempts:
         rollouts = [Rollout(rollout_id, rollout_id, "", {}, min(one.started_at for one in attempts.values()))]
     if not rollouts:
-        raise StoreError(f"there is no rollout {rollout_id} in this store", hint="lgov traces list shows what there is")
+        raise NotRecorded(
+            f"there is no rollout {rollout_id} in this store", hint="lgov traces list shows what there is"
+        )
     chosen = attempt if attempt is not None else max(attempts, default=1)
     if chosen not in attempts:
         there = ", ".join(str(number) for number in sorted(attempts)) or "none"
-        raise StoreError(f"rollout {rollout_id} has no attempt {chosen}", hint=f"its attempts: {there}")
+        raise NotRecorded(f"rollout {rollout_id} has no attempt {chosen}", hint=f"its attempts: {there}")
     view = _AttemptBuilder(store, rollouts[0], attempts[chosen], attempts.values()).build()
     return view if chosen in announced else replace(view, announced=False)
 

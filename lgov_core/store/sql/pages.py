@@ -21,7 +21,7 @@ _HEAD: Final = "seq, rollout_id, task_id, run_id, created_at"
 #: A decision that did more than allow: its attributes are JSON text without spaces.
 _NOT_ALLOWED: Final = (
     f"name = '{semconv.DECISION_SPAN_NAME}' AND claimed = 0"
-    f" AND (attributes NOT LIKE '%\"{semconv.DECISION_EFFECT}\":\"allow\"%'"
+    f' AND (attributes NOT LIKE \'%"{semconv.DECISION_EFFECT}":"allow"%\''
     f" OR attributes LIKE '%\"{semconv.DECISION_WOULD}\":%')"
 )
 
@@ -86,6 +86,11 @@ class StorePages:
         ]
         times = [at for query in newest for (at,) in self._reading.fetch(query) if at is not None]
         return max(times, default=None)
+
+    def first_created(self) -> float | None:
+        """When the first rollout was made (Unix seconds); None without one."""
+        found = self._reading.fetch("SELECT created_at FROM rollouts ORDER BY seq LIMIT 1")
+        return found[0][0] if found else None
 
     def counts(self) -> tuple[int, int]:
         """How many rollouts and calls there are."""

@@ -56,7 +56,12 @@ class AuditState:
         try:
             with AuditLog(path, signer=None) as log:
                 return [
-                    {"number": head["number"], "at": head["time_ns"] / 1e9, "position": head["last"], "key": head["key"]}
+                    {
+                        "number": head["number"],
+                        "at": head["time_ns"] / 1e9,
+                        "position": head["last"],
+                        "key": head["key"],
+                    }
                     for head in log.heads(_HEADS)
                 ]
         except (LgovError, LookupError, TypeError):

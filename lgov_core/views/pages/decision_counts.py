@@ -80,7 +80,9 @@ class DecisionCounts:
     def _add(self, at: int, decision: BriefDecision) -> None:
         names = {column: decision.of(attribute)[:200] for column, attribute in COLUMNS.items()}
         if decision.of(semconv.ACTION_KIND) in ("model", "text", "agent") and not decision.would:
-            names["tool"] = f"({decision.of(semconv.POINT)})"  # a model call or a text: the point says more than its name
+            names["tool"] = (
+                f"({decision.of(semconv.POINT)})"  # a model call or a text: the point says more than its name
+            )
         key = _Key(**names, effect=decision.effect, would=decision.would)
         if key not in self._bins and len(self._bins) >= _MOST_KEYS:
             key = _Key(OTHER, OTHER, OTHER, OTHER, decision.effect, decision.would)

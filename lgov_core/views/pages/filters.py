@@ -19,7 +19,10 @@ UNKNOWN: Final = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Narrows a list; None does not. ``denied``: ``1`` something was blocked, ``would`` shadow mode kept it from being, ``0`` neither."""
+    """Narrows a list; None does not.
+
+    ``denied``: ``1`` something was blocked, ``would`` shadow mode kept something from being, ``0`` neither.
+    """
 
     run: str | None = None
     task: str | None = None
@@ -97,6 +100,4 @@ def _decided(decisions: Sequence[BriefDecision], filters: Filters) -> bool:
     fits = {None: True, "1": blocked, "would": would, "0": not (blocked or would)}[filters.denied]
     wanted = {semconv.DECISION_POLICY: filters.policy, semconv.DECISION_RULE: filters.rule}
     named = {name: value for name, value in wanted.items() if value}
-    return fits and (
-        not named or any(all(one.of(name) == value for name, value in named.items()) for one in decisions)
-    )
+    return fits and (not named or any(all(one.of(name) == value for name, value in named.items()) for one in decisions))

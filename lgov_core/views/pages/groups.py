@@ -50,6 +50,11 @@ class GroupIndex:
                 self._newest = sorted(self._groups.values(), key=lambda one: -one.last)
             return self._newest
 
+    def find(self, pages: StorePages, run_id: str, task_id: str) -> TaskGroup | None:
+        """One group, None where there is no such. Raises `StoreError`."""
+        self.newest_first(pages)
+        return self._groups.get((run_id, task_id))
+
 
 def group_page(
     store: TraceStore, index: GroupIndex, filters: Filters, teaches: str | None, before: int, limit: int

@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from lgov_core._util.sqlite_file import file_identity
 from lgov_core.audit import AuditLog
-from lgov_core.errors import LgovError, StoreError
+from lgov_core.errors import LgovError
 from lgov_core.store import RolloutQueue, open_store
+from lgov_core.views.attempt_builder import NotRecorded
 from lgov_core.views.pages.decision_counts import DecisionCounts
 from lgov_core.views.pages.groups import GroupIndex
 from lgov_core.views.pages.sources import Source
@@ -27,7 +28,10 @@ _MOST_RUNS: Final = 200
 
 
 class OpenSource:
-    """One source. Callable from any thread; the store is opened when it is first needed, and again when its file was replaced."""
+    """One source. Callable from any thread.
+
+    The store is opened when it is first needed, and again when its file was replaced.
+    """
 
     def __init__(self, source: Source, *, tokenizer: Path | None = None) -> None:
         self.source = source
@@ -42,10 +46,10 @@ class OpenSource:
 
     @property
     def store(self) -> RolloutQueue:
-        """The store. Raises `StoreError` when there is none, or it cannot be opened."""
+        """The store. Raises `NotRecorded` when there is none, `StoreError` when it cannot be opened."""
         place = self.source.store
         if place is None:
-            raise StoreError(f"{self.source.place} has no store", hint="its figures are all that there is")
+            raise NotRecorded(f"{self.source.place} has no store", hint="its figures are all that there is")
         with self._lock:
             identity = None if "://" in place else _identity(place)
             if self._store is not None and identity != self._identity:
@@ -127,6 +131,13 @@ class OpenSource:
         silent = None if last is None else max(time.time() - last, 0.0)
         state = "live" if silent is not None and silent < STALLED_S else "stalled" if is_open else "ended"
         return {"state": state, "last_write_at": last, "silent_s": silent, "error": None}
+
+    def started_at(self) -> float | None:
+        """When the first rollout was made (Unix seconds), None where that cannot be read."""
+        try:
+            return None if self.source.store is None else self.store.pages.first_created()
+        except LgovError:
+            return None
 
     def close(self) -> None:
         """Closes the store."""

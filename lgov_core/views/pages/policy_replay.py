@@ -22,7 +22,7 @@ _COUNTS: Final = ("judged", "blocked_then", "blocked_now", "without_decision", "
 
 
 class PolicyReplay:
-    """Replays policy files over one source, beside the answers. ``named`` are those that may be replayed besides the run's own."""
+    """Replays policy files over one source, beside the answers: ``named``, and those in the run's folder."""
 
     def __init__(self, source: Source, named: tuple[Path, ...]) -> None:
         self._source = source
@@ -47,7 +47,10 @@ class PolicyReplay:
             shown["error"] = {"code": work.error.code, "message": work.error.message, "hint": work.error.hint}
         found = work.result or Replay()
         shown |= {count: getattr(found, count) for count in _COUNTS}
-        return shown | {"changed": len(found.changes), "changes": [_change(one) for one in found.changes[:_MOST_CHANGES]]}
+        return shown | {
+            "changed": len(found.changes),
+            "changes": [_change(one) for one in found.changes[:_MOST_CHANGES]],
+        }
 
     def _replay(self, path: Path, store: TraceStore) -> Replay:
         with dry_run():

@@ -98,9 +98,7 @@ def rollout_rows(store: TraceStore, heads: Sequence[RolloutHead]) -> list[dict[s
 
 def _figures(calls: Sequence[CallFigures]) -> dict[str, Any]:
     """The figures of an attempt's calls."""
-    versions = [
-        version for one in calls for version in (one.oldest_weights, one.newest_weights) if version is not None
-    ]
+    versions = [version for one in calls for version in (one.oldest_weights, one.newest_weights) if version is not None]
     prompts, replies = [one.prompt_tokens for one in calls], [one.response_tokens for one in calls]
     return {
         "turns": sum(one.calls for one in calls),

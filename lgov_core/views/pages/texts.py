@@ -8,9 +8,8 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote, unquote
 
-from lgov_core.errors import StoreError
 from lgov_core.store import TraceStore
-from lgov_core.views.attempt_builder import read_attempt
+from lgov_core.views.attempt_builder import NotRecorded, read_attempt
 
 Text: TypeAlias = dict[str, Any]
 #: Characters of a text in a page, and in one answer of `read_text`.
@@ -37,10 +36,10 @@ def text_ref(rollout_id: str, attempt: int | None, path: str) -> str:
 
 
 def read_text(store: TraceStore, ref: str, first: int, count: int) -> dict[str, Any]:
-    """``count`` characters of a text, from ``first`` on. Raises `StoreError` where the reference leads to nothing."""
+    """``count`` characters of a text, from ``first`` on. Raises `NotRecorded` where the reference leads to nothing."""
     rollout, _, rest = ref.partition("~")
     attempt, _, path = rest.partition("~")
-    unknown = StoreError(f"there is no text {ref}", hint="take a ref from an answer of this store")
+    unknown = NotRecorded(f"there is no text {ref}", hint="take a ref from an answer of this store")
     if not path or not (attempt.isdecimal() or attempt == ""):
         raise unknown
     value: Any = read_attempt(store, unquote(rollout), int(attempt) if attempt else None)

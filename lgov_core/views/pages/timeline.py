@@ -9,7 +9,15 @@ from typing import Any, Final
 from lgov_core.store import TraceStore
 from lgov_core.transitions import Finding
 from lgov_core.views.attempt_builder import read_attempt
-from lgov_core.views.attempt_view import AgentRun, AttemptView, ModelStep, RecordedDecision, RewardLine, ToolStep, routine
+from lgov_core.views.attempt_view import (
+    AgentRun,
+    AttemptView,
+    ModelStep,
+    RecordedDecision,
+    RewardLine,
+    ToolStep,
+    routine,
+)
 from lgov_core.views.pages.filters import RUNNING, UNKNOWN
 from lgov_core.views.pages.texts import text_of, text_ref
 from lgov_core.views.pages.trained import Trained

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from lgov_core._util.prefixes import common_prefix
-from lgov_core.errors import StoreError
 from lgov_core.store import TraceStore
 from lgov_core.transitions import Finding
 from lgov_core.types import CapturedCall
+from lgov_core.views.attempt_builder import NotRecorded
 from lgov_core.views.pages.timeline import CUT_OFF, call_name
 from lgov_core.views.pages.token_texts import TokenTexts
 from lgov_core.views.pages.trained import Trained
@@ -21,7 +21,7 @@ MOST_TOKENS: Final = 40_000
 _POSITION: Final = re.compile(r"from position (\d+) on")
 
 
-class NoTokens(StoreError):
+class NoTokens(NotRecorded):
     """A call that was recorded without token ids."""
 
     code = "no_tokens"
@@ -41,7 +41,7 @@ def token_columns(
     own = [one for one in store.calls([rollout_id]) if (one.attempt or 1) == attempt]
     at = next((place for place, one in enumerate(own) if call_name(one.response_id, one.choice) == call), None)
     if at is None:
-        raise StoreError(f"attempt {attempt} of rollout {rollout_id} has no call {call}", hint="take it from a step")
+        raise NotRecorded(f"attempt {attempt} of rollout {rollout_id} has no call {call}", hint="take it from a step")
     found = own[at]
     if found.prompt_ids is None or found.response_ids is None:
         raise NoTokens(f"call {call} was recorded without token ids", hint="its server returned none")
