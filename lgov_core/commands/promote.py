@@ -16,9 +16,16 @@ from lgov_core.commands.output import write_result
 @click.option("--to", "name", required=True, metavar="NAME", help="Name under which the model is served.")
 @click.option("--evaluation", type=PATH, help="Folder of lgov eval --start, or its evaluation.json.")
 @click.option("--force", is_flag=True, help="Promote in spite of what speaks against it; that is recorded.")
+@click.option("--models", type=PATH, help="Folder of promoted models. [default: models]")
 @base_model_option
 def promote_command(
-    checkpoint: str, name: str, evaluation: Path | None, force: bool, model: str | None, as_json: bool
+    checkpoint: str,
+    name: str,
+    evaluation: Path | None,
+    force: bool,
+    models: Path | None,
+    model: str | None,
+    as_json: bool,
 ) -> None:
     """Serve the model of CHECKPOINT under NAME from now on: lgov serve --model NAME.
 
@@ -31,13 +38,14 @@ def promote_command(
     from lgov_core.evaluation.promotion import promote, roll_back
     from lgov_core.models.promoted import promoted_folder, promoted_root
 
-    earlier = promoted_folder(checkpoint) if "@" in checkpoint else None
+    root = promoted_root(models)
+    earlier = promoted_folder(checkpoint, root) if "@" in checkpoint else None
     if earlier is not None:
-        done = roll_back(promoted_root(), name, earlier)
+        done = roll_back(root, name, earlier)
     else:
         trained = load_trained(Path(checkpoint), base=model)
         report = None if evaluation is None else read_evaluation(evaluation)
-        done = promote(trained, promoted_root(), name, report, force=force)
+        done = promote(trained, root, name, report, force=force)
     about = {"name": name, "version": done.version, "folder": str(done.folder), "forced": list(done.forced)}
     text = f"{name} is version {done.version} now: lgov serve --model {name}"
     write_result(about, "\n".join([text, *(f"  forced: {one}" for one in done.forced)]), as_json=as_json)

@@ -19,9 +19,9 @@ MODEL_FOLDER: Final = "model"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 
-def promoted_root() -> Path:
-    """The folder of promoted models: the setting ``models``, or ``models`` in the working folder."""
-    return load_settings().models or Path("models")
+def promoted_root(given: Path | None = None) -> Path:
+    """The folder of promoted models: ``given``, the setting ``models``, or ``models`` in the working folder."""
+    return load_settings({"models": given}).models or Path("models")
 
 
 def check_name(name: str) -> None:
@@ -47,7 +47,7 @@ def promoted_state(root: Path, name: str) -> dict[str, Any] | None:
         raise ModelError(f"{path} cannot be read: {error}", hint="restore it, or promote a checkpoint again") from error
 
 
-def promoted_folder(given: str) -> Path | None:
+def promoted_folder(given: str, root: Path | None = None) -> Path | None:
     """The version folder that ``NAME`` (its current version) or ``NAME@VERSION`` names; None when there is no such name.
 
     Raises `ModelError` for a version that does not exist.
@@ -55,7 +55,7 @@ def promoted_folder(given: str) -> Path | None:
     name, at, version = given.partition("@")
     if not _NAME.fullmatch(name):
         return None
-    root = promoted_root()
+    root = root or promoted_root()
     state = promoted_state(root, name)
     if state is None:
         return None
