@@ -32,9 +32,9 @@ def load_model(
 
     A promoted name is its current version (``NAME@3`` the third); ``smollm2`` is what `pull_smollm2` put into the cache; an
     existing folder is read as it is; anything else is a name on the hub. ``dtype`` is float32, bfloat16 or float16.
-    ``tool_format`` defaults to the folder's, or ``hermes``. ``weights=False`` reads everything but the weights: the module is on torch's device ``meta``: it has a
-    configuration and cannot compute. Raises `ModelError`: not found, not reachable, not a causal language model, no chat
-    template, or without the ``train`` extra.
+    ``tool_format`` defaults to the folder's, or ``hermes``. ``weights=False`` reads everything but the weights: the module is
+    on torch's device ``meta``: it has a configuration and cannot compute. Raises `ModelError`: not found, not reachable, not a
+    causal language model, no chat template, or without the ``train`` extra.
     """
     promoted = promoted_folder(os.fspath(name_or_path))
     source, name, local = _source(name_or_path if promoted is None else promoted / MODEL_FOLDER)
