@@ -66,7 +66,7 @@ _COMMANDS: Commands = {
     ),
     "frameworks": ("Show what lgov can do with each framework.", "frameworks:frameworks"),
     "plugins": ("List plugins and the hooks they implement.", "plugins:plugins"),
-    "doctor": ("Check this installation and its settings.", "doctor:doctor"),
+    "doctor": ("Check this installation, or what is wrong with a training.", "doctor:doctor"),
 }
 
 
