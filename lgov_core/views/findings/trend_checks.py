@@ -1,6 +1,7 @@
 """Where does the run go? Entropy, KL, violations and tool rewards: the first quarter of a run against the last.
 
-A value of rollouts rises when the 95 % intervals of both ends, rollouts of a group together, do not overlap.
+A value of rollouts rises when it is more by a least amount and the 95 % intervals of both ends, rollouts of a group
+together, do not overlap.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ _LEAST_ENTROPY: Final = 0.01
 _ENTROPY_LEFT: Final = 0.1
 #: KL to the reference, nats a token.
 _MOST_KL: Final = 0.5
+#: How many more rollouts with a violation, and rewarded repeats a rollout, are worth a finding.
+_MORE_VIOLATIONS: Final = 0.05
+_MORE_REPEATS: Final = 0.2
 #: Updates at either end that are averaged at most.
 _ENDS: Final = 10
 
@@ -56,7 +60,7 @@ def find_kl(evidence: Evidence) -> RunFinding | None:
 
 def find_violations(evidence: Evidence) -> RunFinding | None:
     """Executed violations that rise; critical when the task reward rises with them."""
-    found = _rise(evidence, lambda one: float(evidence.recorded[one.rollout_id].violated))
+    found = _rise(evidence, lambda one: float(evidence.recorded[one.rollout_id].violated), _MORE_VIOLATIONS)
     if found is None:
         return None
     late = [one for one, record in evidence.recorded_of(evidence.late) if record.violated]
@@ -74,7 +78,7 @@ def find_violations(evidence: Evidence) -> RunFinding | None:
 
 def find_farming(evidence: Evidence) -> RunFinding | None:
     """Tool rewards for repeating the same call that rise; critical when the task reward rises with them."""
-    found = _rise(evidence, lambda one: float(evidence.recorded[one.rollout_id].repeats))
+    found = _rise(evidence, lambda one: float(evidence.recorded[one.rollout_id].repeats), _MORE_REPEATS)
     if found is None:
         return None
     late = [one for one, record in evidence.recorded_of(evidence.late) if record.repeats]
@@ -101,11 +105,11 @@ def _ends(updates: Sequence[Mapping[str, Any]], name: str) -> tuple[float, float
     return (fmean(values[:quarter]), fmean(values[-quarter:])) if len(values) > 1 else None
 
 
-def _rise(evidence: Evidence, value: _Value) -> dict[str, float] | None:
+def _rise(evidence: Evidence, value: _Value, least: float) -> dict[str, float] | None:
     """The figures of a value of recorded rollouts that rises, with those of the task reward; None where it does not."""
     early, late = ([one for one, _ in evidence.recorded_of(part)] for part in (evidence.early, evidence.late))
     first, last = _mean(early, value), _mean(late, value)
-    if not last.low > first.high:
+    if not (last.low > first.high and last.mean - first.mean >= least):
         return None
     earned = [_mean(part, lambda one: one.rewards.get(TASK, 0.0)) for part in (early, late)]
     rises = earned[1].low > earned[0].high
