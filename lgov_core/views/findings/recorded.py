@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any, Final, TypeVar, cast
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
+from typing import Any, Final, TypeVar
 
 from lgov_core.trace import semconv
 from lgov_core.transitions import Diagnostic
@@ -13,11 +12,10 @@ from lgov_core.transitions.build import CUT_OFF
 from lgov_core.transitions.tokens.drift import find_drift
 from lgov_core.types import BLOCKING, Attempt, CapturedCall, Point, Reward, Rollout, Span
 from lgov_core.views.findings.evidence import AIR, RecordedRollout, TrainedRollout
+from lgov_core.views.written_calls import written_calls
 
 #: Outcomes of tool calls whose arguments, or whose tool, do not exist.
 _MALFORMED: Final = frozenset({"invalid_args", "unknown_tool"})
-#: What is left in a reply's text of a call that the parser could not read.
-_CALL_TAG: Final = "<tool_call>"
 
 _Row = TypeVar("_Row", CapturedCall, Reward, Span)
 
@@ -70,9 +68,10 @@ def recorded_rollouts(
     found: dict[str, RecordedRollout] = {}
     for rollout in rollouts:
         own, its_spans = calls_of[rollout.rollout_id], spans_of[rollout.rollout_id]
-        written = [arguments for call in own for arguments in _written_arguments(call)]
+        written = [one for call in own for one in written_calls(call)]
         statuses = [str(one.attributes.get(semconv.TOOL_STATUS, "")) for one in its_spans]
-        unreadable, refused = sum(not _is_object(one) for one in written), sum(one in _MALFORMED for one in statuses)
+        unreadable = sum(one.arguments is None for one in written)
+        refused = sum(status in _MALFORMED for status in statuses)
         found[rollout.rollout_id] = RecordedRollout(
             calls=len(own),
             tool_calls=max(len(written), sum(map(bool, statuses))),
@@ -122,28 +121,3 @@ def _repeats(spans: Sequence[Span], paid: Set[Any]) -> int:
         count += same in seen and attributes.get(semconv.TOOL_CALL_ID) in paid
         seen.add(same)
     return count
-
-
-def _written_arguments(call: CapturedCall) -> Iterator[Any]:
-    """The arguments of each tool call in a reply, as the model wrote them; None for one without a readable name."""
-    response = call.response
-    choices = response.get("choices")
-    if isinstance(choices, list) and choices:
-        choice = choices[call.choice] if call.choice < len(choices) else choices[0]
-        message = cast("Mapping[str, Any]", choice.get("message") or {})
-        for one in message.get("tool_calls") or ():
-            yield (one.get("function") or {}).get("arguments")
-        if call.request.get("tools") and _CALL_TAG in str(message.get("content") or ""):
-            yield None
-    for item in (*(response.get("output") or ()), *(response.get("content") or ())):
-        if isinstance(item, Mapping) and item.get("type") in ("function_call", "tool_use"):
-            yield item.get("arguments", item.get("input"))
-
-
-def _is_object(arguments: Any) -> bool:
-    if isinstance(arguments, Mapping):
-        return True
-    try:
-        return isinstance(json.loads(arguments), dict)
-    except (TypeError, ValueError, RecursionError):
-        return False
