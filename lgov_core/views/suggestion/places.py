@@ -93,4 +93,5 @@ def _egress(tool: ToolActs, argument: str, texts: Counter[str]) -> Iterator[Prop
 
 
 def _counted(names: Counter[str]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in names.most_common()) or "none"
+    counted = sorted(names.items(), key=lambda one: (-one[1], one[0]))
+    return ", ".join(f"{name} {count}" for name, count in counted) or "none"

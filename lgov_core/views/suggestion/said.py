@@ -22,19 +22,17 @@ def said_rules(tools: Sequence[ToolActs]) -> list[tuple[ProposedRule, list[Actio
     """Rules by which addresses must be said by the user, each with the actions that it covers.
 
     One rule for all tools that never named another address, and one for each tool that did, which lists them. None for a
-    tool of which what the user said is not on record, or that names too many others.
+    tool that names too many others, or no address while what the user said is not on record.
     """
     strict: list[ToolActs] = []
     naming = 0
     found: list[tuple[ProposedRule, list[Action]]] = []
     for tool in tools:
-        if not all(action.context.get("user_text") for action in tool.actions):
-            continue
         foreign, count = _foreign(tool)
-        if not foreign:
+        if not foreign and all(action.context.get("user_text") for action in tool.actions):
             strict.append(tool)
             naming += count
-        elif len(foreign) <= _FOREIGN:
+        elif 0 < len(foreign) <= _FOREIGN:
             rule = {
                 "name": f"{tool.name}: said by the user",
                 "tools": [glob.escape(tool.name)],
@@ -42,7 +40,7 @@ def said_rules(tools: Sequence[ToolActs]) -> list[tuple[ProposedRule, list[Actio
                 "with": {"trusted": sorted({glob.escape(address.form) for address in foreign})},
             }
             named = ", ".join(f"{address.form} {count}" for address, count in foreign.most_common())
-            notes = [f"{tool.name}: addresses must be said by the user; these were not: {named}"]
+            notes = [f"{tool.name}: addresses must be said by the user; of these that is not on record: {named}"]
             found.append((ProposedRule(rule, notes), tool.actions))
     if strict:
         names = [glob.escape(tool.name) for tool in strict]
@@ -58,7 +56,7 @@ def _foreign(tool: ToolActs) -> tuple[Counter[Address], int]:
     found: Counter[Address] = Counter()
     naming = 0
     for action, count in zip(tool.actions, tool.counts, strict=True):
-        said = addresses(str(action.context["user_text"]))
+        said = addresses(str(action.context.get("user_text", "")))
         named = [one for name, text in strings_in(action.arguments) for one in addresses(text, name)]
         naming += count if named else 0
         found.update({one: count for one in named if not any(covers(known, one) for known in said)})
