@@ -23,7 +23,7 @@ def test_no_call_of_a_user_is_denied_and_most_of_the_injections_are(capsys: pyte
     users = [task for task in tasks if task["kind"] == "user"]
     record = ActRecord()
     for task in users:
-        rollout_id = f"{task['suite']}/{task['task_id']}"
+        rollout_id = f"{task['suite']}-{task['task_id']}"
         record.say(rollout_id, task["text"])
         for call in task["calls"]:
             record.act(call["tool"], call["args"], rollout_id=rollout_id)
