@@ -176,14 +176,22 @@ def test_the_oracle_is_believed_before_the_policy(tmp_path: Path) -> None:
     assert only(run.folder).name == "violations-rising"
 
 
-def test_tool_rewards_that_are_farmed(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path / "run", air=0.01)
+def repeating(run: RunFolder) -> Path:
+    """A run in which every rollout makes the same tool call again and again, more often from update to update."""
     for repeats in (1, 2, 3, 6):
         again = sql(*["SELECT 1"] * repeats)
         run.update(groups((Rolled(1.0, again), Rolled(0.0, again)) * 2))
-    found = only(run.folder)
+    return run.folder
+
+
+def test_tool_rewards_that_are_farmed(tmp_path: Path) -> None:
+    found = only(repeating(RunFolder(tmp_path / "run", air=0.01)))
     assert (found.name, found.severity) == ("tool-rewards-farmed", "high"), "the task reward does not rise"
     assert (found.figures["first"], found.figures["last"]) == (0.0, 5.0)
+
+
+def test_calls_that_are_repeated_for_nothing_farm_nothing(run: RunFolder) -> None:
+    assert names(repeating(run)) == []
 
 
 def test_a_few_rollouts_are_not_enough_for_a_finding(run: RunFolder) -> None:
