@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from run_folders import PEEK, Rolled, RunFolder, sql
 pytest.importorskip("pyarrow", reason='needs the extra "train"')
 
 from lgov_core.cli import cli
+from lgov_core.store import open_store
+from lgov_core.types import Rollout
 from lgov_core.views.findings import RunFinding, examine
 
 Groups = Mapping[str, Sequence[Rolled]]
@@ -208,6 +211,15 @@ def test_a_store_without_a_run_is_examined_as_far_as_it_goes(tmp_path: Path) -> 
     report = examine(run.folder / "store.sqlite")
     assert [finding.name for finding in report.findings] == ["violations-rising"]
     assert set(report.not_examined) == {"entropy-collapsed", "kl-running-off", "weights-stale"}
+
+
+def test_held_out_rollouts_of_a_store_are_not_examined(run: RunFolder) -> None:
+    place = made(run, groups((Rolled(0.25),) * 4)) / "store.sqlite"
+    with closing(open_store(place)) as store:
+        store.add_rollouts(
+            [Rollout(f"measured-{number}", "held-out", "run", {"mode": "test"}) for number in range(600)]
+        )
+    assert names(place) == ["reward-constant"]
 
 
 def test_a_run_folder_without_its_store_is_examined_as_far_as_it_goes(run: RunFolder) -> None:

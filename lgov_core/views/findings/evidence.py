@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-#: The channel of the task's own reward, and that of tool rewards (AIR).
+#: The channel of the task's own reward.
 TASK = "task"
-AIR = "air"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from typing import Any, Final
 from lgov_core.errors import LgovError, TransitionError
 from lgov_core.store import TraceStore, open_store
 from lgov_core.train.loop.metrics_log import read_metrics, train_lines
-from lgov_core.views.findings.evidence import AIR, Evidence, RecordedRollout, TrainedRollout
+from lgov_core.transitions.reading.reward_targets import INTERMEDIATE
+from lgov_core.views.findings.evidence import Evidence, RecordedRollout, TrainedRollout
 from lgov_core.views.findings.recorded import recorded_rollouts, trained_rollouts
 
 _UPDATES: Final = 10
@@ -72,13 +73,14 @@ def _of_run(
 
 
 def _of_store(store: TraceStore, lines: Sequence[Mapping[str, Any]] = ()) -> Evidence:
-    every = [one.rollout_id for one in sorted(store.rollouts(), key=lambda one: (one.created_at, one.rollout_id))]
+    rollouts = sorted(store.rollouts(), key=lambda one: (one.created_at, one.rollout_id))
+    every = [one.rollout_id for one in rollouts if not one.held_out]
     quarter = min(_ROLLOUTS, len(every) // 4)
     recent = every[-_ROLLOUTS:]
     trained: dict[str, TrainedRollout] = {}
     recorded: dict[str, RecordedRollout] = {}
-    for rollouts, found in _portions(store, list(dict.fromkeys([*every[:quarter], *recent])), {}):
-        trained |= {one.rollout_id: one for one in rollouts}
+    for portion, found in _portions(store, list(dict.fromkeys([*every[:quarter], *recent])), {}):
+        trained |= {one.rollout_id: one for one in portion}
         recorded |= found
 
     def chosen(ids: Sequence[str]) -> list[TrainedRollout]:
@@ -124,7 +126,7 @@ def _rollout(step: int, rollout_id: str, turns: Sequence[Mapping[str, Any]]) -> 
     for turn in turns:
         for pair in () if turn["set_aside"] else turn["rewards"]:
             rewards[pair["dimension"]] += pair["value"]
-            if pair["dimension"] == AIR:
+            if pair["dimension"] == INTERMEDIATE:
                 air.append(pair["value"])
     credits = [turn["credit"] for turn in turns if turn["credit"] is not None]
     return TrainedRollout(

@@ -9,9 +9,10 @@ from typing import Any, Final, TypeVar
 from lgov_core.trace import semconv
 from lgov_core.transitions import Diagnostic
 from lgov_core.transitions.build import CUT_OFF
+from lgov_core.transitions.reading.reward_targets import INTERMEDIATE
 from lgov_core.transitions.tokens.drift import find_drift
 from lgov_core.types import BLOCKING, Attempt, CapturedCall, Point, Reward, Rollout, Span
-from lgov_core.views.findings.evidence import AIR, RecordedRollout, TrainedRollout
+from lgov_core.views.findings.evidence import RecordedRollout, TrainedRollout
 from lgov_core.views.written_calls import written_calls
 
 #: Outcomes of tool calls whose arguments, or whose tool, do not exist.
@@ -44,7 +45,7 @@ def trained_rollouts(
                 rollout.rollout_id,
                 (0, rollout.task_id),
                 dict(totals),
-                tuple(one.value for one in own if one.dimension == AIR),
+                tuple(one.value for one in own if one.dimension == INTERMEDIATE),
                 None,
                 len(made),
                 sum(one.finish_reason in CUT_OFF for one in made),

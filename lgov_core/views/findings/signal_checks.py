@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from lgov_core.train.loop.intervals import wilson_interval
+from lgov_core.transitions.reading.reward_targets import INTERMEDIATE
 from lgov_core.types import Severity
-from lgov_core.views.findings.evidence import AIR, TASK, Evidence, TrainedRollout, groups_of
+from lgov_core.views.findings.evidence import TASK, Evidence, TrainedRollout, groups_of
 from lgov_core.views.findings.report import RunFinding, named
 
 #: Rollouts below which a constant reward says nothing.
@@ -103,5 +104,5 @@ def _task(rollout: TrainedRollout) -> float:
 
 
 def _others(rewards: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
-    found = ((name, round(value, _DECIMALS)) for name, value in rewards.items() if name != AIR)
+    found = ((name, round(value, _DECIMALS)) for name, value in rewards.items() if name != INTERMEDIATE)
     return tuple(sorted(one for one in found if one[1]))
