@@ -57,6 +57,18 @@ def test_a_healthy_run_has_no_finding(run: RunFolder) -> None:
     assert (report.updates, report.rollouts) == (4, 128)
 
 
+def test_a_run_that_learns_has_no_finding(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run", air=0.05)
+    good, bad, denied = Rolled(1.0), Rolled(0.0), Rolled(0.0, sql(PEEK, "SELECT 1"))
+    shown = ((denied, denied, bad, good), (denied, bad, good, good), (bad, good, good, good), (good, good, bad, good))
+    for step, (group, entropy, kl) in enumerate(
+        zip(shown, (0.23, 0.14, 0.1, 0.07), (0.0, 0.06, 0.2, 0.1), strict=True)
+    ):
+        run.update(groups(group, group, (good,) * 4), entropy=entropy, kl=kl, staleness=float(step > 0))
+    report = examine(run.folder)
+    assert (report.findings, dict(report.not_examined)) == ((), {})
+
+
 def test_a_constant_reward(run: RunFolder) -> None:
     found = only(made(run, groups((Rolled(0.25),) * 4)))
     assert (found.name, found.figures["least"]) == ("reward-constant", 0.25)
