@@ -137,7 +137,7 @@ class ProvenancePolicy(BoundedPolicy):
     def _on_tool_call(self, action: Action) -> Decision:
         used: list[tuple[str, Address | str]] = []
         try:
-            strings = list(_strings(action.arguments))
+            strings = list(strings_in(action.arguments))
         except _Unlookable as error:
             return self.deny("provenance-unscanned", f"{error}, so they were not looked at.")
         for name, text in strings:
@@ -246,7 +246,7 @@ def _system_texts(messages: Any) -> Iterator[str]:
                 yield part["text"]
 
 
-def _strings(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+def strings_in(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
     """Every string with the key it stands under; keys themselves, and numbers as they are written."""
     if depth > MAX_DEPTH:
         raise _Unlookable(f"The arguments are nested deeper than {MAX_DEPTH} levels")
@@ -256,10 +256,10 @@ def _strings(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, 
                 raise _Unlookable(f"The arguments have a name longer than {MAX_NAME} characters")
             if isinstance(key, str) and not key.isidentifier():
                 yield name, key
-            yield from _strings(item, str(key), depth + 1)
+            yield from strings_in(item, str(key), depth + 1)
     elif isinstance(value, list | tuple | set | frozenset):
         for item in value:
-            yield from _strings(item, name, depth + 1)
+            yield from strings_in(item, name, depth + 1)
     elif isinstance(value, bytes | bytearray):
         yield name, bytes(value).decode("utf-8", "replace")
     elif isinstance(value, str):
