@@ -39,9 +39,11 @@ class Vllm(Protocol):
     """
 
     url: str
-    key: str | None
     base: str
     restarts: int
+
+    @property
+    def key(self) -> str | None: ...
 
     @property
     def generation(self) -> int:
@@ -113,7 +115,8 @@ class VllmServer:
                 hint="make .venv-vllm, or --vllm-python ENVIRONMENT/bin/python",
             )
         # A name and key that no other server has: an answer from elsewhere cannot be taken for this one's.
-        self.base, self.key = f"{name}-{secrets.token_hex(4)}", secrets.token_hex(16)
+        self.base = f"{name}-{secrets.token_hex(4)}"
+        self.key: str = secrets.token_hex(16)
         self.log, self.restarts, self.url = log, 0, ""
         self._model, self._options = model, options
         self._state = threading.Condition()
@@ -208,8 +211,9 @@ class VllmServer:
         environment = {
             **os.environ,
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+            "VLLM_API_KEY": self.key,
+            "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",
             "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_API_KEY": str(self.key),
         }
         environment.pop("PYTHONPATH", None)
         with self.log.open("ab") as log:
