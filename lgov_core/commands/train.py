@@ -12,6 +12,7 @@ from lgov_core.commands.group import Exit
 from lgov_core.commands.options import FILE, FOLDER, PATH, command
 from lgov_core.commands.output import write_result
 from lgov_core.errors import SettingsError
+from lgov_core.server.command import engine_flags, engine_options
 
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED)
@@ -21,6 +22,7 @@ from lgov_core.errors import SettingsError
 @click.option("--test", type=PATH, help="Held-out tasks, JSON lines. [data.test]")
 @click.option("--model", "name", help="smollm2, a transformers folder, or a hub name. [model.name]")
 @click.option("--algorithm", help="grpo, ppo, ...; sft and prompt learn from recorded traces. [training.algorithm]")
+@engine_options
 @click.option("--backend", default="torch", show_default=True, help="Training backend: torch, or verl on Ray.")
 @click.option("--traces", help="Store of recorded rollouts, for sft and prompt.")
 @click.option("--epochs", type=int, help="Passes over the tasks. [training.epochs]")
@@ -49,8 +51,9 @@ def train(
     from lgov_core.train.settings import load_train_settings
 
     sections = {"train": "data", "test": "data", "name": "model", "nworkers": "runtime", "policy": "runtime"}
+    engine = engine_flags(flags)
     values = {(sections.get(key, "training"), key): value for key, value in flags.items()}
-    settings = load_train_settings(config, flags=values)
+    settings = load_train_settings(config, flags={**values, **engine})
     if resume and folder is None:
         raise SettingsError("--resume needs the folder of the run", hint="give --folder")
     run = find_run(settings.training.algorithm, backend)

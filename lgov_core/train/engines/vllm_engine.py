@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Generator, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
@@ -14,7 +17,7 @@ from lgov_core.gateway.engine.reply_codec import Generated
 from lgov_core.gateway.serving.metrics import Reading
 from lgov_core.gateway.upstream.token_engine import TokenEngine, TokenPrompt
 from lgov_core.train.engines.vllm_policy import Version, VllmPolicy
-from lgov_core.train.engines.vllm_server import authorization
+from lgov_core.train.engines.vllm_server import AttachedVllm, VllmOptions, VllmServer, authorization
 
 if TYPE_CHECKING:
     from lgov_core.models import LanguageModel
@@ -126,3 +129,34 @@ class VllmEngine(TokenEngine):
         task = asyncio.get_running_loop().run_in_executor(None, work)
         self._chores.add(task)
         task.add_done_callback(self._chores.discard)
+
+
+@contextlib.contextmanager
+def open_vllm(
+    model: LanguageModel,
+    source: str,
+    folder: Path,
+    options: VllmOptions,
+    *,
+    url: str | None = None,
+    also: Sequence[str] = (),
+    max_new_tokens: int = 1024,
+) -> Generator[VllmEngine]:
+    """The engine on a vLLM that serves ``source`` (a folder or hub name), started by ``options``, or that runs at ``url``.
+
+    ``model`` is the same model, whose weights are not used. ``folder`` gets ``vllm.log`` and ``adapters/``. The API key of a
+    server at ``url`` is the variable VLLM_API_KEY. Raises `UpstreamError` and `SettingsError`.
+    """
+    key = os.environ.get("VLLM_API_KEY")
+    with (
+        VllmServer(source, model.name, options, folder / "vllm.log")
+        if url is None
+        else AttachedVllm(url, key=key, start_s=options.start_s)
+    ) as server:
+        yield VllmEngine(
+            model,
+            VllmPolicy(server, folder / "adapters"),
+            also=also,
+            context_tokens=options.context_tokens,
+            max_new_tokens=max_new_tokens,
+        )

@@ -33,7 +33,7 @@ _RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
 
 
 class Vllm(Protocol):
-    """A server that `VllmPolicy` publishes to, at ``url``, with ``key`` as its API key. Callable from any thread.
+    """A server that `VllmPolicy` publishes to, at ``url``. Callable from any thread.
 
     ``base`` is its name for the model without adapters, ``restarts`` how often it had to be started again.
     """
@@ -43,7 +43,9 @@ class Vllm(Protocol):
     restarts: int
 
     @property
-    def key(self) -> str | None: ...
+    def key(self) -> str | None:
+        """The API key that it asks for."""
+        ...
 
     @property
     def generation(self) -> int:
@@ -71,7 +73,8 @@ class VllmOptions:
     ``python`` is the interpreter of the environment that has vLLM. ``dtype`` is float32, bfloat16 or float16.
     ``gpu_memory`` is the share of a GPU's memory that it takes, ``context_tokens`` bounds prompt and reply together (None:
     the model's own). ``rank`` is the highest rank of adapters, ``adapters`` how many may be loaded at a time. ``start_s``
-    bounds the seconds of a start. ``arguments`` go to ``vllm serve`` after lgov's own, and so win over them.
+    bounds the seconds of a start; ``eager`` starts sooner, without compiling the model. ``arguments`` go to ``vllm serve``
+    after lgov's own, and so win over them.
     """
 
     python: Path
@@ -81,6 +84,7 @@ class VllmOptions:
     rank: int = 16
     adapters: int = 8
     start_s: float = 600.0
+    eager: bool = False
     arguments: Sequence[str] = ()
 
     def command(self, model: str, name: str, port: int) -> list[str]:
@@ -91,6 +95,7 @@ class VllmOptions:
         return [
             str(self.python), str(_CHILD), model, "--served-model-name", name, "--host", "127.0.0.1", "--port", str(port),
             "--dtype", self.dtype, "--gpu-memory-utilization", str(self.gpu_memory),
+            *(["--enforce-eager"] if self.eager else []),
             *([] if self.context_tokens is None else ["--max-model-len", str(self.context_tokens)]),
             # Raw log-probabilities ignore the temperature; a model's own settings would change how tokens are drawn.
             "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm",
