@@ -205,7 +205,7 @@ def test_a_langchain_conversation_is_one_row_without_drift(vllm: Asked, tmp_path
             history += [tools.invoke(history), HumanMessage("Thank you.")]
             tools.invoke(history)
         store.finish_attempt("r1", 1, Outcome.SUCCEEDED, rewards=[Reward(1.0, rollout_id="r1", attempt=1)])
-        calls = store.calls(["r1"])
+        calls = list(store.calls(["r1"]))
         data = build_transitions(store, ["r1"])
     assert len(calls) == 4
     for before, after in itertools.pairwise(calls):
