@@ -71,6 +71,7 @@ bench: $(VENV)/.tools $(PEER)/.installed $(OBSERVER)/.installed ## Measure decis
 	@$(or $(LIGHTNING_PYTHON),$(BIN)/python) -m tests.bench.transitions $(ARGS)
 	@$(BIN)/python -m tests.bench.gateway $(if $(LIGHTNING1_PYTHON),--peer $(LIGHTNING1_PYTHON)) $(ARGS)
 	@$(BIN)/python -m tests.bench.engine --model tiny
+	@$(BIN)/python -m tests.bench.sampling
 	@$(BIN)/python -m tests.bench.packing $(ARGS)
 	@$(BIN)/python -m tests.bench.asynchronous
 	@$(BIN)/python -m tests.bench.confine $(ARGS)
