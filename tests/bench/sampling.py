@@ -1,7 +1,7 @@
 """Tokens a second that rollouts get from the embedded engine and from vLLM, at 1, 8 and 32 at a time.
 
 Both engines are up in one run and are measured in turns, so that what else the machine does hits both. Rollouts of one task
-share their system message and have two turns of ``--tokens`` tokens each; every run has a task of its own. Needs the Python that
+share their system message and have two turns of ``--tokens`` tokens each; every run has its own task. Needs the Python that
 has vLLM (make test-vllm makes .venv-vllm).
 """
 
