@@ -77,7 +77,7 @@ class Attempts:
     """Every connection that was asked for: on record before it is made, and counted. Safe in any thread."""
 
     log: EntryWriter
-    rollout_id: str
+    rollout_id: str | None
     allowed: Counter[str] = field(default_factory=Counter)
     denied: Counter[str] = field(default_factory=Counter)
     _lock: Any = field(default_factory=threading.Lock)
