@@ -25,8 +25,12 @@ PYTHON312 ?= python3.12
 VERL := .venv-verl
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 
+# What runs agents. The rest of the examples is in tests/confine, which starts boxes and so does not run in one.
+CONFINED := tests/langchain tests/autogen tests/openai_agents tests/openai tests/pair tests/tutorial tests/demo \
+	tests/e2e/test_examples.py tests/e2e/test_lgov_run.py tests/e2e/test_pytest_plugin.py
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-matrix test-verl check bench bench-peer clean
+.PHONY: help demo test test-all test-confined test-matrix test-verl check bench bench-peer clean
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z-]*\): .*## /\1	/p' $(MAKEFILE_LIST) | expand -t 8
@@ -38,8 +42,9 @@ demo: $(VENV)/.installed ## Govern and train a small SQL agent, and show what ch
 test: $(VENV)/.tools ## Run the tests.
 	@$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --reruns 1 --reruns-delay 2 $(ARGS)
 
-test-all: $(VENV)/.tools ## Run everything: the slow tests too, the version matrix, and verl.
+test-all: $(VENV)/.tools ## Run everything: the slow tests too, in a box, the version matrix, and verl.
 	@LGOV_TEST_SLOW=1 $(MAKE) test
+	@$(MAKE) test-confined
 	@$(MAKE) test-matrix
 	@$(MAKE) test-verl
 
@@ -48,6 +53,9 @@ test-matrix: $(VENV)/.tools ## Run each adapter's tests against the oldest and t
 
 test-verl: $(VERL)/.installed ## Train with the real verl on Ray, on the CPU, from end to end (in an environment of its own, 2 GB).
 	@PYTHONPATH= $(VERL)/bin/python -m pytest tests/verl $(ARGS)
+
+test-confined: $(VENV)/.tools ## Run the tests of agents, examples, workers and the demo inside the box of lgov run --confine.
+	@$(BIN)/python -m pytest --lgov-confine -n 2 --dist loadfile $(CONFINED) $(ARGS)
 
 check: $(VENV)/.tools ## Check style, types and the layers of the code.
 	@echo "ruff check"; $(BIN)/ruff check --quiet .

@@ -50,7 +50,7 @@ def command_in_box(
     *,
     policy: Path | None,
     audit: Path,
-    preset: str | None,
+    preset: str | None = None,
     endpoint: str | None = None,
 ) -> list[str]:
     """The command that runs Python with ``before --lgov-broker=ADDRESS after`` in a strict box of its own.

@@ -75,7 +75,10 @@ def test_tests_are_confined_and_their_record_is_outside(processes: str, project:
     with AuditLog(record) as log:
         entries = log.entries()
     assert entries[0].kind == "confinement"
-    assert sorted(str(one.effect) for one in entries if one.point == "pre_tool_call" and one.effect) == ["allow", "deny"]
+    assert sorted(str(one.effect) for one in entries if one.point == "pre_tool_call" and one.effect) == [
+        "allow",
+        "deny",
+    ]
     assert verify(record).ok
 
 
