@@ -103,6 +103,11 @@ class AgentRunner:
         self._stack, self._arms = contextlib.ExitStack(), contextlib.ExitStack()
         self._lock = threading.Lock()
         self._running, self._closed = 0, False
+        self._connections: Callable[[str, int], list[Span]] | None = None
+        if broker is not None:
+            from lgov_core.confine.inside import Broker, BrokeredLog
+
+            self._connections = BrokeredLog(Broker(broker)).connections
         plugins: list[object] = [StoreSink(self._notebook), self._tally]
         if rules is not None:
             plugins.insert(0, AirPlugin(rules))
@@ -183,6 +188,9 @@ class AgentRunner:
             return value
 
     def _with_observations(self, given: Assignment, report: Report) -> Report:
+        if self._connections is not None:  # of a box, in which one attempt runs at a time
+            for span in self._connections(*given.key):
+                self._notebook.add_span(span)
         rewards, spans = self._notebook.take(given.key)
         counts = {**self._tally.take(*given.key), **report.counts}
         if counts.pop("faults", 0):

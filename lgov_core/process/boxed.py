@@ -143,7 +143,7 @@ def _run_outside(
         if placed.refused is not None:
             denials.serve(placed.refused)
         proxy = Proxy(reach, attempts)
-        BoxBroker(log, stores, token).serve(placed.listeners[-2])
+        BoxBroker(log, attempts, stores, token).serve(placed.listeners[-2])
         proxy.serve(placed.listeners[-1])
         for listener, port in zip(placed.listeners[:-2], plan.forwards, strict=False):
             proxy.forward(listener, port)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lgov_core.governor import Governor
     from lgov_core.policies import PolicySet
     from lgov_core.process.import_guard import FrameworkGuard
+    from lgov_core.scope import RolloutScope
     from lgov_core.store import TraceStore
     from lgov_core.types import Adapter
 
@@ -87,6 +88,16 @@ class GovernedProcess:
     store: TraceStore | None
     tally: Tally
     problems: list[str] = field(default_factory=list[str])
+
+    def trace_connections(self, scope: RolloutScope) -> None:
+        """In a box with a trace store: makes spans of the connections that the program asked for, as of ``scope``."""
+        if self.options.broker is None or self.store is None:
+            return
+        from lgov_core.confine.inside import BrokeredLog
+
+        assert isinstance(self.audit, BrokeredLog)
+        for span in self.audit.connections(scope.rollout_id, scope.attempt, content=self.options.capture_content):
+            self.governor.observe(span)
 
     def close(self) -> list[str]:
         """Closes everything; goes on when one part cannot be closed."""

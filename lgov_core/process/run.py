@@ -211,6 +211,7 @@ def _finish(run: _Run) -> None:
     refused = bool(ungoverned) and not options.ungoverned_children_are_accepted
     if refused and run.status == 0:
         run.status = CANNOT_GOVERN
+    process.trace_connections(run.scope)
     _end_attempt(run, run.status)
     judged = process.tally.judged + children.judged
     denied = sum(count for (_, _, effect), count in judged.items() if effect in BLOCKING)

@@ -14,6 +14,7 @@ from lgov_core.audit import AuditLog, verify
 from lgov_core.client.agent_name import load_agent
 from lgov_core.errors import ArgumentError, SettingsError, TrainError
 from lgov_core.server.training import TrainingServer
+from lgov_core.trace import semconv
 from lgov_core.train.settings import load_train_settings
 from tests.confine.conftest import why_not
 
@@ -78,8 +79,11 @@ def test_workers_are_confined_and_their_record_is_outside(
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    result = train(serve(steps=1, batch_size=1, group_size=2), work)
+    server = serve(steps=1, batch_size=1, group_size=2)
+    result = train(server, work)
     assert result.counts["succeeded"] == 2
+    spans = [one for one in server.store.spans() if one.attributes.get(semconv.SERVER_ADDRESS) == "127.0.0.1"]
+    assert {one.rollout_id for one in spans} == {one.rollout_id for one in server.store.calls()}
     record = work / ".lgov" / "audit.db"
     with AuditLog(record) as log:
         entries = log.entries()
