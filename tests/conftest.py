@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from lgov_core.policies.confinement import in_box
+from tests.refused_in_box import REFUSED
+
 # A shell that starts the tests in the background makes them ignore SIGINT, and every process they start would inherit that.
 # With a handler of our own here, children begin with the default again.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -47,6 +50,9 @@ _LONG = ("e2e", "pair", "train", "agent_hooks")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     items.sort(key=lambda item: item.path.relative_to(here).parts[0] not in _LONG)
+    for item in items if in_box() else ():
+        if item.name in REFUSED:
+            item.add_marker(pytest.mark.skip(f"in a box: {REFUSED[item.name]}"))
 
 
 @pytest.hookimpl(optionalhook=True)
