@@ -12,7 +12,7 @@ from lgov_core._util.bounded import BoundedDict
 from lgov_core.errors import PolicyError
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.content.text_views import INVISIBLE, written_number
-from lgov_core.policies.options import matches_any, one_of, positive_integer, string_tuple
+from lgov_core.policies.options import matches_any, one_of, positive_integer, string_tuple, surely_matches
 from lgov_core.policies.provenance.text import addresses
 from lgov_core.policies.provenance.values import KINDS, Address, covers
 from lgov_core.types import Action, Decision, Point
@@ -171,7 +171,7 @@ class ProvenancePolicy(BoundedPolicy):
                     continue
                 what = value.kind
             else:
-                if any(said.says(value) for said in known) or matches_any(value.casefold(), self._trusted):
+                if any(said.says(value) for said in known) or surely_matches(value.casefold(), self._trusted):
                     continue
                 what = "value"
             if not known:
@@ -194,7 +194,7 @@ class ProvenancePolicy(BoundedPolicy):
                 host_glob, slash, path_glob = glob.removeprefix("https://").removeprefix("http://").partition("/")
                 if "@" not in glob and fnmatchcase(host, host_glob) and (not slash or fnmatchcase(path, path_glob)):
                     return True
-        elif matches_any(form, tuple(glob for glob in self._trusted if ("@" in glob) == (address.kind == "email"))):
+        elif surely_matches(form, tuple(glob for glob in self._trusted if ("@" in glob) == (address.kind == "email"))):
             return True
         bare = address if address.kind != "url" else Address("url", address.form.partition("?")[0])
         return any(covers(said, one) for said in self._named for one in (address, bare))
