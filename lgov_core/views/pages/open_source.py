@@ -14,8 +14,9 @@ from lgov_core._util.sqlite_file import file_identity
 from lgov_core.audit import AuditLog
 from lgov_core.errors import LgovError
 from lgov_core.store import RolloutQueue, open_store
+from lgov_core.store.sql.pages import StorePages
 from lgov_core.views.attempt_builder import NotRecorded
-from lgov_core.views.pages.decision_counts import DecisionCounts
+from lgov_core.views.pages.governance.decision_counts import DecisionCounts
 from lgov_core.views.pages.groups import GroupIndex
 from lgov_core.views.pages.sources import Source
 from lgov_core.views.pages.texts import text_of
@@ -45,6 +46,7 @@ class OpenSource:
         self._lock = threading.Lock()
         self._store: RolloutQueue | None = None
         self._identity: tuple[int, int] | None = None
+        self._counted: tuple[Any, dict[str, Any]] = (None, {})
 
     @property
     def store(self) -> RolloutQueue:
@@ -110,13 +112,20 @@ class OpenSource:
         }
         if source.store is not None:
             try:
-                pages = self.store.pages
-                rollouts, calls = pages.counts()
-                about["runs"] = pages.runs(_MOST_RUNS)
-                about["counts"] = {"rollouts": rollouts, "open_attempts": pages.open_attempts(), "calls": calls}
+                about |= self._contents(self.store.pages)
             except LgovError as error:
                 return about | unreadable(error)
         return about | self.state()
+
+    def _contents(self, pages: StorePages) -> dict[str, Any]:
+        """The runs of the store and how much there is, counted again only when rows were added."""
+        marks = pages.marks()
+        if self._counted[0] != marks:
+            rollouts, calls = pages.counts()
+            counts = {"rollouts": rollouts, "open_attempts": 0, "calls": calls}
+            self._counted = (marks, {"runs": pages.runs(_MOST_RUNS), "counts": counts})
+        found = self._counted[1]
+        return {**found, "counts": {**found["counts"], "open_attempts": pages.open_attempts()}}
 
     def state(self) -> dict[str, Any]:
         """Whether the source is live, stalled or has ended, and when it was last written."""
