@@ -23,19 +23,19 @@ function Request({ item: given, may, by, reload }) {
   const [answered, setAnswered] = useState(null);
   const item = given.state === "pending" && answered ? answered : given;
   const waits = item.state === "pending";
-  return html`<article class="card" role="listitem" data-row tabindex="0" aria-label=${`Request ${plain(item.name)}, ${item.state}`}>
+  return html`<div class="card" role="listitem" data-row tabindex="0" aria-label=${`Request ${plain(item.name)}, ${item.state}`}>
     <header><div class="row"><${Badge} value=${item.state} kind=${STATES[item.state]} /><h2 class="mono">${plain(item.name)}</h2>
         <span class="muted small">${plain(item.kind)} at ${plain(item.point)}${item.agent ? " by agent " + plain(item.agent) : ""}</span></div>
       <span class="muted small" title=${clock(item.asked_at)}>asked ${ago(item.asked_at)}${waits && html`, <${Remaining} until=${item.until} />`}</span></header>
     <div class="body stack">
-      <h3 class="role">arguments, exactly as they are bound to your answer</h3>
-      <pre class="text whole" tabindex="0" role="region" aria-label="bound arguments">${plain(item.bound)}</pre>
+      <p class="role">arguments, exactly as they are bound to your answer</p>
+      <pre class="text whole" tabindex="0" role="group" aria-label="bound arguments">${plain(item.bound)}</pre>
       <p class="small muted">SHA-256 <span class="mono">${plain(item.digest)}</span> · ${plain(item.file)}</p>
       ${item.answered_by && html`<p><${Badge} value=${item.state} kind=${STATES[item.state]} /> by <b>${plain(item.answered_by)}</b> ${clock(item.answered_at)}${item.reason && html`: <span dir="auto">${plain(item.reason)}</span>`}</p>`}
       ${answered?.conflict && html`<p class="banner warn" role="alert">${plain(answered.conflict)}</p>`}
       ${waits && may && html`<${Answer} item=${item} by=${by} done=${setAnswered} reload=${reload} />`}
     </div>
-  </article>`;
+  </div>`;
 }
 
 function Remaining({ until }) {

@@ -41,7 +41,7 @@ function Group({ group }) {
   const { rollouts } = group;
   const spread = group.return?.spread;
   const [open, setOpen] = useState(false);
-  return html`<article class="card" role="listitem" data-row tabindex="0" aria-label=${"Task " + plain(group.task_id)}>
+  return html`<div class="card" role="listitem" data-row tabindex="0" aria-label=${"Task " + plain(group.task_id)}>
     <header>
       <div class="row"><h2 class="mono">${plain(group.task_id)}</h2>
         ${group.teaches_nothing && html`<${Badge} value="teaches nothing" kind="warn" title=${group.why ?? undefined} />`}
@@ -59,14 +59,15 @@ function Group({ group }) {
         ${group.count > rollouts.length && html`<a class="chip" href=${link("tasks", { source: group.source, run: group.run_id, task: group.task_id })}>${group.count - rollouts.length} more</a>`}</div>
     </div>
     ${open && html`<${SideBySide} rollouts=${rollouts} rewards=${group.rewards} />`}
-  </article>`;
+  </div>`;
 }
 
 const address = (row) => link(["rollout", row.rollout_id], { source: row.source, attempt: row.attempt });
 
 function RolloutChip({ row }) {
   const words = `${row.outcome}, return ${number(row.return)}, ${plural(row.turns, "turn")}, ${plural(row.denials, "denial")}`;
-  return html`<a class="chip ${kindOf(row.outcome)}" href=${address(row)} title=${words} aria-label=${"Rollout: " + words}>
+  return html`<a class="chip ${kindOf(row.outcome)}" href=${address(row)} title=${words}>
+    <span class="visually-hidden">Rollout ${words}: </span>
     ${row.return === null ? row.outcome : signed(row.return, 2)}
     ${row.denials > 0 && html`<span class="bad" aria-hidden="true">✕${row.denials > 1 ? row.denials : ""}</span>`}
     ${row.would > 0 && html`<span class="warn" aria-hidden="true">◌</span>`}

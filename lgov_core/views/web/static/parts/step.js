@@ -18,22 +18,22 @@ export function Messages({ step, source, part = null }) {
 }
 
 function Message({ role, value, source, wrote = false, marked = false, children }) {
-  return html`<section class="message ${wrote ? "wrote" : ""} ${marked ? "marked" : ""}" aria-label=${`${plain(role)} message`}>
-    <h3 class="role">${plain(role)}${wrote && html` <span class="muted">wrote</span>`}</h3>
+  return html`<div role="group" class="message ${wrote ? "wrote" : ""} ${marked ? "marked" : ""}" aria-label=${`${plain(role)} message`}>
+    <p class="role">${plain(role)}${wrote && html` <span class="muted">wrote</span>`}</p>
     <${Text} value=${value} source=${source} label=${`${plain(role)} text`} none=${wrote ? "no text" : "not recorded"} />
     ${children}
-  </section>`;
+  </div>`;
 }
 
 export function Tool({ tool, source, marked = false }) {
-  return html`<section class="message tool-call ${marked ? "marked" : ""}" aria-label=${"Tool call " + plain(tool.name)}>
-    <div class="row between"><h3 class="role mono">${plain(tool.name)}</h3>
+  return html`<div role="group" class="message tool-call ${marked ? "marked" : ""}" aria-label=${"Tool call " + plain(tool.name)}>
+    <div class="row between"><p class="role mono">${plain(tool.name)}</p>
       <span class="row"><${Rewards} rewards=${tool.rewards} />${tool.claimed && html`<${Badge} value="claimed" title="Reported from outside, not recorded here" />`}<${ToolState} tool=${tool} /></span></div>
     <${Text} value=${tool.arguments} source=${source} json label="arguments" none="no arguments" />
     <${Decisions} decisions=${tool.decisions} source=${source} />
-    ${tool.result && html`<h3 class="role">result</h3><${Text} value=${tool.result} source=${source} json label="result" />`}
+    ${tool.result && html`<p class="role">result</p><${Text} value=${tool.result} source=${source} json label="result" />`}
     ${tool.error && html`<p class="bad" dir="auto">${plain(tool.error)}</p>`}
-  </section>`;
+  </div>`;
 }
 
 /** What is known of the call, in one line. */

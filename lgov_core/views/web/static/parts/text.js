@@ -18,7 +18,7 @@ export function Text({ value, source, json = false, label = "text", none = null 
       (answer) => setMore({ ref: value.ref, text: held.text + answer.text, error: null }),
       (error) => setMore({ ...held, ref: value.ref, error }),
     );
-  return html`<pre class="text" tabindex="0" role="region" dir="auto" aria-label=${label}>${json && text.length > SHORT ? pretty(text) : plain(text)}</pre>
+  return html`<pre class="text" tabindex="0" role="group" dir="auto" aria-label=${label}>${json && text.length > SHORT ? pretty(text) : plain(text)}</pre>
     ${value.length > text.length && html`<p class="small muted">${number(text.length)} of ${number(value.length)} characters.
       ${" "}<button class="link" onClick=${read}>Show more</button>${held.error && html` <span class="bad">${plain(held.error.message)}</span>`}</p>`}`;
 }

@@ -6,7 +6,7 @@ import { colorOf, lineOf, lines, scaleOf, shown } from "./token_rows.js";
 import { Badge, Failed, Loading, Tabs } from "./ui.js";
 
 const LINE = 22; // pixels, as in parts.css
-const SPARE = 12; // lines above and below what is in sight
+const SPARE = 8; // lines above and below what is in sight
 const PAGE = 8000;
 const COLUMNS = ["ids", "texts", "mask", "logprobs", "advantages", "entropy"];
 const BY = [["mask", "Mask"], ["logprobs", "Log-probability"], ["advantages", "Advantage"], ["entropy", "Entropy"]];
@@ -81,6 +81,16 @@ function View({ columns, by, onBy, done }) {
   };
   const first = Math.max(0, Math.floor(place.top / LINE) - SPARE);
   const end = Math.min(starts.length, Math.ceil((place.top + place.height) / LINE) + SPARE);
+  const held = useRef({});
+  const rows = [];
+  for (let line = first, made = { columns, starts, by, at, rows: new Map() }; line < end; line++) {
+    // A line that was on screen before is the same element, which Preact then leaves alone.
+    const same = ["columns", "starts", "by", "at"].every((name) => held.current[name] === made[name]);
+    const row = (same && held.current.rows.get(line)) || html`<${Row} key=${line} top=${line * LINE} columns=${columns} from=${starts[line]} to=${starts[line + 1] ?? columns.mask.length} by=${by} scale=${scale} at=${at} />`;
+    made.rows.set(line, row);
+    rows.push(row);
+    if (line === end - 1) held.current = made;
+  }
   const token = (event) => (event.target.dataset.at === undefined ? null : Number(event.target.dataset.at));
   return html`<div class="stack">
     <div class="row between">
@@ -92,15 +102,14 @@ function View({ columns, by, onBy, done }) {
       </div>
     </div>
     <${Notes} columns=${columns} done=${done} />
+    <p class="token-facts small mono" role="status" aria-live=${over === null ? "polite" : "off"}>${facts(columns, over ?? at)}</p>
     <div class="tokens" ref=${box} tabindex="0" role="listbox" aria-label="Tokens of the call; arrow keys move" aria-activedescendant=${at === null ? null : `token-${at}`}
       onKeyDown=${keys} onScroll=${() => setPlace((old) => ({ ...old, top: box.current.scrollTop }))}
       onPointerOver=${(event) => setOver(token(event))} onPointerLeave=${() => setOver(null)} onClick=${(event) => token(event) !== null && setAt(token(event))}>
       <div role="presentation" style=${{ height: starts.length * LINE + "px" }}>
-        ${starts.slice(first, end).map((start, i) => html`<${Row} key=${first + i} top=${(first + i) * LINE} columns=${columns} from=${start} to=${starts[first + i + 1] ?? columns.mask.length}
-          by=${by} scale=${scale} at=${at} />`)}
+        ${rows}
       </div>
     </div>
-    <p class="token-facts small mono" role="status" aria-live=${over === null ? "polite" : "off"}>${facts(columns, over ?? at)}</p>
   </div>`;
 }
 
@@ -108,7 +117,9 @@ function Row({ top, columns, from, to, by, scale, at }) {
   const spans = [];
   for (let i = from; i < to; i++) {
     const css = `${colorOf(columns, i, by, scale)}${columns.mask[i] ? "" : " untrained"}${columns.drift?.at === i ? " shift" : ""}`;
-    spans.push(html`<span role="option" id=${"token-" + i} data-at=${i} class=${css} aria-selected=${String(i === at)}>${shown(columns, i)}</span>`);
+    const text = shown(columns, i);
+    const chosen = i === at ? { id: "token-" + i, "aria-selected": "true" } : {};
+    spans.push(html`<span role="option" data-at=${i} class=${css} aria-label=${text.trim() ? null : "space"} ...${chosen}>${text}</span>`);
   }
   return html`<div role="presentation" class="line ${from === columns.prompt_count ? "reply" : ""}" style=${{ top: top + "px" }}>${spans}</div>`;
 }
