@@ -82,7 +82,7 @@ function DecisionList({ route, source }) {
   const names = ["effect", "policy", "rule", "tool", "agent"];
   const filters = Object.fromEntries(names.map((name) => [name, route.query.get(name)]));
   const choices = useApi("filters", { source }).data ?? {};
-  const pages = usePages("governance/decisions", { source, ...filters }, { what: ["decisions"], enough: 20 });
+  const pages = usePages("governance/decisions", { source, ...filters, limit: 20 }, { what: ["decisions"], enough: 20 });
   const clear = Object.fromEntries(names.map((name) => [name, ""]));
   return html`<${Card} title="Decisions" flush aside=${html`<div class="filters">
       <${Choice} route=${route} name="effect" label="Effect" options=${SHOWN} all="all but allow" />

@@ -53,7 +53,7 @@ function Group({ group }) {
         <button class="link" aria-expanded=${String(open)} onClick=${() => setOpen(!open)}>${open ? "Fold" : "Side by side"}</button>
       </div>
     </header>
-    <div class="body tight">
+    <div class="body tight ${group.count === 1 ? "single" : ""}">
       ${group.input && html`<p class="mono ellipsis" title=${plain(group.input.text.slice(0, 600))}>${plain(group.input.text)}</p>`}
       <div class="group">${rollouts.map((row) => html`<${RolloutChip} row=${row} />`)}
         ${group.count > rollouts.length && html`<a class="chip" href=${link("tasks", { source: group.source, run: group.run_id, task: group.task_id })}>${group.count - rollouts.length} more</a>`}</div>

@@ -14,7 +14,8 @@ export function AuditState({ source }) {
   return html`<${Ready} result=${result} lines=${3}>${(data) => {
     const [words, kind] = STATES[data.state] ?? [data.state, ""];
     return html`<${Card} title="Audit chain" aside=${html`<${Badge} value=${words} kind=${kind} />`}>
-      ${data.state === "absent" ? html`<p class="muted">This source has no audit record, so nothing here proves that its decisions were not changed.</p>` : html`<div class="stack">
+      ${data.state === "absent" ? html`<p class="muted">This source has no audit record, so nothing here proves that its decisions were not changed.</p>`
+        : data.state === "checking" ? html`<p class="muted" role="status">Every entry is hashed again; this takes a while on a long record.</p>` : html`<div class="stack">
         ${data.problem && html`<p class="banner bad" role="alert">${plain(data.problem)}${data.first_bad !== null && ` (entry ${number(data.first_bad)})`}</p>`}
         <${Facts} items=${[
           ["Entries", number(data.entries)], ["Writers", number(data.writers)], ["Signed heads", number(data.signed)], ["Unsigned heads", number(data.unsigned)],
