@@ -54,6 +54,7 @@ _COMMANDS: Commands = {
         },
     ),
     "transitions": ("Build training data from recorded rollouts.", "transitions:transitions"),
+    "view": ("Look at runs, rollouts, tokens and decisions in the browser.", "view:view"),
     "curves": ("Show a training's metrics: table, plot, TensorBoard.", "curves:curves"),
     "eval": ("Measure a checkpoint on held-out tasks.", "eval_checkpoint:evaluate_command"),
     "export": ("Export a checkpoint for transformers or PEFT.", "export_checkpoint:export_command"),
