@@ -69,3 +69,10 @@ class Complaints(list[str]):
         # A request that is answered with an error status is the page's to show, and logged by the browser as well.
         if message.type == "error" and "Failed to load resource" not in message.text:
             self.append(f"console: {message.text}")
+
+
+def expect(locator: Any) -> Any:
+    """Playwright's assertion that waits. The page's policy forbids `wait_for_function`, which evaluates a text."""
+    from playwright.sync_api import expect as wait_until
+
+    return wait_until(locator)

@@ -40,7 +40,7 @@ function Loaded({ data, route }) {
     <${Facts} items=${[
       ["Steps", number(data.steps_total)],
       ["Rewards", data.rewards.length ? html`<${Rewards} rewards=${data.rewards} />` : "none"],
-      ["Loss weight", data.weight === null ? null : number(data.weight, 4)],
+      ["Loss weight", data.weight > 0 ? number(data.weight, 4) : null],
       ["Advantages", data.advantage_source],
       ["Started", clock(data.started_at)],
       ["Took", took === null ? "running" : seconds(took)],
@@ -78,8 +78,8 @@ function About({ data }) {
       <${Card} title="Result"><${Text} value=${data.result} source=${source} json label="result" none=${data.ended_at ? "none" : "not ended yet"} />
         ${data.error && html`<div class="bad"><${Text} value=${data.error} source=${source} label="error" /></div>`}<//>
     </div>
-    ${data.diagnostics.length > 0 && html`<${Card} title="What training leaves out" flush><table><tbody>${data.diagnostics.map(
-      (one) => html`<tr><td><${Badge} value=${one.finding} kind="warn" /></td><td class="mono">${plain(one.subject)}</td><td>${plain(one.detail)}</td></tr>`)}</tbody></table><//>`}
+    ${data.diagnostics.length > 0 && html`<${Card} title="What training leaves out" flush><div class="scroll"><table><tbody>${data.diagnostics.map(
+      (one) => html`<tr><td><${Badge} value=${one.finding} kind="warn" /></td><td class="mono">${plain(one.subject)}</td><td>${plain(one.detail)}</td></tr>`)}</tbody></table></div><//>`}
     ${(told.length > 0 || loose > 0) && html`<${Card} title="Of no single call"><div class="stack">
       <${Decisions} decisions=${data.decisions} source=${source} />
       ${data.loose_tools.map((tool) => html`<${Tool} tool=${tool} source=${source} />`)}

@@ -32,7 +32,7 @@ export function Tool({ tool, source, marked = false }) {
     <${Text} value=${tool.arguments} source=${source} json label="arguments" none="no arguments" />
     <${Decisions} decisions=${tool.decisions} source=${source} />
     ${tool.result && html`<p class="role">result</p><${Text} value=${tool.result} source=${source} json label="result" />`}
-    ${tool.error && html`<p class="bad" dir="auto">${plain(tool.error)}</p>`}
+    ${tool.error && tool.error !== tool.status && html`<p class="bad" dir="auto">${plain(tool.error)}</p>`}
   </div>`;
 }
 

@@ -4,7 +4,7 @@ import { get } from "../lib/api.js";
 import { number, plain, pretty } from "../lib/format.js";
 
 const STEP = 100000;
-const SHORT = 72; // characters of JSON that need no lines of their own
+const SHORT = 160; // characters of JSON that need no lines of their own
 
 /** `json` indents JSON. `label` names the region for a screen reader. Nothing is shown for null but `none`. */
 export function Text({ value, source, json = false, label = "text", none = null }) {

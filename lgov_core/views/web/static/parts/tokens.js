@@ -103,7 +103,7 @@ function View({ columns, by, onBy, done }) {
     </div>
     <${Notes} columns=${columns} done=${done} />
     <p class="token-facts small mono" role="status" aria-live=${over === null ? "polite" : "off"}>${facts(columns, over ?? at)}</p>
-    <div class="tokens" ref=${box} tabindex="0" role="listbox" aria-label="Tokens of the call; arrow keys move" aria-activedescendant=${at === null ? null : `token-${at}`}
+    <div class="tokens" ref=${box} style=${{ height: `min(62vh, ${starts.length * LINE + 2}px)` }} tabindex="0" role="listbox" aria-label="Tokens of the call; arrow keys move" aria-activedescendant=${at === null ? null : `token-${at}`}
       onKeyDown=${keys} onScroll=${() => setPlace((old) => ({ ...old, top: box.current.scrollTop }))}
       onPointerOver=${(event) => setOver(token(event))} onPointerLeave=${() => setOver(null)} onClick=${(event) => token(event) !== null && setAt(token(event))}>
       <div role="presentation" style=${{ height: starts.length * LINE + "px" }}>
@@ -164,5 +164,5 @@ function facts(columns, at) {
   if (columns.advantages?.[at] !== null && columns.advantages?.[at] !== undefined) parts.push(`advantage ${signed(columns.advantages[at], 4)}`);
   if (columns.weights_version !== null && at >= columns.prompt_count) parts.push(`weights ${columns.weights_version}`);
   if (columns.drift?.at === at) parts.push(`drift: ${columns.drift.detail}`);
-  return plain(parts.join("   "));
+  return plain(parts.join(" · "));
 }
