@@ -20,10 +20,9 @@ _TABLES: Final = ("rollouts", "attempts", "calls", "rewards", "spans")
 _HEAD: Final = "seq, rollout_id, task_id, run_id, created_at"
 #: A decision that did more than allow: its attributes are JSON text without spaces.
 _NOT_ALLOWED: Final = (
-    f"name = '{semconv.DECISION_SPAN_NAME}' AND claimed = 0"
-    f' AND (attributes NOT LIKE \'%"{semconv.DECISION_EFFECT}":"allow"%\''
-    f" OR attributes LIKE '%\"{semconv.DECISION_WOULD}\":%')"
+    f"name = '{semconv.DECISION_SPAN_NAME}' AND claimed = 0 AND (attributes NOT LIKE ? OR attributes LIKE ?)"
 )
+_PATTERNS: Final = (f'%"{semconv.DECISION_EFFECT}":"allow"%', f'%"{semconv.DECISION_WOULD}":%')
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +157,7 @@ class StorePages:
         """``rollout_id, attempt, attributes`` (JSON text) of each decision on these rollouts that did more than allow."""
         return self._reading.fetch(
             f"SELECT rollout_id, attempt, attributes FROM spans WHERE rollout_id = ANY(?) AND {_NOT_ALLOWED}",
-            (list(ids),),
+            (list(ids), *_PATTERNS),
         )
 
     def decisions_between(self, after: int, last: int, *, allowed: bool) -> list[Row]:
@@ -170,7 +169,7 @@ class StorePages:
         return self._reading.fetch(
             f"SELECT seq, started_at, rollout_id, attempt, attributes FROM spans WHERE seq > ? AND seq <= ? AND {which}"
             " ORDER BY seq",
-            (after, last),
+            (after, last, *(() if allowed else _PATTERNS)),
         )
 
     def agents_between(self, after: int, last: int) -> list[str]:

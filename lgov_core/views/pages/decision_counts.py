@@ -14,8 +14,8 @@ from lgov_core.types import BLOCKING
 from lgov_core.views.pages.filters import BriefDecision
 
 #: Seconds that one answer counts for, rows of the table of spans read together, bars over time, and keys kept apart.
-_SLICE_S: Final = 0.15
-_ROWS: Final = 4_000
+_SLICE_S: Final = 0.1
+_ROWS: Final = 1_500
 _BINS: Final = 60
 _MOST_KEYS: Final = 2_000
 _SHOWN: Final = 50

@@ -13,7 +13,7 @@ from lgov_core.types import BLOCKING
 from lgov_core.views.pages.decision_counts import COLUMNS
 from lgov_core.views.pages.filters import BriefDecision
 
-_SLICE_S: Final = 0.15
+_SLICE_S: Final = 0.1
 _ROWS: Final = 2_000
 
 

@@ -15,7 +15,7 @@ from lgov_core.types import BLOCKING, Attempt
 from lgov_core.views.pages.filters import RUNNING, UNKNOWN, Filters, decisions_by_rollout, matching
 
 #: Seconds after which a search answers with what it has, and rollouts that it looks at together.
-SEARCH_S: Final = 0.15
+SEARCH_S: Final = 0.1
 _PORTION: Final = 100
 #: Beyond every place.
 END: Final = 2**62

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 from lgov_core.errors import StoreError
 from lgov_core.settings import without_password
 
-#: Where SQLite keeps a file's application id, and lgov's ids.
-_APPLICATION_ID: Final = slice(68, 72)
+#: The application ids of lgov's files.
 _STORE: Final = b"lgvS"
 _AUDIT: Final = b"lgvA"
 _APPROVALS: Final = b"lgvP"
@@ -107,8 +109,16 @@ def _databases(folder: Path) -> list[Path]:
 
 
 def _kind(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(_APPLICATION_ID.stop)[_APPLICATION_ID]
-    except OSError:
-        return b""
+    """The application id of a database, empty where it cannot be read.
+
+    SQLite is asked: the id of a new database may be in its log only, and to open and close the file here would drop the locks
+    that this process holds on it.
+    """
+    for mode in ("mode=ro", "mode=ro&immutable=1"):  # the second where nothing may be written beside it
+        try:
+            with closing(sqlite3.connect(f"file:{quote(str(path))}?{mode}", uri=True, timeout=0.2)) as connection:
+                (found,) = connection.execute("PRAGMA application_id").fetchone()
+                return int(found).to_bytes(4, signed=True)
+        except (sqlite3.Error, OverflowError):
+            continue
+    return b""
