@@ -58,6 +58,7 @@ _COMMANDS: Commands = {
     "curves": ("Show a training's metrics: table, plot, TensorBoard.", "curves:curves"),
     "eval": ("Measure a checkpoint on held-out tasks.", "eval_checkpoint:evaluate_command"),
     "export": ("Export a checkpoint for transformers or PEFT.", "export_checkpoint:export_command"),
+    "promote": ("Serve a checkpoint under a name.", "promote:promote_command"),
     "models": (
         "List models, and pull those that need no hub.",
         {

@@ -28,6 +28,12 @@ from lgov_core.errors import SettingsError
 @click.option("--nworkers", type=int, help="Concurrent rollouts. [runtime.nworkers]")
 @click.option("--policy", type=PATH, help="Policy file for the agent. [runtime.policy]")
 @click.option("--seed", type=int, help="Random seed. [training.seed]")
+@click.option(
+    "--include-held-out",
+    is_flag=True,
+    default=None,
+    help="Let sft learn from held-out rollouts. [sft.include_held_out]",
+)
 @click.option("--folder", type=FOLDER, help="Output folder of the run.")
 @click.option("--resume", is_flag=True, help="Resume the run in --folder.")
 def train(
@@ -49,6 +55,7 @@ def train(
     from lgov_core.train.settings import load_train_settings
 
     sections = {"train": "data", "test": "data", "name": "model", "nworkers": "runtime", "policy": "runtime"}
+    sections |= {"include_held_out": "sft"}
     values = {(sections.get(key, "training"), key): value for key, value in flags.items()}
     settings = load_train_settings(config, flags=values)
     if resume and folder is None:

@@ -124,6 +124,7 @@ class SftSection:
     ``outcomes`` are those an attempt may have ended with. ``min_reward`` is the least sum of its rewards in ``dimension``
     (None: any), ``top_share`` the share of each task's best attempts that is taken, ``compliant`` whether an attempt in
     which an act was denied is left out. ``held_out`` is the share of tasks that is not trained on, to measure.
+    Rollouts of mode test, val or eval are left out unless ``include_held_out``.
     """
 
     outcomes: tuple[str, ...] = ("succeeded",)
@@ -132,6 +133,7 @@ class SftSection:
     top_share: float = bounded(1.0, above=0.0, most=1.0)
     compliant: bool = True
     held_out: float = bounded(0.1, least=0.0, most=0.5)
+    include_held_out: bool = False
 
 
 @dataclass(frozen=True, slots=True)

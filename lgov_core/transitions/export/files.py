@@ -86,6 +86,7 @@ def _transition(row: Mapping[str, Any]) -> Transition:
         value_to_go=row["return"],
         value=row.get("value"),
         set_aside=bool(row["set_aside"]),
+        held_out=bool(row.get("held_out")),
         parent_response_id=row["parent_call_id"],
     )
 
@@ -132,6 +133,7 @@ def _columns(pa: Any) -> list[tuple[str, Any]]:
         ("call_id", pa.string()),
         ("choice", pa.int32()),
         ("set_aside", pa.bool_()),
+        ("held_out", pa.bool_()),
         ("parent_call_id", pa.string()),
         ("prompt_ids", pa.list_(pa.int32())),
         ("response_ids", pa.list_(pa.int32())),
