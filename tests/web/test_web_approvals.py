@@ -50,16 +50,24 @@ def test_a_request_is_counted_in_the_navigation_of_every_page(window: Served, pa
     expect(page.get_by_label("1 waiting")).to_be_visible()
 
 
-def test_an_approval_is_recorded_with_its_name_and_reason(window: Served, page: Any, folder: Path) -> None:
+def test_an_answer_is_recorded_with_its_name_and_reason(window: Served, page: Any, folder: Path) -> None:
     window.open(page, "#/approvals")
     page.get_by_label("Your name").fill("Zoe")
-    page.get_by_label("Reason").fill("checked with the bank")
-    page.get_by_role("button", name="Approve").click()
-    page.get_by_text("checked with the bank").wait_for()
-    assert states(folder) == ["approved"]
+    page.get_by_label("Reason").fill("not our bank")
+    page.get_by_role("button", name="Reject").click()
+    page.get_by_text("not our bank").wait_for()
+    assert states(folder) == ["rejected"]
+    page.reload()
     expect(page.get_by_role("heading", name="Nothing waits")).to_be_visible()
     page.get_by_label("show answered ones").check()
     expect(page.get_by_text("by Zoe")).to_be_visible()
+
+
+def test_an_approval_lets_exactly_this_call_run(window: Served, page: Any, folder: Path) -> None:
+    window.open(page, "#/approvals")
+    page.get_by_role("button", name="Approve").click()
+    expect(page.get_by_role("button", name="Approve")).to_have_count(0)
+    assert states(folder) == ["approved"]
 
 
 def test_of_two_windows_the_first_answer_counts(window: Served, new_page: Callable[..., Any], folder: Path) -> None:

@@ -8,13 +8,13 @@ const LISTS = ["tasks", "rollouts", "governance/decisions"];
 
 /** The answer for a path, or undefined. Of a list that is there unfiltered, what the filters leave. */
 export function fromFile(path, params, address) {
-  const { responses } = EXPORTED;
+  const at = (path) => (typeof EXPORTED.responses[path] === "string" ? EXPORTED.responses[EXPORTED.responses[path]] : EXPORTED.responses[path]);
   const given = { ...params };
   delete given.limit;
   delete given.cursor;
-  const exact = responses[address(path, given)];
-  if (exact || !LISTS.includes(path)) return exact ?? responses[address(path, bare(given))];
-  const all = responses[address(path, bare(given))];
+  const exact = at(address(path, given));
+  if (exact || !LISTS.includes(path)) return exact ?? at(address(path, bare(given)));
+  const all = at(address(path, bare(given)));
   return all && { ...all, items: all.items.filter((item) => passes(path, item, given)) };
 }
 

@@ -10,18 +10,24 @@ export function Approvals() {
   const [all, setAll] = useState(false);
   const result = useApi("approvals", { all: all ? 1 : null }, { what: ["approvals"] });
   const session = useApi("session").data;
+  const [answered, setAnswered] = useState({}); // by this window; they stay on screen
   return html`<${Head} title="Approvals" sub="Calls that wait until a person answers"><label class="check"><input type="checkbox" checked=${all} onChange=${() => setAll(!all)} /> show answered ones</label><//>
     <${Ready} result=${result}>${(data) => html`
       ${!data.may_answer && html`<p class="banner warn" role="status">You can read here but not answer: open the address that lgov printed, or use an admin key.</p>`}
-      ${data.items.length === 0
+      ${withAnswered(data.items, answered).length === 0
         ? html`<${Empty} title="Nothing waits">${data.files.length ? `Requests in ${plural(data.files.length, "file")} appear here by themselves.` : "No approvals file is known. A policy with approvals, or lgov view --approvals FILE, names one."}<//>`
-        : html`<div class="stack" role="list" aria-label="Requests">${data.items.map((item) => html`<${Request} key=${item.file + item.id} item=${item} may=${data.may_answer} by=${session?.by} reload=${result.reload} />`)}</div>`}`}<//>`;
+        : html`<div class="stack" role="list" aria-label="Requests">${withAnswered(data.items, answered).map((item) => html`<${Request} key=${item.id} item=${item} may=${data.may_answer} by=${session?.by}
+            done=${(one) => setAnswered((all) => ({ ...all, [one.id]: one }))} reload=${result.reload} />`)}</div>`}`}<//>`;
+}
+
+/** The listed requests, and those that this window answered and the list has no longer; of one that waits, what it became. */
+function withAnswered(items, answered) {
+  const listed = items.map((item) => (item.state === "pending" ? (answered[item.id] ?? item) : { ...item, conflict: answered[item.id]?.conflict }));
+  return [...listed, ...Object.values(answered).filter((one) => !items.some((item) => item.id === one.id))];
 }
 
 /** What a person reads and answers. The digest of what is on screen goes with the answer, so that nothing else is approved. */
-function Request({ item: given, may, by, reload }) {
-  const [answered, setAnswered] = useState(null);
-  const item = given.state === "pending" && answered ? answered : given;
+function Request({ item, may, by, done, reload }) {
   const waits = item.state === "pending";
   return html`<div class="card" role="listitem" data-row tabindex="0" aria-label=${`Request ${plain(item.name)}, ${item.state}`}>
     <header><div class="row"><${Badge} value=${item.state} kind=${STATES[item.state]} /><h2 class="mono">${plain(item.name)}</h2>
@@ -32,8 +38,8 @@ function Request({ item: given, may, by, reload }) {
       <pre class="text whole" tabindex="0" role="group" aria-label="bound arguments">${plain(item.bound)}</pre>
       <p class="small muted">SHA-256 <span class="mono">${plain(item.digest)}</span> · ${plain(item.file)}</p>
       ${item.answered_by && html`<p><${Badge} value=${item.state} kind=${STATES[item.state]} /> by <b>${plain(item.answered_by)}</b> ${clock(item.answered_at)}${item.reason && html`: <span dir="auto">${plain(item.reason)}</span>`}</p>`}
-      ${answered?.conflict && html`<p class="banner warn" role="alert">${plain(answered.conflict)}</p>`}
-      ${waits && may && html`<${Answer} item=${item} by=${by} done=${setAnswered} reload=${reload} />`}
+      ${item.conflict && html`<p class="banner warn" role="alert">${plain(item.conflict)}</p>`}
+      ${waits && may && html`<${Answer} item=${item} by=${by} done=${done} reload=${reload} />`}
     </div>
   </div>`;
 }
@@ -64,7 +70,7 @@ function Answer({ item, by, done, reload }) {
   };
   return html`<form class="row" aria-label=${`Answer ${asText(item.name)}`} onSubmit=${(event) => event.preventDefault()}>
     <label class="field">Your name <input value=${who} maxlength="200" required onInput=${(event) => setName(event.target.value)} /></label>
-    <label class="field">Reason <input value=${reason} maxlength="2000" onInput=${(event) => setReason(event.target.value)} /></label>
+    <label class="field">Reason, if rejected <input value=${reason} maxlength="2000" onInput=${(event) => setReason(event.target.value)} /></label>
     <button type="button" class="primary" disabled=${state.busy || !who} onClick=${() => send("approve")}>Approve</button>
     <button type="button" class="danger" disabled=${state.busy || !who} onClick=${() => send("reject")}>Reject</button>
     ${state.error && html`<span class="bad" role="alert">${plain(state.error.message)} ${plain(state.error.hint ?? "")}</span>`}

@@ -6,7 +6,7 @@ const MOST = 60; // characters of one token; longer ones are cut
 /** What a token is shown as. Line feeds and tabs get a sign; without a tokenizer the id stands for the text. */
 export function shown(columns, at) {
   const text = columns.texts?.[at];
-  if (text === undefined || text === null) return `${columns.ids[at]} `;
+  if (text === undefined || text === null) return columns.ids ? `${columns.ids[at]} ` : "▪";
   const visible = plain(text).replaceAll("\n", "↵").replaceAll("\t", "⇥") || "∅";
   return visible.length > MOST ? visible.slice(0, MOST - 1) + "…" : visible;
 }
