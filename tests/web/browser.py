@@ -75,4 +75,5 @@ def expect(locator: Any) -> Any:
     """Playwright's assertion that waits. The page's policy forbids `wait_for_function`, which evaluates a text."""
     from playwright.sync_api import expect as wait_until
 
+    wait_until.set_options(timeout=20_000)
     return wait_until(locator)

@@ -33,6 +33,7 @@ function App() {
   const approvals = useApi(EXPORTED ? null : "approvals", {}, { what: ["approvals"] });
   const main = useRef();
   const help = useRef();
+  const first = useRef(true);
   const [title, Page] = PAGES[route.page] ?? ["Not found", NotFound];
   useEffect(() => {
     const listener = keyListener({ help: () => help.current.showModal(), theme: toggleTheme, page: (name) => go(link(name)) });
@@ -43,7 +44,8 @@ function App() {
   useEffect(() => {
     document.title = `${[title, ...route.parts].map(plain).join(" ")} · lgov`;
     scrollTo(0, 0);
-    if (document.activeElement !== document.body) main.current.focus({ preventScroll: true });
+    if (!first.current) main.current.focus({ preventScroll: true });
+    first.current = false;
   }, [address]);
   const waiting = approvals.data?.items.filter((item) => item.state === "pending").length ?? 0;
   const focusMain = (event) => (event.preventDefault(), main.current.focus());

@@ -59,7 +59,7 @@ const address = (side, rollout) => [side.source, rollout.rollout_id, rollout.att
 
 function Pairs({ pages, a, b, route }) {
   const open = (pair) => changed(route, { left: address(a, representative(pair.a)), right: address(b, representative(pair.b)), a: a.id, b: b.id });
-  return html`<${Card} flush label="Tasks"><div class="scroll"><table>
+  return html`<${Card} flush label="Tasks"><div class="scroll" tabindex="0"><table>
     <thead><tr><th>Change</th><th>Task</th><th>Input</th><th class="num">Succeeded</th><th class="num">Reward</th><th class="num">Difference</th></tr></thead>
     <tbody>${pages.items.map((pair) => html`<tr data-row>
       <td><${Badge} value=${pair.change} kind=${CHANGES[pair.change]} /></td>

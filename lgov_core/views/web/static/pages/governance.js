@@ -69,7 +69,7 @@ function Curves({ data, by }) {
 function Frequent({ data, route }) {
   if (!data.table.length) return html`<${Empty} title="Everything was allowed">No policy warned, rewrote, escalated or denied.<//>`;
   const most = Math.max(...data.table.map((row) => row.count));
-  return html`<${Card} title="Most frequent, other than allow" flush><div class="scroll"><table>
+  return html`<${Card} title="Most frequent, other than allow" flush><div class="scroll" tabindex="0"><table>
     <thead><tr><th>Effect</th><th>Policy</th><th>Rule</th><th>Tool</th><th>Agent</th><th class="num">Count</th><th><span class="visually-hidden">Share</span></th></tr></thead>
     <tbody>${data.table.slice(0, 20).map((row) => html`<tr data-row>
       <td><${Badge} value=${row.effect} />${row.would && html` <${Badge} value=${"would " + row.would} kind="warn" />`}</td>
@@ -92,7 +92,7 @@ function DecisionList({ route, source }) {
       ${names.some((name) => filters[name]) && html`<a href=${changed(route, clear)}>Clear</a>`}</div>`}>
     <${Ready} result=${pages.first} lines=${4}>${() => !pages.items.length && !pages.cursor
       ? html`<div class="state">No decision matches.</div>`
-      : html`<div class="scroll"><table><thead><tr><th>At</th><th>Effect</th><th>Policy / rule</th><th>What</th><th>Reason</th><th>Rollout</th></tr></thead>
+      : html`<div class="scroll" tabindex="0"><table><thead><tr><th>At</th><th>Effect</th><th>Policy / rule</th><th>What</th><th>Reason</th><th>Rollout</th></tr></thead>
         <tbody>${pages.items.map((one) => html`<tr data-row>
           <td class="num">${clock(one.at)}</td><td><${Badge} value=${one.effect} />${one.would && html` <${Badge} value=${"would " + one.would} kind="warn" />`}</td>
           <td>${plain(one.policy)} / ${plain(one.rule)}</td><td class="mono">${plain(one.tool || one.action)} <span class="muted small">${plain(one.point)}</span></td>

@@ -78,7 +78,7 @@ function About({ data }) {
       <${Card} title="Result"><${Text} value=${data.result} source=${source} json label="result" none=${data.ended_at ? "none" : "not ended yet"} />
         ${data.error && html`<div class="bad"><${Text} value=${data.error} source=${source} label="error" /></div>`}<//>
     </div>
-    ${data.diagnostics.length > 0 && html`<${Card} title="What training leaves out" flush><div class="scroll"><table><tbody>${data.diagnostics.map(
+    ${data.diagnostics.length > 0 && html`<${Card} title="What training leaves out" flush><div class="scroll" tabindex="0"><table><tbody>${data.diagnostics.map(
       (one) => html`<tr><td><${Badge} value=${one.finding} kind="warn" /></td><td class="mono">${plain(one.subject)}</td><td>${plain(one.detail)}</td></tr>`)}</tbody></table></div><//>`}
     ${(told.length > 0 || loose > 0) && html`<${Card} title="Of no single call"><div class="stack">
       <${Decisions} decisions=${data.decisions} source=${source} />

@@ -23,7 +23,7 @@ export function AuditState({ source }) {
           ["Compare by voice", data.words && plain(data.words)],
         ]} />
         ${data.place && html`<p class="small muted mono">${plain(data.place)}</p>`}
-        ${data.heads.length > 0 && html`<details><summary>${plural(data.heads.length, "head")}, the newest first</summary><div class="scroll"><table>
+        ${data.heads.length > 0 && html`<details><summary>${plural(data.heads.length, "head")}, the newest first</summary><div class="scroll" tabindex="0"><table>
           <thead><tr><th class="num">Head</th><th class="num">At entry</th><th class="num">Signed at</th></tr></thead>
           <tbody>${data.heads.map((head) => html`<tr><td class="num">${head.number}</td><td class="num">${number(head.position)}</td><td class="num">${clock(head.at)}</td></tr>`)}</tbody></table></div></details>`}
       </div>`}<//>`;
@@ -47,7 +47,7 @@ function Changes({ source, policy }) {
         ["Judged", number(data.judged)], ["Blocked then", number(data.blocked_then)], ["Blocked now", number(data.blocked_now)], ["Changed", number(data.changed)],
         ["Without a decision", number(data.without_decision)], ["Arguments missing", number(data.incomplete)],
       ]} />
-      ${data.changes.length === 0 ? html`<p class="muted">No decision changes.</p>` : html`<div class="scroll"><table>
+      ${data.changes.length === 0 ? html`<p class="muted">No decision changes.</p>` : html`<div class="scroll" tabindex="0"><table>
         <thead><tr><th>Then</th><th>Now</th><th>Tool</th><th>Arguments</th><th>Reason</th><th>Rollout</th></tr></thead>
         <tbody>${data.changes.map((one) => html`<tr data-row><td><${Badge} value=${one.then} title=${`${one.then_policy} / ${one.then_rule}`} /></td><td><${Badge} value=${one.now} title=${`${one.now_policy} / ${one.now_rule}`} /></td>
           <td class="mono">${plain(one.name)}</td><td class="wide"><${Line} value=${one.arguments} /></td><td class="wide" dir="auto">${plain(one.reason)}</td>
