@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from lgov_core.commands.group import Exit
+from lgov_core.commands.mounted_window import mounted_window, say_on_stderr
 from lgov_core.commands.options import FILE, FOLDER, PATH, command
 from lgov_core.commands.output import write_result
 from lgov_core.errors import SettingsError
@@ -62,6 +63,7 @@ def train(
         raise SettingsError("--resume needs the folder of the run", hint="give --folder")
     run = find_run(settings.training.algorithm, backend)
     target = folder or Path("runs") / time.strftime("train-%Y%m%d-%H%M%S")
-    job = TrainingJob(settings, target, agent, traces, resume, say=lambda line: click.echo(line, err=True))
+    mounted = mounted_window(str(target))
+    job = TrainingJob(settings, target, agent, traces, resume, say_on_stderr, mounted)
     report = run(job)
     write_result(report, "\n".join(f"{name}: {value}" for name, value in report.items()), as_json=as_json)

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from lgov_core.commands.group import Exit
+from lgov_core.commands.mounted_window import say_on_stderr
 from lgov_core.commands.options import FILE, PATH, command
 from lgov_core.commands.output import write_result
 from lgov_core.errors import EndpointError, SettingsError
@@ -52,6 +53,7 @@ def view(
     only: the printed address opens it once. Ctrl-C ends it. With --export no server is started.
     """
     try:
+        from lgov_core.views.pages.approvals import approval_files
         from lgov_core.views.web.serving import served_window
         from lgov_core.views.web.window import Window, WindowOptions
     except ImportError as error:
@@ -60,7 +62,8 @@ def view(
 
     if no_content and export is None:
         raise click.UsageError("--no-content is for --export")
-    options = WindowOptions(audit=audit, approvals=approvals, policies=policies, tokenizer=tokenizer)
+    files = (*approvals, *(path for policy in policies for path in approval_files(policy)))
+    options = WindowOptions(audit=audit, approvals=files, policies=policies, tokenizer=tokenizer)
     window = Window(place, options)
     try:
         if export is not None:
@@ -75,7 +78,7 @@ def view(
             )
         stopped = threading.Event()
         signal.signal(signal.SIGTERM, lambda _number, _frame: stopped.set())
-        with served_window(window, host=host, port=port, say=lambda line: click.echo(line, err=True)) as (
+        with served_window(window, host=host, port=port, say=say_on_stderr) as (
             server,
             address,
         ):

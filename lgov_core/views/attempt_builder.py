@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from lgov_core.errors import StoreError
+from lgov_core.gateway.formats.conversations import RecordedConversations
 from lgov_core.store import TraceStore
 from lgov_core.trace import semconv
 from lgov_core.trace.mapping.canonical import canonical
@@ -76,6 +77,7 @@ class _AttemptBuilder:
         self.rollout, self.attempt, self.attempts = rollout, attempt, len(attempts)
         calls = list(store.calls(ids))
         self.calls = [call for call in calls if (call.attempt or 1) == number]
+        self.conversations = RecordedConversations(calls)
         self.of_tool: dict[str, list[Reward]] = defaultdict(list)
         self.of_response: dict[str, list[Reward]] = defaultdict(list)
         self.own: list[Reward] = []
@@ -155,8 +157,7 @@ class _AttemptBuilder:
         )
 
     def _step(self, turn: int, call: CapturedCall) -> ModelStep:
-        choices = call.response.get("choices") or [{}]
-        message = choices[0].get("message") or {}
+        asked, message = self._said(call)
         return ModelStep(
             turn=turn,
             response_id=call.response_id,
@@ -165,9 +166,9 @@ class _AttemptBuilder:
             prompt_tokens=None if call.prompt_ids is None else len(call.prompt_ids),
             response_tokens=None if call.response_ids is None else len(call.response_ids),
             finish_reason=call.finish_reason,
-            seen=_new_messages(call.request.get("messages") or ()),
+            seen=_new_messages(asked),
             wrote=_content(message.get("content")),
-            tools=self._tools(message.get("tool_calls") or ()),
+            tools=self._tools(_mappings(message.get("tool_calls"))),
             rewards=_lines(self._take(call)),
             choice=call.choice,
             agent=call.agent,
@@ -175,6 +176,17 @@ class _AttemptBuilder:
             started_at=call.started_at,
             ended_at=call.ended_at,
         )
+
+    def _said(self, call: CapturedCall) -> tuple[Sequence[Mapping[str, Any]], Mapping[str, Any]]:
+        """The messages of a call of any route, and its reply; what cannot be read as messages is left out."""
+        if (read := self.conversations(call)) is not None:
+            return _mappings(list(read.messages)), read.reply
+        prompt = call.request.get("prompt")
+        choices = _mappings(call.response.get("choices")) or [{}]
+        message = choices[0].get("message")
+        reply = message if isinstance(message, dict) else {"content": choices[0].get("text")}
+        asked = [{"role": "prompt", "content": prompt}] if prompt else _mappings(call.request.get("messages"))
+        return asked, cast("Mapping[str, Any]", reply)
 
     def _take(self, call: CapturedCall) -> list[Reward]:
         """The rewards on a call; of several choices of a reply each has those that name it."""

@@ -64,7 +64,9 @@ def read_parquet(path: str | Path, rollout_id: str | None = None) -> list[Transi
         raise TransitionError("Parquet needs pyarrow", hint='pip install "lgov[train]"') from error
     try:
         only = None if rollout_id is None else [("rollout_id", "=", rollout_id)]
-        return [_transition(row) for row in pq.read_table(path, schema=pa.schema(_columns(pa)), filters=only).to_pylist()]
+        return [
+            _transition(row) for row in pq.read_table(path, schema=pa.schema(_columns(pa)), filters=only).to_pylist()
+        ]
     except (OSError, ValueError, LookupError, TypeError, pa.ArrowException) as error:
         raise TransitionError(f"{path} cannot be read as transitions: {error}") from error
 

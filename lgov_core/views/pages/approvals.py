@@ -10,6 +10,8 @@ from typing import Any, Literal
 from lgov_core._util.canonical import canonical_json
 from lgov_core.errors import PolicyError
 from lgov_core.policies import ApprovalRequest, ApprovalRequests
+from lgov_core.policies.document import read_yaml
+from lgov_core.policies.loader import read_policy_file
 
 
 class NoSuchRequest(PolicyError):
@@ -96,3 +98,21 @@ def _item(file: Path, request: ApprovalRequest) -> dict[str, Any]:
         "answered_at": request.answered_at,
         "reason": request.reason,
     }
+
+
+def approval_files(policy: Path) -> list[Path]:
+    """The files of approval requests that a policy file names (``store`` of ``use: approval``). Raises `PolicyFileError`."""
+    document, _ = read_yaml(read_policy_file(policy).decode("utf-8", "replace"), str(policy))
+    found: list[Path] = []
+    left: list[Any] = [document]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            rule: dict[Any, Any] = value
+            options = rule.get("with")
+            if rule.get("use") == "approval" and isinstance(options, dict) and isinstance(options.get("store"), str):
+                found.append(policy.parent / Path(options["store"]).expanduser())
+            left += rule.values()
+        elif isinstance(value, list):
+            left += value
+    return found

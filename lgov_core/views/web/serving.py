@@ -1,4 +1,4 @@
-"""Serves a window on a port of its own, or mounts it on an endpoint."""
+"""Serves a window on a port of its own, or on an endpoint."""
 
 from __future__ import annotations
 
@@ -22,25 +22,35 @@ _MOUNTED_WAIT_S = 2
 
 
 class MountedWindow:
-    """A window for an endpoint: ``app`` is to be mounted at `PATH`. ``say`` gets a line when the token was used up."""
+    """A window for an endpoint: a `lgov_core.gateway.mounted_app.MountedApp`.
 
-    def __init__(
-        self, window: Window, *, keys: KeyRing | None, hosts: Sequence[str] = (), say: Callable[[str], None]
-    ) -> None:
+    ``say`` gets the address to open, which works once, and another one as soon as it was used.
+    """
+
+    path: str = PATH
+
+    def __init__(self, window: Window, *, hosts: Sequence[str] = (), say: Callable[[str], None]) -> None:
+        self._window, self._hosts, self._say = window, hosts, say
         self._url = ""
-        self.window = window
-        self._access = WindowAccess(
-            keys=keys, hosts=hosts, on_new_token=lambda token: say(f"for another browser: {self._address(token)}")
-        )
-        self.app: ASGIApp = create_window_app(window, self._access, longest_wait_s=_MOUNTED_WAIT_S)
+        self._access: WindowAccess | None = None
 
-    def address(self, url: str) -> str:
-        """The address to open, on a server with the base ``url``; it works once."""
+    def app(self, keys: KeyRing | None) -> ASGIApp:
+        """The application; an admin key among ``keys`` opens it too."""
+        self._access = WindowAccess(keys=keys, hosts=self._hosts, on_new_token=self._offer_again)
+        return create_window_app(self._window, self._access, longest_wait_s=_MOUNTED_WAIT_S)
+
+    def started(self, url: str) -> None:
+        """Says the address."""
         self._url = url
-        return self._address(self._access.token)
+        if self._access is not None:
+            self._say(f"look at it: {_address(url, self._access.token)}")
 
-    def _address(self, token: str) -> str:
-        return f"{self._url}{PATH}/?token={token}"
+    def close(self) -> None:
+        """Closes the window's stores."""
+        self._window.close()
+
+    def _offer_again(self, token: str) -> None:
+        self._say(f"for another browser: {_address(self._url, token)}")
 
 
 @contextmanager
@@ -48,11 +58,20 @@ def served_window(
     window: Window, *, host: str, port: int, say: Callable[[str], None]
 ) -> Generator[tuple[EndpointServer, str]]:
     """Serves ``window`` until the block ends: the server, and the address to open. Raises `EndpointError`."""
-    mounted = MountedWindow(window, keys=None, hosts=(host,), say=say)
+    url = ""
+
+    def offer_again(token: str) -> None:
+        say(f"for another browser: {_address(url, token)}")
 
     async def to_window(request: Request) -> Response:
         return RedirectResponse(f"{PATH}/", 307)
 
-    app = Starlette(routes=[Mount(PATH, mounted.app), Route("/", to_window)])
+    access = WindowAccess(hosts=(host,), on_new_token=offer_again)
+    app = Starlette(routes=[Mount(PATH, create_window_app(window, access)), Route("/", to_window)])
     with EndpointServer(app, host=host, port=port, drain_s=3) as server:
-        yield server, mounted.address(server.url)
+        url = server.url
+        yield server, _address(url, access.token)
+
+
+def _address(url: str, token: str) -> str:
+    return f"{url}{PATH}/?token={token}"

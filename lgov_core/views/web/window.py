@@ -28,6 +28,7 @@ _COMPARISONS: Final = 8
 class WindowOptions:
     """What is shown besides the path: files that belong to the first source, and policy files that may be replayed."""
 
+    store: str | None = None
     audit: Path | None = None
     approvals: tuple[Path, ...] = ()
     policies: tuple[Path, ...] = ()
@@ -66,6 +67,7 @@ class Window:
                     if number == 0:
                         found = replace(
                             found,
+                            store=self._options.store or found.store,
                             audit=self._options.audit or found.audit,
                             approvals=tuple(dict.fromkeys((*self._options.approvals, *found.approvals))),
                         )
