@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import httpx
@@ -15,7 +16,7 @@ from tests.window.conftest import Opened
 from tests.window.recorded_rollouts import record
 
 PATHS = [
-    *(path.replace("{source:path}", "x").replace("{rollout}", "x").replace("{call}", "x") for path in ANSWERS),
+    *(re.sub(r"\{\w+:path\}", "x", path) for path in ANSWERS),
     "changes",
     "approvals",
 ]
