@@ -56,7 +56,7 @@ test-verl: $(VERL)/.installed ## Train with the real verl on Ray, on the CPU, fr
 
 test-vllm: $(VENV)/.tools $(VLLM)/.installed ## Sample and train with a real vLLM, on the CPU (in an environment of its own, 3.4 GB).
 	@$(BIN)/lgov models pull smollm2
-	@$(BIN)/python -m pytest tests/vllm $(ARGS)
+	@VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python -m pytest tests/vllm $(ARGS)
 
 check: $(VENV)/.tools ## Check style, types and the layers of the code.
 	@echo "ruff check"; $(BIN)/ruff check --quiet .
