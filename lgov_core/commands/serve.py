@@ -16,6 +16,7 @@ import click
 from click.core import ParameterSource
 
 from lgov_core.commands.group import Exit
+from lgov_core.commands.mounted_window import mounted_window, say_on_stderr
 from lgov_core.commands.options import FILE, FOLDER, PATH, audit_option, command, redact_option
 from lgov_core.commands.output import write_result
 from lgov_core.errors import EndpointError, SettingsError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from lgov_core.gateway.server import EndpointServer
     from lgov_core.gateway.serving.keys import KeyRing
     from lgov_core.gateway.serving.limits import Limits
+    from lgov_core.views.web.serving import MountedWindow
 
 
 _SPEAKS = "chat,completions,embeddings"
@@ -133,7 +135,8 @@ def serve(
             key_secret_file=flags["key_secret_file"],
             show_admin_key=show_admin_key,
             resume=resume,
-            say=lambda line: click.echo(line, err=True),
+            say=say_on_stderr,
+            mount=lambda target, store: mounted_window(str(target), store=store),
         )
         context.exit(status)
     if config or algorithm or folder or resume or gpus is not None:
@@ -196,7 +199,22 @@ def _serving(
             port=settings.port,
             drain_s=drain_s,
         )
-        yield open_things.enter_context(server)
+        window = None if settings.store is None else _window(settings)
+        if window is not None:
+            open_things.callback(window.close)
+            server.app.mount(window.path, window.app(keys))
+        open_things.enter_context(server)
+        if window is not None:
+            window.started(server.url)
+        yield server
+
+
+def _window(settings: Settings) -> MountedWindow:
+    from lgov_core.process.governed import DEFAULT_AUDIT
+
+    audit = None if settings.policy is None else settings.audit or DEFAULT_AUDIT
+    policies = () if settings.policy is None else (settings.policy,)
+    return mounted_window(str(settings.store), audit=audit, policies=policies, hosts=(settings.host,))
 
 
 def _write_address(

@@ -9,12 +9,15 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from lgov_core.errors import LgovError, SettingsError
 from lgov_core.server.interruption import ENDING, interrupted
+
+if TYPE_CHECKING:
+    from lgov_core.gateway.mounted_app import MountedApp
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -32,11 +35,13 @@ def run_server(
     show_admin_key: bool,
     resume: bool,
     say: Callable[[str], None],
+    mount: Callable[[Path, str | None], MountedApp] | None = None,
 ) -> int:
     """Serves until SIGINT or SIGTERM; returns the exit status. Raises `LgovError`.
 
     The first signal lets the update in progress end and writes a checkpoint; the second ends at once.
-    SIGINT becomes a KeyboardInterrupt that says what is kept and how to continue.
+    SIGINT becomes a KeyboardInterrupt that says what is kept and how to continue. ``mount`` makes, of the folder and the
+    store, what is served beside the endpoint.
     """
     from lgov_core.train.settings import load_train_settings
 
@@ -56,7 +61,15 @@ def run_server(
         if show_admin_key and keys is None:
             raise SettingsError("there is no admin key without keys", hint="give --key-secret-file")
         with TrainingServer(
-            settings, folder=target, store=store, host=host, port=port, keys=keys, gpus=gpus, resume=resume
+            settings,
+            folder=target,
+            store=store,
+            host=host,
+            port=port,
+            keys=keys,
+            gpus=gpus,
+            resume=resume,
+            mounted=None if mount is None else mount(target, store),
         ) as server:
             stop, asked = _on_signals(say)
             say(f"training server on {server.url}, everything goes to {target}")

@@ -58,9 +58,10 @@ def client_options(settings: TrainSettings, folder: Path) -> dict[str, Any]:
         "nworkers": runtime.nworkers,
         "workers": runtime.workers or "processes",
         "policy": runtime.policy,
-        "audit": folder / "audit.db" if runtime.policy else None,
+        "audit": folder / "audit.db" if runtime.policy or runtime.confine else None,
         "air_enabled": runtime.air_enabled,
         "auto_instrumentation": runtime.auto_instrumentation,
+        "confine": runtime.confine,
     }
 
 

@@ -12,6 +12,7 @@ from typing import Any, Self, cast
 from lgov_core.audit import default_signer
 from lgov_core.errors import EndpointError, LgovError, SettingsError, TrainError
 from lgov_core.gateway.app import create_app
+from lgov_core.gateway.mounted_app import MountedApp
 from lgov_core.gateway.server import EndpointServer, is_loopback
 from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.server.collect import QueueCollector, Stopped
@@ -43,7 +44,7 @@ class TrainingServer:
     ``folder`` gets ``store.sqlite`` (unless ``store`` names another place), ``data/``, ``metrics.jsonl``,
     ``checkpoints/``, ``transitions/``. ``resume`` continues the newest checkpoint and the unfinished run, with its
     clients and rollouts, at the same address. ``keys`` must be required on an address that other machines can reach.
-    ``gpus`` as in `lgov_core.server.recipe.device_for`.
+    ``gpus`` as in `lgov_core.server.recipe.device_for`. ``mounted`` is served beside the endpoint.
 
     Entering loads the model and starts the endpoint; `serve` then trains in the calling thread whenever a client asks,
     until ``stop`` is set. ``store`` is open meanwhile. `url` may be read from any thread. Raises `TrainError` when
@@ -61,13 +62,14 @@ class TrainingServer:
         keys: KeyRing | None = None,
         gpus: int | None = None,
         resume: bool = False,
+        mounted: MountedApp | None = None,
     ) -> None:
         if not is_loopback(host) and (keys is None or not keys.required):
             raise EndpointError(
                 f"{host} can be reached from other machines and no keys are required", hint="give --key-secret-file"
             )
         self.settings, self.folder = settings, folder
-        self._keys = keys
+        self._keys, self._mounted = keys, mounted
         self._place = store or str(folder / "store.sqlite")
         self._host, self._port, self._gpus, self._resume = host, port, gpus, resume
         self._open = contextlib.ExitStack()
@@ -154,7 +156,11 @@ class TrainingServer:
             self.coordinator.begin(self._left, resumed=True)
         app = create_app([sampling.engine], store, keys=keys, more=train_routes(self.coordinator))
         self._endpoint = EndpointServer(cast(Any, KeyInPath(app)), host=self._host, port=self._port)
+        if self._mounted is not None:
+            app.mount(self._mounted.path, self._mounted.app(keys))
         opened.enter_context(self._endpoint)
+        if self._mounted is not None:
+            self._mounted.started(self._endpoint.url)
 
     def _lineage(self, start_sha256: str) -> Lineage:
         settings = self.settings

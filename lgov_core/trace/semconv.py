@@ -89,6 +89,10 @@ DECISION_SHADOWED: Final = "lgov.decision.shadowed"
 DECISION_WOULD: Final = "lgov.decision.would"
 DECISION_LATENCY_US: Final = "lgov.decision.latency_us"
 
+# What a connection out of a box was to reach (`docs/confinement.md`), beside its decision.
+SERVER_ADDRESS: Final = "server.address"
+SERVER_PORT: Final = "server.port"
+
 # The status of a tool call: one of the values of `lgov_core.types.ToolStatus`, and the error's text.
 TOOL_STATUS: Final = "lgov.tool.status"
 ERROR_MESSAGE: Final = "lgov.error.message"
@@ -108,6 +112,8 @@ EVALUATION_LABEL: Final = "gen_ai.evaluation.score.label"
 # One attempt at a rollout as a whole: the root span of the attempt when rollouts are exported.
 ROLLOUT_SPAN_NAME: Final = "lgov.rollout"
 RUN_ID: Final = "lgov.run_id"
+# What a rollout is for: train, or test, val or eval, which no training may use.
+ROLLOUT_MODE: Final = "lgov.rollout.mode"
 
 # On a span that is sent elsewhere: it came in from outside, so that it proves nothing there either.
 CLAIMED: Final = "lgov.claimed"

@@ -99,7 +99,8 @@ class RuntimeSection:
     `Client`, processes for ``lgov train``). With
     ``auto_instrumentation`` installed frameworks are instrumented, with ``air_enabled`` tools and models earn intermediate
     rewards. ``policy`` is a policy file under which agents run (None: nothing is judged). ``timeout_s`` bounds an attempt,
-    ``max_attempts`` the tries at a rollout that a machine failed.
+    ``max_attempts`` the tries at a rollout that a machine failed. With ``confine`` worker processes run in boxes
+    (`docs/confinement.md`).
     """
 
     nworkers: int = bounded(4, least=1)
@@ -107,9 +108,18 @@ class RuntimeSection:
     auto_instrumentation: bool = True
     air_enabled: bool = True
     policy: Path | None = None
+    confine: bool = False
     timeout_s: float = bounded(600.0, above=0.0)
     max_attempts: int = bounded(3, least=1)
     server_url: str | None = None
+
+    def refuse_confinement(self) -> None:
+        """Raises `SettingsError` where ``confine`` is set and agents would run in this process."""
+        if self.confine:
+            raise SettingsError(
+                "runtime.confine is for worker processes, and here agents run in threads",
+                hint="use lgov train, or run the program itself with lgov run --confine",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +137,7 @@ class SftSection:
     ``outcomes`` are those an attempt may have ended with. ``min_reward`` is the least sum of its rewards in ``dimension``
     (None: any), ``top_share`` the share of each task's best attempts that is taken, ``compliant`` whether an attempt in
     which an act was denied is left out. ``held_out`` is the share of tasks that is not trained on, to measure.
+    Rollouts of mode test, val or eval are left out unless ``include_held_out``.
     """
 
     outcomes: tuple[str, ...] = ("succeeded",)
@@ -135,6 +146,7 @@ class SftSection:
     top_share: float = bounded(1.0, above=0.0, most=1.0)
     compliant: bool = True
     held_out: float = bounded(0.1, least=0.0, most=0.5)
+    include_held_out: bool = False
 
 
 @dataclass(frozen=True, slots=True)
