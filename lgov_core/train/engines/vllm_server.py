@@ -30,6 +30,8 @@ _MISSED: Final = 3
 _FAILED_STARTS: Final = 2
 #: The ranks that vLLM has room for.
 _RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
+#: A proxy of the environment has nothing to do with a server of this machine.
+_open: Final = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
 
 class Vllm(Protocol):
@@ -310,7 +312,7 @@ class AttachedVllm:
 def is_healthy(url: str) -> bool:
     """Whether the server at ``url`` answers and its engine lives."""
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=10.0) as answer:
+        with _open(f"{url}/health", timeout=10.0) as answer:
             return answer.status == 200
     except (OSError, ValueError):
         return False
@@ -322,7 +324,7 @@ def ask(server: Vllm, path: str, body: Mapping[str, Any] | None = None, timeout_
     headers = {"content-type": "application/json", **authorization(server)}
     request = urllib.request.Request(f"{server.url}{path}", data, headers)
     try:
-        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+        with _open(request, timeout=timeout_s) as answer:
             return answer.status, answer.read().decode(errors="replace")
     except urllib.error.HTTPError as error:
         with error:
