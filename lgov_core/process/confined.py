@@ -140,7 +140,10 @@ def _run_outside(
             options.audit, policy_digest=confined.digest, signer=default_signer(), redact=options.redact or None
         )
         opened.callback(_close, log)
-        stores = {store: ApprovalRequests(store or None) for store in confined.approval_stores()}
+        stores = {
+            store: ApprovalRequests(store or None, expires_s=longest)
+            for store, longest in confined.approval_stores().items()
+        }
         attempts = Attempts(log, options.rollout_id)
         said = _fields(placed.layers, plan)
         about = {"rollout_id": options.rollout_id, "policy": POLICY, "rule": "box", "reason": _summary(placed.layers)}
