@@ -118,6 +118,34 @@ def test_a_field_that_is_not_known_is_named_and_not_forwarded(stage, path: str) 
     assert (reply.status_code, "'telepathy'" in reply.text, serving.model.requests, gate.asked) == (400, True, [], [])
 
 
+EXTENSIONS = {
+    "min_tokens": 1,
+    "ignore_eos": True,
+    "length_penalty": 0.5,
+    "stop_token_ids": [1, 2],
+    "top_k": 5,
+    "min_p": 0.1,
+}
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+def test_sampling_extensions_that_hold_numbers_are_forwarded(stage, path: str) -> None:
+    serving = stage(lambda body: "ok", gate=Rules(), speaks=ALL)
+    reply = httpx.post(f"{serving.base_url}/{path}", json={**PLAIN[path], **EXTENSIONS})
+    assert reply.status_code == 200, reply.text
+    assert EXTENSIONS.items() <= serving.model.requests[0].body.items()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"stop_token_ids": ["x"]}, {"min_tokens": "x"}, {"ignore_eos": {"a": 1}}, {"guided_regex": "x"}, {"lora_path": 1}],
+)
+def test_an_extension_that_could_hold_text_is_named_and_not_forwarded(stage, more: Any) -> None:
+    serving = stage([], gate=Rules(), speaks=ALL)
+    reply = httpx.post(f"{serving.base_url}/chat/completions", json={**PLAIN["chat/completions"], **more})
+    assert (reply.status_code, f"'{next(iter(more))}'" in reply.text, serving.model.requests) == (400, True, [])
+
+
 @pytest.mark.parametrize("more", [{"thoughts": "x"}, {"content": [{"type": "file", "file": {"file_data": "x"}}]}])
 def test_a_message_that_policies_cannot_read_is_refused(stage, more: Any) -> None:
     serving = stage([], gate=Rules())
