@@ -20,6 +20,7 @@ _COMMANDS: Commands = {
             "explain": ("Show each rule's decision on one action, and why.", "policy.explain:explain"),
             "eval": ("Test a policy file against labelled cases.", "policy.eval:evaluate"),
             "pins": ("Show pinned tools, and approve a changed one.", "policy.pins:pins"),
+            "suggest": ("Propose the policy that recorded tool calls need.", "policy.suggest:suggest"),
             "replay": ("Show which recorded decisions another policy file would change.", "policy.replay:replay"),
         },
     ),
@@ -68,7 +69,7 @@ _COMMANDS: Commands = {
     ),
     "frameworks": ("Show what lgov can do with each framework.", "frameworks:frameworks"),
     "plugins": ("List plugins and the hooks they implement.", "plugins:plugins"),
-    "doctor": ("Check this installation and its settings.", "doctor:doctor"),
+    "doctor": ("Check this installation, or what is wrong with a training.", "doctor:doctor"),
 }
 
 

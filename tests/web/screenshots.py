@@ -37,8 +37,9 @@ def main(arguments: list[str]) -> None:
         ask_for_approval(asked, {"to": "Ann", "amount": 1250, "currency": "EUR", "reference": "invoice 4711"})
         os.chdir(made)
         with served(Path(asked.name)) as window:
-            page = window.open(browser.new_page(viewport={**_SIZE, "height": 420}), "#/approvals")
+            page = window.open(browser.new_page(viewport={**_SIZE, "height": 620}), "#/approvals")
             page.get_by_label("Your name").fill("zoe")
+            page.evaluate("scrollTo(0, 0)")
             shot(page, window, "approvals", None)
 
 

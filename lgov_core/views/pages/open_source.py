@@ -21,6 +21,7 @@ from lgov_core.views.pages.sources import Source
 from lgov_core.views.pages.texts import text_of
 from lgov_core.views.pages.token_texts import TokenTexts, find_tokenizer
 from lgov_core.views.pages.trained import TrainedBatches
+from lgov_core.views.pages.unannounced import Unannounced
 
 #: A source in which something is open counts as stalled after so many seconds without a write; else it has ended.
 STALLED_S: Final = 60.0
@@ -36,6 +37,7 @@ class OpenSource:
     def __init__(self, source: Source, *, tokenizer: Path | None = None) -> None:
         self.source = source
         self.groups = GroupIndex()
+        self.unannounced = Unannounced()
         self.counts = DecisionCounts()
         self.batches = TrainedBatches(None if source.folder is None else source.folder / "transitions")
         self._tokenizer = tokenizer
@@ -54,7 +56,8 @@ class OpenSource:
             identity = None if "://" in place else _identity(place)
             if self._store is not None and identity != self._identity:
                 self._store.close()
-                self._store, self.groups, self.counts = None, GroupIndex(), DecisionCounts()
+                self._store = None
+                self.groups, self.unannounced, self.counts = GroupIndex(), Unannounced(), DecisionCounts()
             if self._store is None:
                 self._store, self._identity = open_store(place, make=False), identity
             return self._store

@@ -120,5 +120,4 @@ def replayed(window: Window, params: Params, query: Query) -> Any:
 
 def doctor(window: Window, params: Params, query: Query) -> Any:
     """Named findings about a run."""
-    window.source(query.text("source"))
-    return {"state": "absent", "error": None, "checked": [], "findings": []}
+    return window.source(query.text("source")).diagnosis.answer()
