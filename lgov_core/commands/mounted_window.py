@@ -21,7 +21,7 @@ def mounted_window(
     hosts: Sequence[str] = (),
 ) -> MountedWindow:
     """A window on ``place``, which may be empty still; approvals are found in the policy files."""
-    from lgov_core.views.pages.approvals import approval_files
+    from lgov_core.views.pages.governance.approvals import approval_files
     from lgov_core.views.web.serving import MountedWindow
     from lgov_core.views.web.window import Window, WindowOptions
 

@@ -33,12 +33,10 @@ SECRET_FILES: Final = (
     "*.pem",
     "*.key",
 )
-#: What git runs on the user's behalf later: writing it from the box would be a way out.
-_GIT_RUNS: Final = (".git/hooks", ".git/config", ".gitmodules")
 #: What each preset fills in. Lists of the file are added to these; ``model`` false keeps even the model endpoint away.
 PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "workspace": {"write": (".",), "read": _GIT_RUNS, "hide": SECRET_FILES},
-    "no-network": {"write": (".",), "read": _GIT_RUNS, "hide": SECRET_FILES, "model": False},
+    "workspace": {"write": (".",), "hide": SECRET_FILES},
+    "no-network": {"write": (".",), "hide": SECRET_FILES, "model": False},
     "offline-tests": {"read": (".",), "hide": SECRET_FILES, "model": False},
 }
 _SIZE: Final = re.compile(r"(\d+) ?(|KiB|MiB|GiB)")
