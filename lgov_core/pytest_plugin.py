@@ -2,7 +2,11 @@
 
 Each test is a rollout of its own (its node id), so that the record shows which test made which decision. The import
 hook is installed before the first test module is imported. When the policy, the record or a framework cannot be loaded,
-pytest ends with status 78 and no test is run. Without the option the plugin does nothing and loads nothing.
+pytest ends with status 78 and no test is run. Without its options the plugin does nothing and loads nothing.
+
+``pytest --lgov-confine`` starts again in a box (`docs/confinement.md`) before the project's first line is run: with the
+policy file's rules, or a preset's in the working folder. The record stays outside. Where a strict box cannot be had
+pytest ends with status 78.
 
 Fixtures: ``lgov_governor`` (the `Governor`; the test is skipped without ``--lgov-policy``) and ``lgov_decisions`` (the
 decisions of this test so far, a list of `ObservedDecision`, oldest first).
@@ -13,6 +17,9 @@ the decisions of all.
 
 from __future__ import annotations
 
+import argparse
+import os
+import sys
 from collections import Counter
 from collections.abc import Generator
 from functools import partial
@@ -60,13 +67,52 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=".lgov/pytest.db",
         help="File of the audit record. [default: %(default)s]",
     )
+    group.addoption("--lgov-confine", action="store_true", help="Run the tests in a box that the Linux kernel holds.")
+    group.addoption(
+        "--lgov-preset", metavar="NAME", help="Preset of the box. [default: the policy file's; without one, workspace]"
+    )
+    group.addoption("--lgov-broker", help=argparse.SUPPRESS)  # the address, given to the pytest in a box
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None]:
+    """Starts pytest again in a box, before any file of the project is loaded and before output is captured."""
+    given: Any = early_config.known_args_namespace
+    if given.lgov_confine and given.lgov_broker is None:
+        _start_in_box(early_config, given)
+    return (yield)
+
+
+def _start_in_box(config: pytest.Config, given: Any) -> NoReturn:
+    from lgov_core.process.confined import command_in_box
+    from lgov_core.process.governed import end_process, say
+
+    arguments, folder = list(config.invocation_params.args), config.invocation_params.dir
+    cut = len(sys.orig_argv) - len(arguments)
+    if sys.orig_argv[cut:] != arguments:
+        end_process(lambda: say("not run: a program that calls pytest.main cannot be started again by --lgov-confine"))
+    command = command_in_box(
+        sys.orig_argv[1:cut],
+        arguments,
+        policy=None if given.lgov_policy is None else folder / given.lgov_policy,
+        audit=folder / given.lgov_audit,
+        preset=given.lgov_preset,
+    )
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, command)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Opens the policy and installs the import hook, before any test module is imported."""
-    policy = config.getoption("--lgov-policy", default=None)
-    if policy is None:
+    given: Any = config.option
+    if config.getoption("--lgov-confine", default=False):
+        from lgov_core.policies.confinement import in_box
+
+        if not in_box():
+            _cannot("the plugin was loaded too late for --lgov-confine: name it with -p lgov_core.pytest_plugin")
+    if config.getoption("--lgov-policy", default=None) is None:
         return
     from lgov_core.errors import LgovError
     from lgov_core.process.governed import ProcessOptions, govern_process
@@ -74,7 +120,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     try:
         folder = config.invocation_params.dir
-        options = ProcessOptions(folder / str(policy), folder / str(config.getoption("--lgov-audit")))
+        options = ProcessOptions(folder / given.lgov_policy, folder / given.lgov_audit, broker=given.lgov_broker)
         process, guard = govern_process(options, partial(_stop, config))
     except LgovError as error:
         _cannot(str(error))

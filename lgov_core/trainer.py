@@ -116,6 +116,7 @@ class Trainer:
 
         flags = {**self._flags, ("training", "epochs"): num_epochs, ("training", "steps"): num_steps}
         settings = load_train_settings(self._config, flags=flags)
+        settings.runtime.refuse_confinement()
         train = self._tasks(0, settings.data.train)
         if not train:
             raise SettingsError("there are no tasks", hint=f"pass tasks=, or set data.train in {CONFIG_FILE}")

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from lgov_core.policies.confinement import in_box
+from tests.refused_in_box import REFUSED
 
 # A shell that starts the tests in the background makes them ignore SIGINT, and every process they start would inherit that.
 # With a handler of our own here, children begin with the default again.
@@ -40,6 +45,18 @@ def _told() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(_TOLD_BY)}
 
 
+@pytest.fixture
+def carrying() -> Iterator[None]:
+    """An attempt runs, and threads belong to it, as `lgov run`, training and the kernel have it."""
+    from lgov_core.scope import RolloutScope, carry_into_threads, enter_scope
+
+    start, submit = threading.Thread.start, concurrent.futures.ThreadPoolExecutor.submit
+    carry_into_threads()
+    with enter_scope(RolloutScope("r1")):
+        yield
+    threading.Thread.start, concurrent.futures.ThreadPoolExecutor.submit = start, submit  # type: ignore[method-assign]
+
+
 #: Folders whose files take longest: they run first, so that no worker waits for one of them at the end.
 _LONG = ("e2e", "pair", "train", "agent_hooks")
 
@@ -47,6 +64,9 @@ _LONG = ("e2e", "pair", "train", "agent_hooks")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     items.sort(key=lambda item: item.path.relative_to(here).parts[0] not in _LONG)
+    for item in items if in_box() else ():
+        if item.name in REFUSED:
+            item.add_marker(pytest.mark.skip(f"in a box: {REFUSED[item.name]}"))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -20,6 +20,7 @@ from lgov_core.governor import Governor
 from lgov_core.instrumentation.endpoint_headers import ENDPOINT_VARIABLE
 from lgov_core.plugins import register
 from lgov_core.process.environment_variables import environment_variable
+from lgov_core.process.governed import DEFAULT_AUDIT, ProcessOptions, open_policy_and_record
 from lgov_core.reward import AirPlugin, RuleSet
 from lgov_core.scope import RolloutScope, carry_into_threads
 from lgov_core.trace.sink import StoreSink
@@ -78,7 +79,8 @@ class AgentRunner:
     Without ``policy`` agents are watched: calls are recorded and rewarded by ``rules``, nothing is judged. With one
     they are governed, and decisions go to the record at ``audit``. ``instrument`` instruments all installed frameworks
     of the process until `close`; raises `InstrumentationError` under a policy if there are none. A ``governor`` of the
-    caller replaces the policy; its events are observed until `close`.
+    caller replaces the policy; its events are observed until `close`. ``broker`` is the address of the process that keeps
+    the record of a box.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class AgentRunner:
         rules: RuleSet | None = None,
         instrument: bool = True,
         governor: Governor | None = None,
+        broker: str | None = None,
     ) -> None:
         check_agent(agent)
         self._agent = agent
@@ -100,6 +103,11 @@ class AgentRunner:
         self._stack, self._arms = contextlib.ExitStack(), contextlib.ExitStack()
         self._lock = threading.Lock()
         self._running, self._closed = 0, False
+        self._connections: Callable[[str, int], list[Span]] | None = None
+        if broker is not None:
+            from lgov_core.confine.inside import Broker, BrokeredLog
+
+            self._connections = BrokeredLog(Broker(broker)).connections
         plugins: list[object] = [StoreSink(self._notebook), self._tally]
         if rules is not None:
             plugins.insert(0, AirPlugin(rules))
@@ -112,13 +120,7 @@ class AgentRunner:
         elif policy is None:
             self.governor = Governor(plugins=plugins, observe_only=True)
         else:
-            from lgov_core.audit import AuditLog
-            from lgov_core.policies import load_policy_file
-
-            policies = load_policy_file(policy)
-            place = audit or Path(".lgov") / "audit.db"
-            place.parent.mkdir(parents=True, exist_ok=True)
-            log = AuditLog(str(place), policy_digest=policies.digest or "")
+            policies, log = open_policy_and_record(ProcessOptions(policy, audit or DEFAULT_AUDIT, broker=broker))
             self._stack.callback(log.close)
             self.governor = Governor(policies, plugins=plugins, audit=log)
         if governor is None:
@@ -186,6 +188,9 @@ class AgentRunner:
             return value
 
     def _with_observations(self, given: Assignment, report: Report) -> Report:
+        if self._connections is not None:  # of a box, in which one attempt runs at a time
+            for span in self._connections(*given.key):
+                self._notebook.add_span(span)
         rewards, spans = self._notebook.take(given.key)
         counts = {**self._tally.take(*given.key), **report.counts}
         if counts.pop("faults", 0):

@@ -86,6 +86,7 @@ class Client:
         audit: str | os.PathLike[str] | None = None,
         air_enabled: bool = True,
         auto_instrumentation: bool = True,
+        confine: bool = False,
     ) -> TrainResult:
         """Runs ``agent(resource, task)`` on the uploaded tasks until the server has trained its model.
 
@@ -93,7 +94,8 @@ class Client:
         coroutine function. ``nworkers`` rollouts run at a time, in threads or in processes (the agent must then be
         found by name). ``policy`` is a policy file under which installed frameworks are governed; without one agents
         are only watched. With ``air_enabled`` the AIR rules in use (`lgov_core.air`), or the built-in values, reward
-        single calls.
+        single calls. With ``confine`` each worker process runs in a box of its own, by the rules of the policy file, or
+        the preset ``workspace`` without one; its record is kept outside (`docs/confinement.md`).
 
         Continues the server's unfinished run if there is one. An attempt whose worker crashed or hung is tried again.
         Raises `TrainError` when the server cannot continue or the agent returns no rewards, `ClientError` when the
@@ -110,6 +112,8 @@ class Client:
             raise ArgumentError(f"nworkers is {nworkers}", hint="1 is the least")
         if workers not in ("threads", "processes"):
             raise ArgumentError(f"workers is {workers!r}", hint="write threads or processes")
+        if confine and workers != "processes":
+            raise ArgumentError("confine needs processes, and workers are threads", hint="workers='processes'")
         rules = rules_in_use() if air_enabled else None
         options: dict[str, Any] = {
             "endpoint": self.url,
@@ -122,7 +126,7 @@ class Client:
         def opened(open_things: contextlib.ExitStack, done: Done) -> Workers:
             if workers == "processes":
                 settings = {**options, "agent": name, "rules": air_enabled}
-                return ProcessWorkers(settings, nworkers, done)
+                return ProcessWorkers(settings, nworkers, done, confine=confine)
             runner = AgentRunner(agent, rules=rules, **options)
             open_things.callback(runner.close)
             return ThreadWorkers(runner, nworkers, done)

@@ -31,7 +31,8 @@ def main() -> None:
     options: dict[str, Any] = json.loads(lines.readline())
     waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read_lines, args=(lines, waiting), daemon=True).start()
-    _serve(options, waiting, output)
+    broker = next((word.partition("=")[2] for word in sys.argv[1:]), None)  # in a box: see `command_in_box`
+    _serve(options, waiting, output, broker)
 
 
 def _read_lines(lines: BinaryIO, waiting: queue.SimpleQueue[bytes]) -> None:
@@ -42,7 +43,7 @@ def _read_lines(lines: BinaryIO, waiting: queue.SimpleQueue[bytes]) -> None:
     os._exit(0)
 
 
-def _serve(options: dict[str, Any], waiting: queue.SimpleQueue[bytes], output: int) -> None:
+def _serve(options: dict[str, Any], waiting: queue.SimpleQueue[bytes], output: int, broker: str | None) -> None:
     # The set in use: rules that the agent's module registers when it is imported are in it.
     rules = air.use(RuleSet(base=air.AirRules())) if options["rules"] else None
     os.environ.setdefault("OPENAI_API_KEY", "not-used")
@@ -51,7 +52,15 @@ def _serve(options: dict[str, Any], waiting: queue.SimpleQueue[bytes], output: i
     instrument, endpoint = options["instrument"], options["endpoint"]
     try:
         agent = load_agent(options["agent"])
-        runner = AgentRunner(agent, endpoint=endpoint, policy=policy, audit=audit, rules=rules, instrument=instrument)
+        runner = AgentRunner(
+            agent,
+            endpoint=endpoint,
+            policy=policy,
+            audit=audit,
+            rules=rules,
+            instrument=instrument,
+            broker=broker,
+        )
     except LgovError as error:
         send(output, {"error": error.message, "hint": error.hint})
         sys.exit(1)

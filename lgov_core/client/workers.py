@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextvars
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -14,6 +16,8 @@ from typing import Any, TypeAlias
 from lgov_core.client.attempts import AgentRunner
 from lgov_core.client.wire import Assignment, Report
 from lgov_core.errors import TrainError
+from lgov_core.process.confined import command_in_box
+from lgov_core.process.governed import CANNOT_GOVERN, DEFAULT_AUDIT
 from lgov_core.train.workers.lines import close_input, write_line
 from lgov_core.types import Outcome
 
@@ -21,6 +25,7 @@ from lgov_core.types import Outcome
 Done = Callable[[Assignment, Report], None]
 #: Number of consecutive processes that die before running anything after which no more are started.
 _MOST_FALSE_STARTS = 3
+_PROGRAM = ("-m", "lgov_core.client.worker_process")
 
 
 class ThreadWorkers:
@@ -100,11 +105,13 @@ class ProcessWorkers:
     ends as ``infrastructure``.
 
     ``options`` is passed to `lgov_core.client.worker_process`. When processes keep dying before they are ready,
-    `failure` says why.
+    `failure` says why. With ``confine`` each process is in a box of its own, and its record outside of that.
     """
 
-    def __init__(self, options: dict[str, Any], count: int, done: Done) -> None:
-        self._options, self._done = options, done
+    def __init__(self, options: dict[str, Any], count: int, done: Done, *, confine: bool = False) -> None:
+        self._options, self._done, self._confine = options, done, confine
+        #: What is private to the boxes: they are killed, and leave it.
+        self._temporary = tempfile.TemporaryDirectory(prefix="lgov-workers-", ignore_cleanup_errors=True)
         self._lock = threading.Lock()
         self._closing = False
         self._false_starts = 0
@@ -159,10 +166,21 @@ class ProcessWorkers:
         for process in processes:
             process.popen.wait()
             close_input(process.popen)
+        self._temporary.cleanup()
 
     def _start(self) -> _Process:
+        command, environment = [sys.executable, *_PROGRAM], None
+        if self._confine:
+            command = command_in_box(
+                _PROGRAM,
+                policy=self._options["policy"],
+                audit=self._options["audit"] or DEFAULT_AUDIT,
+                endpoint=self._options["endpoint"],
+            )
+            environment = {**os.environ, "TMPDIR": self._temporary.name}
         popen = subprocess.Popen(
-            [sys.executable, "-m", "lgov_core.client.worker_process"],
+            command,
+            env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for the client, which then decides
@@ -206,8 +224,9 @@ class ProcessWorkers:
             given, process.given = process.given, None
             self.deaths += 1
             self._false_starts += not process.ready
-            if self._false_starts >= _MOST_FALSE_STARTS and self.failure is None:
-                why = said.get("error") or f"ended with status {status}"
+            in_vain = self._false_starts >= _MOST_FALSE_STARTS or (status == CANNOT_GOVERN and not process.ready)
+            if in_vain and self.failure is None:
+                why = said.get("error") or f"ended with status {status}, and standard error says why"
                 self.failure = TrainError(f"no worker process became ready: {why}", hint=said.get("hint"))
             if self.failure is None:
                 self._processes[self._processes.index(process)] = self._start()

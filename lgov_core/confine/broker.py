@@ -1,7 +1,8 @@
 """The outside of a box: appends its entries to the record, and keeps its approval requests.
 
-The box can add entries, and ask about approvals of the policies that its policy file names. It can read no entry, change
-none, and answer no request. Its entries have the field ``inside``, which it cannot take away.
+The box can add entries, ask about approvals of the policies that its policy file names, and ask for its own connections, to
+trace them. It can read no entry, change none, and answer no request. Its entries have the field ``inside``,
+which it cannot take away.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ import threading
 import unicodedata
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from typing import Any, Final
 
 from lgov_core._util.canonical import fingerprint
 from lgov_core.audit.entry import PAYLOAD_LIMIT, Payload
 from lgov_core.audit.writer import EntryWriter
 from lgov_core.confine.protocol import receive, send
-from lgov_core.confine.reach import POLICY
+from lgov_core.confine.reach import POLICY, Attempts
 from lgov_core.errors import AuditError, LgovError
 from lgov_core.policies.approvals.approval_requests import ApprovalRequests
 
@@ -33,13 +34,17 @@ MAX_FIELDS: Final = 256 << 10
 class BoxBroker:
     """Serves the processes of one box that know ``token``. ``approvals`` are by the place that the policy file gives them."""
 
-    def __init__(self, log: EntryWriter, approvals: Mapping[str, ApprovalRequests], token: str) -> None:
+    def __init__(
+        self, log: EntryWriter, attempts: Attempts, approvals: Mapping[str, ApprovalRequests], token: str
+    ) -> None:
         self._log = log
+        self._attempts = attempts
         self._approvals = approvals
         self._token = token
         self._answers: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "append": self._append,
             "ask": self._ask,
+            "trace": lambda message: {"connections": [astuple(one) for one in self._attempts.take_untraced()]},
             "give_back": lambda message: self._about_request(message, ApprovalRequests.give_back),
             "withdraw": lambda message: self._about_request(message, ApprovalRequests.withdraw),
         }

@@ -33,7 +33,7 @@ class Denials:
     """Answers the refused calls of one box with EPERM. ``counts`` are by name."""
 
     log: EntryWriter
-    rollout_id: str
+    rollout_id: str | None
     counts: Counter[str] = field(default_factory=Counter)
 
     def serve(self, listener: int) -> None:

@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,13 +15,18 @@ from lgov_core._util.canonical import canonical_json
 from lgov_core.audit.entry import Payload
 from lgov_core.audit.writer import EntryWriter
 from lgov_core.confine.protocol import receive, send
+from lgov_core.confine.reach import Connection
 from lgov_core.errors import AuditError, PolicyError
+from lgov_core.governor import ObservedDecision
 from lgov_core.policies.approvals.approval import ApprovalPolicy
 from lgov_core.policies.approvals.approval_requests import ApprovalRequest, ApprovalRequests
 from lgov_core.policies.budgets.bookkeeping import Per
 from lgov_core.policies.loader import load_policy_file
 from lgov_core.policies.policy_set import PolicySet
 from lgov_core.policies.registry import available_policies
+from lgov_core.trace.semconv import SERVER_ADDRESS, SERVER_PORT
+from lgov_core.trace.sink import decision_span
+from lgov_core.types import Span
 
 #: How long the broker has for an answer, in seconds.
 ANSWER_TIMEOUT_S: Final = 10.0
@@ -89,6 +95,19 @@ class BrokeredLog(EntryWriter):
         if "id" not in answer:
             raise AuditError(str(answer.get("error")))
         return str(answer["id"])
+
+    def connections(self, rollout_id: str, attempt: int, *, content: bool = True) -> list[Span]:
+        """Spans of the connections that the box asked for since the last call; none when the broker does not answer."""
+        try:
+            asked = [Connection(*one) for one in self._broker.ask({"do": "trace"})["connections"]]
+        except (OSError, ValueError):
+            return []  # they are on record
+        return [
+            replace(span, attributes={**span.attributes, SERVER_ADDRESS: host, SERVER_PORT: int(port)})
+            for one in asked
+            for host, _, port in [one.place.rpartition(":")]
+            for span in [decision_span(ObservedDecision(*one.decided(rollout_id, attempt), one.at), content=content)]
+        ]
 
     def close(self) -> None:
         """Closes the connection to the broker."""

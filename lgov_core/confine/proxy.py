@@ -21,6 +21,8 @@ HEAD_TIMEOUT_S: Final = 15.0
 #: Of a request's head, in bytes; and connections open at once.
 MAX_HEAD: Final = 64 << 10
 MAX_CONNECTIONS: Final = 256
+#: Of a host's name on record, in characters.
+MAX_NAME: Final = 255
 _CHUNK: Final = 64 << 10
 
 
@@ -107,7 +109,7 @@ class Proxy:
 
     def _connect(self, host: str, port: int) -> socket.socket:
         name = f"[{host}]" if ":" in host else host
-        place, rule = f"{name}:{port}"[:300], self._reach.rule(name, port)
+        place, rule = f"{name[:MAX_NAME]}:{port}", self._reach.rule(name, port)
         if rule is None:
             self._attempts.commit(place, None, "no rule allows it")
             raise Refused(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ipaddress
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -22,6 +23,8 @@ POLICY: Final = "confinement"
 _ENDPOINTS: Final = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "ANTHROPIC_BASE_URL", "LGOV_ENDPOINT")
 #: Distinct places that are counted by name; the rest is counted together.
 MAX_PLACES: Final = 1000
+#: Connections that wait to be made into spans.
+MAX_UNTRACED: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,23 +75,58 @@ def closed_address(host: str, rule: str, address: str) -> str | None:
     return why_closed(ipaddress.ip_address(address)) if rule.startswith("*.") else None
 
 
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """An attempt to reach ``place`` (``host:port``), allowed by ``rule`` or denied; ``entry_id`` is its audit entry's."""
+
+    place: str
+    rule: str | None
+    why: str
+    entry_id: str | None = None
+    at: float = field(default_factory=time.time)
+
+    def decided(self, rollout_id: str | None, attempt: int | None = None) -> tuple[Action, Decision]:
+        """The attempt as an act of a rollout, and what was decided about it."""
+        effect, severity = (Effect.DENY, Severity.HIGH) if self.rule is None else (Effect.ALLOW, Severity.LOW)
+        return (
+            Action(
+                Point.PRE_TOOL_CALL,
+                "connect",
+                arguments={"place": self.place},
+                framework=POLICY,
+                rollout_id=rollout_id,
+                attempt=attempt,
+            ),
+            Decision(effect, POLICY, self.rule or "connect", self.why, severity, decision_id=self.entry_id),
+        )
+
+
 @dataclass(slots=True)
 class Attempts:
-    """Every connection that was asked for: on record before it is made, and counted. Safe in any thread."""
+    """Every connection that was asked for: on record before it is made, and counted. Safe in any thread.
+
+    ``untraced`` are the oldest `MAX_UNTRACED` that the box has not asked for yet, to make spans of them.
+    """
 
     log: EntryWriter
-    rollout_id: str
+    rollout_id: str | None
     allowed: Counter[str] = field(default_factory=Counter)
     denied: Counter[str] = field(default_factory=Counter)
+    untraced: list[Connection] = field(default_factory=list[Connection])
     _lock: Any = field(default_factory=threading.Lock)
 
     def commit(self, place: str, rule: str | None, why: str) -> None:
         """Records an attempt to reach ``place``, allowed by ``rule`` or denied. Raises `AuditError`: then it is not made."""
-        action = Action(
-            Point.PRE_TOOL_CALL, "connect", arguments={"place": place}, framework=POLICY, rollout_id=self.rollout_id
-        )
-        effect, severity = (Effect.DENY, Severity.HIGH) if rule is None else (Effect.ALLOW, Severity.LOW)
-        self.log.commit(action, Decision(effect, POLICY, rule or "connect", why, severity))
+        asked = Connection(place, rule, why)
+        asked = replace(asked, entry_id=self.log.commit(*asked.decided(self.rollout_id)))
         counts = self.denied if rule is None else self.allowed
         with self._lock:
+            if len(self.untraced) < MAX_UNTRACED:
+                self.untraced.append(asked)
             counts[place if place in counts or len(counts) < MAX_PLACES else "others"] += 1
+
+    def take_untraced(self) -> list[Connection]:
+        """Returns ``untraced`` and empties it."""
+        with self._lock:
+            taken, self.untraced = self.untraced, []
+        return taken

@@ -51,6 +51,11 @@ def load_model(
     )
 
 
+def model_source(name_or_path: str | os.PathLike[str]) -> str:
+    """The folder or hub name that `load_model` reads. Raises `ModelError` for a folder that is not there."""
+    return _source(name_or_path)[0]
+
+
 def _source(name_or_path: str | os.PathLike[str]) -> tuple[str, str, bool]:
     """Where to load from, the model's name, and whether that is a folder."""
     given = os.fspath(name_or_path)

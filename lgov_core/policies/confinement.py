@@ -140,6 +140,11 @@ def read_confinement(path: str | PathLike[str]) -> ConfinedPolicy:
     return ConfinedPolicy(document.get("confine"), document.get("rules"), source, document_digest(document))
 
 
+def preset_rules(name: str, folder: Path) -> ConfineRules:
+    """The rules of the preset ``name`` for ``folder``, without a policy file. Raises `PolicyFileError`."""
+    return _rules({"preset": name}, _Source("preset", {}, folder))
+
+
 def document_digest(document: Mapping[str, Any]) -> str:
     """The SHA-256 (hex) of the canonical JSON of a policy document. Raises `TypeError` or `ValueError` for what is not JSON."""
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from lgov_core.audit import AuditLog
     from lgov_core.confine.inside import BrokeredLog
     from lgov_core.governor import Governor
+    from lgov_core.policies import PolicySet
     from lgov_core.process.import_guard import FrameworkGuard
+    from lgov_core.scope import RolloutScope
     from lgov_core.store import TraceStore
     from lgov_core.types import Adapter
 
@@ -88,6 +90,16 @@ class GovernedProcess:
     tally: Tally
     problems: list[str] = field(default_factory=list[str])
 
+    def trace_connections(self, scope: RolloutScope) -> None:
+        """In a box with a trace store: makes spans of the connections that the program asked for, as of ``scope``."""
+        if self.options.broker is None or self.store is None:
+            return
+        from lgov_core.confine.inside import BrokeredLog
+
+        assert isinstance(self.audit, BrokeredLog)
+        for span in self.audit.connections(scope.rollout_id, scope.attempt, content=self.options.capture_content):
+            self.governor.observe(span)
+
     def close(self) -> list[str]:
         """Closes everything; goes on when one part cannot be closed."""
         self.governor.close()
@@ -107,21 +119,12 @@ def open_process(options: ProcessOptions, *, plugins: Sequence[object] = (), man
 
     Raises `LgovError` (a policy that does not load, a record or store that cannot be opened); then nothing stays open.
     """
-    from lgov_core.audit import AuditLog
     from lgov_core.governor import Governor
     from lgov_core.plugins import make_plugin_manager
-    from lgov_core.policies import load_policy_file
     from lgov_core.reward import AirPlugin, AirRules, RuleSet, air
 
     manager = manager if manager is not None else make_plugin_manager()
-    if options.broker is not None:
-        from lgov_core.confine.inside import open_in_box
-
-        policies, audit = open_in_box(options.broker, options.policy, options.redact)
-    else:
-        policies = load_policy_file(options.policy)
-        make_folder(options.audit.parent)
-        audit = AuditLog(options.audit, policy_digest=policies.digest or "", redact=options.redact or None)
+    policies, audit = open_policy_and_record(options)
     tally = Tally()
     # Rules that the program registers are added to the set in use. A plugin that charges denials does that alone.
     charged = any(getattr(plugin, "charges_denials", False) is True for plugin in (*plugins, *manager.get_plugins()))
@@ -149,6 +152,20 @@ def open_process(options: ProcessOptions, *, plugins: Sequence[object] = (), man
             store.close()
         raise
     return GovernedProcess(options, governor, audit, store, tally)
+
+
+def open_policy_and_record(options: ProcessOptions) -> tuple[PolicySet, AuditLog | BrokeredLog]:
+    """The policies and the record of ``options``; in a box both have the broker behind them. Raises `LgovError`."""
+    if options.broker is not None:
+        from lgov_core.confine.inside import open_in_box
+
+        return open_in_box(options.broker, options.policy, options.redact)
+    from lgov_core.audit import AuditLog
+    from lgov_core.policies import load_policy_file
+
+    policies = load_policy_file(options.policy)
+    make_folder(options.audit.parent)
+    return policies, AuditLog(options.audit, policy_digest=policies.digest or "", redact=options.redact or None)
 
 
 def govern_process(

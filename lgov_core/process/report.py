@@ -49,7 +49,8 @@ class RunReport:
 
     ``uncovered`` says for each instrumented framework at which points it cannot block. ``children`` counts started programs
     by name, ``governed_children`` those that were under policy, also if another child started them, ``ungoverned_children``
-    those that were not; ``children_refused``: the status is not 0 for them. ``store`` is the trace store as it may be
+    the Python programs that were not, ``other_children`` those that are not Python; ``children_refused``: the status is not
+    0 for the ungoverned ones. ``store`` is the trace store as it may be
     printed, or None, and ``rollout_id`` the rollout that the run is there.
     """
 
@@ -63,6 +64,7 @@ class RunReport:
     children: dict[str, int]
     governed_children: int
     ungoverned_children: int
+    other_children: int
     children_refused: bool
     failures: dict[str, int]
     audit: str
@@ -110,12 +112,16 @@ class RunReport:
 
     def _child_lines(self) -> list[str]:
         lines: list[str] = []
+        names = ", ".join(name for name, _ in Counter(self.children).most_common(MAX_PLACES))
         if self.governed_children:
             lines.append(f"{self.governed_children} Python processes that the program started were governed")
         if self.ungoverned_children:
-            names = ", ".join(name for name, _ in Counter(self.children).most_common(MAX_PLACES))
-            what = f"{self.ungoverned_children} processes that the program started were not governed"
+            what = f"{self.ungoverned_children} Python processes that the program started were not governed"
             lines.append(f"{what} (it started {names})")
+        if self.other_children:
+            lines.append(
+                f"{self.other_children} other programs, which have no policy, were started (it started {names})"
+            )
         if self.children_refused:
             lines.append("status 78 for that: start them with this environment, or give --allow-ungoverned-children")
         return lines

@@ -3,7 +3,8 @@
 Before the program's first line the policy is loaded, the record opened and the import hook installed. If any of that
 fails, or the program later imports a framework that cannot be governed, the process ends with status 78 and a message.
 Governance covers this process, its threads, and the Python processes that it starts (`lgov_core.process.children`); the
-closing report names the other programs that were started, for which the status is 78 unless they are allowed.
+closing report names the other programs that were started. The status is 78 for Python that was started ungoverned, unless
+that is allowed.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ class RunOptions:
     keep. ``store`` keeps spans and rewards; None keeps none.
     ``endpoint`` is the base URL of the training endpoint, to which OpenAI-style clients of the program are then
     pointed. ``rollout_id`` names the rollout that the process is; None makes a fresh one. ``task_id`` names its task;
-    None means the program's name. ``allow_ungoverned_children``: the status stays 0 when the program started processes that
-    were not governed; ``children`` "allow" governs none, and allows them too.
+    None means the program's name. ``allow_ungoverned_children``: the status stays 0 when the program started Python that
+    was not governed; ``children`` "allow" governs none, and allows them too.
     """
 
     policy: Path | None = None
@@ -102,8 +103,8 @@ def run_program(command: Sequence[str], options: RunOptions) -> int:
 
     Returns 78 and says why on standard error if the program could not be governed; then no line of it has run. A
     framework that turns out ungovernable when the program imports it ends the process with 78 on the spot. A report
-    is written to standard error when the process ends, with 78 instead of 0 if it had started processes that were not
-    governed and are not allowed. Changes ``sys.argv``, ``sys.path``, the environment and the import system, so it is for
+    is written to standard error when the process ends, with 78 instead of 0 if it had started Python processes that were
+    not governed and are not allowed. Changes ``sys.argv``, ``sys.path``, the environment and the import system, so it is for
     a process that does nothing else. Fails closed.
     """
     if VARIABLE in os.environ:
@@ -231,6 +232,7 @@ def _close(run: _Run) -> bool:
     refused = bool(ungoverned) and not options.ungoverned_children_are_accepted
     if refused and run.status == 0:
         run.status = CANNOT_GOVERN
+    process.trace_connections(run.scope)
     _end_attempt(run, run.status)
     judged = process.tally.judged + children.judged
     denied = sum(count for (_, _, effect), count in judged.items() if effect in BLOCKING)
@@ -247,6 +249,7 @@ def _close(run: _Run) -> bool:
         children=dict(started),
         governed_children=children.governed,
         ungoverned_children=ungoverned,
+        other_children=children.others.total(),
         children_refused=refused,
         failures=dict(process.governor.failures),
         audit=str(process.options.audit),

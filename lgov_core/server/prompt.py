@@ -56,6 +56,7 @@ def _searched(job: TrainingJob) -> Mapping[str, Any]:
     first, critic_url = _template(given), given.critic_url
     if critic_url is None:
         raise SettingsError("there is no critic", hint="prompt.critic_url: the base URL of an OpenAI-compatible model")
+    settings.runtime.refuse_confinement()
     tasks = read_tasks(task_file(job))
     test = read_tasks(settings.data.test) if settings.data.test is not None else []
     agent = load_agent(agent_name_of(job))

@@ -89,6 +89,10 @@ DECISION_SHADOWED: Final = "lgov.decision.shadowed"
 DECISION_WOULD: Final = "lgov.decision.would"
 DECISION_LATENCY_US: Final = "lgov.decision.latency_us"
 
+# What a connection out of a box was to reach (`docs/confinement.md`), beside its decision.
+SERVER_ADDRESS: Final = "server.address"
+SERVER_PORT: Final = "server.port"
+
 # The status of a tool call: one of the values of `lgov_core.types.ToolStatus`, and the error's text.
 TOOL_STATUS: Final = "lgov.tool.status"
 ERROR_MESSAGE: Final = "lgov.error.message"

@@ -32,7 +32,7 @@ from lgov_core.transitions.transition_set import Transition, TransitionSet
 from lgov_core.types import Attempt, CapturedCall, Reward, Rollout, Span
 
 #: What APIs call the end of a reply that reached its limit of tokens.
-_CUT_OFF: Final = frozenset({"length", "max_tokens", "max_output_tokens", "MAX_TOKENS"})
+CUT_OFF: Final = frozenset({"length", "max_tokens", "max_output_tokens", "MAX_TOKENS"})
 
 
 def build_transitions(
@@ -214,7 +214,7 @@ class _Work:
                 finish_reason=call.finish_reason,
                 outcome=attempt.outcome,
                 rewards=earned.get(turn, {}),
-                truncated=call.finish_reason in _CUT_OFF,
+                truncated=call.finish_reason in CUT_OFF,
                 choice=call.choice,
                 tool_call_ids=call.tool_call_ids,
                 parent_response_id=self._parent(call, placed) if self.records.proposed_in else None,
@@ -276,6 +276,6 @@ class _Work:
             detail = "a log-probability is not finite" if len(logprobs) == len(call.response_ids) else counts
             found.append(Diagnostic(Finding.LENGTHS_DIFFER, call.response_id, detail))
             return False
-        if call.finish_reason in _CUT_OFF:
+        if call.finish_reason in CUT_OFF:
             found.append(Diagnostic(Finding.TRUNCATED_REPLY, call.response_id))
         return True

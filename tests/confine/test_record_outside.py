@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import time
+from contextlib import closing
 
 import pytest
 from click.testing import CliRunner
@@ -14,6 +16,8 @@ from lgov_core.audit import AuditLog, verify
 from lgov_core.cli import cli
 from lgov_core.policies import ApprovalRequests
 from lgov_core.policies.confinement import read_confinement
+from lgov_core.store import open_store
+from lgov_core.trace import semconv
 from tests.confine.conftest import Ran, Workspace
 
 #: Code inside that speaks to the broker as a governed process does.
@@ -183,3 +187,31 @@ def test_an_approvals_file_that_the_box_shows_is_refused(store: str, workspace: 
     (workspace.folder / "policy.yaml").write_text(APPROVAL.format(store=store))
     ran = workspace.run("print('ran')")
     assert (ran.status == 78) == (store == "approvals.db"), ran.errors
+
+
+def test_each_connection_is_a_span_of_the_attempt_and_names_its_entry(workspace: Workspace) -> None:
+    long = "a" * 300
+    program = f"""
+import os, socket, urllib.request
+for url in (os.environ["OPENAI_BASE_URL"], "https://evil.example/", "https://{long}/"):
+    try:
+        urllib.request.urlopen(url, timeout=10)
+    except OSError as error:
+        print(error)
+"""
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    url = {"OPENAI_BASE_URL": f"http://127.0.0.1:{port}/v1"}
+    ran = workspace.run(program, "--store", "traces.db", "--rollout-id", "r-1", env=url)
+    assert ran.status == 0, ran.errors
+    with AuditLog(workspace.folder / ".lgov" / "audit.db") as log:
+        entries = {one.entry_id: one.effect for one in log.entries() if one.name == "connect"}
+    with closing(open_store(str(workspace.folder / "traces.db"))) as store:
+        spans = [one for one in store.spans(["r-1"]) if one.attributes.get(semconv.DECISION_POLICY) == "confinement"]
+    found = [
+        (one.attempt, one.attributes[semconv.SERVER_ADDRESS], one.attributes[semconv.SERVER_PORT]) for one in spans
+    ]
+    assert found == [(1, "127.0.0.1", port), (1, "evil.example", 443), (1, long[:255], 443)]
+    effects = {one.attributes[semconv.DECISION_ID]: one.attributes[semconv.DECISION_EFFECT] for one in spans}
+    assert effects == entries
+    assert list(effects.values()) == ["allow", "deny", "deny"]
