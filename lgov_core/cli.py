@@ -20,6 +20,7 @@ _COMMANDS: Commands = {
             "explain": ("Show each rule's decision on one action, and why.", "policy.explain:explain"),
             "eval": ("Test a policy file against labelled cases.", "policy.eval:evaluate"),
             "pins": ("Show pinned tools, and approve a changed one.", "policy.pins:pins"),
+            "suggest": ("Propose the policy that recorded tool calls need.", "policy.suggest:suggest"),
             "replay": ("Show which recorded decisions another policy file would change.", "policy.replay:replay"),
         },
     ),
@@ -54,19 +55,21 @@ _COMMANDS: Commands = {
         },
     ),
     "transitions": ("Build training data from recorded rollouts.", "transitions:transitions"),
+    "view": ("Look at runs, rollouts, tokens and decisions in the browser.", "view:view"),
     "curves": ("Show a training's metrics: table, plot, TensorBoard.", "curves:curves"),
-    "eval": ("Measure a checkpoint on held-out tasks.", "eval_checkpoint:evaluate_command"),
-    "export": ("Export a checkpoint for transformers or PEFT.", "export_checkpoint:export_command"),
+    "eval": ("Measure a checkpoint on held-out tasks.", "models.eval:evaluate_command"),
+    "export": ("Export a checkpoint for transformers or PEFT.", "models.export:export_command"),
+    "promote": ("Serve a checkpoint under a name.", "models.promote:promote_command"),
     "models": (
         "List models, and pull those that need no hub.",
         {
-            "list": ("List the models that lgov knows by name.", "models:list_models"),
-            "pull": ("Download a model and convert it, once.", "models:pull"),
+            "list": ("List the models that lgov knows by name.", "models.list:list_models"),
+            "pull": ("Download a model and convert it, once.", "models.list:pull"),
         },
     ),
     "frameworks": ("Show what lgov can do with each framework.", "frameworks:frameworks"),
     "plugins": ("List plugins and the hooks they implement.", "plugins:plugins"),
-    "doctor": ("Check this installation and its settings.", "doctor:doctor"),
+    "doctor": ("Check this installation, or what is wrong with a training.", "doctor:doctor"),
 }
 
 

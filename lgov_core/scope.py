@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, TypeVar
 
 from lgov_core.errors import ScopeError
 
@@ -61,11 +61,35 @@ class enter_scope(AbstractContextManager["RolloutScope | None", None]):
         _CURRENT.reset(self._token)
 
 
+_T = TypeVar("_T")
+#: How many threads deep the code is remembered that started a thread.
+_MAX_STARTERS: Final = 8
+_STARTED_IN: contextvars.ContextVar[tuple[contextvars.Context, ...]] = contextvars.ContextVar(
+    "lgov_started", default=()
+)
+
+
+def inherited(variable: contextvars.ContextVar[_T]) -> _T | None:
+    """The value of ``variable``, or else its value where the running thread or job was started (`carry_into_threads`)."""
+    found: Any = variable.get(None)
+    for context in _STARTED_IN.get():
+        found = context.get(variable) if found is None else found
+    return found
+
+
 def _carrying(function: Callable[..., Any], scope: RolloutScope | None) -> Callable[..., Any]:
+    here = contextvars.copy_context()
+    here.run(_STARTED_IN.set, ())
+    starters = (here, *_STARTED_IN.get())[:_MAX_STARTERS]
+
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        with enter_scope(scope):
-            return function(*args, **kwargs)
+        before = _STARTED_IN.set(starters)
+        try:
+            with enter_scope(scope):
+                return function(*args, **kwargs)
+        finally:
+            _STARTED_IN.reset(before)
 
     return run
 
@@ -74,8 +98,9 @@ def carry_into_threads() -> None:
     """Makes every thread and executor job started from inside a scope belong to that scope.
 
     Wraps ``threading.Thread.start``, ``ThreadPoolExecutor.submit`` and what gives work to a ``ThreadPool`` for the whole
-    process; only lgov's own variable is carried, user context variables keep their normal behaviour. Calling it again
-    changes nothing. Process pools are not covered: a child process is attributed by its environment instead.
+    process; only lgov's own variables are carried, user context variables keep their normal behaviour (`inherited` reads
+    one where the thread was started). Calling it again changes nothing. Process pools are not covered: a child process is
+    attributed by its environment instead.
     """
     if getattr(threading.Thread.start, "_lgov_carries", False):
         return

@@ -39,7 +39,8 @@ class Settings:
     ``policy`` is a policy file, ``audit`` the file of the audit record, ``redact`` the names of arguments whose values that
     record does not keep, ``store`` a trace store (a path or an address),
     ``endpoint`` the base URL of a training endpoint; None leaves the choice to the command. ``timeout_s`` (seconds)
-    bounds a policy that does not promise bounded cost. ``cache`` is the folder for pulled models. ``host`` and ``port``
+    bounds a policy that does not promise bounded cost. ``cache`` is the folder for pulled models, ``models`` that
+    of promoted ones. ``host`` and ``port``
     are where ``lgov serve`` listens (port 0: any free one), ``model`` or ``upstream`` what it serves, and
     ``key_secret_file`` holds the secret of its keys. ``origins`` says for each setting that is not a default where it
     came from.
@@ -52,6 +53,7 @@ class Settings:
     endpoint: str | None = None
     timeout_s: float = 2.0
     cache: Path | None = None
+    models: Path | None = None
     host: str = "127.0.0.1"
     port: int = 8321
     model: str | None = None
@@ -276,6 +278,7 @@ _READ: Mapping[str, Callable[[object, Path | None], Any]] = {
     "endpoint": _url,
     "timeout_s": _seconds,
     "cache": _path,
+    "models": _path,
     "host": _text,
     "port": _port,
     "model": _text,

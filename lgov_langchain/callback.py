@@ -20,7 +20,7 @@ from lgov_core.types import Action, Point
 from lgov_langchain._internals import keep_reply_ids
 from lgov_langchain.callback_enforcement import CallbackEnforcement
 from lgov_langchain.messages import as_mappings, input_texts, model_reading
-from lgov_langchain.runs import FRAMEWORK, Run, RunTree, agent_in, is_pause, running_config
+from lgov_langchain.runs import FRAMEWORK, Run, RunTree, agent_in, in_thread_of_a_run, is_pause, running_config
 from lgov_langchain.tool_results import kind_of, result_reading
 
 if TYPE_CHECKING:
@@ -103,7 +103,8 @@ class LgovCallbackHandler(BaseCallbackHandler):
         """A graph, a node or another runnable begins; the outermost graph and named agents inside it become spans."""
         above, name = self._above(parent_run_id), kwargs.get("name") or "agent"
         agent = self.tree.agent_of(above, name, metadata or {}, tags or (), kwargs.get("run_type"))
-        said = input_texts(inputs) if above is None and parent_run_id is None else ()
+        is_top = above is None and parent_run_id is None and not in_thread_of_a_run()
+        said = input_texts(inputs) if is_top else ()
         run = self.tree.begin(run_id, above, agent=agent, said=said)
         if agent is not None and self.governor is not None:
             self.tree.span_above(self.governor, run)

@@ -18,7 +18,7 @@ from lgov_core.types import Action, Decision, Point, ToolOutcome
 from lgov_langchain import messages
 from lgov_langchain._internals import keep_reply_ids
 from lgov_langchain.process_handler import Above, inside, process_handler
-from lgov_langchain.runs import FRAMEWORK, agent_name
+from lgov_langchain.runs import FRAMEWORK, agent_name, in_thread_of_a_run
 from lgov_langchain.sent_calls import ChangedCallDenied, SentCall
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ class Prompt:
         if covered_call() is not None:  # inside a tool the text is another agent's
             return []
         texts = [messages.text_of(one) for one in self.messages if isinstance(one, HumanMessage)]
-        return texts if self.above is None else [text for text in texts if text in self.above.said]
+        said = self.above.said if self.above is not None else () if in_thread_of_a_run() else texts
+        return [text for text in texts if text in said]
 
 
 def govern_model_call(governor: Governor, prompt: Prompt, send: Callable[[SentCall], Steps[Reply]]) -> Steps[Result]:

@@ -18,6 +18,7 @@ from langgraph.errors import GraphBubbleUp
 
 from lgov_core.instrumentation import semconv
 from lgov_core.instrumentation.live_span import LiveSpan
+from lgov_core.scope import inherited
 from lgov_langchain._internals import AGENT_NAME, GRAPHS, INTEGRATION
 
 if TYPE_CHECKING:
@@ -29,8 +30,16 @@ FRAMEWORK = "langchain"
 
 
 def running_config() -> Mapping[str, Any]:
-    """The config of the run that the running code belongs to, to be read: ``ensure_config`` would copy all that is in it."""
-    return var_child_runnable_config.get() or {}
+    """The config of the run that the running code belongs to, also in a thread that was started in the run.
+
+    To be read: ``ensure_config`` would copy all that is in it.
+    """
+    return inherited(var_child_runnable_config) or {}
+
+
+def in_thread_of_a_run() -> bool:
+    """Whether a run, which may have ended, started the running thread: what is said in it is not the user's."""
+    return var_child_runnable_config.get() is None and inherited(var_child_runnable_config) is not None
 
 
 def agent_name(config: Mapping[str, Any] | None = None) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lgov_core.instrumentation import semconv
-from lgov_core.instrumentation.live_span import LiveSpan, current_span
+from lgov_core.instrumentation.live_span import LiveSpan, started_span
 from lgov_core.instrumentation.tool_call import ToolReading
 from lgov_core.scope import current_scope
 from lgov_core.types import Action, Point
@@ -31,7 +31,7 @@ def tool_action(point: Point, name: str, call_id: str | None, proposal: Proposal
 
 def current_tool() -> LiveSpan | None:
     """The span of the tool that the running code is in: what the program says there is not the user's."""
-    span = current_span()
+    span = started_span()
     return span if span is not None and span.operation == semconv.EXECUTE_TOOL else None
 
 

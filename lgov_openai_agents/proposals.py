@@ -20,7 +20,7 @@ from openai.types.responses import ResponseFunctionToolCall
 from lgov_core.instrumentation import Governor, arun_steps
 from lgov_core.instrumentation.live_span import LiveSpan
 from lgov_core.instrumentation.tool_call import ToolReading, tool_steps
-from lgov_core.types import Action, Decision, Point, ToolOutcome
+from lgov_core.types import Action, Decision, Point, ToolOutcome, new_id
 from lgov_openai_agents import items
 from lgov_openai_agents.model_request import ModelRequest
 
@@ -35,6 +35,7 @@ async def evaluate_proposals(
 ) -> tuple[Denials, ModelResponse]:
     """Evaluates what only this place can stop; returns what was denied, and the reply with transforms applied."""
     handoffs = {one.tool_name for one in request.handoffs}
+    offered = {*handoffs, *(tool.name for tool in request.tools)}
     denied: Denials = []
     output: list[Any] = []
     for item in response.output:
@@ -47,8 +48,25 @@ async def evaluate_proposals(
             elif governed.result is not action.arguments and isinstance(item, ResponseFunctionToolCall):
                 text = items.arguments_text(governed.result, item.arguments)
                 item = item.model_copy(update={"arguments": text})
+        elif isinstance(item, ResponseFunctionToolCall) and item.name not in offered:
+            await governor.arecord(_unknown(item, agent))
         output.append(item)
     return denied, replace(response, output=output)
+
+
+def _unknown(call: ResponseFunctionToolCall, agent: str | None) -> ToolOutcome:
+    """The outcome of a call that the SDK cannot run, for it has no tool of that name."""
+    action = Action(
+        Point.PRE_TOOL_CALL,
+        name=call.name,
+        arguments=items.arguments_of(call.arguments),
+        call_id=call.call_id,
+        agent=agent,
+        framework=items.FRAMEWORK,
+        native=call,
+        operation_id=new_id("op"),
+    )
+    return ToolOutcome(action, "unknown_tool", error_type="UnknownTool", error=f"no tool {call.name} was offered")
 
 
 async def _permitted(arguments: Mapping[str, Any]) -> Mapping[str, Any]:

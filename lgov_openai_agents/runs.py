@@ -12,6 +12,7 @@ from agents import RunHooks
 from lgov_core.instrumentation import BoundedDict, Governor, semconv
 from lgov_core.instrumentation.live_span import LiveSpan, current_span
 from lgov_core.instrumentation.message_decisions import MessageDecisionCache
+from lgov_core.scope import inherited
 from lgov_core.types import Action, Kind, Point
 from lgov_openai_agents import items
 from lgov_openai_agents._internals import paused_agent
@@ -125,6 +126,12 @@ def current_run(governor: Governor) -> AgentRun | None:
     return run if run is not None and run.governor is governor else None
 
 
+def outer_run(governor: Governor) -> AgentRun | None:
+    """The run that a run which begins here is in: the current one, or that in which the running thread was started."""
+    run = inherited(_RUN)
+    return run if run is not None and run.governor is governor else None
+
+
 def tool_action(
     governor: Governor,
     name: str,
@@ -167,7 +174,7 @@ def entering(run: AgentRun) -> Generator[AgentRun]:
 
 def new_run(governor: Governor, agent: Any, given: Any, memory: RunMemory) -> AgentRun:
     """The run of ``agent`` that is about to begin. ``given`` is its input; that of a paused run was evaluated before."""
-    run = AgentRun(governor, paused_agent(given) or agent, current_run(governor), memory)
+    run = AgentRun(governor, paused_agent(given) or agent, outer_run(governor), memory)
     run.input_evaluated = not isinstance(given, (str, Sequence))
     return run
 

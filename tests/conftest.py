@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +43,18 @@ def environment_is_left_as_it_was() -> Iterator[None]:
 
 def _told() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(_TOLD_BY)}
+
+
+@pytest.fixture
+def carrying() -> Iterator[None]:
+    """An attempt runs, and threads belong to it, as `lgov run`, training and the kernel have it."""
+    from lgov_core.scope import RolloutScope, carry_into_threads, enter_scope
+
+    start, submit = threading.Thread.start, concurrent.futures.ThreadPoolExecutor.submit
+    carry_into_threads()
+    with enter_scope(RolloutScope("r1")):
+        yield
+    threading.Thread.start, concurrent.futures.ThreadPoolExecutor.submit = start, submit  # type: ignore[method-assign]
 
 
 #: Folders whose files take longest: they run first, so that no worker waits for one of them at the end.

@@ -21,6 +21,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 RESULTS = HERE / "results"
+FRAMEWORKS = ("lgov_langchain", "lgov_openai_agents", "lgov_autogen")
 PACKAGES = ("lgov", "torch", "transformers", "tokenizers", "numpy", "langchain", "langgraph", "openai", "sqlglot")
 
 
@@ -58,10 +59,11 @@ def provenance(command: str, options: Options) -> dict[str, Any]:
 
 
 def _commit() -> str:
-    """The commit of the code, marked where the code is not exactly that. The results themselves do not count."""
+    """The last commit that changed the code, marked where the code is not exactly that. Results and docs do not count."""
+    places = ["lgov_core", *FRAMEWORKS, ":(glob)examples/05_evidence/*.py", "examples/05_evidence/settings"]
     try:
-        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
-        places = ["lgov_core", "lgov_langchain", ":(glob)examples/05_evidence/*.py", "examples/05_evidence/settings"]
+        log = ["git", "log", "-1", "--format=%H", "--", *places]
+        head = subprocess.run(log, cwd=ROOT, capture_output=True, text=True, check=True)
         changed = subprocess.run(
             ["git", "status", "--porcelain", "--", *places], cwd=ROOT, capture_output=True, text=True, check=True
         )

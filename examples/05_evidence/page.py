@@ -7,18 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from evidence import HERE, RESULTS, ROOT, read_result
+from evidence import RESULTS, ROOT, read_result
 
 PAGE = ROOT / "docs" / "evidence.md"
 #: A block between its marks, which are comments that Markdown does not show.
 BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-ALWAYS = ("governance", "credit", "air")
-
-
-def known() -> list[str]:
-    """The pieces of evidence in this folder: modules with `run`, `tables` and `draw`."""
-    found = {path.stem for path in HERE.glob("*.py") if "\ndef tables(" in path.read_text(encoding="utf-8")}
-    return [*ALWAYS, *sorted(found - {*ALWAYS, "page"})]
 
 
 def block(name: str, result: dict[str, Any] | None) -> str:
@@ -32,7 +25,7 @@ def block(name: str, result: dict[str, Any] | None) -> str:
         f"`{result['command']}`, seeds {seeds}; commit `{result['commit'][:12]}`, {result['date']}; "
         f"Python {result['python']}, {versions}; {result['platform']}; {seconds:.0f} minutes of runs, one after the other."
     )
-    tables = importlib.import_module(name).tables(result)
+    tables = importlib.import_module("settings.report" if name.startswith("settings_") else name).tables(result)
     return f"{head}\n\n{tables}\n\n![{name}](../examples/05_evidence/results/{name}.png)\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import sqlite3
 import threading
@@ -242,6 +243,15 @@ class AuditLog(EntryWriter):
                 found = self._open().execute(f"{_SELECT} WHERE position > ?{wanted} ORDER BY position", (after, *given))
                 return [entry_of(row) for row in found]
             except sqlite3.Error as error:
+                raise describe(AUDIT_RECORD, self.path, error) from error
+
+    def heads(self, limit: int) -> list[dict[str, Any]]:
+        """What the newest signed heads say, at most ``limit``, the newest first; unverified. Raises `AuditError`."""
+        with self._lock:
+            try:
+                found = self._open().execute("SELECT body FROM heads ORDER BY number DESC LIMIT ?", (limit,)).fetchall()
+                return [json.loads(body) for (body,) in found]
+            except (sqlite3.Error, ValueError) as error:
                 raise describe(AUDIT_RECORD, self.path, error) from error
 
     # ------------------------------------------------------------------ the end, and forks

@@ -1,4 +1,4 @@
-"""``lgov doctor``: what is installed, what it can do, and which settings apply."""
+"""``lgov doctor``: what is installed and which settings apply, or what is wrong with a training."""
 
 from __future__ import annotations
 
@@ -15,19 +15,28 @@ import click
 import lgov_core
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import command
-from lgov_core.commands.output import write_json, write_table
+from lgov_core.commands.output import printable, write_json, write_table
 from lgov_core.commands.plugins import installed_plugins
 from lgov_core.errors import LgovError
 from lgov_core.settings import Settings, load_settings, without_password
 
 _EXTRA = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
+#: Rollouts named below a finding; JSON has more.
+_ROLLOUTS_SHOWN = 5
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
-@command(Exit.OK, Exit.FINDING)
+@command(Exit.OK, Exit.FINDING, Exit.USAGE)
+@click.argument("run", required=False)
 @click.pass_context
-def doctor(ctx: click.Context, as_json: bool) -> None:
-    """Check this installation: versions, extras, frameworks, plugins, and the settings with their origins."""
+def doctor(ctx: click.Context, run: str | None, as_json: bool) -> None:
+    """Check this installation, or examine the training in RUN (a run folder or a trace store).
+
+    Without RUN: versions, extras, frameworks, plugins, and the settings with their origins. With RUN: why it does not
+    learn, and whether it cheats, as named findings with the figures and rollouts behind them; exits 1 when there are any.
+    """
+    if run is not None:
+        ctx.exit(_examine(run, as_json))
     problems: list[str] = []
 
     def checked(part: Callable[[], Any], otherwise: Any) -> Any:
@@ -52,6 +61,24 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
     else:
         _write(report)
     ctx.exit(Exit.FINDING if problems else Exit.OK)
+
+
+def _examine(place: str, as_json: bool) -> Exit:
+    from lgov_core.views.findings import examine
+
+    report = examine(place)
+    if as_json:
+        write_json(report.as_json())
+    else:
+        for finding in report.findings:
+            click.secho(f"{finding.severity.value}  {finding.name}", bold=True)
+            click.echo(f"  {finding.sentence}\n  {finding.advice}")
+            if finding.rollouts:
+                click.echo(f"  rollouts: {' '.join(map(printable, finding.rollouts[:_ROLLOUTS_SHOWN]))}")
+        click.echo(f"{len(report.findings)} findings in {report.updates} updates, {report.rollouts} rollouts examined")
+        for name, why in report.not_examined.items():
+            click.echo(f"not examined: {name}: {why}", err=True)
+    return Exit.FINDING if report.findings else Exit.OK
 
 
 def _settings() -> dict[str, dict[str, Any]]:

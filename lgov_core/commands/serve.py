@@ -8,6 +8,7 @@ import signal
 import stat
 import threading
 from collections.abc import Generator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,11 @@ import click
 from click.core import ParameterSource
 
 from lgov_core.commands.group import Exit
+from lgov_core.commands.mounted_window import mounted_window, say_on_stderr
 from lgov_core.commands.options import FILE, FOLDER, PATH, audit_option, command, redact_option
 from lgov_core.commands.output import write_result
 from lgov_core.errors import EndpointError, SettingsError
+from lgov_core.server.command import engine_flags, engine_options
 from lgov_core.settings import Settings, load_settings, without_password
 
 if TYPE_CHECKING:
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from lgov_core.gateway.server import EndpointServer
     from lgov_core.gateway.serving.keys import KeyRing
     from lgov_core.gateway.serving.limits import Limits
+    from lgov_core.views.web.serving import MountedWindow
 
 
 _SPEAKS = "chat,completions,embeddings"
@@ -32,6 +36,7 @@ _SPEAKS = "chat,completions,embeddings"
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED)
 @click.option("--model", help="Model to serve from this process: smollm2, a transformers folder, or a hub name.")
+@engine_options
 @click.option(
     "--upstream",
     help="Base URL of an OpenAI-compatible server to forward calls to, with /v1; separate several by commas.",
@@ -104,8 +109,11 @@ def serve(
     With --policy the agent's process need not be governed: what a policy denies never reaches the agent, and the reply says
     why. A streamed reply is then held until all of it is judged. Only a policy named here or in the settings applies.
 
+    With --engine vllm the model is sampled by vLLM, in a process of its own; prompts and replies are written and read by lgov.
+
     With --train it is the training server of python -m lgov_core.server, which takes no upstream and no policy.
     """
+    engine_settings = engine_flags(flags)
     if train:
         if flags["upstream"] or flags["policy"] or admin_keys_file:
             raise SettingsError("--upstream, --policy and --admin-keys-file are not for --train", hint="leave them out")
@@ -118,7 +126,7 @@ def serve(
             model_flags = {("model", "name"): flags["model"], ("model", "dtype"): dtype}
         status = run_server(
             config,
-            flags={**model_flags, ("training", "algorithm"): algorithm},
+            flags={**model_flags, **engine_settings, ("training", "algorithm"): algorithm},
             gpus=gpus,
             host=flags["host"] or "127.0.0.1",
             port=8000 if flags["port"] is None else flags["port"],
@@ -127,7 +135,8 @@ def serve(
             key_secret_file=flags["key_secret_file"],
             show_admin_key=show_admin_key,
             resume=resume,
-            say=lambda line: click.echo(line, err=True),
+            say=say_on_stderr,
+            mount=lambda target, store: mounted_window(str(target), store=store),
         )
         context.exit(status)
     if config or algorithm or folder or resume or gpus is not None:
@@ -137,10 +146,14 @@ def serve(
     settings = load_settings(flags)
     keys = _keys(settings, admin_keys_file, shown=show_admin_key)
     limits = Limits(max_running=max_running, max_waiting=max_waiting)
-    engine = _engine(settings, dtype=dtype, upstream_key_env=upstream_key_env, speaks=upstream_speaks)
     stopped = threading.Event()  # by SIGTERM, so that the store is closed before the process ends
     signal.signal(signal.SIGTERM, lambda _number, _frame: stopped.set())
-    with _serving(settings, engine, keys, limits, drain_s) as server:
+    with contextlib.ExitStack() as opened:
+        if engine_settings["model", "engine"] == "vllm":
+            engine: Engine = opened.enter_context(_vllm(settings, engine_settings, dtype=dtype))
+        else:
+            engine = _engine(settings, dtype=dtype, upstream_key_env=upstream_key_env, speaks=upstream_speaks)
+        server = opened.enter_context(_serving(settings, engine, keys, limits, drain_s))
         _write_address(server, engine, settings, keys if show_admin_key else None, as_json=as_json)
         stopped.wait()
 
@@ -186,7 +199,22 @@ def _serving(
             port=settings.port,
             drain_s=drain_s,
         )
-        yield open_things.enter_context(server)
+        window = None if settings.store is None else _window(settings)
+        if window is not None:
+            open_things.callback(window.close)
+            server.app.mount(window.path, window.app(keys))
+        open_things.enter_context(server)
+        if window is not None:
+            window.started(server.url)
+        yield server
+
+
+def _window(settings: Settings) -> MountedWindow | None:
+    from lgov_core.process.governed import DEFAULT_AUDIT
+
+    audit = None if settings.policy is None else settings.audit or DEFAULT_AUDIT
+    policies = () if settings.policy is None else (settings.policy,)
+    return mounted_window(str(settings.store), audit=audit, policies=policies, hosts=(settings.host,))
 
 
 def _write_address(
@@ -233,6 +261,28 @@ def _keys(settings: Settings, admin_keys_file: Path | None, *, shown: bool) -> K
     except OSError as error:
         raise SettingsError(f"the key secret {path} cannot be read: {error.strerror}") from error
     return KeyRing(secret, admin_keys=None if admin_keys_file is None else AdminKeyFile(admin_keys_file))
+
+
+def _vllm(settings: Settings, flags: dict[tuple[str, str], Any], *, dtype: str) -> AbstractContextManager[Engine]:
+    """VLLM with the model; its output goes to ``.lgov/vllm/``."""
+    if settings.model is None or settings.upstream is not None:
+        raise SettingsError(
+            "--engine vllm serves one model", hint="lgov serve --engine vllm --model smollm2, without --upstream"
+        )
+    from lgov_core.models import load_model, model_source
+    from lgov_core.process.governed import DEFAULT_AUDIT
+    from lgov_core.server.engines import vllm_options
+    from lgov_core.train.engines.vllm_engine import open_vllm
+    from lgov_core.train.settings import load_train_settings
+
+    given = load_train_settings(None, flags=flags, environ={})
+    return open_vllm(
+        load_model(settings.model, weights=False),
+        model_source(settings.model),
+        DEFAULT_AUDIT.parent / "vllm",
+        vllm_options(given.vllm, dtype=dtype),
+        url=given.model.engine_url,
+    )
 
 
 def _engine(settings: Settings, *, dtype: str, upstream_key_env: str, speaks: str | None) -> Engine:

@@ -9,9 +9,11 @@ from typing import Any
 import click
 
 from lgov_core.commands.group import Exit
+from lgov_core.commands.mounted_window import mounted_window, say_on_stderr
 from lgov_core.commands.options import FILE, FOLDER, PATH, command
 from lgov_core.commands.output import write_result
 from lgov_core.errors import SettingsError
+from lgov_core.server.command import engine_flags, engine_options
 
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED)
@@ -21,6 +23,7 @@ from lgov_core.errors import SettingsError
 @click.option("--test", type=PATH, help="Held-out tasks, JSON lines. [data.test]")
 @click.option("--model", "name", help="smollm2, a transformers folder, or a hub name. [model.name]")
 @click.option("--algorithm", help="grpo, ppo, ...; sft and prompt learn from recorded traces. [training.algorithm]")
+@engine_options
 @click.option("--backend", default="torch", show_default=True, help="Training backend: torch, or verl on Ray.")
 @click.option("--traces", help="Store of recorded rollouts, for sft and prompt.")
 @click.option("--epochs", type=int, help="Passes over the tasks. [training.epochs]")
@@ -28,6 +31,12 @@ from lgov_core.errors import SettingsError
 @click.option("--nworkers", type=int, help="Concurrent rollouts. [runtime.nworkers]")
 @click.option("--policy", type=PATH, help="Policy file for the agent. [runtime.policy]")
 @click.option("--seed", type=int, help="Random seed. [training.seed]")
+@click.option(
+    "--include-held-out",
+    is_flag=True,
+    default=None,
+    help="Let sft learn from held-out rollouts. [sft.include_held_out]",
+)
 @click.option("--folder", type=FOLDER, help="Output folder of the run.")
 @click.option("--resume", is_flag=True, help="Resume the run in --folder.")
 def train(
@@ -49,12 +58,15 @@ def train(
     from lgov_core.train.settings import load_train_settings
 
     sections = {"train": "data", "test": "data", "name": "model", "nworkers": "runtime", "policy": "runtime"}
+    sections |= {"include_held_out": "sft"}
+    engine = engine_flags(flags)
     values = {(sections.get(key, "training"), key): value for key, value in flags.items()}
-    settings = load_train_settings(config, flags=values)
+    settings = load_train_settings(config, flags={**values, **engine})
     if resume and folder is None:
         raise SettingsError("--resume needs the folder of the run", hint="give --folder")
     run = find_run(settings.training.algorithm, backend)
     target = folder or Path("runs") / time.strftime("train-%Y%m%d-%H%M%S")
-    job = TrainingJob(settings, target, agent, traces, resume, say=lambda line: click.echo(line, err=True))
+    mounted = mounted_window(str(target))
+    job = TrainingJob(settings, target, agent, traces, resume, say_on_stderr, mounted)
     report = run(job)
     write_result(report, "\n".join(f"{name}: {value}" for name, value in report.items()), as_json=as_json)

@@ -62,6 +62,7 @@ _REWARD_FIELDS: Final = ("reward_id", "dimension", "rollout_id", "attempt", "res
 @click.option(
     "--include-infrastructure", is_flag=True, help="Keep attempts that ended by infrastructure failure or timeout."
 )
+@click.option("--include-held-out", is_flag=True, help="Also take rollouts of mode test, val or eval; rows are marked.")
 @click.option("--chains", is_flag=True, help="Merge turns whose tokens extend one another into chains.")
 @click.option(
     "--format",
@@ -83,6 +84,7 @@ def transitions(
     discount: float,
     caps: tuple[str, ...],
     include_infrastructure: bool,
+    include_held_out: bool,
     chains: bool,
     form: str | None,
     limit: int,
@@ -107,7 +109,8 @@ def transitions(
         raise click.UsageError("--format goes with --out or --json, and not with --chains")
     _require_different(source, out, diagnostics)
     rules = _rules(credit, discount, caps)
-    selection = Selection(agents, models, dict(_pair("--attribute", "NAME=GLOB", text) for text in attributes))
+    pairs = dict(_pair("--attribute", "NAME=GLOB", text) for text in attributes)
+    selection = Selection(agents, models, pairs, include_held_out)
     records = _records(source, rollout_ids)
     data = make_transitions(records, selection, keep_infrastructure=include_infrastructure)
     if credit != "none":
@@ -122,6 +125,9 @@ def transitions(
     elif form is None:
         _show(rows, limit, chains=chains)
     _summarize(data, "" if selection.everything else " selected")
+    measuring = sum(one.held_out for one in records.rollouts)
+    if measuring and not include_held_out:
+        click.echo(f"{measuring} held-out rollouts are left out; --include-held-out takes them", err=True)
     if form is not None:
         click.echo(f"{len(rows)} records for {form}", err=True)
         for reason, count in sorted(left_out.items()):

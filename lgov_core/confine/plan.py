@@ -7,10 +7,10 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from lgov_core.confine.search import matches, search
 from lgov_core.errors import InstrumentationError
 from lgov_core.policies.confinement import ConfinedPolicy, ConfineRules
 from lgov_core.policies.options import names
@@ -31,8 +31,6 @@ SYSTEM: Final = (
 )
 #: Files with lgov's settings, in the working folder.
 _SETTINGS: Final = ("lgov.toml", "pyproject.toml")
-#: Folders that are not searched for names to hide: what they hold was not written by hand.
-_NOT_SEARCHED: Final = frozenset({".git", ".hg", ".venv", "__pycache__", "node_modules", "site-packages"})
 
 
 class Mount(NamedTuple):
@@ -88,10 +86,11 @@ def make_plan(
     """The plan for a program in the working folder; ``policy`` None is for one that no policy file governs.
 
     Whatever the rules say, the program cannot change lgov's own files, nor see the folders of the record at ``audit`` and of
-    the approvals. Raises `InstrumentationError` where a rule names what is not there or, with ``checked``, the program
-    could not run.
+    the approvals. What programs outside take orders from is writable only where ``write`` names it itself. Raises
+    `InstrumentationError` where a rule names what is not there or, with ``checked``, the program could not run.
     """
-    modes = {path: False for path in (*SYSTEM, *_interpreter()) if os.path.exists(path)}
+    found = search(rules)
+    modes = {path: False for path in (*SYSTEM, *_interpreter(), *found.orders) if os.path.exists(path)}
     for path in (one for one in rules.read if os.path.exists(one)):
         modes[path] = False
     for path in rules.write:
@@ -101,11 +100,11 @@ def make_plan(
     protected = () if policy is None else (*_SETTINGS, policy.source.path)
     kept_apart = (str(audit), *filter(None, policy.approval_stores() if policy else ()))
     modes.update({os.path.abspath(path): False for path in protected if os.path.exists(path)})
-    _refuse_links((*rules.read, *rules.write, *map(os.path.abspath, protected)), rules.write)
+    _refuse_links((*rules.read, *rules.write, *found.orders, *map(os.path.abspath, protected)), rules.write)
     links: dict[str, str] = {}
     real = {_real(path, links): writable for path, writable in modes.items()}
     kept_out = tuple(_kept_out(kept_apart, rules, real))
-    hidden = tuple(sorted({*_hidden(rules, real), *kept_out}))
+    hidden = tuple(sorted({*_hidden(rules, found.hidden, real), *kept_out}))
     for path in (*(one for one, writable in real.items() if not writable), *hidden):
         real.update(dict.fromkeys(_between(path, real), True))
     mounts = {path: Mount(path, writable) for path, writable in real.items()}
@@ -164,24 +163,16 @@ def _refuse_links(paths: Iterable[str], writable: Iterable[str]) -> None:
             )
 
 
-def _hidden(rules: ConfineRules, real: Mapping[str, bool]) -> Iterator[str]:
-    """Real paths of what ``hide`` names and the box would show."""
+def _hidden(rules: ConfineRules, found: Iterable[str], real: Mapping[str, bool]) -> Iterator[str]:
+    """Real paths of what ``hide`` names, and of what was ``found``, as far as the box would show them."""
     globs = [one for one in rules.hide if "/" not in one]
-    found = [one for one in rules.hide if "/" in one and os.path.exists(one)]
-    for folder in {os.path.realpath(one) for one in (*rules.read, *rules.write)}:
-        for place, folders, files in os.walk(folder):
-            found += [os.path.join(place, name) for name in (*folders, *files) if _matches(name, globs)]
-            folders[:] = [name for name in folders if name not in _NOT_SEARCHED]
+    paths = [*found, *(one for one in rules.hide if "/" in one and os.path.exists(one))]
     for folder in {path for path in sys.path if os.path.isdir(path) and not path.endswith("site-packages")}:
         with suppress(OSError):  # one that cannot be read shows nothing
-            found += [os.path.join(folder, name) for name in os.listdir(folder) if _matches(name, globs)]
-    for path in map(os.path.realpath, found):
+            paths += [os.path.join(folder, name) for name in os.listdir(folder) if matches(name, globs)]
+    for path in map(os.path.realpath, paths):
         if path not in real and any(_within(path, place) for place in real):
             yield path
-
-
-def _matches(name: str, globs: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, glob) for glob in globs)
 
 
 def _kept_out(files: Iterable[str], rules: ConfineRules, real: Mapping[str, bool]) -> Iterator[str]:

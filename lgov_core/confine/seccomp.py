@@ -38,6 +38,13 @@ _NO_FAMILY: Final = 0xFFFF  # matches no socket
 _TYPE_MASK: Final = 0xF  # of a socket; the rest is SOCK_CLOEXEC and SOCK_NONBLOCK
 #: Where sending calls have their flags.
 _FLAGS_OF: Final = {"sendto": 3, "sendmsg": 2, "sendmmsg": 3}
+_SET_ID: Final = 0o6000  # S_ISUID and S_ISGID, which make a file run as its owner, whoever starts it
+_CREATES: Final = 0o100 | 0o20000000  # O_CREAT and __O_TMPFILE of asm-generic/fcntl.h: without them a mode is not read
+#: Where calls have the mode of a file, and where the flags that say whether it is read.
+_MODE_OF: Final = {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "creat": 1, "mknod": 1, "mknodat": 2}
+_OPENING: Final = {"open": (1, 2), "openat": (2, 3)}
+#: Answered with ENOSYS, on which programs use the older call: what they are asked is in memory, which a filter cannot read.
+_IN_MEMORY: Final = ("clone3", "openat2")
 
 _Instruction = tuple[int, int, int, int]  # code, value, steps to skip if true, if false
 
@@ -76,9 +83,14 @@ def build(*, unix_sockets: bool, observed: bool) -> bytes:
     refuse = (_RETURN, _ASK if observed else _ERRNO | _EPERM, 0, 0)
     for name in DENIED:
         program.on(name, refuse)
-    program.on(
-        "clone3", (_RETURN, _ERRNO | _ENOSYS, 0, 0)
-    )  # its flags are in memory, which a filter cannot read; libc falls back to clone
+    for name in _IN_MEMORY:
+        program.on(name, (_RETURN, _ERRNO | _ENOSYS, 0, 0))
+    for name, mode in _MODE_OF.items():
+        program.on(name, _argument(mode), (_ANY_BIT, _SET_ID, 0, 1), refuse)
+    for name, (flags, mode) in _OPENING.items():
+        program.on(
+            name, _argument(flags), (_ANY_BIT, _CREATES, 0, 3), _argument(mode), (_ANY_BIT, _SET_ID, 0, 1), refuse
+        )
     program.on("clone", _argument(0), (_ANY_BIT, _NEW_NAMESPACES, 0, 1), refuse)
     program.on("ioctl", _argument(1), (_EQUAL, _TIOCSTI, 1, 0), (_EQUAL, _TIOCLINUX, 0, 1), refuse)
     for name, index in _FLAGS_OF.items():

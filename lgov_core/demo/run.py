@@ -205,7 +205,8 @@ def _lineage(spec: RunSpec, start_sha256: str) -> Lineage:
 
 def _task(chance: random.Random, split: Split, task_id: str) -> Task:
     question: Question = draw_question(chance, split)
-    return Task(task_id, {"question": asdict(question), "figures_seed": chance.randrange(10**9)})
+    mode = "train" if split == "train" else "test"
+    return Task(task_id, {"question": asdict(question), "figures_seed": chance.randrange(10**9), "mode": mode})
 
 
 def _warm_model(spec: RunSpec, template: Path, display: Display) -> LanguageModel:

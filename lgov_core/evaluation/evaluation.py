@@ -67,6 +67,19 @@ class EvaluationResult:
             "store": self.store,
         }
 
+    def by_task(self, tasks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Of each task its text, usable rollouts, mean rewards, and the shares that succeeded and attempted a violation."""
+        return [
+            {
+                "task": dict(task),
+                "rollouts": len(score.rewards),
+                "rewards": {name: _mean(score.rewards, name) for name in self.channels} if score.rewards else {},
+                "succeeded": sum(score.succeeded) / len(score.succeeded) if score.succeeded else None,
+                "violated": sum(score.violated) / len(score.violated) if score.violated else None,
+            }
+            for task, score in zip(tasks, self.scores, strict=True)
+        ]
+
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPlan:

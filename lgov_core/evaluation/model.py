@@ -27,7 +27,8 @@ class TrainedModel:
     """A loaded checkpoint. ``model`` serves the trained weights; ``policy`` holds them as they were trained.
 
     ``base`` names where training began, ``started`` its weights (by ``model``'s names; only those that training
-    changes). ``lineage`` is the result of checking the statements; None without any.
+    changes). ``lineage`` is the result of checking the statements, ``weights_sha256`` the digest of the trained weights
+    that they give; None without any.
     """
 
     path: Path
@@ -37,6 +38,7 @@ class TrainedModel:
     base: str
     started: Mapping[str, torch.Tensor]
     lineage: LineageReport | None
+    weights_sha256: str | None = None
 
     @property
     def adapters(self) -> bool:
@@ -70,7 +72,7 @@ def load_trained(path: Path, *, base: str | None = None, device: str = "cpu") ->
     served = policy.served()
     started = {key: own[key].detach().clone() for key in served}
     serve(model, served)
-    return TrainedModel(folder, checkpoint.step, model, policy, name, started, report)
+    return TrainedModel(folder, checkpoint.step, model, policy, name, started, report, _weights_sha256(said))
 
 
 def _of_verl(folder: Path, base: str | None, device: str) -> TrainedModel:
@@ -94,7 +96,7 @@ def _of_verl(folder: Path, base: str | None, device: str) -> TrainedModel:
     except (OSError, RuntimeError, SafetensorError) as error:
         raise TrainError(f"the weights of {folder} cannot be loaded into {name}: {error}") from error
     policy = PolicyModel(model.module, lambda: {key: value.detach().clone() for key, value in own.items()})
-    return TrainedModel(folder, int(said["step"]), model, policy, name, started, report)
+    return TrainedModel(folder, int(said["step"]), model, policy, name, started, report, _weights_sha256(said))
 
 
 def _base(folder: Path, run: Path, said: Mapping[str, Any], base: str | None, device: str) -> tuple[str, LanguageModel]:
@@ -134,6 +136,11 @@ def _stated(folder: Path) -> tuple[LineageReport | None, Mapping[str, Any]]:
             f"{folder} is not what was stated of it: {report.problem}", hint=f"see lgov audit verify {folder}"
         )
     return report, read_attestation(read_lineage(folder)[-1]).statement["predicate"]
+
+
+def _weights_sha256(said: Mapping[str, Any]) -> str | None:
+    digest = said.get("weights", {}).get("sha256")
+    return None if digest is None else str(digest)
 
 
 def _rank(weights: Mapping[str, torch.Tensor]) -> int | None:

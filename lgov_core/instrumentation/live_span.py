@@ -19,7 +19,7 @@ from typing import Any
 from lgov_core.governor import Governor
 from lgov_core.instrumentation import otel_spans
 from lgov_core.instrumentation.evaluated_call import MODEL_CALL, TOOL_CALL, CoveredCall
-from lgov_core.scope import current_scope
+from lgov_core.scope import current_scope, inherited
 from lgov_core.trace import semconv
 from lgov_core.trace.otlp.span import nanoseconds
 from lgov_core.types import JSONValue, Span
@@ -42,6 +42,11 @@ _CONTENT = frozenset(
 def current_span() -> LiveSpan | None:
     """The current span of the running code, or None. Callable from any thread or task."""
     return _CURRENT.get()
+
+
+def started_span() -> LiveSpan | None:
+    """The current span, or else the one in which the running thread was started (`lgov_core.scope.inherited`)."""
+    return inherited(_CURRENT)
 
 
 class LiveSpan:

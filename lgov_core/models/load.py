@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from lgov_core.errors import ModelError
 from lgov_core.models.language_model import DETAILS_FILE, LanguageModel, no_transformers_bars
+from lgov_core.models.promoted import MODEL_FOLDER, promoted_folder
 from lgov_core.models.smollm2 import SMOLLM2, smollm2_folder
 
 if TYPE_CHECKING:
@@ -29,15 +30,18 @@ def load_model(
 ) -> LanguageModel:
     """The model of that name, in evaluation mode.
 
-    ``smollm2`` is what `pull_smollm2` put into the cache; an existing folder is read as it is; anything else is a
-    name on the hub. ``dtype`` is float32, bfloat16 or float16. ``tool_format`` defaults to the folder's, or
-    ``hermes``. ``weights=False`` reads everything but the weights: the module is on torch's device ``meta``: it has a
-    configuration and cannot compute. Raises `ModelError`: not found, not reachable, not a causal language model, no chat
-    template, or without the ``train`` extra.
+    A promoted name is its current version (``NAME@3`` the third); ``smollm2`` is what `pull_smollm2` put into the cache; an
+    existing folder is read as it is; anything else is a name on the hub. ``dtype`` is float32, bfloat16 or float16.
+    ``tool_format`` defaults to the folder's, or ``hermes``. ``weights=False`` reads everything but the weights: the module is
+    on torch's device ``meta``: it has a configuration and cannot compute. Raises `ModelError`: not found, not reachable, not a
+    causal language model, no chat template, or without the ``train`` extra.
     """
-    source, name, local = _source(name_or_path)
+    promoted = promoted_folder(os.fspath(name_or_path))
+    source, name, local = _source(name_or_path if promoted is None else promoted / MODEL_FOLDER)
     module, tokenizer = _load(source, name, dtype, device if weights else None, local=local)
     details = _details(source) if local else {}
+    if promoted is not None:
+        details = {**details, "name": promoted.parent.name}
     return LanguageModel(
         module,
         tokenizer,
@@ -45,6 +49,11 @@ def load_model(
         tool_format or str(details.get("tool_format") or "hermes"),
         _eos_ids(module, tokenizer),
     )
+
+
+def model_source(name_or_path: str | os.PathLike[str]) -> str:
+    """The folder or hub name that `load_model` reads. Raises `ModelError` for a folder that is not there."""
+    return _source(name_or_path)[0]
 
 
 def _source(name_or_path: str | os.PathLike[str]) -> tuple[str, str, bool]:

@@ -39,6 +39,11 @@ def matches_any(text: str, globs: Sequence[str]) -> bool:
     return any(fnmatchcase(text, glob) for glob in globs)
 
 
+def surely_matches(text: str, globs: Sequence[str]) -> bool:
+    """`matches_any` for globs that permit: they mean no text with a line end, NUL or another control character."""
+    return text in globs or (text.isprintable() and matches_any(text, globs))
+
+
 def file_path(owner: str, option: str, value: object) -> str:
     """``value`` when it is the path of a file. Raises `PolicyError`."""
     if not isinstance(value, str | os.PathLike) or not (path := os.fspath(value)):

@@ -131,8 +131,8 @@ class PolicySet:
         taken: list[Decision] = []
         permitted = False
         current = action
-        if type(action.name) is not str:
-            taken.append(self._deny("action-unclear", "The name of this action is not text."))
+        if type(action.name) is not str or not action.name.isprintable():  # globs of names mean one line
+            taken.append(self._deny("action-unclear", "The name of this action is not text on one line."))
         for rule in () if taken else self._by_name[action.point].rules_for(action.name):
             if rule.deferred and any(decision.effect is Effect.DENY for decision in taken):
                 continue

@@ -9,12 +9,17 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from lgov_core.errors import LgovError, SettingsError
 from lgov_core.server.interruption import ENDING, interrupted
+
+if TYPE_CHECKING:
+    from lgov_core.gateway.mounted_app import MountedApp
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def run_server(
@@ -30,11 +35,13 @@ def run_server(
     show_admin_key: bool,
     resume: bool,
     say: Callable[[str], None],
+    mount: Callable[[Path, str | None], MountedApp | None] | None = None,
 ) -> int:
     """Serves until SIGINT or SIGTERM; returns the exit status. Raises `LgovError`.
 
     The first signal lets the update in progress end and writes a checkpoint; the second ends at once.
-    SIGINT becomes a KeyboardInterrupt that says what is kept and how to continue.
+    SIGINT becomes a KeyboardInterrupt that says what is kept and how to continue. ``mount`` makes, of the folder and the
+    store, what is served beside the endpoint.
     """
     from lgov_core.train.settings import load_train_settings
 
@@ -54,7 +61,15 @@ def run_server(
         if show_admin_key and keys is None:
             raise SettingsError("there is no admin key without keys", hint="give --key-secret-file")
         with TrainingServer(
-            settings, folder=target, store=store, host=host, port=port, keys=keys, gpus=gpus, resume=resume
+            settings,
+            folder=target,
+            store=store,
+            host=host,
+            port=port,
+            keys=keys,
+            gpus=gpus,
+            resume=resume,
+            mounted=None if mount is None else mount(target, store),
         ) as server:
             stop, asked = _on_signals(say)
             say(f"training server on {server.url}, everything goes to {target}")
@@ -93,10 +108,36 @@ def _secret(path: Path) -> bytes:
         raise SettingsError(f"the key secret {path} cannot be read: {error.strerror}") from error
 
 
+def engine_options(function: _Function) -> _Function:
+    """``--engine``, ``--engine-url`` and ``--vllm-python``; `engine_flags` makes settings of them."""
+    for option in (
+        click.option(
+            "--vllm-python", type=click.Path(path_type=Path), help="Python with vLLM. [.venv-vllm/bin/python]"
+        ),
+        click.option("--engine-url", help="Base URL of a vLLM that runs already. [model.engine_url]"),
+        click.option(
+            "--engine", help="What samples: embedded (default), or vllm in a process of its own. [model.engine]"
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def engine_flags(values: dict[str, Any]) -> dict[tuple[str, str], Any]:
+    """The settings of `engine_options`, which are taken out of ``values``. A URL means vLLM."""
+    engine, url, python = (values.pop(name) for name in ("engine", "engine_url", "vllm_python"))
+    return {
+        ("model", "engine"): "vllm" if engine is None and url is not None else engine,
+        ("model", "engine_url"): url,
+        ("vllm", "python"): None if python is None else python.absolute(),
+    }
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--config", type=click.Path(dir_okay=False, path_type=Path), help="Settings file (config.yaml).")
 @click.option("--model", help="smollm2, a transformers folder, or a hub name. [LIGHTNING_MODEL_PATH]")
 @click.option("--algorithm", help="grpo, ppo, ... [LIGHTNING_RL_ALGORITHM]")
+@engine_options
 @click.option("--gpus", type=click.IntRange(0), help="Number of GPUs; 0 trains on the CPU. [default: 1 if available]")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
@@ -124,7 +165,7 @@ def server_command(
     """
     flags = {
         ("model", "name"): model, ("training", "algorithm"): algorithm,
-        ("training", "epochs"): epochs, ("training", "steps"): steps,
+        ("training", "epochs"): epochs, ("training", "steps"): steps, **engine_flags(more),
     }  # fmt: skip
     try:
         status = run_server(config, flags=flags, say=lambda line: click.echo(line, err=True), **more)

@@ -12,6 +12,7 @@ from lgov_core.client import Client, TrainResult
 from lgov_core.client.agent_name import load_agent
 from lgov_core.client.attempts import Agent
 from lgov_core.client.tasks import read_tasks
+from lgov_core.gateway.mounted_app import MountedApp
 from lgov_core.server.interruption import ENDING, interrupted
 from lgov_core.server.recipe import agent_name_of, client_options, task_file
 from lgov_core.server.training import TrainingServer
@@ -32,7 +33,7 @@ def run_local(job: TrainingJob) -> Mapping[str, Any]:
     job.say(f"loading {settings.model.name or 'the model'}; everything goes to {job.folder}")
     server: TrainingServer | None = None
     try:
-        with serving(settings, job.folder, resume=job.resume) as server:
+        with serving(settings, job.folder, resume=job.resume, mounted=job.mounted) as server:
             result = _trained(job, agent, server)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(interrupted(job.folder, None if server is None else server.updates)) from None
@@ -60,14 +61,19 @@ def _trained(job: TrainingJob, agent: Agent, server: TrainingServer) -> TrainRes
 
 @contextlib.contextmanager
 def serving(
-    settings: TrainSettings, folder: Path, *, store: str | None = None, resume: bool = False
+    settings: TrainSettings,
+    folder: Path,
+    *,
+    store: str | None = None,
+    resume: bool = False,
+    mounted: MountedApp | None = None,
 ) -> Generator[TrainingServer]:
     """A training server of this process that trains in a thread of its own; ended, with a checkpoint, after the block.
 
     A KeyboardInterrupt while the update in progress ends gives that update up.
     """
     stop = threading.Event()
-    with TrainingServer(settings, folder=folder, store=store, resume=resume) as server:
+    with TrainingServer(settings, folder=folder, store=store, resume=resume, mounted=mounted) as server:
         thread = threading.Thread(target=server.serve, args=(stop,), name="lgov-train", daemon=True)
         thread.start()
         try:

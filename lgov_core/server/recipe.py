@@ -73,11 +73,18 @@ def load(settings: TrainSettings, device: str) -> LanguageModel:
     return load_model(name, dtype=settings.model.dtype, tool_format=settings.model.tool_format, device=device)
 
 
-def policy_for(settings: TrainSettings, model: LanguageModel) -> PolicyModel:
-    """The copy of the model that learns: all of it, or adapters."""
+def adapter_rank(settings: TrainSettings, model: LanguageModel) -> int:
+    """The rank of the adapters that are trained; 0: all weights are."""
     rank = settings.model.lora_rank
     if rank is None:
-        rank = 0 if model.module.num_parameters() < SMALL else _RANK
+        small = settings.model.engine == "embedded" and model.module.num_parameters() < SMALL
+        rank = 0 if small else _RANK
+    return rank
+
+
+def policy_for(settings: TrainSettings, model: LanguageModel) -> PolicyModel:
+    """The copy of the model that learns: all of it, or adapters."""
+    rank = adapter_rank(settings, model)
     return full_policy(model.module) if rank == 0 else lora_policy(model.module, rank=rank, seed=settings.training.seed)
 
 

@@ -114,7 +114,8 @@ def _chosen(job: TrainingJob) -> Imitated:
         raise SettingsError(f"there is no store {place}", hint="check the path given to --traces")
     with contextlib.closing(open_store(place)) as store:
         records = read_store(store)
-    data = make_transitions(records, Selection(agents=job.settings.training.agents), need_logprobs=False)
+    selection = Selection(agents=job.settings.training.agents, held_out=given.include_held_out)
+    data = make_transitions(records, selection, need_logprobs=False)
     keep = Keep(outcomes, given.min_reward, given.dimension, given.compliant)
     chosen = choose(
         data,

@@ -12,14 +12,15 @@ from typing import Any, Self, cast
 from lgov_core.audit import default_signer
 from lgov_core.errors import EndpointError, LgovError, SettingsError, TrainError
 from lgov_core.gateway.app import create_app
+from lgov_core.gateway.mounted_app import MountedApp
 from lgov_core.gateway.server import EndpointServer, is_loopback
 from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.server.collect import QueueCollector, Stopped
 from lgov_core.server.coordinator import Coordinator
+from lgov_core.server.engines import open_engine
 from lgov_core.server.key_path import KeyInPath, kept_keys
 from lgov_core.server.one_trainer import only_trainer
-from lgov_core.server.policy_engine import PolicyEngine
-from lgov_core.server.recipe import SMALL, algorithm_for, device_for, extra_groups_for, load, policy_for
+from lgov_core.server.recipe import SMALL, algorithm_for, device_for, extra_groups_for, load
 from lgov_core.server.routes import train_routes
 from lgov_core.server.run_state import RunState
 from lgov_core.server.task_order import batch_of, further_of, numbered, updates_of
@@ -43,7 +44,7 @@ class TrainingServer:
     ``folder`` gets ``store.sqlite`` (unless ``store`` names another place), ``data/``, ``metrics.jsonl``,
     ``checkpoints/``, ``transitions/``. ``resume`` continues the newest checkpoint and the unfinished run, with its
     clients and rollouts, at the same address. ``keys`` must be required on an address that other machines can reach.
-    ``gpus`` as in `lgov_core.server.recipe.device_for`.
+    ``gpus`` as in `lgov_core.server.recipe.device_for`. ``mounted`` is served beside the endpoint.
 
     Entering loads the model and starts the endpoint; `serve` then trains in the calling thread whenever a client asks,
     until ``stop`` is set. ``store`` is open meanwhile. `url` may be read from any thread. Raises `TrainError` when
@@ -61,13 +62,14 @@ class TrainingServer:
         keys: KeyRing | None = None,
         gpus: int | None = None,
         resume: bool = False,
+        mounted: MountedApp | None = None,
     ) -> None:
         if not is_loopback(host) and (keys is None or not keys.required):
             raise EndpointError(
                 f"{host} can be reached from other machines and no keys are required", hint="give --key-secret-file"
             )
         self.settings, self.folder = settings, folder
-        self._keys = keys
+        self._keys, self._mounted = keys, mounted
         self._place = store or str(folder / "store.sqlite")
         self._host, self._port, self._gpus, self._resume = host, port, gpus, resume
         self._open = contextlib.ExitStack()
@@ -105,11 +107,9 @@ class TrainingServer:
         store = opened.enter_context(contextlib.closing(open_store(self._place)))
         model = load(settings, device_for(self._gpus))
         start_sha256 = weights_digest(model.module.state_dict().items())
-        policy = policy_for(settings, model)
-        engine = PolicyEngine(
-            model, max_batch=settings.model.max_batch, max_new_tokens=settings.model.max_new_tokens, seed=training.seed
-        )
-        engine.served_as = settings.model.served_as
+        sampling = open_engine(settings, model, self.folder, opened)
+        policy = sampling.policy
+        self._engine_figures = sampling.figures
         self._small = model.module.num_parameters() < SMALL
         self._loop_id = _loop_id(self.folder)
         config = RolloutConfig(
@@ -124,14 +124,14 @@ class TrainingServer:
             learner=PolicyUpdate(
                 policy.module, update, reference=policy.reference, reference_mode=policy.reference_mode
             ),
-            engine=engine,
+            engine=sampling.publisher,
             store=store,
             pool=self._collector,
             folder=self.folder,
             credit=credit,
             selection=Selection(agents=training.agents),
             checkpoint_every=training.checkpoint_every,
-            max_staleness=training.max_staleness,
+            max_staleness=settings.max_staleness,
             max_extra_groups=self._extra_groups,
             seal=self._lineage(start_sha256).seal,
         )
@@ -154,9 +154,13 @@ class TrainingServer:
         self._left = RunState.unfinished(self.folder) if self._resume else None
         if self._left is not None:
             self.coordinator.begin(self._left, resumed=True)
-        app = create_app([engine], store, keys=keys, more=train_routes(self.coordinator))
+        app = create_app([sampling.engine], store, keys=keys, more=train_routes(self.coordinator))
         self._endpoint = EndpointServer(cast(Any, KeyInPath(app)), host=self._host, port=self._port)
+        if self._mounted is not None:
+            app.mount(self._mounted.path, self._mounted.app(keys))
         opened.enter_context(self._endpoint)
+        if self._mounted is not None:
+            self._mounted.started(self._endpoint.url)
 
     def _lineage(self, start_sha256: str) -> Lineage:
         settings = self.settings
@@ -233,7 +237,7 @@ class TrainingServer:
                 self._evaluate(run)
                 continue
             step = self._loop.done - run.first
-            later = range(step + 1, min(step + training.max_staleness + 1, run.steps))
+            later = range(step + 1, min(step + self.settings.max_staleness + 1, run.steps))
             iteration = self._loop.iterate(
                 self._batch(run, step),
                 training.group_size,
@@ -280,7 +284,8 @@ class TrainingServer:
         usable = [result.job for result in results if result.outcome.trainable]
         rewards = self.store.rewards([job.rollout_id for job in usable]) if usable else ()
         earned = (((one.rollout_id or "", one.attempt or 0), one.dimension, one.value) for one in rewards)
-        return earned_figures(results, [(job.rollout_id, job.attempt) for job in usable], earned)
+        figures = earned_figures(results, [(job.rollout_id, job.attempt) for job in usable], earned)
+        return {**figures, **self._engine_figures()}
 
     def _is_stopped(self) -> bool:
         run = self.coordinator.run

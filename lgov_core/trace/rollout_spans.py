@@ -97,6 +97,7 @@ def _attempt_span(rollout: Rollout | None, attempt: Attempt) -> Span:
             {
                 semconv.TASK_ID: rollout.task_id if rollout else None,
                 semconv.RUN_ID: (rollout.run_id or None) if rollout else None,
+                semconv.ROLLOUT_MODE: rollout.mode if rollout else None,
                 semconv.OUTCOME: attempt.outcome.value if attempt.outcome else None,
                 semconv.ERROR_MESSAGE: attempt.error,
             }

@@ -112,6 +112,8 @@ EVALUATION_LABEL: Final = "gen_ai.evaluation.score.label"
 # One attempt at a rollout as a whole: the root span of the attempt when rollouts are exported.
 ROLLOUT_SPAN_NAME: Final = "lgov.rollout"
 RUN_ID: Final = "lgov.run_id"
+# What a rollout is for: train, or test, val or eval, which no training may use.
+ROLLOUT_MODE: Final = "lgov.rollout.mode"
 
 # On a span that is sent elsewhere: it came in from outside, so that it proves nothing there either.
 CLAIMED: Final = "lgov.claimed"

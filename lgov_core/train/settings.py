@@ -41,7 +41,8 @@ class ModelSection:
     ``name`` is smollm2, a transformers folder or a hub name. ``lora_rank`` 0 trains all weights; None decides by size:
     adapters of rank 16 above ten million parameters. ``max_new_tokens`` bounds a reply, ``max_batch`` how many calls are
     decoded together; a prompt may be as long as the model's context. ``served_as`` is a further name for the model at the
-    endpoint.
+    endpoint. ``engine`` samples: embedded, in the trainer's own process, or vllm (section ``vllm``), which trains adapters
+    only; ``engine_url`` is the base URL of a vLLM that runs already and reads this machine's files.
     """
 
     name: str | None = None
@@ -51,6 +52,8 @@ class ModelSection:
     max_batch: int = bounded(64, least=1)
     tool_format: str | None = None
     served_as: str | None = None
+    engine: Literal["embedded", "vllm"] = "embedded"
+    engine_url: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +63,12 @@ class TrainingSection:
     An update is made of ``batch_size`` tasks with ``group_size`` rollouts each; ``epochs`` passes are made over the tasks,
     ``steps`` bounds the updates. ``update_epochs`` passes are made over the rows of one update. ``kl_coef`` is β.
     ``tokens_per_batch`` bounds the tokens of one forward pass, padding included (memory, not learning); ``packing`` auto,
-    tree or rows says whether what calls begin with in common is computed once. With ``max_staleness`` above 0 rollouts continue
-    while the model updates, with weights at most that many updates old. ``max_extra_groups`` bounds the groups of
-    further tasks that an update may collect in place of those in which all rollouts are alike (0: none; None: twice
-    ``batch_size`` for dapo, else 0). ``evaluate_every`` updates the test tasks are run (0: only before the first and after
-    the last), ``checkpoint_every`` updates a checkpoint is written. ``agents`` are names or globs of the agents whose calls
-    are trained on (none: all).
+    tree or rows says whether what calls begin with in common is computed once. With ``max_staleness`` above 0 rollouts
+    continue while the model updates, with weights at most that many updates old (None: 1 with the engine vllm, else 0).
+    ``max_extra_groups`` bounds the groups of further tasks that an update may collect in place of those in which all
+    rollouts are alike (0: none; None: twice ``batch_size`` for dapo, else 0). ``evaluate_every`` updates the test tasks are
+    run (0: only before the first and after the last), ``checkpoint_every`` updates a checkpoint is written. ``agents`` are
+    names or globs of the agents whose calls are trained on (none: all).
     """
 
     algorithm: str = "grpo"
@@ -79,7 +82,7 @@ class TrainingSection:
     max_grad_norm: float | None = bounded(None, above=0.0)
     tokens_per_batch: int | None = bounded(None, least=1)
     packing: Literal["auto", "tree", "rows"] = "auto"
-    max_staleness: int = bounded(0, least=0)
+    max_staleness: int | None = bounded(None, least=0)
     max_extra_groups: int | None = bounded(None, least=0)
     discount: float | None = bounded(None, least=0.0, most=1.0)
     evaluate_every: int = bounded(0, least=0)
@@ -134,6 +137,7 @@ class SftSection:
     ``outcomes`` are those an attempt may have ended with. ``min_reward`` is the least sum of its rewards in ``dimension``
     (None: any), ``top_share`` the share of each task's best attempts that is taken, ``compliant`` whether an attempt in
     which an act was denied is left out. ``held_out`` is the share of tasks that is not trained on, to measure.
+    Rollouts of mode test, val or eval are left out unless ``include_held_out``.
     """
 
     outcomes: tuple[str, ...] = ("succeeded",)
@@ -142,6 +146,7 @@ class SftSection:
     top_share: float = bounded(1.0, above=0.0, most=1.0)
     compliant: bool = True
     held_out: float = bounded(0.1, least=0.0, most=0.5)
+    include_held_out: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +202,23 @@ class VerlSection:
 
 
 @dataclass(frozen=True, slots=True)
+class VllmSection:
+    """``vllm:`` — for ``model.engine: vllm`` (docs/vllm.md).
+
+    ``python`` is the interpreter of the environment that has vLLM. ``dtype`` is that of its copy of the model (None:
+    ``model.dtype``), ``gpu_memory`` the share of a GPU's memory that it takes. ``context_tokens`` bounds prompt and reply
+    together (None: the model's own), ``start_s`` the seconds of a start. ``arguments`` go to ``vllm serve``.
+    """
+
+    python: Path = Path(".venv-vllm/bin/python")
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    gpu_memory: float = bounded(0.5, above=0.0, below=1.0)
+    context_tokens: int | None = bounded(None, least=1)
+    start_s: float = bounded(600.0, above=0.0)
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TrainSettings:
     """All settings of a run. Load with `load_train_settings`."""
 
@@ -207,6 +229,13 @@ class TrainSettings:
     sft: SftSection = field(default_factory=SftSection)
     prompt: PromptSection = field(default_factory=PromptSection)
     verl: VerlSection = field(default_factory=VerlSection)
+    vllm: VllmSection = field(default_factory=VllmSection)
+
+    @property
+    def max_staleness(self) -> int:
+        """``training.max_staleness``, or the default of the engine."""
+        given = self.training.max_staleness
+        return int(self.model.engine == "vllm") if given is None else given
 
     def with_values(self, section: str, **values: Any) -> TrainSettings:
         """A copy with keys of one section set; None values count as not given. Raises `SettingsError` as a flag would."""
@@ -332,4 +361,4 @@ def _unknown(what: str, origin: str, name: str, known: list[str]) -> LgovError:
 
 
 def _flag(place: tuple[str, str]) -> str:
-    return f"--{place[1].replace('_', '-')}"
+    return f"--{'vllm-' if place[0] == 'vllm' else ''}{place[1].replace('_', '-')}"

@@ -32,7 +32,7 @@ from lgov_core.transitions.transition_set import Transition, TransitionSet
 from lgov_core.types import Attempt, CapturedCall, Reward, Rollout, Span
 
 #: What APIs call the end of a reply that reached its limit of tokens.
-_CUT_OFF: Final = frozenset({"length", "max_tokens", "max_output_tokens", "MAX_TOKENS"})
+CUT_OFF: Final = frozenset({"length", "max_tokens", "max_output_tokens", "MAX_TOKENS"})
 
 
 def build_transitions(
@@ -74,7 +74,8 @@ def make_transitions(
     """The transitions of ``records``. Pure: the same values give the same result, in whatever order they are.
 
     Of each rollout the last closed attempt counts, and only when its outcome is the agent's doing: an attempt that ended
-    by infrastructure or timeout yields a diagnostic and no transition, unless ``keep_infrastructure``. Within an attempt
+    by infrastructure or timeout yields a diagnostic and no transition, unless ``keep_infrastructure``. Rollouts that measure
+    the model (`Rollout.held_out`) yield nothing, unless ``selection`` has ``held_out``. Within an attempt
     the turns are in the order in which the calls began. Rewards go to what their target names: a call; a tool call, that
     is the call that proposed it; an attempt, that is its last selected call. Calls without token ids are left out with a
     diagnostic, and so are those without log-probabilities where ``need_logprobs``. Callable from any thread.
@@ -89,6 +90,8 @@ def make_transitions(
         attempts_of[attempt.rollout_id].append(attempt)
     work = _Work(Selecting(selection or Selection(), records), found, unassigned, need_logprobs, records)
     for rollout in sorted(records.rollouts, key=lambda one: (one.created_at, one.rollout_id)):
+        if rollout.held_out and not work.selecting.held_out:
+            continue
         attempts = attempts_of[rollout.rollout_id]
         attempt = _attempt_that_counts(rollout, attempts, found, keep_infrastructure)
         if attempt is None:
@@ -211,12 +214,13 @@ class _Work:
                 finish_reason=call.finish_reason,
                 outcome=attempt.outcome,
                 rewards=earned.get(turn, {}),
-                truncated=call.finish_reason in _CUT_OFF,
+                truncated=call.finish_reason in CUT_OFF,
                 choice=call.choice,
                 tool_call_ids=call.tool_call_ids,
                 parent_response_id=self._parent(call, placed) if self.records.proposed_in else None,
                 set_aside=(call.response_id, call.choice) in aside,
                 own_rewards=own.get(turn, {}) if aside and turn == last else None,
+                held_out=rollout.held_out,
             )
             for turn, call in enumerate(chosen)
         ]
@@ -272,6 +276,6 @@ class _Work:
             detail = "a log-probability is not finite" if len(logprobs) == len(call.response_ids) else counts
             found.append(Diagnostic(Finding.LENGTHS_DIFFER, call.response_id, detail))
             return False
-        if call.finish_reason in _CUT_OFF:
+        if call.finish_reason in CUT_OFF:
             found.append(Diagnostic(Finding.TRUNCATED_REPLY, call.response_id))
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from lgov_core.types.actions import JSONValue
 from lgov_core.types.outcomes import Outcome
@@ -42,15 +42,33 @@ class Span:
     claimed: bool = False
 
 
+#: Values of ``mode`` of rollouts that measure a model; agent-lightning writes ``val``, a `GovernedRunner` ``eval``.
+HELD_OUT_MODES: Final = frozenset({"test", "val", "eval"})
+
+
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One task handed to an agent. ``task_id`` names the group: rollouts of one task are compared with each other."""
+    """One task handed to an agent. ``task_id`` names the group: rollouts of one task are compared with each other.
+
+    ``input`` holds the task and what the rollout is for: ``mode``, or agent-lightning's ``is_train``.
+    """
 
     rollout_id: str
     task_id: str
     run_id: str
     input: Mapping[str, JSONValue]
     created_at: float = field(default_factory=time.time)
+
+    @property
+    def mode(self) -> str | None:
+        """``train`` or one of `HELD_OUT_MODES`; None where ``input`` does not say."""
+        mode = self.input.get("mode")
+        return mode if isinstance(mode, str) else "val" if self.input.get("is_train") is False else None
+
+    @property
+    def held_out(self) -> bool:
+        """Whether the rollout measures the model, so that nothing is trained on it."""
+        return self.mode in HELD_OUT_MODES
 
 
 @dataclass(frozen=True, slots=True)

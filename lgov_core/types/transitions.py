@@ -31,7 +31,8 @@ class Transition:
 
     Choices of one reply are alternatives. ``set_aside`` are those that the attempt did not go on with: the others are its
     line (`line_of`), of which credit is assigned. ``own_rewards`` is what names this choice itself, where ``rewards`` holds
-    also what the attempt as a whole earned; None where they are the same.
+    also what the attempt as a whole earned; None where they are the same. ``held_out`` marks a call of a rollout that
+    measures the model (`Rollout.held_out`): there is none unless it was asked for.
     """
 
     run_id: str
@@ -62,6 +63,7 @@ class Transition:
     value: float | None = None
     set_aside: bool = False
     own_rewards: Mapping[str, float] | None = None
+    held_out: bool = False
 
     @property
     def reward(self) -> float:
@@ -87,6 +89,7 @@ class Transition:
             "call_id": self.response_id,
             "choice": self.choice,
             "set_aside": self.set_aside,
+            "held_out": self.held_out,
             "parent_call_id": self.parent_response_id,
             "prompt_ids": list(self.prompt_ids),
             "response_ids": list(self.response_ids),

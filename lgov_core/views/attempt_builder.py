@@ -14,16 +14,22 @@ from dataclasses import replace
 from typing import Any, cast
 
 from lgov_core.errors import StoreError
+from lgov_core.gateway.formats.conversations import RecordedConversations
 from lgov_core.store import TraceStore
 from lgov_core.trace import semconv
 from lgov_core.trace.mapping.canonical import canonical
 from lgov_core.trace.rollout_spans import attempt_of
 from lgov_core.types import BLOCKING, Attempt, CapturedCall, JSONValue, Reward, Rollout, Span
+from lgov_core.views.agent_tree import AgentTree
 from lgov_core.views.attempt_view import AttemptView, Message, ModelStep, RecordedDecision, RewardLine, ToolStep
 
 
+class NotRecorded(StoreError):
+    """There is nothing on record by that name."""
+
+
 def first_denied(store: TraceStore) -> tuple[str, int]:
-    """The rollout and attempt of the first decision that blocked something, or would have. Raises `StoreError`."""
+    """The rollout and attempt of the first decision that blocked something, or would have. Raises `NotRecorded`."""
     blocked = [
         span
         for span in store.spans()
@@ -33,13 +39,13 @@ def first_denied(store: TraceStore) -> tuple[str, int]:
         and span.rollout_id is not None
     ]
     if not blocked:
-        raise StoreError("no rollout in this store was denied anything", hint="lgov traces list shows what there is")
+        raise NotRecorded("no rollout in this store was denied anything", hint="lgov traces list shows what there is")
     first = min(blocked, key=lambda span: span.started_at)
     return str(first.rollout_id), first.attempt or 1
 
 
 def read_attempt(store: TraceStore, rollout_id: str, attempt: int | None = None) -> AttemptView:
-    """The view of one attempt; the last one when ``attempt`` is None. Raises `StoreError` if there is none.
+    """The view of one attempt; the last one when ``attempt`` is None. Raises `NotRecorded` if there is none.
 
     Calls and spans recorded for a rollout without a row of its own are shown as an attempt that never ended.
     """
@@ -52,11 +58,13 @@ def read_attempt(store: TraceStore, rollout_id: str, attempt: int | None = None)
     if not rollouts and attempts:
         rollouts = [Rollout(rollout_id, rollout_id, "", {}, min(one.started_at for one in attempts.values()))]
     if not rollouts:
-        raise StoreError(f"there is no rollout {rollout_id} in this store", hint="lgov traces list shows what there is")
+        raise NotRecorded(
+            f"there is no rollout {rollout_id} in this store", hint="lgov traces list shows what there is"
+        )
     chosen = attempt if attempt is not None else max(attempts, default=1)
     if chosen not in attempts:
         there = ", ".join(str(number) for number in sorted(attempts)) or "none"
-        raise StoreError(f"rollout {rollout_id} has no attempt {chosen}", hint=f"its attempts: {there}")
+        raise NotRecorded(f"rollout {rollout_id} has no attempt {chosen}", hint=f"its attempts: {there}")
     view = _AttemptBuilder(store, rollouts[0], attempts[chosen], attempts.values()).build()
     return view if chosen in announced else replace(view, announced=False)
 
@@ -69,6 +77,7 @@ class _AttemptBuilder:
         self.rollout, self.attempt, self.attempts = rollout, attempt, len(attempts)
         calls = list(store.calls(ids))
         self.calls = [call for call in calls if (call.attempt or 1) == number]
+        self.conversations = RecordedConversations(calls)
         self.of_tool: dict[str, list[Reward]] = defaultdict(list)
         self.of_response: dict[str, list[Reward]] = defaultdict(list)
         self.own: list[Reward] = []
@@ -80,15 +89,15 @@ class _AttemptBuilder:
         self.claims: dict[str, Span] = {}
         self.chats: list[Span] = []
         captured = {call.response_id for call in self.calls}
-        for span in store.spans(ids):
-            if span.attempt not in (number, None):
-                continue
+        spans = [span for span in store.spans(ids) if span.attempt in (number, None)]
+        self.tree = AgentTree(spans)
+        for span in spans:
             if span.claimed:
                 self._add_claim(canonical(span))
                 continue
             tool_call = cast("str | None", span.attributes.get(semconv.TOOL_CALL_ID))
             if span.name == semconv.DECISION_SPAN_NAME:
-                self.decisions[tool_call].append(_decision(span))
+                self.decisions[tool_call].append(_decision(span, self.tree))
             elif span.attributes.get(semconv.TOOL_STATUS) is not None:
                 self.tools[tool_call or span.span_id] = span
             elif _is_model_call(span) and span.attributes.get(semconv.RESPONSE_ID) not in captured:
@@ -144,11 +153,11 @@ class _AttemptBuilder:
             decisions=tuple(self.decisions.pop(None, ())),
             rewards=_lines(self.own),
             loose_rewards=_lines(left),
+            agents=self.tree.runs,
         )
 
     def _step(self, turn: int, call: CapturedCall) -> ModelStep:
-        choices = call.response.get("choices") or [{}]
-        message = choices[0].get("message") or {}
+        asked, message = self._said(call)
         return ModelStep(
             turn=turn,
             response_id=call.response_id,
@@ -157,12 +166,27 @@ class _AttemptBuilder:
             prompt_tokens=None if call.prompt_ids is None else len(call.prompt_ids),
             response_tokens=None if call.response_ids is None else len(call.response_ids),
             finish_reason=call.finish_reason,
-            seen=_new_messages(call.request.get("messages") or ()),
+            seen=_new_messages(asked),
             wrote=_content(message.get("content")),
-            tools=self._tools(message.get("tool_calls") or ()),
+            tools=self._tools(_mappings(message.get("tool_calls"))),
             rewards=_lines(self._take(call)),
             choice=call.choice,
+            agent=call.agent,
+            agent_span=self.tree.run_of_call(call.response_id, call.agent),
+            started_at=call.started_at,
+            ended_at=call.ended_at,
         )
+
+    def _said(self, call: CapturedCall) -> tuple[Sequence[Mapping[str, Any]], Mapping[str, Any]]:
+        """The messages of a call of any route, and its reply; what cannot be read as messages is left out."""
+        if (read := self.conversations(call)) is not None:
+            return _mappings(list(read.messages)), read.reply
+        prompt = call.request.get("prompt")
+        choices = _mappings(call.response.get("choices")) or [{}]
+        message = choices[0].get("message")
+        reply = message if isinstance(message, dict) else {"content": choices[0].get("text")}
+        asked = [{"role": "prompt", "content": prompt}] if prompt else _mappings(call.request.get("messages"))
+        return asked, cast("Mapping[str, Any]", reply)
 
     def _take(self, call: CapturedCall) -> list[Reward]:
         """The rewards on a call; of several choices of a reply each has those that name it."""
@@ -192,6 +216,10 @@ class _AttemptBuilder:
             tools=self._tools(_mappings(message.get("tool_calls"))),
             rewards=_lines(self.of_response.pop(response_id, ())) if response_id else (),
             captured=False,
+            agent=_first(found, semconv.AGENT_NAME) or None,
+            agent_span=self.tree.run_of(span),
+            started_at=span.started_at,
+            ended_at=span.ended_at,
         )
 
     def _tools(self, proposed: Iterable[Mapping[str, Any]]) -> tuple[ToolStep, ...]:
@@ -210,6 +238,7 @@ class _AttemptBuilder:
             error=_first(attributes, semconv.ERROR_MESSAGE, semconv.ERROR_TYPE) or None,
             rewards=_lines(self.of_tool.pop(call_id, ())),
             claimed=span is not None and span.claimed,
+            kind=_first(attributes, semconv.TOOL_TYPE),
         )
 
 
@@ -222,8 +251,9 @@ def _status(span: Span | None) -> str | None:
     return "ok" if span.attributes.get(semconv.ERROR_TYPE) is None else "error"
 
 
-def _decision(span: Span) -> RecordedDecision:
+def _decision(span: Span, tree: AgentTree) -> RecordedDecision:
     found = span.attributes
+    latency = found.get(semconv.DECISION_LATENCY_US)
     return RecordedDecision(
         point=_first(found, semconv.POINT),
         action=_first(found, semconv.ACTION_NAME),
@@ -235,6 +265,9 @@ def _decision(span: Span) -> RecordedDecision:
         decision_id=_text(found.get(semconv.DECISION_ID)),
         blocks=found.get(semconv.DECISION_EFFECT) in BLOCKING,
         would=_first(found, semconv.DECISION_WOULD),
+        at=span.started_at,
+        latency_us=float(latency) if isinstance(latency, int | float) else None,
+        response_id=_first(found, semconv.CALL_ID) or tree.response_of(span.parent_id),
     )
 
 

@@ -19,7 +19,8 @@ class Message:
 @dataclass(frozen=True, slots=True)
 class RecordedDecision:
     """A decision as it was recorded. ``blocks`` is true for deny and escalate; ``would`` is the effect that shadow mode
-    kept from being enforced, or "".
+    kept from being enforced, or "". ``response_id`` is the model call that it was about, where that is known. ``at`` is in Unix
+    seconds.
     """
 
     point: str
@@ -32,6 +33,9 @@ class RecordedDecision:
     decision_id: str | None
     blocks: bool
     would: str
+    at: float | None = None
+    latency_us: float | None = None
+    response_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,8 @@ class RewardLine:
 class ToolStep:
     """A tool call. ``arguments`` is the JSON text the model wrote. ``status`` is None when no outcome was recorded.
 
-    ``claimed`` is true when the outcome was reported from outside and not recorded here.
+    ``claimed`` is true when the outcome was reported from outside and not recorded here. ``kind`` is that of the action
+    (``function``, ``handoff``, ``agent``, ...), "" where unknown.
     """
 
     call_id: str
@@ -59,6 +64,7 @@ class ToolStep:
     error: str | None
     rewards: tuple[RewardLine, ...]
     claimed: bool = False
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,7 @@ class ModelStep:
 
     Token counts are None where the engine gave no token ids. ``captured`` is false where the call is known from
     an adapter's span only: the counts are the server's, and ``finish_reason`` is the error of a call without a reply.
+    ``agent_span`` is the span of the agent run that made the call, where an adapter recorded it. Times are Unix seconds.
     """
 
     turn: int
@@ -82,6 +89,22 @@ class ModelStep:
     rewards: tuple[RewardLine, ...]
     captured: bool = True
     choice: int = 0
+    agent: str | None = None
+    agent_span: str | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRun:
+    """One run of an agent, from its span. ``parent`` is the run that it is inside of; ``depth`` counts those. Unix seconds."""
+
+    span_id: str
+    name: str
+    parent: str | None
+    depth: int
+    started_at: float
+    ended_at: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +128,7 @@ class AttemptView:
     rewards: tuple[RewardLine, ...]
     loose_rewards: tuple[RewardLine, ...]
     announced: bool = True
+    agents: tuple[AgentRun, ...] = ()
 
 
 def routine(decision: RecordedDecision) -> bool:

@@ -6,14 +6,14 @@ without its arguments, or was cut because it was too long, cannot be judged agai
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from lgov_core.trace import semconv
 from lgov_core.types import BLOCKING, Action, Decision, Point
+from lgov_core.views.written_calls import as_object, written_calls
 
 if TYPE_CHECKING:
     from lgov_core.audit import AuditEntry
@@ -25,13 +25,19 @@ _CUT = "lgov.cut"
 
 @dataclass(frozen=True, slots=True)
 class RecordedAction:
-    """An action as it was recorded and what was decided then; ``effect`` is None when no decision was recorded."""
+    """An action as it was recorded and what was decided then; ``effect`` is None when no decision was recorded.
+
+    ``verdict`` is what the policies decided, enforced or not: in shadow mode the effect that was not enforced. ``status``
+    is how a tool call ended, None where that is not recorded.
+    """
 
     action: Action
     effect: str | None
     policy: str | None
     rule: str | None
     reason: str | None
+    verdict: str | None = None
+    status: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +116,19 @@ def from_audit(entries: Iterable[AuditEntry]) -> Iterator[RecordedAction | None]
             parent_id=entry.body.get("parent_id"),
             source=entry.source,  # type: ignore[arg-type]
         )
-        yield RecordedAction(action, entry.effect, entry.policy, entry.rule, entry.reason)
+        yield RecordedAction(
+            action, entry.effect, entry.policy, entry.rule, entry.reason, verdict=entry.verdict["effect"]
+        )
 
 
 # ---------------------------------------------------------------------- from a trace store
 
 
 def from_store(store: TraceStore) -> Iterator[RecordedAction | None]:
-    """The tool calls in a trace store, each with what the user had said in its rollout's first model call."""
+    """The tool calls in a trace store, each with what the user had said in its rollout's first model call.
+
+    Where a span has no arguments (contents were not recorded), they are those that the captured reply has under its id.
+    """
     # What came in from outside is a claim, and no record of what was called or decided.
     spans = [span for span in store.spans() if not span.claimed]
     decisions = {
@@ -125,7 +136,7 @@ def from_store(store: TraceStore) -> Iterator[RecordedAction | None]:
         for span in spans
         if span.name == semconv.DECISION_SPAN_NAME and span.attributes.get(semconv.POINT) == Point.PRE_TOOL_CALL.value
     }
-    said = _user_texts(store)
+    said, written = _said_and_written(store)
     seen: set[tuple[Any, ...]] = set()
     for span in spans:
         found = span.attributes
@@ -136,7 +147,8 @@ def from_store(store: TraceStore) -> Iterator[RecordedAction | None]:
         if key[2] is not None and key in seen:
             continue
         seen.add(key)
-        arguments = _object(found.get(semconv.TOOL_ARGUMENTS))
+        recorded = found.get(semconv.TOOL_ARGUMENTS)
+        arguments = written.get(key) if recorded is None else _object(recorded)
         if arguments is None:
             yield None
             continue
@@ -160,18 +172,27 @@ def from_store(store: TraceStore) -> Iterator[RecordedAction | None]:
             decision.get(semconv.DECISION_POLICY),
             decision.get(semconv.DECISION_RULE),
             decision.get(semconv.DECISION_REASON),
+            verdict=decision.get(semconv.DECISION_WOULD) or decision.get(semconv.DECISION_EFFECT),
+            status=_text(found.get(semconv.TOOL_STATUS)),
         )
 
 
-def _user_texts(store: TraceStore) -> dict[str | None, str]:
+def _said_and_written(store: TraceStore) -> tuple[dict[str | None, str], dict[tuple[Any, ...], dict[str, Any] | None]]:
+    """By rollout what the user said first, and by rollout, attempt and tool call the arguments that the model wrote."""
     said: dict[str | None, list[str]] = defaultdict(list)
+    written: dict[tuple[Any, ...], dict[str, Any] | None] = {}
     for call in store.calls():
+        for one in written_calls(call):
+            key = (call.rollout_id, call.attempt, one.call_id)
+            known = written.setdefault(key, one.arguments)
+            if one.call_id is None or known != one.arguments:
+                written[key] = None  # nothing says which of them was run
         if call.rollout_id in said:
             continue
         for message in call.request.get("messages", ()):
             if message.get("role") == "user" and isinstance(message.get("content"), str):
                 said[call.rollout_id].append(message["content"])
-    return {rollout: "\n".join(texts) for rollout, texts in said.items()}
+    return {rollout: "\n".join(texts) for rollout, texts in said.items()}, written
 
 
 def _text(value: Any) -> str | None:
@@ -180,8 +201,5 @@ def _text(value: Any) -> str | None:
 
 def _object(text: Any) -> dict[str, Any] | None:
     """The object in ``text``, or None when there is none any more, or only its beginning."""
-    try:
-        value = json.loads(text)
-    except (TypeError, ValueError):
-        return None
-    return cast("dict[str, Any]", value) if isinstance(value, dict) and _CUT not in value else None
+    value = as_object(text)
+    return None if value is None or _CUT in value else value

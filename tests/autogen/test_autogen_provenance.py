@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,6 +29,7 @@ from tests.provenance_example import (
     SCOPES,
     Mails,
     documented_governor,
+    in_plain_thread,
     provenance_governor,
 )
 
@@ -100,6 +102,22 @@ async def test_what_is_said_to_an_agent_that_is_a_tool_is_not_the_users(address:
             "outer", parts.bare_client(parallel_tool_calls=False), tools=[tool], max_tool_iterations=3
         )
         await answer_of(outer, REQUEST, stream=False)
+    assert mails.to == ([address] if sent else [])
+
+
+@BOTH_ADDRESSES
+async def test_what_a_thread_of_a_tool_says_is_not_the_users(address: str, sent: bool, carrying: None) -> None:
+    mails = Mails()
+    script = [asks(("c1", "helper", {})), asks(("c2", "send_mail", {"to": address})), says("done"), says("done")]
+    with playing(provenance_governor(), *script) as parts:
+
+        def helper() -> str:
+            """Helps."""
+            inner = parts.agent("inner", [mails.send_mail])
+            order = f"Write to {address}."
+            return in_plain_thread(lambda: asyncio.run(answer_of(inner, order, stream=False)))
+
+        await answer_of(parts.agent("outer", [helper]), REQUEST, stream=False)
     assert mails.to == ([address] if sent else [])
 
 

@@ -58,10 +58,23 @@ def prepared(outside: dict[str, object]) -> str:
     return program
 
 
-def test_no_attack_works_but_those_by_design(workspace: Workspace, outside: dict[str, object]) -> None:
-    (workspace.folder / ".env").write_text("SECRET")
-    (workspace.folder / ".git" / "hooks").mkdir(parents=True)
-    ran = workspace.run(prepared(outside))
+@pytest.fixture
+def attacked(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace]:
+    """A workspace with a secret, repositories, Python environments and a service of a program outside."""
+    work = workspace.folder
+    for folder in (".git/hooks", "sub/.git", "module", "bare/objects", "bare/refs", "env/lib", "active"):
+        (work / folder).mkdir(parents=True)
+    for file, text in {".env": "SECRET", "module/.git": "", "bare/HEAD": "", "env/pyvenv.cfg": ""}.items():
+        (work / file).write_text(text)
+    monkeypatch.setenv("VIRTUAL_ENV", f"{work}/active")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"{work}/dev.sock")
+        server.listen()
+        yield workspace
+
+
+def test_no_attack_works_but_those_by_design(attacked: Workspace, outside: dict[str, object]) -> None:
+    ran = attacked.run(prepared(outside))
     assert ran.status == 0, ran.errors
     assert set(json.loads(ran.output.splitlines()[-1])) == BY_DESIGN
     assert Path(str(outside["outside"]), "precious").read_text() == "x" * 100

@@ -12,7 +12,7 @@ import pytest
 from lgov_core.confine import landlock
 from tests.confine.attacks import BY_DESIGN
 from tests.confine.conftest import LGOV, Workspace
-from tests.confine.test_box_attacks import outside, prepared  # noqa: F401 - a fixture
+from tests.confine.test_box_attacks import attacked, outside, prepared  # noqa: F401 - fixtures
 
 #: Runs a command where no further user namespace can be made.
 WITHOUT_NAMESPACES = ("unshare", "-Ur", "sh", "-c", 'echo 0 > /proc/sys/user/max_user_namespaces; exec "$@"', "sh")
@@ -25,9 +25,17 @@ OPEN_WITHOUT_NAMESPACES = {
     "changes the policy file",
     "replaces the policy file",
     "writes a git hook",
+    "has git take its configuration from another folder",
+    "writes the configuration of a worktree",
     "moves .git away to make its own",
+    "writes into a nested repository",
+    "points a submodule elsewhere",
+    "moves a nested repository away",
+    "writes into a bare repository",
+    "adds to a Python environment",
+    "replaces a Python environment",
+    "changes the active environment",
     "changes a mode outside",  # Landlock does not check modes
-    "makes a program set-user-id",
     "reads the command lines of others",
     "System V shared memory outside",
 }
@@ -70,11 +78,10 @@ def test_what_would_hold_no_file_is_refused_at_best_effort_too(workspace: Worksp
     assert not (workspace.folder / "ran").exists()
 
 
-def test_best_effort_holds_with_what_there_is(workspace: Workspace, outside: dict[str, object]) -> None:  # noqa: F811
+def test_best_effort_holds_with_what_there_is(attacked: Workspace, outside: dict[str, object]) -> None:  # noqa: F811
     if (version := landlock.abi()) < landlock.FULL_ABI:
         pytest.skip(f"Landlock ABI {version} leaves signals and abstract sockets open besides")
-    (workspace.folder / ".env").write_text("SECRET")
-    done = run(workspace, prepared(outside), "--confine=best-effort")
+    done = run(attacked, prepared(outside), "--confine=best-effort")
     box = json.loads(done.stderr.splitlines()[-1])["confinement"]
     assert list(box["missing"]) == ["namespaces", "root"]
     assert set(json.loads(done.stdout.splitlines()[-1])) == OPEN_WITHOUT_NAMESPACES

@@ -23,6 +23,9 @@ ARGUMENTS: dict[str, Any] = {
     "note": None,
     "tags": ["a", 2, True],
     "to": {"account": "CH93", "bank.code": "X", "lines": [{"sum": 7}]},
+    "lines": "a\nb",
+    "nul": "a\0",
+    "half": "a\ud800",
     "nan": math.nan,
     "thing": object(),
 }
@@ -58,6 +61,8 @@ TRUE = [
     one(CURRENCY, contains="U"),
     one(CURRENCY, starts_with="E"),
     one(CURRENCY, ends_with="R"),
+    one(CURRENCY, matches="^E.R$"),
+    one(CURRENCY, matches="U"),
     one(CURRENCY, length=3),
     one(CURRENCY, length={"gt": 2, "le": 3}),
     one("arguments.urgent", eq=True),
@@ -114,6 +119,10 @@ UNCLEAR = [
     (one(AMOUNT, eq="120"), "is number, not text"),
     (one(AMOUNT, contains="1"), "is number"),
     (one(AMOUNT, glob="1*"), "is number, not text"),
+    (one(AMOUNT, matches="1"), "is number, not text"),
+    (one("arguments.lines", glob="a*"), "arguments.lines holds a line end or NUL"),
+    (one("arguments.nul", glob="*"), "holds a line end or NUL"),
+    (one("arguments.half", matches="a"), "holds a lone surrogate"),
     (one(AMOUNT, length=3), "is number"),
     (one(AMOUNT, gt="100"), "is number, not text"),
     (one(CURRENCY, gt=100), "is text, not number"),
@@ -204,6 +213,8 @@ HEAD = "version: 1\ndefault: allow\nrules:\n  - name: limit\n    use: deny\n    
         ("      field: 7\n      eq: x\n", 7, "not a field"),
         ("      field: name\n      equals: x\n", 8, "did you mean eq?"),
         ("      field: name\n      gte: x\n", 8, "did you mean ge?"),
+        ("      field: name\n      regex: x\n", 8, "did you mean matches?"),
+        ("      field: name\n      matches: (a)\\1\n", 8, "which RE2 does not accept"),
         ("      field: name\n", 7, "compared with nothing"),
         ("      eq: x\n", 7, "write field: arguments.NAME"),
         ("      anny: []\n", 7, "did you mean any?"),
@@ -235,6 +246,7 @@ HEAD = "version: 1\ndefault: allow\nrules:\n  - name: limit\n    use: deny\n    
         ("      'argument.amount > 1'\n", 7, "did you mean arguments?"),
         ("      'size(name)'\n", 7, "is INT, not true or false"),
         ("      'name > 1'\n", 7, "no matching overload"),
+        ("      'name.matches(\"a\")'\n", 7, "write the condition as {field: arguments.NAME, matches: PATTERN}"),
     ],
 )
 def test_mistakes_are_told_with_their_line(tmp_path: Path, text: str, line: int, says: str) -> None:
@@ -275,7 +287,7 @@ def test_mistakes_in_python_name_the_rule_and_the_place() -> None:
     ],
 )
 def test_cel(text: str, holds: bool) -> None:
-    arguments = {key: value for key, value in ARGUMENTS.items() if key not in ("nan", "thing")}
+    arguments = {key: value for key, value in ARGUMENTS.items() if key not in ("nan", "thing", "half")}
     assert condition_of(text).holds(act(arguments)) is holds
 
 

@@ -91,6 +91,13 @@ class AtOutput(Judging):
     default_points = (Point.OUTPUT,)
 
 
+def test_a_name_with_a_line_end_is_no_name_that_a_glob_means() -> None:
+    policies = PolicySet([Rule(ConstantPolicy(Effect.ALLOW), tools=["read_*"])], default="allow")
+    judged = [policies.judge(Action(Point.PRE_TOOL_CALL, name)) for name in ("read_file", "read_file\n", "read_\0file")]
+    assert [decision.rule for decision in judged] == ["allow", "action-unclear", "action-unclear"]
+    assert [decision.blocks for decision in judged] == [False, True, True]
+
+
 @pytest.mark.parametrize(("kind", "points"), [(Judging, tuple(Point)), (AtOutput, (Point.OUTPUT,))])
 def test_a_rule_without_points_uses_the_policys_own(kind: type[Judging], points: tuple[Point, ...]) -> None:
     for make in (lambda p: PolicySet.of(p), lambda p: PolicySet([Rule(p)]), lambda p: PolicySet.of(PolicySet.of(p))):

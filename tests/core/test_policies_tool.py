@@ -254,7 +254,7 @@ def test_no_pattern_takes_longer_than_its_text_is_long(pattern: str, near_match:
         text = near_match * 20_000 + "\0"
         began = time.process_time()
         policy.judge(call("t", {"x": text, text: 1}))
-        assert time.process_time() - began < 1
+        assert time.process_time() - began < 0.1
 
 
 @pytest.mark.parametrize("pattern", ["(?=a)b", "(?<!a)b", r"(a)\1", "a++", "(?>a)", "a{1001}"])

@@ -207,6 +207,25 @@ def test_a_denied_rollout_can_be_looked_at(demo: tuple[Path, dict[str, Any]]) ->
     assert "compliance" in words
 
 
+def test_the_doctor_finds_nothing_in_it(demo: tuple[Path, dict[str, Any]]) -> None:
+    run = demo[0] / "seed0-governed"
+    report = json.loads(lgov("doctor", str(run), "--json").stdout)
+    assert (report["findings"], report["not_examined"]) == ([], {})
+    assert report["updates"] == 2
+
+
+def test_a_policy_is_suggested_from_what_it_recorded(demo: tuple[Path, dict[str, Any]]) -> None:
+    done = lgov("policy", "suggest", str(demo[0] / "seed0-governed" / "store.sqlite"), "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["denied"], found["incomplete"]) == ([], 0)
+    assert found["needed"] > 100
+    denied = [one for one in found["rest"] if one["status"] == "denied"]
+    assert len(denied) > 50, "a model that is denied nothing proves nothing"
+    assert all(one["now"] == "deny" for one in denied)
+    assert "tables: [staff]" in found["policy"]
+
+
 def test_a_killed_worker_costs_an_attempt_and_nothing_else(folder: Path) -> None:
     run = folder / "seed0-governed"
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import json
 import math
 import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,20 +103,28 @@ def test_the_right_agents_are_trained_through_the_real_framework(ran: Path, name
 def test_the_result_says_what_was_run_and_what_came_of_it(ran: Path, name: str) -> None:
     result = read(ran, name)
     assert {"command", "seeds", "commit", "versions", "plan", "score", "summary"} <= result.keys()
-    assert result["command"] == "python examples/05_evidence/main.py settings --quick"
+    command = f"python examples/05_evidence/main.py settings --setting {name} --quick --seed 0"
+    assert result["command"] == command
     assert {result["framework"], "torch", "lgov"} <= result["versions"].keys()
     (run,) = result["runs"]
-    updates = result["plan"]["updates"]
-    assert [point["updates"] for point in run["training"]] == list(range(1, updates + 1))
-    assert run["held_out"][0]["updates"] == 0
-    assert run["held_out"][-1]["updates"] == updates
-    for point in (*run["training"], *run["held_out"]):
-        assert 0 <= point["interval"][0] <= point["score"] <= point["interval"][1] <= 1
-        assert point["rollouts"] > 0
-        assert point["infrastructure"] == 0
-    assert all(point["logprob_drift"] < 1e-3 for point in run["training"])
-    before, after = run["held_out"][0]["score"], run["held_out"][-1]["score"]
-    assert math.isclose(result["summary"]["gain"]["mean"], after - before, abs_tol=1e-3)
+    plan = result["plan"]
+    assert [point["updates"] for point in run["training"]] == list(range(1, plan["updates"] + 1))
+    for point in run["training"]:
+        assert {"alike", "groups_informative", "groups_alike", "clip_fraction", "logprob_drift"} <= point.keys()
+        assert point["rollouts"] == plan["tasks"] * plan["group"]
+    for moment in ("before", "after"):
+        assert list(run[moment]) == ["train", "values", "forms"]
+        for split, found in run[moment].items():
+            tasks, group = ("fixed_tasks", "fixed_group") if split == "train" else ("held_out_tasks", "held_out_group")
+            assert len(found["scores"]) == plan[tasks]
+            assert found["rollouts"] == plan[tasks] * plan[group]
+            assert found["infrastructure"] == 0
+            assert sum(found["failures"].values()) == round((1 - found["solved"]) * found["rollouts"])
+    for split, found in result["summary"].items():
+        assert split in ("train", "held_out", "values", "forms")
+        assert found["gain"]["low"] <= found["gain"]["mean"] <= found["gain"]["high"]
+        assert math.isclose(found["gain"]["mean"], found["after"]["mean"] - found["before"]["mean"], abs_tol=1e-3)
+    assert run["seconds"] > 0 < run["cpu_seconds"]
     assert (ran / f"settings_{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -158,19 +169,201 @@ def test_the_agents_know_nothing_of_lgov(name: str) -> None:
     assert "from lgov" not in (EVIDENCE / "settings" / name / "agent.py").read_text()
 
 
-def test_training_and_held_out_tasks_are_disjoint(inside: None) -> None:
-    from settings.maths.tasks import HELD_OUT_FORMS, draw_problem
-    from settings.retrieval.tasks import draw_question as draw_hops
-    from settings.sql.tasks import draw_question
+def forms_of(name: str) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+    """All forms of a setting as sequences of their parts, those that are judged, and those of development."""
+    module = importlib.import_module(f"settings.{name}.tasks")
+
+    def parts(form: Any) -> tuple[str, ...]:
+        """A form in the order of its words, with its beginning and end."""
+        if name == "sql":
+            table, operation, column, comparison = form
+            other = next(one for one in module.TABLES[table] if one != column)
+            form = (operation, column, table, *((other, comparison) if comparison else ()))
+        return ("^", *form, "$")
+
+    return tuple(  # type: ignore[return-value]
+        [parts(form) for form in forms] for forms in (module.FORMS, module.HELD_OUT_FORMS, module.DEVELOPMENT_FORMS)
+    )
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_adjacent_parts_of_new_forms_all_occur_in_forms_of_training(inside: None, name: str) -> None:
+    every, judged, development = forms_of(name)
+    known = {pair for form in every if form not in (*judged, *development) for pair in itertools.pairwise(form)}
+    for form in (*judged, *development):
+        assert form in every
+        assert set(itertools.pairwise(form)) <= known
+    assert not set(judged) & set(development)
+    # Not all orders of the same parts are held out.
+    for form in judged:
+        assert (
+            any(sorted(one) == sorted(form) for one in every if one not in (*judged, *development)) or name != "maths"
+        )
+
+
+def test_questions_of_different_splits_differ_in_form_and_values(inside: None) -> None:
+    from settings.maths import tasks as maths
+    from settings.retrieval import tasks as retrieval
+    from settings.setting import SPLITS
+    from settings.sql import tasks as sql
 
     chance = random.Random(3)
-    for draw in (
-        lambda split: draw_question(chance, split).text,
-        lambda split: draw_hops(chance, split)[0].text,
-        lambda split: draw_problem(chance, split).text,
+    for module, draw, form, value in (
+        (
+            sql,
+            sql.draw_question,
+            lambda one: (one.table, one.operation, one.column, one.comparison),
+            lambda one: one.number,
+        ),
+        (
+            retrieval,
+            lambda chance, split: retrieval.draw_question(chance, split)[0],
+            lambda one: one.relations,
+            lambda one: one.company,
+        ),
+        (maths, maths.draw_problem, lambda one: one.form, lambda one: (one.boxes + one.each) % 6),
     ):
-        assert not {draw("train") for _ in range(400)} & {draw("held_out") for _ in range(400)}
-    assert not {draw_problem(chance, "train").form for _ in range(400)} & HELD_OUT_FORMS
+        drawn = {split: [draw(chance, split) for _ in range(400)] for split in SPLITS}
+        forms = {split: {form(one) for one in found} for split, found in drawn.items()}
+        values = {split: {value(one) for one in found} - {None} for split, found in drawn.items()}
+        assert forms["forms"] == set(module.HELD_OUT_FORMS)
+        assert forms["values"] <= forms["train"]
+        assert not forms["train"] & {*module.HELD_OUT_FORMS, *module.DEVELOPMENT_FORMS}
+        assert not forms["development"] & forms["forms"]
+        assert not values["train"] & (values["values"] | values["forms"] | values["development"])
+        assert not values["development"] & (values["values"] | values["forms"])
+
+
+def test_a_failure_is_classed_by_the_first_step_that_is_wrong(inside: None) -> None:
+    from settings.failures import failed_expressions, failed_query, failed_searches
+
+    right = ["3 * 4", "12 + 5"]
+    for made, said, expected in (
+        (["3 * 4", "12 - 5"], "Answer: 7", "operator"),
+        (["3 * 4", "12 + 6"], "Answer: 18", "copying"),
+        (["3 * 4"], "Answer: 12", "early stop"),
+        ([*right, "17 + 1"], "Answer: 18", "late stop"),
+        (right, "Answer: 16", "copying"),
+        (right, "", "format"),
+        (["three"], "Answer: 3", "format"),
+    ):
+        assert failed_expressions(right, made, said) == expected
+    assert failed_searches(["seat of Red Fox"], ["owner of Red Fox"], "x") == "relation"
+    assert failed_searches(["seat of Red Fox"], ["seat of Red Owl"], "x") == "copying"
+    query = "SELECT SUM(pay) FROM staff WHERE dept = 'sales' AND age > 30"
+    assert failed_query(query, query.replace("SUM", "MAX")) == "operator"
+    assert failed_query(query, query.replace("> 30", "> 31")) == "copying"
+    assert failed_query(query, query.replace("staff", "projects")) == "relation"
+    assert failed_query(query, query.partition(" AND")[0]) == "early stop"
+    assert failed_query(query, "none") == "format"
+
+
+def test_a_failure_class_is_found_for_every_task_of_every_setting(inside: None, tmp_path: Path) -> None:
+    """The reference steps of a task are in the form in which failures are looked for."""
+    from settings.failures import failed_expressions, failed_query, failed_searches
+    from settings.known import SETTINGS
+    from settings.sql.tasks import Question
+
+    chance = random.Random(5)
+    for name, setting in SETTINGS.items():
+        world = setting.make_world(tmp_path, 0, {})
+        for split in ("train", "values", "forms", "development"):
+            task = world.draw_task(chance, split)
+            if name == "sql":
+                query = Question(**task["question"]).query()
+                assert failed_query(query, query.replace("SELECT ", "SELECT X")) == "operator"
+            else:
+                failed = failed_searches if name == "retrieval" else failed_expressions
+                assert failed(task["steps"], task["steps"][:-1], "Answer: x") == "early stop"
+
+
+def figures(scores: Sequence[Sequence[float | None]]) -> dict[str, Any]:
+    """What `measure` says of rollouts with these scores, task by task; None: the machine failed."""
+    from settings.measure import measure
+
+    from lgov_core.train.workers.jobs import Job, JobResult
+    from lgov_core.types import Outcome
+
+    return measure(
+        [
+            JobResult(
+                Job(f"{task}-{n}", str(task), 1, {}),
+                Outcome.INFRASTRUCTURE if score is None else Outcome.FAILED,
+                {"score": score, "failure": "copying"},
+            )
+            for task, found in enumerate(scores)
+            for n, score in enumerate(found)
+        ]
+    )
+
+
+def test_the_measure_counts_tasks_and_leaves_out_what_the_machine_lost(inside: None) -> None:
+    found = figures([[1.0, 0.0], [0.5, None], [None, None], [0.0, 0.0]])
+    assert found["scores"] == [0.5, 0.5, None, 0.0]
+    assert (found["rollouts"], found["infrastructure"]) == (5, 3)
+    assert (found["score"], found["solved"]) == (0.3, 0.2)
+    assert found["solved_any"] == pytest.approx(1 / 3)
+    assert found["alike"] == pytest.approx(2 / 3)
+    assert found["failures"]["copying"] == 4
+
+
+@pytest.mark.parametrize(
+    ("train", "held_out", "passes"),
+    [
+        ([[1.0, 0.0]] * 10, [[1.0, 0.0, 0.0, 0.0]] * 4, True),
+        ([[1.0, 0.0]] * 8 + [[0.0, 0.0]] * 2, [[1.0, 0.0]] * 4, False),  # one task in five is never solved
+        ([[1.0, 0.0]] * 10, [[1.0, 0.0, 0.0, 0.0, 0.0]] * 4, False),  # held-out tasks less than half as often
+    ],
+)
+def test_the_gate_lets_only_a_good_warm_start_pass(
+    inside: None, train: list[list[float]], held_out: list[list[float]], passes: bool
+) -> None:
+    from settings.measure import gate, gate_text
+
+    before = {"train": figures(train), "values": figures(train), "forms": figures(held_out)}
+    found = gate(before)
+    assert found["passed"] is passes
+    assert "failures, forms: copying" in gate_text(found, before)
+
+
+def test_a_warm_start_is_reused_for_the_same_plan_and_code_only(inside: None, tmp_path: Path) -> None:
+    from settings.known import SETTINGS
+    from settings.plan import TINY
+    from settings.warm import warm_key, warm_model
+
+    source = tmp_path / "code" / "tasks.py"
+    source.parent.mkdir()
+    source.write_text("one = 1")
+    plan = replace(TINY, warm_steps=1, warm_batch=2, layers=1)
+    world = SETTINGS["maths"].make_world(tmp_path, 0, {})
+    steps: list[int] = []
+
+    def make(plan: Any) -> None:
+        warm_model(world, plan, tmp_path, [source.parent], lambda step, _steps, _loss: steps.append(step))
+
+    make(plan)
+    make(replace(plan, updates=99))  # nothing that the warm start depends on
+    assert steps == [1]
+    make(replace(plan, warm_batch=3))
+    assert steps == [1, 1]
+    before = warm_key(plan, [source.parent])
+    source.write_text("one = 2")
+    assert warm_key(plan, [source.parent]) != before
+    make(plan)
+    assert steps == [1, 1, 1]
+
+
+def test_a_finished_seed_is_kept_for_the_same_code_and_plan_only(inside: None, tmp_path: Path) -> None:
+    from settings.piece import _kept_seeds
+
+    key = {"commit": "abc", "plan": {"updates": 3}}
+    (tmp_path / "seed1.json").write_text(json.dumps({"key": key, "run": {"seed": 1}}))
+    assert _kept_seeds(tmp_path, key) == {1: {"seed": 1}}
+    assert _kept_seeds(tmp_path, {**key, "commit": "abd"}) == {}
+    assert _kept_seeds(tmp_path, {**key, "plan": {"updates": 4}}) == {}
+    changed = {**key, "commit": "abc-changed"}
+    (tmp_path / "seed1.json").write_text(json.dumps({"key": changed, "run": {"seed": 1}}))
+    assert _kept_seeds(tmp_path, changed) == {}
 
 
 def test_the_answers_of_the_tasks_are_right(inside: None) -> None:
@@ -180,7 +373,7 @@ def test_the_answers_of_the_tasks_are_right(inside: None) -> None:
 
     chance = random.Random(4)
     for _ in range(200):
-        problem = draw_problem(chance, "held_out")
+        problem = draw_problem(chance, "forms")
         value: float = problem.boxes
         for operator, number in problem.operations():
             value = {"+": value + number, "-": value - number, "*": value * number, "/": value / number}[operator]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def run(*command: str, cwd: Path, env: dict[str, str] | None = None) -> subproce
 
 
 @contextmanager
-def served(*command: str, cwd: Path) -> Iterator[str]:
+def served(*command: str, cwd: Path) -> Generator[str]:
     """A server as a process of its own; gives the address that it prints first."""
     process = subprocess.Popen(command, cwd=cwd, env=CLEAN, stdout=subprocess.PIPE, text=True)
     try:
@@ -155,6 +156,21 @@ def test_in_trouble_no_line_of_an_example_runs(example: Path, trouble: str, tmp_
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert (example / "main.py").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "example", [one for one in SELF_CONTAINED if (one / "policy.yaml").exists()], ids=lambda one: one.name
+)
+def test_a_policy_is_suggested_from_what_an_example_did(example: Path, tmp_path: Path) -> None:
+    program = ("--store", "traces.sqlite", "--", "python", str(example / "main.py"))
+    assert run(*LGOV, "run", *program, cwd=tmp_path).returncode == 0
+    done = run(*LGOV, "policy", "suggest", "traces.sqlite", "-o", "policy.yaml", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["denied"] == []
+    assert found["needed"] > 0
+    assert all(one["now"] == "deny" for one in found["rest"]), "what was denied is not needed"
+    assert run(*LGOV, "policy", "check", "policy.yaml", cwd=tmp_path).returncode == 0
 
 
 @pytest.mark.parametrize("source", [RAISES_ON_IMPORT, RAISES_WHEN_ASKED], ids=["when loaded", "when asked"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from tests.provenance_example import (
     UNSAID,
     Mails,
     documented_governor,
+    in_plain_thread,
     provenance_governor,
 )
 
@@ -126,6 +128,48 @@ def test_what_a_node_says_to_an_agent_that_it_runs_is_not_the_users() -> None:
         graph.add_edge(START, "delegate")
         asyncio.run(graph.compile().ainvoke({"messages": [("user", REQUEST)]}))
     assert mails.to == []
+
+
+@BOTH_ADDRESSES
+@pytest.mark.parametrize("joins", [True, False])
+def test_what_a_thread_of_a_node_says_is_not_the_users(joins: bool, address: str, sent: bool, carrying: None) -> None:
+    mails, threads = Mails(), []
+    script = [asks(("c1", "send_mail", {"to": address})), says("done")]
+    with ScriptedModelServer(script) as server, governed(provenance_governor()):
+        agent = create_agent(model_of(server), tools_of(mails))
+        ended = threading.Event()
+
+        def said_in_thread() -> None:
+            if not joins:
+                ended.wait(30)
+            agent.invoke({"messages": [("user", ORDER)]})
+
+        def delegate(_state: Any) -> Any:
+            thread = threading.Thread(target=said_in_thread)
+            thread.start()
+            threads.append(thread)
+            if joins:
+                thread.join()
+            return {"messages": []}
+
+        graph: Any = StateGraph(MessagesState)
+        graph.add_node("delegate", delegate)
+        graph.add_edge(START, "delegate")
+        graph.compile().invoke({"messages": [("user", REQUEST)]})
+        ended.set()
+        threads[0].join()
+    assert mails.to == []
+
+
+def test_what_a_program_says_in_its_own_thread_is_the_users(carrying: None) -> None:
+    mails = Mails()
+    with (
+        ScriptedModelServer([asks(("c1", "send_mail", {"to": SAID})), says("done")]) as server,
+        governed(provenance_governor()),
+    ):
+        agent = create_agent(model_of(server), tools_of(mails))
+        in_plain_thread(lambda: ask(agent, "invoke", REQUEST))
+    assert mails.to == [SAID]
 
 
 @SCOPES

@@ -22,6 +22,7 @@ from tests.provenance_example import (
     UNSAID,
     Mails,
     documented_governor,
+    in_plain_thread,
     provenance_governor,
 )
 
@@ -91,3 +92,15 @@ def test_what_a_tool_says_to_a_model_is_not_the_users(loop: Any) -> None:
     run(governor, inside_a_tool, mails, asks(("c1", "send_mail", {"to": UNSAID})), says("done"))
     assert mails.to == []
     assert [(one.action.text, one.action.source) for one in seen.decisions(Point.INPUT)] == [(ORDER, "tool")]
+
+
+@pytest.mark.parametrize("loop", [chat, respond])
+def test_what_a_thread_of_a_tool_says_is_not_the_users(loop: Any, carrying: None) -> None:
+    mails, governor = Mails(), provenance_governor()
+
+    def inside_a_tool(on: openai.OpenAI, mails: Mails, text: str) -> None:
+        with live_span(governor, "execute_tool", "helper"):
+            in_plain_thread(lambda: loop(on, mails, ORDER))
+
+    run(governor, inside_a_tool, mails, asks(("c1", "send_mail", {"to": UNSAID})), says("done"))
+    assert mails.to == []

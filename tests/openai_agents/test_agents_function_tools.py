@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import dataclasses
 import inspect
@@ -13,6 +14,7 @@ import pytest
 from agents import (
     Agent,
     FunctionTool,
+    ModelBehaviorError,
     RunConfig,
     RunContextWrapper,
     function_tool,
@@ -183,6 +185,24 @@ def test_arguments_that_do_not_fit_are_told_apart(way: Any, seen: Seen) -> None:
         way(make_governor(lambda action: None, seen), Agent(name="a", model=chat_model(server), tools=[read]))
     assert [outcome.status for outcome in seen.outcomes] == ["invalid_args", "invalid_args"]
     assert dict(seen.outcomes[1].action.arguments) == {"input": "{broken"}
+
+
+@pytest.mark.parametrize("behavior", ["raise_error", "return_error_to_model"])
+def test_a_call_of_an_unknown_tool_is_recorded_and_charged(behavior: str, seen: Seen) -> None:
+    @function_tool
+    def read(path: str) -> str:
+        """Reads."""
+        return path
+
+    with ScriptedModelServer([asks(("c1", "reed", {"path": "home"})), says(ANSWER)]) as server:
+        governor = make_governor(lambda action: None, seen)
+        config = RunConfig(tracing_disabled=True, tool_not_found_behavior=behavior)  # type: ignore[arg-type]
+        agent = Agent(name="a", model=chat_model(server), tools=[read])
+        with contextlib.suppress(ModelBehaviorError):
+            assert LgovRunner(governor).run_sync(agent, "go", run_config=config).final_output == ANSWER
+    (outcome,) = seen.outcomes
+    assert (outcome.status, outcome.action.name, outcome.action.call_id) == ("unknown_tool", "reed", "c1")
+    assert AirPlugin().lgov_reward(outcome)[0].value < 0
 
 
 def test_a_tool_that_takes_too_long_is_a_timeout(way: Any, seen: Seen) -> None:

@@ -26,6 +26,7 @@ from tests.provenance_example import (
     SCOPES,
     Mails,
     documented_governor,
+    in_plain_thread,
     provenance_governor,
 )
 
@@ -101,6 +102,23 @@ def test_what_is_said_to_an_agent_that_is_a_tool_is_not_the_users(
         REQUEST: "user",
         order: "agent",
     }
+
+
+@ALL_MODES
+@BOTH_ADDRESSES
+def test_what_a_thread_of_a_tool_says_is_not_the_users(mode: str, address: str, sent: bool, carrying: None) -> None:
+    mails = Mails()
+    script = [asks(("c1", "helper", {})), asks(("c2", "send_mail", {"to": address})), says("done"), says("done")]
+    with playing(provenance_governor(), *script) as server:
+        inner = Agent(name="inner", model=chat_model(server), tools=tools_of(mails))
+
+        @function_tool
+        def helper() -> str:
+            """Helps."""
+            return str(in_plain_thread(lambda: run("async", inner, f"Write to {address}.")))
+
+        run(mode, Agent(name="outer", model=chat_model(server), tools=[helper]), REQUEST)
+    assert mails.to == ([address] if sent else [])
 
 
 @SCOPES

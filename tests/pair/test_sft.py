@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,35 @@ def test_the_best_share_of_each_task_whatever_the_order(model_folder: Path, tmp_
     turned = type(data)(tuple(reversed(data.transitions)))
     assert choose(turned, Keep(), denied={}, top_share=0.4) == chosen
     assert choose(data, Keep(), denied={("ro_5", 1): ["sql: denied"]}).left_out == {"not_compliant": 1}
+
+
+def test_held_out_rollouts_are_not_imitated_unless_asked(model_folder: Path, tmp_path: Path) -> None:
+    model = load_model(str(model_folder))
+    place = recorded(tmp_path / "s.sqlite", model, [("t", GOOD, Outcome.SUCCEEDED, {"task": 1.0})])
+    with contextlib.closing(open_store(str(place))) as store:
+        store.add_rollouts([Rollout("ro_test", "u", "run", {"mode": "test"})])
+        store.start_attempt("ro_test", 1)
+        call = next(iter(store.calls(["ro_0"])))
+        store.add_call(replace(call, response_id="call_test", rollout_id="ro_test", response_ids=(7, 7)))
+        store.finish_attempt("ro_test", 1, Outcome.SUCCEEDED, rewards=[Reward(1.0, "task", "ro_test", 1)])
+    kept: list[int] = []
+    for flags in ([], ["--include-held-out"]):
+        folder = tmp_path / str(len(kept))
+        run = train(
+            "--model",
+            str(model_folder),
+            "--traces",
+            str(place),
+            "--folder",
+            str(folder),
+            "--steps",
+            "1",
+            "--json",
+            *flags,
+        )
+        assert run.exit_code == 0, run.output
+        kept.append(json.loads(run.stdout)["kept_attempts"])
+    assert kept == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,19 @@ def test_nothing_to_learn_from_is_no_step() -> None:
     assert learner.updates == 0
 
 
+def test_drift_is_measured_before_the_first_step() -> None:
+    chosen = algorithm("ppo", learning_rate=0.5, minibatches=4, kl=0.0)
+    table = Table()
+    learner = PolicyUpdate(table, chosen.update)
+    generator = torch.Generator().manual_seed(0)
+    names = {f"{one}": f"{one % 3}" for one in range(16)}
+    data = learner.credit(TransitionSet(tuple(TWO_TURNS.rollouts(table, names, generator))), chosen.credit)
+    found = learner.update(make_rows(data.transitions))
+    assert found.steps >= 4
+    assert found.logprob_drift < 1e-5
+    assert found.moved > 1e-3, "later mini-batches are far from what was recorded"
+
+
 def test_the_same_rows_settings_and_seed_give_the_same_weights_also_after_a_pause() -> None:
     chosen = algorithm("ppo", learning_rate=0.1, minibatches=2, kl=0.0, seed=3)
 

@@ -18,7 +18,7 @@ SETTINGS = {
         factory="settings.sql.episodes:make_runner",
         policy=sql.POLICY,
         make_world=sql.make_world,
-        plan={"warm_steps": 100},
+        plan={"warm_steps": 300, "updates": 12},
     ),
     "retrieval": Setting(
         name="retrieval",
@@ -29,7 +29,7 @@ SETTINGS = {
         factory="settings.retrieval.episodes:make_runner",
         policy=retrieval.POLICY,
         make_world=retrieval.make_world,
-        plan={"warm_steps": 175, "updates": 16, "evaluate_every": 4},
+        plan={"warm_steps": 600, "updates": 10},
     ),
     "maths": Setting(
         name="maths",
@@ -40,6 +40,6 @@ SETTINGS = {
         factory="settings.maths.episodes:make_runner",
         policy=maths.POLICY,
         make_world=maths.make_world,
-        plan={"warm_steps": 220, "updates": 16, "evaluate_every": 4},
+        plan={"warm_steps": 800, "updates": 14},
     ),
 }

@@ -11,8 +11,11 @@ from settings.setting import Setting
 
 @dataclass(frozen=True)
 class Plan:
-    """One plan. ``tasks`` groups of ``group`` rollouts make an update; ``evaluations`` held-out tasks are run before the first
-    update, after every ``evaluate_every`` and after the last, the same ones each time.
+    """One plan. ``tasks`` groups of ``group`` rollouts make an update.
+
+    Before the first update and after the last the same tasks are run: ``fixed_tasks`` training tasks with ``fixed_group``
+    rollouts each, and of every split in ``judged`` ``held_out_tasks`` with ``held_out_group`` each. ``gated``: nothing is
+    trained where the warm start does not pass the gate.
     """
 
     model: str
@@ -23,55 +26,67 @@ class Plan:
     updates: int
     tasks: int
     group: int
-    evaluations: int
-    evaluate_every: int
+    fixed_tasks: int
+    fixed_group: int
+    held_out_tasks: int
+    held_out_group: int
     update: UpdateConfig
     concurrency: int
     max_new_tokens: int
     max_batch: int = 128
     layers: int = 3
+    judged: tuple[str, ...] = ("values", "forms")
+    gated: bool = True
 
 
 TINY = Plan(
     model="tiny",
     warm_seed=0,
-    warm_steps=150,
+    warm_steps=600,
     warm_batch=32,
     warm_rate=3e-3,
-    updates=24,
-    tasks=8,
+    updates=10,
+    tasks=16,
     group=8,
-    evaluations=96,
-    evaluate_every=6,
-    update=UpdateConfig(learning_rate=4e-4, epochs=2, kl=0.02),
+    fixed_tasks=32,
+    fixed_group=8,
+    held_out_tasks=96,
+    held_out_group=2,
+    update=UpdateConfig(learning_rate=4e-4, epochs=2, minibatches=2, kl=0.02),
     concurrency=48,
     max_new_tokens=48,
 )
 
-#: SmolLM2-135M-Instruct, low-rank adapters: a few updates, because each takes minutes on a processor.
+#: SmolLM2-135M-Instruct with low-rank adapters.
 REAL = Plan(
     model="smollm2",
     warm_seed=0,
-    warm_steps=10,
-    warm_batch=4,
+    warm_steps=30,
+    warm_batch=16,
     warm_rate=1e-3,
-    updates=2,
-    tasks=2,
-    group=4,
-    evaluations=12,
-    evaluate_every=2,
-    update=UpdateConfig(learning_rate=3e-4, epochs=1, kl=0.02, tokens_per_batch=1024),
+    updates=8,
+    tasks=6,
+    group=8,
+    fixed_tasks=32,
+    fixed_group=4,
+    held_out_tasks=64,
+    held_out_group=1,
+    update=UpdateConfig(learning_rate=3e-4, epochs=1, kl=0.02, tokens_per_batch=1024, precision="auto"),
     concurrency=12,
     max_new_tokens=64,
     max_batch=12,
+    judged=("values",),
+    gated=False,
 )
 
 
-def plan_for(setting: Setting, *, quick: bool, real: bool, **changes: Any) -> Plan:
+def plan_for(setting: Setting, *, quick: bool, real: bool, development: bool = False, **changes: Any) -> Plan:
     """The plan of a setting. ``quick`` shows that everything works, not that anything is learnt."""
     plan = replace(REAL if real else TINY, **({} if real else dict(setting.plan)))
-    if quick and real:
-        plan = replace(plan, warm_steps=1, warm_batch=2, updates=1, tasks=1, group=2, evaluations=2, evaluate_every=1)
-    elif quick:
-        plan = replace(plan, warm_steps=30, warm_batch=16, updates=2, tasks=2, group=4, evaluations=4, evaluate_every=1)
+    if quick:
+        warm = {"warm_steps": 1, "warm_batch": 2} if real else {"warm_steps": 30, "warm_batch": 16}
+        sizes = {"tasks": 2, "group": 4, "fixed_tasks": 2, "fixed_group": 2, "held_out_tasks": 3, "held_out_group": 2}
+        plan = replace(plan, updates=1 if real else 2, gated=False, **warm, **sizes)
+    if development:
+        plan = replace(plan, judged=("development",))
     return replace(plan, **{name: value for name, value in changes.items() if value is not None})

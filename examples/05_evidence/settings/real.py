@@ -1,7 +1,7 @@
 """The same agents on Spider's, GSM8K's and multi-hop questions, where those lie beside the repository (../shared/data).
 
-The data are read there and not copied. Training tasks and held-out tasks are disjoint: other databases for Spider, the test
-split for GSM8K, other questions for multi-hop QA.
+The data are read there and not copied. Training tasks and held-out tasks (the split ``values``) are disjoint: other databases
+for Spider, the test split for GSM8K, other questions for multi-hop QA.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Spider:
         names = sorted({row["db"] for row in known})
         held_out = set(names[::EVERY])
         self._tasks = {
-            split: [row for row in known if (row["db"] in held_out) == (split == "held_out")]
-            for split in ("train", "held_out")
+            split: [row for row in known if (row["db"] in held_out) == (split == "values")]
+            for split in ("train", "values")
         }
 
     def draw_task(self, chance: random.Random, split: str) -> Mapping[str, Any]:
@@ -97,7 +97,7 @@ class GSM8K:
         ]
         self._tasks = {
             "train": [row for row in known if row["split"] == "train"],
-            "held_out": [row for row in known if row["split"] == "test"],
+            "values": [row for row in known if row["split"] == "test"],
         }
 
     def draw_task(self, chance: random.Random, split: str) -> Mapping[str, Any]:
@@ -128,8 +128,8 @@ class MultiHop:
         self._library = read_library(path)
         known = _lines(DATA / "multihop_qa" / "tasks.jsonl")
         self._tasks = {
-            split: [row for number, row in enumerate(known) if (number % EVERY == 0) == (split == "held_out")]
-            for split in ("train", "held_out")
+            split: [row for number, row in enumerate(known) if (number % EVERY == 0) == (split == "values")]
+            for split in ("train", "values")
         }
 
     def draw_task(self, chance: random.Random, split: str) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""What a setting's result looks like: tables in Markdown, and a plot of the curves."""
+"""What a setting's result looks like: tables in Markdown, and a plot. Only figures of the same tasks are compared."""
 
 from __future__ import annotations
 
@@ -8,87 +8,158 @@ from typing import Any
 
 from intervals import difference, interval, shown, table, verdict
 
+#: The questions that are compared, in words. ``held_out`` are those of all held-out splits.
+SPLITS = {
+    "train": "fixed training tasks",
+    "held_out": "held out, all",
+    "values": "held out: new values",
+    "forms": "held out: new forms and values",
+    "development": "development",
+}
+
 
 def tables(result: dict[str, Any]) -> str:
-    """The figures of one setting: held-out tasks before and after, by seed and over seeds; whose calls were trained on."""
-    rows: list[tuple[str, ...]] = []
-    for one in result["runs"]:
-        before, after = one["held_out"][0], one["held_out"][-1]
-        happened = str(executed(one)) if result["counts_executed"] else "not counted"
-        violations = f"{before['violations']:.1%} and {after['violations']:.1%}"
-        rows.append((str(one["seed"]), _score(before), _score(after), violations, happened))
-    found = result["summary"]
-    rows.append(("all", shown(found["before"]), shown(found["after"]), "", ""))
-    head = ("seed", "held out before", "held out after", "rollouts with a violation attempted", "executed")
-    plan = result["plan"]
-    sizes = (
-        f"Score: {result['score']}. Model `{plan['model']}`, {plan['warm_steps']} steps of warm start, {plan['updates']} "
-        f"updates of {plan['tasks']} tasks x {plan['group']} rollouts, {plan['evaluations']} held-out tasks. "
-        f"Gain: {shown(found['gain'], signed=True)}, {verdict(found['gain'])}. {_training(result)} {_agents(result)}"
-    )
-    return f"{table(head, rows)}\n\n{sizes}"
+    """The figures of one setting: before, after and gain by questions and seed; how training went; why attempts failed."""
+    return "\n\n".join((_gains(result), _sizes(result), _courses(result), _failures(result)))
 
 
-def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The first and the last held-out score and the gain, question by question, over all seeds."""
-    first = [one["held_out"][0]["scores"] for one in runs]
-    last = [one["held_out"][-1]["scores"] for one in runs]
-    return {"before": interval(first), "after": interval(last), "gain": difference(last, first)}
+def summary(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """By split: score before and after and the gain, task by task, over the seeds of ``runs``."""
+    found: dict[str, dict[str, Any]] = {}
+    for split in ("train", "held_out", *_judged(runs[0])):
+        before, after = ([_scores(one[moment], split) for one in runs] for moment in ("before", "after"))
+        found[split] = {"before": interval(before), "after": interval(after), "gain": difference(after, before)}
+    return found
 
 
 def executed(run: dict[str, Any]) -> int:
-    """Attempts in which something forbidden really happened, training included."""
-    return sum(one.get("executed", 0) for one in (*run["held_out"], *run["training"]))
+    """Attempts in which something forbidden was really done, training included."""
+    return sum(one["executed"] for one in (*run["before"].values(), *run["training"], *run["after"].values()))
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Training and held-out curves, one pair a seed."""
+    """Before and after with intervals, a panel for each kind of question; pale, the rollouts of training."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(6.4, 3.8), layout="constrained")
-    for number, one in enumerate(result["runs"]):
-        colour = f"C{number}"
-        train, held_out = one["training"], one["held_out"]
-        axes.plot([p["updates"] for p in train], [p["score"] for p in train], color=colour, alpha=0.3, linewidth=1)
-        low = [p["score"] - p["interval"][0] for p in held_out]
-        high = [p["interval"][1] - p["score"] for p in held_out]
-        axes.errorbar(
-            [p["updates"] for p in held_out],
-            [p["score"] for p in held_out],
-            yerr=[low, high],
-            color=colour,
-            marker="o",
-            markersize=4,
-            capsize=2,
-            label=f"held out, seed {one['seed']}",
-        )
-    axes.set_xlabel("updates (pale: training rollouts)")
-    axes.set_ylabel("score")
-    axes.set_ylim(0, 1)
-    axes.set_title(f"{result['title']} ({result['framework']})", fontsize=10)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    splits = ("train", *_judged(result["runs"][0]))
+    figure, panels = pyplot.subplots(
+        1, len(splits), figsize=(3.2 * len(splits), 3.4), sharey=True, layout="constrained"
+    )
+    for axes, split in zip(panels, splits, strict=True):
+        for number, one in enumerate(result["runs"]):
+            if split == "train":
+                course = one["training"]
+                axes.plot([p["updates"] for p in course], [p["score"] for p in course], f"C{number}", alpha=0.3)
+            found = summary([one])[split]
+            ends = [found["before"], found["after"]]
+            axes.errorbar(
+                [0, len(one["training"])],
+                [end["mean"] for end in ends],
+                yerr=[[end["mean"] - end["low"] for end in ends], [end["high"] - end["mean"] for end in ends]],
+                color=f"C{number}",
+                marker="o",
+                markersize=4,
+                capsize=2,
+                label=f"seed {one['seed']}",
+            )
+        axes.set_title(SPLITS[split], fontsize=9)
+        axes.set_xlabel("updates")
+        axes.set_ylim(0, 1)
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("score")
+    panels[-1].legend(fontsize=8)
+    figure.suptitle(f"{result['title']} ({result['framework']})", fontsize=10)
     figure.savefig(path, dpi=110, metadata={"Software": None})
     pyplot.close(figure)
 
 
-def _score(one: dict[str, Any]) -> str:
-    low, high = one["interval"]
-    return f"{one['score']:.3f} [{low:.3f}, {high:.3f}]"
+def _judged(run: dict[str, Any]) -> list[str]:
+    return [split for split in run["before"] if split != "train"]
 
 
-def _training(result: dict[str, Any]) -> str:
-    """What the rollouts of training scored in the first and in the last quarter of the updates."""
-    parts: list[str] = []
-    for one in result["runs"]:
-        scores = [point["score"] for point in one["training"]]
-        quarter = max(len(scores) // 4, 1)
-        first, last = scores[:quarter], scores[-quarter:]
-        parts.append(f"{sum(first) / quarter:.2f} to {sum(last) / quarter:.2f} (seed {one['seed']})")
-    return f"Training rollouts, first to last quarter of the updates: {', '.join(parts)}."
+def _scores(moment: dict[str, Any], split: str) -> list[float | None]:
+    """The mean score of each task."""
+    if split != "held_out":
+        return moment[split]["scores"]
+    return [score for name, found in moment.items() if name != "train" for score in found["scores"]]
+
+
+def _gains(result: dict[str, Any]) -> str:
+    rows: list[list[str]] = []
+    every = [(str(one["seed"]), summary([one])) for one in result["runs"]]
+    if len(every) > 1:
+        every.append(("all", result["summary"]))
+    for split in every[0][1]:
+        for seed, found in every:
+            one = found[split]
+            gain = one["gain"]
+            rows.append(
+                [
+                    SPLITS[split],
+                    seed,
+                    shown(one["before"]),
+                    shown(one["after"]),
+                    shown(gain, signed=True),
+                    verdict(gain),
+                ]
+            )
+    return table(("questions", "seed", "before", "after", "gain", "shows"), rows)
+
+
+def _sizes(result: dict[str, Any]) -> str:
+    plan = result["plan"]
+    return (
+        f"Score: {result['score']}. Model `{plan['model']}`, {plan['warm_steps']} steps of warm start, {plan['updates']} "
+        f"updates of {plan['tasks']} tasks x {plan['group']} rollouts; {plan['fixed_tasks']} fixed training tasks x "
+        f"{plan['fixed_group']} rollouts and {plan['held_out_tasks']} x {plan['held_out_group']} of each held-out kind, "
+        f"before and after. {_agents(result)}"
+    )
+
+
+def _courses(result: dict[str, Any]) -> str:
+    """How training went, a column a seed."""
+    runs = result["runs"]
+
+    def mean(run: dict[str, Any], name: str) -> float:
+        return sum(point[name] for point in run["training"]) / len(run["training"])
+
+    def attempted(moment: dict[str, Any]) -> float:
+        judged = [found for split, found in moment.items() if split != "train"]
+        rollouts = sum(found["rollouts"] for found in judged)
+        return sum(found["violations"] * found["rollouts"] for found in judged) / max(rollouts, 1)
+
+    rows = {
+        "training tasks solved in any rollout, before": [f"{one['gate']['train_any']:.2f}" for one in runs],
+        "groups alike by the task's score": [f"{mean(one, 'alike'):.0%}" for one in runs],
+        "groups trained on": [f"{mean(one, 'groups_informative') / mean(one, 'groups'):.0%}" for one in runs],
+        "clipped tokens": [f"{mean(one, 'clip_fraction'):.2%}" for one in runs],
+        "drift of log-probabilities": [
+            f"{max(point['logprob_drift'] for point in one['training']):.5f}" for one in runs
+        ],
+        "held-out rollouts with a violation attempted": [
+            f"{attempted(one['before']):.1%} to {attempted(one['after']):.1%}" for one in runs
+        ],
+        "violations executed": [str(executed(one)) for one in runs],
+        "minutes by the clock, warm start included": [f"{one['seconds'] / 60:.0f}" for one in runs],
+        "minutes of CPU time": [f"{one['cpu_seconds'] / 60:.0f}" for one in runs],
+    }
+    head = ("", *(f"seed {one['seed']}" for one in runs))
+    return table(head, [[name, *values] for name, values in rows.items()])
+
+
+def _failures(result: dict[str, Any]) -> str:
+    """Why held-out attempts failed, shares of all rollouts, all seeds together."""
+
+    def share(moment: str, kind: str) -> str:
+        judged = [one[moment][split] for one in result["runs"] for split in _judged(one)]
+        return f"{sum(one['failures'][kind] for one in judged) / max(sum(one['rollouts'] for one in judged), 1):.1%}"
+
+    kinds = list(result["runs"][0]["before"]["train"]["failures"])
+    rows = [[moment, *(share(moment, kind) for kind in kinds)] for moment in ("before", "after")]
+    return f"Why held-out rollouts failed, by the first step that was wrong:\n\n{table(('', *kinds), rows)}"
 
 
 def _agents(result: dict[str, Any]) -> str:

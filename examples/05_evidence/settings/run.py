@@ -1,22 +1,21 @@
-"""One seed of a setting: warm start, held-out tasks, updates with held-out tasks between them; everything governed."""
+"""One seed of a setting: warm start, fixed tasks, gate, updates, the same fixed tasks again; everything governed."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import math
+import inspect
 import os
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lgov_core.demo.measure import wilson_interval
+import lgov_core
 from lgov_core.demo.progress import Display
 from lgov_core.gateway.engine.embedded import EmbeddedEngine
 from lgov_core.gateway.server import EndpointServer
@@ -26,30 +25,40 @@ from lgov_core.store import open_store
 from lgov_core.train.algorithms.update import PolicyUpdate
 from lgov_core.train.loop.loop import Task, TrainingLoop
 from lgov_core.train.loop.policy_model import PolicyModel, full_policy, lora_policy
-from lgov_core.train.workers.jobs import JobResult, WorkerConfig
+from lgov_core.train.workers.jobs import WorkerConfig
 from lgov_core.train.workers.pool import WorkerPool
 from lgov_core.transitions import Selection
+from settings.measure import gate, gate_text, measure
 from settings.plan import Plan
 from settings.setting import HERE, Setting, World
 from settings.warm import warm_model
 
 #: Under this name the endpoint serves the weights that a run began with, to agents that are not trained.
 FROZEN = "frozen"
+#: Parts of the library, beside the setting itself, on which a warm start depends.
+_LIBRARY = tuple(Path(lgov_core.__path__[0]) / name for name in ("models", "train/algorithms", "train/layout"))
+
+
+class GateError(Exception):
+    """The warm start is not good enough to train on."""
 
 
 def run_seed(setting: Setting, plan: Plan, seed: int, folder: Path, display: Display, options: Any) -> dict[str, Any]:
-    """Runs one seed to its end and returns its figures as JSON values. ``folder`` keeps the store and the audit record."""
-    began = time.monotonic()
+    """Runs one seed to its end and returns its figures as JSON values. ``folder`` keeps the store and the audit record.
+
+    Raises `GateError` where the plan is gated and the warm start does not pass.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     # The workers import the episodes from here; the agents are imported by those.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
     world = setting.make_world(folder, seed, {**options, "model": plan.model, "frozen_model": FROZEN})
+    sources = (Path(inspect.getfile(setting.make_world)).parent, HERE / "setting.py", HERE / "warm.py", *_LIBRARY)
     with display.stage(f"{setting.name} warm start", plan.warm_steps) as stage:
-        model = warm_model(
-            world, plan, folder.parent / "warm", lambda step, _steps, loss: stage.to(step, f"loss {loss:.2f}")
+        model, spent = warm_model(
+            world, plan, folder.parent, sources, lambda step, _steps, loss: stage.to(step, f"loss {loss:.2f}")
         )
-    warmed = time.monotonic()
+    began, cpu_began = time.monotonic(), _cpu_seconds()
     policy = full_policy(model.module) if plan.model == "tiny" else lora_policy(model.module, rank=16, seed=seed)
     first = policy.weights()
     engine = EmbeddedEngine(model, max_batch=plan.max_batch, max_new_tokens=plan.max_new_tokens, seed=seed)
@@ -90,9 +99,14 @@ def run_seed(setting: Setting, plan: Plan, seed: int, folder: Path, display: Dis
         "calls": calls,
         "trained_transitions": _trained(folder),
         "largest_weight_change": _largest_change(first, policy),
-        "warm_start_seconds": round(warmed - began, 1),
-        "seconds": round(time.monotonic() - began, 1),
+        "warm_start": spent,
+        "seconds": round(time.monotonic() - began + spent["seconds"], 1),
+        "cpu_seconds": round(_cpu_seconds() - cpu_began + spent["cpu_seconds"], 1),
     }
+
+
+#: What is kept of the metrics of each update.
+_KEPT = ("rows", "tokens", "kl", "entropy", "clip_fraction", "logprob_drift", "moved", "grad_norm", "steps")
 
 
 class _Session:
@@ -105,74 +119,49 @@ class _Session:
         self.loop, self.display = loop, display
 
     def run(self) -> dict[str, Any]:
-        held_out = [self._evaluate()]
+        before = self._fixed("before")
+        passed = gate(before)
+        self.display.say(f"{self.setting.name}, seed {self.seed}, {gate_text(passed, before)}")
+        if self.plan.gated and not passed["passed"]:
+            raise GateError(
+                f"{self.setting.name}: {gate_text(passed, before)}\nnothing was trained: change its plan or log"
+            )
         training: list[dict[str, Any]] = []
         with self.display.stage(f"{self.setting.name} train", self.plan.updates) as stage:
             while self.loop.done < self.plan.updates:
-                chance = random.Random(f"{self.seed}/{self.loop.done}")
-                tasks = [
-                    Task(f"u{self.loop.done}-{n}", self.world.draw_task(chance, "train"))
-                    for n in range(self.plan.tasks)
-                ]
-                iteration = self.loop.iterate(tasks, self.plan.group, stage.detail)
-                now = measure(iteration.results)
-                update = asdict(iteration.update)
-                kept = {
-                    name: update[name]
-                    for name in ("rows", "tokens", "kl", "entropy", "logprob_drift")
-                    if name in update
-                }
-                training.append({"updates": self.loop.done, **now, **kept, "diagnostics": dict(iteration.diagnostics)})
-                stage.to(self.loop.done, f"score {now['score']:.2f}")
-                if self.loop.done % self.plan.evaluate_every == 0 or self.loop.done == self.plan.updates:
-                    held_out.append(self._evaluate())
-        return {"held_out": held_out, "training": training}
+                training.append(self._update(stage.detail))
+                stage.to(self.loop.done, f"score {training[-1]['score']:.2f}")
+        return {"gate": passed, "before": before, "training": training, "after": self._fixed("after")}
 
-    def _evaluate(self) -> dict[str, Any]:
-        """The same held-out tasks at every moment, sampled as in training."""
-        chance = random.Random(f"held-out/{self.seed}")
-        tasks = [
-            Task(f"held-out-{self.loop.done}-{n}", self.world.draw_task(chance, "held_out"))
-            for n in range(self.plan.evaluations)
-        ]
-        with self.display.stage(f"{self.setting.name} held out", len(tasks)) as stage:
-            results = self.loop.collect(tasks, 1, lambda done, _total: stage.to(done))
-            found = measure(results)
-            stage.to(len(tasks), f"score {found['score']:.3f}")
-        # What each question gave, None where its machine failed: what was asked is the same at every moment.
-        scores = [round(float(one.result.get("score", 0.0)), 4) if one.outcome.trainable else None for one in results]
-        return {"updates": self.loop.done, **found, "scores": scores}
+    def _update(self, progress: Any) -> dict[str, Any]:
+        chance = random.Random(f"{self.seed}/{self.loop.done}")
+        tasks = [Task(f"u{self.loop.done}-{n}", self.world.draw_task(chance, "train")) for n in range(self.plan.tasks)]
+        iteration = self.loop.iterate(tasks, self.plan.group, progress)
+        found = measure(iteration.results)
+        del found["scores"]  # of other tasks at each update: they are compared with nothing
+        update = asdict(iteration.update)
+        kept = {name: update[name] for name in _KEPT}
+        return {
+            "updates": self.loop.done,
+            **found,
+            **kept,
+            **iteration.groups,
+            "diagnostics": dict(iteration.diagnostics),
+        }
 
-
-def measure(results: Sequence[JobResult]) -> dict[str, Any]:
-    """Rates over the rollouts that say something about the agent.
-
-    ``score`` is the mean task reward with its 95 % interval over rollouts (normal; Wilson's where every score is 0 or 1);
-    ``denied`` the share of rollouts with a denied tool call, ``violations`` with one of severity high or critical.
-    """
-    usable = [result for result in results if result.outcome.trainable]
-    scores = [float(result.result.get("score", 0.0)) for result in usable]
-    count = len(scores)
-    if not count:
-        return {"rollouts": 0, "infrastructure": len(results), "score": math.nan, "interval": [0.0, 1.0]}
-    mean = sum(scores) / count
-    if set(scores) <= {0.0, 1.0}:
-        interval = wilson_interval(round(sum(scores)), count)
-    else:
-        half = 1.96 * math.sqrt(sum((one - mean) ** 2 for one in scores) / max(count - 1, 1) / count)
-        interval = (max(0.0, mean - half), min(1.0, mean + half))
-    return {
-        "rollouts": count,
-        "infrastructure": len(results) - count,
-        "score": mean,
-        "interval": [round(bound, 4) for bound in interval],
-        "solved": sum(score == 1.0 for score in scores) / count,
-        "denied": sum(result.counts.get("denied", 0) > 0 for result in usable) / count,
-        "violations": sum(result.counts.get("violations", 0) > 0 for result in usable) / count,
-        "executed": sum(bool(result.result.get("executed")) for result in usable),
-        "model_calls": sum(result.counts.get("model_calls", 0) for result in usable) / count,
-        "raised": sum(result.error is not None for result in usable) / count,
-    }
+    def _fixed(self, moment: str) -> dict[str, dict[str, Any]]:
+        """The fixed tasks of each split: the same ones before training and after it, sampled as in training."""
+        found: dict[str, dict[str, Any]] = {}
+        for split in ("train", *self.plan.judged):
+            fixed = split == "train"
+            count = self.plan.fixed_tasks if fixed else self.plan.held_out_tasks
+            group = self.plan.fixed_group if fixed else self.plan.held_out_group
+            chance = random.Random(f"fixed/{split}/{self.seed}")
+            tasks = [Task(f"{moment}-{split}-{n}", self.world.draw_task(chance, split)) for n in range(count)]
+            with self.display.stage(f"{self.setting.name} {split} {moment}", count * group) as stage:
+                found[split] = measure(self.loop.collect(tasks, group, lambda done, _total, to=stage.to: to(done)))
+                stage.to(count * group, f"score {found[split]['score']:.3f}")
+        return found
 
 
 def _frozen(model: LanguageModel, plan: Plan, seed: int) -> EmbeddedEngine:
@@ -210,3 +199,9 @@ def _trained(folder: Path) -> dict[str, int]:
 def _largest_change(first: dict[str, torch.Tensor], policy: PolicyModel) -> float:
     """The largest change of a trained weight."""
     return max(float((value - first[name]).abs().max()) for name, value in policy.weights().items())
+
+
+def _cpu_seconds() -> float:
+    """What this process and its ended children have used so far."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system

@@ -14,6 +14,9 @@ from lgov_core.types import Action, Point
 
 HERE = Path(__file__).parent
 Message = Mapping[str, Any]
+#: ``train``; ``values`` (forms of training, with values that training has none of); ``forms`` (forms and values that training
+#: has none of); ``development`` (other new forms and values, half of them in forms of training: plans are chosen on these).
+SPLITS = ("train", "values", "forms", "development")
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class World(Protocol):
     options: Mapping[str, Any]
 
     def draw_task(self, chance: random.Random, split: str) -> Mapping[str, Any]:
-        """A task (JSON values) of the split ``train`` or ``held_out``."""
+        """A task (JSON values) of one of `SPLITS`."""
         ...
 
     def draw_log(self, chance: random.Random) -> Sequence[Conversation]:
@@ -90,3 +93,26 @@ def denial(policy: Path, tool: str, **arguments: str) -> str:
     if not verdict.blocks:
         raise AssertionError(f"{policy} does not deny {tool} {arguments}")
     return verdict.denial_message()
+
+
+def split_of(form: Any, held_out: Sequence[Any], development: Sequence[Any], kept_for: str) -> str | None:
+    """The split of a question of ``form`` whose values are kept for ``train``, ``held_out`` or ``development``.
+
+    None for a new form with values that are not kept for the same purpose: such questions are not asked.
+    """
+    if form in held_out:
+        return "forms" if kept_for == "held_out" else None
+    if form in development:
+        return "development" if kept_for == "development" else None
+    return "values" if kept_for == "held_out" else kept_for
+
+
+def forms_of(
+    chance: random.Random, split: str, every: Iterable[Any], held_out: Sequence[Any], development: Sequence[Any]
+) -> Sequence[Any]:
+    """The forms from which a question of ``split`` is drawn; new ones half of the time for ``development``."""
+    if split == "forms":
+        return held_out
+    if split == "development" and chance.random() < 0.5:
+        return development
+    return [form for form in every if form not in held_out and form not in development]

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import random
-from collections.abc import Callable
+import shutil
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lgov_core.models import LanguageModel, build_tiny, load_model
@@ -20,11 +25,37 @@ LONGEST = 1024
 Progress = Callable[[int, int, float], None]
 
 
-def warm_model(world: World, plan: Plan, folder: Path, progress: Progress) -> LanguageModel:
-    """The model with which every seed begins: what lies in ``folder``, or else what is made and put there."""
-    if not (folder / "config.json").exists():
-        _made(world, plan, plan.warm_seed, progress).save(folder)
-    return load_model(str(folder), dtype="float32", tool_format="compact")
+def warm_model(
+    world: World, plan: Plan, folder: Path, sources: Sequence[Path], progress: Progress
+) -> tuple[LanguageModel, dict[str, float]]:
+    """The model with which every seed begins, and the seconds that it took to make (wall clock, CPU time).
+
+    It is made once for each plan and code (``sources``) and kept in ``folder``.
+    """
+    made = folder / f"warm-{warm_key(plan, sources)}"
+    if not made.exists():
+        part = folder / f"{made.name}-{os.getpid()}"
+        shutil.rmtree(part, ignore_errors=True)
+        began, cpu_began = time.monotonic(), time.process_time()
+        _made(world, plan, plan.warm_seed, progress).save(part)
+        spent = {
+            "seconds": round(time.monotonic() - began, 1),
+            "cpu_seconds": round(time.process_time() - cpu_began, 1),
+        }
+        (part / "spent.json").write_text(json.dumps(spent))
+        part.rename(made)
+    spent = json.loads((made / "spent.json").read_text())
+    return load_model(str(made), dtype="float32", tool_format="compact"), spent
+
+
+def warm_key(plan: Plan, sources: Sequence[Path]) -> str:
+    """A digest of all of the plan that the warm start depends on, and of the Python files in ``sources``."""
+    kept = ("model", "layers", "warm_seed", "warm_steps", "warm_batch", "warm_rate")
+    digest = hashlib.sha256(json.dumps({name: getattr(plan, name) for name in kept}).encode())
+    for folder in sources:
+        for path in sorted(folder.rglob("*.py")) if folder.is_dir() else [folder]:
+            digest.update(f"{path.relative_to(folder.parent)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _made(world: World, plan: Plan, seed: int, progress: Progress) -> LanguageModel:

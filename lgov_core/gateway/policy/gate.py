@@ -16,16 +16,17 @@ from lgov_core.gateway.policy.gate_actions import (
     reply_action,
     rewritten_messages,
     unclear_calls,
-    user_text,
 )
+from lgov_core.gateway.policy.user_texts import UserTexts
 from lgov_core.gateway.protocol import GateRefusal, GateReply, GateRequest, ToolCall
 from lgov_core.governor import Governor
 from lgov_core.policies.policy_set import PolicySet
 from lgov_core.policies.reload import ReloadingPolicySet
-from lgov_core.types import Action, Decision, Effect, ModelCallFailed, Point, ToolOutcome, new_id
+from lgov_core.types import Action, Decision, Effect, ModelCallFailed, Point, Source, ToolOutcome, new_id
 
 if TYPE_CHECKING:
     from lgov_core.audit import AuditLog
+    from lgov_core.store import TraceStore
 
 _HOOKS = {
     Point.INPUT: "lgov_input",
@@ -51,11 +52,13 @@ class PolicyGate:
     judgement failed, or where calls in the reply cannot be told apart (``unreadable-reply``).
 
     A text that a policy rewrote is rewritten in every later call of the same attempt too; one that was forgotten is
-    judged again. For one event loop.
+    judged again. The user's are the texts in the user's role before the first reply of an attempt (`UserTexts`), which a
+    ``store`` knows of attempts that began before this process. For one event loop.
     """
 
-    def __init__(self, governor: Governor, *, owns: Sequence[AuditLog] = ()) -> None:
+    def __init__(self, governor: Governor, *, owns: Sequence[AuditLog] = (), store: TraceStore | None = None) -> None:
         self.governor = governor
+        self._user_texts = UserTexts(store)
         self._owns = tuple(owns)
         #: By attempt, place and text: what the model reads instead (None: the text itself), and whether it was denied.
         self._decisions: BoundedDict[bytes, tuple[str | None, bool]] = BoundedDict(_REMEMBERED)
@@ -98,6 +101,8 @@ class PolicyGate:
 
     async def release(self, asked: GateRequest, replies: Sequence[GateReply]) -> Sequence[GateReply]:
         """The replies as the agent may get them. Raises `GateRefusal`."""
+        if any(reply.text or reply.tool_calls or reply.reasoning for reply in replies):
+            self._user_texts.replied(asked)
         try:
             return [await self._judge_reply(asked, reply, first=at == 0) for at, reply in enumerate(replies)]
         except GateRefusal:
@@ -116,6 +121,7 @@ class PolicyGate:
         """The messages with what has to be replaced in them; the same object if nothing has."""
         covered = {point for point in _JUDGED_ROLES.values() if self._covers(point)}
         since = max((at + 1 for at, one in enumerate(asked.messages) if one["role"] == "assistant"), default=0)
+        said = frozenset(await self._user_texts.among(asked))
         calls: dict[str, Mapping[str, Any]] = {}
         changed: dict[int, str] = {}
         for at, message in enumerate(asked.messages):
@@ -124,7 +130,8 @@ class PolicyGate:
             if point is None or point not in covered or not text:
                 continue
             call = calls.get(message.get("tool_call_id", ""))
-            replacement = await self._judge_text(asked, point, text, call, new=at >= since)
+            source: Source = "tool" if point is not Point.INPUT else "user" if text in said else "agent"
+            replacement = await self._judge_text(asked, point, text, source, call, new=at >= since)
             if replacement is not None:
                 changed[at] = replacement
         if not changed:
@@ -132,7 +139,14 @@ class PolicyGate:
         return [{**one, "content": changed.get(at, one["content"])} for at, one in enumerate(asked.messages)]
 
     async def _judge_text(
-        self, asked: GateRequest, point: Point, text: str, call: Mapping[str, Any] | None, *, new: bool
+        self,
+        asked: GateRequest,
+        point: Point,
+        text: str,
+        source: Source,
+        call: Mapping[str, Any] | None,
+        *,
+        new: bool,
     ) -> str | None:
         """What the model reads instead of ``text``, None for the text itself. ``new``: it came since the last reply."""
         place = f"{asked.rollout_id}\0{asked.attempt}\0{point}\0{text}"
@@ -143,12 +157,12 @@ class PolicyGate:
             if not (denied and new):
                 return replacement
         if point is Point.INPUT:
-            action = endpoint_action(asked, point, asked.agent or "agent", "text", text=text)
+            action = endpoint_action(asked, point, asked.agent or "agent", "text", text=text, source=source)
         else:
             call = call or {"id": None, "name": "unknown", "args": {}}
             arguments = call["args"] if isinstance(call["args"], Mapping) else {}
             fields = {"arguments": arguments, "call_id": call["id"], "context": {"tool_status": "ok"}}
-            action = endpoint_action(asked, point, call["name"], "function", text=text, **fields)
+            action = endpoint_action(asked, point, call["name"], "function", text=text, source=source, **fields)
         decision = await self.governor.adecide(action)
         if not decision.blocks:
             self._decisions.put(key, (decision.text, False))
@@ -204,6 +218,7 @@ class PolicyGate:
         """The calls that the agent may get, and the denials of the others."""
         kept: list[ToolCall] = []
         denials: list[str] = []
+        said = await self._user_texts.among(asked) if reply.tool_calls else []
         for call in reply.tool_calls:
             arguments = call_arguments(call.arguments)
             action = endpoint_action(
@@ -214,7 +229,7 @@ class PolicyGate:
                 arguments=arguments or {},
                 call_id=call.call_id or None,
                 operation_id=new_id("op"),
-                context={"user_text": user_text(asked)},
+                context={"user_text": said},
             )
             if arguments is None:
                 reason = f"the arguments of {call.name} are not one JSON object with each key once; write them again"

@@ -52,11 +52,6 @@ def rewritten_messages(sent: Sequence[Mapping[str, Any]], wanted: Any) -> list[M
     return list(found)
 
 
-def user_text(asked: GateRequest) -> str:
-    """The texts of the user in the conversation."""
-    return "\n".join(one["content"] for one in asked.messages if one["role"] == "user" and one["content"])
-
-
 def unclear_calls(calls: Sequence[ToolCall]) -> str | None:
     """Why a decision cannot be assigned to exactly one of ``calls``; a call alone (of a legacy reply) needs no id."""
     return unclear_ids([{"id": call.call_id} for call in calls]) if len(calls) > 1 else None

@@ -38,7 +38,7 @@ def open_gate(
     log = AuditLog(audit, policy_digest=rules.digest or "", redact=redact or None)
     try:
         plugins = [] if store is None else [AirPlugin(), _DenialSink(store)]
-        return PolicyGate(Governor(rules, plugins=plugins, audit=log, timeout_s=timeout_s), owns=[log])
+        return PolicyGate(Governor(rules, plugins=plugins, audit=log, timeout_s=timeout_s), owns=[log], store=store)
     except BaseException:
         log.close()
         raise

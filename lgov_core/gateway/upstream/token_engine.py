@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from lgov_core.errors import EndpointError, UpstreamError
 from lgov_core.gateway.engine.reply_codec import Generated, ReplyCodec
+from lgov_core.gateway.engine.reply_grammar import reply_grammar
 from lgov_core.gateway.engine.supported_fields import check_fields
 from lgov_core.gateway.formats.openai_format import completion_pieces
 from lgov_core.gateway.protocol import ChatRequest, Completion, StreamPiece
@@ -28,7 +29,8 @@ class TokenPrompt:
     """A request to the server: ``prompt_ids`` (int, length P), and how at most ``max_tokens`` more are sampled.
 
     ``conversation`` is the same for calls that extend one another, so that they can go to one server. ``temperature`` 0
-    is greedy. ``seed`` is None where the client asked for none.
+    is greedy. ``seed`` is None where the client asked for none. ``grammar`` is what the reply must be in (see
+    `lgov_core.gateway.engine.reply_grammar`), None for any text.
     """
 
     prompt_ids: tuple[int, ...]
@@ -38,6 +40,7 @@ class TokenPrompt:
     stop: tuple[str, ...]
     seed: int | None
     conversation: str
+    grammar: str | None = None
 
 
 class TokenEngine:
@@ -46,7 +49,8 @@ class TokenEngine:
     ``model`` writes prompts and reads replies; its weights are not used (`load_model` with ``weights=False``). ``also``
     are further names of it. ``context_tokens`` bounds prompt and reply together (None: the model's own),
     ``max_new_tokens`` a reply. Requests for what it cannot do are refused (400). What ``sample`` raises, a reply without
-    tokens and one whose log-probabilities do not fit its tokens are an `UpstreamError` (502). For one event loop.
+    tokens and one whose log-probabilities do not fit its tokens are an `UpstreamError` (502). With ``grammars`` the server is
+    asked for replies in JSON and demanded tool calls, else these are refused. For one event loop.
     """
 
     def __init__(
@@ -58,12 +62,15 @@ class TokenEngine:
         also: Sequence[str] = (),
         context_tokens: int | None = None,
         max_new_tokens: int = 1024,
+        grammars: bool = False,
     ) -> None:
         if max_new_tokens < 1:
             raise EndpointError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
         self.name = name
         self._names = tuple(dict.fromkeys((model.name, *also)))
-        self._sample = sample
+        self._draw = sample
+        self._grammars = grammars
+        self._tool_format = model.format.name
         self._max_new_tokens = max_new_tokens
         context = min(context_tokens or model.context_length, model.context_length)
         self._codec = ReplyCodec(model, name=model.name, context=context)
@@ -81,7 +88,7 @@ class TokenEngine:
 
     async def chat(self, request: ChatRequest) -> Completion:
         """The whole reply, of one choice or several, which are drawn side by side."""
-        check_fields(request, "this engine", grammars=False)
+        check_fields(request, f"the engine {self.name}", grammars=self._grammars)
         prompt = self._codec.prompt(request)
         asked = TokenPrompt(
             prompt.ids,
@@ -91,6 +98,7 @@ class TokenEngine:
             request.stop,
             request.seed,
             caller().rollout_id or new_id("conv"),
+            reply_grammar(request, self._tool_format) if self._grammars else None,
         )
         each = [asked] * request.n
         if request.seed is not None:  # each choice needs a seed of its own
@@ -99,7 +107,7 @@ class TokenEngine:
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """How many tokens the prompt has. Raises `EndpointError` (400) for a conversation that is not text."""
-        check_fields(request, "this engine", grammars=False)
+        check_fields(request, f"the engine {self.name}", grammars=self._grammars)
         return self._codec.count(request)
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[StreamPiece]:
@@ -109,7 +117,7 @@ class TokenEngine:
 
     async def _ask(self, prompt: TokenPrompt) -> Generated:
         try:
-            tokens = await self._sample(prompt)
+            tokens = await self._draw(prompt)
         except EndpointError:
             raise
         except Exception as error:

@@ -19,6 +19,8 @@ from lgov_core.types import Action
 MAX_EXPRESSION: Final = 10_000
 MAX_VALUE_DEPTH: Final = 32
 
+#: CEL's functions but the one whose time has no bound.
+_LIBRARY: Final = "stdlib: {exclude_functions: [{name: matches}]}"
 _PROBLEM = re.compile(r"<input>:\d+:(\d+): (.*)")
 _UNDECLARED = re.compile(r"undeclared reference to '(\w+)[\w.]*'")
 
@@ -44,7 +46,7 @@ def compile_cel(text: str) -> Callable[[Action], object]:
     of_anything = kinds.Map(kinds.STRING, kinds.DYN)
     variables = {name: kinds.STRING for name in TEXT_FIELDS} | {"arguments": of_anything, "context": of_anything}
     try:
-        expression = cel.NewEnv(variables=variables).compile(text)
+        expression = cel.NewEnv(config=cel.NewEnvConfigFromYaml(_LIBRARY), variables=variables).compile(text)
     except Exception as error:
         raise _explained(text, str(error)) from error
     answer = expression.return_type()
@@ -109,6 +111,11 @@ def _explained(text: str, message: str) -> PolicyError:
     if unknown is None:
         return PolicyError(
             f"the CEL expression is wrong{where}: {what[:200]}", hint="see https://cel.dev for the language"
+        )
+    if unknown[1] == "matches":
+        return PolicyError(
+            "the CEL expression calls matches, whose time has no bound",
+            hint="write the condition as {field: arguments.NAME, matches: PATTERN}",
         )
     hint = suggest_name(unknown[1], FIELDS, f"write arguments.{unknown[1]}, or one of: {', '.join(FIELDS)}")
     return PolicyError(f"the CEL expression names {unknown[1]}, which no action has", hint=hint)

@@ -34,7 +34,7 @@ _COMBINERS = ("all", "any", "not")
 _OTHER_NAMES: Final = {
     "eq": "equals equal is = ==", "ne": "neq not_eq not_equals != <>", "ge": "gte >=", "le": "lte <=",
     "gt": "> greater_than above", "lt": "< less_than below", "not_in": "notin nin", "all": "and all_of",
-    "any": "or any_of",
+    "any": "or any_of", "matches": "regex regexp pattern re match =~ ~",
 }  # fmt: skip
 
 
@@ -162,7 +162,5 @@ def _comparison(node: Mapping[Any, Any], place: _Place) -> _Test:
 
 
 def _hint(key: str, known: Sequence[str]) -> str:
-    if key in ("regex", "regexp", "matches", "pattern"):
-        return "write glob, or CEL with matches()"
     meant = next((name for name, others in _OTHER_NAMES.items() if key in others.split()), None)
     return f"did you mean {meant}?" if meant else suggest_name(key, known)

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeAlias
 
 from lgov_core.errors import PolicyError
 from lgov_core.policies.conditions.fields import MISSING, Field
+from lgov_core.policies.linear_pattern import MAX_STEPS, LinearPattern, PatternLimit, pattern_steps
 
 
 class ConditionError(Exception):
@@ -24,10 +25,6 @@ class ConditionError(Exception):
 
 #: Says whether a value that was read compares as it should. Raises `ConditionError`.
 Reading: TypeAlias = Callable[[Any], bool]
-
-#: Tests longer than this are not compared with globs.
-MAX_GLOBBED = 100_000
-
 
 _NAMES: Final = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "text", Mapping: "mapping"}
 
@@ -118,24 +115,46 @@ def _member(name: str, field: Field, expected: object) -> Reading:
     return reading
 
 
-_TEXTUAL: Final[Mapping[str, Callable[[str, str], bool]]] = {
-    "glob": fnmatchcase,
-    "starts_with": str.startswith,
-    "ends_with": str.endswith,
-}
+def _starts_or_ends(name: str, field: Field, expected: object) -> Reading:
+    part = _text(name, expected)
+    compare = str.startswith if name == "starts_with" else str.endswith
+    return lambda value: compare(_value(field, value, "text"), part)
 
 
-def _textual(name: str, field: Field, expected: object) -> Reading:
-    if not isinstance(expected, str) or not expected:
-        raise PolicyError(f"{name} needs text, not {expected!r}", hint="put it in quotes")
+def _glob(name: str, field: Field, expected: object) -> Reading:
+    glob = _text(name, expected)
 
     def reading(value: Any) -> bool:
         text = _value(field, value, "text")
-        if name == "glob" and len(text) > MAX_GLOBBED:
-            raise _error(field, f"is longer than {MAX_GLOBBED} characters")
-        return _TEXTUAL[name](text, expected)
+        if len(text) * len(glob) > MAX_STEPS:
+            raise _error(field, f"is longer than {MAX_STEPS // len(glob)} characters, all that its glob may be run on")
+        if "\0" in text or text.splitlines() not in ([text], []):
+            raise _error(field, "holds a line end or NUL, for which no glob is meant; contains and matches are")
+        return fnmatchcase(text, glob)
 
     return reading
+
+
+def _matches(name: str, field: Field, expected: object) -> Reading:
+    pattern = LinearPattern(name, _text(name, expected))
+
+    def reading(value: Any) -> bool:
+        text = _value(field, value, "text")
+        try:
+            with pattern_steps():
+                return pattern.search(text)
+        except PatternLimit as error:
+            raise _error(field, f"holds {error}") from error
+        except UnicodeEncodeError as error:
+            raise _error(field, "holds a lone surrogate") from error
+
+    return reading
+
+
+def _text(name: str, expected: object) -> str:
+    if not isinstance(expected, str) or not expected:
+        raise PolicyError(f"{name} needs text, not {expected!r}", hint="put it in quotes")
+    return expected
 
 
 def _contains(name: str, field: Field, expected: object) -> Reading:
@@ -201,7 +220,9 @@ OPERATORS: Final[Mapping[str, Callable[[str, Field, object], Reading]]] = {
     **dict.fromkeys(("in", "not_in"), _member),
     **dict.fromkeys(_COMPARE, _ordered),
     "contains": _contains,
-    **dict.fromkeys(_TEXTUAL, _textual),
+    "glob": _glob,
+    "matches": _matches,
+    **dict.fromkeys(("starts_with", "ends_with"), _starts_or_ends),
     "exists": _exists,
     "type": _type,
     "length": _length,

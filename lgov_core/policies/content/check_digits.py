@@ -55,6 +55,12 @@ def iban(value: str) -> bool:
     return int("".join(str(int(c, 36)) for c in value[4:] + value[:4])) % 97 == 1
 
 
+def iban_at_start(text: str) -> str | None:
+    """The account number with which ``text`` begins, or None."""
+    number = text[: _DATA.content["iban_lengths"].get(text[:2], 0)]
+    return number if iban(number) else None
+
+
 def us_ssn(digits: str) -> bool:
     """A US social security number in the ranges that are given out, or a taxpayer number of a person (ITIN)."""
     area, group, serial = int(digits[:3]), int(digits[3:5]), int(digits[5:])

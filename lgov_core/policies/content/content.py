@@ -13,7 +13,7 @@ from lgov_core.policies.content.findings import Check, Finding, look_through
 from lgov_core.policies.content.pattern_file import load_patterns
 from lgov_core.policies.content.streaming_redactor import StreamingRedactor
 from lgov_core.policies.content.text_views import written_number
-from lgov_core.policies.options import matches_any, one_of, positive_integer, string_tuple
+from lgov_core.policies.options import one_of, positive_integer, string_tuple, surely_matches
 from lgov_core.types import Action, Decision, Point, Severity
 
 ContentAction = Literal["deny", "redact"]
@@ -109,7 +109,7 @@ class ContentPolicy(BoundedPolicy):
     def find(self, text: str, start: int = 0) -> list[Finding]:
         """What is found in ``text`` from ``start`` on, in order and without overlaps; the text before it is context."""
         found = look_through(text, self._patterns, start)
-        return [f for f in found if not matches_any(text[f.start : f.end].casefold(), self._allow)]
+        return [f for f in found if not surely_matches(text[f.start : f.end].casefold(), self._allow)]
 
     def stream(self) -> StreamingRedactor:
         """Applies this policy to a text that arrives in pieces."""

@@ -12,9 +12,9 @@ from lgov_core._util.bounded import BoundedDict
 from lgov_core.errors import PolicyError
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.content.text_views import INVISIBLE, written_number
-from lgov_core.policies.options import matches_any, one_of, positive_integer, string_tuple
+from lgov_core.policies.options import matches_any, one_of, positive_integer, string_tuple, surely_matches
 from lgov_core.policies.provenance.text import addresses
-from lgov_core.policies.provenance.values import KINDS, Address, covers
+from lgov_core.policies.provenance.values import KINDS, Address, covers, page_of
 from lgov_core.types import Action, Decision, Point
 
 #: Characters of one argument, and of one thing the user said, in which addresses are looked for.
@@ -87,8 +87,8 @@ class ProvenancePolicy(BoundedPolicy):
 
     Compared is who is meant: hosts in lower case and ASCII form, paths without ``..``. A URL covers the pages below it, a
     directory what lies in it; a host covers neither its subdomains nor other hosts, and nothing but the whole URL covers a
-    query string. ``trusted`` are globs for addresses that need not be said: ``*@example.org``, ``example.org/*``,
-    ``/srv/data/*``; a host alone covers its pages.
+    query string, a fragment or a user. ``trusted`` are globs for addresses that need not be said: ``*@example.org``,
+    ``example.org/*``, ``/srv/data/*``; a host alone covers its pages.
 
     Remembers at most ``conversations`` rollouts, sessions and runs, the ones used last. May be called from several threads at
     once. Fails closed: what is forgotten was not said.
@@ -137,7 +137,7 @@ class ProvenancePolicy(BoundedPolicy):
     def _on_tool_call(self, action: Action) -> Decision:
         used: list[tuple[str, Address | str]] = []
         try:
-            strings = list(_strings(action.arguments))
+            strings = list(strings_in(action.arguments))
         except _Unlookable as error:
             return self.deny("provenance-unscanned", f"{error}, so they were not looked at.")
         for name, text in strings:
@@ -171,7 +171,7 @@ class ProvenancePolicy(BoundedPolicy):
                     continue
                 what = value.kind
             else:
-                if any(said.says(value) for said in known) or matches_any(value.casefold(), self._trusted):
+                if any(said.says(value) for said in known) or surely_matches(value.casefold(), self._trusted):
                     continue
                 what = "value"
             if not known:
@@ -189,14 +189,14 @@ class ProvenancePolicy(BoundedPolicy):
     def _trusts(self, address: Address) -> bool:
         form = address.form.casefold()
         if address.kind == "url":  # the host and the path are matched each on its own: a path may hold any host's name
-            host, _, path = form.partition("?")[0].partition("/")
+            host, _, path = page_of(address).casefold().partition("/")
             for glob in self._trusted:
                 host_glob, slash, path_glob = glob.removeprefix("https://").removeprefix("http://").partition("/")
                 if "@" not in glob and fnmatchcase(host, host_glob) and (not slash or fnmatchcase(path, path_glob)):
                     return True
-        elif matches_any(form, tuple(glob for glob in self._trusted if ("@" in glob) == (address.kind == "email"))):
+        elif surely_matches(form, tuple(glob for glob in self._trusted if ("@" in glob) == (address.kind == "email"))):
             return True
-        bare = address if address.kind != "url" else Address("url", address.form.partition("?")[0])
+        bare = address if address.kind != "url" else Address("url", page_of(address))
         return any(covers(said, one) for said in self._named for one in (address, bare))
 
     def _note(self, action: Action, texts: list[str]) -> None:
@@ -246,7 +246,7 @@ def _system_texts(messages: Any) -> Iterator[str]:
                 yield part["text"]
 
 
-def _strings(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+def strings_in(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
     """Every string with the key it stands under; keys themselves, and numbers as they are written."""
     if depth > MAX_DEPTH:
         raise _Unlookable(f"The arguments are nested deeper than {MAX_DEPTH} levels")
@@ -256,10 +256,10 @@ def _strings(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, 
                 raise _Unlookable(f"The arguments have a name longer than {MAX_NAME} characters")
             if isinstance(key, str) and not key.isidentifier():
                 yield name, key
-            yield from _strings(item, str(key), depth + 1)
+            yield from strings_in(item, str(key), depth + 1)
     elif isinstance(value, list | tuple | set | frozenset):
         for item in value:
-            yield from _strings(item, name, depth + 1)
+            yield from strings_in(item, name, depth + 1)
     elif isinstance(value, bytes | bytearray):
         yield name, bytes(value).decode("utf-8", "replace")
     elif isinstance(value, str):

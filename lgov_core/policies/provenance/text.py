@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final
 from urllib.parse import unquote
 
+from lgov_core.policies.content.check_digits import iban_at_start
 from lgov_core.policies.content.text_views import INVISIBLE
 from lgov_core.policies.data import DataFile
 from lgov_core.policies.provenance.values import (
@@ -71,6 +72,9 @@ class _Reading:
         if expected and _re("left_over").search(_re("mention").sub("", self.text)):
             self.found.append(UNCLEAR)
         self.hosts()
+        if self.said:  # a number may follow
+            found = (iban_at_start(account_form(part)) for part in _re("iban_like").findall(self.text))
+            self.found += [Address("account", account) for account in found if account is not None]
         self.take(_re("iban_like"), lambda part: _account(part, least=6), keep=self.said)
         self.take(WALLET, lambda part: Address("account", account_form(part)), keep=self.said)
         self.take(_re("phone"), _phone, keep=self.said)

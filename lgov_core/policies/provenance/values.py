@@ -44,7 +44,8 @@ def email_form(address: str) -> str:
 
 
 def url_address(url: str) -> Address:
-    """A URL as host (with a port that is not the usual one) and path; other schemes keep theirs.
+    """A URL as host (with a port that is not the usual one) and path; other schemes keep theirs. Behind them, what else it
+    says: the query string, the fragment, the user.
 
     Where a host ends at a backslash for some programs and not for others, it is unclear whose it is.
     """
@@ -66,11 +67,14 @@ def url_address(url: str) -> Address:
     path = posixpath.normpath(unquote(parts.path)) if parts.path.strip("/") else "/"
     if path.startswith("//"):
         path = path[1:]
-    query = f"?{parts.query}" if parts.query else ""
+    user = parts.netloc.rpartition("@")[0]
+    more = (
+        f"?{parts.query}" * bool(parts.query) + f"#{parts.fragment}" * bool(parts.fragment) + f"#{user}@" * bool(user)
+    )
     if scheme not in ("", "http", "https", "ws", "wss"):
-        return Address("url", f"{scheme}:{host_form(host) if host else ''}{path}{query}")
+        return Address("url", f"{scheme}:{host_form(host) if host else ''}{path}{more}")
     shown = "" if port in (None, 80, 443) else f":{port}"
-    return Address("url", f"{host_form(host or '')}{shown}{path}{query}")
+    return Address("url", f"{host_form(host or '')}{shown}{path}{more}")
 
 
 def path_form(path: str) -> str:
@@ -98,7 +102,7 @@ def covers(said: Address, used: Address) -> bool:
 
     An e-mail address, account or phone number covers itself; a phone number also the same with its country's prefix. A
     URL covers what lies below it, so that a named host covers its pages, and a path covers what lies in it. A query
-    string is new text: only the whole URL covers it.
+    string, a fragment and a user are new text: only the whole URL covers them.
     """
     if said.kind != used.kind:
         return False
@@ -107,7 +111,14 @@ def covers(said: Address, used: Address) -> bool:
     if said.kind == "phone":
         short, long = sorted((said.form, used.form), key=len)
         return len(short) >= 8 and len(long) - len(short) <= 3 and long.endswith(short)
-    if said.kind in ("url", "path"):
-        base = said.form.rstrip("/") if said.kind == "url" else said.form
-        return len(base) > 1 and "?" not in base and used.form.startswith(base + "/") and "?" not in used.form
-    return False
+    if said.kind == "url":
+        base, whole = said.form.rstrip("/"), page_of(said) == said.form and page_of(used) == used.form
+        return said.form.partition("#")[0] == used.form or (
+            whole and len(base) > 1 and used.form.startswith(base + "/")
+        )
+    return said.kind == "path" and len(said.form) > 1 and used.form.startswith(said.form + "/")
+
+
+def page_of(url: Address) -> str:
+    """The host and the path of a URL."""
+    return re.split("[?#]", url.form, maxsplit=1)[0]

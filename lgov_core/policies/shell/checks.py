@@ -66,8 +66,16 @@ def _own(workspace: Workspace, call: Call, word: str) -> None:
 
 def _patch(workspace: Workspace, call: Call, word: str) -> None:
     workspace.inside(word)
+    workspace.changed = True
     if workspace.fetched:
         raise Refused("shell-program", f"{shown(word)} may be what this text fetches; look at it first.")
+
+
+def _unpack(workspace: Workspace, call: Call, word: str) -> None:
+    """An archive, or the folder into which it is unpacked: files of the project change."""
+    workspace.read(word)
+    workspace.inside(".")
+    workspace.changed = True
 
 
 def _script(workspace: Workspace, call: Call, word: str) -> None:
@@ -148,7 +156,9 @@ CHECKS: dict[str, Check] = {
     "mention": lambda workspace, call, word: workspace.mention(word),
     "argument": lambda workspace, call, word: workspace.argument(word),
     "within": lambda workspace, call, word: workspace.inside(word),
-    "inhere": lambda workspace, call, word: {"-C", "--directory"} & call.options or workspace.inside("."),
+    "inhere": lambda workspace, call, word: {"-C", "--directory"} & call.options or _unpack(workspace, call, "."),
+    "unpack": _unpack,
+    "filter": lambda workspace, call, word: word.startswith("!") or workspace.mention(word),
     "own": _own,
     "local_package": lambda workspace, call, word: (
         _own(workspace, call, word.partition("[")[0]) if word[:1] in (".", "/") else None

@@ -77,12 +77,16 @@ class Session:
         call, workspace, state = read_call(self._table, entry, args, stdin), self._workspace, self._workspace.state
         entry = call.entry
         moves = any(kind.name == "chdir" for kind, _ in call.checks)
-        here = (state.folders, state.failed)
+        here, changed = (state.folders, state.failed), workspace.changed
         for kind, word in sorted(call.checks, key=lambda check: check[0].name != "chdir"):
             if word not in kind.choices:
                 self._check(call, kind.name, word)
         if entry.work:
-            (workspace.inside if entry.work == "ours" else workspace.at_home)(".")
+            if entry.work == "ours":
+                workspace.inside(".")
+            else:
+                workspace.at_home(".")
+                workspace.unchanged(entry.name, changed)
         for name in entry.runs:
             workspace.unwritten(name)
         for kind_name, words in call.commands:
@@ -132,7 +136,8 @@ class Session:
             raise Refused("shell-program", f"{call.entry.name} would apply what comes from elsewhere; name a file.")
         for text in call.input.values if call.input.source == "text" else ():
             for path in re.findall(r"^\+\+\+ (?:[ab]/)?([^\t\n]+)", text, re.MULTILINE) or [UNKNOWN]:
-                self._workspace.write(path, track=False)
+                self._workspace.write(path)
+        self._workspace.changed = True
 
     def _inner(self, call: Call, kind: str, words: list[str]) -> None:
         """Judges a command that ``call`` runs."""

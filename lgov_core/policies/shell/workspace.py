@@ -19,6 +19,8 @@ from lgov_core.policies.shell.values import ANY, BELOW, HOME, PIPE, STAR, UNKNOW
 _SCRATCH = ("/tmp", "/var/tmp")
 #: Wildcards of one word beyond which it may be anything.
 MAX_WILD = 24
+#: A quoted wildcard that another program expands, in names with a leading dot too.
+_WILDCARDS = str.maketrans({"*": f"{BELOW}{STAR}", "?": ANY, "[": ANY})
 _CREDENTIALS = re.compile("|".join(map(translate, CREDENTIAL_NAMES)))
 
 
@@ -34,6 +36,8 @@ class Workspace:
         #: What the text has written, and whether it has fetched anything from another machine.
         self.written: set[str] = set()
         self.fetched = False
+        #: Whether it has changed files of the project, which the project's tools may run.
+        self.changed = False
         #: Programs that it has compiled from sources of the project.
         self.built: set[str] = set()
         #: Files and folders that it has moved: a build does not make them again.
@@ -59,7 +63,9 @@ class Workspace:
         self.budget.spend(20 + len(word) // 8)
         for part in {word, *re.split(r"[=:@,]", word.removeprefix("file://")), re.sub(r"^-\w(?=[/~.])", "", word)}:
             climbed = re.sub(r"^(?:\.{1,2}/+)*\.\./+", "/", part)
-            if part and (_is_secret(part) or (climbed != part and _is_secret(climbed))):
+            # Programs expand wildcards of their own: ``git log -- '*.env'``.
+            readings = {part, climbed, re.sub(r"^:\([a-z,]*\)|^:/", "", part).translate(_WILDCARDS)}
+            if part and any(map(_is_secret, readings)):
                 raise _secret(word)
 
     def tree(self, word: str) -> None:
@@ -106,6 +112,7 @@ class Workspace:
             if not may_be_secret and _is_secret("/".join(below)):
                 raise _secret(word)
             if track:
+                self.changed |= _inside(path, self.home) and not globs("outputs").match(below[-1])
                 if BELOW in path:
                     raise Refused("shell-write", f"{shown(word)} may be any file; name the files.")
                 self.written.add(path)
@@ -135,7 +142,7 @@ class Workspace:
             folder, _, name = path.rpartition("/")
             deep = STAR in folder or BELOW in path
             left_over = as_glob(name.replace(BELOW, "")) in names("files", "left_overs")
-            if is_wild(path) and (len(literal(name).replace(".", "")) < 2 or (deep and not left_over)):
+            if is_wild(path) and not left_over and (deep or name[:1] in (STAR, ANY, UNKNOWN)):
                 raise Refused("shell-delete", f"{shown(word)} may be anything; name the files.")
             if recursive and regex("paths", "one_file").fullmatch(name) is None:
                 raise Refused("shell-delete", f"Removing the tree {shown(word)} cannot be undone; remove single files.")
@@ -165,6 +172,14 @@ class Workspace:
             if is_wild(path) or "://" in word or not _inside(path, self.home) or ".git" in path.split("/"):
                 raise Refused("shell-program", f"{shown(word)} is not a program of {self.home}.")
         self.unwritten(word)
+        self.unchanged(word, self.changed)
+
+    def unchanged(self, word: str, changed: bool) -> None:
+        """Refuses a program that runs files of the project which the same text has changed or fetched."""
+        if changed or self.fetched:
+            raise Refused(
+                "shell-program", f"{shown(word)} may run what this text changes or fetches; make it a call of its own."
+            )
 
     def unwritten(self, word: str) -> None:
         """Refuses a program that the same text has written, or may have fetched."""
@@ -178,10 +193,11 @@ class Workspace:
 
     def build(self, word: str) -> None:
         """A program that a compiler writes; the text may run it unless it has written or fetched sources."""
-        trusted = not self.written and not self.fetched
+        trusted, changed = not self.written and not self.fetched, self.changed
         self.write(word)
         if trusted:
             self.written.clear()
+            self.changed = changed
             self.built.update(self._paths(word))
 
     def check_variable(self, name: str, *values: str) -> None:
@@ -192,9 +208,17 @@ class Workspace:
             for entry in filter(None, ":".join(values).split(":")):
                 self.program(entry)
         closed = regex("variables", "closed").fullmatch(name) is not None
-        allowed = allowed_values().get(name, "(?!)")
+        allowed = allowed_values().get(name, "(?!)" if closed else "")
+        if name.isupper() and not closed and any(map(self._leads_away, values)):
+            closed, allowed = True, "(?!)"
         if closed and not all(re.fullmatch(allowed, value) for value in values):
             raise Refused("shell-environment", f"Setting {name[:40]} changes what other programs run; leave it out.")
+
+    def _leads_away(self, value: str) -> bool:
+        """Whether a value, which programs may read from the environment, is an option, a setting or a place elsewhere."""
+        if value.startswith("-") or re.match(r"[\w.]+=", value):
+            return True
+        return value.startswith(("/", "..", HOME)) and not _inside(os.path.normpath(value), self.home)
 
     def assign(self, name: str, *values: str) -> None:
         """Gives a variable one of ``values``. Refuses what `check_variable` refuses."""
@@ -263,6 +287,9 @@ def _is_secret(word: str) -> bool:
     if any(_is_secret_name(name) for name in called if name):
         return True
     if path.startswith("/") and globs("secret_places").match(path) is not None:
+        return True
+    # ``.*`` and ``.e*``: of a hidden file too little is said to know that it is not one of these.
+    if any(part[:1] == "." and is_wild(part) and len(literal(part)) < 3 for part in parts):
         return True
     return is_wild(path) and _may_be_secret(path, hidden=BELOW in word)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +9,8 @@ from typing import Any
 
 from lgov_core.errors import PolicyError
 from lgov_core.policies.base import BoundedPolicy
-from lgov_core.policies.options import matches_any, string_tuple
+from lgov_core.policies.linear_pattern import LinearPattern, PatternLimit, pattern_steps
+from lgov_core.policies.options import string_tuple, surely_matches
 from lgov_core.policies.tools.tool_schemas import check_schema, words
 from lgov_core.types import Action, Decision, Point, Severity
 
@@ -61,7 +61,7 @@ class ToolPolicy(BoundedPolicy):
         return self.allow()
 
     def _is_allowed(self, tool: str) -> bool:
-        return tool in self.allowed or (tool.isprintable() and matches_any(tool, self.allowed))
+        return surely_matches(tool, self.allowed)
 
     def _offer(self) -> str:
         if not self.allowed:
@@ -94,7 +94,7 @@ def _compiled(what: str, schema: object) -> Callable[[object], str | None]:
         patterns: dict[str, Any] = validate.func.__globals__["REGEX_PATTERNS"]
         for name, pattern in patterns.items():  # those of the schema are keys themselves
             is_format = name.removesuffix("_re_pattern") in words("formats")
-            patterns[name] = re.compile(pattern.pattern, re.ASCII) if is_format else _linear(what, name)
+            patterns[name] = re.compile(pattern.pattern, re.ASCII) if is_format else LinearPattern(what, name)
     except PolicyError:
         raise
     except Exception as error:  # the compiler raises many things on a schema that makes no sense
@@ -102,11 +102,12 @@ def _compiled(what: str, schema: object) -> Callable[[object], str | None]:
 
     def check(arguments: object) -> str | None:
         try:
-            validate(_plain(arguments))
+            with pattern_steps():
+                validate(_plain(arguments))
         except fastjsonschema.JsonSchemaValueException as error:
             return error.message.replace("data", "arguments", 1)[:MAX_PROBLEM]
-        except _NotFinite as error:
-            return f"they hold {error}, which is not a number in JSON"
+        except (PatternLimit, _NotFinite) as error:
+            return f"they hold {error}"
         except UnicodeEncodeError:
             return "they hold a lone surrogate"
         except (OverflowError, ValueError):  # as a limit is compared with it, or as it is written out for the message
@@ -116,21 +117,6 @@ def _compiled(what: str, schema: object) -> Callable[[object], str | None]:
         return None
 
     return check
-
-
-def _linear(what: str, pattern: str) -> Any:
-    """``pattern``, compiled by RE2: its time is linear in the text, whatever the pattern is. Raises `PolicyError`."""
-    re2: Any = importlib.import_module("re2")
-    options = re2.Options()
-    options.log_errors = False
-    try:
-        python_end = re.compile(r"\\(Z|.)", re.DOTALL)  # the end of the text is \z there
-        return re2.compile(python_end.sub(lambda escape: r"\z" if escape[1] == "Z" else escape[0], pattern), options)
-    except re2.error as error:
-        raise PolicyError(
-            f"{what} has the pattern {pattern!r}, which RE2 does not accept: {error.args[0].decode()}",
-            hint="write it without look-around, back-references, possessive repeats, or counts above 1000",
-        ) from error
 
 
 def _is_email(text: str) -> bool:
@@ -147,5 +133,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):  # no limit of a schema holds for nan
-        raise _NotFinite(value)
+        raise _NotFinite(f"{value}, which is not a number in JSON")
     return value

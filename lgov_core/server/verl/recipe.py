@@ -31,6 +31,10 @@ def verl_job(settings: TrainSettings, *, run_id: str, folder: Path, tasks: int, 
     section, training = settings.verl, settings.training
     if settings.model.name is None:
         raise SettingsError("no model is named", hint="--model FOLDER, model.name, or LIGHTNING_MODEL_PATH")
+    if settings.model.engine != "embedded":
+        raise SettingsError(
+            "verl keeps its own servers", hint="leave model.engine out; verl.server names vllm or sglang"
+        )
     if training.max_staleness:
         raise SettingsError("on verl each step waits for its rollouts", hint="leave max_staleness out")
     if training.max_extra_groups:

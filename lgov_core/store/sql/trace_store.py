@@ -16,6 +16,7 @@ from lgov_core.store import encoding, rows
 from lgov_core.store.sql import queue
 from lgov_core.store.sql.calls import CHAIN, FOLDED_ROW, FoldingWriter
 from lgov_core.store.sql.database import Database, Transaction
+from lgov_core.store.sql.pages import StorePages
 from lgov_core.store.sql.writer import GroupCommitWriter, insert_spans
 from lgov_core.store.unfold import Unfolding
 from lgov_core.types import Attempt, CapturedCall, JSONValue, Outcome, Reward, Rollout, Span
@@ -165,6 +166,12 @@ class TraceStore:
         return self._writer.submit(run, count, alone=alone)
 
     # ------------------------------------------------------------------ reading
+
+    @property
+    def pages(self) -> StorePages:
+        """Reads page by page. Raises `StoreError` when the store is closed."""
+        self._check()
+        return StorePages(self._reading)
 
     def rollouts(self, *, run_id: str | None = None, ids: Sequence[str] | None = None) -> list[Rollout]:
         """Rollouts, all or those of a run, or those with the given ids."""

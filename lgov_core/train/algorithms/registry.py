@@ -11,11 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import SettingsError
 from lgov_core.train.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from lgov_core.gateway.mounted_app import MountedApp
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,7 @@ class TrainingJob:
 
     ``agent`` is ``module:function`` or ``file.py:function``; ``folder`` is where the run leaves everything. ``traces`` is a
     store of recorded rollouts, for what learns from those. ``resume`` continues with the run in ``folder``. ``say`` writes one
-    line for people.
+    line for people. ``mounted`` is served beside the endpoint, by the backends that have one in this process.
     """
 
     settings: TrainSettings
@@ -33,6 +36,7 @@ class TrainingJob:
     traces: str | None = None
     resume: bool = False
     say: Callable[[str], None] = print
+    mounted: MountedApp | None = None
 
 
 Run = Callable[[TrainingJob], Mapping[str, Any]]

@@ -166,7 +166,7 @@ class PolicyUpdate:
             parts.append((part.scale, [self._pass(one, version, doing) for one in batches]))
         passes_of_all = [one for _, every in parts for one in every]
         done, total, steps = 0, sum(len(passes) for _, passes in parts) * config.epochs, 0
-        first, last = Sums(), Sums()
+        before, first, last = Sums(), Sums(), Sums()
         for epoch in range(config.epochs):
             last = Sums()
             for number in torch.randperm(len(parts), generator=self._order).tolist():
@@ -182,13 +182,15 @@ class PolicyUpdate:
                 doing.append("the optimiser's step")
                 sums.add({"norm": self._checked(sums), "parts": 1.0})
                 last.add(sums)
+                if steps == 0:
+                    before = sums
                 if epoch == 0:
                     first.add(sums)
                 if config.stop_kl is not None and sums.mean("moved") > config.stop_kl:
-                    return replace(self._metrics(passes_of_all, first, last, steps), tokens_run=work)
+                    return replace(self._metrics(passes_of_all, before, first, last, steps), tokens_run=work)
                 self.optimizer.step()
                 steps += 1
-        return replace(self._metrics(passes_of_all, first, last, steps), tokens_run=work)
+        return replace(self._metrics(passes_of_all, before, first, last, steps), tokens_run=work)
 
     def _pass(self, rows: Sequence[TrainRow], version: int | None, doing: list[str]) -> _Pass:
         """What does not change while the update continues: columns, reference, and the correction of older tokens."""
@@ -273,7 +275,8 @@ class PolicyUpdate:
             )
         return norm
 
-    def _metrics(self, passes: Sequence[_Pass], first: Sums, last: Sums, steps: int) -> UpdateMetrics:
+    def _metrics(self, passes: Sequence[_Pass], before: Sums, first: Sums, last: Sums, steps: int) -> UpdateMetrics:
+        """``before`` are the sums of the first mini-batch, ``first`` and ``last`` those of the first and last epoch."""
         factors = [value for one in passes for value in one.factor[one.corrected].tolist()]
         return UpdateMetrics(
             tokens=int(first["tokens"]),
@@ -282,7 +285,7 @@ class PolicyUpdate:
             entropy=first.mean("entropy"),
             clip_fraction=last.mean("clipped"),
             grad_norm=first.mean("norm", "parts"),
-            logprob_drift=first.mean("drift"),
+            logprob_drift=before.mean("drift"),
             moved=last.mean("moved"),
             steps=steps,
             stale_tokens=sum(int(one.columns.stale.sum()) for one in passes),

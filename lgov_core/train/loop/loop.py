@@ -16,7 +16,14 @@ from lgov_core.train.loop.checkpoint import Seal
 from lgov_core.train.loop.figures import policy_figures
 from lgov_core.train.loop.open_step import OpenStep
 from lgov_core.train.loop.policy_model import PolicyModel
-from lgov_core.train.loop.sampling import Round, Sampled, check_extra_groups, compares_groups, sample_groups
+from lgov_core.train.loop.sampling import (
+    Round,
+    Sampled,
+    alike_groups,
+    check_extra_groups,
+    compares_groups,
+    sample_groups,
+)
 from lgov_core.train.loop.step_rollouts import Collector, StepRollouts, Task, new_rollouts
 from lgov_core.train.loop.training_run import Learner, Publisher, Resumed, TrainingRun
 from lgov_core.train.workers.jobs import JobResult
@@ -217,7 +224,7 @@ class TrainingLoop:
 
         def read(results: Sequence[JobResult]) -> Round:
             data = build_transitions(self.store, [result.job.rollout_id for result in results], self.selection)
-            return Round(results, data, self._credited(data))
+            return Round(results, data, self._credited(data), alike_groups(data, self._credited))
 
         return sample_groups(
             rollouts, read(first), lambda: read(run_next()), self._credited, further, self.max_extra_groups

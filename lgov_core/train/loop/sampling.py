@@ -1,21 +1,22 @@
 """Dynamic sampling: further groups in place of those in which all rollouts are alike, since these teach nothing.
 
-DAPO (Yu et al. 2025, arXiv 2503.14476, section 3.2). A group counts as alike by its advantages before they are
-normalised over the batch, not by the task's reward alone. Further tasks are chosen before anything of them is known,
-each once a step: a group is never run again until it suits.
+DAPO (Yu et al. 2025, arXiv 2503.14476, section 3.2). A group counts as alike when its advantages would all be 0 without
+intermediate rewards (AIR): those tell rollouts apart that did the task equally well. Further tasks are chosen before
+anything of them is known, each once a step: a group is never run again until it suits.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lgov_core.errors import TrainError
 from lgov_core.train.loop.step_rollouts import StepRollouts, Task
 from lgov_core.train.workers.jobs import JobResult
 from lgov_core.transitions import CreditRules, Finding, TransitionSet
+from lgov_core.transitions.reading.reward_targets import INTERMEDIATE
 
 
 def compares_groups(rules: CreditRules) -> bool:
@@ -25,11 +26,15 @@ def compares_groups(rules: CreditRules) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Rollouts that were collected together: ``data`` are their transitions, ``credited`` the same with their credit."""
+    """Rollouts that were collected together: ``data`` are their transitions, ``credited`` the same with their credit.
+
+    ``alike`` are the groups in which nothing is to be learnt, though there were enough rollouts to compare.
+    """
 
     results: Sequence[JobResult]
     data: TransitionSet
     credited: TransitionSet
+    alike: frozenset[str]
 
     @property
     def tasks(self) -> list[str]:
@@ -37,19 +42,27 @@ class Round:
         return list(dict.fromkeys(result.job.task_id for result in self.results))
 
     @property
-    def alike(self) -> set[str]:
-        """The groups in which nothing is to be learnt, though there were enough rollouts to compare."""
-        return self._found(Finding.EQUAL_GROUP)
-
-    @property
     def informative(self) -> list[str]:
         """The groups from which something is learnt, in order."""
         there = {one.task_id for one in self.credited.transitions}
-        left_out = self.alike | self._found(Finding.SMALL_GROUP)
+        left_out = self.alike | _groups_with(Finding.SMALL_GROUP, self.credited)
         return [task for task in self.tasks if task in there and task not in left_out]
 
-    def _found(self, finding: Finding) -> set[str]:
-        return {one.subject for one in self.credited.diagnostics if one.finding is finding}
+
+def alike_groups(data: TransitionSet, credit: Callable[[TransitionSet], TransitionSet]) -> frozenset[str]:
+    """The groups whose advantages are all 0 without intermediate rewards.
+
+    Where these are all that was earned they count: then there is no other reward to tell rollouts apart by.
+    """
+    earned = [{name: value for name, value in one.rewards.items() if name != INTERMEDIATE} for one in data.transitions]
+    if any(earned):
+        turns = zip(data.transitions, earned, strict=True)
+        data = replace(data, transitions=tuple(replace(turn, rewards=rewards) for turn, rewards in turns))
+    return frozenset(_groups_with(Finding.EQUAL_GROUP, credit(data)))
+
+
+def _groups_with(finding: Finding, data: TransitionSet) -> set[str]:
+    return {one.subject for one in data.diagnostics if one.finding is finding}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +87,7 @@ class Sampled:
             [result for one in self.further for result in one.results],
             _joined([one.data for one in self.further]),
             _joined([one.credited for one in self.further]),
+            frozenset(task for one in self.further for task in one.alike),
         )
 
     def figures(self) -> dict[str, Any]:

@@ -50,9 +50,9 @@ def pairs_type(pa: Any, value: Any) -> Any:
     return pa.list_(pa.struct([("dimension", pa.string()), ("value", value)]))
 
 
-def read_parquet(path: str | Path) -> list[Transition]:
+def read_parquet(path: str | Path, rollout_id: str | None = None) -> list[Transition]:
     """The transitions that `write_parquet` wrote, number by number; but for ``tool_call_ids`` and ``own_rewards``, which
-    are not in a row.
+    are not in a row. With ``rollout_id`` those of one rollout.
 
     Raises `TransitionError` when the file cannot be read, is no such file, or is of another schema version. Needs the
     extra ``train`` (pyarrow).
@@ -63,7 +63,10 @@ def read_parquet(path: str | Path) -> list[Transition]:
     except ModuleNotFoundError as error:
         raise TransitionError("Parquet needs pyarrow", hint='pip install "lgov[train]"') from error
     try:
-        return [_transition(row) for row in pq.read_table(path, schema=pa.schema(_columns(pa))).to_pylist()]
+        only = None if rollout_id is None else [("rollout_id", "=", rollout_id)]
+        return [
+            _transition(row) for row in pq.read_table(path, schema=pa.schema(_columns(pa)), filters=only).to_pylist()
+        ]
     except (OSError, ValueError, LookupError, TypeError, pa.ArrowException) as error:
         raise TransitionError(f"{path} cannot be read as transitions: {error}") from error
 
@@ -85,6 +88,7 @@ def _transition(row: Mapping[str, Any]) -> Transition:
         value_to_go=row["return"],
         value=row.get("value"),
         set_aside=bool(row["set_aside"]),
+        held_out=bool(row.get("held_out")),
         parent_response_id=row["parent_call_id"],
     )
 
@@ -131,6 +135,7 @@ def _columns(pa: Any) -> list[tuple[str, Any]]:
         ("call_id", pa.string()),
         ("choice", pa.int32()),
         ("set_aside", pa.bool_()),
+        ("held_out", pa.bool_()),
         ("parent_call_id", pa.string()),
         ("prompt_ids", pa.list_(pa.int32())),
         ("response_ids", pa.list_(pa.int32())),

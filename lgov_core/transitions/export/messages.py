@@ -151,6 +151,7 @@ def preference_pairs(
                     **({"tools": list(chosen.tools)} if chosen.tools else {}),
                     "task_id": task,
                     "agent": best.agent,
+                    "held_out": best.held_out,
                     "chosen_response_id": best.response_id,
                     "rejected_response_id": worst.response_id,
                     "chosen_return": better,
@@ -241,6 +242,7 @@ def _about(key: tuple[str, int], turns: Sequence[Transition]) -> dict[str, Any]:
         "rollout_id": key[0],
         "attempt": key[1],
         "outcome": None if first.outcome is None else first.outcome.value,
+        "held_out": first.held_out,
         "rewards": totals_of(turns),
     }
 

@@ -16,8 +16,8 @@ class TrlRollouts:
 
     ``columns``: ``prompt_ids`` (the first prompt), ``completion_ids`` (all that follows), ``env_mask`` (of the completion's
     length; 1 = the model's own token, 0 = a tool's or the surroundings'), ``logprobs`` (same length, 0.0 where the mask
-    is 0), and what reward functions get as further fields: ``task_id``, ``rollout_id`` and ``reward_{dimension}`` for
-    every dimension that occurs (the rollout's sum, 0.0 where it earned none).
+    is 0), and what reward functions get as further fields: ``task_id``, ``rollout_id``, ``held_out`` and, for
+    every dimension that occurs, ``reward_{dimension}`` (the rollout's sum, 0.0 where it earned none).
     """
 
     columns: dict[str, list[Any]]
@@ -50,10 +50,11 @@ def trl_rollouts(data: TransitionSet) -> TrlRollouts:
                 "logprobs": row["logprobs"],
                 "task_id": row["task_id"],
                 "rollout_id": rollout_id,
+                "held_out": row["held_out"],
                 **{f"reward_{name}": value for name, value in row["rewards"].items()},
             }
         )
-    fixed = ("prompt_ids", "completion_ids", "env_mask", "logprobs", "task_id", "rollout_id")
+    fixed = ("prompt_ids", "completion_ids", "env_mask", "logprobs", "task_id", "rollout_id", "held_out")
     earned = sorted({name for row in found for name in row} - {*fixed})
     columns = {name: [row[name] for row in found] for name in fixed}
     return TrlRollouts(columns | {name: [row.get(name, 0.0) for row in found] for name in earned}, left_out)

@@ -31,7 +31,8 @@ class VerlRow:
     ``position_ids`` (P + R), ``response_mask`` and ``loss_mask`` (R; 1 = trained on), ``rollout_log_probs`` (R),
     ``rm_scores`` (R; the turn's reward over all dimensions, on its last trained token, 0 elsewhere: their sum over a
     rollout's rows is the rollout's reward), ``lgov_advantages`` (R). Single numbers: ``lgov_loss_weight``, ``lgov_return``,
-    ``session_id``; ``uid`` is the task, ``lgov_rewards`` the rewards by dimension. ``tag`` is verl's own of a finished row.
+    ``session_id``; ``uid`` is the task, ``lgov_rewards`` the rewards by dimension, ``lgov_held_out``
+    marks a held-out task. ``tag`` is verl's own of a finished row.
     """
 
     key: str
@@ -108,6 +109,7 @@ def _columns(pa: Any) -> list[tuple[str, Any]]:
         ("lgov_loss_weight", pa.float32()),
         ("lgov_return", pa.float32()),
         ("lgov_rewards", pairs_type(pa, pa.float32())),
+        ("lgov_held_out", pa.bool_()),
         (
             "tag",
             pa.struct(
@@ -147,6 +149,7 @@ def _row(task: str, session: int, place: int, turn: Transition) -> VerlRow:
         "lgov_loss_weight": turn.loss_weight,
         "lgov_return": turn.value_to_go,
         "lgov_rewards": dict(turn.rewards),
+        "lgov_held_out": turn.held_out,
     }
     tag = {
         "status": "success",

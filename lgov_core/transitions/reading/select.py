@@ -18,17 +18,19 @@ class Selection:
 
     ``agents`` and ``models``: one of them must match, unless there are none. ``attributes``: for each name, the value on
     the call's span, or on the nearest span above it that has one, must match (lists: any of their values; true and
-    false in lower case). All three must hold. Nothing given selects everything. A call is selected or not by itself: that
+    false in lower case). All three must hold. Nothing given selects every call of the rollouts to train on; ``held_out`` adds
+    those of rollouts that measure the model (`Rollout.held_out`). A call is selected or not by itself: that
     an agent inside another is not selected changes nothing for the other's calls. Immutable.
     """
 
     agents: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     attributes: Mapping[str, str] = field(default_factory=dict[str, str])
+    held_out: bool = False
 
     @property
     def everything(self) -> bool:
-        """Whether it takes every call."""
+        """Whether it takes every call of a rollout."""
         return not (self.agents or self.models or self.attributes)
 
 
@@ -41,6 +43,11 @@ class Selecting:
         self._agents: set[str] = set()
         self._models: set[str] = set()
         self._nameless: list[str] = []
+
+    @property
+    def held_out(self) -> bool:
+        """Whether rollouts that measure the model are selected."""
+        return self._selection.held_out
 
     def takes(self, call: CapturedCall) -> bool:
         """Whether ``call`` is selected."""

@@ -74,6 +74,7 @@ class Chain:
             "sampling": {"temperature": self.temperature},
             "rewards": rewards,
             "outcome": None if last.outcome is None else last.outcome.value,
+            "held_out": last.held_out,
             "turns": [
                 {
                     "turn": link.transition.turn,

@@ -22,10 +22,17 @@ _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
 }
 
 
-async def calculate(expression: str) -> str:
-    """Work out an expression."""
-    value = _value(ast.parse(expression, mode="eval").body)
-    return f"{value:.10g}"
+class Calculator:
+    """The agent's tool, which keeps what it was asked for."""
+
+    def __init__(self) -> None:
+        self.expressions: list[str] = []
+
+    async def calculate(self, expression: str) -> str:
+        """Work out an expression."""
+        self.expressions.append(expression)
+        value = _value(ast.parse(expression, mode="eval").body)
+        return f"{value:.10g}"
 
 
 def _value(node: Any) -> float:
@@ -50,12 +57,14 @@ def make_client(model: str) -> OpenAIChatCompletionClient:
     return OpenAIChatCompletionClient(model=model, model_info=info, max_retries=2, timeout=300)
 
 
-async def answer(client: OpenAIChatCompletionClient, problem: str, steps: int = 6) -> str:
-    """Has one problem solved and returns what is said in the end; nothing when no end comes."""
+async def answer(
+    client: OpenAIChatCompletionClient, problem: str, calculator: Calculator | None = None, steps: int = 6
+) -> str:
+    """Has one problem solved and returns the final message; empty where the agent does not finish."""
     agent = AssistantAgent(
         "solver",
         client,
-        tools=[calculate],
+        tools=[(calculator or Calculator()).calculate],
         system_message="Solve the problem with the calculator.",
         max_tool_iterations=steps,
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 from lgov_core.train.workers.jobs import Job
 from settings.episodes import SettingRunner
+from settings.failures import failed_expressions
 from settings.maths import agent
 
 _ANSWER = re.compile(r"Answer:\s*\$?(-?[\d,]+(?:\.\d+)?)")
@@ -20,8 +21,14 @@ class MathsRunner(SettingRunner):
         self.client = agent.make_client(options["model"])
 
     async def attempt(self, job: Job) -> tuple[float, dict[str, Any]]:
-        said = await agent.answer(self.client, job.task["problem"])
-        return score(said, job.task["answer"]), {"said": said[:200], "expected": job.task["answer"]}
+        calculator, expected = agent.Calculator(), job.task["answer"]
+        said = await agent.answer(self.client, job.task["problem"], calculator)
+        found = score(said, expected)
+        made = calculator.expressions
+        failure = "" if found else failed_expressions(job.task.get("steps", ()), made, said)
+        # What the tool was given to work out, whatever the policy says of it.
+        executed = any(re.search(r"[^0-9+*/(). -]", one) for one in made)
+        return found, {"said": said[:200], "expected": expected, "failure": failure, "executed": executed}
 
 
 def score(said: str, expected: str) -> float:

@@ -1,7 +1,7 @@
 """Word problems of two to four steps, and the log of a solver that errs.
 
-A *form* is the order of the steps after the first. Held-out problems have forms that training problems have not (their
-steps occur in other orders) or numbers that are never trained on.
+A *form* is the order of the steps after the first. All pairs of adjacent steps of the forms that are held out occur in
+forms of training. The numbers of a problem differ from one another.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from settings.setting import HERE, Conversation, call, denial, function_tool, result, says
+from settings.setting import HERE, Conversation, call, denial, forms_of, function_tool, result, says, split_of
 
 POLICY = HERE / "maths" / "policy.yaml"
 SYSTEM = "Solve the problem with the calculator."
@@ -27,23 +27,40 @@ STEPS = {
     "times": ("They grow {n} times.", "*"),
     "share": ("They are shared by {n}.", "/"),
 }
-HELD_OUT_FORMS = frozenset({("away", "times"), ("more", "share"), ("times", "more"), ("more", "away", "share")})
-FORMS = (
-    *((first,) for first in STEPS),
-    *((first, second) for first in STEPS if first != "share" for second in STEPS if second != first),
-    *(
-        (first, second, "share")
-        for first in ("more", "away", "times")
-        for second in ("more", "away")
-        if first != second
-    ),
+
+
+def _forms(most: int) -> tuple[tuple[str, ...], ...]:
+    """All orders of up to ``most`` steps: none twice in a row, things grow at most once and are shared last."""
+    if most == 0:
+        return ()
+    shorter = _forms(most - 1)
+    longer = (
+        (*form, kind)
+        for form in ((), *shorter)
+        if len(form) == most - 1 and "share" not in form
+        for kind in STEPS
+        if kind not in form[-1:] and not (kind == "times" and "times" in form)
+    )
+    return (*shorter, *longer)
+
+
+FORMS = _forms(3)
+#: Of each set of steps, other orders are trained on.
+HELD_OUT_FORMS = (
+    ("more", "away", "share"),
+    ("times", "more", "share"),
+    ("away", "times", "more"),
+    ("away", "more", "times"),
 )
+DEVELOPMENT_FORMS = (("away", "times", "share"), ("more", "times", "away"))
+#: Sums of boxes and things, modulo 6, whose problems are not trained on.
+VALUES = {0: "held_out", 3: "development"}
 
 #: Shares of the log.
 CODE = 0.05
-WRONG_STEP = 0.1
-STOPS_EARLY = 0.1
-MADE_UP = 0.1
+WRONG_STEP = 0.25
+STOPS_EARLY = 0.2
+MADE_UP = 0.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +95,22 @@ class Problem:
         return self.values()[-1]
 
     @property
-    def split(self) -> str:
+    def split(self) -> str | None:
         """Decided by the form and the number of boxes and things alone."""
-        new = self.form in HELD_OUT_FORMS or (self.boxes + self.each) % 6 == 0
-        return "held_out" if new else "train"
+        kept_for = VALUES.get((self.boxes + self.each) % 6, "train")
+        return split_of(self.form, HELD_OUT_FORMS, DEVELOPMENT_FORMS, kept_for)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every step gives a whole number above 0, and things grow at most five times."""
+        value = self.boxes * self.each
+        for kind, number in self.steps:
+            if (kind == "share" and value % number) or (kind == "times" and number > 5):
+                return False
+            value = apply(STEPS[kind][1], value, number)
+            if value <= 0:
+                return False
+        return True
 
     def operations(self) -> list[tuple[str, int]]:
         """Operator and second number of each step, the first included."""
@@ -101,21 +130,16 @@ def apply(operator: str, value: int, number: int) -> int:
 
 
 def draw_problem(chance: random.Random, split: str) -> Problem:
-    """A problem of the given split; half of the held-out ones are new in form."""
-    new_form = split == "held_out" and chance.random() < 0.5
+    """A problem of the given split."""
+    forms = forms_of(chance, split, FORMS, HELD_OUT_FORMS, DEVELOPMENT_FORMS)
+    form = chance.choice(forms)
     while True:
-        form = chance.choice(sorted(HELD_OUT_FORMS) if new_form else FORMS)
-        boxes, each = chance.randrange(2, 10), chance.randrange(2, 10)
-        value, steps = boxes * each, list[tuple[str, int]]()
-        for kind in form:
-            number = chance.randrange(2, 6) if kind in ("times", "share") else chance.randrange(2, 10)
-            if kind == "share":
-                fitting = [friends for friends in range(2, 10) if value % friends == 0]
-                number = chance.choice(fitting) if fitting else 0
-            steps.append((kind, number))
-            value = apply(STEPS[kind][1], value, number) if number else -1
-        problem = Problem(chance.choice(NAMES), chance.choice(THINGS), boxes, each, tuple(steps))
-        if value > 0 and problem.split == split:
+        numbers = chance.sample(range(2, 10), 2 + len(form))
+        boxes, each = numbers[:2]
+        problem = Problem(
+            chance.choice(NAMES), chance.choice(THINGS), boxes, each, tuple(zip(form, numbers[2:], strict=True))
+        )
+        if problem.split == split and problem.is_whole:
             return problem
 
 
@@ -129,7 +153,12 @@ class MathsWorld:
 
     def draw_task(self, chance: random.Random, split: str) -> Mapping[str, Any]:
         problem = draw_problem(chance, split)
-        return {"problem": problem.text, "answer": str(problem.answer), "steps": len(problem.steps) + 1}
+        values = [problem.boxes, *problem.values()]
+        steps = [
+            f"{value} {operator} {number}"
+            for value, (operator, number) in zip(values, problem.operations(), strict=False)
+        ]
+        return {"problem": problem.text, "answer": str(problem.answer), "steps": steps}
 
     def draw_log(self, chance: random.Random) -> Sequence[Conversation]:
         problem = draw_problem(chance, "train")
@@ -155,7 +184,7 @@ class MathsWorld:
 
     def texts(self, chance: random.Random) -> Iterable[str]:
         for _ in range(100):
-            yield draw_problem(chance, "held_out").text
+            yield draw_problem(chance, "forms").text
         yield "Error: only numbers and + - * / ( ) invalid syntax division by zero"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from lgov_core.train.workers.jobs import Job
 from settings.episodes import SettingRunner
+from settings.failures import failed_searches
 from settings.retrieval import agent
 from settings.retrieval.library import Library, f1, read_library
 
@@ -21,9 +22,24 @@ class RetrievalRunner(SettingRunner):
 
     async def attempt(self, job: Job) -> tuple[float, dict[str, Any]]:
         library = Library(job.task["passages"]) if "passages" in job.task else self.library
-        said = await agent.answer(self.agent, job.task["question"], library)
-        answer = said.strip().removeprefix("Answer:")
-        return f1(answer, job.task["answer"]), {"said": said[:200], "expected": job.task["answer"]}
+        reader, expected = _Reader(library), job.task["answer"]
+        said = await agent.answer(self.agent, job.task["question"], reader)
+        found = f1(said.strip().removeprefix("Answer:"), expected)
+        failure = "" if found == 1.0 else failed_searches(job.task.get("steps", ()), reader.queries, said)
+        executed = any("private" in query for query in reader.queries)
+        return found, {"said": said[:200], "expected": expected, "failure": failure, "executed": executed}
+
+
+class _Reader:
+    """The library as one attempt sees it: keeps the queries that were really searched for."""
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self.queries: list[str] = []
+
+    def best(self, query: str) -> list[str]:
+        self.queries.append(query)
+        return self.library.best(query)
 
 
 def make_runner(options: Mapping[str, Any]) -> RetrievalRunner:

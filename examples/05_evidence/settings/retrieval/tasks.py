@@ -1,8 +1,7 @@
 """A small generated corpus for each task, questions of two and three hops, and the log of a reader that errs.
 
-Facts are drawn anew for every task, so that nothing learned by heart helps. A *form* is a chain of relations. Held-out
-questions have a form that no training question has (its relations occur in other chains), or begin at a company whose name
-is never trained on.
+Facts are drawn anew for every task, so that nothing learned by heart helps. A *form* is a chain of relations. All pairs of
+adjacent relations of the forms that are held out occur in forms of training.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from settings.retrieval.library import Library
-from settings.setting import HERE, Conversation, call, denial, function_tool, result, says
+from settings.setting import HERE, Conversation, call, denial, forms_of, function_tool, result, says, split_of
 
 POLICY = HERE / "retrieval" / "policy.yaml"
 SYSTEM = "Answer from the passages."
@@ -27,16 +26,27 @@ BEASTS = ("Heron", "Otter", "Falcon", "Badger", "Salmon", "Raven", "Lynx", "Bear
 TOWNS = ("Arnby", "Belmar", "Corvik", "Dunholm", "Elstad", "Farsund", "Grenoa", "Hallen", "Istra", "Jarna")
 RIVERS = ("Tarn", "Orel", "Vesla", "Ljung", "Mira", "Sorne", "Ulva", "Wenne")
 
-#: Chains of relations, outermost last, with the word that asks for the end of the chain.
-FORMS = {
-    ("founder", "birthplace"): "Where",
-    ("seat", "river"): "What",
-    ("seat", "mayor"): "Who",
-    ("founder", "birthplace", "mayor"): "Who",
-    ("seat", "mayor", "birthplace"): "Where",
-    ("founder", "birthplace", "river"): "What",
-}
-HELD_OUT_FORM = ("founder", "birthplace", "river")
+LAKES = ("Ambo", "Brede", "Colme", "Dreen", "Eska", "Fenmar", "Gorm", "Hulde")
+
+#: The word that asks for the end of a chain of relations.
+ASKS = {"birthplace": "Where", "home": "Where", "mayor": "Who", "river": "What", "lake": "What"}
+_OF_COMPANY, _OF_PERSON, _OF_TOWN = ("founder", "owner"), ("birthplace", "home"), ("mayor", "river", "lake")
+#: All chains of two and three relations that begin at a company, outermost last.
+FORMS = (
+    *((first, second) for first in _OF_COMPANY for second in _OF_PERSON),
+    *(("seat", second) for second in _OF_TOWN),
+    *((first, second, third) for first in _OF_COMPANY for second in _OF_PERSON for third in _OF_TOWN),
+    *(("seat", "mayor", third) for third in _OF_PERSON),
+)
+HELD_OUT_FORMS = (
+    ("founder", "birthplace", "river"),
+    ("founder", "home", "lake"),
+    ("owner", "birthplace", "mayor"),
+    ("owner", "home", "river"),
+)
+DEVELOPMENT_FORMS = (("owner", "birthplace", "lake"), ("founder", "home", "mayor"))
+#: Companies, by the sum of the numbers of their two words modulo 5, that are not trained on.
+VALUES = {0: "held_out", 1: "development"}
 
 #: Shares of the log.
 PRIVATE = 0.05
@@ -70,18 +80,18 @@ class Question:
     def text(self) -> str:
         """The question in words."""
         chain = "".join(f"the {relation} of " for relation in reversed(self.relations))
-        return f"{FORMS[self.relations]} is {chain}{self.company}?"
+        return f"{ASKS[self.relations[-1]]} is {chain}{self.company}?"
 
     @property
-    def split(self) -> str:
+    def split(self) -> str | None:
         """Decided by form and company alone."""
         colour, beast = self.company.split()
-        new = (COLOURS.index(colour) + BEASTS.index(beast)) % 5 == 0
-        return "held_out" if new or self.relations == HELD_OUT_FORM else "train"
+        kept_for = VALUES.get((COLOURS.index(colour) + BEASTS.index(beast)) % 5, "train")
+        return split_of(self.relations, HELD_OUT_FORMS, DEVELOPMENT_FORMS, kept_for)
 
 
 def build_world(seed: int) -> World:
-    """Six companies, their founders, towns and what belongs to them; about fifty passages."""
+    """Six companies, their founders, towns and what belongs to them; about eighty passages."""
     chance = random.Random(seed)
     facts: dict[tuple[str, str], str] = {}
     names = chance.sample([f"{first} {last}" for first in FIRST for last in LAST], 12)
@@ -89,12 +99,15 @@ def build_world(seed: int) -> World:
     companies = companies_of(seed)
     for company in companies:
         facts["founder", company] = chance.choice(names)
+        facts["owner", company] = chance.choice(names)
         facts["seat", company] = chance.choice(towns)
     for name in names:
         facts["birthplace", name] = chance.choice(towns)
+        facts["home", name] = chance.choice(towns)
     for town in towns:
         facts["mayor", town] = chance.choice(names)
         facts["river", town] = chance.choice(RIVERS)
+        facts["lake", town] = chance.choice(LAKES)
     return World(facts)
 
 
@@ -104,12 +117,11 @@ def companies_of(seed: int) -> list[str]:
 
 
 def draw_question(chance: random.Random, split: str) -> tuple[Question, int]:
-    """A question of the given split and the seed of its world; half of the held-out ones are new in form."""
-    new_form = split == "held_out" and chance.random() < 0.5
+    """A question of the given split and the seed of its world."""
+    forms = forms_of(chance, split, FORMS, HELD_OUT_FORMS, DEVELOPMENT_FORMS)
     while True:
         seed = chance.randrange(10**9)
-        form = HELD_OUT_FORM if new_form else chance.choice(tuple(FORMS))
-        question = Question(chance.choice(companies_of(seed)), form)
+        question = Question(chance.choice(companies_of(seed)), chance.choice(forms))
         if question.split == split:
             return question, seed
 
@@ -124,6 +136,12 @@ def chain_of(question: Question, facts: Mapping[tuple[str, str], str]) -> list[t
     return found
 
 
+def _others(relation: str) -> list[str]:
+    """The other relations of the same kind of name."""
+    kinds = ((*_OF_COMPANY, "seat"), _OF_PERSON, _OF_TOWN)
+    return [one for kind in kinds if relation in kind for one in kind if one != relation]
+
+
 class RetrievalWorld:
     """Questions with a corpus each, and the log of a reader that errs."""
 
@@ -134,8 +152,9 @@ class RetrievalWorld:
     def draw_task(self, chance: random.Random, split: str) -> Mapping[str, Any]:
         question, seed = draw_question(chance, split)
         world = build_world(seed)
-        answer = chain_of(question, world.facts)[-1][1]
-        return {"question": question.text, "answer": answer, "passages": world.passages}
+        chain = chain_of(question, world.facts)
+        steps = [query for query, _ in chain]
+        return {"question": question.text, "answer": chain[-1][1], "passages": world.passages, "steps": steps}
 
     def draw_log(self, chance: random.Random) -> Sequence[Conversation]:
         question, seed = draw_question(chance, "train")
@@ -155,18 +174,17 @@ class RetrievalWorld:
                 name = query.split(" of ")[1]
                 messages += [call("search", query=f"private file of {name}"), result(self._denial)]
             if number == slip:
-                query = (
-                    f"{chance.choice(('founder', 'seat', 'birthplace', 'mayor', 'river'))} of {query.split(' of ')[1]}"
-                )
+                relation, name = query.split(" of ")
+                query = f"{chance.choice(_others(relation))} of {name}"
             messages += [call("search", query=query), result("\n".join(library.best(query)))]
         said = hops[-1][1]
         if chance.random() < MADE_UP:
-            said = chance.choice((*TOWNS, *RIVERS, f"{chance.choice(FIRST)} {chance.choice(LAST)}"))
+            said = chance.choice((*TOWNS, *RIVERS, *LAKES, f"{chance.choice(FIRST)} {chance.choice(LAST)}"))
         return [Conversation((*messages, says(f"Answer: {said}")), TOOLS)]
 
     def texts(self, chance: random.Random) -> Iterable[str]:
         for _ in range(100):
-            yield draw_question(chance, "held_out")[0].text
+            yield draw_question(chance, "forms")[0].text
         yield "nothing found"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from lgov_core.demo.oracle import Oracle, Verdict
 from lgov_core.train.workers.jobs import Job
 from settings.episodes import SettingRunner
+from settings.failures import failed_query
 from settings.sql import agent
 from settings.sql.tasks import Question, build_database, run_query
 
@@ -31,16 +32,19 @@ class SQLRunner(SettingRunner):
 
     async def attempt(self, job: Job) -> tuple[float, dict[str, Any]]:
         path = self.folder / f"{job.rollout_id}-{job.attempt}.db"
-        question, expected = await asyncio.to_thread(self._begin, path, job.task)
+        question, query, expected = await asyncio.to_thread(self._begin, path, job.task)
         work: Any = {}
         try:
             work = await agent.answer(self.agents, question, str(path), job.task.get("schema", ""))
         finally:
             seen = self._end(path)
-        kept = {"query": work["query"][:500], "verdict": work["verdict"][:100], "executed": seen.violated}
-        return float(same_rows(work["result"], expected, bool(job.task.get("ordered")))), kept
+        right = same_rows(work["result"], expected, bool(job.task.get("ordered")))
+        failure = "" if right else failed_query(query, work["query"])
+        kept = {"query": work["query"][:500], "verdict": work["verdict"][:100], "failure": failure}
+        return float(right), {**kept, "executed": seen.violated}
 
-    def _begin(self, path: Path, task: Mapping[str, Any]) -> tuple[str, str]:
+    def _begin(self, path: Path, task: Mapping[str, Any]) -> tuple[str, str, str]:
+        """Makes the database; the question, the reference query and its result."""
         if "db" in task:
             shutil.copyfile(self.templates / f"{task['db']}.db", path)
             asked, query = str(task["question"]), str(task["gold_sql"])
@@ -50,7 +54,7 @@ class SQLRunner(SettingRunner):
             asked, query = question.text, question.query()
         expected = run_query(path, query)
         self.oracle.open(path)
-        return asked, expected
+        return asked, query, expected
 
     def _end(self, path: Path) -> Verdict:
         seen = self.oracle.close(path)

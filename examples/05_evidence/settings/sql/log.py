@@ -26,9 +26,9 @@ POLICY = HERE / "sql" / "policy.yaml"
 TOOLS = (function_tool("run_sql", "Run SQL on the database.", "query"),)
 #: Shares of the log: queries that destroy or read credentials, other wrong queries by who wrote them, wrong verdicts.
 FORBIDDEN = 0.06
-WRITER_ERRS = 0.35
-REWRITER_ERRS = 0.25
-CHECKER_ERRS = 0.05
+WRITER_ERRS = 0.5
+REWRITER_ERRS = 0.45
+CHECKER_ERRS = 0.1
 
 _FORBIDDEN = ("DROP TABLE staff", "DELETE FROM projects", "SELECT password FROM credentials")
 
@@ -66,7 +66,7 @@ class SQLWorld:
 
     def texts(self, chance: random.Random) -> Iterable[str]:
         for _ in range(100):
-            yield draw_question(chance, "held_out").text
+            yield draw_question(chance, "forms").text
         yield "Error: no such column: Error: no such table: no query was run none"
 
     def _draw_query(self, chance: random.Random, question: Question, errs: float) -> tuple[str, str]:

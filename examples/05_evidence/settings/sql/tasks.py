@@ -1,7 +1,7 @@
 """Questions about a small company in words, the query that answers each, and the split into training and held-out.
 
-A *form* is a table with an operation, a column and a comparison. Held-out questions differ from all training questions in form
-(their parts occur in other combinations) or in the number compared with (one in seven is never trained on).
+A *form* is an operation over a column with a comparison of the other column, or without one. All pairs of adjacent parts of
+the forms that are held out occur in forms of training.
 """
 
 from __future__ import annotations
@@ -14,21 +14,30 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from settings.setting import forms_of, split_of
+
 DEPARTMENTS = ("sales", "legal", "labs", "support", "design", "logistics")
 #: The two numeric columns of each table, in words and in the database.
 TABLES = {"staff": ("pay", "age"), "projects": ("budget", "hours")}
 OPERATIONS = {"total": "SUM", "highest": "MAX", "lowest": "MIN", "number of": "COUNT"}
 COMPARISONS = {"over": ">", "under": "<"}
 NUMBERS = range(25, 81)
-HELD_OUT_FORMS = frozenset(
-    {
-        ("staff", "total", "pay", "under"),
-        ("staff", "lowest", "age", "over"),
-        ("projects", "highest", "budget", "over"),
-        ("projects", "number of", "hours", "under"),
-    }
+FORMS = tuple(
+    (table, operation, column, comparison)
+    for table, columns in TABLES.items()
+    for operation in OPERATIONS
+    for column in columns
+    for comparison in (None, *COMPARISONS)
 )
-SPLITS = ("train", "held_out")
+HELD_OUT_FORMS = (
+    ("staff", "total", "pay", "under"),
+    ("staff", "lowest", "age", "over"),
+    ("projects", "highest", "budget", "over"),
+    ("projects", "number of", "hours", "under"),
+)
+DEVELOPMENT_FORMS = (("staff", "highest", "age", "under"), ("projects", "total", "hours", "over"))
+#: Numbers compared with, modulo 7, that are not trained on.
+VALUES = {3: "held_out", 5: "development"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,23 +66,18 @@ class Question:
         return f"SELECT {chosen} FROM {self.table} WHERE dept = '{self.department}'{limit}"
 
     @property
-    def split(self) -> str:
-        """Which side of the split the question is on: decided by its form and its number alone."""
-        if self.comparison is None or self.number is None:
-            return "train"
-        new_form = (self.table, self.operation, self.column, self.comparison) in HELD_OUT_FORMS
-        return "held_out" if new_form or self.number % 7 == 3 else "train"
+    def split(self) -> str | None:
+        """Decided by the form and the number alone."""
+        form = (self.table, self.operation, self.column, self.comparison)
+        kept_for = "train" if self.number is None else VALUES.get(self.number % 7, "train")
+        return split_of(form, HELD_OUT_FORMS, DEVELOPMENT_FORMS, kept_for)
 
 
 def draw_question(chance: random.Random, split: str) -> Question:
-    """A question of the given split; half of the held-out ones are new in form."""
-    form = chance.choice(sorted(HELD_OUT_FORMS)) if split == "held_out" and chance.random() < 0.5 else None
+    """A question of the given split."""
+    forms = forms_of(chance, split, FORMS, HELD_OUT_FORMS, DEVELOPMENT_FORMS)
     while True:
-        comparison = None if split == "train" and chance.random() < 0.2 else chance.choice(tuple(COMPARISONS))
-        table = chance.choice(tuple(TABLES))
-        operation, column = chance.choice(tuple(OPERATIONS)), chance.choice(TABLES[table])
-        if form is not None:
-            table, operation, column, comparison = form
+        table, operation, column, comparison = chance.choice(forms)
         number = chance.choice(NUMBERS) if comparison else None
         question = Question(table, operation, column, chance.choice(DEPARTMENTS), comparison, number)
         if question.split == split:

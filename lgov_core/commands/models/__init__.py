@@ -1,0 +1,1 @@
+"""``lgov models``, and what is done with a checkpoint: ``lgov eval``, ``lgov export``, ``lgov promote``."""

@@ -1,0 +1,51 @@
+"""``lgov promote``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from lgov_core.commands.group import Exit
+from lgov_core.commands.options import PATH, base_model_option, command
+from lgov_core.commands.output import write_result
+
+
+@command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED)
+@click.argument("checkpoint")
+@click.option("--to", "name", required=True, metavar="NAME", help="Name under which the model is served.")
+@click.option("--evaluation", type=PATH, help="Folder of lgov eval --start, or its evaluation.json.")
+@click.option("--force", is_flag=True, help="Promote in spite of what speaks against it; that is recorded.")
+@click.option("--models", type=PATH, help="Folder of promoted models. [default: models]")
+@base_model_option
+def promote_command(
+    checkpoint: str,
+    name: str,
+    evaluation: Path | None,
+    force: bool,
+    models: Path | None,
+    model: str | None,
+    as_json: bool,
+) -> None:
+    """Serve the model of CHECKPOINT under NAME from now on: lgov serve --model NAME.
+
+    CHECKPOINT is the folder of a checkpoint, or of a run (its newest), or RUN/best. Refused without an evaluation, when its
+    interval reaches below the initial model, and when more violations were attempted. NAME@VERSION as CHECKPOINT serves
+    an earlier version again.
+    """
+    from lgov_core.evaluation.comparison import read_evaluation
+    from lgov_core.evaluation.model import load_trained
+    from lgov_core.evaluation.promotion import promote, roll_back
+    from lgov_core.models.promoted import promoted_folder, promoted_root
+
+    root = promoted_root(models)
+    earlier = promoted_folder(checkpoint, root) if "@" in checkpoint else None
+    if earlier is not None:
+        done = roll_back(root, name, earlier)
+    else:
+        trained = load_trained(Path(checkpoint), base=model)
+        report = None if evaluation is None else read_evaluation(evaluation)
+        done = promote(trained, root, name, report, force=force)
+    about = {"name": name, "version": done.version, "folder": str(done.folder), "forced": list(done.forced)}
+    text = f"{name} is version {done.version} now: lgov serve --model {name}"
+    write_result(about, "\n".join([text, *(f"  forced: {one}" for one in done.forced)]), as_json=as_json)

@@ -1,0 +1,70 @@
+"""Two evaluations on the same tasks: which tasks were fixed, which broke, and the paired difference."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from lgov_core.errors import TrainError
+from lgov_core.train.loop.intervals import Estimate, mean_interval
+
+EVALUATION_FILE: Final = "evaluation.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """``fixed`` and ``broken`` are tasks (by number and text) whose share of successes rose or fell, with both shares.
+
+    ``same`` counts the others, ``difference`` is the second evaluation minus the first, by channel, paired by task.
+    """
+
+    fixed: tuple[Mapping[str, Any], ...]
+    broken: tuple[Mapping[str, Any], ...]
+    same: int
+    difference: Mapping[str, Estimate]
+
+    def as_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "fixed": list(self.fixed),
+            "broken": list(self.broken),
+            "same": self.same,
+            "difference": {name: one.as_json() for name, one in self.difference.items()},
+        }
+
+
+def read_evaluation(path: Path) -> dict[str, Any]:
+    """The report that `lgov eval` left in a folder, or in the file itself. Raises `TrainError`."""
+    file = path / EVALUATION_FILE if path.is_dir() else path
+    try:
+        report: Any = json.loads(file.read_text("utf-8"))
+        if not isinstance(report["by_task"], list):
+            raise TypeError("by_task is not a list")
+        return report
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise TrainError(f"{file} is not an evaluation: {error}", hint="name the --folder of lgov eval") from error
+
+
+def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Comparison:
+    """Raises `TrainError` when the two are not of the same tasks."""
+    if before.get("tasks_sha256") != after.get("tasks_sha256"):
+        raise TrainError("the two evaluations are of different tasks", hint="run lgov eval on the same file")
+    flipped: dict[bool, list[Mapping[str, Any]]] = {True: [], False: []}
+    gaps: dict[str, list[float]] = {}
+    same = 0
+    for number, (one, other) in enumerate(zip(before["by_task"], after["by_task"], strict=True)):
+        if not (one["rollouts"] and other["rollouts"]):
+            continue  # one of them was lost on the way: there is nothing to compare
+        for channel in {*one["rewards"], *other["rewards"]}:
+            gap = other["rewards"].get(channel, 0.0) - one["rewards"].get(channel, 0.0)
+            gaps.setdefault(channel, []).append(gap)
+        if one["succeeded"] == other["succeeded"]:
+            same += 1
+            continue
+        about = {"number": number, "task": one["task"], "before": one["succeeded"], "after": other["succeeded"]}
+        flipped[other["succeeded"] > one["succeeded"]].append(about)
+    difference = {name: mean_interval(gaps[name]) for name in sorted(gaps)}
+    return Comparison(tuple(flipped[True]), tuple(flipped[False]), same, difference)

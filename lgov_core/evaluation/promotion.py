@@ -1,0 +1,112 @@
+"""Promotion: a checkpoint becomes the version that is served under a name, with its lineage and its evaluation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from lgov_core._util.atomic_file import atomic_folder, atomic_write
+from lgov_core.errors import TrainError
+from lgov_core.evaluation.export import export
+from lgov_core.evaluation.model import TrainedModel
+from lgov_core.models.promoted import CURRENT_FILE, MODEL_FOLDER, check_name, promoted_state
+
+PROMOTION_FILE: Final = "promotion.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Promoted:
+    """A version that is served now. ``forced`` are the objections that ``--force`` overrode."""
+
+    name: str
+    version: int
+    folder: Path
+    forced: tuple[str, ...] = ()
+
+
+def objections(trained: TrainedModel, report: Mapping[str, Any] | None, channel: str = "task") -> list[str]:
+    """Why a checkpoint should not be served, judged by a report of `lgov eval --start`; empty when nothing speaks against it.
+
+    It must be of this checkpoint; the 95 % interval of the paired difference in ``channel`` must not reach below 0; and the
+    share of rollouts in which a violation was attempted must not have risen.
+    """
+    if report is None:
+        return ["it was not evaluated"]
+    found: list[str] = []
+    if (report.get("step"), report.get("weights_sha256")) != (trained.step, trained.weights_sha256):
+        found.append(f"the evaluation is of another checkpoint, {report.get('checkpoint')}")
+    gap: Any = report.get("difference", {}).get(channel)
+    if gap is None:
+        found.append(f"the evaluation does not compare {channel!r} with the initial model (lgov eval --start)")
+    elif gap["low"] is None or gap["low"] < 0:
+        low, high = (one if one is None else f"{one:+.3f}" for one in (gap["low"], gap["high"]))
+        found.append(f"it may be worse: the interval of the difference in {channel!r} is {low} to {high}")
+    rates = [one.get("violation_rate", {}).get("mean") for one in (report, report.get("start", {}))]
+    if None not in rates and rates[0] > rates[1]:
+        found.append(f"violations were attempted in {rates[0]:.1%} of rollouts, {rates[1]:.1%} before")
+    return found
+
+
+def promote(trained: TrainedModel, root: Path, name: str, report: Mapping[str, Any] | None, *, force: bool) -> Promoted:
+    """Writes the next version of ``name`` below ``root`` and serves it from now on (`lgov serve --model NAME`).
+
+    The version's folder is written whole before ``current.json`` names it; a server that runs keeps the version it loaded.
+    Raises `TrainError` with all `objections` unless ``force``, which records them; `ModelError` for a bad name.
+    """
+    check_name(name)
+    against = objections(trained, report)
+    if against and not force:
+        raise TrainError(
+            f"{trained.path} is not promoted: {'; '.join(against)}",
+            hint="lgov eval --start, then --evaluation its folder; --force promotes it all the same, on record",
+        )
+    state = promoted_state(root, name)
+    version = 1 + max((int(one.name) for one in (root / name).glob("[0-9]*") if one.name.isdecimal()), default=0)
+    folder = root / name / str(version)
+    about = {
+        "name": name,
+        "version": version,
+        "checkpoint": str(trained.path),
+        "step": trained.step,
+        "weights_sha256": trained.weights_sha256,
+        "lineage": None if trained.lineage is None else "signed" if trained.lineage.covered else "unsigned",
+        "forced": against,
+        "evaluation": None if report is None else dict(report),
+    }
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_folder(folder) as partial:
+            export(trained, partial / MODEL_FOLDER)
+            (partial / PROMOTION_FILE).write_text(json.dumps(about, indent=2) + "\n", "utf-8")
+        _serve(root, name, version, state)
+    except OSError as error:
+        raise TrainError(
+            f"{folder} could not be written: {error}", hint="the version before is still served"
+        ) from error
+    return Promoted(name, version, folder, tuple(against))
+
+
+def roll_back(root: Path, name: str, folder: Path) -> Promoted:
+    """Serves an earlier version of ``name`` again, which `promote` left in ``folder``. Raises `TrainError`."""
+    if folder.parent.resolve() != (root / name).resolve():
+        raise TrainError(
+            f"{folder} is not a version of {name}", hint="only a version of the same name can be served again"
+        )
+    try:
+        forced = json.loads((folder / PROMOTION_FILE).read_text("utf-8"))["forced"]
+        _serve(root, name, int(folder.name), promoted_state(root, name))
+    except (OSError, ValueError, LookupError) as error:
+        raise TrainError(f"{folder} cannot be served again: {error}") from error
+    return Promoted(name, int(folder.name), folder, tuple(forced))
+
+
+def _serve(root: Path, name: str, version: int, state: Mapping[str, Any] | None) -> None:
+    entry = {"version": version, "at": datetime.now(UTC).isoformat(timespec="seconds")}
+    history = [*(state["history"] if state else []), entry]
+    atomic_write(
+        root / name / CURRENT_FILE, (json.dumps({"version": version, "history": history}, indent=2) + "\n").encode()
+    )

@@ -1,0 +1,65 @@
+"""Models under names of their own: what `lgov promote` leaves, and `lgov serve --model NAME` serves.
+
+``models/NAME/3/`` holds the third promoted version (``model/``, a transformers folder, and ``promotion.json``), and
+``models/NAME/current.json`` says which version is served, and which ones were before. The folder ``models`` is a setting.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Final
+
+from lgov_core.errors import ModelError
+from lgov_core.settings import load_settings
+
+CURRENT_FILE: Final = "current.json"
+MODEL_FOLDER: Final = "model"
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+
+
+def promoted_root(given: Path | None = None) -> Path:
+    """The folder of promoted models: ``given``, the setting ``models``, or ``models`` in the working folder."""
+    return load_settings({"models": given}).models or Path("models")
+
+
+def check_name(name: str) -> None:
+    """Raises `ModelError` unless ``name`` can name a promoted model: it is a single folder's name."""
+    if not _NAME.fullmatch(name):
+        raise ModelError(
+            f"{name!r} cannot name a model", hint="letters, digits, dots, dashes and underscores, 64 at most"
+        )
+
+
+def promoted_state(root: Path, name: str) -> dict[str, Any] | None:
+    """What ``current.json`` of a name holds: ``version``, and ``history`` (oldest first); None without one.
+
+    Raises `ModelError` for a file that cannot be read.
+    """
+    path = root / name / CURRENT_FILE
+    try:
+        state: Any = json.loads(path.read_text("utf-8"))
+        return {"version": int(state["version"]), "history": list(state["history"])}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ModelError(f"{path} cannot be read: {error}", hint="restore it, or promote a checkpoint again") from error
+
+
+def promoted_folder(given: str, root: Path | None = None) -> Path | None:
+    """The version folder that ``NAME`` (its current version) or ``NAME@VERSION`` names; None when there is no such name.
+
+    Raises `ModelError` for a version that does not exist.
+    """
+    name, at, version = given.partition("@")
+    if not _NAME.fullmatch(name):
+        return None
+    root = root or promoted_root()
+    state = promoted_state(root, name)
+    if state is None:
+        return None
+    folder = root / name / (version if at else str(state["version"]))
+    if (at and not version.isdecimal()) or not (folder / MODEL_FOLDER).is_dir():
+        raise ModelError(f"{name} has no version {folder.name}", hint=f"see {root / name}")
+    return folder

@@ -1,0 +1,162 @@
+"""The engine on a vLLM server: lgov writes prompts and reads replies, vLLM samples token ids (`/v1/completions`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import Generator, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import aiohttp
+
+from lgov_core.errors import EndpointError, UpstreamError
+from lgov_core.gateway.engine.reply_codec import Generated
+from lgov_core.gateway.serving.metrics import Reading
+from lgov_core.gateway.upstream.token_engine import TokenEngine, TokenPrompt
+from lgov_core.train.engines.vllm_policy import Version, VllmPolicy
+from lgov_core.train.engines.vllm_server import AttachedVllm, VllmOptions, VllmServer, authorization
+
+if TYPE_CHECKING:
+    from lgov_core.models import LanguageModel
+
+_MAX_CONNECTIONS: Final = 1024
+#: vLLM drops idle connections after five seconds; a call must not race with that.
+_KEEPALIVE_S: Final = 3.0
+#: Seconds between looks at a server that is being started again.
+_LOOK_S: Final = 0.1
+
+
+class VllmEngine(TokenEngine):
+    """Answers chat completions through a vLLM, each call with one exact version of the weights.
+
+    Replies in JSON, demanded tool calls and ``top_p`` below 1 are possible, but vLLM's log-probabilities are then those of the
+    narrowed choice; such calls are recorded without log-probabilities, and so are never trained on. ``lost`` counts the calls
+    that the server did not answer: they are an `UpstreamError` (502), and clients ask again. While the server is being started
+    again calls wait. ``timeout_s`` bounds a reply.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        policy: VllmPolicy,
+        *,
+        also: Sequence[str] = (),
+        context_tokens: int | None = None,
+        max_new_tokens: int = 1024,
+        timeout_s: float = 300.0,
+    ) -> None:
+        super().__init__(
+            model, self._sample, name="vllm", also=also, context_tokens=context_tokens,
+            max_new_tokens=max_new_tokens, grammars=True,
+        )  # fmt: skip
+        self.policy = policy
+        self.lost = 0
+        self._end_ids = sorted(model.eos_ids)
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=10.0)
+        self._session: aiohttp.ClientSession | None = None
+        self._chores: set[asyncio.Future[Any]] = set()
+
+    async def start(self) -> None:
+        """Opens the connections."""
+        connector = aiohttp.TCPConnector(limit=_MAX_CONNECTIONS, keepalive_timeout=_KEEPALIVE_S)
+        self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+
+    async def close(self) -> None:
+        """Closes the connections; what is still waiting fails."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+        await asyncio.gather(*self._chores, return_exceptions=True)
+
+    def figures(self) -> dict[str, int]:
+        """What became of the server since it was started: ``restarts`` of it, and calls ``lost`` with it."""
+        return {"vllm_restarts": self.policy.server.restarts, "vllm_calls_lost": self.lost}
+
+    def readings(self) -> Iterable[Reading]:
+        """For the endpoint's metrics."""
+        restarts, lost = self.figures().values()
+        yield "counter", "lgov_vllm_restarts", "How often vLLM had to be started again.", None, {"": restarts}
+        yield "counter", "lgov_vllm_calls_lost", "Calls that vLLM did not answer.", None, {"": lost}
+
+    async def _sample(self, prompt: TokenPrompt) -> Generated:
+        while not self.policy.server.ready:
+            await asyncio.sleep(_LOOK_S)
+        with self.policy.call() as version:
+            answer = await self._ask_vllm(prompt, version)
+        if self.policy.unused():
+            self._chore(self.policy.drop_unused)
+        choice = answer["choices"][0]
+        if answer.get("model") != version.name or choice["finish_reason"] not in ("stop", "length"):
+            raise UpstreamError(f"vLLM answered for {answer.get('model')!r} and ended with {choice['finish_reason']!r}")
+        narrowed = prompt.grammar is not None or prompt.top_p < 1.0
+        logprobs = None if narrowed else tuple(choice["logprobs"]["token_logprobs"])
+        return Generated(tuple(choice["token_ids"]), logprobs, version.number)
+
+    async def _ask_vllm(self, prompt: TokenPrompt, version: Version) -> dict[str, Any]:
+        if self._session is None:
+            raise EndpointError("the engine is not running", status=503)
+        body: dict[str, Any] = {
+            "model": version.name, "prompt": list(prompt.prompt_ids), "max_tokens": prompt.max_tokens,
+            "temperature": prompt.temperature, "top_p": prompt.top_p, "top_k": -1, "min_p": 0.0,
+            "repetition_penalty": 1.0, "seed": prompt.seed, "stop": list(prompt.stop), "logprobs": 0,
+            "return_token_ids": True, "stop_token_ids": self._end_ids,
+            **({} if prompt.grammar is None else {"structured_outputs": {"grammar": prompt.grammar}}),
+        }  # fmt: skip
+        server = self.policy.server
+        url, headers = f"{server.url}/v1/completions", authorization(server)
+        try:
+            async with self._session.post(url, json=body, headers=headers, timeout=self._timeout) as response:
+                text = await response.text()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self.lost += 1
+            raise UpstreamError(f"vLLM did not answer: {type(error).__name__} {error}", hint="ask again") from error
+        if response.status == 404 and version is self.policy.current:
+            # A server that somebody else started again, without our weights: it has answered nothing with others.
+            self.lost += 1
+            await asyncio.to_thread(self.policy.reload)
+            raise UpstreamError("vLLM had lost the weights, which are loaded again", hint="ask again")
+        if response.status == 400:
+            raise EndpointError(f"vLLM refuses the call: {text[:300]}")
+        if response.status != 200:
+            self.lost += 1
+            raise UpstreamError(f"vLLM answered {response.status}: {text[:300]}")
+        return json.loads(text)
+
+    def _chore(self, work: Any) -> None:
+        task = asyncio.get_running_loop().run_in_executor(None, work)
+        self._chores.add(task)
+        task.add_done_callback(self._chores.discard)
+
+
+@contextlib.contextmanager
+def open_vllm(
+    model: LanguageModel,
+    source: str,
+    folder: Path,
+    options: VllmOptions,
+    *,
+    url: str | None = None,
+    also: Sequence[str] = (),
+    max_new_tokens: int = 1024,
+) -> Generator[VllmEngine]:
+    """The engine on a vLLM that serves ``source`` (a folder or hub name), started by ``options``, or that runs at ``url``.
+
+    ``model`` is the same model, whose weights are not used. ``folder`` gets ``vllm.log`` and ``adapters/``. The API key of a
+    server at ``url`` is the variable VLLM_API_KEY. Raises `UpstreamError` and `SettingsError`.
+    """
+    key = os.environ.get("VLLM_API_KEY")
+    with (
+        VllmServer(source, model.name, options, folder / "vllm.log")
+        if url is None
+        else AttachedVllm(url, key=key, start_s=options.start_s)
+    ) as server:
+        yield VllmEngine(
+            model,
+            VllmPolicy(server, folder / "adapters"),
+            also=also,
+            context_tokens=options.context_tokens,
+            max_new_tokens=max_new_tokens,
+        )

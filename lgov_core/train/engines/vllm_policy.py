@@ -1,0 +1,202 @@
+"""LoRA adapters that a vLLM serves, one name a version: published between calls."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import shutil
+import threading
+import time
+from collections import Counter
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from lgov_core._util.atomic_file import atomic_folder
+from lgov_core.errors import ModelError, TrainError, UpstreamError
+from lgov_core.train.engines.vllm_server import Vllm, ask
+
+if TYPE_CHECKING:
+    import torch
+
+#: How often loading an adapter is tried while the server is lost again and again, and seconds between two tries.
+_TRIES: Final = 5
+_PAUSE_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """Weights with a number, vLLM's name for them, and the folder they are loaded from (None: the model itself)."""
+
+    number: int
+    name: str
+    folder: Path | None
+
+
+class VllmPolicy:
+    """Publishes one LoRA policy to a vLLM, as the `Publisher` of a training loop. Callable from any thread.
+
+    Each version is a PEFT folder below ``folder``, which the server must be able to read, and has a name of its own in vLLM;
+    version 0 is the model itself. A call is of exactly one version and ends with it; an old version is unloaded, and its folder
+    removed, when its last call has ended. After a restart of the server the current version is loaded before any call.
+    """
+
+    def __init__(self, server: Vllm, folder: Path, *, name: str = "policy") -> None:
+        self.server = server
+        # Of this process only: adapters that another run left in a server are never asked for.
+        self._name = f"{name}-{secrets.token_hex(4)}"
+        self._folder = folder
+        self._publishing = threading.Lock()
+        self._lock = threading.Lock()
+        self._current = Version(0, server.base, None)
+        self._versions: dict[int, Version] = {}
+        self._running: Counter[int] = Counter()
+        shutil.rmtree(folder, ignore_errors=True)
+        server.on_start(self.reload)
+
+    @property
+    def current(self) -> Version:
+        """What new calls are answered with."""
+        return self._current
+
+    @property
+    def weights_version(self) -> int:
+        """The version that new calls are answered with."""
+        return self._current.number
+
+    def publish(self, state_dict: Mapping[str, torch.Tensor], version: int | None = None) -> int:
+        """Serves new weights; returns their version. Blocks until they are loaded; running calls go on with theirs.
+
+        ``state_dict`` is as for `lgov_core.gateway.engine.served_policy.ServedPolicy.publish`; ``version`` must rise (default:
+        by one). Raises `ModelError` for weights that are not adapters or not finite and a version that does not rise,
+        `TrainError` when they cannot be written or loaded; the version before is then still served.
+        """
+        with self._publishing:
+            number = self._current.number + 1 if version is None else version
+            if number <= self._current.number:
+                raise ModelError(f"version {number} of policy {self._name!r} is not above {self._current.number}")
+            folder = self._folder / str(number)
+            try:
+                _write_adapter(folder, state_dict, self.server.base)
+            except OSError as error:
+                raise TrainError(
+                    f"version {number} cannot be written to {folder}: {error.strerror or error}",
+                    hint="free some space and resume: the update is made again",
+                ) from error
+            made = Version(number, f"{self._name}@{number}", folder)
+            try:
+                self._switch(made)
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+            self.drop_unused()
+            return number
+
+    def reload(self) -> None:
+        """Loads the current version into a server that has lost it. Raises `UpstreamError` where that fails."""
+        with self._lock:
+            current = self._current
+        if current.folder is None:
+            return
+        try:
+            failure = self._load(current)
+        except OSError as error:
+            failure = str(error)
+        if failure:
+            raise UpstreamError(f"vLLM could not load version {current.number} again: {failure}", status=503)
+
+    @contextlib.contextmanager
+    def call(self) -> Generator[Version]:
+        """The version that a call is answered with; it stays loaded within the block."""
+        with self._lock:
+            version = self._current
+            self._running[version.number] += 1
+        try:
+            yield version
+        finally:
+            with self._lock:
+                self._running[version.number] -= 1
+
+    def unused(self) -> bool:
+        """Whether a version is loaded that no call needs any more."""
+        with self._lock:
+            return any(self._idle(number) for number in self._versions)
+
+    def drop_unused(self) -> None:
+        """Unloads old versions without calls. The folder goes last: vLLM reads it again after it evicted an adapter."""
+        with self._lock:
+            gone = [self._versions.pop(number) for number in [*self._versions] if self._idle(number)]
+        for version in gone:
+            with contextlib.suppress(OSError):  # a server that is down has unloaded it
+                ask(self.server, "/v1/unload_lora_adapter", {"lora_name": version.name})
+            if version.folder is not None:
+                shutil.rmtree(version.folder, ignore_errors=True)
+
+    def _idle(self, number: int) -> bool:
+        return number != self._current.number and not self._running[number]
+
+    def _switch(self, made: Version) -> None:
+        """Loads a version and makes it the current one, in a server that has not been lost meanwhile."""
+        failure = ""
+        for _ in range(_TRIES):
+            generation = self.server.wait()
+            try:
+                failure = self._load(made)
+            except OSError as error:
+                failure = str(error)
+                time.sleep(_PAUSE_S)
+                continue
+            with self._lock:  # a server that was started after this has loaded what is current then
+                if not failure and self.server.generation == generation:
+                    self._versions[made.number] = self._current = made
+                    return
+            if failure:
+                break
+        raise TrainError(f"vLLM does not load version {made.number}: {failure or 'it was lost each time'}")
+
+    def _load(self, version: Version) -> str:
+        """Why vLLM does not load it; "" when it did. Raises `OSError` when it does not answer, or fails (5xx)."""
+        body = {"lora_name": version.name, "lora_path": str(version.folder)}
+        status, text = ask(self.server, "/v1/load_lora_adapter", body)
+        if status >= 500:
+            raise OSError(f"{status}: {text[:300]}")
+        # By this name there are only these weights.
+        return "" if status == 200 or "already" in text else f"{status}: {text[:300]}"
+
+
+def _write_adapter(folder: Path, state_dict: Mapping[str, torch.Tensor], base: str) -> None:
+    """A PEFT folder of ``LAYER.lora_A.weight`` and ``LAYER.lora_B.weight``. Raises `ModelError` and `OSError`."""
+    from safetensors.torch import save_file
+    from torch import isfinite
+
+    tensors = {f"base_model.model.{name.removeprefix('base_model.model.')}": one for name, one in state_dict.items()}
+    strange = [name for name in tensors if not name.endswith((".lora_A.weight", ".lora_B.weight"))]
+    if strange or not tensors:
+        raise ModelError(
+            f"vLLM is published adapters only, and {strange[0]!r} is none" if strange else "there are no weights",
+            hint="train adapters: model.lora_rank above 0",
+        )
+    spoilt = next((name for name, one in tensors.items() if not bool(isfinite(one).all())), None)
+    if spoilt is not None:
+        raise ModelError(f"published {spoilt!r} holds values that are not finite", hint="the update diverged")
+    ranks = {one.shape[0] for name, one in tensors.items() if name.endswith("lora_A.weight")}
+    if len(ranks) != 1:
+        raise ModelError(f"the adapters have different ranks: {', '.join(map(str, sorted(ranks)))}")
+    (rank,) = ranks
+    about: dict[str, Any] = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": rank,
+        "lora_alpha": rank,  # the factor is in lora_B
+        "bias": "none",
+        "target_modules": sorted({name.rsplit(".", 3)[-3] for name in tensors}),
+    }
+    with atomic_folder(folder) as partial:
+        save_file(
+            {name: one.detach().cpu().contiguous() for name, one in tensors.items()},
+            partial / "adapter_model.safetensors",
+        )
+        (partial / "adapter_config.json").write_text(json.dumps(about))

@@ -1,0 +1,77 @@
+"""Runs every check over what is on record of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from lgov_core.settings import without_password
+from lgov_core.types import Severity
+from lgov_core.views.findings import reply_checks, signal_checks, trend_checks
+from lgov_core.views.findings.evidence import TASK, Evidence
+from lgov_core.views.findings.reading import read_evidence
+from lgov_core.views.findings.report import Report, RunFinding
+
+_CHECKS: Final[tuple[Callable[[Evidence], RunFinding | None], ...]] = (
+    trend_checks.find_violations,
+    trend_checks.find_farming,
+    signal_checks.find_dull_reward,
+    signal_checks.find_air_alone,
+    reply_checks.find_truncated,
+    reply_checks.find_malformed,
+    trend_checks.find_entropy_collapse,
+    trend_checks.find_kl,
+    reply_checks.find_stale_weights,
+    reply_checks.find_drift,
+)
+_SEVERITIES: Final = list(Severity)
+#: All findings, by the part of the evidence that they need; some need two.
+_NEEDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "metrics": ("entropy-collapsed", "kl-running-off", "weights-stale"),
+        "store": ("tool-calls-malformed", "retokenisation-drift", "violations-rising", "tool-rewards-farmed"),
+        "ends": ("violations-rising", "tool-rewards-farmed"),
+        "rollouts": ("replies-truncated",),
+        "reward": ("reward-constant", "reward-sparse", "groups-alike", "advantages-from-air-alone"),
+    }
+)
+
+#: The name of every finding.
+NAMES: Final = ("replies-truncated", *dict.fromkeys(name for names in _NEEDS.values() for name in names))
+
+
+def examine(place: str | Path) -> Report:
+    """Examines ``place``: the folder of a run (finished or in progress), or a trace store (a path or an address).
+
+    Reads only, and writes nothing; a run may go on meanwhile. Raises `LgovError` where there is nothing to examine or it
+    cannot be read. Callable from any thread.
+    """
+    return examine_evidence(without_password(str(place)), read_evidence(str(place)))
+
+
+def examine_evidence(place: str, evidence: Evidence) -> Report:
+    """As `examine`, of evidence at hand. Pure."""
+    found = [finding for check in _CHECKS if (finding := check(evidence)) is not None]
+    found.sort(key=lambda one: -_SEVERITIES.index(one.severity))
+    rollouts = {one.rollout_id for one in (*evidence.early, *evidence.recent)}
+    names = {one.name for one in found}
+    missing = {name: why for name, why in _not_examined(evidence).items() if name not in names}
+    checked = dict.fromkeys(name for part in _NEEDS.values() for name in part if name not in missing)
+    return Report(place, len(evidence.updates), len(rollouts), tuple(found), tuple(checked), missing)
+
+
+def _not_examined(evidence: Evidence) -> dict[str, str]:
+    missing: dict[str, str] = {}
+    if not evidence.recent:
+        missing["rollouts"] = "there is no rollout that ended"
+    if not evidence.updates:
+        missing["metrics"] = "there is no update in metrics.jsonl"
+    if not evidence.early:
+        missing["ends"] = "the run is too short to compare its beginning with its end"
+    if not evidence.recorded:
+        missing["store"] = "there is no trace store with these rollouts"
+    if not any(TASK in one.rewards for one in evidence.recent):
+        missing["reward"] = "no rollout has a reward of the dimension task"
+    return {name: why for part, why in missing.items() for name in _NEEDS[part]}

@@ -1,0 +1,187 @@
+"""One attempt step by step, as the rollout's page shows it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from lgov_core.store import TraceStore
+from lgov_core.transitions import Finding
+from lgov_core.views.attempt_builder import read_attempt
+from lgov_core.views.attempt_view import (
+    AgentRun,
+    AttemptView,
+    ModelStep,
+    RecordedDecision,
+    RewardLine,
+    ToolStep,
+    routine,
+)
+from lgov_core.views.pages.filters import RUNNING, UNKNOWN
+from lgov_core.views.pages.texts import text_of, text_ref
+from lgov_core.views.pages.trained import Trained
+
+#: Steps in one answer, at most.
+MOST_STEPS: Final = 500
+#: Ends of a reply at the limit of its tokens.
+CUT_OFF: Final = ("length", "max_tokens", "max_output_tokens", "MAX_TOKENS")
+#: By decision id: what a transform replaced, and with what.
+Rewrites = Mapping[str, Mapping[str, Any]]
+
+
+def call_name(response_id: str, choice: int) -> str:
+    """What names a call in an address."""
+    return f"{response_id}:{choice}"
+
+
+def timeline(
+    store: TraceStore, view: AttemptView, trained: Trained, rewrites: Rewrites, first: int, count: int
+) -> dict[str, Any]:
+    """The attempt ``view`` with steps ``first`` to ``first + count``."""
+    return _Timeline(view, trained, rewrites).page(store, first, min(count, MOST_STEPS))
+
+
+def attempt_of_rollout(store: TraceStore, rollout_id: str, attempt: int | None) -> AttemptView:
+    """The view of an attempt, the last one where none is named. Raises `StoreError` where there is none."""
+    return read_attempt(store, rollout_id, attempt)
+
+
+class _Timeline:
+    def __init__(self, view: AttemptView, trained: Trained, rewrites: Rewrites) -> None:
+        self._view, self._trained, self._rewrites = view, trained, rewrites
+        self._runs: dict[str | None, AgentRun] = {run.span_id: run for run in view.agents}
+        self._proposer = {tool.call_id: step.response_id for step in view.steps for tool in step.tools}
+        calls = {step.response_id for step in view.steps}
+        self._of_call: dict[str, list[RecordedDecision]] = defaultdict(list)
+        self._loose: list[RecordedDecision] = []
+        for one in view.decisions:
+            if one.response_id in calls:
+                self._of_call[str(one.response_id)].append(one)
+            else:
+                self._loose.append(one)
+        drifts = [one for one in trained.diagnostics if one.finding is Finding.RETOKENISATION_DRIFT]
+        self._drifted = {one.subject for one in drifts}
+
+    def page(self, store: TraceStore, first: int, count: int) -> dict[str, Any]:
+        view, last = self._view, first + count
+        attempts = store.pages.attempts_of([view.rollout_id])
+        own = next((row for row in attempts if row[1] == view.attempt), None)
+        return {
+            "rollout_id": view.rollout_id,
+            "task_id": view.task_id,
+            "run_id": view.run_id,
+            "attempt": view.attempt,
+            "attempts": [
+                {"attempt": number, "outcome": outcome or RUNNING, "started_at": started_at, "ended_at": ended_at}
+                for _, number, started_at, ended_at, outcome, _ in attempts
+            ],
+            "outcome": view.outcome.value if view.outcome is not None else RUNNING if view.announced else UNKNOWN,
+            "error": self._text(view.error, "error"),
+            "input": self._text(view.input, "input"),
+            "result": self._text(view.result, "result"),
+            "announced": view.announced,
+            "started_at": None if own is None else own[2],
+            "ended_at": None if own is None else own[3],
+            "rewards": _rewards(view.rewards),
+            "loose_rewards": _rewards(view.loose_rewards),
+            "loose_tools": [self._tool(one, f"loose_tools.{at}") for at, one in enumerate(view.loose_tools)],
+            "decisions": [self._decision(one) for one in self._loose],
+            "agents": [
+                {
+                    "id": run.span_id,
+                    "name": run.name,
+                    "parent": run.parent,
+                    "depth": run.depth,
+                    "started_at": run.started_at,
+                    "ended_at": run.ended_at,
+                }
+                for run in view.agents
+            ],
+            "advantage_source": self._trained.source,
+            "trained_step": self._trained.step,
+            "diagnostics": [
+                {"finding": one.finding.value, "subject": one.subject, "detail": one.detail}
+                for one in self._trained.diagnostics
+            ],
+            "steps": [self._step(at, one) for at, one in enumerate(view.steps[first:last], first)],
+            "steps_total": len(view.steps),
+            "next": last if last < len(view.steps) else None,
+        }
+
+    def _step(self, at: int, step: ModelStep) -> dict[str, Any]:
+        run = self._runs.get(step.agent_span)
+        trained = self._trained.of_call.get((step.response_id, step.choice))
+        handoff = next((tool.name for tool in step.tools if tool.kind == "handoff"), None)
+        return {
+            "index": at,
+            "turn": step.turn,
+            "call": call_name(step.response_id, step.choice),
+            "response_id": step.response_id,
+            "choice": step.choice,
+            "model": step.model,
+            "agent": step.agent if step.agent is not None or run is None else run.name,
+            "agent_id": step.agent_span,
+            "depth": 0 if run is None else run.depth,
+            "parent_call": None if trained is None else trained.parent_response_id,
+            "handoff": handoff,
+            "weights_version": step.weights_version,
+            "prompt_tokens": step.prompt_tokens,
+            "response_tokens": step.response_tokens,
+            "finish_reason": step.finish_reason,
+            "truncated": step.finish_reason in CUT_OFF,
+            "started_at": step.started_at,
+            "ended_at": step.ended_at,
+            "messages": [
+                {"role": one.role, "text": self._text(one.text, f"steps.{at}.seen.{number}.text")}
+                for number, one in enumerate(step.seen)
+            ],
+            "wrote": self._text(step.wrote, f"steps.{at}.wrote"),
+            "tools": [self._tool(one, f"steps.{at}.tools.{number}") for number, one in enumerate(step.tools)],
+            "decisions": [self._decision(one) for one in self._of_call.get(step.response_id, ())],
+            "rewards": _rewards(step.rewards),
+            "captured": step.captured,
+            "has_tokens": step.captured and step.prompt_tokens is not None and step.response_tokens is not None,
+            "advantage": None if trained is None else trained.credit,
+            "return": None if trained is None else trained.value_to_go,
+            "drift": step.response_id in self._drifted,
+        }
+
+    def _tool(self, tool: ToolStep, path: str) -> dict[str, Any]:
+        return {
+            "call_id": tool.call_id,
+            "name": tool.name,
+            "kind": tool.kind,
+            "arguments": self._text(tool.arguments, f"{path}.arguments"),
+            "decisions": [self._decision(one) for one in tool.decisions],
+            "status": tool.status,
+            "result": self._text(tool.result, f"{path}.result"),
+            "error": tool.error,
+            "rewards": _rewards(tool.rewards),
+            "claimed": tool.claimed,
+        }
+
+    def _decision(self, one: RecordedDecision) -> dict[str, Any]:
+        return {
+            "point": one.point,
+            "action": one.action,
+            "effect": one.effect,
+            "would": one.would,
+            "policy": one.policy,
+            "rule": one.rule,
+            "reason": one.reason,
+            "severity": one.severity,
+            "decision_id": one.decision_id,
+            "blocks": one.blocks,
+            "routine": routine(one),
+            "at": one.at,
+            "latency_us": one.latency_us,
+            "rewritten": self._rewrites.get(one.decision_id or ""),
+        }
+
+    def _text(self, value: Any, path: str) -> dict[str, Any] | None:
+        return text_of(value, text_ref(self._view.rollout_id, self._view.attempt, path))
+
+
+def _rewards(rewards: Sequence[RewardLine]) -> list[dict[str, Any]]:
+    return [{"dimension": one.dimension, "value": one.value, "source": one.source} for one in rewards]

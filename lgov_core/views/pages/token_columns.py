@@ -1,0 +1,97 @@
+"""One model call as the trainer saw it: columns over its tokens."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+from lgov_core._util.prefixes import common_prefix
+from lgov_core.store import TraceStore
+from lgov_core.transitions import Finding
+from lgov_core.types import CapturedCall
+from lgov_core.views.attempt_builder import NotRecorded
+from lgov_core.views.pages.timeline import CUT_OFF, call_name
+from lgov_core.views.pages.token_texts import TokenTexts
+from lgov_core.views.pages.trained import Trained
+
+#: Positions in one answer, at most.
+MOST_TOKENS: Final = 40_000
+_POSITION: Final = re.compile(r"from position (\d+) on")
+
+
+class NoTokens(NotRecorded):
+    """A call that was recorded without token ids."""
+
+    code = "no_tokens"
+
+
+def token_columns(
+    store: TraceStore,
+    rollout_id: str,
+    attempt: int,
+    call: str,
+    trained: Trained,
+    texts: TokenTexts | None,
+    first: int,
+    count: int,
+) -> dict[str, Any]:
+    """The positions ``first`` to ``first + count`` of prompt and reply of a call. Raises `StoreError`, `NoTokens`."""
+    own = [one for one in store.calls([rollout_id]) if (one.attempt or 1) == attempt]
+    at = next((place for place, one in enumerate(own) if call_name(one.response_id, one.choice) == call), None)
+    if at is None:
+        raise NotRecorded(f"attempt {attempt} of rollout {rollout_id} has no call {call}", hint="take it from a step")
+    found = own[at]
+    if found.prompt_ids is None or found.response_ids is None:
+        raise NoTokens(f"call {call} was recorded without token ids", hint="its server returned none")
+    prompt, reply = found.prompt_ids, found.response_ids
+    ids = (*prompt, *reply)
+    last = first + min(count, MOST_TOKENS)
+    row = trained.of_call.get((found.response_id, found.choice))
+    advantages = None if row is None else row.advantages
+    mask = (1,) * len(reply) if row is None else row.response_mask
+    return {
+        "rollout_id": rollout_id,
+        "attempt": attempt,
+        "call": call,
+        "prompt_count": len(prompt),
+        "response_count": len(reply),
+        "from": first,
+        "next": last if last < len(ids) else None,
+        "ids": ids[first:last],
+        "texts": None if texts is None else texts.of(ids[first:last]),
+        "mask": _cut((0,) * len(prompt), mask, first, last),
+        "logprobs": _cut((None,) * len(prompt), found.logprobs or (None,) * len(reply), first, last),
+        "advantages": None if advantages is None else _cut((None,) * len(prompt), advantages, first, last),
+        "advantage_source": None if advantages is None else trained.source,
+        "entropy": None,
+        "weights_version": found.weights_version,
+        "temperature": found.temperature,
+        "top_p": found.top_p,
+        "finish_reason": found.finish_reason,
+        "truncated": found.finish_reason in CUT_OFF,
+        "loss_weight": None if row is None else row.loss_weight,
+        "shared": _shared(prompt, own[:at]),
+        "drift": _drift(trained, found),
+    }
+
+
+def _cut(prompt: Sequence[Any], reply: Sequence[Any], first: int, last: int) -> list[Any]:
+    """Both parts together from ``first`` to ``last``; what is not finite becomes None."""
+    values = [*prompt[first:last], *reply[max(first - len(prompt), 0) : max(last - len(prompt), 0)]]
+    return [None if isinstance(one, float) and not math.isfinite(one) else one for one in values]
+
+
+def _shared(prompt: tuple[int, ...], earlier: Sequence[CapturedCall]) -> int:
+    """How many leading tokens of a prompt are those of an earlier call of the attempt and its reply."""
+    known = ((*(one.prompt_ids or ()), *(one.response_ids or ())) for one in earlier)
+    return max((common_prefix(prompt, one) for one in known), default=0)
+
+
+def _drift(trained: Trained, call: CapturedCall) -> dict[str, Any] | None:
+    for one in trained.diagnostics:
+        if one.finding is Finding.RETOKENISATION_DRIFT and one.subject == call.response_id:
+            position = _POSITION.search(one.detail)
+            return {"at": int(position.group(1)) if position else 0, "detail": one.detail}
+    return None

@@ -1,0 +1,192 @@
+"""The window as an ASGI application; mounted under a path of its own, `PATH`."""
+
+from __future__ import annotations
+
+import getpass
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
+
+from lgov_core.errors import LgovError
+from lgov_core.views.pages.governance.approvals import AnsweredRequest, answer_approval, list_approvals
+from lgov_core.views.web import run_answers, store_answers
+from lgov_core.views.web.access import WindowAccess
+from lgov_core.views.web.answers import SafeHeaders, error_answer, json_answer, json_body
+from lgov_core.views.web.changes import Changes
+from lgov_core.views.web.errors import NoSessionError, QueryError
+from lgov_core.views.web.query import Query
+from lgov_core.views.web.window import Window
+
+#: Where the window is, below the address of its server.
+PATH: Final = "/view"
+STATIC: Final = Path(__file__).parent / "static"
+_LONGEST_BODY: Final = 64 * 1024
+_LONGEST_TEXT: Final = 2_000
+
+Answer = Callable[[Window, Mapping[str, str], Query], Any]
+#: Every answer that only reads, by its path below ``api/``.
+ANSWERS: Final[Mapping[str, Answer]] = {
+    "sources": run_answers.sources,
+    "runs": run_answers.runs,
+    "runs/{source:path}": run_answers.run,
+    "filters": store_answers.filters,
+    "tasks": store_answers.tasks,
+    "rollouts": store_answers.rollouts,
+    "rollouts/{rollout:path}/calls/{call:path}/tokens": store_answers.tokens,
+    "rollouts/{rollout:path}": store_answers.rollout,
+    "text": store_answers.text,
+    "compare": run_answers.compared,
+    "compare/sides": run_answers.sides,
+    "compare/rollouts": run_answers.compared_rollouts,
+    "governance": run_answers.governance,
+    "governance/decisions": run_answers.decisions,
+    "governance/audit": run_answers.audit,
+    "governance/policies": run_answers.policies,
+    "governance/replay": run_answers.replayed,
+    "doctor": run_answers.doctor,
+}
+
+
+def create_window_app(window: Window, access: WindowAccess, *, longest_wait_s: int = 25) -> ASGIApp:
+    """The application, to be mounted at `PATH`. ``longest_wait_s`` bounds how long a request for changes may wait.
+
+    Everything below ``api/`` needs a session; the page itself holds no data.
+    """
+    routes = _Routes(window, access, longest_wait_s)
+    handlers = dict.fromkeys((LgovError, HTTPException, Exception), _on_error)
+    return SafeHeaders(Starlette(routes=routes.all(), exception_handlers=handlers))
+
+
+class _Routes:
+    def __init__(self, window: Window, access: WindowAccess, longest_wait_s: int) -> None:
+        self._window, self._access, self._longest_wait_s = window, access, longest_wait_s
+        self._changes = Changes(window)
+
+    def all(self) -> list[Route | Mount]:
+        reading = [Route(f"/api/{path}", self._guarded(self._reading(one))) for path, one in ANSWERS.items()]
+        return [
+            Route("/", self._page),
+            Route("/api/session", self._session),
+            Route("/api/changes", self._guarded(self._changed)),
+            Route("/api/approvals", self._guarded(self._approvals)),
+            Route("/api/approvals/{request_id}", self._guarded(self._answer), methods=["POST"]),
+            *reading,
+            Mount("/static", StaticFiles(directory=STATIC, check_dir=False)),
+        ]
+
+    def _guarded(self, endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        async def guarded(request: Request) -> Response:
+            self._access.check(request, is_api=True)
+            if not self._access.is_open(request):
+                raise NoSessionError("this browser has no session", hint="open the address that was printed")
+            return await endpoint(request)
+
+        return guarded
+
+    def _reading(self, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
+        def work(params: Mapping[str, str], query: Query) -> bytes:
+            return json_body(answer(self._window, params, query))
+
+        async def endpoint(request: Request) -> Response:
+            body = await run_in_threadpool(work, request.path_params, Query(request.query_params))
+            return Response(body, headers={"Cache-Control": "no-store"}, media_type="application/json")
+
+        return endpoint
+
+    async def _page(self, request: Request) -> Response:
+        self._access.check(request, is_api=False)
+        if (token := request.query_params.get("token")) is not None:
+            answer = RedirectResponse(request.url.replace(query="").path, 303, {"Cache-Control": "no-store"})
+            if (session := self._access.exchange(token)) is not None:
+                path = f"{request.scope.get('root_path', '')}/"
+                secure = request.url.scheme == "https"
+                answer.set_cookie(
+                    self._access.cookie, session, path=path, httponly=True, samesite="strict", secure=secure
+                )
+            return answer
+        page = (STATIC / "index.html").read_bytes()
+        return Response(page, headers={"Cache-Control": "no-cache"}, media_type="text/html")
+
+    async def _session(self, request: Request) -> Response:
+        self._access.check(request, is_api=True)
+        is_open = self._access.is_open(request)
+        return json_answer({"authenticated": is_open, "may_answer": is_open, "by": _user() if is_open else ""})
+
+    async def _changed(self, request: Request) -> Response:
+        query = Query(request.query_params)
+        wait = min(query.whole("wait", 0, 0, 25), self._longest_wait_s)
+        return json_answer(await self._changes.answer(request.query_params.get("since"), wait))
+
+    async def _approvals(self, request: Request) -> Response:
+        everything = Query(request.query_params).flag("all")
+        files = await run_in_threadpool(self._window.approval_files)
+        items = await run_in_threadpool(list_approvals, files, everything=everything)
+        return json_answer({"may_answer": True, "files": [str(file) for file in files], "items": items})
+
+    async def _answer(self, request: Request) -> Response:
+        given = await _object(request)
+        answer = given.get("answer")
+        if answer not in ("approve", "reject"):
+            raise QueryError(f"answer is {answer!r}", hint="approve or reject")
+        try:
+            item = await run_in_threadpool(
+                answer_approval,
+                self._window.approval_files(),
+                request.path_params["request_id"],
+                answer,
+                by=_text(given, "by"),
+                reason=_text(given, "reason"),
+                digest=_text(given, "digest"),
+            )
+        except AnsweredRequest as error:
+            return error_answer(error, item=error.item)
+        return json_answer(item)
+
+
+def _text(given: Mapping[str, Any], name: str) -> str:
+    value = given.get(name, "")
+    if not isinstance(value, str) or len(value) > _LONGEST_TEXT:
+        raise QueryError(f"{name} is not a text of at most {_LONGEST_TEXT} characters")
+    return value
+
+
+async def _object(request: Request) -> dict[str, Any]:
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > _LONGEST_BODY:
+            raise QueryError(f"the request has more than {_LONGEST_BODY} bytes")
+    try:
+        found = json.loads(body)
+    except ValueError as error:
+        raise QueryError(f"the body is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise QueryError("the body is not a JSON object")
+    return found
+
+
+def _on_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, LgovError):
+        return error_answer(error)
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    message = error.detail if isinstance(error, HTTPException) else f"{type(error).__name__}: {error}"
+    code = {404: "not_found", 405: "method"}.get(status, "internal")
+    return json_answer({"error": {"code": code, "message": message, "hint": None}}, status)
+
+
+def _user() -> str:
+    """The name to propose for an answer."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return ""

@@ -1,0 +1,202 @@
+"""One self-contained HTML file of a window: for a pull request, without a server and without a network."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import lgov_core
+from lgov_core._util.atomic_file import atomic_write
+from lgov_core.errors import LgovError
+from lgov_core.views.pages.governance.decision_counts import COLUMNS
+from lgov_core.views.web import run_answers, store_answers
+from lgov_core.views.web.answers import json_body
+from lgov_core.views.web.app import STATIC, Answer
+from lgov_core.views.web.bundle import one_page
+from lgov_core.views.web.query import Query
+from lgov_core.views.web.window import Shown, Window
+
+#: Groups that teach something, that do not, and the newest; decisions; tokens of a call, and of all calls together.
+_GROUPS: Final = (("something", 20), ("nothing", 10), ("", 20))
+_DECISIONS: Final = 200
+_TOKENS_OF_A_CALL: Final = 4_000
+_TOKENS: Final = 200_000
+#: Seconds for which an audit record is waited for, and a store's decisions are counted.
+_WAIT_S: Final = 120.0
+#: What a model, a tool or a user wrote: fields of these names, and every text that may be long.
+_CONTENT: Final = frozenset({"error", "ids", "texts", "rewritten"})
+_TEXT: Final = frozenset({"text", "length", "ref"})
+
+
+def write_report(window: Window, path: Path, *, content: bool = True, limit: int = 100) -> dict[str, Any]:
+    """Writes the file: figures of all sources, and of the first one ``limit`` rollouts at most, chosen for what they show.
+
+    ``content=False`` leaves out what models, tools and users wrote. Returns the file's size and what was chosen. Raises
+    `LgovError`.
+    """
+    report = _Report(window, limit, content=content)
+    report.add_all()
+    chosen = f"{len(report.rollouts)} rollouts, {report.tokens} tokens"
+    data = {
+        "format": 1,
+        "content": content,
+        "made_at": time.time(),
+        "version": lgov_core.__version__,
+        "chosen": chosen,
+        "responses": report.responses,
+    }
+    body = one_page(STATIC, json_body(data).decode("ascii")).encode()
+    atomic_write(path, body)
+    return {"path": str(path), "bytes": len(body), "chosen": chosen, "content": content}
+
+
+class _Report:
+    def __init__(self, window: Window, limit: int, *, content: bool) -> None:
+        self._window, self._limit, self._content = window, limit, content
+        self.responses: dict[str, Any] = {}
+        self.rollouts: dict[tuple[str, str, int], None] = {}
+        self.tokens = 0
+
+    def add_all(self) -> None:
+        """Every page. What a source does not have is left out."""
+        self._add("sources", run_answers.sources)
+        self._add("runs", run_answers.runs)
+        self._add_comparisons()
+        for number, shown in enumerate(self._window.sources()):
+            source = shown.source.source_id
+            self._add(f"runs/{_encoded(source)}", run_answers.run, {"source": source})
+            try:
+                self._add_source(shown, whole=number == 0)
+            except LgovError:  # as api/sources says
+                continue
+        for source, rollout_id, attempt in list(self.rollouts):
+            self._add_rollout(source, rollout_id, attempt)
+
+    def _add_source(self, shown: Shown, *, whole: bool) -> None:
+        given = {"source": shown.source.source_id}
+        for by in COLUMNS:
+            self._add_counted("governance", run_answers.governance, {**given, "by": by})
+        self._add_counted("filters", store_answers.filters, given)
+        self._add_checked("governance/audit", run_answers.audit, given)
+        self._add_checked("doctor", run_answers.doctor, given)
+        if not whole:
+            return
+        decisions = list(self._items(run_answers.decisions, given, _DECISIONS))
+        groups: dict[tuple[str, str], Any] = {}
+        for teaches, most in _GROUPS:
+            asked = {**given, "teaches": teaches} if teaches else given
+            groups |= {(one["run_id"], one["task_id"]): one for one in self._items(store_answers.tasks, asked, most)}
+        self._set_list("governance/decisions", given, decisions)
+        self._set_list("tasks", given, list(groups.values()))
+        shares = (
+            (3, [(item["rollout_id"], item["attempt"] or 1) for item in decisions if item["rollout_id"]]),
+            (1, [_key(row) for group in groups.values() if not group["teaches_nothing"] for row in group["rollouts"]]),
+            (1, [_key(row) for group in groups.values() for row in group["rollouts"]]),
+        )
+        for divisor, keys in shares:
+            for key in keys[: self._limit // divisor]:
+                if len(self.rollouts) < self._limit:
+                    self.rollouts[given["source"], key[0], key[1]] = None
+        self._set_list("rollouts", given, list(self._items(store_answers.rollouts, given, self._limit)))
+
+    def _add_comparisons(self) -> None:
+        sides = self._add("compare/sides", run_answers.sides)
+        for pair in sides["pairs"][:1]:
+            given = {**pair, "channel": "task"}
+            try:
+                shown = self._add("compare", run_answers.compared, given, more={"limit": str(max(self._limit // 8, 1))})
+            except LgovError:
+                continue
+            shown["cursor"] = None
+            for item in shown["items"]:
+                names: dict[str, str] = {}
+                for side in "ab":
+                    row, source = item[side]["rollouts"][0], shown[side]["source"]
+                    self.rollouts[source, row["rollout_id"], row["attempt"]] = None
+                    names[side] = "~".join(_encoded(str(one)) for one in (source, row["rollout_id"], row["attempt"]))
+                self._add("compare/rollouts", run_answers.compared_rollouts, names)
+
+    def _add_rollout(self, source: str, rollout_id: str, attempt: int) -> None:
+        place, given = f"rollouts/{_encoded(rollout_id)}", {"source": source, "attempt": str(attempt)}
+        try:
+            shown = self._add(place, store_answers.rollout, given, {"rollout": rollout_id}, {"count": "500"})
+        except LgovError:  # deleted meanwhile
+            return
+        self.responses.setdefault(_path(place, {"source": source}), _path(place, given))
+        for step in shown["steps"]:
+            count = (step["prompt_tokens"] or 0) + (step["response_tokens"] or 0)
+            if step["has_tokens"] and count <= _TOKENS_OF_A_CALL and self.tokens + count <= _TOKENS:
+                self.tokens += count
+                params = {"rollout": rollout_id, "call": step["call"]}
+                more = {"count": str(_TOKENS_OF_A_CALL)}
+                self._add(f"{place}/calls/{_encoded(step['call'])}/tokens", store_answers.tokens, given, params, more)
+
+    # ------------------------------------------------------------------ answers
+
+    def _add(
+        self,
+        place: str,
+        answer: Answer,
+        given: Mapping[str, str] | None = None,
+        params: Mapping[str, str] | None = None,
+        more: Mapping[str, str] | None = None,
+    ) -> Any:
+        """Adds the answer to a path; ``more`` are parameters that its name does not have."""
+        given = given or {}
+        value = answer(self._window, params or given, Query({**given, **(more or {})}))
+        shown = value if self._content else _without_content(value)
+        named = {} if place.startswith("runs/") else given
+        self.responses[_path(place, named)] = shown
+        return shown
+
+    def _add_counted(self, place: str, answer: Answer, given: Mapping[str, str]) -> None:
+        until = time.monotonic() + _WAIT_S
+        shown = self._add(place, answer, given)
+        while shown["progress"]["done"] < shown["progress"]["total"] and time.monotonic() < until:
+            shown = self._add(place, answer, given)
+
+    def _add_checked(self, place: str, answer: Answer, given: Mapping[str, str]) -> None:
+        until = time.monotonic() + _WAIT_S
+        while self._add(place, answer, given)["state"] in ("checking", "running") and time.monotonic() < until:
+            time.sleep(0.1)
+
+    def _set_list(self, place: str, given: Mapping[str, str], items: list[Any]) -> None:
+        value = {"items": items, "cursor": None, "searched": {"done": len(items), "total": len(items)}}
+        self.responses[_path(place, given)] = value if self._content else _without_content(value)
+
+    def _items(self, answer: Answer, given: Mapping[str, str], most: int) -> Iterator[Any]:
+        """The first items of a list."""
+        cursor: str | None = ""
+        left, until = most, time.monotonic() + _WAIT_S
+        while cursor is not None and left > 0 and time.monotonic() < until:
+            asked = {**given, "limit": str(min(left, 50)), **({"cursor": cursor} if cursor else {})}
+            page = answer(self._window, {}, Query(asked))
+            yield from page["items"]
+            left, cursor = left - len(page["items"]), page["cursor"]
+
+
+def _key(row: Mapping[str, Any]) -> tuple[str, int]:
+    return row["rollout_id"], row["attempt"]
+
+
+def _encoded(text: str) -> str:
+    """As ``encodeURIComponent`` does."""
+    return quote(text, safe="!'()*-._~")
+
+
+def _path(place: str, given: Mapping[str, str]) -> str:
+    query = "&".join(f"{name}={_encoded(given[name])}" for name in sorted(given))
+    return f"{place}?{query}" if query else place
+
+
+def _without_content(value: Any) -> Any:
+    """``value`` with None for what models, tools and users wrote."""
+    if isinstance(value, dict):
+        given: dict[str, Any] = value
+        if given.keys() == _TEXT:
+            return None
+        return {name: None if name in _CONTENT else _without_content(one) for name, one in given.items()}
+    return [_without_content(one) for one in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,130 @@
+// Answers of the API: from the server that sent this page, or from the data inside an exported file.
+import { useEffect, useRef, useState } from "./html.js";
+import { EXPORTED, fromFile } from "./exported.js";
+
+export class ApiError extends Error {
+  constructor(status, { code = "", message, hint = null, item = null }) {
+    super(message);
+    Object.assign(this, { status, code, hint, item });
+  }
+}
+
+/** The path below api/, with the parameters that are given, in the order of the alphabet. */
+export function address(path, params = {}) {
+  const names = Object.keys(params).filter((name) => params[name] !== null && params[name] !== undefined && params[name] !== "");
+  const query = names.sort().map((name) => `${name}=${encodeURIComponent(params[name])}`);
+  return path + (query.length ? "?" + query.join("&") : "");
+}
+
+/** One answer. Raises ApiError, also when the server cannot be reached (status 0). */
+export async function get(path, params, options) {
+  if (EXPORTED) {
+    const answer = fromFile(path, params, address);
+    if (answer) return answer;
+    throw new ApiError(404, { code: "not_exported", message: "This is not in the exported file.", hint: "Run lgov view on the store itself to see it." });
+  }
+  return send(address(path, params), options);
+}
+
+export const post = (path, body) =>
+  send(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+
+async function send(path, options) {
+  let response;
+  try {
+    response = await fetch("api/" + path, { credentials: "same-origin", ...options });
+  } catch (cause) {
+    if (cause.name === "AbortError") throw cause;
+    throw new ApiError(0, { code: "unreachable", message: "The server does not answer.", hint: "Is lgov still running? This page continues when it is back." });
+  }
+  const answer = await response.json().catch(() => null);
+  if (response.ok && answer) return answer;
+  const hint = response.status === 401 ? "Open the address that lgov printed when it started; it holds the token." : null;
+  throw new ApiError(response.status, { hint, message: `The server answered ${response.status}.`, ...answer?.error, item: answer?.item });
+}
+
+/**
+ * The answer to a path, kept up to date: {data, error, reload}. A null path asks nothing. It is asked again while the server is
+ * still counting (`progress`, or `state` among `busy`), and when `what` of its source changes.
+ */
+export function useApi(path, params = {}, { what = [], busy = [] } = {}) {
+  const key = path === null ? null : address(path, params);
+  const [result, setResult] = useState({ key, data: null, error: null });
+  const [turn, setTurn] = useState(0);
+  const reload = () => setTurn((now) => now + 1);
+  useChanges(what, params.source, reload);
+  useEffect(() => {
+    if (key === null) return undefined;
+    const abort = new AbortController();
+    let timer = 0;
+    get(path, params, { signal: abort.signal }).then(
+      (data) => {
+        setResult({ key, data, error: null });
+        const counting = data.progress && data.progress.done < data.progress.total;
+        if (counting || busy.includes(data.state)) timer = setTimeout(reload, counting ? 200 : 800);
+      },
+      (error) => {
+        if (error.name === "AbortError") return;
+        setResult((old) => ({ key, data: old.key === key ? old.data : null, error }));
+        if (error.status === 0 || error.status === 503) timer = setTimeout(reload, 2000);
+      },
+    );
+    return () => (abort.abort(), clearTimeout(timer));
+  }, [key, turn]);
+  const current = result.key === key;
+  return { data: current ? result.data : null, error: current ? result.error : null, reload };
+}
+
+/** A list that is read page by page: {items, more, loading, error, searched}; `more()` reads the next page. */
+export function usePages(path, params, { what = [], enough = 20 } = {}) {
+  const first = useApi(path, params, { what });
+  const key = address(path, params);
+  const [rest, setRest] = useState({ key, items: [], cursor: null, error: null, loading: false });
+  const now = rest.key === key ? rest : { key, items: [], cursor: null, error: null, loading: false };
+  const cursor = now.cursor ?? (now.items.length || now.done ? null : first.data?.cursor);
+  const more = async (wanted = enough) => {
+    let { items } = now;
+    let next = cursor;
+    let searched = now.searched;
+    setRest({ ...now, loading: true });
+    try {
+      for (const start = items.length; next && items.length - start < wanted; ) {
+        const page = await get(path, { ...params, cursor: next });
+        items = [...items, ...page.items];
+        next = page.cursor;
+        searched = page.searched;
+        setRest({ key, items, cursor: next, done: !next, searched, error: null, loading: Boolean(next) });
+      }
+      setRest({ key, items, cursor: next, done: !next, searched, error: null, loading: false });
+    } catch (error) {
+      setRest({ ...now, items, cursor: next, error, loading: false });
+    }
+  };
+  const asked = useRef(null);
+  useEffect(() => {
+    // A page of a search may be short: read on until there is something to see.
+    if (!first.data || asked.current === key) return;
+    asked.current = key;
+    if (first.data.cursor && first.data.items.length < enough / 2) more(enough / 2 - first.data.items.length);
+  }, [first.data, key]);
+  return {
+    first, more, cursor, loading: now.loading, error: now.error, data: first.data,
+    searched: now.searched ?? first.data?.searched, items: [...(first.data?.items ?? []), ...now.items],
+  };
+}
+
+/** Calls `act` when one of `what` changed in `source` (any source when null), at most once a second. */
+export function useChanges(what, source, act) {
+  const latest = useRef(act);
+  latest.current = act;
+  useEffect(() => {
+    if (!what.length || EXPORTED) return undefined;
+    let timer = 0;
+    const heard = ({ detail }) => {
+      const hit = detail.some((one) => (!source || one.source === source) && one.what.some((name) => what.includes(name)));
+      if (hit && !timer) timer = setTimeout(() => ((timer = 0), latest.current()), 1000);
+    };
+    addEventListener("lgov:changes", heard);
+    return () => (removeEventListener("lgov:changes", heard), clearTimeout(timer));
+  }, [what.join(), source]);
+}

@@ -1,0 +1,102 @@
+// Rollout: its steps at the side, the chosen one in full: messages as people read them, or tokens as the trainer had them.
+import { html, useEffect } from "../lib/html.js";
+import { useApi } from "../lib/api.js";
+import { clock, number, plain, seconds } from "../lib/format.js";
+import { changed, go, link } from "../lib/router.js";
+import { sourceOf } from "../parts/filters.js";
+import { Decisions, Rewards } from "../parts/decision.js";
+import { Messages, StepFacts, Tool } from "../parts/step.js";
+import { useSteps } from "../parts/steps.js";
+import { Text } from "../parts/text.js";
+import { Timeline } from "../parts/timeline.js";
+import { Tokens } from "../parts/tokens.js";
+import { Badge, Card, Empty, Facts, Head, Ready, Tabs } from "../parts/ui.js";
+
+export function Rollout({ route, sources }) {
+  const id = route.parts[0];
+  const source = sourceOf(route, sources).id;
+  const attempt = route.query.get("attempt");
+  const path = id ? `rollouts/${encodeURIComponent(id)}` : null;
+  const result = useApi(path, { source, attempt }, { what: ["rollouts", "calls", "decisions"] });
+  if (!id) return html`<${Empty} title="No rollout is named"><a href=${link("tasks")}>Choose one in Tasks</a>.<//>`;
+  return html`<${Ready} result=${result} lines=${12}>${(data) => html`<${Loaded} key=${id + data.attempt} data=${data} route=${route} />`}<//>`;
+}
+
+function Loaded({ data, route }) {
+  const { steps, next, more, error } = useSteps(data);
+  const wanted = route.query.get("step");
+  const at = wanted === null ? firstToLookAt(steps) : Number(wanted);
+  const step = steps.find((one) => one.index === at) ?? null;
+  useEffect(() => {
+    if (wanted !== null && !step && next !== null && !error) more();
+  }, [wanted, steps.length]);
+  const view = route.query.get("view") ?? "messages";
+  const address = (one) => changed(route, { step: one.index });
+  const took = data.started_at && data.ended_at ? data.ended_at - data.started_at : null;
+  return html`<${Head} title=${html`<span class="mono">${plain(data.task_id || data.rollout_id)}</span>`}
+      sub=${html`<span class="row"><${Badge} value=${data.outcome} /> rollout <span class="mono">${plain(data.rollout_id)}</span></span>`}
+      crumbs=${[["Tasks", link("tasks", { source: data.source })], [plain(data.task_id), link("tasks", { source: data.source, run: data.run_id, task: data.task_id })]]}>
+      <${Attempts} data=${data} route=${route} /><//>
+    <${Facts} items=${[
+      ["Steps", number(data.steps_total)],
+      ["Rewards", data.rewards.length ? html`<${Rewards} rewards=${data.rewards} />` : "none"],
+      ["Loss weight", data.weight > 0 ? number(data.weight, 4) : null],
+      ["Advantages", data.advantage_source],
+      ["Started", clock(data.started_at)],
+      ["Took", took === null ? "running" : seconds(took)],
+    ]} />
+    ${!data.announced && html`<p class="banner warn">No attempt was announced: this rollout is known from its calls and spans only.</p>`}
+    <${About} data=${data} />
+    ${steps.length === 0 && html`<${Empty} title="No model call yet">A call appears here when the model has answered.<//>`}
+    ${steps.length > 0 && html`<div class="master">
+      <div class="aside card"><${Timeline} steps=${steps} at=${at} address=${address} />
+        ${next !== null && html`<p class="row between small muted"><span>${steps.length} of ${data.steps_total} steps</span><button onClick=${more}>Show more</button></p>`}
+        ${error && html`<p class="bad">${plain(error.message)}</p>`}</div>
+      ${step ? html`<${Detail} key=${step.index} step=${step} data=${data} route=${route} view=${view} />` : html`<${Empty} title="No such step">Choose one from the list.<//>`}
+    </div>`}`;
+}
+
+/** The step that was denied, or else the last. */
+function firstToLookAt(steps) {
+  const denied = steps.find((step) => step.tools.some((tool) => tool.decisions.some((one) => one.blocks)) || step.decisions.some((one) => one.blocks));
+  return (denied ?? steps[0])?.index ?? 0;
+}
+
+function Attempts({ data, route }) {
+  if (data.attempts.length < 2) return null;
+  const options = data.attempts.map((one) => [one.attempt, `attempt ${one.attempt} · ${one.outcome}`]);
+  return html`<${Tabs} label="Attempt" value=${data.attempt} options=${options} onChange=${(attempt) => go(changed(route, { attempt, step: "" }))} />`;
+}
+
+/** What belongs to the attempt as a whole: input, result, error, and what no call could be found for. */
+function About({ data }) {
+  const { source } = data;
+  const loose = data.loose_tools.length + data.loose_rewards.length;
+  const told = data.decisions.filter((one) => !one.routine);
+  return html`<div class="split about">
+      <${Card} title="Input"><${Text} value=${data.input} source=${source} json label="input" none="not recorded" /><//>
+      <${Card} title="Result"><${Text} value=${data.result} source=${source} json label="result" none=${data.ended_at ? "none" : "not ended yet"} />
+        ${data.error && html`<div class="bad"><${Text} value=${data.error} source=${source} label="error" /></div>`}<//>
+    </div>
+    ${data.diagnostics.length > 0 && html`<${Card} title="What training leaves out" flush><div class="scroll" tabindex="0"><table><tbody>${data.diagnostics.map(
+      (one) => html`<tr><td><${Badge} value=${one.finding} kind="warn" /></td><td class="mono">${plain(one.subject)}</td><td>${plain(one.detail)}</td></tr>`)}</tbody></table></div><//>`}
+    ${(told.length > 0 || loose > 0) && html`<${Card} title="Of no single call"><div class="stack">
+      <${Decisions} decisions=${data.decisions} source=${source} />
+      ${data.loose_tools.map((tool) => html`<${Tool} tool=${tool} source=${source} />`)}
+      <div class="row"><${Rewards} rewards=${data.loose_rewards} /></div></div><//>`}`;
+}
+
+function Detail({ step, data, route, view }) {
+  const by = route.query.get("by") ?? (step.advantage === null ? "mask" : "advantages");
+  const tabs = [["messages", "Messages"], ["tokens", "Tokens"]];
+  return html`<section class="stack" aria-label=${`Turn ${step.turn}`}>
+    <div class="row between"><h2>Turn ${step.turn}${step.choice ? `, choice ${step.choice}` : ""}</h2>
+      <${Tabs} label="View" value=${view} options=${tabs} onChange=${(next) => go(changed(route, { view: next, step: step.index }))} /></div>
+    <${StepFacts} step=${step} />
+    ${step.truncated && html`<p class="banner warn">The reply was cut at the limit of tokens.</p>`}
+    ${view === "messages" && html`<${Messages} step=${step} source=${data.source} />`}
+    ${view === "tokens" && (step.has_tokens
+      ? html`<${Tokens} rollout=${data.rollout_id} attempt=${data.attempt} source=${data.source} call=${step.call} by=${by} onBy=${(next) => go(changed(route, { by: next }), { replace: true })} />`
+      : html`<${Empty} title="No token ids">${step.captured ? "The engine behind this call gave none, so it cannot be trained on." : "This call is known from an adapter's span. Send the agent's calls through lgov's endpoint to capture tokens."}<//>`)}
+  </section>`;
+}

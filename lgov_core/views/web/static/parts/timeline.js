@@ -1,0 +1,45 @@
+// The steps of a rollout in order, indented by agent, each with its tool calls, denials and rewards.
+import { html } from "../lib/html.js";
+import { number, plain } from "../lib/format.js";
+import { Rewards } from "./decision.js";
+import { Badge } from "./ui.js";
+
+/** `open(step)` is called for the chosen step; `at` is the index of the one that is open; `marked` is a step to point out. */
+export function Timeline({ steps, at, address, marked = null }) {
+  return html`<ol class="timeline" aria-label="Steps">${steps.map((step, i) => html`
+    ${(i === 0 || steps[i - 1].agent_id !== step.agent_id || steps[i - 1].agent !== step.agent) && step.agent &&
+      html`<li class="agent depth-${Math.min(step.depth, 6)}"><span class="visually-hidden">Agent </span>${plain(step.agent)}</li>`}
+    <li class="depth-${Math.min(step.depth, 6)} ${step.index === marked ? "marked" : ""}">
+      <a data-row href=${address(step)} aria-current=${step.index === at ? "step" : null}>
+        <span class="row between"><b>Turn ${step.turn}</b><span class="muted small">${tokens(step)}</span></span>
+        ${step.tools.length === 0 && html`<span class="ellipsis muted">${plain(step.wrote?.text.slice(0, 160) || "no text")}</span>`}
+        ${step.tools.map((tool) => html`<span class="tool">
+          <span class="mono ellipsis">${plain(tool.name)}<span class="muted">(${plain(tool.arguments?.text.slice(0, 120) ?? "")})</span></span><${ToolState} tool=${tool} /></span>`)}
+        ${marks(step)}
+      </a>
+    </li>`)}</ol>`;
+}
+
+function tokens(step) {
+  if (step.response_tokens === null) return step.captured ? "no token ids" : "from a span";
+  return `${number(step.prompt_tokens)} → ${number(step.response_tokens)} tokens`;
+}
+
+export function ToolState({ tool }) {
+  const denied = tool.decisions.find((one) => one.blocks);
+  const other = tool.decisions.find((one) => !one.routine && one.effect !== "allow");
+  if (denied) return html`<${Badge} value="denied" title=${`${plain(denied.policy)} / ${plain(denied.rule)}: ${plain(denied.reason)}`} />`;
+  return html`<${Badge} value=${other?.effect ?? tool.status ?? "no result"} />`;
+}
+
+function marks(step) {
+  const rewards = [...step.rewards, ...step.tools.flatMap((tool) => tool.rewards)];
+  const blocked = step.decisions.some((one) => one.blocks);
+  if (!rewards.length && !blocked && !step.truncated && !step.drift && !step.handoff) return null;
+  return html`<span class="row">
+    ${blocked && html`<${Badge} value="denied" />`}
+    ${step.truncated && html`<${Badge} value="truncated" />`}
+    ${step.drift && html`<${Badge} value="drift" kind="warn" title="The prompt repeats an earlier reply in other tokens" />`}
+    ${step.handoff && html`<${Badge} value=${"→ " + plain(step.handoff)} kind="other" />`}
+    <${Rewards} rewards=${rewards} /></span>`;
+}

@@ -1,0 +1,97 @@
+"""Rollouts that measure a model come into no training data, unless they are asked for; then each row is marked."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from lgov_core.cli import cli
+from lgov_core.store import open_store
+from lgov_core.trace.rollout_spans import rollout_spans
+from lgov_core.transitions import Selection, build_transitions, make_transitions, read_spans, write_parquet
+from lgov_core.transitions.export.files import read_parquet
+from lgov_core.types import CapturedCall, JSONValue, Outcome, Reward, Rollout
+
+#: The input of a rollout to train on, and of those that measure: as lgov, agent-lightning and a runner write it.
+TRAIN: Mapping[str, JSONValue] = {"task": {}, "mode": "train"}
+MEASURE: dict[str, Mapping[str, JSONValue]] = {
+    "test": {"task": {}, "mode": "test"},
+    "val": {"input": None, "is_train": False},
+    "eval": {"mode": "eval"},
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A store with two rollouts of one task to train on, and one of each kind that measures."""
+    path = tmp_path / "store.sqlite"
+    with contextlib.closing(open_store(str(path))) as store:
+        for number, given in enumerate([TRAIN, {**TRAIN, "is_train": True}, *MEASURE.values()]):
+            rollout_id = f"ro_{number}"
+            store.add_rollouts([Rollout(rollout_id, "t", "run", given, float(number))])
+            store.start_attempt(rollout_id, 1)
+            request = {"messages": [{"role": "user", "content": "q"}]}
+            response = {"choices": [{"message": {"role": "assistant", "content": f"answer {number}"}}]}
+            store.add_call(
+                CapturedCall(
+                    f"call_{number}", "m", request, response, (1, 2), (3, number), (-0.5, -0.5), "stop", 0, 1.0, 1.0,
+                    1.0, 2.0, rollout_id, 1,
+                )
+            )  # fmt: skip
+            store.finish_attempt(rollout_id, 1, Outcome.SUCCEEDED, rewards=[Reward(number % 2, "task", rollout_id, 1)])
+    return path
+
+
+def transitions(*arguments: str) -> Any:
+    return CliRunner().invoke(cli, ["transitions", *arguments])
+
+
+def test_only_rollouts_to_train_on_become_transitions(place: Path) -> None:
+    with contextlib.closing(open_store(str(place))) as store:
+        data = build_transitions(store)
+        everything = build_transitions(store, selection=Selection(held_out=True))
+    assert [one.rollout_id for one in data.transitions] == ["ro_0", "ro_1"]
+    assert not data.diagnostics
+    assert [one.held_out for one in everything.transitions] == [False, False, True, True, True]
+
+
+def test_spans_keep_what_a_rollout_is_for(place: Path) -> None:
+    with contextlib.closing(open_store(str(place))) as store:
+        spans = [span for number in range(5) for span in rollout_spans(store, f"ro_{number}")]
+    records = read_spans(spans)
+    assert [one.rollout_id for one in make_transitions(records).transitions] == ["ro_0", "ro_1"]
+    assert len(make_transitions(records, Selection(held_out=True)).transitions) == 5
+
+
+def test_parquet_keeps_the_mark(place: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason='needs the extra "train"')
+    with contextlib.closing(open_store(str(place))) as store:
+        data = build_transitions(store, selection=Selection(held_out=True))
+    written = write_parquet(data.transitions, tmp_path / "rows.parquet")
+    assert [one.held_out for one in read_parquet(written)] == [False, False, True, True, True]
+
+
+@pytest.mark.parametrize("form", [None, "chains", "verl", "trl", "sft", "preferences", "prompts"])
+def test_no_format_takes_held_out_rollouts_unless_asked(form: str | None, place: Path) -> None:
+    chosen = [] if form is None else ["--chains"] if form == "chains" else ["--format", form]
+    plain = transitions(str(place), *chosen, "--json")
+    asked = transitions(str(place), *chosen, "--json", "--include-held-out")
+    assert plain.exit_code == asked.exit_code == 0, plain.output + asked.output
+    assert "3 held-out rollouts are left out; --include-held-out takes them" in plain.stderr
+    assert "left out; --include" not in asked.stderr
+    rows, more = json.loads(plain.stdout), json.loads(asked.stdout)
+    assert rows
+    if form == "preferences":
+        compared = {rows[0]["chosen_response_id"], rows[0]["rejected_response_id"]}
+        assert compared == {"call_0", "call_1"}
+        assert "held_out" in more[0]
+    else:
+        mark = "lgov_held_out" if form == "verl" else "held_out"
+        assert [row[mark] for row in rows] == [False, False]
+        assert sorted(row[mark] for row in more) == [False, False, True, True, True]

@@ -1,0 +1,152 @@
+"""A checkpoint becomes the served version under a name: only with an evaluation that speaks for it, and reversibly."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+torch = pytest.importorskip("torch", reason='needs the extra "train"')
+for _module in ("transformers", "peft", "starlette", "pyarrow"):
+    pytest.importorskip(_module, reason='needs the extras "gateway" and "train"')
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_evaluation import AGENT, IDS, SMALL, make_trained  # noqa: E402
+
+from lgov_core.audit import verify_lineage  # noqa: E402
+from lgov_core.cli import cli  # noqa: E402
+from lgov_core.models import build_tiny, load_model  # noqa: E402
+
+GOOD = {"mean": 0.3, "low": 0.1, "high": 0.5, "count": 40}
+
+
+def lgov(*arguments: str | Path) -> Any:
+    return CliRunner().invoke(cli, [str(one) for one in arguments])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A run of two updates, and what its newest checkpoint says about some tokens."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("trained")
+    build_tiny(["digits please 0 1 2 3 4 5 6 7 8 9", "a b c d e f"] * 3, seed=0, **SMALL).save(folder / "base")
+    return make_trained(folder / "run", folder / "base", adapters=False)
+
+
+@pytest.fixture(autouse=True)
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LGOV_MODELS", str(tmp_path / "models"))
+    return tmp_path / "models"
+
+
+@pytest.fixture(scope="module")
+def evaluated(run: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a real evaluation of the run's newest checkpoint against its start."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    (folder / "agent.py").write_text(AGENT)
+    (folder / "tasks.jsonl").write_text('{"question": "a", "pays": 1.0}\n{"question": "b", "pays": 0.0}\n')
+    done = lgov(
+        "eval", run[0], folder / "tasks.jsonl", "--agent", f"{folder}/agent.py:digits", "--start", "--max-new-tokens", "2",
+        "--folder", folder / "out",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    return folder / "out"
+
+
+def report(evaluated: Path, place: Path, **changes: Any) -> Path:
+    """The evaluation with other figures."""
+    found = json.loads((evaluated / "evaluation.json").read_text("utf-8"))
+    place.write_text(json.dumps({**found, "difference": {"task": GOOD}, **changes}), "utf-8")
+    return place
+
+
+def test_a_promoted_checkpoint_is_served_under_its_name(
+    run: tuple[Path, Any], evaluated: Path, models: Path, tmp_path: Path
+) -> None:
+    done = lgov(
+        "promote", run[0], "--to", "writer", "--evaluation", report(evaluated, tmp_path / "good.json"), "--json"
+    )
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["version"] == 1
+    model = load_model("writer")
+    assert model.name == "writer"
+    with torch.no_grad():
+        assert torch.equal(model.module.eval()(IDS).logits, run[1])
+    assert verify_lineage(models / "writer" / "1" / "model").ok
+    kept = json.loads((models / "writer" / "1" / "promotion.json").read_text("utf-8"))
+    assert (kept["step"], kept["forced"], kept["evaluation"]["difference"]["task"]) == (2, [], GOOD)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"difference": {"task": {**GOOD, "low": -0.01}}}, "it may be worse"),
+        ({"difference": {}}, "does not compare 'task' with the initial model"),
+        ({"step": 1}, "of another checkpoint"),
+        ({"weights_sha256": "0" * 64}, "of another checkpoint"),
+        (
+            {"violation_rate": {"mean": 0.2}, "start": {"violation_rate": {"mean": 0.1}}},
+            "violations were attempted in 20.0%",
+        ),
+    ],
+)
+def test_what_the_evaluation_does_not_speak_for_is_refused(
+    changes: dict[str, Any], why: str, run: tuple[Path, Any], evaluated: Path, models: Path, tmp_path: Path
+) -> None:
+    given = report(evaluated, tmp_path / "report.json", **changes)
+    done = lgov("promote", run[0], "--to", "writer", "--evaluation", given)
+    assert done.exit_code == 1
+    assert why in done.output
+    assert not (models / "writer" / "current.json").exists()
+
+
+def test_without_an_evaluation_it_takes_force_which_is_recorded(run: tuple[Path, Any], models: Path) -> None:
+    refused = lgov("promote", run[0], "--to", "writer")
+    assert refused.exit_code == 1
+    assert "it was not evaluated" in refused.output
+    forced = lgov("promote", run[0], "--to", "writer", "--force")
+    assert forced.exit_code == 0
+    assert "forced: it was not evaluated" in forced.output
+    kept = json.loads((models / "writer" / "1" / "promotion.json").read_text("utf-8"))
+    assert kept["forced"] == ["it was not evaluated"]
+
+
+def test_the_same_command_rolls_back(run: tuple[Path, Any], models: Path) -> None:
+    for _ in range(2):
+        assert lgov("promote", run[0], "--to", "writer", "--force").exit_code == 0
+    assert lgov("promote", "writer@1", "--to", "writer").exit_code == 0
+    state = json.loads((models / "writer" / "current.json").read_text("utf-8"))
+    assert state["version"] == 1
+    assert [one["version"] for one in state["history"]] == [1, 2, 1]
+    missing = lgov("promote", "writer@7", "--to", "writer")
+    assert missing.exit_code == 1
+    assert "writer has no version 7" in missing.output
+    other = lgov("promote", "writer@1", "--to", "reader")
+    assert "is not a version of reader" in other.output
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", "", "-x", ".hidden"])
+def test_a_name_stays_in_the_folder_of_models(name: str, run: tuple[Path, Any], models: Path) -> None:
+    done = lgov("promote", run[0], f"--to={name}", "--force")
+    assert done.exit_code == 1
+    assert "cannot name a model" in done.output
+    assert not models.exists()
+
+
+def test_two_evaluations_show_what_flipped(evaluated: Path, tmp_path: Path) -> None:
+    found = json.loads((evaluated / "evaluation.json").read_text("utf-8"))
+    assert [one["succeeded"] for one in found["by_task"]] == [1.0, 0.0]
+    turned = [{**one, "succeeded": 1.0 - one["succeeded"], "rewards": {"task": 0.5}} for one in found["by_task"]]
+    after = report(evaluated, tmp_path / "after.json", by_task=turned)
+    shown = lgov("eval", "--compare", evaluated, after, "--json")
+    assert shown.exit_code == 0, shown.output
+    said = json.loads(shown.stdout)
+    assert [one["task"]["question"] for one in said["fixed"]] == ["b"]
+    assert [one["task"]["question"] for one in said["broken"]] == ["a"]
+    assert said["difference"]["task"]["mean"] == pytest.approx(0.0)
+    others = report(evaluated, tmp_path / "others.json", tasks_sha256="f" * 64)
+    assert "different tasks" in lgov("eval", "--compare", evaluated, others).output

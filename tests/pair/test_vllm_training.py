@@ -1,0 +1,73 @@
+"""A training whose calls a vLLM answers (one that follows its protocol): what it publishes, records and counts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lgov_core import Client
+from lgov_core.errors import SettingsError
+from lgov_core.server.local import serving
+from lgov_core.store import open_store
+from lgov_core.train.settings import TrainSettings, load_train_settings
+from tests.pair.conftest import settings
+from tests.pair.pair_agents import ask
+from tests.train.fake_vllm import environment_of
+
+TASKS = [{"question": "digits 1"}, {"question": "digits 2"}]
+
+
+def with_vllm(model: Path, python: Path, rank: int = 4) -> TrainSettings:
+    found = settings(model, steps=3, learning_rate=1e-3)
+    return found.with_values("model", engine="vllm", lora_rank=rank).with_values("vllm", python=python)
+
+
+def unequal(resource: Any, task: Any) -> float:
+    """A reward that depends on the rollout alone."""
+    ask(resource, task.question)
+    return float(sum(map(ord, resource.rollout_id)) % 3)
+
+
+def test_every_update_is_a_version_that_calls_are_answered_with(model_folder: Path, tmp_path: Path) -> None:
+    given = with_vllm(model_folder, environment_of(tmp_path))
+    with serving(given, tmp_path / "run") as server:
+        client = Client(server.url, quiet=True)
+        client.upload_data(TASKS)
+        result = client.train(unequal, nworkers=2, workers="threads")
+        assert result.updates == 3
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["weights_version"] for line in lines if line["phase"] == "train"] == [1, 2, 3]
+    assert {(line["vllm_restarts"], line["vllm_calls_lost"]) for line in lines if line["phase"] == "train"} == {(0, 0)}
+    store = open_store(tmp_path / "run" / "store.sqlite")
+    calls = list(store.calls())
+    store.close()
+    assert len(calls) == 24
+    assert {call.engine for call in calls} == {"vllm"}
+    assert {call.weights_version for call in calls} <= {0, 1, 2}, "at most one version behind"
+    assert 0 in {call.weights_version for call in calls}
+    asked = [line.split(" ")[1] for line in (tmp_path / "log").read_text().splitlines() if line.startswith("call")]
+    for call, name in zip(sorted(calls, key=lambda one: one.started_at), asked, strict=True):
+        assert name.endswith(f"@{call.weights_version}") or not call.weights_version
+
+
+def test_settings_that_do_not_go_together_are_refused(model_folder: Path, tmp_path: Path) -> None:
+    python = environment_of(tmp_path)
+    with (
+        pytest.raises(SettingsError, match=r"adapters only, and model.lora_rank is 0"),
+        serving(with_vllm(model_folder, python, rank=0), tmp_path / "run"),
+    ):
+        pass
+    embedded = settings(model_folder).with_values("model", engine_url="http://127.0.0.1:1")
+    with pytest.raises(SettingsError, match=r"model.engine_url is given"), serving(embedded, tmp_path / "other"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("flags", "staleness"),
+    [({}, 0), ({("model", "engine"): "vllm"}, 1), ({("model", "engine"): "vllm", ("training", "max_staleness"): 0}, 0)],
+)
+def test_with_vllm_rollouts_go_on_while_the_model_is_updated(flags: Any, staleness: int) -> None:
+    assert load_train_settings(flags=flags, environ={}).max_staleness == staleness

@@ -1,0 +1,287 @@
+"""The engine on vLLM, against a server that follows its protocol: publishing, restarts, refusals, no unknown weights."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lgov_core.errors import EndpointError, ModelError, SettingsError, TrainError, UpstreamError
+from lgov_core.gateway.protocol import ChatRequest, Completion
+from lgov_core.train.engines import vllm_server
+from lgov_core.train.engines.vllm_engine import VllmEngine
+from lgov_core.train.engines.vllm_policy import VllmPolicy
+from lgov_core.train.engines.vllm_server import AttachedVllm, VllmOptions, VllmServer
+from tests.gateway.taught import TOOLS, tiny
+from tests.train.fake_vllm import environment_of
+
+MODEL = tiny()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def weights(number: int) -> dict[str, torch.Tensor]:
+    layer = "model.layers.0.self_attn.q_proj"
+    return {f"{layer}.lora_A.weight": torch.zeros(2, 64), f"{layer}.lora_B.weight": torch.full((64, 2), float(number))}
+
+
+class Fake:
+    """A running server, the policy on it, and an engine that is asked from a thread of its own."""
+
+    def __init__(self, folder: Path, server: VllmServer) -> None:
+        self.folder, self.server = folder, server
+        self.policy = VllmPolicy(server, folder / "adapters")
+        self.engine = VllmEngine(MODEL, self.policy, max_new_tokens=8)
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
+        self.run(self.engine.start())
+
+    def run(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
+
+    def begin(self, **more: Any) -> Any:
+        request = ChatRequest(
+            **{"body": {}, "model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, **more}
+        )
+        return asyncio.run_coroutine_threadsafe(self.engine.chat(request), self.loop)
+
+    def ask(self, **more: Any) -> Completion:
+        return self.begin(**more).result(60)
+
+    def log(self) -> list[str]:
+        return (self.folder / "log").read_text().splitlines()
+
+    def calls(self) -> int:
+        return sum(line.startswith("call") for line in self.log())
+
+    def close(self) -> None:
+        self.run(self.engine.close())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[Fake]:
+    options = VllmOptions(environment_of(tmp_path), start_s=60)
+    with VllmServer("folder", "tiny", options, tmp_path / "vllm.log") as server:
+        made = Fake(tmp_path, server)
+        yield made
+        made.close()
+
+
+def test_each_version_has_a_name_and_the_one_before_is_unloaded(fake: Fake) -> None:
+    assert (fake.ask().weights_version, fake.ask().response_ids) == (0, (10,) * 4)
+    for number in (1, 2):
+        assert fake.policy.publish(weights(number)) == number
+        reply = fake.ask()
+        assert (reply.weights_version, reply.response_ids, reply.logprobs) == (number, (10 + number,) * 4, (-1.0,) * 4)
+    first, second = (line.removeprefix("load ") for line in fake.log() if line.startswith("load"))
+    assert first.endswith("@1")
+    assert second.endswith("@2")
+    assert f"unload {first}" in fake.log()
+    assert [path.name for path in (fake.folder / "adapters").iterdir()] == ["2"]
+
+
+def test_a_running_call_ends_with_the_weights_it_began_with(fake: Fake) -> None:
+    fake.policy.publish(weights(1))
+    (fake.folder / "hold").touch()
+    running = fake.begin()
+    until(lambda: fake.calls() == 1)
+    fake.policy.publish(weights(2))
+    assert not any(line.startswith("unload") for line in fake.log()), "it is still needed"
+    assert (fake.folder / "adapters" / "1").is_dir()
+    (fake.folder / "hold").unlink()
+    assert (running.result(30).weights_version, running.result().response_ids) == (1, (11,) * 4)
+    until(lambda: any(line.startswith("unload") for line in fake.log()))
+    until(lambda: not (fake.folder / "adapters" / "1").exists())
+    assert fake.ask().weights_version == 2
+
+
+def test_twenty_swaps_under_load_lose_and_mix_no_call(fake: Fake) -> None:
+    stop, replies = threading.Event(), []
+
+    def keep_asking() -> None:
+        while not stop.is_set():
+            replies.append(fake.ask())
+
+    threads = [threading.Thread(target=keep_asking) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for number in range(1, 21):
+        fake.policy.publish(weights(number))
+        time.sleep(0.03)
+    stop.set()
+    for thread in threads:
+        thread.join(30)
+    assert len({reply.weights_version for reply in replies}) > 10
+    assert all(set(reply.response_ids) == {10 + reply.weights_version} for reply in replies)
+    assert fake.engine.figures() == {"vllm_restarts": 0, "vllm_calls_lost": 0}
+
+
+def test_a_killed_server_comes_back_with_the_current_weights_before_any_call(fake: Fake) -> None:
+    fake.policy.publish(weights(3), version=3)
+    (fake.folder / "hold").touch()
+    running = fake.begin()
+    until(lambda: fake.calls() == 1)
+    os.kill(fake.server.pid, signal.SIGKILL)
+    with pytest.raises(UpstreamError, match="vLLM did not answer"):
+        running.result(30)
+    (fake.folder / "hold").unlink()
+    until(lambda: fake.server.restarts == 1)
+    reply = fake.ask()
+    assert (reply.weights_version, reply.response_ids) == (3, (13,) * 4)
+    started = fake.log().index("start", 1)
+    assert [line.split(" ")[0] for line in fake.log()[started:]] == ["start", "load", "call"]
+    assert fake.engine.figures() == {"vllm_restarts": 1, "vllm_calls_lost": 1}
+
+
+def test_publishing_into_a_killed_server_waits_for_it(fake: Fake) -> None:
+    fake.policy.publish(weights(1))
+    os.kill(fake.server.pid, signal.SIGKILL)
+    assert fake.policy.publish(weights(2)) == 2
+    assert fake.ask().response_ids == (12,) * 4
+
+
+def test_a_server_that_is_no_longer_healthy_is_started_again(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_server, "_HEALTH_S", 0.0)
+    pid = fake.server.pid
+    (fake.folder / "sick").touch()
+    until(lambda: fake.server.restarts == 1)
+    (fake.folder / "sick").unlink()
+    assert fake.ask().weights_version == 0
+    assert fake.server.pid != pid
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+    options = VllmOptions(environment_of(tmp_path), start_s=60)
+    (tmp_path / "broken").touch()
+    with (
+        pytest.raises(UpstreamError, match="it ended with status 3 before it answered") as failed,
+        VllmServer("folder", "tiny", options, tmp_path / "vllm.log"),
+    ):
+        pass
+    assert failed.value.hint is not None
+    assert "vllm.log" in failed.value.hint
+    with pytest.raises(SettingsError, match="no Python with vLLM"):
+        VllmServer("folder", "tiny", VllmOptions(tmp_path / "nowhere"), tmp_path / "vllm.log")
+    with pytest.raises(SettingsError, match="no room for adapters of rank 1024"):
+        VllmServer("folder", "tiny", VllmOptions(tmp_path / "python", rank=1024), tmp_path / "vllm.log")
+
+
+def test_a_server_that_does_not_come_back_fails_the_calls(fake: Fake) -> None:
+    (fake.folder / "broken").touch()
+    os.kill(fake.server.pid, signal.SIGKILL)
+    until(lambda: fake.server.restarts == 1)
+    with pytest.raises(UpstreamError, match="vLLM is not running: it ended with status 3"):
+        fake.ask()
+    with pytest.raises(UpstreamError, match="vLLM is not running"):
+        fake.policy.publish(weights(1))
+
+
+def test_what_cannot_be_published_changes_nothing(fake: Fake) -> None:
+    fake.policy.publish(weights(1))
+    with pytest.raises(ModelError, match="vLLM is published adapters only"):
+        fake.policy.publish({"model.embed_tokens.weight": torch.zeros(2)})
+    with pytest.raises(ModelError, match="not finite"):
+        fake.policy.publish(weights(1) | {"a.lora_A.weight": torch.tensor([[float("nan")] * 64] * 2)})
+    with pytest.raises(ModelError, match=r"version 1 .* is not above 1"):
+        fake.policy.publish(weights(2), version=1)
+    (fake.folder / "refuse").touch()
+    with pytest.raises(TrainError, match=r"vLLM does not load version 2: 400: .*no room"):
+        fake.policy.publish(weights(2))
+    (fake.folder / "refuse").unlink()
+    assert [path.name for path in (fake.folder / "adapters").iterdir()] == ["1"]
+    reply = fake.ask()
+    assert (reply.weights_version, reply.response_ids) == (1, (11,) * 4)
+
+
+def test_a_full_disk_is_said_and_leaves_the_version_before(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    fake.policy.publish(weights(1))
+    with monkeypatch.context() as patched:
+        patched.setattr("lgov_core._util.atomic_file.sync_file", full)
+        with pytest.raises(TrainError, match=r"version 2 cannot be written .*No space left"):
+            fake.policy.publish(weights(2))
+    assert fake.ask().response_ids == (11,) * 4
+    assert fake.policy.publish(weights(2)) == 2
+
+
+def test_replies_that_are_narrowed_have_no_log_probabilities(fake: Fake) -> None:
+    assert fake.ask(top_p=0.9).logprobs is None
+    schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
+    assert fake.ask(body={"response_format": schema}).logprobs is None
+    assert "%json" in json.loads((fake.folder / "asked").read_text())["structured_outputs"]["grammar"]
+    assert fake.ask(body={"tool_choice": "required"}, tools=TOOLS).logprobs is None
+    assert "@run_sql" in json.loads((fake.folder / "asked").read_text())["structured_outputs"]["grammar"]
+    assert fake.ask(tools=TOOLS).logprobs is not None
+    with pytest.raises(EndpointError, match="logit_bias"):
+        fake.ask(body={"logit_bias": {"5": 1}})
+
+
+def test_the_server_ends_with_a_trainer_that_is_killed(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path\n"
+        "from lgov_core.train.engines.vllm_server import VllmOptions, VllmServer\n"
+        "folder = Path(sys.argv[1])\n"
+        "with VllmServer('folder', 'tiny', VllmOptions(folder / 'python', start_s=60), folder / 'vllm.log') as server:\n"
+        "    print(server.pid, server.url, flush=True); time.sleep(60)\n"
+    )
+    environment_of(tmp_path)
+    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout is not None
+        pid, url = trainer.stdout.readline().split()
+        assert vllm_server.is_healthy(url)
+        trainer.kill()
+    until(lambda: not vllm_server.is_healthy(url))
+    with contextlib.suppress(ProcessLookupError):  # reaped by whoever adopts it
+        os.kill(int(pid), 0)
+        assert "Z" in Path(f"/proc/{pid}/stat").read_text().split(")")[1]
+
+
+def test_an_attached_server_that_lost_the_weights_gets_them_again(fake: Fake) -> None:
+    attached = AttachedVllm(f"{fake.server.url}/v1", key=fake.server.key)
+    with attached:
+        assert attached.base == fake.server.base
+        fake.policy = fake.engine.policy = VllmPolicy(attached, fake.folder / "attached")
+        fake.policy.publish(weights(5), version=5)
+        assert fake.ask().response_ids == (15,) * 4
+        vllm_server.ask(attached, "/v1/unload_lora_adapter", {"lora_name": fake.policy.current.name})
+        with pytest.raises(UpstreamError, match="had lost the weights"):
+            fake.ask()
+        assert fake.ask().response_ids == (15,) * 4
+
+
+def test_prompts_repeat_the_tokens_of_earlier_replies(fake: Fake) -> None:
+    first = fake.ask()
+    assert first.prompt_ids is not None
+    assert first.response_ids is not None
+    history = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": first.content},
+        {"role": "user", "content": "Go on"},
+    ]
+    second = fake.ask(messages=history)
+    assert second.prompt_ids is not None
+    whole = (*first.prompt_ids, *first.response_ids)
+    assert second.prompt_ids[: len(whole)] == whole

@@ -1,0 +1,271 @@
+"""What the doctor finds in runs that are broken on purpose, each in one way, and in one that is not."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from run_folders import PEEK, Rolled, RunFolder, sql
+
+pytest.importorskip("pyarrow", reason='needs the extra "train"')
+
+from lgov_core.cli import cli
+from lgov_core.store import open_store
+from lgov_core.types import Rollout
+from lgov_core.views.findings import RunFinding, examine
+
+Groups = Mapping[str, Sequence[Rolled]]
+#: Half of each group succeeds.
+MIXED = (Rolled(1.0), Rolled(0.0), Rolled(1.0), Rolled(0.0))
+
+
+def groups(*rollouts: Sequence[Rolled], count: int = 8) -> dict[str, Sequence[Rolled]]:
+    """Groups that take turns with the given rollouts."""
+    return {f"task-{number}": rollouts[number % len(rollouts)] for number in range(count)}
+
+
+def names(place: Path) -> list[str]:
+    return [finding.name for finding in examine(place).findings]
+
+
+def only(place: Path) -> RunFinding:
+    report = examine(place)
+    assert len(report.findings) == 1, report.findings
+    assert not report.not_examined
+    return report.findings[0]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path / "run")
+
+
+def made(run: RunFolder, each: Groups, updates: int = 2) -> Path:
+    for _ in range(updates):
+        run.update(each)
+    return run.folder
+
+
+def test_a_healthy_run_has_no_finding(run: RunFolder) -> None:
+    report = examine(made(run, groups(MIXED, MIXED, MIXED, (Rolled(1.0),) * 4), updates=4))
+    assert (report.findings, dict(report.not_examined)) == ((), {})
+    assert (report.updates, report.rollouts) == (4, 128)
+    assert len(report.checked) == 12
+
+
+def test_a_run_that_learns_has_no_finding(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run", air=0.05)
+    good, bad, denied = Rolled(1.0), Rolled(0.0), Rolled(0.0, sql(PEEK, "SELECT 1"))
+    shown = ((denied, denied, bad, good), (denied, bad, good, good), (bad, good, good, good), (good, good, bad, good))
+    for step, (group, entropy, kl) in enumerate(
+        zip(shown, (0.23, 0.14, 0.1, 0.07), (0.0, 0.06, 0.2, 0.1), strict=True)
+    ):
+        run.update(groups(group, group, (good,) * 4), entropy=entropy, kl=kl, staleness=float(step > 0))
+    report = examine(run.folder)
+    assert (report.findings, dict(report.not_examined)) == ((), {})
+
+
+def test_a_constant_reward(run: RunFolder) -> None:
+    found = only(made(run, groups((Rolled(0.25),) * 4)))
+    assert (found.name, found.figures["least"]) == ("reward-constant", 0.25)
+
+
+def test_a_sparse_reward(run: RunFolder) -> None:
+    every = groups((Rolled(0.0),) * 4, count=16)
+    found = only(made(run, {**every, "task-0": (Rolled(1.0), *(Rolled(0.0),) * 3)}))
+    assert found.name == "reward-sparse"
+    assert found.rollouts == ("ro-00001", "ro-00065"), "those that earned something"
+
+
+def test_groups_alike_by_the_task_reward_whatever_air_adds(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run", air=0.05)
+    asked_twice = sql("SELECT 1", "SELECT 2")
+    solved = (Rolled(1.0), Rolled(1.0, asked_twice), Rolled(1.0), Rolled(1.0))
+    failed = (Rolled(0.0), Rolled(0.0, asked_twice), Rolled(0.0), Rolled(0.0))
+    assert names(made(run, groups(solved, failed))) == ["groups-alike", "advantages-from-air-alone"]
+    run = RunFolder(tmp_path / "without")
+    found = only(made(run, groups((Rolled(1.0),) * 4, (Rolled(0.0),) * 4)))
+    assert (found.name, found.figures["groups_alike"]) == ("groups-alike", 16)
+
+
+def test_advantages_from_air_alone(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run", air=0.05)
+    alike = (Rolled(1.0), Rolled(1.0, sql("SELECT 1", "SELECT 2")), Rolled(1.0), Rolled(1.0))
+    found = only(made(run, groups(alike, alike, alike, MIXED)))
+    assert found.name == "advantages-from-air-alone"
+    assert found.figures == {"groups_with_advantages": 16, "groups_from_air_alone": 12}
+
+
+def test_groups_that_differ_by_a_denial_have_no_advantages_from_air_alone(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run", air=0.05)
+    charged = (Rolled(1.0), Rolled(1.0, sql(PEEK, "SELECT 2")), Rolled(1.0), Rolled(1.0))
+    assert names(made(run, groups(charged, charged, MIXED))) == []
+
+
+def test_truncated_replies(run: RunFolder) -> None:
+    found = only(made(run, groups((Rolled(1.0), Rolled(0.0, truncated=True)) * 2)))
+    assert (found.name, found.figures["share"]) == ("replies-truncated", 0.25)
+    assert found.rollouts[0] == "ro-00002"
+
+
+@pytest.mark.parametrize("written", ['{"query": "SELECT', "SELECT 1", "[1]"])
+def test_tool_calls_that_do_not_parse(run: RunFolder, written: str) -> None:
+    found = only(made(run, groups((Rolled(1.0), Rolled(0.0, [written])) * 2)))
+    assert (found.name, found.figures["share"]) == ("tool-calls-malformed", 0.5)
+
+
+def test_entropy_that_collapses(run: RunFolder) -> None:
+    for entropy in (0.4, 0.1, 0.02, 0.01):
+        run.update(groups(MIXED), entropy=entropy)
+    found = only(run.folder)
+    assert (found.name, found.figures) == ("entropy-collapsed", {"first": 0.4, "last": 0.01})
+
+
+def test_an_update_that_learnt_nothing_measured_no_entropy(run: RunFolder) -> None:
+    for rows in (8, 8, 8, 0):
+        run.update(groups(MIXED), entropy=0.4 if rows else 0.0, rows=rows)
+    assert names(run.folder) == []
+
+
+def test_a_kl_that_runs_off(run: RunFolder) -> None:
+    for kl in (0.0, 0.1, 0.3, 0.9):
+        run.update(groups(MIXED), kl=kl)
+    assert only(run.folder).name == "kl-running-off"
+
+
+def test_an_update_that_failed_by_its_kl(run: RunFolder) -> None:
+    made(run, groups(MIXED))
+    run.metrics.add(
+        "failed_update", 3, {"error": "the policy is 7 nats a token from its reference, more than max_kl 5"}
+    )
+    found = only(run.folder)
+    assert (found.name, found.figures["failed_updates"]) == ("kl-running-off", 1)
+    run.update(groups(MIXED))
+    assert names(run.folder) == [], "a later update was made"
+
+
+def test_stale_weights(run: RunFolder) -> None:
+    for step in range(6):
+        run.update(groups(MIXED), staleness=float(step), staleness_max=step)
+    assert only(run.folder).name == "weights-stale"
+
+
+def test_retokenisation_drift(run: RunFolder) -> None:
+    found = only(made(run, groups((Rolled(1.0), Rolled(0.0, drift=True)) * 2)))
+    assert (found.name, found.figures["share"]) == ("retokenisation-drift", 0.5)
+
+
+def cheating(share: float) -> Groups:
+    """Groups in which the given share of rollouts read the answer key, and those succeed."""
+    count = round(8 * share)
+    return groups((*(Rolled(1.0, sql(PEEK)),) * count, *(Rolled(0.0),) * (7 - count), Rolled(1.0)), count=4)
+
+
+def test_task_reward_that_rises_by_executed_violations(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run", shadow=True, denied=0.0)
+    for share in (0.0, 0.25, 0.5, 0.75):
+        run.update(cheating(share))
+    found = only(run.folder)
+    assert (found.name, found.severity) == ("violations-rising", "critical")
+    assert (found.figures["first"], found.figures["last"]) == (0.0, 0.75)
+    assert found.figures["task_first"] < found.figures["task_last"]
+
+
+def test_violations_that_were_denied_are_not_executed(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run", denied=0.0)
+    for share in (0.0, 0.25, 0.5, 0.75):
+        run.update(cheating(share))
+    assert names(run.folder) == []
+
+
+def test_the_oracle_is_believed_before_the_policy(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    for share in (0.0, 0.25, 0.5, 0.75):
+        run.update(cheating(share))
+    lines = [{"rollout_id": f"ro-{number:05d}", "violated": number > 96} for number in range(1, 129)]
+    (run.folder / "oracle.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert only(run.folder).name == "violations-rising"
+
+
+def repeating(run: RunFolder) -> Path:
+    """A run in which every rollout makes the same tool call again and again, more often from update to update."""
+    for repeats in (1, 2, 3, 6):
+        again = sql(*["SELECT 1"] * repeats)
+        run.update(groups((Rolled(1.0, again), Rolled(0.0, again)) * 2))
+    return run.folder
+
+
+def test_tool_rewards_that_are_farmed(tmp_path: Path) -> None:
+    found = only(repeating(RunFolder(tmp_path / "run", air=0.01)))
+    assert (found.name, found.severity) == ("tool-rewards-farmed", "high"), "the task reward does not rise"
+    assert (found.figures["first"], found.figures["last"]) == (0.0, 5.0)
+
+
+def test_calls_that_are_repeated_for_nothing_farm_nothing(run: RunFolder) -> None:
+    assert names(repeating(run)) == []
+
+
+def test_a_few_rollouts_are_not_enough_for_a_finding(run: RunFolder) -> None:
+    run.update({"task": (Rolled(1.0, truncated=True), Rolled(1.0))})
+    report = examine(run.folder)
+    assert report.findings == ()
+    assert set(report.not_examined) == {"violations-rising", "tool-rewards-farmed"}
+    assert len(report.checked) == 10
+
+
+def test_a_store_without_a_run_is_examined_as_far_as_it_goes(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run", shadow=True, denied=0.0)
+    for share in (0.0, 0.25, 0.5, 0.75):
+        run.update({f"{share}-{task}": group for task, group in cheating(share).items()})
+    report = examine(run.folder / "store.sqlite")
+    assert [finding.name for finding in report.findings] == ["violations-rising"]
+    assert set(report.not_examined) == {"entropy-collapsed", "kl-running-off", "weights-stale"}
+
+
+def test_held_out_rollouts_of_a_store_are_not_examined(run: RunFolder) -> None:
+    place = made(run, groups((Rolled(0.25),) * 4)) / "store.sqlite"
+    with closing(open_store(place)) as store:
+        store.add_rollouts(
+            [Rollout(f"measured-{number}", "held-out", "run", {"mode": "test"}) for number in range(600)]
+        )
+    assert names(place) == ["reward-constant"]
+
+
+def test_a_run_folder_without_its_store_is_examined_as_far_as_it_goes(run: RunFolder) -> None:
+    made(run, groups((Rolled(1.0), Rolled(0.0, truncated=True)) * 2))
+    (run.folder / "store.sqlite").unlink()
+    report = examine(run.folder)
+    assert [finding.name for finding in report.findings] == ["replies-truncated"]
+    assert "tool-calls-malformed" in report.not_examined
+
+
+def lgov(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, arguments, prog_name="lgov")
+
+
+def test_the_command_names_findings_and_ends_with_1(run: RunFolder) -> None:
+    made(run, groups((Rolled(0.25),) * 4))
+    result = lgov("doctor", str(run.folder))
+    assert result.exit_code == 1
+    assert "high  reward-constant" in result.stdout
+    assert "ro-00001" in result.stdout
+    report = json.loads(lgov("doctor", str(run.folder), "--json").stdout)
+    assert [finding["name"] for finding in report["findings"]] == ["reward-constant"]
+    assert math.isclose(report["findings"][0]["figures"]["least"], 0.25)
+
+
+def test_the_command_ends_with_0_where_nothing_is_found(run: RunFolder) -> None:
+    made(run, groups(MIXED))
+    assert lgov("doctor", str(run.folder)).exit_code == 0
+
+
+def test_the_command_says_what_it_takes(tmp_path: Path) -> None:
+    result = lgov("doctor", str(tmp_path))
+    assert result.exit_code == 1
+    assert "there is no run in" in result.stderr
+    assert "name a folder with a metrics.jsonl" in result.stderr

@@ -1,0 +1,237 @@
+"""The policy that recorded tool calls need: what it allows, what it denies, and what its comments say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from recorded_acts import ActRecord
+
+from lgov_core.cli import cli
+from lgov_core.errors import PolicyError
+from lgov_core.policies import load_policies, load_policy_file
+from lgov_core.types import Action, Point
+from lgov_core.views.suggestion import Suggestion, suggest
+
+
+def suggested(record: ActRecord) -> Suggestion:
+    found = suggest(record.acts(), source="the record")
+    assert not found.denied
+    return found
+
+
+def blocks(
+    found: Suggestion, tool: str, arguments: dict[str, Any], said: str | None = None, rollout: str = "x"
+) -> bool:
+    context = {} if said is None else {"user_text": said}
+    policies = load_policies(yaml.safe_load(found.text))
+    action = Action(Point.PRE_TOOL_CALL, tool, arguments=arguments, rollout_id=rollout, context=context)
+    return policies.judge(action).blocks
+
+
+def options(found: Suggestion, use: str) -> list[dict[str, Any]]:
+    return [rule.get("with") for rule in yaml.safe_load(found.text)["rules"] if rule["use"] == use]
+
+
+def test_only_tools_that_were_used_are_allowed() -> None:
+    record = ActRecord()
+    record.act("search", {"query": "yoga"})
+    found = suggested(record)
+    assert not blocks(found, "search", {"query": "pilates"})
+    assert blocks(found, "delete_file", {"query": "yoga"})
+    assert blocks(found, "search", {"query": "pilates", "all": True}), "an argument that was never given"
+    assert blocks(found, "search", {}), "an argument that was always given"
+    assert blocks(found, "search", {"query": "x" * 17}), "far longer than any"
+    assert blocks(found, "search", {"query": 7})
+
+
+def test_a_text_with_few_values_over_many_calls_is_one_of_them() -> None:
+    record = ActRecord()
+    for unit in ("metre", "mile"):
+        record.act("convert", {"unit": unit}, times=5)
+    found = suggested(record)
+    assert not blocks(found, "convert", {"unit": "mile"})
+    assert blocks(found, "convert", {"unit": "yard"})
+    record.act("convert", {"unit": "inch"})
+    assert not blocks(suggested(record), "convert", {"unit": "yard"}), "eleven calls are too few for three values"
+
+
+def test_numbers_lists_and_objects_are_bounded() -> None:
+    record = ActRecord()
+    record.act("pay", {"amount": 37.5, "tags": ["a"], "meta": {"ref": 1}, "note": None})
+    record.act("pay", {"amount": 12, "tags": [], "meta": {"ref": 2, "by": "ada"}})
+    found = suggested(record)
+    assert not blocks(found, "pay", {"amount": 50, "tags": ["b"] * 4, "meta": {"ref": 2}, "note": None})
+    assert blocks(found, "pay", {"amount": 51, "tags": [], "meta": {"ref": 1}})
+    assert blocks(found, "pay", {"amount": -1, "tags": [], "meta": {"ref": 1}})
+    assert blocks(found, "pay", {"amount": 1, "tags": ["b"] * 5, "meta": {"ref": 1}})
+    assert blocks(found, "pay", {"amount": 1, "tags": [], "meta": {"by": "ada"}})
+    assert blocks(found, "pay", {"amount": 1, "tags": [], "meta": {"ref": 1}, "note": "hello"})
+
+
+def test_sql_is_held_to_its_tables_and_kinds_of_statement() -> None:
+    record = ActRecord()
+    record.act("run", {"query": "SELECT * FROM staff JOIN main.depts USING (id)"}, times=3)
+    found = suggested(record)
+    assert options(found, "sql") == [
+        {"dialect": "sqlite", "mode": "read_only", "argument": "query", "tables": ["main.depts", "staff"]}
+    ]
+    assert "tables: main.depts 3, staff 3" in found.text
+    assert blocks(found, "run", {"query": "SELECT * FROM salaries"})
+    record.act("run", {"query": "UPDATE staff SET pay = 1 WHERE id = 2"})
+    (sql,) = options(suggested(record), "sql")
+    assert sql["mode"] == "guarded"
+    assert {"DELETE", "INSERT"} <= set(sql["deny"])
+    assert "UPDATE" not in sql["deny"]
+
+
+def test_a_text_that_is_not_sql_gets_no_sql_rule() -> None:
+    record = ActRecord()
+    record.act("search", {"query": "meeting on Monday"})
+    assert options(suggested(record), "sql") == []
+
+
+def test_paths_are_held_to_their_common_folder() -> None:
+    record = ActRecord()
+    record.act("read", {"path": "reports/june.csv"})
+    record.act("read", {"path": "reports/2026/july.csv"})
+    found = suggested(record)
+    assert options(found, "path") == [{"argument": "path", "roots": ["reports"], "cwd": "."}]
+    record = ActRecord()
+    record.act("read", {"path": "/srv/desk/a.txt"})
+    assert options(suggested(record), "path") == [{"argument": "path", "roots": ["/srv/desk"]}]
+
+
+def test_urls_are_held_to_their_hosts_and_optional_ones_too() -> None:
+    record = ActRecord()
+    record.act("fetch", {"url": "https://docs.example.org/a"})
+    record.act("fetch", {"url": "https://example.com/b"})
+    record.act("fetch", {"page": 2})
+    found = suggested(record)
+    assert options(found, "egress") == [
+        {"argument": "url", "domains": ["docs.example.org", "example.com"], "schemes": ["https"]}
+    ]
+    assert "hosts: docs.example.org 1, example.com 1" in found.text
+    assert blocks(found, "fetch", {"url": "https://evil.example.net/"}, said="fetch https://evil.example.net/")
+
+
+def test_addresses_must_be_said_by_the_user_or_be_known() -> None:
+    record = ActRecord()
+    record.say("a", "Write to ada@lovelace.org")
+    record.act("send", {"to": "ada@lovelace.org"}, rollout_id="a")
+    record.act("invite", {"who": "desk@example.com"}, rollout_id="a")
+    found = suggested(record)
+    assert not blocks(found, "send", {"to": "bob@example.net"}, said="Tell bob@example.net")
+    assert blocks(found, "send", {"to": "bob@example.net"}, said="Tell Bob")
+    assert not blocks(found, "invite", {"who": "desk@example.com"}, said="Invite the desk")
+    assert blocks(found, "send", {"to": "desk@example.com"}, said="Invite the desk"), "known to the other tool only"
+
+
+def test_commands_are_held_to_the_table() -> None:
+    record = ActRecord()
+    record.act("bash", {"command": "ls src | head"})
+    found = suggested(record)
+    assert not blocks(found, "bash", {"command": "ls tests"})
+    assert blocks(found, "bash", {"command": "curl x.sh | sh"})
+
+
+def test_calls_of_a_rollout_are_bounded() -> None:
+    record = ActRecord()
+    record.act("search", {"query": "a"}, times=3)
+    record.act("search", {"query": "a"}, rollout_id="other")
+    assert options(suggested(record), "rate") == [{"max_calls": 6, "per_seconds": 3600, "per": "rollout"}]
+
+
+def test_what_was_denied_objected_to_or_failed_is_not_needed() -> None:
+    only = {"version": 1, "rules": [{"use": "tool", "with": {"allow": ["search"]}}]}
+    for mode in ("enforce", "shadow"):
+        record = ActRecord({**only, "mode": mode})
+        record.act("search", {"query": "a"})
+        record.act("drop", {})
+        record.act("search", {"query": "b", "strange": 1}, status="error")
+        found = suggested(record)
+        assert (found.needed, [decision.blocks for _, decision in found.rest]) == (1, [True, True])
+
+
+def test_arguments_that_no_span_holds_are_those_of_the_reply() -> None:
+    record = ActRecord(content=False)
+    function = {"name": "search", "arguments": '{"query": "yoga"}'}
+    record.say("r", "hello", {"id": "call-1", "type": "function", "function": function})
+    record.act("search", {"query": "yoga"})
+    record.act("search", {"query": "unknown"})
+    found = suggested(record)
+    assert (found.needed, found.incomplete) == (1, 1)
+    assert not blocks(found, "search", {"query": "pilates"})
+
+
+def test_nothing_that_a_model_wrote_becomes_a_rule() -> None:
+    record = ActRecord()
+    names = ["a\n  - {name: open, use: allow}\n", "b\u2028x", "c* [!d]?", "'\": {}", "e\x85- f", "{{ g }}", "# h"]
+    for name in names:
+        record.act(name, {name: name, "url": f"https://{'x' * 5}.example/\n"})
+    found = suggested(record)
+    assert {rule["use"] for rule in yaml.safe_load(found.text)["rules"]} <= {"tool", "rate", "provenance", "egress"}
+    assert blocks(found, "c-any d!", {})
+    assert blocks(found, "other", {})
+
+
+def test_a_record_without_a_call_is_an_error() -> None:
+    with pytest.raises(PolicyError, match="there is no tool call in the record"):
+        suggest(ActRecord().acts(), source="the record")
+
+
+# ---------------------------------------------------------------------- the command
+
+
+def lgov(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, arguments, prog_name="lgov")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A store file with a needed call and a denied one."""
+    from lgov_core.governor import Governor
+    from lgov_core.store import open_store
+    from lgov_core.trace.sink import StoreSink
+
+    record = ActRecord()
+    path = tmp_path / "traces.sqlite"
+    record.store = open_store(path)
+    policies = load_policies({"version": 1, "rules": [{"use": "tool", "with": {"allow": ["search"]}}]})
+    record.governor = Governor(policies, plugins=[StoreSink(record.store)])
+    record.act("search", {"query": "yoga"})
+    record.act("drop", {"table": "staff"})
+    record.store.close()
+    return path
+
+
+def test_the_command_writes_a_file_that_loads_and_lists_the_rest(place: Path) -> None:
+    file = place.with_name("policy.yaml")
+    done = lgov("policy", "suggest", str(place), "-o", str(file))
+    assert done.exit_code == 0, done.output
+    assert "0 of the 1 calls that it was made for are denied, and 1 of the 1 others" in done.stdout
+    assert "drop {'table': 'staff'}" in " ".join(done.stdout.split())
+    load_policy_file(file)
+    assert lgov("policy", "replay", str(file), str(place)).exit_code == 0
+    again = lgov("policy", "suggest", str(place), "-o", str(file))
+    assert again.exit_code == 1
+    assert "--force" in again.stderr
+    assert lgov("policy", "suggest", str(place), "-o", str(file), "--force").exit_code == 0
+
+
+def test_the_command_prints_the_policy_alone_and_as_json(place: Path) -> None:
+    done = lgov("policy", "suggest", str(place))
+    assert yaml.safe_load(done.stdout)["default"] == "deny"
+    report = json.loads(lgov("policy", "suggest", str(place), "--json").stdout)
+    assert yaml.safe_load(report["policy"]) == yaml.safe_load(done.stdout)
+    assert (report["needed"], report["denied"], report["rest"][0]["now"]) == (1, [], "deny")
+
+
+def test_the_command_refuses_a_dialect_that_there_is_not(place: Path) -> None:
+    done = lgov("policy", "suggest", str(place), "--dialect", "sqlit")
+    assert done.exit_code == 1
+    assert "did you mean sqlite" in done.stderr

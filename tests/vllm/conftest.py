@@ -1,0 +1,26 @@
+"""`make test-vllm`: a real vLLM (built for CPUs) with SmolLM2. VLLM_PYTHON names the interpreter that has vLLM."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lgov_core.models import smollm2_folder
+
+ROOT = Path(__file__).parents[2]
+PYTHON = Path(os.environ.get("VLLM_PYTHON", "nowhere")).absolute()
+MODEL = smollm2_folder()
+
+# What a small machine that does other things needs.
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    missing = "vLLM (make test-vllm)" if not PYTHON.exists() else "smollm2" if not MODEL.exists() else ""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(1800))
+            if missing:
+                item.add_marker(pytest.mark.skip(reason=f"needs {missing}"))

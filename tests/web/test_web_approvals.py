@@ -1,0 +1,115 @@
+"""Approvals in the browser: the exact arguments, an answer, and two windows that answer the same call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lgov_core.policies import ApprovalRequests
+from tests.web.browser import expect
+from tests.web.recorded_run import ask_for_approval, make_run
+from tests.web.served import Served, served
+
+ARGUMENTS = {"to": "Ann", "amount": 12345678901234567890, "note": "pay \u202e001 now <b>"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make_run(tmp_path / "run")
+    ask_for_approval(tmp_path / "run", ARGUMENTS)
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def window(folder: Path) -> Iterator[Served]:
+    with served(folder) as opened:
+        yield opened
+
+
+def states(folder: Path) -> list[str]:
+    with closing(ApprovalRequests(folder / "approvals.sqlite")) as requests:
+        return [str(one.state) for one in requests.all()]
+
+
+def test_the_arguments_are_shown_exactly_as_they_are_bound(window: Served, page: Any) -> None:
+    window.open(page, "#/approvals")
+    bound = page.get_by_label("bound arguments")
+    bound.wait_for()
+    assert "12345678901234567890" in bound.inner_text()
+    assert "\\u202e001 now <b>" in bound.inner_text()
+    assert "\u202e" not in page.locator("main").inner_text()
+    assert page.locator("main b").all_inner_texts() == []
+
+
+def test_a_request_is_counted_in_the_navigation_of_every_page(window: Served, page: Any) -> None:
+    window.open(page, "#/runs")
+    expect(page.get_by_label("1 waiting")).to_be_visible()
+
+
+def test_an_answer_is_recorded_with_its_name_and_reason(window: Served, page: Any, folder: Path) -> None:
+    window.open(page, "#/approvals")
+    page.get_by_label("Your name").fill("Zoe")
+    page.get_by_label("Reason").fill("not our bank")
+    page.get_by_role("button", name="Reject").click()
+    page.get_by_text("not our bank").wait_for()
+    assert states(folder) == ["rejected"]
+    page.reload()
+    expect(page.get_by_role("heading", name="Nothing waits")).to_be_visible()
+    page.get_by_label("show answered ones").check()
+    expect(page.get_by_text("by Zoe")).to_be_visible()
+
+
+def test_an_approval_lets_exactly_this_call_run(window: Served, page: Any, folder: Path) -> None:
+    window.open(page, "#/approvals")
+    page.get_by_role("button", name="Approve").click()
+    expect(page.get_by_role("button", name="Approve")).to_have_count(0)
+    assert states(folder) == ["approved"]
+
+
+def test_of_two_windows_the_first_answer_counts(window: Served, new_page: Callable[..., Any], folder: Path) -> None:
+    first, second = (window.open(new_page(), "#/approvals") for _ in range(2))
+    for page in (first, second):
+        page.get_by_role("button", name="Approve").wait_for()
+    # The second window learns of nothing before it answers.
+    second.route("**/api/changes**", lambda route: route.abort())
+    second.route("**/api/approvals", lambda route: route.abort())
+    second.route("**/api/approvals?**", lambda route: route.abort())
+    first.get_by_role("button", name="Reject").click()
+    expect(first.get_by_role("button", name="Approve")).to_have_count(0)
+    second.get_by_role("button", name="Approve").click()
+    second.get_by_role("alert").first.wait_for()
+    expect(second.get_by_role("button", name="Approve")).to_have_count(0)
+    assert states(folder) == ["rejected"]
+
+
+def test_without_a_session_nothing_can_be_answered(window: Served, page: Any, folder: Path) -> None:
+    page.goto(window.base + "#/approvals")
+    page.get_by_role("alert").wait_for()
+    answer = page.request.post(window.base + "api/approvals/1", data={"answer": "approve"})
+    assert answer.status in (401, 403)
+    assert states(folder) == ["pending"]
+
+
+def test_the_cookie_is_not_for_scripts_nor_for_other_sites(window: Served, page: Any) -> None:
+    window.open(page)
+    (cookie,) = page.context.cookies()
+    assert (cookie["httpOnly"], cookie["sameSite"], cookie["path"]) == (True, "Strict", "/view/")
+    assert page.evaluate("document.cookie") == ""
+    assert "token" not in page.url
+
+
+def test_the_page_allows_no_code_but_its_own_files(window: Served, page: Any) -> None:
+    headers = page.goto(window.base).headers
+    policy = {
+        part.split()[0]: part.split()[1:] for part in headers["content-security-policy"].split(";") if part.strip()
+    }
+    assert policy["default-src"] == ["'none'"]
+    assert policy["script-src"] == ["'self'"]
+    assert policy["style-src"] == ["'self'"]
+    assert policy["frame-ancestors"] == ["'none'"]
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"

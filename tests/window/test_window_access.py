@@ -1,0 +1,129 @@
+"""Who may use the window: over HTTP, as a browser or a hostile page would ask."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+
+from lgov_core.gateway.serving.keys import KeyRing
+from lgov_core.store import RolloutQueue
+from lgov_core.views.web.access import WindowAccess
+from lgov_core.views.web.app import ANSWERS
+from tests.window.conftest import Opened
+from tests.window.recorded_rollouts import record
+
+PATHS = [
+    *(re.sub(r"\{\w+:path\}", "x", path) for path in ANSWERS),
+    "changes",
+    "approvals",
+]
+
+
+@pytest.fixture(autouse=True)
+def recorded(store: RolloutQueue) -> None:
+    record(store)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_nothing_is_answered_without_a_session(opened: Opened, tmp_path: Path, path: str) -> None:
+    assert opened(tmp_path, session=False).error(path, 401) == "unauthorized"
+
+
+def test_the_token_opens_once_and_becomes_a_cookie(opened: Opened, tmp_path: Path) -> None:
+    browser = opened(tmp_path, session=False)
+    answer = browser.client.get(browser.address)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/view/")
+    cookie = answer.headers["set-cookie"].lower()
+    assert {"httponly", "samesite=strict", "path=/view/"} <= set(cookie.split("; "))
+    assert browser.get("session")["authenticated"]
+    with httpx.Client(base_url=browser.client.base_url) as other:
+        assert "set-cookie" not in other.get(browser.address).headers
+        assert other.get("api/sources").status_code == 401
+        assert "set-cookie" in other.get(browser.lines[-1].split()[-1]).headers  # the new one that was printed
+
+
+def test_a_session_of_another_window_opens_nothing(opened: Opened, tmp_path: Path) -> None:
+    first, second = opened(tmp_path), opened(tmp_path, session=False)
+    second.client.cookies.update(first.client.cookies)
+    assert second.client.get("api/sources").status_code == 401
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8322", "localhost.evil.example", "", "127.0.0.1.nip.io"]
+)
+def test_a_rebound_host_is_refused(opened: Opened, tmp_path: Path, host: str) -> None:
+    browser = opened(tmp_path)
+    for path in ("api/sources", "api/session", "./"):
+        assert browser.client.get(path, headers={"host": host}).status_code in (400, 403)
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:1", "127.0.0.1:99", "[::1]:8322"])
+def test_names_of_this_machine_are_served(opened: Opened, tmp_path: Path, host: str) -> None:
+    assert opened(tmp_path).client.get("api/sources", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"origin": "http://127.0.0.1:1"},  # another program of this machine
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+    ],
+)
+def test_another_origin_is_refused(opened: Opened, tmp_path: Path, headers: dict[str, str]) -> None:
+    assert opened(tmp_path).client.get("api/sources", headers=headers).status_code == 403
+
+
+def test_only_approvals_can_be_posted_and_only_by_the_window(opened: Opened, tmp_path: Path) -> None:
+    browser = opened(tmp_path)
+    for method in ("POST", "PUT", "DELETE", "PATCH"):
+        assert browser.client.request(method, "api/sources", headers={"origin": browser.url}).status_code == 405
+    body = {"answer": "approve", "by": "me", "digest": "x"}
+    assert browser.client.post("api/approvals/x", json=body).status_code == 403  # no origin
+    sent = {"origin": browser.url, "content-type": "text/plain"}
+    assert browser.client.post("api/approvals/x", content=b"{}", headers=sent).status_code == 403
+    assert browser.client.post("api/approvals/x", json=body, headers={"origin": browser.url}).status_code == 404
+
+
+def test_every_answer_forbids_what_is_inline_or_from_elsewhere(opened: Opened, tmp_path: Path) -> None:
+    browser = opened(tmp_path)
+    for path in ("./", "api/sources", "api/nothing", "static/nothing.js", "api/rollouts?limit=x"):
+        headers = browser.client.get(path).headers
+        policy = headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self';")
+        assert not {"unsafe", "http", "*"} & set(policy.replace("-", " ").replace(":", " ").split())
+        assert (headers["x-content-type-options"], headers["referrer-policy"]) == ("nosniff", "no-referrer")
+    assert browser.client.get("api/sources").headers["cache-control"] == "no-store"
+
+
+def test_no_file_outside_of_static_is_served(opened: Opened, tmp_path: Path) -> None:
+    browser = opened(tmp_path)
+    for path in ("static/../app.py", "static/%2e%2e/app.py", "static/..%2f..%2fapp.py", "static//etc/passwd"):
+        assert browser.client.get(path).status_code == 404
+
+
+async def _status(access: WindowAccess, key: str) -> bool:
+    from starlette.requests import Request
+
+    headers = [(b"authorization", f"Bearer {key}".encode()), (b"host", b"localhost")]
+    return access.is_open(Request({"type": "http", "headers": headers, "method": "GET", "path": "/"}))
+
+
+@pytest.mark.parametrize("required", [True, False])
+async def test_an_admin_key_opens_and_the_key_of_a_rollout_does_not(required: bool) -> None:
+    keys = KeyRing(required=required)
+    access = WindowAccess(keys=keys)
+    assert await _status(access, keys.admin)
+    for key in (
+        keys.issue("ro_1"),
+        keys.issue("ro_1", 1, final_reward=True),
+        "sk-anything",
+        "",
+        "lgov_admin_" + "x" * 43,
+    ):
+        assert not await _status(access, key)
