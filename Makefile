@@ -34,13 +34,17 @@ CONFINED := tests/langchain tests/autogen tests/openai_agents tests/openai tests
 	tests/e2e/test_examples.py tests/e2e/test_lgov_run.py tests/e2e/test_pytest_plugin.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-confined test-matrix test-verl test-vllm check bench bench-peer clean
+.PHONY: help demo view-demo test test-all test-confined test-matrix test-verl test-vllm check bench bench-peer clean
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z-]*\): .*## /\1	/p' $(MAKEFILE_LIST) | expand -t 8
 
 demo: $(VENV)/.installed ## Govern and train a small SQL agent, and show what changed.
 	@$(BIN)/lgov demo $(ARGS)
+
+view-demo: $(VENV)/.installed ## Run a short demo, and look at it in the browser.
+	@$(BIN)/lgov demo --quick
+	@$(BIN)/lgov view "$$(ls -td runs/demo-* | head -n 1)" $(ARGS)
 
 # What fails is run once more, and listed as a rerun: on a machine that others use too, time can be short. See CONTRIBUTING.md.
 test: $(VENV)/.tools ## Run the tests.

@@ -53,7 +53,7 @@ def view(
     only: the printed address opens it once. Ctrl-C ends it. With --export no server is started.
     """
     try:
-        from lgov_core.views.pages.approvals import approval_files
+        from lgov_core.views.pages.governance.approvals import approval_files
         from lgov_core.views.web.serving import served_window
         from lgov_core.views.web.window import Window, WindowOptions
     except ImportError as error:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +71,27 @@ def test_a_window_says_when_its_server_is_gone(tmp_path: Path, page: Any) -> Non
             expect(page.locator("main [data-row]")).to_have_count(1)
         expect(page.locator(".side .live")).to_have_text("no connection")
         assert page.locator("main [data-row]").count() == 1
+
+
+def test_ctrl_c_ends_the_window_quietly_while_a_page_waits_for_changes(tmp_path: Path, page: Any) -> None:
+    with recording(tmp_path / "run") as run:
+        run.rollout("ro_0", "task-0")
+    command = [
+        sys.executable,
+        "-c",
+        "from lgov_core.cli import main; main()",
+        "view",
+        "run",
+        "--port",
+        "0",
+        "--no-open",
+    ]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        page.goto(process.stdout.readline().split()[-1] + "#/tasks")
+        expect(page.locator("main [data-row]")).to_have_count(1)
+        expect(page.locator(".side .live")).to_have_text("live")
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert [line for line in errors.splitlines() if "for another browser" not in line] == ["closed"]

@@ -13,9 +13,10 @@ import pytest
 
 from lgov_core.store import RolloutQueue, open_store
 from lgov_core.types import Outcome, Rollout
+from lgov_core.views.findings import NAMES
 from tests.store.test_sqlite_file import file_of_format_1
 from tests.window.conftest import Opened
-from tests.window.recorded_rollouts import record, record_rollout
+from tests.window.recorded_rollouts import call, record, record_rollout
 
 
 def test_changes_are_answered_as_soon_as_something_is_written(
@@ -155,3 +156,31 @@ def test_a_store_of_the_first_format_is_shown(opened: Opened, tmp_path: Path) ->
     browser = opened(tmp_path)
     (row,) = browser.get("rollouts")["items"]
     assert browser.get(f"rollouts/{row['rollout_id']}")["steps"]
+
+
+def test_rollouts_that_only_an_endpoint_knows_come_last(opened: Opened, store: RolloutQueue, tmp_path: Path) -> None:
+    reply = {"role": "assistant", "content": "Hello"}
+    for number in range(5):
+        store.add_call(call(f"c{number}", f"alone-{number}", [], reply, (1,), (2,), started_at=float(number)))
+    record_rollout(store, "known-0", "known", Outcome.SUCCEEDED, 1.0)
+    browser = opened(tmp_path)
+    rows = browser.all("rollouts", limit=2)
+    assert [row["rollout_id"] for row in rows] == ["known-0", *(f"alone-{number}" for number in (4, 3, 2, 1, 0))]
+    assert (rows[1]["outcome"], rows[1]["turns"], rows[1]["run_id"]) == ("unknown", 1, "")
+    assert [row["rollout_id"] for row in browser.all("rollouts", outcome="unknown", limit=1)] == [
+        row["rollout_id"] for row in rows[1:]
+    ]
+    assert browser.all("rollouts", run="run-1") == rows[:1]
+    store.add_call(call("c9", "alone-9", [], reply, (1,), (2,)))
+    assert browser.all("rollouts")[1]["rollout_id"] == "alone-9"
+
+
+def test_the_doctor_examines_beside_the_answers(opened: Opened, store: RolloutQueue, tmp_path: Path) -> None:
+    record(store)
+    browser = opened(tmp_path)
+    deadline = time.monotonic() + 20
+    while (found := browser.get("doctor"))["state"] == "running" and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert (found["state"], found["error"]) == ("done", None)
+    assert set(found["checked"]) | set(found["not_examined"]) == set(NAMES)
+    assert found["not_examined"]["kl-running-off"] == "there is no update in metrics.jsonl"

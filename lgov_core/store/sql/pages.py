@@ -124,6 +124,19 @@ class StorePages:
         )
         return [RolloutHead(*row) for row in found]
 
+    def unannounced_between(self, table: str, after: int, last: int) -> list[tuple[str, int, float]]:
+        """Rollouts that are named by rows of ``table`` (calls or spans) with ``after`` < seq <= ``last``, and have no row.
+
+        Each with the place of its first such row and when that began.
+        """
+        found = self._reading.fetch(
+            f"SELECT rollout_id, min(seq), min(started_at) FROM {table} WHERE seq > ? AND seq <= ?"
+            " AND rollout_id IS NOT NULL AND NOT EXISTS"
+            f" (SELECT 1 FROM rollouts WHERE rollouts.rollout_id = {table}.rollout_id) GROUP BY rollout_id",
+            (after, last),
+        )
+        return [(rollout_id, seq, started_at) for rollout_id, seq, started_at in found]
+
     def groups_after(self, seq: int) -> list[TaskGroup]:
         """The groups among the rollouts whose place is after ``seq``."""
         found = self._reading.fetch(

@@ -38,6 +38,9 @@ _NEEDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     }
 )
 
+#: The name of every finding.
+NAMES: Final = ("replies-truncated", *dict.fromkeys(name for names in _NEEDS.values() for name in names))
+
 
 def examine(place: str | Path) -> Report:
     """Examines ``place``: the folder of a run (finished or in progress), or a trace store (a path or an address).

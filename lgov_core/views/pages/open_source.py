@@ -12,15 +12,17 @@ from typing import Any, Final
 
 from lgov_core._util.sqlite_file import file_identity
 from lgov_core.audit import AuditLog
-from lgov_core.errors import LgovError
+from lgov_core.errors import LgovError, StoreError
 from lgov_core.store import RolloutQueue, open_store
+from lgov_core.store.sql.pages import StorePages
 from lgov_core.views.attempt_builder import NotRecorded
-from lgov_core.views.pages.decision_counts import DecisionCounts
+from lgov_core.views.pages.governance.decision_counts import DecisionCounts
 from lgov_core.views.pages.groups import GroupIndex
 from lgov_core.views.pages.sources import Source
 from lgov_core.views.pages.texts import text_of
 from lgov_core.views.pages.token_texts import TokenTexts, find_tokenizer
 from lgov_core.views.pages.trained import TrainedBatches
+from lgov_core.views.pages.unannounced import Unannounced
 
 #: A source in which something is open counts as stalled after so many seconds without a write; else it has ended.
 STALLED_S: Final = 60.0
@@ -36,6 +38,7 @@ class OpenSource:
     def __init__(self, source: Source, *, tokenizer: Path | None = None) -> None:
         self.source = source
         self.groups = GroupIndex()
+        self.unannounced = Unannounced()
         self.counts = DecisionCounts()
         self.batches = TrainedBatches(None if source.folder is None else source.folder / "transitions")
         self._tokenizer = tokenizer
@@ -43,6 +46,8 @@ class OpenSource:
         self._lock = threading.Lock()
         self._store: RolloutQueue | None = None
         self._identity: tuple[int, int] | None = None
+        self._counted: tuple[Any, dict[str, Any]] = (None, {})
+        self._activity: tuple[Any, float | None, bool] = (None, None, False)
 
     @property
     def store(self) -> RolloutQueue:
@@ -54,7 +59,8 @@ class OpenSource:
             identity = None if "://" in place else _identity(place)
             if self._store is not None and identity != self._identity:
                 self._store.close()
-                self._store, self.groups, self.counts = None, GroupIndex(), DecisionCounts()
+                self._store = None
+                self.groups, self.unannounced, self.counts = GroupIndex(), Unannounced(), DecisionCounts()
             if self._store is None:
                 self._store, self._identity = open_store(place, make=False), identity
             return self._store
@@ -107,30 +113,57 @@ class OpenSource:
         }
         if source.store is not None:
             try:
-                pages = self.store.pages
-                rollouts, calls = pages.counts()
-                about["runs"] = pages.runs(_MOST_RUNS)
-                about["counts"] = {"rollouts": rollouts, "open_attempts": pages.open_attempts(), "calls": calls}
+                about |= self._contents(self.store.pages)
             except LgovError as error:
                 return about | unreadable(error)
         return about | self.state()
 
+    def _contents(self, pages: StorePages) -> dict[str, Any]:
+        """The runs of the store and how much there is, counted again only when rows were added."""
+        marks = pages.marks()
+        if self._counted[0] != marks:
+            rollouts, calls = pages.counts()
+            counts = {"rollouts": rollouts, "open_attempts": 0, "calls": calls}
+            self._counted = (marks, {"runs": pages.runs(_MOST_RUNS), "counts": counts})
+        found = self._counted[1]
+        return {**found, "counts": {**found["counts"], "open_attempts": pages.open_attempts()}}
+
     def state(self) -> dict[str, Any]:
         """Whether the source is live, stalled or has ended, and when it was last written."""
+        try:
+            written = self.written()
+            if written is None or self._activity[0] != written:
+                self._activity = (written, *self._look())
+        except (LgovError, OSError) as error:
+            return unreadable(error if isinstance(error, LgovError) else StoreError(str(error)))
+        _, last, is_open = self._activity
+        silent = None if last is None else max(time.time() - last, 0.0)
+        state = "live" if silent is not None and silent < STALLED_S else "stalled" if is_open else "ended"
+        return {"state": state, "last_write_at": last, "silent_s": silent, "error": None}
+
+    def written(self) -> Any:
+        """Changes whenever the files of the source are written to; None where that cannot be seen from here."""
+        source = self.source
+        if source.store is not None and "://" in source.store:
+            return None
+        files = [Path(source.store), Path(f"{source.store}-wal")] if source.store is not None else []
+        files += [source.metrics] if source.metrics is not None else []
+        if source.folder is not None:
+            files += [source.folder / "open", *source.folder.glob("open/step-*.jsonl")]
+        if source.store is not None and not files[0].exists():
+            raise StoreError(f"the trace store {source.place} is gone", hint="it was moved or deleted; put it back")
+        return tuple((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in files if path.exists())
+
+    def _look(self) -> tuple[float | None, bool]:
+        """When the source was last written, and whether an attempt or a step is open."""
         metrics, folder = self.source.metrics, self.source.folder
         times = [] if metrics is None else [metrics.stat().st_mtime]
         is_open = folder is not None and any(folder.glob("open/step-*.jsonl"))
         if self.source.store is not None:
-            try:
-                pages = self.store.pages
-                times += filter(None, [pages.last_active()])
-                is_open = is_open or pages.open_attempts() > 0
-            except LgovError as error:
-                return unreadable(error)
-        last = max(times, default=None)
-        silent = None if last is None else max(time.time() - last, 0.0)
-        state = "live" if silent is not None and silent < STALLED_S else "stalled" if is_open else "ended"
-        return {"state": state, "last_write_at": last, "silent_s": silent, "error": None}
+            pages = self.store.pages
+            times += filter(None, [pages.last_active()])
+            is_open = is_open or pages.open_attempts() > 0
+        return max(times, default=None), is_open
 
     def started_at(self) -> float | None:
         """When the first rollout was made (Unix seconds), None where that cannot be read."""

@@ -13,6 +13,7 @@ from lgov_core.store.sql.pages import CallFigures, RolloutHead
 from lgov_core.trace.rollout_spans import attempt_of
 from lgov_core.types import BLOCKING, Attempt
 from lgov_core.views.pages.filters import RUNNING, UNKNOWN, Filters, decisions_by_rollout, matching
+from lgov_core.views.pages.unannounced import FIRST, Unannounced
 
 #: Seconds after which a search answers with what it has, and rollouts that it looks at together.
 SEARCH_S: Final = 0.1
@@ -21,32 +22,44 @@ _PORTION: Final = 100
 END: Final = 2**62
 
 
-def rollout_page(store: TraceStore, filters: Filters, before: int, limit: int) -> dict[str, Any]:
+def rollout_page(
+    store: TraceStore, unannounced: Unannounced, filters: Filters, before: int, limit: int
+) -> dict[str, Any]:
     """At most ``limit`` rollouts whose place is before ``before``, the newest first; see docs/window-api.md, "Pages".
 
-    The cursor is the place from which to go on. Raises `StoreError`.
+    Those without a row of their own come last. The cursor is the place from which to go on. Raises `StoreError`.
     """
     pages, until = store.pages, time.monotonic() + SEARCH_S
     found: list[RolloutHead] = []
-    ended = False
-    while not ended and len(found) < limit:
+    place: int | None = before
+    others = unannounced.newest_first(pages)
+    while place is not None and len(found) <= limit and (time.monotonic() < until or place == before):
         wanted = _PORTION if filters.need_search else limit - len(found) + 1
-        heads = pages.rollouts_before(before, wanted, run_id=filters.run, task_id=filters.task)
-        ended = len(heads) < wanted
+        if FIRST <= place < END:
+            heads = [one for one in others if one.seq < place and _is_meant(one, filters)][:wanted]
+            place = heads[-1].seq if len(heads) == wanted else None if unannounced.complete else place
+        else:
+            heads = pages.rollouts_before(place, wanted, run_id=filters.run, task_id=filters.task)
+            place = heads[-1].seq if len(heads) == wanted else END - 1
         found += matching(pages, heads, filters)
-        before = heads[-1].seq if heads else before
-        if time.monotonic() > until:
+        if place == before:  # what there is besides is still looked for
             break
     if len(found) > limit:
-        found, ended = found[:limit], False
-        before = found[-1].seq
-    total = pages.marks()["rollouts"]
-    done = total if ended else max(total - before + 1, 0)
+        found = found[:limit]
+        place = found[-1].seq
+    total = pages.marks()["rollouts"] + len(others)
+    left = 0 if place is None else sum(one.seq < place for one in others)
+    if place is not None and place < FIRST:
+        left = place - 1 + len(others)
     return {
         "items": rollout_rows(store, found),
-        "cursor": None if ended else str(before),
-        "searched": {"done": done, "total": total},
+        "cursor": None if place is None else str(place),
+        "searched": {"done": max(total - left, 0), "total": total},
     }
+
+
+def _is_meant(head: RolloutHead, filters: Filters) -> bool:
+    return filters.run in (None, head.run_id) and filters.task in (None, head.task_id)
 
 
 def rollout_rows(store: TraceStore, heads: Sequence[RolloutHead]) -> list[dict[str, Any]]:

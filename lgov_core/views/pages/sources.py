@@ -51,7 +51,7 @@ def find_sources(place: str) -> list[Source]:
     Raises `StoreError` when there is none.
     """
     if "://" in place:
-        return [Source(without_password(place).rpartition("/")[2].partition("?")[0] or "store", None, place)]
+        return [Source(without_password(place).partition("?")[0].rpartition("/")[2] or "store", None, place)]
     path = Path(place).absolute()
     if path.is_file():
         return [_of_file(path)]

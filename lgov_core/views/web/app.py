@@ -18,7 +18,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from lgov_core.errors import LgovError
-from lgov_core.views.pages.approvals import AnsweredRequest, answer_approval, list_approvals
+from lgov_core.views.pages.governance.approvals import AnsweredRequest, answer_approval, list_approvals
 from lgov_core.views.web import run_answers, store_answers
 from lgov_core.views.web.access import WindowAccess
 from lgov_core.views.web.answers import SafeHeaders, error_answer, json_answer, json_body

@@ -7,6 +7,8 @@ import base64
 import binascii
 import json
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from lgov_core.errors import LgovError
@@ -33,6 +35,8 @@ class Changes:
         self._marks: dict[str, Any] = {}
         self._states: list[dict[str, Any]] = []
         self._looked_at = 0.0
+        self._files: dict[str, Any] = {}
+        self._of_files: dict[str, dict[str, Any]] = {}
 
     async def answer(self, since: str | None, wait_s: float) -> dict[str, Any]:
         """What changed since the token ``since``; waits for a change, ``wait_s`` seconds at most."""
@@ -48,32 +52,39 @@ class Changes:
             await asyncio.sleep(min(_LOOK_S, max(until - time.monotonic(), 0.0)) + 0.01)
 
     def _look(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """The marks and states of all sources; a store whose files were not written to is not asked again."""
         marks: dict[str, Any] = {}
         states: list[dict[str, Any]] = []
         for shown in self._window.sources():
-            state = shown.state()
-            names = ("state", "last_write_at", "silent_s")
-            states.append({"id": shown.source.source_id, **{name: state[name] for name in names}})
-            marks[shown.source.source_id] = _marks(shown, state["state"])
+            name, state = shown.source.source_id, shown.state()
+            states.append({"id": name, **{part: state[part] for part in ("state", "last_write_at", "silent_s")}})
+            files = [_stamps(shown.source.approvals), None if state["state"] == "unreadable" else shown.written()]
+            if None in files or files != self._files.get(name):
+                self._of_files[name] = _marks(shown)
+            self._files[name] = files
+            marks[name] = {"state": state["state"], **self._of_files[name]}
         return marks, states
 
 
-def _marks(shown: Shown, state: str) -> dict[str, Any]:
+def _marks(shown: Shown) -> dict[str, Any]:
     """Numbers that change when something of a source does, by what that is."""
-    marks: dict[str, Any] = {"state": state}
+    marks: dict[str, Any] = {"approvals": _stamps(shown.source.approvals)}
     try:
         if shown.source.store is not None:
             pages = shown.store.pages
             found = pages.marks()
             marks |= {name: [seq for table, seq in found.items() if _NAMES[table] == name] for name in _NAMES.values()}
             marks["rollouts"].append(pages.open_attempts())
-        for name, paths in (("metrics", [shown.source.metrics]), ("approvals", shown.source.approvals)):
-            files = [path for path in paths if path is not None]
-            beside = [path.with_name(path.name + "-wal") for path in files]
-            marks[name] = [path.stat().st_mtime_ns for path in (*files, *beside) if path.exists()]
-    except (LgovError, OSError):  # the state says so
+        marks["metrics"] = _stamps([shown.source.metrics] if shown.source.metrics is not None else [])
+    except LgovError:  # the state says so
         pass
     return marks
+
+
+def _stamps(paths: Sequence[Path]) -> list[int]:
+    """When these files, and SQLite's logs beside them, were last written."""
+    beside = [path.with_name(path.name + "-wal") for path in paths]
+    return [path.stat().st_mtime_ns for path in (*paths, *beside) if path.exists()]
 
 
 def _changed(before: dict[str, Any], now: dict[str, Any]) -> list[dict[str, Any]]:

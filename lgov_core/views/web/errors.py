@@ -43,7 +43,7 @@ class NotFoundError(WindowError):
     status = 404
 
 
-_STATUS: Final = {"not_found": 404, "changed": 409, "answered": 409, "policy": 400, "policy_file": 400}
+_STATUS: Final = {"not_found": 404, "changed": 409, "answered": 409, "policy": 400, "policy_file": 400, "train": 503}
 
 
 def status_of(error: LgovError) -> int:

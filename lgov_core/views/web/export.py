@@ -11,7 +11,7 @@ from urllib.parse import quote
 import lgov_core
 from lgov_core._util.atomic_file import atomic_write
 from lgov_core.errors import LgovError
-from lgov_core.views.pages.decision_counts import COLUMNS
+from lgov_core.views.pages.governance.decision_counts import COLUMNS
 from lgov_core.views.web import run_answers, store_answers
 from lgov_core.views.web.answers import json_body
 from lgov_core.views.web.app import STATIC, Answer

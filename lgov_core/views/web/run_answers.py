@@ -8,8 +8,8 @@ from typing import Any
 import lgov_core
 from lgov_core.errors import LgovError
 from lgov_core.views.pages.comparison import proposed_pairs
-from lgov_core.views.pages.decision_counts import COLUMNS
-from lgov_core.views.pages.decision_list import decision_page
+from lgov_core.views.pages.governance.decision_counts import COLUMNS
+from lgov_core.views.pages.governance.decision_list import decision_page
 from lgov_core.views.pages.open_source import unreadable
 from lgov_core.views.pages.parting import parting
 from lgov_core.views.pages.training_figures import run_figures, run_summary
@@ -120,5 +120,4 @@ def replayed(window: Window, params: Params, query: Query) -> Any:
 
 def doctor(window: Window, params: Params, query: Query) -> Any:
     """Named findings about a run."""
-    window.source(query.text("source"))
-    return {"state": "absent", "error": None, "checked": [], "findings": []}
+    return window.source(query.text("source")).diagnosis.answer()

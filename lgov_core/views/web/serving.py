@@ -17,8 +17,8 @@ from lgov_core.views.web.access import WindowAccess
 from lgov_core.views.web.app import PATH, create_window_app
 from lgov_core.views.web.window import Window
 
-#: Seconds for which a request for changes may hold up the end of an endpoint.
-_MOUNTED_WAIT_S = 2
+#: Seconds for which a request for changes may hold up the end of its server: less than it waits for open requests.
+_LONGEST_WAIT_S = 2
 
 
 class MountedWindow:
@@ -37,7 +37,7 @@ class MountedWindow:
     def app(self, keys: KeyRing | None) -> ASGIApp:
         """The application; an admin key among ``keys`` opens it too."""
         self._access = WindowAccess(keys=keys, hosts=self._hosts, on_new_token=self._offer_again)
-        return create_window_app(self._window, self._access, longest_wait_s=_MOUNTED_WAIT_S)
+        return create_window_app(self._window, self._access, longest_wait_s=_LONGEST_WAIT_S)
 
     def started(self, url: str) -> None:
         """Says the address."""
@@ -67,7 +67,9 @@ def served_window(
         return RedirectResponse(f"{PATH}/", 307)
 
     access = WindowAccess(hosts=(host,), on_new_token=offer_again)
-    app = Starlette(routes=[Mount(PATH, create_window_app(window, access)), Route("/", to_window)])
+    app = Starlette(
+        routes=[Mount(PATH, create_window_app(window, access, longest_wait_s=_LONGEST_WAIT_S)), Route("/", to_window)]
+    )
     with EndpointServer(app, host=host, port=port, drain_s=3) as server:
         url = server.url
         yield server, _address(url, access.token)

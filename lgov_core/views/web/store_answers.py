@@ -37,7 +37,8 @@ def tasks(window: Window, params: Params, query: Query) -> Any:
 def rollouts(window: Window, params: Params, query: Query) -> Any:
     """A page of rollouts."""
     shown = window.source(query.text("source"))
-    page = rollout_page(shown.store, query.filters(), query.cursor(), query.whole("limit", 50, 1, 200))
+    limit = query.whole("limit", 50, 1, 200)
+    page = rollout_page(shown.store, shown.unannounced, query.filters(), query.cursor(), limit)
     _name_source(page["items"], shown)
     return page
 

@@ -12,10 +12,11 @@ from typing import Any, Final
 from lgov_core._util.bounded import BoundedDict
 from lgov_core.errors import LgovError, StoreError
 from lgov_core.settings import without_password
-from lgov_core.views.pages.audit_state import AuditState
 from lgov_core.views.pages.comparison import ComparedSide, Side, compare, sides_of
+from lgov_core.views.pages.diagnosis import Diagnosis
+from lgov_core.views.pages.governance.audit_state import AuditState
+from lgov_core.views.pages.governance.policy_replay import PolicyReplay
 from lgov_core.views.pages.open_source import OpenSource
-from lgov_core.views.pages.policy_replay import PolicyReplay
 from lgov_core.views.pages.sources import Source, find_sources
 from lgov_core.views.web.errors import NotFoundError
 
@@ -42,6 +43,7 @@ class Shown(OpenSource):
         super().__init__(source, tokenizer=options.tokenizer)
         self.audit = AuditState(source.audit)
         self.replay = PolicyReplay(source, options.policies)
+        self.diagnosis = Diagnosis(self)
 
 
 class Window:

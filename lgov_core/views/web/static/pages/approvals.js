@@ -1,7 +1,7 @@
 // Approvals: calls that wait for a person, with exactly the arguments that the answer is bound to. The only page that writes.
 import { html, useEffect, useState } from "../lib/html.js";
 import { post, useApi } from "../lib/api.js";
-import { ago, asText, clock, plain, plural, seconds } from "../lib/format.js";
+import { ago, asText, clock, plain, plural, pretty, seconds } from "../lib/format.js";
 import { Badge, Card, Empty, Head, Ready } from "../parts/ui.js";
 
 const STATES = { pending: "accent", approved: "good", rejected: "bad", used: "good", lapsed: "warn" };
@@ -35,8 +35,8 @@ function Request({ item, may, by, done, reload }) {
       <span class="muted small" title=${clock(item.asked_at)}>asked ${ago(item.asked_at)}${waits && html`, <${Remaining} until=${item.until} />`}</span></header>
     <div class="body stack">
       <p class="role">arguments, exactly as they are bound to your answer</p>
-      <pre class="text whole" tabindex="0" role="group" aria-label="bound arguments">${plain(item.bound)}</pre>
-      <p class="small muted">SHA-256 <span class="mono">${plain(item.digest)}</span> · ${plain(item.file)}</p>
+      <pre class="text whole" tabindex="0" role="group" aria-label="bound arguments">${pretty(item.bound)}</pre>
+      <p class="small muted">SHA-256 <span class="mono">${plain(item.digest)}</span> · <span title=${plain(item.file)}>${plain(item.file.split("/").slice(-2).join("/"))}</span></p>
       ${item.answered_by && html`<p><${Badge} value=${item.state} kind=${STATES[item.state]} /> by <b>${plain(item.answered_by)}</b> ${clock(item.answered_at)}${item.reason && html`: <span dir="auto">${plain(item.reason)}</span>`}</p>`}
       ${item.conflict && html`<p class="banner warn" role="alert">${plain(item.conflict)}</p>`}
       ${waits && may && html`<${Answer} item=${item} by=${by} done=${done} reload=${reload} />`}

@@ -13,7 +13,7 @@ export function Doctor({ route, sources }) {
   const result = useApi("doctor", { source: source.id }, { busy: ["running"] });
   return html`<${Head} title="Doctor" sub=${`${source.name}: why is it not learning, and is it cheating?`}><${SourceChoice} route=${route} sources=${sources} /><//>
     <${Ready} result=${result}>${(data) => {
-      if (data.state === "running") return html`<${Loading} />`;
+      if (data.state === "running") return html`<p role="status" class="muted">Reading the whole run; a long one takes a while.</p><${Loading} />`;
       if (data.state === "failed") return html`<${Failed} error=${data.error ?? { message: "The check failed." }} retry=${result.reload} />`;
       if (data.state === "absent") return html`<${Empty} title="No findings to show">This version has no checks for this source. <code>lgov doctor</code> says more.<//>`;
       return html`${data.findings.length === 0

@@ -37,7 +37,7 @@ function Counts({ data }) {
   return html`<${Facts} items=${[
       ["Decisions", number(data.decisions)],
       ...EFFECTS.map((effect) => data.effects[effect] > 0 && [effect, html`<span class=${kindOf(effect)}>${number(data.effects[effect])}</span>`]),
-      ["Shadow mode would have", number(would)],
+      would > 0 && ["Shadow mode would have blocked", number(would)],
     ]} />
     ${progress && progress.done < progress.total && html`<p class="small muted" role="status">Counting: ${number(progress.done)} of ${number(progress.total)} rows</p>`}`;
 }

@@ -33,7 +33,7 @@ function Table({ items, shown, drawn, route }) {
   const row = (run) => html`<tr data-row>
     <td><label class="check">${drawn.includes(run.source) && html`<input type="checkbox" checked=${shown.includes(run.source)} onChange=${() => toggle(run.source)} aria-label=${"Draw " + plain(run.name)} />
       ${shown.includes(run.source) && html`<span class="legend"><i class=${colorClass(shown.indexOf(run.source))}></i></span>`}`}</label></td>
-    <td><a href=${link("tasks", { source: run.source })}>${plain(run.name)}</a></td>
+    <td class="nowrap"><a href=${link("tasks", { source: run.source })}>${plain(run.name)}</a></td>
     <td><${Badge} value=${run.state} kind=${{ live: "good", stalled: "warn", unreadable: "bad" }[run.state]} /></td>
     <td>${plain(run.model ?? "–")}</td>
     <td>${plain(run.algorithm ?? "–")}</td>

@@ -10,8 +10,8 @@ from typing import Any, Final
 from lgov_core.store.sql.pages import StorePages
 from lgov_core.trace import semconv
 from lgov_core.types import BLOCKING
-from lgov_core.views.pages.decision_counts import COLUMNS
 from lgov_core.views.pages.filters import BriefDecision
+from lgov_core.views.pages.governance.decision_counts import COLUMNS
 
 _SLICE_S: Final = 0.1
 _ROWS: Final = 2_000

@@ -1,0 +1,109 @@
+"""``lgov view`` and ``lgov serve`` with the window, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from lgov_core.gateway.serving.keys import KeyRing
+from lgov_core.store import open_store
+from lgov_core.testing import ScriptedModelServer
+from tests.commands.cli_runner import LGOV, lgov
+from tests.window.recorded_rollouts import record
+
+SECRET = "a secret of sixteen bytes or more"
+POLICY = "version: 1\nname: desk\nrules:\n  - {name: tools, use: tool, with: {allow: [search]}}\n"
+
+
+@contextmanager
+def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A command of ``lgov`` in a process of its own, ended after the block."""
+    with subprocess.Popen([*LGOV, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def line_with(process: subprocess.Popen[str], words: str) -> str:
+    """The next line of output with these words."""
+    assert process.stdout is not None
+    said: list[str] = []
+    for line in process.stdout:
+        said.append(line)
+        if words in line:
+            return line.strip()
+    raise AssertionError("".join(said))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A store with the recorded rollouts."""
+    path = tmp_path / "store.sqlite"
+    with open_store(path) as store:
+        record(store)
+    return path
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_lgov_view_prints_an_address_and_ends_on_a_signal(place: Path, how: signal.Signals) -> None:
+    with running("view", str(place), "--port", "0", "--no-open") as process:
+        address = line_with(process, "the window is open at").split()[-1]
+        with httpx.Client() as client:
+            client.get(address, follow_redirects=False)
+            assert len(client.get(address.partition("?")[0] + "api/rollouts").json()["items"]) == 7
+        line_with(process, "for another browser: http://127.0.0.1:")
+        process.send_signal(how)
+        assert process.wait(30) == 0
+
+
+def test_lgov_serve_shows_what_it_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("policy.yaml").write_text(POLICY)
+    Path("secret").write_text(SECRET)
+    Path("secret").chmod(0o600)
+    keys = KeyRing(SECRET.encode())
+    with ScriptedModelServer(["Hello."]) as model:
+        flags = ("--store", "calls.sqlite", "--policy", "policy.yaml", "--key-secret-file", "secret")
+        with running("serve", "--port", "0", "--upstream", model.base_url, *flags) as process:
+            address = line_with(process, "look at it: ").split()[-1]
+            base, window = address.partition("/view/")[0], address.partition("?")[0]
+            agent = keys.issue("ro_1", 1)
+            client = httpx.Client(headers={"authorization": f"Bearer {agent}"}, timeout=30)
+            body = {"model": "scripted", "messages": [{"role": "user", "content": "Hi"}]}
+            assert client.post(f"{base}/v1/chat/completions", json=body).status_code == 200
+            assert client.get(f"{window}api/sources").status_code == 401  # the key of the agent opens nothing
+            assert client.get(f"{window}api/rollouts?token={agent}").status_code == 401
+            admin = httpx.Client(headers={"authorization": f"Bearer {keys.admin}"}, timeout=30)
+            (row,) = admin.get(f"{window}api/rollouts").json()["items"]
+            assert (row["rollout_id"], row["turns"], row["outcome"]) == ("ro_1", 1, "unknown")
+            assert admin.get(f"{window}api/sources").json()["sources"][0]["has"]["audit"]
+            replayable = admin.get(f"{window}api/governance/policies").json()["items"]
+            assert [one["name"] for one in replayable] == ["policy.yaml"]
+
+
+def test_a_window_is_for_this_machine_only(place: Path) -> None:
+    result = lgov("view", str(place), "--host", "0.0.0.0", "--no-open", "--port", "0")
+    assert result.exit_code == 2
+    assert "can be reached from other machines" in result.output
+
+
+def test_a_path_without_a_store_says_what_to_name(tmp_path: Path) -> None:
+    result = lgov("view", str(tmp_path), "--no-open", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.output)["error"]["hint"] == "name a store, the folder of a run, or a folder of runs"
+    assert "audit record" in lgov("view", _audit(tmp_path), "--no-open").output
+
+
+def _audit(folder: Path) -> str:
+    from lgov_core.audit import AuditLog
+
+    AuditLog(folder / "audit.sqlite", signer=None).close()
+    return str(folder / "audit.sqlite")
