@@ -120,7 +120,7 @@ class VllmServer:
         if not os.access(options.python, os.X_OK):
             raise SettingsError(
                 f"there is no Python with vLLM at {options.python}",
-                hint="make .venv-vllm, or --vllm-python ENVIRONMENT/bin/python",
+                hint="python -m venv .venv-vllm && .venv-vllm/bin/pip install vllm, or --vllm-python PYTHON",
             )
         # A name and key that no other server has: an answer from elsewhere cannot be taken for this one's.
         self.base = f"{name}-{secrets.token_hex(4)}"
