@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from autogen_core.tools import FunctionTool
-from hypothesis import HealthCheck, given, settings
+from hypothesis import Phase, given, settings
 
 from lgov_core.governor import Governor
 from tests.autogen.autogen_parts import WAYS, answer_of, governed
@@ -37,7 +37,7 @@ def tools_of(ran: Ran) -> list[FunctionTool]:
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, phases=[Phase.generate])
 @given(calls=CALLS | FRESH_IDS)
 def test_tools_are_handed_only_calls_on_record(way: str, streamed: bool, model: RandomModel, calls: Any) -> None:
     model.play(calls, [])

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import Phase, given, settings
 from langchain.agents import create_agent
 from langchain_core.tools import InjectedToolCallId, StructuredTool
 from langchain_openai import ChatOpenAI
@@ -40,7 +40,7 @@ def tools_of(ran: Ran) -> list[StructuredTool]:
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("api", ["chat", "responses"])
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, phases=[Phase.generate])
 @given(calls=CALLS | FRESH_IDS, early=FRESH_IDS)
 def test_tools_are_handed_only_calls_on_record(
     api: str, streamed: bool, model: RandomModel, calls: Any, early: Any

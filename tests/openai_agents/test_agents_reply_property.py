@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from agents import Agent, FunctionTool
 from cells_agents import MODELS, instrumented, make_governor, run
-from hypothesis import HealthCheck, given, settings
+from hypothesis import Phase, given, settings
 
 from tests.cells import Seen
 from tests.random_replies import CALLS, FRESH_IDS, Hiding, Ran, RandomModel, check
@@ -41,7 +41,7 @@ def tools_of(ran: Ran) -> list[Any]:
 
 @pytest.mark.parametrize("mode", ["async", "streaming"])
 @pytest.mark.parametrize("api", ["chat", "responses"])
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, phases=[Phase.generate])
 @given(calls=CALLS | FRESH_IDS, early=FRESH_IDS)
 def test_tools_are_handed_only_calls_on_record(api: str, mode: str, model: RandomModel, calls: Any, early: Any) -> None:
     model.play(calls, early if api == "responses" else [])
