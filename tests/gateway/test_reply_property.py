@@ -16,30 +16,12 @@ from lgov_core.gateway.policy.gate import PolicyGate
 from lgov_core.governor import Governor
 from lgov_core.instrumentation.model_call import unclear_ids
 from lgov_core.testing import ScriptedReply
-from lgov_core.types import Action, Decision, Point
+from lgov_core.types import Point
 from tests.cells import Seen
-from tests.openai.test_openai_reply_property import (
-    CALLS,
-    FRESH_IDS,
-    Handed,
-    Rules,
-    chat_reply,
-    events,
-    on_record,
-    read_chat,
-    read_responses,
-)
+from tests.openai.test_openai_reply_property import Handed, read_chat, read_responses
+from tests.random_replies import CALLS, FRESH_IDS, Hiding, chat_reply, events, on_record
 
 ALL = ("chat", "responses", "messages")
-
-
-class Hiding(Rules):
-    """Hides the number that ``run_sql`` gets, in the form that a second look leaves as it is."""
-
-    def judge(self, action: Action) -> Decision | None:
-        if action.point is Point.PRE_TOOL_CALL and action.name == "run_sql" and action.arguments != {"n": 0}:
-            return self.transform("hide", "hidden", arguments={"n": 0})
-        return self.allow("fine") if action.name == "run_sql" else super().judge(action)
 
 
 USER = {"role": "user", "content": "go"}

@@ -3,117 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2
 import openai
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from lgov_core.errors import PolicyDenied
 from lgov_core.governor import Governor
 from lgov_core.instrumentation.model_call import unclear_ids
-from lgov_core.policies.base import BoundedPolicy
-from lgov_core.types import Action, Decision, Point
+from lgov_core.types import Point
 from lgov_openai import govern_client
 from tests.cells import Seen
+from tests.random_replies import CALLS, FRESH_IDS, Rules, chat_reply, on_record, responses_reply
 
 #: Id, name, and the text that the program gets: arguments as JSON, or the input of a custom tool.
 Handed = list[tuple[str | None, str, str, bool]]
-
-IDS = st.sampled_from(["c1", "c2", "c3", "c4", "", None, 5, ...])
-CALLS = st.lists(
-    st.fixed_dictionaries({
-        "id": IDS,
-        "name": st.sampled_from(["look", "erase_file", "run_sql"]),
-        "n": st.integers(0, 99),
-        "form": st.sampled_from(["function"] * 8 + ["custom", "both", "mistyped"]),
-    }),
-    max_size=4,
-)  # fmt: skip
-FRESH_IDS = CALLS.map(lambda calls: [{**call, "id": f"c{at}"} for at, call in enumerate(calls)])
-
-
-class Rules(BoundedPolicy):
-    """Allows ``look``, denies ``erase_file``, and hides the number that ``run_sql`` gets."""
-
-    name = "rules"
-
-    def judge(self, action: Action) -> Decision | None:
-        if action.point is not Point.PRE_TOOL_CALL:
-            return None
-        if action.name == "erase_file":
-            return self.deny("no", "not this")
-        if action.name == "run_sql":
-            return self.transform("hide", "hidden", arguments={"input": f"hidden {action.arguments}"})
-        return self.allow("fine")
-
-
-def chat_call(call: Any) -> dict[str, Any]:
-    text = json.dumps({"n": call["n"]})
-    function, custom = {"name": call["name"], "arguments": text}, {"name": call["name"], "input": text}
-    made: dict[str, Any] = {} if call["id"] is ... else {"id": call["id"]}
-    match call["form"]:
-        case "function":
-            return {**made, "type": "function", "function": function}
-        case "custom":
-            return {**made, "type": "custom", "custom": custom}
-        case "both":
-            return {**made, "type": "function", "function": function, "custom": {**custom, "input": "another"}}
-        case _:
-            return {**made, "type": "custom", "function": function}
-
-
-def response_item(call: Any) -> dict[str, Any]:
-    text = json.dumps({"n": call["n"]})
-    made: dict[str, Any] = {"id": f"fc_{call['n']}", "name": call["name"], "status": "completed"}
-    made |= {} if call["id"] is ... else {"call_id": call["id"]}
-    if call["form"] in ("custom", "mistyped"):
-        return {**made, "type": "custom_tool_call", "input": text}
-    return {**made, "type": "function_call", "arguments": text}
-
-
-def events(items: list[Any]) -> bytes:
-    return "".join(f"data: {json.dumps(item)}\n\n" for item in items).encode()
-
-
-def chat_reply(calls: Any, streamed: bool) -> bytes:
-    head = {"id": "x", "created": 1, "model": "m"}
-    made = [chat_call(call) for call in calls]
-    reason = "tool_calls" if made else "stop"
-    if not streamed:
-        message = {"role": "assistant", "content": "hm", **({"tool_calls": made} if made else {})}
-        choice = {"index": 0, "message": message, "finish_reason": reason}
-        return json.dumps({**head, "object": "chat.completion", "choices": [choice]}).encode()
-    deltas: list[Any] = [{"role": "assistant", "content": "hm"}]
-    for index, call in enumerate(made):
-        deltas.append({"tool_calls": [{"index": index, **call}]})
-    chunks = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
-    chunks.append({"index": 0, "delta": {}, "finish_reason": reason})
-    return events([{**head, "object": "chat.completion.chunk", "choices": [one]} for one in chunks])
-
-
-def responses_reply(calls: Any, early: Any, streamed: bool) -> bytes:
-    message = {"id": "m1", "type": "message", "role": "assistant", "status": "completed"}
-    message["content"] = [{"type": "output_text", "text": "hm", "annotations": []}]
-    output = [message, *map(response_item, calls)]
-    whole = {"id": "r1", "object": "response", "created_at": 1, "model": "m", "status": "completed", "output": output,
-             "parallel_tool_calls": True, "tool_choice": "auto", "tools": []}  # fmt: skip
-    if not streamed:
-        return json.dumps(whole).encode()
-    found: list[Any] = [{"type": "response.created", "response": {**whole, "output": []}}]
-    found.append({"type": "response.output_item.done", "output_index": 0, "item": message})
-    for at, item in enumerate(map(response_item, early)):  # what other events say than the last one
-        ended = {"output_index": at % 3 % 2, "item_id": item["id"]}
-        if item["type"] == "function_call":
-            done = {"arguments": item["arguments"], "name": item["name"]}
-            found.append({"type": "response.function_call_arguments.done", **ended, **done})
-        if at % 3:
-            found.append({"type": "response.output_item.done", "output_index": at % 3 % 2, "item": item})
-    found.append({"type": "response.completed", "response": whole})
-    return events([{**event, "sequence_number": at} for at, event in enumerate(found)])
 
 
 def read_chat(client: openai.OpenAI, streamed: bool) -> list[Handed]:
@@ -158,13 +64,6 @@ def items_in(items: Any) -> Handed:
         for one in calls
         for custom in [one.type == "custom_tool_call"]
     ]
-
-
-def on_record(seen: Seen) -> Iterator[tuple[str | None, str, Any]]:
-    for event in seen.decisions(Point.PRE_TOOL_CALL):
-        if not event.decision.blocks:
-            arguments = event.action.arguments if event.decision.arguments is None else event.decision.arguments
-            yield event.action.call_id, event.action.name, dict(arguments)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
