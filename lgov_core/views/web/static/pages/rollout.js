@@ -40,7 +40,7 @@ function Loaded({ data, route }) {
     <${Facts} items=${[
       ["Steps", number(data.steps_total)],
       ["Rewards", data.rewards.length ? html`<${Rewards} rewards=${data.rewards} />` : "none"],
-      ["Loss weight", data.weight > 0 ? number(data.weight, 4) : null],
+      ["Trained in step", data.trained_step],
       ["Advantages", data.advantage_source],
       ["Started", clock(data.started_at)],
       ["Took", took === null ? "running" : seconds(took)],
