@@ -65,7 +65,7 @@ test-verl: $(VERL)/.installed ## Train with the real verl on Ray, on the CPU, fr
 
 test-vllm: $(VENV)/.tools $(VLLM)/.installed ## Sample and train with a real vLLM, on the CPU (in an environment of its own, 3.4 GB).
 	@$(BIN)/lgov models pull smollm2
-	@$(BIN)/python -m pytest tests/vllm $(ARGS)
+	@VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python -m pytest tests/vllm $(ARGS)
 
 test-confined: $(VENV)/.tools ## Run the tests of agents, examples, workers and the demo inside the box of lgov run --confine.
 	@$(BIN)/python -m pytest --lgov-confine -n 2 --dist loadfile $(CONFINED) $(ARGS)

@@ -78,6 +78,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None]:
     """Starts pytest again in a box, before any file of the project is loaded and before output is captured."""
     given: Any = early_config.known_args_namespace
+    if given.lgov_preset is not None and not given.lgov_confine:
+        raise pytest.UsageError("--lgov-preset is for --lgov-confine")
     if given.lgov_confine and given.lgov_broker is None:
         _start_in_box(early_config, given)
     return (yield)

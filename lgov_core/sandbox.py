@@ -133,7 +133,7 @@ def launch() -> None:
     sys.path[:] = [path for path in sys.path if path.startswith((sys.prefix, sys.base_prefix))]
     rules = ConfineRules(write=(folder,), model=False, memory=given["memory"], file_size=MAX_FILE)
     try:
-        plan = make_plan(rules, None, audit=Path(given["audit"]), private=str(private), checked=False)
+        plan = make_plan(rules, None, audit=Path(given["audit"]), private=str(private), checked=False, own=True)
         placed = box.start(replace(plan, folder=os.path.realpath(folder)), strict=True, ports=[])
     except InstrumentationError as error:
         hint = error.hint and error.hint.removesuffix(f"; {BEST_EFFORT}")

@@ -17,6 +17,8 @@ M = TypeVar("M", bound=BaseMessage)
 
 #: Where LangChain's clients keep what they parsed out of a reply's text.
 _PARSED = "parsed"
+#: Where they keep a refusal: among these arguments, or in a block of this type.
+_REFUSAL = "refusal"
 
 _ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "HumanMessageChunk": "user"}
 
@@ -46,8 +48,11 @@ def role_and_text(message: BaseMessage) -> tuple[str, str]:
 
 
 def text_of(message: BaseMessage) -> str:
-    """The text of a message as a plain string."""
-    return str(message.text)
+    """The text of a message as a plain string, a refusal included."""
+    content = message.content if isinstance(message.content, list) else []
+    refusals = [message.additional_kwargs, *(block for block in content if isinstance(block, dict))]
+    texts = [str(message.text), *(one[_REFUSAL] for one in refusals if isinstance(one.get(_REFUSAL), str))]
+    return "\n".join(filter(None, texts))
 
 
 def call_mappings(calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -123,15 +128,16 @@ def denial_reply(decision: Decision, instead_of: AIMessage | None = None) -> AIM
 
 
 def with_text(message: M, text: str) -> M:
-    """``message`` with its text replaced; its tool calls and blocks that are not text stay.
+    """``message`` with its text, a refusal included, replaced; its tool calls and blocks that are not text stay.
 
     What a client parsed out of the old text is parsed from the new one, or dropped if that does not fit.
     """
     update: dict[str, Any] = {"content": content_with_text(message.content, text)}
-    parsed = message.additional_kwargs.get(_PARSED)
-    if parsed is not None:
-        others = {key: value for key, value in message.additional_kwargs.items() if key != _PARSED}
-        new = _parse_like(parsed, text)
+    replaced = {_PARSED, _REFUSAL} if message.additional_kwargs.get(_REFUSAL) else {_PARSED}
+    others = {key: value for key, value in message.additional_kwargs.items() if key not in replaced}
+    if others != message.additional_kwargs:
+        parsed = message.additional_kwargs.get(_PARSED)
+        new = None if parsed is None else _parse_like(parsed, text)
         update["additional_kwargs"] = others if new is None else {**others, _PARSED: new}
     return message.model_copy(update=update)
 
@@ -147,7 +153,7 @@ def content_with_text(content: str | list[Any], text: str) -> str | list[Any]:
     """The content of a message with its text replaced; blocks that are not text stay."""
     if isinstance(content, str):
         return text
-    others = [block for block in content if isinstance(block, dict) and block.get("type") != "text"]
+    others = [block for block in content if isinstance(block, dict) and block.get("type") not in ("text", _REFUSAL)]
     return [{"type": "text", "text": text}, *others] if others else text
 
 
@@ -170,9 +176,7 @@ def with_messages(messages: Sequence[BaseMessage], mappings: Sequence[Mapping[st
             found.append(messages[same])
             number = same + 1
         elif same_places and {**before[position], "content": ""} == {**mapping, "content": ""}:
-            original = messages[position]
-            content = content_with_text(original.content, str(mapping["content"]))
-            found.append(original.model_copy(update={"content": content}))
+            found.append(with_text(messages[position], str(mapping["content"])))
         else:
             given: Any = {key: value for key, value in mapping.items() if value is not None}
             found.extend(convert_to_messages([given]))

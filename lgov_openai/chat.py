@@ -101,7 +101,7 @@ class ChatProtocol:
             if reason in ("tool_calls", "function_call") and not turn.proposals:
                 reason = "stop"
             whole = {**choice["message"], **message, "role": "assistant"}
-            for key in ("tool_calls", "function_call"):
+            for key in ("audio", "function_call", "refusal", "tool_calls"):
                 if key not in message:
                     whole.pop(key, None)
             choices.append({**choice, "message": whole, "finish_reason": reason})
@@ -137,8 +137,8 @@ class ChatProtocol:
     def with_turn_text(self, turn: Turn, text: str) -> Turn:
         (message,) = turn.entries
         key = "refusal" if message.get("content") is None and message.get("refusal") else "content"
-        changed = {**message, key: text}
-        changed.pop("audio", None)
+        others = {name: value for name, value in message.items() if name not in ("audio", "refusal")}
+        changed = {**others, key: text}
         return Turn([changed], text, turn.proposals)
 
     def denied_result(self, turn: Turn, proposal: Proposal, text: str) -> JSON | None:
@@ -170,7 +170,7 @@ class ChatProtocol:
 
 
 def _text(entry: JSON) -> str:
-    return text_of(entry.get("content")) or text_of(entry.get("refusal"))
+    return "\n".join(filter(None, (text_of(entry.get("content")), text_of(entry.get("refusal")))))
 
 
 def _proposal(call: Any, index: int) -> Proposal:

@@ -67,9 +67,13 @@ class ModelRequest:
         return messages
 
     def definitions(self) -> list[dict[str, Any]]:
-        """The definition of each tool in the request, as JSON values."""
+        """The definition of each tool and each hand-off in the request, as JSON values."""
         fields = ("type", "name", "description", "params_json_schema")
-        return [{field: getattr(tool, field) for field in fields if hasattr(tool, field)} for tool in self.tools]
+        tools = [{field: getattr(tool, field) for field in fields if hasattr(tool, field)} for tool in self.tools]
+        return tools + [
+            {"name": one.tool_name, "description": one.tool_description, "params_json_schema": one.input_json_schema}
+            for one in self.handoffs
+        ]
 
     def reply_limit(self) -> dict[str, int]:
         """The limit on the reply's tokens as an argument of the call, if there is one."""

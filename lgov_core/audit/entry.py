@@ -42,7 +42,8 @@ class AuditEntry:
     both None once erased. ``arguments_sha256`` is the SHA-256 (hex) of the entry's secret salt and the stored arguments:
     it stays, and says nothing about them once the salt is erased too. ``source`` says who wrote the judged text: ``user``,
     ``system``, ``agent`` or ``tool``. ``effect`` to ``shadowed`` and ``latency_us`` are
-    None on an outcome, ``status`` on a decision. ``body`` holds every field that was hashed.
+    None on an outcome, ``status`` on a decision. ``body`` holds every field that was hashed; ``inside`` is true in it when a
+    program in a box said so, and the outside knows nothing but that.
     """
 
     position: int

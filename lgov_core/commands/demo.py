@@ -109,6 +109,7 @@ def _run(plan: Plan, seeds: range, ungoverned: bool, folder: Path, resume: bool,
             click.echo(text)
         else:
             print_table(reports, Console(width=None if sys.stdout.isatty() else 130))
+        click.echo(f"look at it: lgov view {folder}", err=True)
     if failed == "interrupted":
         click.echo(f"interrupted; continue with: lgov demo --model {plan.model} --resume --folder {folder}", err=True)
         return 130

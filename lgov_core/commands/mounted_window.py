@@ -19,11 +19,14 @@ def mounted_window(
     audit: Path | None = None,
     policies: Sequence[Path] = (),
     hosts: Sequence[str] = (),
-) -> MountedWindow:
-    """A window on ``place``, which may be empty still; approvals are found in the policy files."""
-    from lgov_core.views.pages.governance.approvals import approval_files
-    from lgov_core.views.web.serving import MountedWindow
-    from lgov_core.views.web.window import Window, WindowOptions
+) -> MountedWindow | None:
+    """A window on ``place``, which may be empty still; approvals are found in the policy files. None without a web server."""
+    try:
+        from lgov_core.views.pages.governance.approvals import approval_files
+        from lgov_core.views.web.serving import MountedWindow
+        from lgov_core.views.web.window import Window, WindowOptions
+    except ImportError:  # trained without the extra gateway
+        return None
 
     files = tuple(path for policy in policies for path in approval_files(policy))
     options = WindowOptions(store=store, audit=audit, approvals=files, policies=tuple(policies))

@@ -209,7 +209,7 @@ def _serving(
         yield server
 
 
-def _window(settings: Settings) -> MountedWindow:
+def _window(settings: Settings) -> MountedWindow | None:
     from lgov_core.process.governed import DEFAULT_AUDIT
 
     audit = None if settings.policy is None else settings.audit or DEFAULT_AUDIT

@@ -1,7 +1,8 @@
 """The outside of a box: appends its entries to the record, and keeps its approval requests.
 
 The box can add entries, ask about approvals of the policies that its policy file names, and ask for its own connections, to
-trace them. It can read no entry, change none, and answer no request.
+trace them. It can read no entry, change none, and answer no request. Its entries have the field ``inside``,
+which it cannot take away.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hmac
 import json
 import socket
 import threading
+import unicodedata
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, astuple
@@ -78,12 +80,12 @@ class BoxBroker:
     def _append(self, message: dict[str, Any]) -> dict[str, Any]:
         fields: dict[str, Any] = message["fields"]
         prefix: str = message["prefix"]
-        if fields["kind"] != _KINDS[prefix] or fields.get("policy") == POLICY or fields.get("framework") == POLICY:
+        if fields["kind"] != _KINDS[prefix] or _claims_to_be_the_box(fields):
             raise AuditError("this entry is not one that a governed process makes")
         if len(json.dumps(fields)) > MAX_FIELDS:
             raise AuditError("the fields of this entry are too long")
         texts = [_payload(message[name]) for name in ("arguments", "content")]
-        fields = {**fields, "policy_digest": None, "code_version": None}  # what is known outside
+        fields = {**fields, "inside": True, "policy_digest": None, "code_version": None}  # the rest is known outside
         return {"id": self._log.append_entry(fields, texts[0], texts[1], prefix)}
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -98,6 +100,14 @@ class BoxBroker:
     ) -> dict[str, Any]:
         change(self._approvals[message["store"]], str(message["request_id"]))
         return {}
+
+
+def _claims_to_be_the_box(fields: Mapping[str, Any]) -> bool:
+    """Whether a name in ``fields`` reads as that of the box's own policy: in other letters, or with what is not shown."""
+    parts: list[dict[str, Any]] = fields.get("parts") or []
+    named = (*(fields.get(key) for key in ("policy", "framework", "point")), *(part["policy"] for part in parts))
+    plain = (filter(str.isalnum, unicodedata.normalize("NFKC", str(name)).casefold()) for name in named)
+    return any("".join(letters) == POLICY for letters in plain)
 
 
 def _payload(given: Any) -> Payload | None:

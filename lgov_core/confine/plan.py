@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from lgov_core.confine.search import matches, search
+from lgov_core.confine.search import Found, matches, search
 from lgov_core.errors import InstrumentationError
 from lgov_core.policies.confinement import ConfinedPolicy, ConfineRules
 from lgov_core.policies.options import names
@@ -82,14 +82,16 @@ def make_plan(
     program: Path | None = None,
     forwards: Iterable[int] = (),
     checked: bool = True,
+    own: bool = False,
 ) -> Plan:
     """The plan for a program in the working folder; ``policy`` None is for one that no policy file governs.
 
     Whatever the rules say, the program cannot change lgov's own files, nor see the folders of the record at ``audit`` and of
-    the approvals. What programs outside take orders from is writable only where ``write`` names it itself. Raises
-    `InstrumentationError` where a rule names what is not there or, with ``checked``, the program could not run.
+    the approvals. What programs outside take orders from is writable only where ``write`` names it itself, unless what may
+    be written is the program's ``own``, which no program outside uses. Raises `InstrumentationError` where a rule names what
+    is not there or, with ``checked``, the program could not run.
     """
-    found = search(rules)
+    found = Found([], []) if own else search(rules)
     modes = {path: False for path in (*SYSTEM, *_interpreter(), *found.orders) if os.path.exists(path)}
     for path in (one for one in rules.read if os.path.exists(one)):
         modes[path] = False

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import signal
 import struct
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from typing import Final
 
 from lgov_core.confine.syscalls import call
@@ -34,6 +37,16 @@ def close_files(*keep: int) -> None:
         if handle > first:
             call("close_range", first, handle - 1 if handle != _CLOSE_ALL else _CLOSE_ALL, 0)
         first = handle + 1
+
+
+def keep_environment(names: Iterable[str]) -> None:
+    """Leaves this process the variables that one of the globs ``names`` matches, also in what /proc shows of it."""
+    kept = {name: text for name, text in os.environ.items() if any(fnmatchcase(name, glob) for glob in names)}
+    os.environ.clear()
+    with open("/proc/self/stat", encoding="ascii") as file:
+        start, end = map(int, file.read().rpartition(")")[2].split()[47:49])  # env_start and env_end of proc(5)
+    ctypes.memset(start, 0, end - start)
+    os.environ.update(kept)
 
 
 def limit(rules: ConfineRules) -> None:

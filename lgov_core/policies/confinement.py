@@ -33,11 +33,16 @@ SECRET_FILES: Final = (
     "*.pem",
     "*.key",
 )
+#: Variables that go into a box whose rules have ``environment``: what a program needs to start and to reach its model.
+ENVIRONMENT: Final = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "LANG", "LANGUAGE", "LC_*", "TERM", "TZ"),
+    *("VIRTUAL_ENV", "PYTHON*", "LGOV_*", "OPENAI_*", "ANTHROPIC_*", "SSL_CERT_FILE", "SSL_CERT_DIR"),
+)
 #: What each preset fills in. Lists of the file are added to these; ``model`` false keeps even the model endpoint away.
 PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
     "workspace": {"write": (".",), "hide": SECRET_FILES},
-    "no-network": {"write": (".",), "hide": SECRET_FILES, "model": False},
-    "offline-tests": {"read": (".",), "hide": SECRET_FILES, "model": False},
+    "no-network": {"write": (".",), "hide": SECRET_FILES, "model": False, "environment": ()},
+    "offline-tests": {"read": (".",), "hide": SECRET_FILES, "model": False, "environment": ()},
 }
 _SIZE: Final = re.compile(r"(\d+) ?(|KiB|MiB|GiB)")
 _UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
@@ -51,6 +56,7 @@ class ConfineRules:
     ``read`` and ``write`` are files and folders; the longest path that holds a file decides. ``hide`` holds paths, and names
     or globs without a slash that hide every such file below a visible folder. ``connect`` holds ``host:port``, with ``*.``
     in front for every host of a domain; the model endpoint is reachable besides, unless ``model`` is false.
+    ``environment`` holds names and globs of the variables that go in, with those of `ENVIRONMENT`; None lets all in.
     ``processes`` counts at once; ``memory`` (bytes), ``cpu`` (seconds), ``files`` (open at once) and ``file_size`` (bytes)
     hold for each process. None is no limit.
     """
@@ -60,6 +66,7 @@ class ConfineRules:
     hide: tuple[str, ...] = ()
     connect: tuple[str, ...] = ()
     model: bool = True
+    environment: tuple[str, ...] | None = None
     processes: int | None = None
     memory: int | None = None
     cpu: int | None = None
@@ -103,11 +110,19 @@ class ConfinedPolicy:
             )
         return _rules(self.value, self.source)
 
-    def approval_stores(self) -> set[str]:
-        """The files of the approvals that the rules want, as the loader names them; an empty text for those without one."""
-        rules = [rule for rule in self.rules or () if isinstance(rule, dict) and rule.get("use") == "approval"]
-        stores = [(rule.get("with") or {}).get("store") for rule in rules]
-        return {str(self.source.folder / store) if store else "" for store in stores}
+    def approval_stores(self) -> dict[str, Any]:
+        """The files of the approvals that the rules want, as the loader names them; an empty text for those without one.
+
+        Each with how long, in seconds, an approval there may hold: the longest ``expires_s`` of its rules.
+        """
+        stores: dict[str, Any] = {}
+        for rule in self.rules or ():
+            if isinstance(rule, dict) and rule.get("use") == "approval":
+                options = rule.get("with") or {}
+                store = str(self.source.folder / options["store"]) if options.get("store") else ""
+                expires_s = options.get("expires_s", 3600.0)  # as `ApprovalPolicy` has it
+                stores[store] = max(expires_s, stores.get(store, expires_s))
+        return stores
 
 
 def read_confinement(path: str | PathLike[str]) -> ConfinedPolicy:
@@ -176,6 +191,12 @@ def _value(key: str, value: Any, source: _Source) -> Any:
         if not isinstance(value, list | tuple):
             raise source.error(key, f"{key} must be a list", f"write {key}: [...]")
         return tuple(_path(key, item, source) if key != "connect" else _host(item, source) for item in value)
+    if key == "environment":
+        if not isinstance(value, list | tuple) or not all(isinstance(name, str) and name for name in value):
+            raise source.error(
+                key, f"environment is {value!r}, not a list of names", "write environment: [NAME, 'APP_*']"
+            )
+        return (*ENVIRONMENT, *value)
     if key == "model":
         if not isinstance(value, bool):
             raise source.error(key, f"model is {value!r}", "write true or false")

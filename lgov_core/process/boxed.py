@@ -77,8 +77,8 @@ def _settled(options: RunOptions) -> tuple[RunOptions, ConfinedPolicy | None]:
     return replace(options, audit=audit), confined
 
 
-def _stores(confined: ConfinedPolicy | None) -> set[str]:
-    return confined.approval_stores() if confined is not None else set()
+def _stores(confined: ConfinedPolicy | None) -> dict[str, float]:
+    return confined.approval_stores() if confined is not None else {}
 
 
 def _start(
@@ -132,7 +132,9 @@ def _run_outside(
         digest = "" if confined is None else confined.digest
         log = AuditLog(options.audit, policy_digest=digest, signer=default_signer(), redact=options.redact or None)
         opened.callback(_close, log)
-        stores = {store: ApprovalRequests(store or None) for store in _stores(confined)}
+        stores = {
+            store: ApprovalRequests(store or None, expires_s=longest) for store, longest in _stores(confined).items()
+        }
         attempts = Attempts(log, options.rollout_id)
         said = _fields(placed.layers, plan)
         about = {"rollout_id": options.rollout_id, "policy": POLICY, "rule": "box", "reason": _summary(placed.layers)}

@@ -6,6 +6,7 @@ the same thing; they differ in when, and in what they do when it cannot be opene
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -241,10 +242,15 @@ def end_process(*last_words: Callable[[], object]) -> NoReturn:
 
 
 def append_report(path: Path, said: Mapping[str, Any]) -> None:
-    """One line for the closing report, appended at once: several processes write to the file."""
+    """One line for the closing report, appended at once: several processes write to the file.
+
+    Raises `OSError` when too many files are open: a program that opens all it may must not start others unseen.
+    """
     try:
         handle = os.open(path, os.O_WRONLY | os.O_APPEND)
-    except OSError:
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
         return  # the program has ended and taken its report with it; the record is what proves
     try:
         os.write(handle, (json.dumps(said) + "\n").encode())

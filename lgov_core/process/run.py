@@ -15,6 +15,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -41,6 +42,8 @@ from lgov_core.scope import RolloutScope, carry_into_threads
 from lgov_core.settings import without_password
 from lgov_core.types import BLOCKING, Outcome, Rollout, new_id
 
+#: Descriptors kept for the closing report, which needs some when the program has used up its own.
+_SPARE = 4
 _SPAWNERS = tuple(f"multiprocessing.popen_{way}" for way in ("spawn_posix", "spawn_win32", "forkserver"))
 
 
@@ -88,6 +91,7 @@ class _Run:
     process: GovernedProcess = field(init=False)
     guard: FrameworkGuard = field(init=False)
     child_reports: Path = field(init=False)
+    spare: list[int] = field(default_factory=list[int])
     attempt_open: bool = False
     status: int = CANNOT_GOVERN
     pid: int = field(default_factory=os.getpid)
@@ -155,6 +159,7 @@ def _prepare(invocation: Invocation, scope: RolloutScope, options: RunOptions) -
         plugins=options.plugins,
     )
     run.child_reports = make_reports()
+    run.spare = [os.open(run.child_reports, os.O_RDONLY) for _ in range(_SPARE)]
     return run
 
 
@@ -197,9 +202,25 @@ def _end_attempt(run: _Run, status: int) -> None:
 
 
 def _finish(run: _Run) -> None:
-    """Runs at interpreter exit, after the program's own threads have ended, and writes the report."""
+    """Runs at interpreter exit, after the program's own threads have ended. Without a report the status is not 0."""
     if os.getpid() != run.pid:
         return  # a forked child ends; the record and the report are its parent's
+    for handle in run.spare:
+        with suppress(OSError):  # the program may have closed it, and opened something else in its place
+            if os.path.samestat(os.fstat(handle), os.stat(run.child_reports)):
+                os.close(handle)
+    try:
+        refused = _close(run)
+    except Exception as error:  # noqa: BLE001 - whatever the program did to its process
+        say(f"the closing report cannot be made: {type(error).__name__}: {error}")
+        refused = run.status == 0
+        run.status = run.status or CANNOT_GOVERN
+    if refused and run.status == CANNOT_GOVERN:
+        end_process()  # the interpreter is ending already, with the program's status
+
+
+def _close(run: _Run) -> bool:
+    """Closes everything and writes the report; returns whether the status is not 0 for the children."""
     from lgov_core.process.report import RunReport, cannot_block, near_gaps
 
     process, options = run.process, run.options
@@ -241,8 +262,7 @@ def _finish(run: _Run) -> None:
     else:
         for line in report.lines():
             say(line)
-    if refused and run.status == CANNOT_GOVERN:
-        end_process()  # the interpreter is ending already, with the program's status
+    return refused
 
 
 def _refuse_to_be_replaced(run: _Run, name: str) -> None:

@@ -35,7 +35,7 @@ def run_server(
     show_admin_key: bool,
     resume: bool,
     say: Callable[[str], None],
-    mount: Callable[[Path, str | None], MountedApp] | None = None,
+    mount: Callable[[Path, str | None], MountedApp | None] | None = None,
 ) -> int:
     """Serves until SIGINT or SIGTERM; returns the exit status. Raises `LgovError`.
 

@@ -65,7 +65,7 @@ async def measure(engines: dict[str, Any], model: str, runs: int, tokens: int) -
 
 def main() -> None:
     """Prints the table and whether the goal is met."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--vllm-python", type=Path, default=Path(".venv-vllm/bin/python"))
     parser.add_argument("--dtype", default="bfloat16", help="of both")

@@ -102,7 +102,10 @@ def _spans(n: int, calls: int) -> Iterator[tuple[Any, ...]]:
 
 
 def measure(path: Path, say: Callable[[str], None] = print) -> dict[str, float]:
-    """The seconds that each page takes over HTTP, the longest of its pages; says each and the memory of the process."""
+    """The seconds that each page takes over HTTP, the longest of its first twelve; says each and the memory of the process.
+
+    ``memory`` is by how many MB the process grew after the first page.
+    """
     began = time.perf_counter()
     window = Window(str(path))
     found: dict[str, float] = {}
@@ -122,7 +125,8 @@ def measure(path: Path, say: Callable[[str], None] = print) -> dict[str, float]:
             timed("sources", "sources")
             timed("first page of rollouts", "rollouts")
             found["from start to the first page"] = time.perf_counter() - began
-            say(f"memory {_memory_mb():.0f} MB after the first page")
+            memory = _memory_mb()
+            say(f"memory {memory:.0f} MB after the first page")
             for name, place in _PAGES.items():
                 cursor: str | None = ""
                 for _ in range(12):
@@ -139,7 +143,7 @@ def measure(path: Path, say: Callable[[str], None] = print) -> dict[str, float]:
     for name, seconds in found.items():
         say(f"{seconds * 1000:8.0f} ms  {name}")
     say(f"memory {_memory_mb():.0f} MB at the end")
-    return found
+    return {**found, "memory": _memory_mb() - memory}
 
 
 _PAGES = {

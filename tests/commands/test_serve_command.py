@@ -44,8 +44,8 @@ class Serving:
         self.process.kill()
         self.process.communicate()
 
-    def ask(self, **headers: str) -> dict[str, Any]:
-        body = json.dumps({"model": "scripted", "messages": [{"role": "user", "content": "Hi"}]}).encode()
+    def ask(self, model: str = "scripted", **headers: str) -> dict[str, Any]:
+        body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hi"}]}).encode()
         request = urllib.request.Request(
             f"{self.about['base_url']}/chat/completions",
             data=body,

@@ -8,7 +8,9 @@ import socket
 import subprocess
 import threading
 import time
+import zipfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -229,6 +231,42 @@ def test_the_proxy_lets_the_named_hosts_through_and_records_all(workspace: Works
     log.close()
     assert decisions == [("allow", place), ("allow", place), ("deny", "connect"), ("deny", "connect")]
     assert verify(record).ok
+
+
+def test_pip_installs_from_a_host_that_is_named_and_from_no_other(workspace: Workspace, tmp_path: Path) -> None:
+    host = socket.gethostname()
+    try:
+        socket.getaddrinfo(host, 80)
+    except OSError:
+        pytest.skip("this machine's own name is not known")
+    folder = tmp_path / "index" / "simple" / "tool"
+    folder.mkdir(parents=True)
+    about = {
+        "METADATA": "Metadata-Version: 2.1\nName: tool\nVersion: 1\n",
+        "WHEEL": "Wheel-Version: 1.0\nGenerator: a test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "RECORD": "",
+    }
+    with zipfile.ZipFile(folder / "tool-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("tool.py", "")
+        for name, text in about.items():
+            wheel.writestr(f"tool-1.dist-info/{name}", text)
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path / "index"))
+    with http.server.ThreadingHTTPServer(("", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        port = server.server_address[1]
+        place = f"{host.lower()}:{port}"
+        (workspace.folder / "policy.yaml").write_text(f"{POLICY}{{preset: workspace, connect: ['{place}']}}\n")
+        program = (
+            f"import subprocess, sys\ndef pip(host, to): return subprocess.run([sys.executable, '-m', 'pip', '--isolated',"
+            f" '--retries=0', 'install', '--no-deps', '-qq', '--trusted-host', host, '--target', to, '-i',"
+            f" f'http://{{host}}:{port}/simple/', 'tool']).returncode\nprint(pip({host!r}, 'lib'), pip('other.example', 'no'))"
+        )
+        ran = workspace.run(program)
+        server.shutdown()
+    assert ran.output == "0 1\n", ran.errors
+    assert (workspace.folder / "lib" / "tool.py").exists()
+    assert ran.box["connections"]["allowed"].keys() == {place}
+    assert ran.box["connections"]["denied"].keys() == {f"other.example:{port}"}
 
 
 def test_a_box_started_by_a_shell_has_none_of_its_files(workspace: Workspace, tmp_path: Path) -> None:

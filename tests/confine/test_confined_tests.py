@@ -48,12 +48,17 @@ def project(workspace: Workspace) -> Workspace:
     return workspace
 
 
-def run_pytest(project: Workspace, *options: str, program: tuple[str, ...] = ("-m", "pytest")) -> tuple[int, str, str]:
+def run_pytest(
+    project: Workspace,
+    *options: str,
+    program: tuple[str, ...] = ("-m", "pytest"),
+    confine: tuple[str, ...] = ("--lgov-confine",),
+) -> tuple[int, str, str]:
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("LGOV_", "PYTEST_", "OPENAI_"))}
     installed = any(point.name == "lgov" for point in entry_points(group="pytest11"))
     plugin = () if installed else ("-p", "lgov_core.pytest_plugin")
     done = subprocess.run(
-        [sys.executable, *program, "-p", "no:cacheprovider", "--rootdir", ".", *plugin, "--lgov-confine", *options],
+        [sys.executable, *program, "-p", "no:cacheprovider", "--rootdir", ".", *plugin, *confine, *options],
         cwd=project.folder,
         env={**clean, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
@@ -112,6 +117,11 @@ def test_tests_that_cannot_be_confined_are_not_run(
     assert status == 78
     assert said in output + errors
     assert not (project.folder / "ran").exists()
+
+
+def test_a_preset_alone_is_wrong_usage(project: Workspace) -> None:
+    status, _, errors = run_pytest(project, "--lgov-preset", "workspace", confine=())
+    assert (status, "--lgov-preset is for --lgov-confine" in errors) == (4, True), errors
 
 
 def test_a_program_that_calls_pytest_is_refused(project: Workspace) -> None:

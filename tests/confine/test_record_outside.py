@@ -10,8 +10,10 @@ import time
 from contextlib import closing
 
 import pytest
+from click.testing import CliRunner
 
 from lgov_core.audit import AuditLog, verify
+from lgov_core.cli import cli
 from lgov_core.policies import ApprovalRequests
 from lgov_core.policies.confinement import read_confinement
 from lgov_core.store import open_store
@@ -61,6 +63,37 @@ ask(do="append", prefix="aud", fields={"kind": "decision"}, arguments=["x" * 100
     assert len(writers) == 1, "one chain, the broker's"
     assert forged.time_ns > 1
     assert verify(record).ok
+
+
+#: Ways to write the name of the box's own policy so that a reader takes it for that.
+LOOK_ALIKES = [
+    "confinement ",
+    "confinement\n",
+    "Confinement",
+    "con\u200bfinement",
+    "\uff43onfinement",
+    "\x1bconfinement",
+]
+
+
+def test_what_the_box_says_is_marked_and_does_not_pass_for_the_outside(workspace: Workspace) -> None:
+    ran = workspace.run(
+        f"""{INSIDE}
+for name in {LOOK_ALIKES!r}:
+    append(policy=name)
+append(policy="tools", parts=[{{"policy": "confinement ", "effect": "allow"}}])
+append(policy="tools", point="confinement")
+append(policy="c\u043enfinement", rule="box", reason="made up", name="forged", inside=False)
+"""
+    )
+    assert ["id" in answer for answer in answers(ran)] == [False] * 8 + [True], ran.output
+    record = workspace.folder / ".lgov" / "audit.db"
+    log = AuditLog(record)
+    marked = {entry.name or entry.kind: entry.body.get("inside") for entry in log.entries()}
+    log.close()
+    assert (marked["forged"], marked["confinement"]) == (True, None)
+    rows = CliRunner().invoke(cli, ["audit", "show", str(record)]).output.splitlines()
+    assert ["said in the box" in row for row in rows if "forged" in row or "confined: " in row] == [False, True], rows
 
 
 def test_without_the_token_nothing_is_added(workspace: Workspace) -> None:
@@ -135,6 +168,18 @@ def test_approvals_are_answered_outside_only(workspace: Workspace) -> None:
     requests.approve(request.request_id, by="kim")
     assert "made" in workspace.run(CALL, "--rollout-id", "r-1").output
     requests.close()
+
+
+def test_an_approval_holds_no_longer_than_the_policy_says(workspace: Workspace) -> None:
+    store = str(workspace.folder / ".lgov" / "approvals.db")
+    (workspace.folder / "policy.yaml").write_text(APPROVAL.format(store=".lgov/approvals.db"))
+    content = {"name": "pay", "arguments": {}}
+    ran = workspace.run(f"{INSIDE}ask(do='ask', store={store!r}, content={content!r}, expires_s=1e18)")
+    assert "request" in answers(ran)[0], ran.output
+    requests = ApprovalRequests(store)
+    (request,) = requests.pending()
+    requests.close()
+    assert request.until - request.asked_at == pytest.approx(3600)
 
 
 @pytest.mark.parametrize("store", ["approvals.db", "../approvals.db"])

@@ -50,6 +50,8 @@ MISTAKES = {
     "{memory: much}": "as in memory: 2GiB",
     "{processes: 0}": "as in processes: 64",
     "{model: 1}": "write true or false",
+    "{environment: HOME}": "not a list of names",
+    "{environment: [1]}": "not a list of names",
     "[a]": "is not a mapping",
 }
 

@@ -143,3 +143,12 @@ def test_in_a_box_there_is_no_second_one(box: sandbox.Sandbox) -> None:
     assert os.path.isdir(box.process.folder)
     asked = "import ctypes, json; print(json.dumps(ctypes.CDLL(None).unshare(0x10000000)))"
     assert json.loads(box.process.code_run(asked).result) == -1
+
+
+@needs_box
+def test_a_repository_made_in_one_run_can_be_used_in_the_next(box: sandbox.Sandbox) -> None:
+    assert (
+        box.process.code_run("import os; os.mkdir('.git'); os.mkdir('env'); open('env/pyvenv.cfg', 'w')").exit_code == 0
+    )
+    done = box.process.code_run("open('.git/index', 'w'); open('env/new', 'w')")
+    assert done.exit_code == 0, done.result

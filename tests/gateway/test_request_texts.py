@@ -16,6 +16,7 @@ from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.gateway.upstream.engine import UpstreamEngine
 from lgov_core.governor import Governor
 from lgov_core.policies.content.secrets import SecretsPolicy
+from lgov_core.testing import ScriptedReply
 from lgov_core.types import Action, Decision, Point
 from tests.gateway.test_gate_routes import ALL, Rules
 
@@ -118,6 +119,34 @@ def test_a_field_that_is_not_known_is_named_and_not_forwarded(stage, path: str) 
     assert (reply.status_code, "'telepathy'" in reply.text, serving.model.requests, gate.asked) == (400, True, [], [])
 
 
+EXTENSIONS = {
+    "min_tokens": 1,
+    "ignore_eos": True,
+    "length_penalty": 0.5,
+    "stop_token_ids": [1, 2],
+    "top_k": 5,
+    "min_p": 0.1,
+}
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+def test_sampling_extensions_that_hold_numbers_are_forwarded(stage, path: str) -> None:
+    serving = stage(lambda body: "ok", gate=Rules(), speaks=ALL)
+    reply = httpx.post(f"{serving.base_url}/{path}", json={**PLAIN[path], **EXTENSIONS})
+    assert reply.status_code == 200, reply.text
+    assert EXTENSIONS.items() <= serving.model.requests[0].body.items()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"stop_token_ids": ["x"]}, {"min_tokens": "x"}, {"ignore_eos": {"a": 1}}, {"guided_regex": "x"}, {"lora_path": 1}],
+)
+def test_an_extension_that_could_hold_text_is_named_and_not_forwarded(stage, more: Any) -> None:
+    serving = stage([], gate=Rules(), speaks=ALL)
+    reply = httpx.post(f"{serving.base_url}/chat/completions", json={**PLAIN["chat/completions"], **more})
+    assert (reply.status_code, f"'{next(iter(more))}'" in reply.text, serving.model.requests) == (400, True, [])
+
+
 @pytest.mark.parametrize("more", [{"thoughts": "x"}, {"content": [{"type": "file", "file": {"file_data": "x"}}]}])
 def test_a_message_that_policies_cannot_read_is_refused(stage, more: Any) -> None:
     serving = stage([], gate=Rules())
@@ -140,6 +169,33 @@ def test_an_image_is_no_text_and_passes(stage) -> None:
         assert httpx.post(f"{serving.base_url}/{path}", json=asked).status_code == 200
         assert "iVBOR" not in json.dumps(gate.asked[-1].fields)
         assert PNG.partition(",")[2] in json.dumps(serving.model.requests[-1].body)
+
+
+def test_what_was_redacted_is_redacted_in_the_record(serve, store) -> None:
+    gate = PolicyGate(Governor([SecretsPolicy(action="redact")]))
+    serving = serve(["ok"], gate=gate)
+    named = {"x-lgov-rollout-id": "r1", "x-lgov-attempt": "1"}
+    asked = {"model": "m", "messages": [{"role": "user", "content": f"see {KEY}"}], "metadata": {"a": KEY}, "user": KEY}
+    assert httpx.post(f"{serving.base_url}/chat/completions", json=asked, headers=named).status_code == 200
+    gate.close()
+    (recorded,) = store.calls(["r1"])
+    assert (KEY in json.dumps(recorded.request), recorded.request["model"]) == (False, "m")
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_refusal_in_a_reply_is_judged(stage, streamed: bool) -> None:
+    gate = PolicyGate(Governor([SecretsPolicy(action="redact")]))
+    said = {"role": "assistant", "content": "so", "refusal": f"not {KEY}"}
+    choice = {"index": 0, "delta" if streamed else "message": said, "finish_reason": "stop"}
+    body = {"id": "x", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+    raw = json.dumps(body)
+    kind = {"content_type": "text/event-stream"} if streamed else {}
+    script = [ScriptedReply(body=(f"data: {raw}\n\ndata: [DONE]\n\n" if streamed else raw).encode(), **kind)]
+    serving = stage(script, gate=gate)
+    asked = {**PLAIN["chat/completions"], "stream": streamed}
+    reply = httpx.post(f"{serving.base_url}/chat/completions", json=asked)
+    gate.close()
+    assert (reply.status_code, KEY in reply.text, "so" in reply.text) == (200, False, True)
 
 
 class Rewriting(SecretsPolicy):

@@ -136,3 +136,20 @@ def test_what_was_parsed_goes_where_the_new_text_does_not_fit() -> None:
 
     reply = AIMessage("{}", additional_kwargs={"parsed": Answer(text="secret"), "refusal": None})
     assert with_text(reply, "***").additional_kwargs == {"refusal": None}
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        AIMessage("so", additional_kwargs={"refusal": "not the secret"}),
+        AIMessage([{"type": "text", "text": "so"}, {"type": "refusal", "refusal": "not the secret"}]),
+        AIMessage("", additional_kwargs={"refusal": "not the secret"}),
+    ],
+)
+def test_a_refusal_is_read_and_replaced_with_the_text(reply: AIMessage) -> None:
+    from lgov_langchain.messages import model_reading, text_of, with_text
+
+    assert model_reading(reply).text == "\n".join([*(["so"] if reply.content else []), "not the secret"])
+    changed = with_text(reply, "not the ***")
+    assert text_of(changed) == "not the ***"
+    assert "secret" not in changed.model_dump_json()

@@ -255,3 +255,16 @@ def test_a_tool_that_changes_is_not_offered_to_the_model():
         replies = [chat(client, tools=[offered]).content for offered in (tool, changed, tool)]
     assert (replies[0], replies[2], len(server.requests)) == ("ok", "ok", 2)
     assert "DENIED by policy pinned/tool-changed" in replies[1]
+
+
+@pytest.mark.parametrize("content", [None, "so"])
+@pytest.mark.parametrize("replaces", [hides, denies])
+def test_a_refusal_is_read_and_replaced_with_the_text(content: str | None, replaces: Any):
+    message = {"role": "assistant", "content": content, "refusal": "not 4711"}
+    body = {"id": "x", "object": "chat.completion", "created": 1, "model": "m"}
+    body["choices"] = [{"index": 0, "message": message, "finish_reason": "stop"}]
+    with served(Point.POST_MODEL_CALL, replaces, ScriptedReply(body=json.dumps(body).encode())) as one:
+        given = one.chat().choices[0].message
+    assert "4711" in one.judged[0].text
+    assert "4711" not in given.model_dump_json()
+    assert ("****" in given.model_dump_json()) is (replaces is hides)

@@ -55,6 +55,7 @@ def test_a_healthy_run_has_no_finding(run: RunFolder) -> None:
     report = examine(made(run, groups(MIXED, MIXED, MIXED, (Rolled(1.0),) * 4), updates=4))
     assert (report.findings, dict(report.not_examined)) == ((), {})
     assert (report.updates, report.rollouts) == (4, 128)
+    assert len(report.checked) == 12
 
 
 def test_a_run_that_learns_has_no_finding(tmp_path: Path) -> None:
@@ -214,6 +215,7 @@ def test_a_few_rollouts_are_not_enough_for_a_finding(run: RunFolder) -> None:
     report = examine(run.folder)
     assert report.findings == ()
     assert set(report.not_examined) == {"violations-rising", "tool-rewards-farmed"}
+    assert len(report.checked) == 10
 
 
 def test_a_store_without_a_run_is_examined_as_far_as_it_goes(tmp_path: Path) -> None:

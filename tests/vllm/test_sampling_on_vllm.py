@@ -9,7 +9,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -181,7 +181,7 @@ def test_a_langchain_conversation_is_one_row_without_drift(vllm: Asked, tmp_path
     """With a demanded call in its middle, which is read and repeated exactly, and left out of training."""
 
     @tool
-    def depth(place: str) -> str:
+    def depth(place: Literal["Rockall", "Faroe"]) -> str:
         """How deep the sea is there."""
         return "It is 42 metres deep."
 

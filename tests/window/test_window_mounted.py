@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,7 +23,7 @@ POLICY = "version: 1\nname: desk\nrules:\n  - {name: tools, use: tool, with: {al
 
 
 @contextmanager
-def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+def running(*arguments: str) -> Generator[subprocess.Popen[str]]:
     """A command of ``lgov`` in a process of its own, ended after the block."""
     with subprocess.Popen([*LGOV, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:

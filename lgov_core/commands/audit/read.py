@@ -48,6 +48,7 @@ def _row(entry: AuditEntry) -> tuple[object, ...]:
     verdict = entry.verdict
     where = f"{verdict['policy']}/{verdict['rule']}" if verdict["rule"] else verdict["policy"] or ""
     why = f"{where}: {verdict['reason']}" if verdict["reason"] and where else verdict["reason"] or where
+    why = f"said in the box: {why}" if entry.body.get("inside") else why
     answer = effect_text(entry.effect, verdict["effect"]) if entry.effect else entry.status or ""
     return entry.position, when, entry.point or entry.kind, what, answer, why
 

@@ -69,6 +69,14 @@ _SAMPLING = (
     "repetition_penalty", "return_token_ids", "seed", "stop", "stream", "stream_options", "temperature", "top_k", "top_p",
     "user",
 )  # fmt: skip
+#: Sampling parameters of vLLM and SGLang beyond the API: forwarded where they hold numbers and flags alone.
+_EXTENSIONS: Final = frozenset((
+    "add_generation_prompt", "add_special_tokens", "allowed_token_ids", "best_of", "continue_final_message",
+    "echo", "ignore_eos", "include_reasoning", "include_stop_str_in_output", "length_penalty", "min_new_tokens", "min_tokens",
+    "no_stop_trim", "priority", "prompt_logprobs", "return_tokens_as_token_ids", "separate_reasoning",
+    "skip_special_tokens", "spaces_between_special_tokens", "stop_token_ids", "stream_reasoning",
+    "truncate_prompt_tokens", "use_beam_search",
+))  # fmt: skip
 #: Fields that are forwarded; those of the Responses and the Messages API are checked where they are read.
 _KNOWN: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
     {
@@ -94,12 +102,19 @@ def texts_beside_messages(route: str, body: Mapping[str, Any]) -> Mapping[str, A
     is not known: what cannot be read is not forwarded.
     """
     if route in _KNOWN:
-        only_known(body, _KNOWN[route], _WHOSE)
+        extensions = (name for name in _EXTENSIONS & body.keys() if route != "embeddings" and _numbers(body[name]))
+        only_known(body, {*_KNOWN[route], *extensions}, _WHOSE)
     for index, message in enumerate(body["messages"] if route == "chat" else ()):
         only_known(message, _KNOWN_OF_MESSAGE, f"messages[{index}] at {_WHOSE}")
     plain = {"model": _READ, **_READ_AS_MESSAGES[route]}
     beside = {name: _rest(value, plain.get(name)) for name, value in body.items()}
     return {name: value for name, value in beside.items() if not isinstance(value, int | float | None)}
+
+
+def _numbers(value: Any) -> bool:
+    return all(
+        isinstance(one, int | float) for one in (cast("list[Any]", value) if isinstance(value, list) else [value])
+    )
 
 
 def _rest(value: Any, read: Any) -> Any:

@@ -118,7 +118,7 @@ def gate_replies(completion: Completion) -> list[GateReply]:
 
 
 def _reasoning(completion: Completion) -> dict[int, str]:
-    """What the upstream's own reply shows of the model's thoughts, by choice: in the form of any API."""
+    """What the upstream's own reply shows beside the text, the model's thoughts and refusals, by choice."""
     raw: Mapping[str, Any] = completion.raw or {}
     choices = sorted(raw.get("choices") or (), key=lambda one: one.get("index") or 0)
     found = {number: _thoughts(one.get("message") or {}) for number, one in enumerate(choices)}
@@ -131,7 +131,7 @@ def _reasoning(completion: Completion) -> dict[int, str]:
 
 def _thoughts(holder: Mapping[str, Any]) -> str:
     audio = holder.get("audio")
-    texts = [holder.get(name) for name in ("reasoning_content", "reasoning", "thinking")]
+    texts = [holder.get(name) for name in ("reasoning_content", "reasoning", "thinking", "refusal")]
     texts.append(audio.get("transcript") if isinstance(audio, dict) else None)
     if holder.get("type") == "reasoning":
         parts = [*(holder.get("summary") or ()), *(holder.get("content") or ())]

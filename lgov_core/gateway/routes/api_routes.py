@@ -148,7 +148,8 @@ class ApiRoutes:
                 await self._admit(self._gate, call)
             except GateRefusal as refusal:
                 return self._refused(call, refusal)
-        exchange = Exchange(call.asked, engine.name, who, started_at, api.route, body)
+        sent = call.asked.body if call.native else call.body  # as policies left it
+        exchange = Exchange(call.asked, engine.name, who, started_at, api.route, sent)
         writer = api.pass_on(call.asked) if call.native else api.rewrite(call.asked, body, new_id(api.id_prefix))
         if call.asked.stream:
             return StreamedReply(  # type: ignore[return-value]

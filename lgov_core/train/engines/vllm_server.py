@@ -30,6 +30,8 @@ _MISSED: Final = 3
 _FAILED_STARTS: Final = 2
 #: The ranks that vLLM has room for.
 _RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
+#: A proxy of the environment has nothing to do with a server of this machine.
+_open: Final = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
 
 class Vllm(Protocol):
@@ -101,7 +103,8 @@ class VllmOptions:
             "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm",
             "--enable-lora", "--max-lora-rank", str(rank), "--max-loras", "2", "--max-cpu-loras", str(self.adapters),
             # Reads the grammars of `lgov_core.gateway.engine.reply_grammar`.
-            "--structured-outputs-config", json.dumps({"backend": "guidance"}), *self.arguments,
+            "--structured-outputs-config", json.dumps({"backend": "guidance"}),
+            "--disable-uvicorn-access-log", *self.arguments,
         ]  # fmt: skip
 
 
@@ -165,7 +168,8 @@ class VllmServer:
         if self._failure or self._closed:
             why = self._failure or "it was stopped"
             raise UpstreamError(f"vLLM is not running: {why}", status=503, hint=f"its output is in {self.log}")
-        return self._ready and self._process is not None and self._process.poll() is None
+        process = self._process
+        return self._ready and process is not None and process.poll() is None
 
     def wait(self) -> int:
         """Blocks until the server answers; returns the generation. Raises as `ready`."""
@@ -189,18 +193,18 @@ class VllmServer:
         failed = 0
         while not self._closed:
             try:
-                self._start()
+                process = self._start()
                 failed = 0
-            except UpstreamError as error:
+            except (UpstreamError, OSError) as error:
                 failed += 1
                 self._kill()
                 if failed >= _FAILED_STARTS and not self._closed:
                     with self._state:
-                        self._failure = error.message
+                        self._failure = error.message if isinstance(error, UpstreamError) else str(error)
                         self._state.notify_all()
                     return
                 continue
-            self._until_down()
+            self._until_down(process)
             with self._state:
                 self._ready = False
                 self._generation += 1
@@ -208,8 +212,8 @@ class VllmServer:
                 self.restarts += 1
             self._kill()
 
-    def _start(self) -> None:
-        """Starts the process and returns once it answers and has loaded what it had. Raises `UpstreamError`."""
+    def _start(self) -> subprocess.Popen[bytes]:
+        """Starts the process and returns it once it answers and has loaded what it had. Raises `UpstreamError`."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         port = _free_port()
         url = f"http://127.0.0.1:{port}"
@@ -222,7 +226,7 @@ class VllmServer:
         }
         environment.pop("PYTHONPATH", None)
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
+            self._process = process = subprocess.Popen(
                 self._options.command(self._model, self.base, port),
                 stdin=subprocess.PIPE,
                 stdout=log,
@@ -232,7 +236,7 @@ class VllmServer:
             )
         deadline = time.monotonic() + self._options.start_s
         while not is_healthy(url):
-            status = self._process.poll()
+            status = process.poll()
             if status is not None or self._closed:
                 raise UpstreamError(f"it ended with status {status} before it answered")
             if time.monotonic() > deadline:
@@ -244,11 +248,11 @@ class VllmServer:
         with self._state:
             self._ready = not self._closed
             self._state.notify_all()
+        return process
 
-    def _until_down(self) -> None:
-        assert self._process is not None
+    def _until_down(self, process: subprocess.Popen[bytes]) -> None:
         asked, missed = time.monotonic(), 0
-        while not self._closed and self._process.poll() is None and missed < _MISSED:
+        while not self._closed and process.poll() is None and missed < _MISSED:
             time.sleep(_LOOK_S)
             if time.monotonic() - asked >= _HEALTH_S:
                 missed = 0 if is_healthy(self.url) else missed + 1
@@ -258,6 +262,7 @@ class VllmServer:
         process = self._process
         if process is None:
             return
+        self._process = None
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -307,7 +312,7 @@ class AttachedVllm:
 def is_healthy(url: str) -> bool:
     """Whether the server at ``url`` answers and its engine lives."""
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=10.0) as answer:
+        with _open(f"{url}/health", timeout=10.0) as answer:
             return answer.status == 200
     except (OSError, ValueError):
         return False
@@ -319,7 +324,7 @@ def ask(server: Vllm, path: str, body: Mapping[str, Any] | None = None, timeout_
     headers = {"content-type": "application/json", **authorization(server)}
     request = urllib.request.Request(f"{server.url}{path}", data, headers)
     try:
-        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+        with _open(request, timeout=timeout_s) as answer:
             return answer.status, answer.read().decode(errors="replace")
     except urllib.error.HTTPError as error:
         with error:

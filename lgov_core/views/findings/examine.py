@@ -27,18 +27,16 @@ _CHECKS: Final[tuple[Callable[[Evidence], RunFinding | None], ...]] = (
     reply_checks.find_drift,
 )
 _SEVERITIES: Final = list(Severity)
-#: The findings that need a part of the evidence.
+#: All findings, by the part of the evidence that they need; some need two.
 _NEEDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "metrics": ("entropy-collapsed", "kl-running-off", "weights-stale"),
         "store": ("tool-calls-malformed", "retokenisation-drift", "violations-rising", "tool-rewards-farmed"),
         "ends": ("violations-rising", "tool-rewards-farmed"),
+        "rollouts": ("replies-truncated",),
         "reward": ("reward-constant", "reward-sparse", "groups-alike", "advantages-from-air-alone"),
     }
 )
-
-#: The name of every finding.
-NAMES: Final = ("replies-truncated", *dict.fromkeys(name for names in _NEEDS.values() for name in names))
 
 
 def examine(place: str | Path) -> Report:
@@ -55,11 +53,16 @@ def examine_evidence(place: str, evidence: Evidence) -> Report:
     found = [finding for check in _CHECKS if (finding := check(evidence)) is not None]
     found.sort(key=lambda one: -_SEVERITIES.index(one.severity))
     rollouts = {one.rollout_id for one in (*evidence.early, *evidence.recent)}
-    return Report(place, len(evidence.updates), len(rollouts), tuple(found), _not_examined(evidence))
+    names = {one.name for one in found}
+    missing = {name: why for name, why in _not_examined(evidence).items() if name not in names}
+    checked = dict.fromkeys(name for part in _NEEDS.values() for name in part if name not in missing)
+    return Report(place, len(evidence.updates), len(rollouts), tuple(found), tuple(checked), missing)
 
 
 def _not_examined(evidence: Evidence) -> dict[str, str]:
     missing: dict[str, str] = {}
+    if not evidence.recent:
+        missing["rollouts"] = "there is no rollout that ended"
     if not evidence.updates:
         missing["metrics"] = "there is no update in metrics.jsonl"
     if not evidence.early:

@@ -31,14 +31,16 @@ class RunFinding:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """An examination of ``place``: ``findings``, the worst first, and ``not_examined``, which says by the name of a
-    finding why it could not be looked for. ``updates`` and ``rollouts`` count what was looked at.
+    """An examination of ``place``: ``findings``, the worst first; ``checked``, the names of what was looked for; and
+    ``not_examined``, which says by the name of a finding why it could not be. ``updates`` and ``rollouts`` count what was
+    looked at.
     """
 
     place: str
     updates: int
     rollouts: int
     findings: tuple[RunFinding, ...]
+    checked: tuple[str, ...]
     not_examined: Mapping[str, str]
 
     def as_json(self) -> dict[str, Any]:

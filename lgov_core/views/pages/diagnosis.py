@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from lgov_core.errors import LgovError
-from lgov_core.views.findings import NAMES, Report, examine
+from lgov_core.views.findings import Report, examine
 from lgov_core.views.pages.background import Background
 from lgov_core.views.pages.open_source import OpenSource
 
@@ -25,12 +25,11 @@ class Diagnosis:
         place = source.store if source.metrics is None else str(source.folder)
         work.start(lambda: examine(str(place)), self._written())
         report, error = work.result, work.error
-        missing = {} if report is None else dict(report.not_examined)
         return {
             "state": work.state,
             "error": None if error is None else {name: getattr(error, name) for name in _SHOWN},
-            "checked": [name for name in NAMES if name not in missing],
-            "not_examined": missing,
+            "checked": [] if report is None else list(report.checked),
+            "not_examined": {} if report is None else dict(report.not_examined),
             "findings": [
                 {
                     "name": one.name,
