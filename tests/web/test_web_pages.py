@@ -39,13 +39,20 @@ def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def test_the_first_page_draws_the_curves_of_the_run(window: Served, page: Any) -> None:
     window.open(page)
-    row = page.locator("table tbody tr")
+    row = page.get_by_role("region", name="Runs").locator("tbody tr")
     assert row.locator("a").inner_text() == "seed0"
     assert row.locator("td").nth(5).inner_text() == "8"
     curves = page.locator(".chart[role=img]")
     curves.first.wait_for()
     assert "task: first 0.125, last 1" in curves.first.get_attribute("aria-label")
     assert page.locator(".uplot canvas").count() == curves.count()
+
+
+def test_evaluations_before_and_after_are_in_a_table(window: Served, page: Any) -> None:
+    window.open(page)
+    rows = page.get_by_role("region", name="Evaluations").locator("tbody tr")
+    expect(rows).to_have_count(2)
+    assert rows.nth(1).inner_text().split() == ["seed0", "after", "8", "3", "0.667", "0"]
 
 
 def test_taking_a_run_off_the_picture_is_in_the_address(window: Served, page: Any) -> None:
