@@ -185,6 +185,13 @@ class Recording:
             "turns": 2.0,
             "executed": 0.0,
         }
+        self._write(line)
+
+    def evaluation(self, phase: str, step: int, *, accuracy: float) -> None:
+        """A line of metrics.jsonl for an evaluation ``before`` or ``after`` the training."""
+        self._write({"phase": phase, "step": step, "rollouts": 3, "accuracy": accuracy, "executed": 0.0})
+
+    def _write(self, line: dict[str, Any]) -> None:
         with (self.folder / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -212,6 +219,8 @@ def make_run(folder: Path, planted: Planted = Planted()) -> None:
             run.rollout(f"ro_after{at}", f"after-{at}", ["SELECT 1"], task=1.0 if at else 0.0)
         for step in range(1, 9):
             run.step(step, task=step / 8)
+        run.evaluation("before", 0, accuracy=0.0)
+        run.evaluation("after", 8, accuracy=2 / 3)
     write_tokenizer(folder, planted)
 
 

@@ -23,6 +23,11 @@ ROUTES = (
     "#/doctor",
 )
 
+#: What makes a page wider than the window.
+_WIDER = """() => document.documentElement.scrollWidth <= innerWidth ? [] : ["the page",
+  ...[...document.querySelectorAll("body *")].filter(one => one.getBoundingClientRect().right > innerWidth + 1)
+    .map(one => `${one.tagName}.${one.className}`)]"""
+
 
 @pytest.fixture(scope="module")
 def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
@@ -34,13 +39,20 @@ def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def test_the_first_page_draws_the_curves_of_the_run(window: Served, page: Any) -> None:
     window.open(page)
-    row = page.locator("table tbody tr")
+    row = page.get_by_role("region", name="Runs").locator("tbody tr")
     assert row.locator("a").inner_text() == "seed0"
     assert row.locator("td").nth(5).inner_text() == "8"
     curves = page.locator(".chart[role=img]")
     curves.first.wait_for()
     assert "task: first 0.125, last 1" in curves.first.get_attribute("aria-label")
     assert page.locator(".uplot canvas").count() == curves.count()
+
+
+def test_evaluations_before_and_after_are_in_a_table(window: Served, page: Any) -> None:
+    window.open(page)
+    rows = page.get_by_role("region", name="Evaluations").locator("tbody tr")
+    expect(rows).to_have_count(2)
+    assert rows.nth(1).inner_text().split() == ["seed0", "after", "8", "3", "0.667", "0"]
 
 
 def test_taking_a_run_off_the_picture_is_in_the_address(window: Served, page: Any) -> None:
@@ -149,10 +161,13 @@ def test_governance_counts_decisions_and_lists_them(window: Served, page: Any) -
     page.get_by_text("whole").wait_for()
 
 
-def test_doctor_answers_for_the_run(window: Served, page: Any) -> None:
+def test_doctor_shows_findings_with_the_rollouts_behind_them(window: Served, page: Any) -> None:
     window.open(page, "#/doctor")
-    expect(page.get_by_role("status", name="Loading")).to_have_count(0)
-    assert page.locator("main .card").count() >= 1
+    finding = page.get_by_role("region", name="Retokenisation drift")
+    finding.wait_for()
+    assert "What to do:" in finding.inner_text()
+    finding.get_by_role("link").first.click()
+    page.get_by_role("list", name="Steps").wait_for()
 
 
 @pytest.mark.parametrize(
@@ -165,7 +180,7 @@ def test_no_page_is_wider_than_the_window(
     for route in ROUTES:
         page.goto(window.base + route)
         page.wait_for_timeout(400)
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), route
+        assert page.evaluate(_WIDER) == [], route
 
 
 def test_keys_move_over_rows_and_open_pages_and_help(window: Served, page: Any) -> None:

@@ -43,8 +43,7 @@ function Sides({ route, data, a, b }) {
         [`${answer.channel} reward, from`, html`<${Estimate} value=${answer.reward.a} />`],
         [`${answer.channel} reward, to`, html`<${Estimate} value=${answer.reward.b} />`],
         ["Paired difference", html`<${Estimate} value=${answer.reward.difference} difference />`],
-        ["Shared tasks", number(answer.tasks.shared), answer.matched_by === "input" ? "by input" : "by id"],
-        ["Only one side", `${number(answer.tasks.only_a)} / ${number(answer.tasks.only_b)}`],
+        ["Shared tasks", number(answer.tasks.shared), `by ${answer.matched_by === "input" ? "input" : "id"}; alone ${number(answer.tasks.only_a)} / ${number(answer.tasks.only_b)}`],
       ]} />
       <${Tabs} label="Which tasks" value=${only ?? ""} onChange=${(next) => go(changed(route, { only: next }))}
         options=${[["", "all"], ...Object.keys(CHANGES).map((name) => [name, `${name} ${number(answer.counts[name])}`])]} />

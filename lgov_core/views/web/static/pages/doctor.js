@@ -17,7 +17,7 @@ export function Doctor({ route, sources }) {
       if (data.state === "failed") return html`<${Failed} error=${data.error ?? { message: "The check failed." }} retry=${result.reload} />`;
       if (data.state === "absent") return html`<${Empty} title="No findings to show">This version has no checks for this source. <code>lgov doctor</code> says more.<//>`;
       return html`${data.findings.length === 0
-          ? html`<${Empty} title="Nothing was found">${plural(data.checked.length, "check")} looked at this source and none of them objects.<//>`
+          ? html`<${Empty} title="Nothing was found">${plural(data.checked.length - Object.keys(data.not_examined ?? {}).length, "check")} looked at this source and none of them objects.<//>`
           : data.findings.map((finding) => html`<${Finding} key=${finding.name} finding=${finding} source=${source.id} />`)}
         <${Checked} data=${data} />`;
     }}<//>`;
@@ -38,6 +38,11 @@ function Finding({ finding, source }) {
 
 function Checked({ data }) {
   const found = new Set(data.findings.map((finding) => finding.name));
-  return html`<${Card} title="What was looked for"><div class="row">${data.checked.map((name) =>
-    html`<${Badge} value=${name.replaceAll("_", " ")} kind=${found.has(name) ? "bad" : "good"} title=${found.has(name) ? "found" : "not found"} />`)}</div><//>`;
+  const left = data.not_examined ?? {};
+  const badge = (name) => {
+    const [kind, title] = found.has(name) ? ["bad", "found"] : name in left ? ["", plain(left[name])] : ["good", "not found"];
+    return html`<${Badge} value=${name} kind=${kind} title=${title} />`;
+  };
+  return html`<${Card} title="What was looked for"><div class="stack"><div class="row">${data.checked.map(badge)}</div>
+    ${Object.entries(left).map(([name, why]) => html`<p class="small muted"><b>${plain(name)}</b> was not examined: ${plain(why)}</p>`)}</div><//>`;
 }

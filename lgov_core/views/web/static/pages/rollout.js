@@ -40,7 +40,7 @@ function Loaded({ data, route }) {
     <${Facts} items=${[
       ["Steps", number(data.steps_total)],
       ["Rewards", data.rewards.length ? html`<${Rewards} rewards=${data.rewards} />` : "none"],
-      ["Loss weight", data.weight > 0 ? number(data.weight, 4) : null],
+      ["Trained in step", data.trained_step],
       ["Advantages", data.advantage_source],
       ["Started", clock(data.started_at)],
       ["Took", took === null ? "running" : seconds(took)],
@@ -49,7 +49,7 @@ function Loaded({ data, route }) {
     <${About} data=${data} />
     ${steps.length === 0 && html`<${Empty} title="No model call yet">A call appears here when the model has answered.<//>`}
     ${steps.length > 0 && html`<div class="master">
-      <div class="aside card"><${Timeline} steps=${steps} at=${at} address=${address} />
+      <div class="aside card"><${Timeline} steps=${steps} agents=${data.agents} at=${at} address=${address} />
         ${next !== null && html`<p class="row between small muted"><span>${steps.length} of ${data.steps_total} steps</span><button onClick=${more}>Show more</button></p>`}
         ${error && html`<p class="bad">${plain(error.message)}</p>`}</div>
       ${step ? html`<${Detail} key=${step.index} step=${step} data=${data} route=${route} view=${view} />` : html`<${Empty} title="No such step">Choose one from the list.<//>`}

@@ -18,6 +18,7 @@ export function Runs({ route, sources }) {
       const asked = route.query.getAll("show");
       const shown = asked.length ? asked.filter((id) => drawn.includes(id)) : drawn.slice(0, SHOWN_AT_FIRST);
       return html`<${Table} items=${data.items} shown=${shown} drawn=${drawn} route=${route} />
+        <${Evaluations} items=${data.items} />
         ${drawn.length
           ? html`<${Panels} shown=${shown} items=${data.items} />`
           : html`<${Empty} title="No figures of a training yet">This store was not written by a training, or the first step is not done.
@@ -48,6 +49,19 @@ function Table({ items, shown, drawn, route }) {
     <thead><tr><th><span class="visually-hidden">Draw</span></th><th>Run</th><th>State</th><th>Model</th><th>Algorithm</th><th class="num">Steps</th><th class="num">Rollouts</th>
       <th class="num">Task reward</th><th class="num">Attempted violations</th><th class="num">Executed</th><th class="num">Last write</th></tr></thead>
     <tbody>${items.map(row)}</tbody></table></div><//>`;
+}
+
+const PHASE_FIGURES = [["rollouts", "Rollouts"], ["accuracy", "Success"], ["attempted", "Attempted violations"], ["executed", "Executed"], ["mean_turns", "Turns"]];
+
+/** What was measured before, during and after training, on tasks that it does not learn from. */
+function Evaluations({ items }) {
+  const rows = items.flatMap((run) => run.phases.map((phase) => ({ run: run.name, ...phase })));
+  const shown = PHASE_FIGURES.filter(([name]) => rows.some((row) => name in row.figures));
+  if (!rows.length) return null;
+  return html`<${Card} title="Evaluations" flush><div class="scroll" tabindex="0"><table>
+    <thead><tr><th>Run</th><th>When</th><th class="num">Step</th>${shown.map(([, title]) => html`<th class="num">${title}</th>`)}</tr></thead>
+    <tbody>${rows.map((row) => html`<tr><td>${plain(row.run)}</td><td>${plain(row.phase)}</td><td class="num">${number(row.step)}</td>
+      ${shown.map(([name]) => html`<td class="num">${number(row.figures[name])}</td>`)}</tr>`)}</tbody></table></div><//>`;
 }
 
 /** The curves of each shown run, read once and then only what is new. */

@@ -23,7 +23,7 @@ export function AuditState({ source }) {
           ["Compare by voice", data.words && plain(data.words)],
         ]} />
         ${data.place && html`<p class="small muted mono">${plain(data.place)}</p>`}
-        ${data.heads.length > 0 && html`<details><summary>${plural(data.heads.length, "head")}, the newest first</summary><div class="scroll" tabindex="0"><table>
+        ${data.heads.length > 0 && html`<details><summary>${plural(data.heads_count ?? data.heads.length, "head")}, the newest first</summary><div class="scroll" tabindex="0"><table>
           <thead><tr><th class="num">Head</th><th class="num">At entry</th><th class="num">Signed at</th></tr></thead>
           <tbody>${data.heads.map((head) => html`<tr><td class="num">${head.number}</td><td class="num">${number(head.position)}</td><td class="num">${clock(head.at)}</td></tr>`)}</tbody></table></div></details>`}
       </div>`}<//>`;

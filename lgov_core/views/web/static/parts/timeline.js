@@ -4,12 +4,12 @@ import { number, plain } from "../lib/format.js";
 import { Rewards } from "./decision.js";
 import { Badge } from "./ui.js";
 
-/** `open(step)` is called for the chosen step; `at` is the index of the one that is open; `marked` is a step to point out. */
-export function Timeline({ steps, at, address, marked = null }) {
+/** `agents` are the agent runs, `at` the index of the open step, `address(step)` where a step is opened. */
+export function Timeline({ steps, agents, at, address }) {
   return html`<ol class="timeline" aria-label="Steps">${steps.map((step, i) => html`
     ${(i === 0 || steps[i - 1].agent_id !== step.agent_id || steps[i - 1].agent !== step.agent) && step.agent &&
-      html`<li class="agent depth-${Math.min(step.depth, 6)}"><span class="visually-hidden">Agent </span>${plain(step.agent)}</li>`}
-    <li class="depth-${Math.min(step.depth, 6)} ${step.index === marked ? "marked" : ""}">
+      html`<li class="agent depth-${Math.min(step.depth, 6)}"><span class="visually-hidden">Agent </span>${plain(path(agents, step))}</li>`}
+    <li class="depth-${Math.min(step.depth, 6)}">
       <a data-row href=${address(step)} aria-current=${step.index === at ? "step" : null}>
         <span class="row between"><b>Turn ${step.turn}</b><span class="muted small">${tokens(step)}</span></span>
         ${step.tools.length === 0 && html`<span class="ellipsis muted">${plain(step.wrote?.text.slice(0, 160) || "no text")}</span>`}
@@ -18,6 +18,17 @@ export function Timeline({ steps, at, address, marked = null }) {
         ${marks(step)}
       </a>
     </li>`)}</ol>`;
+}
+
+/** The agent of a step behind those it works for: "planner › clerk". */
+function path(agents, step) {
+  const names = [];
+  const above = new Set();
+  for (let run = agents.find((one) => one.id === step.agent_id); run && !above.has(run.id); run = agents.find((one) => one.id === run.parent)) {
+    above.add(run.id);
+    names.unshift(run.name);
+  }
+  return names.length ? names.join(" › ") : step.agent;
 }
 
 function tokens(step) {
