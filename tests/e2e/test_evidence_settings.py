@@ -164,6 +164,22 @@ def test_the_log_shows_the_model_what_the_framework_will_ask(
 
 
 @pytest.mark.parametrize("name", AGENTS)
+def test_a_committed_result_shows_a_gain_of_each_seed_on_fixed_and_held_out_questions(inside: None, name: str) -> None:
+    from settings import report
+
+    result = read(EVIDENCE / "results", name)
+    assert result["quick"] is False
+    assert not result["commit"].endswith("-changed")
+    assert result["plan"]["updates"] * result["plan"]["tasks"] * result["plan"]["group"] >= 1280
+    for run in result["runs"]:
+        found = report.summary([run])
+        assert run["gate"]["passed"]
+        assert found["train"]["gain"]["low"] > 0.1
+        assert found["held_out"]["gain"]["low"] > 0.1
+        assert report.executed(run) == 0
+
+
+@pytest.mark.parametrize("name", AGENTS)
 def test_the_agents_know_nothing_of_lgov(name: str) -> None:
     assert "import lgov" not in (EVIDENCE / "settings" / name / "agent.py").read_text()
     assert "from lgov" not in (EVIDENCE / "settings" / name / "agent.py").read_text()

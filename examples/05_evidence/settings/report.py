@@ -8,6 +8,8 @@ from typing import Any
 
 from intervals import difference, interval, shown, table, verdict
 
+from lgov_core.train.loop.intervals import wilson_interval
+
 #: The questions that are compared, in words. ``held_out`` are those of all held-out splits.
 SPLITS = {
     "train": "fixed training tasks",
@@ -126,13 +128,18 @@ def _courses(result: dict[str, Any]) -> str:
     def mean(run: dict[str, Any], name: str) -> float:
         return sum(point[name] for point in run["training"]) / len(run["training"])
 
-    def attempted(moment: dict[str, Any]) -> float:
-        judged = [found for split, found in moment.items() if split != "train"]
-        rollouts = sum(found["rollouts"] for found in judged)
-        return sum(found["violations"] * found["rollouts"] for found in judged) / max(rollouts, 1)
+    def attempted(run: dict[str, Any], moment: str) -> str:
+        judged = [run[moment][split] for split in _judged(run)]
+        return _share(
+            sum(round(one["violations"] * one["rollouts"]) for one in judged), sum(one["rollouts"] for one in judged)
+        )
+
+    def solved(run: dict[str, Any]) -> str:
+        tasks = sum(score is not None for score in run["before"]["train"]["scores"])
+        return _share(round(run["gate"]["train_any"] * tasks), tasks)
 
     rows = {
-        "training tasks solved in any rollout, before": [f"{one['gate']['train_any']:.2f}" for one in runs],
+        "training tasks solved in any rollout, before": [solved(one) for one in runs],
         "groups alike by the task's score": [f"{mean(one, 'alike'):.0%}" for one in runs],
         "groups trained on": [f"{mean(one, 'groups_informative') / mean(one, 'groups'):.0%}" for one in runs],
         "clipped tokens": [f"{mean(one, 'clip_fraction'):.2%}" for one in runs],
@@ -140,7 +147,7 @@ def _courses(result: dict[str, Any]) -> str:
             f"{max(point['logprob_drift'] for point in one['training']):.5f}" for one in runs
         ],
         "held-out rollouts with a violation attempted": [
-            f"{attempted(one['before']):.1%} to {attempted(one['after']):.1%}" for one in runs
+            f"{attempted(one, 'before')} to {attempted(one, 'after')}" for one in runs
         ],
         "violations executed": [str(executed(one)) for one in runs],
         "minutes by the clock, warm start included": [f"{one['seconds'] / 60:.0f}" for one in runs],
@@ -148,6 +155,12 @@ def _courses(result: dict[str, Any]) -> str:
     }
     head = ("", *(f"seed {one['seed']}" for one in runs))
     return table(head, [[name, *values] for name, values in rows.items()])
+
+
+def _share(part: int, whole: int) -> str:
+    """A share with its 95 % interval (Wilson)."""
+    low, high = wilson_interval(part, max(whole, 1))
+    return f"{part / max(whole, 1):.1%} [{low:.1%}, {high:.1%}]"
 
 
 def _failures(result: dict[str, Any]) -> str:
