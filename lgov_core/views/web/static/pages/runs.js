@@ -47,7 +47,7 @@ function Table({ items, shown, drawn, route }) {
   </tr>`;
   return html`<${Card} flush label="Runs"><div class="scroll" tabindex="0"><table>
     <thead><tr><th><span class="visually-hidden">Draw</span></th><th>Run</th><th>State</th><th>Model</th><th>Algorithm</th><th class="num">Steps</th><th class="num">Rollouts</th>
-      <th class="num">Task reward</th><th class="num">Attempted violations</th><th class="num">Executed</th><th class="num">Last write</th></tr></thead>
+      <th class="num">Task reward</th><th class="num" title="Share of rollouts that tried something forbidden">Attempted</th><th class="num">Executed</th><th class="num">Last write</th></tr></thead>
     <tbody>${items.map(row)}</tbody></table></div><//>`;
 }
 
