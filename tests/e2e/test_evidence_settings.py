@@ -19,16 +19,8 @@ import pytest
 
 from tests.slow import slow
 
-for needed in (
-    "torch",
-    "transformers",
-    "pyarrow",
-    "matplotlib",
-    "starlette",
-    "langchain",
-    "agents",
-    "autogen_agentchat",
-):
+NEEDED = "torch transformers pyarrow matplotlib starlette langchain agents autogen_agentchat"
+for needed in NEEDED.split():
     pytest.importorskip(needed, reason="needs the extras all")
 
 ROOT = Path(__file__).parents[2]
