@@ -26,6 +26,11 @@ CALLS = st.lists(
     max_size=4,
 )  # fmt: skip
 FRESH_IDS = CALLS.map(lambda calls: [{**call, "id": f"c{at}"} for at, call in enumerate(calls)])
+#: A call of each kind, allowed, changed and denied: every run of a property has these.
+PLAIN = [
+    {"id": f"p{n}", "name": name, "n": n, "form": "function"}
+    for n, name in enumerate(("look", "run_sql", "erase_file"), 1)
+]
 
 
 class Rules(BoundedPolicy):

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from autogen_core.tools import FunctionTool
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 
 from lgov_core.governor import Governor
 from tests.autogen.autogen_parts import WAYS, answer_of, governed
 from tests.cells import Seen
-from tests.random_replies import CALLS, FRESH_IDS, Hiding, Ran, RandomModel, check
+from tests.random_replies import CALLS, FRESH_IDS, PLAIN, Hiding, Ran, RandomModel, check
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +37,9 @@ def tools_of(ran: Ran) -> list[FunctionTool]:
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=20, deadline=None, phases=[Phase.generate])
+@settings(max_examples=20, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(calls=CALLS | FRESH_IDS)
+@example(calls=PLAIN)
 def test_tools_are_handed_only_calls_on_record(way: str, streamed: bool, model: RandomModel, calls: Any) -> None:
     model.play(calls, [])
     seen, ran, raised = Seen(), Ran(), None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from langchain.agents import create_agent
 from langchain_core.tools import InjectedToolCallId, StructuredTool
 from langchain_openai import ChatOpenAI
@@ -15,7 +15,7 @@ from langchain_openai import ChatOpenAI
 from lgov_core.governor import Governor
 from lgov_langchain import instrument, uninstrument
 from tests.cells import Seen
-from tests.random_replies import CALLS, FRESH_IDS, Hiding, Ran, RandomModel, check
+from tests.random_replies import CALLS, FRESH_IDS, PLAIN, Hiding, Ran, RandomModel, check
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -40,8 +40,9 @@ def tools_of(ran: Ran) -> list[StructuredTool]:
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("api", ["chat", "responses"])
-@settings(max_examples=20, deadline=None, phases=[Phase.generate])
+@settings(max_examples=20, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(calls=CALLS | FRESH_IDS, early=FRESH_IDS)
+@example(calls=PLAIN, early=[])
 def test_tools_are_handed_only_calls_on_record(
     api: str, streamed: bool, model: RandomModel, calls: Any, early: Any
 ) -> None:

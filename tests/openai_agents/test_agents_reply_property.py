@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from agents import Agent, FunctionTool
 from cells_agents import MODELS, instrumented, make_governor, run
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 
 from tests.cells import Seen
-from tests.random_replies import CALLS, FRESH_IDS, Hiding, Ran, RandomModel, check
+from tests.random_replies import CALLS, FRESH_IDS, PLAIN, Hiding, Ran, RandomModel, check
 
 SCHEMA = {
     "type": "object",
@@ -41,8 +41,9 @@ def tools_of(ran: Ran) -> list[Any]:
 
 @pytest.mark.parametrize("mode", ["async", "streaming"])
 @pytest.mark.parametrize("api", ["chat", "responses"])
-@settings(max_examples=20, deadline=None, phases=[Phase.generate])
+@settings(max_examples=20, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(calls=CALLS | FRESH_IDS, early=FRESH_IDS)
+@example(calls=PLAIN, early=[])
 def test_tools_are_handed_only_calls_on_record(api: str, mode: str, model: RandomModel, calls: Any, early: Any) -> None:
     model.play(calls, early if api == "responses" else [])
     seen, ran, raised = Seen(), Ran(), None
