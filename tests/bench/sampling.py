@@ -84,11 +84,9 @@ def main() -> None:
     model = load_model(given.model, dtype=given.dtype)
     options = VllmOptions(given.vllm_python.absolute(), dtype=given.dtype, context_tokens=1024, eager=True)
     embedded = EmbeddedEngine(model, max_new_tokens=given.tokens)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        open_vllm(model, model_source(given.model), Path(folder), options, max_new_tokens=given.tokens) as vllm,
-    ):
-        print(f"sampling of {model.name} in {given.dtype}, medians of {given.runs} runs")
+    folder = Path(tempfile.mkdtemp(prefix="lgov-bench-vllm-"))
+    with open_vllm(model, model_source(given.model), folder, options, max_new_tokens=given.tokens) as vllm:
+        print(f"sampling of {model.name} in {given.dtype}, medians of {given.runs} runs; vLLM's output is in {folder}")
         ratio = asyncio.run(measure({"embedded": embedded, "vllm": vllm}, model.name, given.runs, given.tokens))
     print(f"  vllm at {AT_ONCE[-1]} rollouts: {ratio:.2f}x, goal {GOAL}x{'' if ratio >= GOAL else '  NOT REACHED'}")
 
