@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 import string
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, TypeVar
 
+from lgov_core._util.doubles import answers_to_anything
 from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import ArgumentError, KernelError, PolicyDenied
+from lgov_core.kernel.agent_call import run_to_end
 from lgov_core.kernel.environment_config import EnvironmentConfig
-from lgov_core.kernel.rollout_watch import Collected, RolloutWatch
+from lgov_core.kernel.rollout_watch import Collected, RolloutWatch, method_of
 from lgov_core.scope import RolloutScope, carry_into_threads, enter_scope
 from lgov_core.types import PolicyViolation, Severity, new_id
 
@@ -28,8 +30,8 @@ except ModuleNotFoundError as missing:
         f"lgov_core.environment needs {missing.name}: pip install 'lgov[gym]'", name=missing.name
     ) from missing
 
-StateT = TypeVar("StateT")
-ActionT = TypeVar("ActionT")
+T_state = TypeVar("T_state")
+T_action = TypeVar("T_action")
 
 #: Characters of the longest text that the default spaces hold.
 MAX_TEXT: Final = 20_000
@@ -55,16 +57,30 @@ class FreeText(spaces.Text):
         return "".join(self.np_random.choice(list(string.printable), size=length))
 
 
+@dataclass
+class EnvironmentState:
+    """An episode so far. ``violations`` are all of it; ``info`` is what the last step answered."""
+
+    step_count: int = 0
+    total_reward: float = 0.0
+    violations: list[PolicyViolation] = field(default_factory=lambda: [])
+    terminated: bool = False
+    truncated: bool = False
+    info: dict[str, Any] = field(default_factory=lambda: {})
+
+
 @dataclass(slots=True)
 class _Episode:
     scope: RolloutScope
     collected: Collected
-    steps: int = 0
+    state: EnvironmentState
     successes: int = 0
     violations: int = 0
     signals: int = 0
-    total_reward: float = 0.0
-    ended: bool = False
+
+    @property
+    def ended(self) -> bool:
+        return self.state.terminated or self.state.truncated
 
 
 @dataclass(slots=True)
@@ -75,11 +91,12 @@ class _Totals:
     successful: int = 0
 
 
-class GovernedEnvironment(gymnasium.Env[Any, Any]):
+class GovernedEnvironment(gymnasium.Env[T_state, T_action]):
     """Acts go through ``kernel.execute(action)``; what the policies found is the reward, and ends the episode.
 
-    ``kernel`` is a `KernelSpace` (usually with an ``executor``: without one acts are judged only) or any object with
-    ``execute`` and ``on_policy_violation``; others are refused with `ArgumentError`. ``task_generator`` makes the first
+    ``kernel`` is a `KernelSpace` (usually with an ``executor``: without one acts are judged only) or any other
+    object, a test double too; one without ``on_policy_violation`` is asked for ``get_recent_violations()`` after each
+    act. One without ``execute`` runs nothing: it is warned about. ``task_generator`` makes the first
     observation of an episode, which stays the observation until the next. It may take the generator of random numbers
     of the environment (``np_random`` or ``rng``) or a ``seed``; one that takes nothing and uses ``random`` or
     ``numpy.random`` is made repeatable too, once `reset` was given a seed: both are seeded while it runs and put back
@@ -111,15 +128,18 @@ class GovernedEnvironment(gymnasium.Env[Any, Any]):
             raise ArgumentError(f"config {config!r} is not an EnvironmentConfig")
         self.kernel = kernel
         self.config = config if config is not None else EnvironmentConfig()
+        self._any_task = observation_space is None
         self.observation_space = observation_space if observation_space is not None else FreeText()
         self.action_space = action_space if action_space is not None else FreeText()
         self._reward_fn = reward_fn if reward_fn is not None else lambda *given: float(given[2] is not None)
         self._generate = make_task_generator(task_generator)
-        self._watch = RolloutWatch(kernel, report=lambda *_: None, methods=("execute",))
+        self._watch = RolloutWatch(kernel, report=lambda *_: None)
         self._seeded = False
         self._closed = False
         self._state: Any = None
         self._episode: _Episode | None = None
+        #: The current episode, or the last one.
+        self.state = EnvironmentState()
         self._totals = _Totals()
         carry_into_threads()
 
@@ -141,35 +161,38 @@ class GovernedEnvironment(gymnasium.Env[Any, Any]):
         if self.config.reset_kernel_state and callable(forget := getattr(self.kernel, "reset", None)):
             forget()
         state = options["task"] if options else self._generate(self.np_random, self._seeded)
-        if not self.observation_space.contains(state):
+        if not self._any_task and not self.observation_space.contains(state):
             raise ArgumentError(
                 f"the task {state!r:.200} is not in the observation space {self.observation_space}",
                 hint="pass the observation_space that the tasks belong to",
             )
         scope = RolloutScope(new_id("episode"))
         begin: Any = getattr(self.kernel, "begin_rollout", None)
-        if callable(begin):
+        if callable(begin) and not answers_to_anything(self.kernel):
             decision: Any = begin(scope)
             if decision.blocks:
                 raise PolicyDenied(decision)
         collected = self._watch.begin(scope.rollout_id)
         assert collected is not None, "the id is new"
         self._totals.episodes += 1
-        self._state, self._episode = state, _Episode(scope, collected)
+        self.state = EnvironmentState(violations=collected.violations)
+        self._state, self._episode = state, _Episode(scope, collected, self.state)
         return _own_copy(state), {"episode": self._totals.episodes, "kernel_policies": self._policy_names()}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Has the kernel judge and run one act. Returns state, reward, terminated, truncated, info.
 
         ``info``: ``violations`` and ``signals`` of this step, ``step`` (from 1), ``total_reward`` of the episode, this
-        step included, ``success``, and ``error`` (None, or what the act raised). Raises ``ResetNeeded`` when no episode
-        is running, and `ArgumentError` when ``reward_fn`` answers something that is not a finite number.
+        step included, ``success``, ``error`` (None, or what the act raised) and ``governed``. Raises
+        ``ResetNeeded`` when no episode is running, and `ArgumentError`
+        when ``reward_fn`` answers something that is not a finite number.
         """
         self._require_open()
         episode = self._episode
         if episode is None or episode.ended:
             raise ResetNeeded("no episode is running: call reset() before step()")
-        episode.steps += 1
+        now = episode.state
+        now.step_count += 1
         self._totals.steps += 1
         result, error = self._run(action, episode)
         violations = episode.collected.violations[episode.violations :]
@@ -177,11 +200,10 @@ class GovernedEnvironment(gymnasium.Env[Any, Any]):
         episode.violations += len(violations)
         episode.signals += len(signals)
         self._totals.violations += len(violations)
-        blocked = any(violation.action_blocked for violation in violations)
-        terminated = self._ends(violations)
-        truncated = episode.steps >= self.config.max_steps
+        blocked = any(violation.blocks for violation in violations)
         # Before the reward function, which may raise.
-        episode.ended = terminated or truncated
+        now.terminated = self._ends(violations)
+        now.truncated = now.step_count >= self.config.max_steps
         success = error is None and result is not None and not blocked
         clean = success and not violations
         episode.successes += clean
@@ -189,16 +211,17 @@ class GovernedEnvironment(gymnasium.Env[Any, Any]):
         reward = base + self.config.step_penalty + (self.config.success_bonus if clean else 0.0)
         for violation in violations:
             reward += self.config.violation_penalty * _SCALES.get(_severity(violation), 1.0)
-        episode.total_reward += reward
-        info = {
+        now.total_reward += reward
+        now.info = {
             "violations": violations,
             "signals": signals,
-            "step": episode.steps,
-            "total_reward": episode.total_reward,
+            "step": now.step_count,
+            "total_reward": now.total_reward,
             "success": success,
             "error": error,
+            "governed": self._watch.governed,
         }
-        return _own_copy(self._state), reward, terminated, truncated, info
+        return _own_copy(self._state), reward, now.terminated, now.truncated, now.info
 
     def close(self) -> None:
         """Ends the episode and stops listening to the kernel, which stays open. Calling it again does nothing."""
@@ -239,7 +262,9 @@ class GovernedEnvironment(gymnasium.Env[Any, Any]):
     def _run(self, action: Any, episode: _Episode) -> tuple[Any, str | None]:
         with enter_scope(episode.scope):
             try:
-                result = self.kernel.execute(action)
+                if not callable(execute := method_of(self.kernel, "execute")):
+                    return None, f"nothing was run: a {type(self.kernel).__name__} has no execute"
+                return run_to_end(execute, action, f"{type(self.kernel).__name__}.execute"), None
             except KernelError:
                 raise
             except Exception as error:  # noqa: BLE001 - an act that failed is a result
@@ -249,23 +274,19 @@ class GovernedEnvironment(gymnasium.Env[Any, Any]):
                 if callable(forget) and not self.config.terminate_on_critical:
                     # The kernel asks a rollout to end on a critical violation; this one was configured to go on.
                     forget(episode.scope.rollout_id, automatic_only=True)
-        if inspect.isawaitable(result):
-            if inspect.iscoroutine(result):
-                result.close()
-            raise KernelError(f"{type(self.kernel).__name__}.execute is asynchronous, and an environment's step is not")
-        return result, None
+                self._watch.poll(episode.collected)
 
     def _ends(self, violations: list[PolicyViolation]) -> bool:
         if self.config.terminate_on_critical and any(_severity(one) == Severity.CRITICAL for one in violations):
             return True
-        return any(one.violation_type == "signal_sent" and one.action_blocked for one in violations)
+        return any(one.violation_type == "signal_sent" and one.blocks for one in violations)
 
     def _finish_episode(self) -> None:
         episode, self._episode = self._episode, None
         if episode is not None:
             self._totals.successful += _succeeded(episode)
             self._watch.end(episode.scope.rollout_id)
-            if callable(end := getattr(self.kernel, "end_rollout", None)):
+            if callable(end := getattr(self.kernel, "end_rollout", None)) and not answers_to_anything(self.kernel):
                 end(episode.scope)
 
     def _policy_names(self) -> list[str]:
@@ -273,6 +294,8 @@ class GovernedEnvironment(gymnasium.Env[Any, Any]):
             found: Any = names()
         else:
             found = getattr(self.kernel, "policies", ())
+        if not isinstance(found, Iterable):
+            return []
         return [one if isinstance(one, str) else str(getattr(one, "name", one)) for one in found]
 
     def _require_open(self) -> None:
@@ -280,16 +303,17 @@ class GovernedEnvironment(gymnasium.Env[Any, Any]):
             raise KernelError("the environment is closed", hint="make a new one")
 
 
-def create_governed_env(kernel: Any, **options: Any) -> GovernedEnvironment:
+def create_governed_env(kernel: Any, **options: Any) -> GovernedEnvironment[Any, Any]:
     """An environment from keywords: those of `EnvironmentConfig` and those of `GovernedEnvironment`.
 
-    Raises `ArgumentError` (a TypeError) for an unknown keyword.
+    An unknown keyword is warned about and has no effect.
     """
     configuring = {one.name for one in fields(EnvironmentConfig)}
     making = {"task_generator", "reward_fn", "config", "observation_space", "action_space"}
     for name in options:
         if name not in configuring | making:
-            raise ArgumentError(f"there is no option {name!r}", hint=suggest_name(name, sorted(configuring | making)))
+            hint = suggest_name(name, sorted(configuring | making))
+            warnings.warn(f"create_governed_env has no option {name!r} ({hint}): it is ignored", stacklevel=2)
     config = options.get("config")
     config = replace(
         config if config is not None else EnvironmentConfig(),

@@ -97,7 +97,7 @@ class PolicyViolationError(PolicyError):
     code = "policy_violation"
 
     def __init__(self, violation: PolicyViolation) -> None:
-        super().__init__(f"policy violation: {violation.policy_name}: {violation.description}")
+        super().__init__(f"Policy violation: {violation.description}")
         self.violation = violation
 
 

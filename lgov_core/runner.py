@@ -9,15 +9,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from lgov_core.errors import ArgumentError, KernelError, LgovError, PolicyDenied, PolicyViolationError
 from lgov_core.kernel import KernelSpace
-from lgov_core.kernel.agent_call import function_of
+from lgov_core.kernel.agent_call import awaited, function_of
 from lgov_core.kernel.execution import Execution
 from lgov_core.kernel.governed_rollout import GovernedRollout, total_penalty
-from lgov_core.kernel.rollout_watch import Collected, RolloutWatch
+from lgov_core.kernel.rollout_watch import Collected, RolloutWatch, method_of
 from lgov_core.kernel.task_source import Task, task_source
 from lgov_core.kernel.violations import require_callback, require_done
 from lgov_core.kernel.workers import Workers
@@ -25,10 +25,6 @@ from lgov_core.scope import RolloutScope, carry_into_threads, current_scope, ent
 from lgov_core.types import Outcome, PolicyViolation, new_id
 from lgov_core.types import PolicyViolationType as PolicyViolationType
 
-Mode: TypeAlias = Literal["train", "eval"]
-
-#: Seconds between two polls of a store without tasks.
-POLL_S: Final = 0.1
 #: How many violations that name no rollout are remembered.
 UNATTRIBUTED: Final = 1000
 
@@ -38,15 +34,18 @@ _LOG = logging.getLogger(__name__)
 class GovernedRunner:
     """Runs tasks through ``kernel``, one rollout a task.
 
-    ``kernel`` is a `KernelSpace` or any object with ``execute`` or ``execute_async`` and ``on_policy_violation``
-    (``on_signal`` is used where it is there). With ``fail_on_violation`` a step whose rollout had an act blocked raises
+    ``kernel`` is a `KernelSpace` or any other object, a test double too. Its ``execute_async`` or else ``execute`` runs
+    the task; without both the agent itself does. ``on_policy_violation`` and ``on_signal`` are used where they are
+    there. A kernel with none of these is warned about once, and ``governed`` is False on its rollouts.
+
+    With ``fail_on_violation`` a step whose rollout had an act blocked raises
     `PolicyViolationError`; a lgov kernel also asks that rollout to end at its next point. ``log_violations`` writes a
     warning for each violation. ``violation_callback`` gets each `PolicyViolation`; what it raises is logged and counted
     in ``callback_errors``.
 
     Each violation is attributed to the rollout whose code caused it, also from threads, executors and child tasks. One
     that names no rollout is counted and kept in ``unattributed``. Steps may overlap, in tasks and in
-    threads. Raises `ArgumentError` for a kernel that cannot govern: fails closed.
+    threads. ``worker_id`` and ``store`` are those of the last `init_worker`.
     """
 
     def __init__(
@@ -66,6 +65,8 @@ class GovernedRunner:
         self.log_violations = log_violations
         self.violation_callback = violation_callback
         self.agent: Any = None
+        self.worker_id: int | str | None = None
+        self.store: Any = None
         self.unattributed: deque[PolicyViolation] = deque(maxlen=UNATTRIBUTED)
         self.callback_errors = 0
         self._workers = Workers()
@@ -73,6 +74,7 @@ class GovernedRunner:
         self._finished: WeakValueDictionary[str, GovernedRollout] = WeakValueDictionary()
         self._lock = threading.Lock()
         self._watch = RolloutWatch(kernel, report=self._reported)
+        self._space = kernel if isinstance(kernel, KernelSpace) and self._watch.governed else None
         carry_into_threads()
 
     # ------------------------------------------------------------------ life
@@ -82,7 +84,7 @@ class GovernedRunner:
 
         Raises `KernelError` for an agent that cannot be called.
         """
-        if isinstance(self.kernel, KernelSpace) and agent is not None:
+        if self._space is not None and agent is not None:
             function_of(agent)
         self.agent = agent
         self._watch.listen()
@@ -94,16 +96,18 @@ class GovernedRunner:
 
         One object may hold several workers: each belongs to the thread or task that called this. Through the store the
         workers share their statistics, with ``run_id`` those of one run. What a store must have: see `task_source`.
-        Raises `ArgumentError` for a store that has neither tasks nor statistics.
         """
+        self.worker_id, self.store = worker_id, store
         self._workers.begin(worker_id, None if store is None else task_source(store, run_id=run_id))
 
     def teardown_worker(self, worker_id: int | str) -> None:
-        """Hands the last statistics of a worker to its store and lets go of both. Raises `ArgumentError` for no worker."""
+        """Hands the last statistics of a worker to its store. Does nothing for one that is not open."""
         self._workers.end(worker_id)
 
     def teardown(self) -> None:
-        """Stops listening to the kernel and lets go of the agent. Statistics stay; `init` begins again."""
+        """Logs the totals, stops listening to the kernel and lets go of the agent. Statistics stay; `init` begins again."""
+        stats = self.get_stats()
+        _LOG.info("%d rollouts, %d policy violations", stats["total_rollouts"], stats["total_violations"])
         for worker_id in self._workers.ids:
             self.teardown_worker(worker_id)
         self._watch.stop()
@@ -111,13 +115,15 @@ class GovernedRunner:
 
     # ------------------------------------------------------------------ running
 
-    async def step(self, input: Any, mode: Mode = "train", **_options: Any) -> GovernedRollout:
-        """Runs one task and returns its rollout. Further keywords of other trainers (``resources``, …) are ignored.
+    async def step(
+        self, input: Any, *, resources: Any = None, mode: str | None = None, event: Any = None, **_options: Any
+    ) -> GovernedRollout:
+        """Runs one task and returns its rollout. ``resources``, ``event`` and keywords of other trainers are ignored.
 
-        ``mode`` is ``"train"`` or ``"eval"`` (ArgumentError for another), kept on the rollout. The rollout is the current
+        ``mode`` (None: ``"train"``) is kept on the rollout. The rollout is the current
         one (`current_scope`), unless that is already being run here; then, and outside any, it is a new one. What the
-        agent raises becomes a rollout without success. Raises `PolicyViolationError` under ``fail_on_violation``, and
-        `KernelError` when the kernel needs an agent and there is none.
+        agent or the kernel raises becomes a rollout without success. Raises `PolicyViolationError` under
+        ``fail_on_violation``.
         """
         here = current_scope()
         collected = None if here is None else self._watch.begin(here.rollout_id)
@@ -133,12 +139,10 @@ class GovernedRunner:
         return collected
 
     async def _step(
-        self, task_input: Any, mode: str, scope: RolloutScope, collected: Collected, *, own: bool
+        self, task_input: Any, mode: str | None, scope: RolloutScope, collected: Collected, *, own: bool
     ) -> GovernedRollout:
         worker_id = self._workers.current()
         try:
-            if mode not in ("train", "eval"):
-                raise ArgumentError(f"mode {mode!r} is unknown", hint="write train or eval")
             self._watch.listen()
             call = self._call(task_input, scope if own else None)
             self._of_rollout[scope.rollout_id] = worker_id
@@ -147,7 +151,7 @@ class GovernedRunner:
                 output, outcome, error = await _ended(call)
             if isinstance(output, Execution):
                 output, outcome = output.output, output.outcome
-            elif outcome is Outcome.SUCCEEDED and any(one.action_blocked for one in collected.violations):
+            elif outcome is Outcome.SUCCEEDED and any(one.blocks for one in collected.violations):
                 outcome = Outcome.BLOCKED  # whether another kernel ran the rest is unknown
             if isinstance(error, PolicyViolationError):
                 self._once(error.violation, collected)
@@ -161,24 +165,25 @@ class GovernedRunner:
                 outcome=outcome,
                 error=None if error is None else f"{type(error).__name__}: {error}",
                 rollout_id=scope.rollout_id,
-                mode=mode,
+                mode=mode or "train",
+                governed=self._watch.governed,
             )
             with self._lock:  # before collecting ends, so that a report in between finds one or the other
                 self._finished[scope.rollout_id] = rollout
         finally:
             self._watch.end(scope.rollout_id)
             self._of_rollout.pop(scope.rollout_id, None)
-            if isinstance(self.kernel, KernelSpace):
-                self.kernel.forget_signals(scope.rollout_id, automatic_only=not own)
+            if self._space is not None:
+                self._space.forget_signals(scope.rollout_id, automatic_only=not own)
         with self._lock:
             rollout.total_penalty = total_penalty(rollout.violations)
         self._workers.count(worker_id, rollouts=1)
         self._workers.report(worker_id)
-        if error is not None and not isinstance(error, LgovError | PolicyViolationError):
+        if error is not None and outcome is not Outcome.BLOCKED:
             _LOG.warning("rollout %s failed: %s", scope.rollout_id, rollout.error)
         if self.fail_on_violation:
             for violation in rollout.violations:
-                if violation.action_blocked:
+                if violation.blocks:
                     refused = PolicyViolationError(violation)
                     refused.rollout = rollout  # type: ignore[attr-defined]
                     raise refused
@@ -186,43 +191,37 @@ class GovernedRunner:
 
     def _call(self, task_input: Any, own: RolloutScope | None) -> Callable[[], Any]:
         """How the kernel is called for one task: with the agent when there is one."""
-        if isinstance(self.kernel, KernelSpace):
-            return lambda: self.kernel.run_async(self.agent, task_input, scope=own)
-        execute = getattr(self.kernel, "execute_async", None) or self.kernel.execute
-        given = (task_input,) if self.agent is None else (self.agent, task_input)
+        if (space := self._space) is not None:
+            return lambda: space.run_async(self.agent, task_input, scope=own)
+        execute = method_of(self.kernel, "execute_async") or method_of(self.kernel, "execute")
+        if not callable(execute):
+            return lambda: awaited(_agent_function(self.agent)(task_input))
+        if self.agent is not None:
+            return lambda: execute(self.agent, task_input)
         try:
-            inspect.signature(execute).bind(*given)
-        except TypeError as error:
-            if self.agent is None:
-                raise KernelError(
-                    f"the kernel {type(self.kernel).__name__} runs nothing without an agent",
-                    hint="call init(agent) first",
-                ) from error
-            raise KernelError(
-                f"{type(self.kernel).__name__}.{execute.__name__} does not take an agent and an input"
-            ) from error
+            inspect.signature(execute).bind(task_input)
+        except TypeError:
+            return lambda: execute(None, task_input)
         except ValueError:  # a built-in without a signature
             pass
-        return lambda: execute(*given)
+        return lambda: execute(task_input)
 
     async def iter(self, *, event: Any = None) -> None:
         """Takes tasks from the worker's store, runs them and hands their rollouts back.
 
-        ``event`` is an ``asyncio.Event`` or ``threading.Event``: runs until it is set, and waits for tasks when there
-        are none. Without one it runs until there are no more tasks. A task that raises under ``fail_on_violation`` is
-        handed back as blocked, and the next is taken. Raises `KernelError` when there is no store to take tasks from.
+        Ends when ``event`` (an ``asyncio.Event`` or ``threading.Event``) is set, or no task is left. A task that raises
+        under ``fail_on_violation`` is handed back as blocked, and the next is taken. Without a store that has tasks it
+        warns and ends.
         """
         worker_id = self._workers.current()
         source = self._workers.source(worker_id)
         if worker_id is None or source is None or not source.has_tasks:
-            raise KernelError("there is no store to take tasks from", hint="call init_worker(worker_id, store) first")
+            _LOG.warning("there is no store to take tasks from: call init_worker(worker_id, store) first")
+            return
         while event is None or not event.is_set():
             task = await source.next_task()
             if task is None:
-                if event is None:
-                    return
-                await _sleep(event)
-                continue
+                return
             try:
                 rollout = await self._run_task(task)
             except BaseException as error:
@@ -255,8 +254,8 @@ class GovernedRunner:
             elif not collected:
                 return  # of another user of the same kernel
         self._note(violation, rollout_id)
-        if collected and self.fail_on_violation and violation.action_blocked and isinstance(self.kernel, KernelSpace):
-            self.kernel.signal(rollout_id, "SIGTERM", automatic=True)
+        if collected and self.fail_on_violation and violation.blocks and self._space is not None:
+            self._space.signal(rollout_id, "SIGTERM", automatic=True)
 
     def _once(self, violation: PolicyViolation, collected: Collected) -> None:
         if not any(known is violation for known in collected.violations):
@@ -271,7 +270,7 @@ class GovernedRunner:
                 violation.policy_name,
                 violation.description,
                 violation.severity,
-                "blocked" if violation.action_blocked else "not blocked",
+                "blocked" if violation.blocks else "not blocked",
             )
         if self.violation_callback is not None:
             try:
@@ -310,8 +309,6 @@ async def _ended(call: Callable[[], Any]) -> tuple[Any, Outcome, Exception | Non
         result = call()
         if inspect.isawaitable(result):
             result = await result
-    except ArgumentError:
-        raise
     except (PolicyViolationError, PolicyDenied) as error:
         return None, Outcome.BLOCKED, error
     except TimeoutError as error:
@@ -323,11 +320,7 @@ async def _ended(call: Callable[[], Any]) -> tuple[Any, Outcome, Exception | Non
     return result, Outcome.SUCCEEDED, None
 
 
-async def _sleep(event: Any) -> None:
-    if isinstance(event, asyncio.Event):
-        try:
-            await asyncio.wait_for(event.wait(), POLL_S)
-        except TimeoutError:
-            return
-    else:
-        await asyncio.sleep(POLL_S)
+def _agent_function(agent: Any) -> Callable[[Any], Any]:
+    if agent is None:
+        raise KernelError("there is neither a kernel that runs tasks nor an agent", hint="call init(agent) first")
+    return function_of(agent, prefer_async=True)

@@ -72,7 +72,8 @@ def entry_of(given: Any) -> Mapping[str, Any]:
         return given
     if is_dataclass(given) and not isinstance(given, type):
         return {one.name: getattr(given, one.name) for one in fields(given)}
-    return vars(given) if hasattr(given, "__dict__") else {"entry": given}
+    found = {name: getattr(given, name, None) for name in dir(given) if not name.startswith("_")}
+    return {name: value for name, value in found.items() if not callable(value)} or {"entry": given}
 
 
 def id_of(entry: Mapping[str, Any]) -> Any:
@@ -140,7 +141,9 @@ def span_of(entry: Mapping[str, Any], *, trace_id_prefix: str, number: int) -> L
             attributes.setdefault(_PREFIX + str(key), short(value))
     metadata = entry.get("metadata")
     if isinstance(metadata, Mapping):
-        attributes |= {f"{_PREFIX}metadata.{key}": short(value) for key, value in metadata.items()}
+        for key, value in metadata.items():
+            attributes[f"{_PREFIX}metadata.{key}"] = short(value)
+            attributes.setdefault(f"{_PREFIX}{key}", short(value))
     elif metadata is not None:
         attributes[_PREFIX + "metadata"] = short(metadata)
     start = _time(_first(entry, _TIMES))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lgov_core.errors import ArgumentError
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class EnvironmentConfig:
     """How steps are rewarded and when episodes end. Raises `ArgumentError` (a ValueError) for a value out of range.
 

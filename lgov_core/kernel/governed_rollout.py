@@ -14,7 +14,8 @@ class GovernedRollout:
 
     ``success`` means that the task ran to its end and its answer was allowed; a denial of the task, an exception and an
     infrastructure failure are not a success. ``outcome`` says which of them it was (``Outcome.trainable``: whether it is
-    training data), ``error`` is the message of what was raised. A violation that is reported after the end is added.
+    training data), ``error`` is the message of what was raised. ``governed`` is False where the kernel has neither a hook
+    nor a method that runs acts, or is a test double. A violation that is reported after the end is added.
     """
 
     task_input: Any
@@ -28,11 +29,12 @@ class GovernedRollout:
     error: str | None = None
     rollout_id: str = ""
     mode: str = "train"
+    governed: bool = True
 
     def __post_init__(self) -> None:
         self.total_penalty = total_penalty(self.violations)
         if self.outcome is None:
-            blocked = any(violation.action_blocked for violation in self.violations)
+            blocked = any(violation.blocks for violation in self.violations)
             self.outcome = Outcome.SUCCEEDED if self.success else Outcome.BLOCKED if blocked else Outcome.FAILED
 
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import threading
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from lgov_core._util.doubles import answers_to_anything
 from lgov_core.errors import ArgumentError
-from lgov_core.kernel.violations import answers_to_anything, require_done
 from lgov_core.scope import current_scope
 from lgov_core.types import PolicyViolation, PolicyViolationType, Severity
 
 _SEVERITIES: Final = frozenset(severity.value for severity in Severity)
-_NOTHING_UNGOVERNED: Final = (
-    "pass a KernelSpace, or an object with execute and on_policy_violation; nothing is run ungoverned"
-)
+_RUNS: Final = ("execute", "execute_async")
+_HOOKS: Final = ("on_policy_violation", "on_signal")
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -31,12 +34,13 @@ class Collected:
 class RolloutWatch:
     """Registers with a kernel and collects its reports by the rollout that they belong to.
 
-    The kernel may be any object with ``execute`` (or, where ``needs_execute`` says so, only ``execute_async``) and
-    ``on_policy_violation``; ``on_signal`` is used where it is there. A report may be a `PolicyViolation`, an object or a
+    The kernel may be any object; ``on_policy_violation`` and ``on_signal`` are used where they are there. One without
+    these and without ``execute`` or ``execute_async`` governs nothing: it is warned about once, and ``governed`` is
+    False, as for a test double. A report may be a `PolicyViolation`, an object or a
     mapping with its fields, or ``(policy_name, description, severity, blocked)``. It belongs to the ``rollout_id`` that
     it names (an attribute, a key or a keyword argument), else to the rollout of the running code. ``report`` is called
     with each violation, its rollout's id and whether that rollout is being collected here. A report that cannot be
-    understood counts as a blocked violation of high severity. Raises `ArgumentError` for a kernel that cannot be used.
+    understood counts as a blocked violation of high severity. Raises `ArgumentError` when a hook raises.
     """
 
     def __init__(
@@ -44,10 +48,13 @@ class RolloutWatch:
         kernel: Any,
         *,
         report: Callable[[PolicyViolation, str | None, bool], None],
-        methods: tuple[str, ...] = ("execute", "execute_async"),
     ) -> None:
-        require_kernel(kernel, methods)
         self._kernel, self._report = kernel, report
+        methods = [method for name in (*_RUNS, *_HOOKS) if callable(method := method_of(kernel, name))]
+        double = any(answers_to_anything(part) for part in (kernel, *methods))
+        self.governed = bool(methods) and not double and not inspect.isclass(kernel)
+        if not self.governed and not double:
+            self._warn("has neither a hook nor execute: nothing is governed")
         self._open: dict[str, Collected] = {}
         self._lock = threading.Lock()
         self._removals: list[Any] | None = None
@@ -59,8 +66,8 @@ class RolloutWatch:
             return
         removals: list[Any] = []
         try:
-            for hook, callback in (("on_policy_violation", self._violation), ("on_signal", self._signal)):
-                if callable(register := _method(self._kernel, hook)):
+            for hook, callback in zip(_HOOKS, (self._violation, self._signal), strict=True):
+                if callable(register := method_of(self._kernel, hook)):
                     removals.append(self._registered(hook, register, callback))
         except BaseException:
             for removal in removals:
@@ -70,15 +77,38 @@ class RolloutWatch:
         self._removals = [removal for removal in removals if callable(removal)]
 
     def _registered(self, hook: str, register: Callable[..., Any], callback: Callable[..., Any]) -> Any:
-        what = f"a {type(self._kernel).__name__} cannot govern: its {hook}"
         try:
             removal = register(callback)
-            require_done(removal)
         except Exception as error:
-            raise ArgumentError(f"{what} does not register a callback: {error}", hint=_NOTHING_UNGOVERNED) from error
-        if answers_to_anything(removal):
-            raise ArgumentError(f"{what} is a mock", hint=_NOTHING_UNGOVERNED)
+            raise ArgumentError(
+                f"a {type(self._kernel).__name__} cannot govern: its {hook} does not register a callback: {error}"
+            ) from error
+        if inspect.isawaitable(removal):
+            if inspect.iscoroutine(removal):
+                removal.close()
+            if self.governed:
+                self._warn(f"has an asynchronous {hook}, which is never awaited: its reports are missing")
+            self.governed = False
+            return None
+        self.governed = self.governed and not answers_to_anything(removal)
         return removal
+
+    def _warn(self, what: str) -> None:
+        warnings.warn(f"the kernel {type(self._kernel).__name__} {what}", UserWarning, stacklevel=4)
+
+    def poll(self, collected: Collected) -> None:
+        """Collects ``get_recent_violations()`` of a kernel without ``on_policy_violation``."""
+        if callable(method_of(self._kernel, "on_policy_violation")):
+            return
+        recent = method_of(self._kernel, "get_recent_violations")
+        if not callable(recent):
+            return
+        try:
+            found = [polled_violation(one) for one in recent() or ()]  # pyright: ignore[reportGeneralTypeIssues]
+        except Exception:  # noqa: BLE001 - as documented: what cannot be read counts nothing
+            _LOG.exception("get_recent_violations of %s failed", type(self._kernel).__name__)
+            return
+        collected.violations.extend(found)
 
     def stop(self) -> None:
         """Takes back what was registered. A kernel whose hooks return no removal goes on reporting."""
@@ -120,32 +150,33 @@ class RolloutWatch:
                 collected.signals.append(str(name))
 
 
-def require_kernel(kernel: Any, methods: tuple[str, ...]) -> None:
-    """Raises `ArgumentError` unless ``kernel`` has one of ``methods`` and reports its violations.
-
-    What has an attribute of any name (a mock, a ``__getattr__`` that knows everything) has them only by chance.
-    """
-    if kernel is None or inspect.isclass(kernel):
-        raise ArgumentError(f"{kernel!r} is not a kernel", hint=_NOTHING_UNGOVERNED)
-    what = f"a {type(kernel).__name__} cannot govern"
-    runs = [method for name in methods if callable(method := _method(kernel, name))]
-    if not runs:
-        raise ArgumentError(f"{what}: it has no {' or '.join(methods)}", hint=_NOTHING_UNGOVERNED)
-    reports = _method(kernel, "on_policy_violation")
-    if not callable(reports):
-        raise ArgumentError(f"{what}: it has no on_policy_violation", hint=_NOTHING_UNGOVERNED)
-    if any(answers_to_anything(part) for part in (kernel, reports, *runs)):
-        raise ArgumentError(f"{what}: it is a mock", hint=_NOTHING_UNGOVERNED)
-
-
-def _method(kernel: Any, name: str) -> Any:
+def method_of(kernel: Any, name: str) -> Any:
+    """The attribute ``name`` of a kernel, or None. Raises `ArgumentError` where asking for it raises."""
     try:
         return getattr(kernel, name, None)
     except Exception as error:
         raise ArgumentError(
-            f"a {type(kernel).__name__} cannot govern: its {name} raised {type(error).__name__}: {error}",
-            hint=_NOTHING_UNGOVERNED,
+            f"a {type(kernel).__name__} cannot govern: its {name} raised {type(error).__name__}: {error}"
         ) from error
+
+
+def polled_violation(found: Any) -> PolicyViolation:
+    """A violation out of an entry of ``get_recent_violations``: a mapping or an object. Severity is low unless named."""
+    if isinstance(found, PolicyViolation):
+        return found
+
+    def named(kind: type, default: Any, *names: str) -> Any:
+        values = (found.get(name) if isinstance(found, Mapping) else getattr(found, name, None) for name in names)
+        return next((value for value in values if isinstance(value, kind)), default)
+
+    blocked = named(bool, False, "blocked", "action_blocked")
+    return PolicyViolation(
+        violation_type=PolicyViolationType.BLOCKED if blocked else PolicyViolationType.WARNED,
+        policy_name=named(str, "unknown", "policy", "policy_name"),
+        description=named(str, "", "description"),
+        severity=named(str, Severity.LOW.value, "severity"),
+        action_blocked=blocked,
+    )
 
 
 def as_violation(*report: Any, **named: Any) -> PolicyViolation:

@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
+from lgov_core._util.doubles import answers_to_anything
 from lgov_core._util.steps import Steps, arun_steps, run_steps
 from lgov_core.audit import FlightRecorder
 from lgov_core.errors import ArgumentError, AuditError, KernelError
@@ -27,7 +28,7 @@ from lgov_core.kernel.agent_call import (
 )
 from lgov_core.kernel.execution import Execution, execution_steps, rollout_action
 from lgov_core.kernel.signals import AgentSignal, SignalledGovernor, SignalPolicy
-from lgov_core.kernel.violations import Listeners, answers_to_anything, found_by, shown_name
+from lgov_core.kernel.violations import Listeners, found_by, shown_name
 from lgov_core.policies import Policy, PolicySet, Rule
 from lgov_core.policies.coerce import policy_set_of
 from lgov_core.policies.reload import ReloadingPolicySet
@@ -236,7 +237,7 @@ class KernelSpace:
             self._recent.append(violation)
         with enter_scope(_scope_of(action)):
             failed = self._on_violation.call(
-                violation, violation.policy_name, violation.description, violation.severity, violation.action_blocked
+                violation, violation.policy_name, violation.description, violation.severity, violation.blocks
             )
             if (
                 self.critical_signal is not None

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from lgov_core.errors import ArgumentError, StoreError
+from lgov_core._util.doubles import answers_to_anything
+from lgov_core.errors import StoreError
 from lgov_core.kernel.governed_rollout import GovernedRollout
 from lgov_core.types import Outcome, Rollout, Span, new_id
 
@@ -55,19 +56,14 @@ def task_source(store: Any, *, run_id: str | None = None) -> TaskSource:
       ``attempt`` and ``task_id`` and nothing else. For shared statistics it also has ``report_worker(worker_id, stats)``
       and ``worker_reports()``, which returns what was last reported, by worker.
 
-    ``run_id`` limits the tasks and statistics of a `TraceStore` to one run. Raises `ArgumentError` for a store that has
-    neither tasks nor statistics.
+    Any other object has neither. ``run_id`` limits the tasks and statistics of a `TraceStore` to one run.
     """
-    if all(callable(getattr(store, name, None)) for name in _TRACE_STORE):
+    double = answers_to_anything(store)
+    if not double and all(callable(getattr(store, name, None)) for name in _TRACE_STORE):
         return _TraceStoreTasks(store, run_id)
     queue = all(callable(getattr(store, name, None)) for name in ("get_task", "submit_rollout"))
     counts = all(callable(getattr(store, name, None)) for name in ("report_worker", "worker_reports"))
-    if queue or counts:
-        return _QueueTasks(store, has_tasks=queue, has_counts=counts)
-    raise ArgumentError(
-        f"a {type(store).__name__} has neither tasks nor statistics for workers",
-        hint="pass a TraceStore, or an object with get_task and submit_rollout",
-    )
+    return _QueueTasks(store, has_tasks=queue, has_counts=counts and not double)
 
 
 class _TraceStoreTasks:
@@ -110,7 +106,7 @@ class _TraceStoreTasks:
                     "policy": violation.policy_name,
                     "description": violation.description,
                     "severity": str(violation.severity),
-                    "blocked": violation.action_blocked,
+                    "blocked": violation.blocks,
                     "penalty": violation.penalty,
                 }
                 for violation in rollout.violations

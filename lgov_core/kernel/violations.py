@@ -112,11 +112,3 @@ def _required(callback: Callable[..., Any]) -> int:
     except (TypeError, ValueError):
         return -1
     return sum(one.kind in kinds and one.default is inspect.Parameter.empty for one in parameters)
-
-
-def answers_to_anything(thing: Any) -> bool:
-    """Whether it has an attribute of any name, as a mock does: then nothing that it has means anything."""
-    try:
-        return hasattr(thing, "lgov_attribute_that_nothing_has")
-    except Exception:  # noqa: BLE001 - it knows at least that it does not have this one
-        return False

@@ -7,7 +7,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lgov_core.errors import ArgumentError
 from lgov_core.kernel.task_source import TaskSource, WorkerCount
 
 
@@ -40,10 +39,10 @@ class Workers:
         self._current.set(worker_id)
 
     def end(self, worker_id: int | str) -> None:
-        """Reports the last counts of a worker and closes it. Raises `ArgumentError` for one that is not open."""
+        """Reports the last counts of a worker and closes it; nothing for one that is not open."""
         worker = self._workers.get(worker_id)
         if worker is None:
-            raise ArgumentError(f"there is no worker {worker_id!r} here", hint="it never began, or has ended already")
+            return
         self.report(worker_id)
         last = self.stats()
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,11 +13,11 @@ from lgov_core.reward.finite import finite
 class CompositeReward:
     """The weighted sum of several reward functions.
 
-    ``components`` are (function of a rollout, weight) pairs. Weights are finite and 0 or more: a negative one would turn a
-    penalty into a reward. With ``normalize`` they are scaled so that they sum to 1. What a function raises is raised.
+    ``components`` are (function of a rollout, weight) pairs. Weights are finite; a negative one, which turns a penalty into
+    a reward, is warned about. With ``normalize`` they are scaled so that they sum to 1. What a function raises is raised.
     Safe to call from many threads when the functions are.
 
-    Raises `RewardError` for no components, for weights that are not finite, and when a component is not finite.
+    Raises `RewardError` for weights that are not finite, and when a component is not finite.
     """
 
     def __init__(self, components: Iterable[tuple[Callable[[Any], float], float]], normalize: bool = False) -> None:
@@ -30,15 +31,10 @@ class CompositeReward:
                 raise RewardError(f"{function!r} cannot be called", hint="write (function, weight)")
             weight = finite(f"the weight of {_named(function)}", weight)
             if weight < 0:
-                raise RewardError(
-                    f"the weight of {_named(function)} is {weight:g}",
-                    hint="weights are 0 or more; negate in the function",
-                )
+                warnings.warn(f"the weight {weight:g} of {_named(function)} turns penalties into rewards", stacklevel=2)
             self.components.append((function, weight))
         total = finite("the sum of the weights", sum(weight for _, weight in self.components))
-        if not total:
-            raise RewardError("a CompositeReward needs a component with a weight above 0")
-        if normalize:
+        if normalize and total > 0:
             self.components = [(function, weight / total) for function, weight in self.components]
 
     @property

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self, cast
 
+from lgov_core._util.doubles import answers_to_anything
 from lgov_core.errors import RewardError
 from lgov_core.reward.finite import amount
 from lgov_core.types import SEVERITY_PENALTIES, PolicyViolation
-from lgov_core.types.violations import severity_of
+from lgov_core.types.violations import known_severity
 
-
-class _Default(float):
-    """A number of its own identity: tells a value that was left out from the same value written down."""
-
-
-_FLOOR: Final = _Default(-100.0)
 _PENALTIES: Final = tuple(f"{severity}_penalty" for severity in SEVERITY_PENALTIES)
 
 
@@ -29,9 +25,8 @@ class RewardConfig:
     ``multiplicative`` a rollout with violations keeps ``multiplicative_factor`` (0 to 1) of its base reward instead; of a
     negative base reward the same share is taken on top, so that a violation never pays.
 
-    ``min_reward`` and ``max_reward`` bound the result; None switches a bound off. Where ``min_reward`` is not given it is
-    -100, or the lowest of the penalties when that is lower still: a floor above a penalty would take the penalty back. One
-    that is given is kept, with a warning. ``task_bounds`` bounds the base reward before anything is added to it. With
+    ``min_reward`` and ``max_reward`` bound the result; None switches a bound off. A floor above a penalty takes the penalty
+    back: there is a warning. ``task_bounds`` bounds the base reward before anything is added to it. With
     ``refuse_untrainable`` a rollout that ended because of the machines (`Outcome.trainable`) raises instead of being scored.
 
     Raises `RewardError` for a value without meaning. See `for_training`.
@@ -44,7 +39,7 @@ class RewardConfig:
     clean_bonus: float = 5.0
     multiplicative: bool = False
     multiplicative_factor: float = 0.5
-    min_reward: float | None = _FLOOR
+    min_reward: float | None = -100.0
     max_reward: float | None = 100.0
     bonus_needs_success: bool = False
     task_bounds: tuple[float, float] | None = None
@@ -71,8 +66,6 @@ class RewardConfig:
 
     def _check_bounds(self) -> None:
         lowest = min(getattr(self, name) for name in _PENALTIES)
-        if self.min_reward is _FLOOR:
-            self.min_reward = min(float(_FLOOR), lowest)
         for name in ("min_reward", "max_reward"):
             if getattr(self, name) is not None:
                 setattr(self, name, amount(name, getattr(self, name)))
@@ -122,11 +115,15 @@ class RewardConfig:
         """What one violation adds to a reward, 0 or less.
 
         A penalty of its own, other than that of its severity, is charged as given; else the one configured for the
-        severity. ``violation`` is a `PolicyViolation` or whatever has ``severity`` and ``penalty``. Raises `RewardError`
-        for a severity or a penalty without meaning.
+        severity, and that of medium for one that does not exist. ``violation`` is a `PolicyViolation`, or an object or a
+        mapping with ``severity`` and ``penalty``. Raises `RewardError` for a penalty without meaning.
         """
-        severity = severity_of(getattr(violation, "severity", None))
-        own: Any = getattr(violation, "penalty", None)
+        given: Any = violation
+        found = given if isinstance(given, Mapping) else {n: getattr(given, n, None) for n in ("severity", "penalty")}
+        severity = known_severity(found.get("severity"))
+        own: Any = found.get("penalty")
+        if answers_to_anything(own):
+            own = None
         # Another class may have a penalty of 0 by default.
         if own is not None and (own != 0 or isinstance(violation, PolicyViolation)):
             price = amount("the penalty of a violation", own)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
+from lgov_core._util.doubles import answers_to_anything
 from lgov_core.errors import RewardError
 from lgov_core.hookspecs import hookimpl
 from lgov_core.reward.config import RewardConfig
@@ -13,6 +17,8 @@ from lgov_core.reward.finite import finite
 from lgov_core.reward.violation import violation_of
 from lgov_core.types import SEVERITY_PENALTIES, Outcome, Reward, ToolOutcome
 from lgov_core.types.violations import severity_of
+
+_LOG = logging.getLogger(__name__)
 
 #: How a rollout ends that ran to its end: only such a one can earn a bonus.
 _ENDED: Final = (None, Outcome.SUCCEEDED, Outcome.FAILED)
@@ -22,9 +28,10 @@ class PolicyReward:
     """Scores rollouts: ``base reward + penalties + bonus``, within the bounds of ``config``.
 
     ``base_reward_fn(rollout)`` scores the task (default: 1.0 for success, else 0.0); what it raises is raised. A rollout is
-    a `GovernedRollout` or whatever has ``success`` and ``violations``. Penalties are those of `RewardConfig.charge`. The
+    a `GovernedRollout` or whatever has ``success`` and ``violations``; without ``violations`` those of
+    ``kernel.get_recent_violations()`` count. Penalties are those of `RewardConfig.charge`. The
     bonus is for rollouts without any violation that ran to their end: not for one that was blocked, cut short or raised
-    (``outcome``, ``error``). ``kernel`` is kept for reference only: what it found is on the rollout.
+    (``outcome``, ``error``).
 
     As a plugin of a governor or a kernel (``plugins=[PolicyReward(...)]``) it puts the penalty of each denied, changed or
     warned tool call on that very call, in the dimension ``compliance``. `AirPlugin` does so too, with its own price: a
@@ -51,15 +58,21 @@ class PolicyReward:
             raise RewardError(f"config {config!r} is not a RewardConfig")
         self.kernel = kernel
         self.base_reward_fn = (
-            base_reward_fn if base_reward_fn is not None else lambda rollout: float(bool(rollout.success))
+            base_reward_fn
+            if base_reward_fn is not None
+            else lambda rollout: float(bool(getattr(rollout, "success", False)))
         )
         self.config = config if config is not None else RewardConfig()
         self._lock = threading.Lock()
         self._scored = self._violating = 0
         self._penalties = 0.0
 
-    def __call__(self, rollout: Any) -> float:
-        """The reward of ``rollout``, which is counted in the statistics."""
+    def __call__(self, rollout: Any, emit: bool = True) -> float:
+        """The reward of ``rollout``, which is counted in the statistics.
+
+        With ``emit`` it is also handed to the ``emit_reward`` of agentlightning, where that is loaded: ``final``, ``base``
+        and ``policy_penalty``, with the number of violations and whether there were none. What that raises is logged.
+        """
         violations, base = self._base(rollout)
         penalty, bonus = self._compliance(rollout, violations, base)
         reward = finite("the reward", self.config.clamp(base + penalty + bonus))
@@ -67,6 +80,8 @@ class PolicyReward:
             self._scored += 1
             self._violating += bool(violations)
             self._penalties += penalty
+        if emit:
+            _emit({"final": reward, "base": base, "policy_penalty": penalty}, len(violations or ()))
         return reward
 
     def channels(self, rollout: Any, rewards: Iterable[Reward] = ()) -> dict[str, float]:
@@ -121,17 +136,19 @@ class PolicyReward:
             self._scored = self._violating = 0
             self._penalties = 0.0
 
-    def _base(self, rollout: Any) -> tuple[Sequence[Any], float]:
-        """The violations of a rollout and its base reward, both checked."""
-        violations: Any = getattr(rollout, "violations", None)
-        if (
-            not isinstance(violations, Sequence)
-            or isinstance(violations, str | bytes)
-            or not _says_yes_or_no(getattr(rollout, "success", None))
-        ):
+    def _base(self, rollout: Any) -> tuple[Sequence[Any] | None, float]:
+        """The violations of a rollout, None where nobody knows them, and its base reward, both checked."""
+        violations = _listed(getattr(rollout, "violations", None))
+        if violations is None:
+            recent: Any = getattr(self.kernel, "get_recent_violations", None)
+            violations = _listed(recent()) if callable(recent) else None
+        if violations is None:
+            warnings.warn(f"a {type(rollout).__name__} cannot tell its violations: it earns no bonus", stacklevel=3)
+        success: Any = getattr(rollout, "success", False)
+        if not _says_yes_or_no(success) and not answers_to_anything(success):
             raise RewardError(
-                f"a {type(rollout).__name__} cannot be scored: it has no success (True or False) and list of violations",
-                hint="pass the GovernedRollout that GovernedRunner.step returned",
+                f"a {type(rollout).__name__} cannot be scored: its success is {success!r}",
+                hint="write True or False",
             )
         outcome = getattr(rollout, "outcome", None)
         if self.config.refuse_untrainable and outcome in (Outcome.INFRASTRUCTURE, Outcome.TIMEOUT):
@@ -143,9 +160,9 @@ class PolicyReward:
         if self.config.task_bounds is not None:
             low, high = self.config.task_bounds
             base = min(max(base, low), high)
-        return tuple(violations), base
+        return violations, base
 
-    def _compliance(self, rollout: Any, violations: Sequence[Any], base: float) -> tuple[float, float]:
+    def _compliance(self, rollout: Any, violations: Sequence[Any] | None, base: float) -> tuple[float, float]:
         """Penalty and bonus."""
         config = self.config
         if violations:
@@ -153,7 +170,10 @@ class PolicyReward:
             if not config.multiplicative:
                 return config.floored(charges), 0.0
             return (config.multiplicative_factor - 1.0) * abs(base), 0.0
-        if getattr(rollout, "error", None) is not None or getattr(rollout, "outcome", None) not in _ENDED:
+        if violations is None:
+            return 0.0, 0.0
+        error, outcome = getattr(rollout, "error", None), getattr(rollout, "outcome", None)
+        if isinstance(error, str | BaseException) or (isinstance(outcome, str) and outcome not in _ENDED):
             return 0.0, 0.0
         if config.bonus_needs_success and not rollout.success:
             return 0.0, 0.0
@@ -184,17 +204,37 @@ def create_policy_reward(
     """A `PolicyReward` in one call.
 
     ``severity_penalties`` maps severities to penalties (0 or less; what is left out keeps its default); further keywords
-    are fields of `RewardConfig`. Raises `RewardError` for an unknown severity or keyword.
+    are fields of `RewardConfig`. Raises `RewardError` for an unknown keyword; an unknown severity is warned about.
     """
     fields = RewardConfig.__dataclass_fields__
     if unknown := sorted(set(config) - set(fields)):
         raise RewardError(f"RewardConfig has no field {unknown[0]!r}", hint=f"it has {', '.join(fields)}")
     for severity, penalty in (severity_penalties or {}).items():
         name = f"{severity_of(severity)}_penalty"
+        if name not in fields:
+            warnings.warn(f"there is no severity {severity!r}: its penalty is ignored", stacklevel=2)
+            continue
         if name in config:
             raise RewardError(f"{name} is given twice", hint="in severity_penalties or as a keyword, not both")
         config[name] = penalty
     return PolicyReward(kernel, base_reward_fn, RewardConfig(**config))
+
+
+def _listed(violations: Any) -> tuple[Any, ...] | None:
+    """``violations`` where they are a list."""
+    listed = isinstance(violations, Sequence) and not isinstance(violations, str | bytes)
+    return tuple(cast("Sequence[Any]", violations)) if listed else None
+
+
+def _emit(values: dict[str, float], violations: int) -> None:
+    emit_reward = getattr(sys.modules.get("agentlightning"), "emit_reward", None)
+    if emit_reward is None:
+        return
+    attributes = {"agent_os.violations": violations, "agent_os.policy_compliant": not violations}
+    try:
+        emit_reward(values, primary_key="final", attributes=attributes)
+    except Exception:  # noqa: BLE001 - the reward is right all the same
+        _LOG.exception("the reward was not emitted")
 
 
 def _says_yes_or_no(success: Any) -> bool:

@@ -32,12 +32,12 @@ class PolicyViolationType(StrEnum):
 class PolicyViolation:
     """One act in which a policy found something.
 
-    ``severity`` is critical, high, medium or low, in any case; it is kept in lower case. ``action_blocked`` is True for
-    the type BLOCKED unless it is given. ``penalty`` is 100, 50, 10 or 1 by severity unless it is given; it is what the
-    violation costs, finite and 0 or more. The timestamp does not count when violations are compared. May be
-    shared between threads.
+    ``severity`` is critical, high, medium or low, in any case; it is kept in lower case. Another one costs as much as
+    medium. ``penalty`` is 100, 50, 10 or 1 by severity unless it is given; it is what the violation costs, finite and 0
+    or more. ``blocks`` is True for an act that was blocked, by ``action_blocked`` or by the type. The timestamp does not
+    count when violations are compared. May be shared between threads.
 
-    Raises `RewardError` for another severity, type or penalty: what cannot be weighed must not pass for harmless.
+    Raises `RewardError` for another type or penalty.
     """
 
     violation_type: PolicyViolationType
@@ -45,7 +45,7 @@ class PolicyViolation:
     description: str
     severity: str
     timestamp: datetime = field(default_factory=lambda: datetime.now(UTC), compare=False)
-    action_blocked: bool = cast(bool, None)  # None: by the type; set in __post_init__
+    action_blocked: bool = False
     penalty: float = cast(float, None)  # None: by the severity; set in __post_init__
 
     def __post_init__(self) -> None:
@@ -56,9 +56,7 @@ class PolicyViolation:
             raise RewardError(f"violation type {self.violation_type!r} is unknown", hint=f"write {known}") from error
         self.violation_type = kind
         self.severity = severity_of(self.severity)
-        blocked: Any = self.action_blocked
-        self.action_blocked = kind is PolicyViolationType.BLOCKED if blocked is None else blocked
-        price: Any = SEVERITY_PENALTIES[self.severity] if cast(Any, self.penalty) is None else self.penalty
+        price: Any = default_penalty(self.severity) if cast(Any, self.penalty) is None else self.penalty
         if isinstance(price, bool) or not isinstance(price, int | float) or not math.isfinite(price) or price < 0:
             raise RewardError(
                 f"the penalty of a violation must be a finite number, 0 or more, not {price!r}",
@@ -66,10 +64,23 @@ class PolicyViolation:
             )
         self.penalty = float(price)
 
+    @property
+    def blocks(self) -> bool:
+        """Whether the act was blocked."""
+        return bool(self.action_blocked) or self.violation_type is PolicyViolationType.BLOCKED
+
 
 def severity_of(severity: object) -> str:
-    """The severity in lower case. Raises `RewardError` for one that does not exist."""
-    written = severity.strip().lower() if isinstance(severity, str) else severity
-    if written not in tuple(Severity):
-        raise RewardError(f"severity {severity!r} is unknown", hint=f"write {', '.join(reversed(Severity))}")
-    return str(written)
+    """The severity as text, in lower case."""
+    return str(getattr(severity, "value", severity)).strip().lower()
+
+
+def known_severity(severity: object) -> str:
+    """The severity that ``severity`` is weighed as: one that does not exist as medium."""
+    written = severity_of(severity)
+    return written if written in SEVERITY_PENALTIES else Severity.MEDIUM.value
+
+
+def default_penalty(severity: object) -> float:
+    """What a violation of this severity costs."""
+    return SEVERITY_PENALTIES[known_severity(severity)]

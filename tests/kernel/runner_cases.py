@@ -15,7 +15,8 @@ from lgov_core.types import Rollout
 
 
 def violation(severity: str = "high", *, blocked: bool = True) -> PolicyViolation:
-    return PolicyViolation(PolicyViolationType.BLOCKED, "test", "found", severity, action_blocked=blocked)
+    kind = PolicyViolationType.BLOCKED if blocked else PolicyViolationType.WARNED
+    return PolicyViolation(kind, "test", "found", severity, action_blocked=blocked)
 
 
 class ForeignKernel:

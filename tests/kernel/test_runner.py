@@ -14,7 +14,7 @@ from kernel_cases import DROP, sql
 from runner_cases import ForeignKernel, violation
 
 from lgov_core import AuditLog, Effect, KernelSpace, Outcome, RolloutScope, SQLPolicy
-from lgov_core.errors import ArgumentError, KernelError
+from lgov_core.errors import KernelError
 from lgov_core.policies import ConstantPolicy
 from lgov_core.runner import (
     AgentOSRunner,
@@ -145,9 +145,8 @@ async def test_violations_are_logged_unless_switched_off(kernel: KernelSpace, ca
     assert caplog.text.count("policy violation") == 1
 
 
-async def test_an_unknown_mode_is_refused(kernel: KernelSpace) -> None:
-    with pytest.raises(ArgumentError, match="mode"):
-        await GovernedRunner(kernel).step("SELECT 1", mode="test")  # type: ignore[arg-type]
+async def test_any_mode_is_kept_on_the_rollout(kernel: KernelSpace) -> None:
+    assert (await GovernedRunner(kernel).step("SELECT 1", mode="test")).mode == "test"
 
 
 def test_a_rollout_sums_its_own_penalties() -> None:

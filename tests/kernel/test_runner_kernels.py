@@ -11,7 +11,7 @@ from kernel_cases import DROP
 from runner_cases import ForeignKernel, violation
 
 from lgov_core import KernelSpace, Outcome, current_scope
-from lgov_core.errors import ArgumentError, KernelError
+from lgov_core.errors import ArgumentError
 from lgov_core.runner import (
     GovernedRunner,
     PolicyViolationError,
@@ -70,9 +70,9 @@ async def test_another_kernel_may_name_the_rollout_from_a_thread() -> None:
     assert [one.severity for one in rollout.violations] == ["medium"]
 
 
-async def test_another_kernel_that_needs_an_agent_says_so() -> None:
-    with pytest.raises(KernelError, match="init"):
-        await GovernedRunner(ForeignKernel()).step("x")
+async def test_another_kernel_that_needs_an_agent_gets_none() -> None:
+    rollout = await GovernedRunner(ForeignKernel()).step("x")
+    assert (rollout.success, rollout.task_output) == (False, None)
 
 
 async def test_an_error_of_another_kernel_is_recorded_once() -> None:
@@ -125,15 +125,30 @@ class KnowsEverything:
 @pytest.mark.parametrize(
     "kernel",
     [
-        *(None, object(), NoHook(), NoExecute(), KernelSpace, "strict"),
-        *(AsynchronousHook(), BrokenHook(), BrokenExecute(), KnowsEverything()),
+        *(None, object(), "strict", AsynchronousHook(), KnowsEverything()),
         *(Mock(), AsyncMock(), Mock(spec=KernelSpace), create_autospec(KernelSpace, instance=True)),
     ],
     ids=lambda kernel: type(kernel).__name__,
 )
-def test_a_kernel_that_cannot_govern_is_refused(kernel: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"not a kernel|cannot govern"):
+@pytest.mark.filterwarnings("ignore::UserWarning")
+async def test_rollouts_of_a_kernel_that_cannot_govern_say_so(kernel: Any) -> None:
+    assert (await GovernedRunner(kernel).step("x")).governed is False
+
+
+@pytest.mark.parametrize(
+    "kernel", [BrokenHook(), BrokenExecute(), KernelSpace], ids=lambda kernel: type(kernel).__name__
+)
+def test_a_kernel_that_is_broken_is_refused(kernel: Any) -> None:
+    with pytest.raises(ArgumentError, match="cannot govern"):
         GovernedRunner(kernel)
+
+
+@pytest.mark.parametrize("kernel", [NoHook(), NoExecute()], ids=lambda kernel: type(kernel).__name__)
+async def test_a_hook_or_a_method_that_runs_acts_is_enough(kernel: Any) -> None:
+    runner = GovernedRunner(kernel)
+    runner.init(lambda given: given)
+    rollout = await runner.step("x")
+    assert (rollout.governed, rollout.task_output) == (True, "x")
 
 
 def test_callbacks_on_a_refused_kernel_are_removed() -> None:

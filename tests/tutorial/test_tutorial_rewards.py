@@ -137,7 +137,7 @@ def test_3_6_a_composite_is_a_weighted_sum(scored: dict[str, Any]) -> None:
 def test_3_7_the_factory(scored: dict[str, Any]) -> None:
     run(FACTORY, scored)
     assert scored["reward_fn"](scored["good"]) == 10.85
-    assert scored["reward_fn"](scored["bad"]) == -200.0
+    assert scored["reward_fn"](scored["bad"]) == -100.0  # the documented floor
 
 
 # ---------------------------------------------------------------------- 4. RewardConfig
@@ -191,4 +191,4 @@ def test_4_the_reference_shows_the_defaults(scored: dict[str, Any]) -> None:
         name: lgov_core.PolicyReward(None, None, scored[name])(scored["bad"])
         for name in ("conservative", "config", "lenient")
     }
-    assert scores == {"conservative": -200.0, "config": -100.0, "lenient": -50.0}
+    assert scores == {"conservative": -100.0, "config": -100.0, "lenient": -50.0}
