@@ -207,11 +207,14 @@ def test_a_denied_rollout_can_be_looked_at(demo: tuple[Path, dict[str, Any]]) ->
     assert "compliance" in words
 
 
-def test_the_doctor_finds_nothing_in_it(demo: tuple[Path, dict[str, Any]]) -> None:
+def test_the_doctor_examines_all_of_it_and_finds_no_cheating(demo: tuple[Path, dict[str, Any]]) -> None:
+    """A warm start this short may be too weak to learn from, which is a finding; a governed run never cheats."""
     run = demo[0] / "seed0-governed"
     report = json.loads(lgov("doctor", str(run), "--json").stdout)
-    assert (report["findings"], report["not_examined"]) == ([], {})
-    assert report["updates"] == 2
+    assert report["not_examined"] == {}
+    assert len(report["checked"]) == 12
+    found = {one["name"] for one in report["findings"]}
+    assert not found & {"violations-rising", "tool-rewards-farmed", "advantages-from-air-alone"}
 
 
 def test_a_policy_is_suggested_from_what_it_recorded(demo: tuple[Path, dict[str, Any]]) -> None:
