@@ -44,6 +44,7 @@ def test_a_rollout_is_one_row_with_a_mask_over_what_others_said() -> None:
         "logprobs": [[-0.5, 0.0, -0.25, -0.125], [-0.5]],
         "task_id": ["task", "task"],
         "rollout_id": ["r1", "r2"],
+        "held_out": [False, False],
         "reward_air": [0.5, 0.0],
         "reward_task": [1.0, 0.5],
     }
