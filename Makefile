@@ -68,7 +68,7 @@ test-vllm: $(VENV)/.tools $(VLLM)/.installed ## Sample and train with a real vLL
 	@VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python -m pytest tests/vllm $(ARGS)
 
 test-confined: $(VENV)/.tools ## Run the tests of agents, examples, workers and the demo inside the box of lgov run --confine.
-	@$(BIN)/python -m pytest --lgov-confine -n 2 --dist loadfile $(CONFINED) $(ARGS)
+	@$(BIN)/python -m pytest --lgov-confine -n 2 --dist loadfile --reruns 1 --reruns-delay 2 $(CONFINED) $(ARGS)
 
 check: $(VENV)/.tools ## Check style, types and the layers of the code.
 	@echo "ruff check"; $(BIN)/ruff check --quiet .
