@@ -38,7 +38,7 @@ _NO_FAMILY: Final = 0xFFFF  # matches no socket
 _TYPE_MASK: Final = 0xF  # of a socket; the rest is SOCK_CLOEXEC and SOCK_NONBLOCK
 #: Where sending calls have their flags.
 _FLAGS_OF: Final = {"sendto": 3, "sendmsg": 2, "sendmmsg": 3}
-_SET_ID: Final = 0o6000  # S_ISUID and S_ISGID, which make a file run as its owner, whoever starts it
+_SET_ID: Final = 0o6000  # S_ISUID and S_ISGID, which make a file run as its owner or group
 _CREATES: Final = 0o100 | 0o20000000  # O_CREAT and __O_TMPFILE of asm-generic/fcntl.h: without them a mode is not read
 #: Where calls have the mode of a file, and where the flags that say whether it is read.
 _MODE_OF: Final = {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "creat": 1, "mknod": 1, "mknodat": 2}

@@ -137,7 +137,7 @@ class PolicyReward:
             self._penalties = 0.0
 
     def _base(self, rollout: Any) -> tuple[Sequence[Any] | None, float]:
-        """The violations of a rollout, None where nobody knows them, and its base reward, both checked."""
+        """The violations of a rollout, None where they are unknown, and its base reward, both checked."""
         violations = _listed(getattr(rollout, "violations", None))
         if violations is None:
             recent: Any = getattr(self.kernel, "get_recent_violations", None)

@@ -72,7 +72,7 @@ class VllmEngine(TokenEngine):
         await asyncio.gather(*self._chores, return_exceptions=True)
 
     def figures(self) -> dict[str, int]:
-        """What became of the server since it was started: ``restarts`` of it, and calls ``lost`` with it."""
+        """Counts since the start: ``restarts`` of the server, and calls ``lost`` with it."""
         return {"vllm_restarts": self.policy.server.restarts, "vllm_calls_lost": self.lost}
 
     def readings(self) -> Iterable[Reading]:
@@ -114,7 +114,7 @@ class VllmEngine(TokenEngine):
             self.lost += 1
             raise UpstreamError(f"vLLM did not answer: {type(error).__name__} {error}", hint="ask again") from error
         if response.status == 404 and version is self.policy.current:
-            # A server that somebody else started again, without our weights: it has answered nothing with others.
+            # An attached server was restarted without our weights; no call was answered with others.
             self.lost += 1
             await asyncio.to_thread(self.policy.reload)
             raise UpstreamError("vLLM had lost the weights, which are loaded again", hint="ask again")

@@ -271,7 +271,7 @@ class VllmServer:
 
 
 class AttachedVllm:
-    """A vLLM that somebody else keeps, at ``url``. Its base model must be the one that is named; it must read our folders."""
+    """A vLLM that runs at ``url`` already. Its base model must be the one that is named; it must read our folders."""
 
     def __init__(self, url: str, *, key: str | None = None, start_s: float = 600.0) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
@@ -297,7 +297,7 @@ class AttachedVllm:
         return True
 
     def on_start(self, load: Callable[[], None]) -> None:
-        """Does nothing: nobody says when it has started again. `VllmPolicy` notices that its weights are missing."""
+        """Does nothing: restarts of an attached server are not announced. `VllmPolicy` notices that its weights are missing."""
 
     def wait(self) -> int:
         """Blocks until the server answers."""
