@@ -51,6 +51,7 @@ def token_columns(
     row = trained.of_call.get((found.response_id, found.choice))
     advantages = None if row is None else row.advantages
     mask = (1,) * len(reply) if row is None else row.response_mask
+    entropy = _entropy(found)
     return {
         "rollout_id": rollout_id,
         "attempt": attempt,
@@ -65,7 +66,7 @@ def token_columns(
         "logprobs": _cut((None,) * len(prompt), found.logprobs or (None,) * len(reply), first, last),
         "advantages": None if advantages is None else _cut((None,) * len(prompt), advantages, first, last),
         "advantage_source": None if advantages is None else trained.source,
-        "entropy": None,
+        "entropy": None if entropy is None else _cut((None,) * len(prompt), entropy, first, last),
         "weights_version": found.weights_version,
         "temperature": found.temperature,
         "top_p": found.top_p,
@@ -81,6 +82,24 @@ def _cut(prompt: Sequence[Any], reply: Sequence[Any], first: int, last: int) -> 
     """Both parts together from ``first`` to ``last``; what is not finite becomes None."""
     values = [*prompt[first:last], *reply[max(first - len(prompt), 0) : max(last - len(prompt), 0)]]
     return [None if isinstance(one, float) and not math.isfinite(one) else one for one in values]
+
+
+def _entropy(call: CapturedCall) -> list[float | None] | None:
+    """Of each token of a reply the entropy over the likeliest tokens that its server listed (``top_logprobs``), in nats; what
+    these leave of the probability counts as one more token. None where the reply lists none.
+    """
+    try:
+        choice = next(one for one in call.response["choices"] if one.get("index", 0) == call.choice)
+        listed = [[float(top["logprob"]) for top in one["top_logprobs"]] for one in choice["logprobs"]["content"]]
+    except (AttributeError, LookupError, StopIteration, TypeError, ValueError):  # a server may answer anything
+        return None
+    if not any(listed) or len(listed) != len(call.response_ids or ()):
+        return None
+    return [_entropy_of([math.exp(min(one, 0.0)) for one in tops]) if tops else None for tops in listed]
+
+
+def _entropy_of(shares: Sequence[float]) -> float:
+    return -math.fsum(one * math.log(one) for one in (*shares, 1.0 - math.fsum(shares)) if one > 0.0)
 
 
 def _shared(prompt: tuple[int, ...], earlier: Sequence[CapturedCall]) -> int:
