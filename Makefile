@@ -34,7 +34,7 @@ CONFINED := tests/langchain tests/autogen tests/openai_agents tests/openai tests
 	tests/e2e/test_examples.py tests/e2e/test_lgov_run.py tests/e2e/test_pytest_plugin.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo view-demo test test-all test-confined test-matrix test-verl test-vllm check bench bench-peer clean
+.PHONY: help demo view-demo test test-all test-confined test-matrix test-verl test-vllm check docs bench bench-peer clean
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z-]*\): .*## /\1	/p' $(MAKEFILE_LIST) | expand -t 8
@@ -75,6 +75,10 @@ check: $(VENV)/.tools ## Check style, types and the layers of the code.
 	@echo "ruff format --check"; $(BIN)/ruff format --quiet --check --diff .
 	@echo "pyright"; $(BIN)/pyright --pythonpath $(BIN)/python
 	@echo "lint-imports"; $(BIN)/lint-imports
+	@$(MAKE) --no-print-directory docs
+
+docs: $(VENV)/.tools ## Build the documentation site into site/; a warning is an error.
+	@echo "docs"; $(BIN)/zensical build --strict --clean
 
 bench: $(VENV)/.tools $(PEER)/.installed $(OBSERVER)/.installed ## Measure decisions, adapters, store, transitions, endpoint and updates, beside their peers.
 	@$(PEER)/bin/python -m tests.bench.decisions $(ARGS)
