@@ -95,7 +95,7 @@ class Client:
         found by name). ``policy`` is a policy file under which installed frameworks are governed; without one agents
         are only watched. With ``air_enabled`` the AIR rules in use (`lgov_core.air`), or the built-in values, reward
         single calls. With ``confine`` each worker process runs in a box of its own, by the rules of the policy file, or
-        the preset ``workspace`` without one; its record is kept outside (`docs/confinement.md`).
+        the preset ``workspace`` without one; its record is kept outside (`docs/how-to/confinement.md`).
 
         Continues the server's unfinished run if there is one. An attempt whose worker crashed or hung is tried again.
         Raises `TrainError` when the server cannot continue or the agent returns no rewards, `ClientError` when the

@@ -62,7 +62,7 @@ class AirPlugin:
     reached again earns nothing. When the attempt ends, what remains of Φ is taken back: by a reward on
     the attempt, which falls to its last call, or with several agents on the last call of each agent that was paid. So the
     ``air`` of a whole attempt sums to 0 whatever was called: no policy is better or worse for it, and which policies are
-    best does not change. What AIR adds is *when* something was gained: see docs/rewards.md for which credit
+    best does not change. What AIR adds is *when* something was gained: see docs/how-to/rewards.md for which credit
     schemes make use of that.
 
     Rules that are not shaped pay each call anew, up to ``cap`` in absolute sum over the attempt. Denials are in the
