@@ -29,6 +29,7 @@ def window(tmp_path: Path) -> Generator[Served]:
 
 
 def test_a_store_that_is_locked_says_so_and_comes_back(tmp_path: Path, page: Any) -> None:
+    page.set_default_timeout(60_000)  # a store is waited for
     with recording(tmp_path / "run") as run:
         run.rollout("ro_0", "task-0")
     with closing(sqlite3.connect(tmp_path / "run" / "store.sqlite", isolation_level=None)) as holder:
@@ -48,7 +49,7 @@ def test_a_store_that_is_moved_away_says_so_and_comes_back(window: Served, page:
     window.open(page, "#/tasks")
     expect(page.locator("main [data-row]")).to_have_count(8)
     store.rename(away)
-    expect(page.get_by_role("alert").first).to_contain_text("is gone")
+    expect(page.get_by_role("alert").first).to_contain_text("there is no trace store")
     away.rename(store)
     expect(page.get_by_role("alert")).to_have_count(0)
     expect(page.locator("main [data-row]")).to_have_count(8)

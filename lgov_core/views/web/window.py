@@ -73,6 +73,8 @@ class Window:
                             audit=self._options.audit or found.audit,
                             approvals=tuple(dict.fromkeys((*self._options.approvals, *found.approvals))),
                         )
+                    if known is not None and known.source.store is not None and found.store is None:
+                        continue  # its store is gone, which it says itself
                     if known is None or known.source != found:
                         self._open[found.source_id] = Shown(found, self._options)
                 self._looked_at = time.monotonic()
