@@ -67,10 +67,7 @@ class _Timeline:
         attempts = store.pages.attempts_of([view.rollout_id])
         own = next((row for row in attempts if row[1] == view.attempt), None)
         return {
-            "rollout_id": view.rollout_id,
-            "task_id": view.task_id,
-            "run_id": view.run_id,
-            "attempt": view.attempt,
+            **{name: getattr(view, name) for name in ("rollout_id", "task_id", "run_id", "attempt", "announced")},
             "attempts": [
                 {"attempt": number, "outcome": outcome or RUNNING, "started_at": started_at, "ended_at": ended_at}
                 for _, number, started_at, ended_at, outcome, _ in attempts
@@ -79,7 +76,6 @@ class _Timeline:
             "error": self._text(view.error, "error"),
             "input": self._text(view.input, "input"),
             "result": self._text(view.result, "result"),
-            "announced": view.announced,
             "started_at": None if own is None else own[2],
             "ended_at": None if own is None else own[3],
             "rewards": list(map(asdict, view.rewards)),
