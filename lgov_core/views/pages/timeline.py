@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any, Final
 
 from lgov_core.store import TraceStore
 from lgov_core.transitions import Finding
+from lgov_core.transitions.build import CUT_OFF
 from lgov_core.views.attempt_view import (
     AgentRun,
     AttemptView,
     ModelStep,
     RecordedDecision,
+    RewardLine,
     ToolStep,
     routine,
 )
@@ -24,8 +26,6 @@ from lgov_core.views.pages.trained import Trained
 
 #: Steps in one answer, at most.
 MOST_STEPS: Final = 500
-#: Ends of a reply at the limit of its tokens.
-CUT_OFF: Final = ("length", "max_tokens", "max_output_tokens", "MAX_TOKENS")
 #: Of a `ModelStep`, what is shown as it is.
 _OF_STEP: Final = (
     *("turn", "response_id", "choice", "model", "weights_version", "prompt_tokens", "response_tokens", "finish_reason"),
@@ -78,12 +78,12 @@ class _Timeline:
             "result": self._text(view.result, "result"),
             "started_at": None if own is None else own[2],
             "ended_at": None if own is None else own[3],
-            "rewards": list(map(asdict, view.rewards)),
-            "loose_rewards": list(map(asdict, view.loose_rewards)),
+            "rewards": list(map(_fields, view.rewards)),
+            "loose_rewards": list(map(_fields, view.loose_rewards)),
             **self._totals(),
             "loose_tools": [self._tool(one, f"loose_tools.{at}") for at, one in enumerate(view.loose_tools)],
             "decisions": [self._decision(one) for one in self._loose],
-            "agents": [{"id": run.span_id, **asdict(run)} for run in view.agents],
+            "agents": [{"id": run.span_id, **_fields(run)} for run in view.agents],
             "advantage_source": self._trained.source,
             "trained_step": self._trained.step,
             "diagnostics": [
@@ -129,7 +129,7 @@ class _Timeline:
             "wrote": self._text(step.wrote, f"steps.{at}.wrote"),
             "tools": [self._tool(one, f"steps.{at}.tools.{number}") for number, one in enumerate(step.tools)],
             "decisions": [self._decision(one) for one in self._of_call.get(step.response_id, ())],
-            "rewards": list(map(asdict, step.rewards)),
+            "rewards": list(map(_fields, step.rewards)),
             "has_tokens": step.captured and step.prompt_tokens is not None and step.response_tokens is not None,
             "advantage": None if trained is None else trained.credit,
             "return": None if trained is None else trained.value_to_go,
@@ -142,11 +142,15 @@ class _Timeline:
             "arguments": self._text(tool.arguments, f"{path}.arguments"),
             "decisions": [self._decision(one) for one in tool.decisions],
             "result": self._text(tool.result, f"{path}.result"),
-            "rewards": list(map(asdict, tool.rewards)),
+            "rewards": list(map(_fields, tool.rewards)),
         }
 
     def _decision(self, one: RecordedDecision) -> dict[str, Any]:
-        return {**asdict(one), "routine": routine(one), "rewritten": self._rewrites.get(one.decision_id or "")}
+        return {**_fields(one), "routine": routine(one), "rewritten": self._rewrites.get(one.decision_id or "")}
 
     def _text(self, value: Any, path: str) -> dict[str, Any] | None:
         return text_of(value, text_ref(self._view.rollout_id, self._view.attempt, path))
+
+
+def _fields(value: AgentRun | RecordedDecision | RewardLine) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name) for field in fields(value)}

@@ -10,9 +10,10 @@ from typing import Any, Final
 from lgov_core._util.prefixes import common_prefix
 from lgov_core.store import TraceStore
 from lgov_core.transitions import Finding
+from lgov_core.transitions.build import CUT_OFF
 from lgov_core.types import CapturedCall
 from lgov_core.views.attempt_builder import NotRecorded
-from lgov_core.views.pages.timeline import CUT_OFF, call_name
+from lgov_core.views.pages.timeline import call_name
 from lgov_core.views.pages.token_texts import TokenTexts
 from lgov_core.views.pages.trained import Trained
 

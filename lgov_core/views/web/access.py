@@ -38,6 +38,7 @@ class WindowAccess:
         on_new_token: Callable[[], None] | None = None,
     ) -> None:
         self._keys = keys
+        self.takes_key = keys is not None
         self._hosts = {"localhost", socket.gethostname().lower(), *(host.lower() for host in hosts)}
         self._on_new_token = on_new_token
         self._sessions: list[bytes] = []
@@ -67,11 +68,6 @@ class WindowAccess:
         for known in self._sessions:  # all of them, so that the time reveals nothing
             found |= hmac.compare_digest(given, known)
         return found or self.has_admin_key(request.headers)
-
-    @property
-    def takes_key(self) -> bool:
-        """Whether an admin key opens the window."""
-        return self._keys is not None
 
     def has_admin_key(self, headers: Headers) -> bool:
         """Whether a request has an admin key of the endpoint."""

@@ -67,11 +67,8 @@ def sides(window: Window, params: Params, query: Query) -> Any:
 
 def compared(window: Window, params: Params, query: Query) -> Any:
     """A page of a comparison."""
-    only, first, limit = (
-        query.choice("only", _CHANGES),
-        query.whole("cursor", 0, 0, 2**40),
-        query.whole("limit", 50, 1, 200),
-    )
+    only, limit = query.choice("only", _CHANGES), query.whole("limit", 50, 1, 200)
+    first = query.whole("cursor", 0, 0, 2**40)
     figures, pairs = window.comparison(query.needed("a"), query.needed("b"), query.text("channel") or "task")
     kept = [pair for pair in pairs if only in (None, pair["change"])]
     last = first + limit
