@@ -13,7 +13,7 @@ from lgov_core.hookspecs import hookimpl
 from lgov_core.reward.air.rules import AirRule, AirRules, Event, RuleSet
 from lgov_core.scope import RolloutScope
 from lgov_core.trace import semconv
-from lgov_core.types import Reward, Span, ToolOutcome
+from lgov_core.types import Effect, Reward, Span, ToolOutcome
 
 #: Statuses of a call that was itself wrong.
 _ERRORS: Final = frozenset({"error", "invalid_args", "unknown_tool"})
@@ -88,7 +88,7 @@ class AirPlugin:
 
     @hookimpl
     def lgov_reward(self, outcome: ToolOutcome) -> Sequence[Reward]:
-        """What a success, a failure or a denial earns; nothing for a timeout, a fault or a call that was cancelled."""
+        """What a success, a failure or a denial earns; nothing for a timeout, a fault, a call cancelled or not yet approved."""
         event = _event_of(outcome)
         if event is None:
             return []
@@ -255,8 +255,10 @@ def _event_of(outcome: ToolOutcome) -> Event | None:
         return "tool_success"
     if outcome.status in _ERRORS:
         return None if outcome.error_type in _STOPPED else "tool_failure"
-    if outcome.status == "denied" and not (outcome.decision is not None and outcome.decision.fault):
-        return "denied"
+    if outcome.status == "denied":
+        decision = outcome.decision
+        waits = decision is not None and decision.effect is Effect.ESCALATE  # nobody has decided yet
+        return None if decision is not None and (decision.fault or waits) else "denied"
     return None
 
 
