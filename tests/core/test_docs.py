@@ -16,7 +16,11 @@ from lgov_core.store import open_store
 from lgov_core.trace import semconv
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("examples/*/*.md"))]
+DOCUMENTS = [
+    path
+    for places in ("*.md", "docs/**/*.md", "examples/*/*.md", "evidence/*.md")
+    for path in sorted(ROOT.glob(places))
+]
 
 
 def blocks(path: Path, language: str) -> list[str]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
+ROOT = HERE.parent
 RESULTS = HERE / "results"
 FRAMEWORKS = ("lgov_langchain", "lgov_openai_agents", "lgov_autogen")
 PACKAGES = ("lgov", "torch", "transformers", "tokenizers", "numpy", "langchain", "langgraph", "openai", "sqlglot")
@@ -60,7 +60,7 @@ def provenance(command: str, options: Options) -> dict[str, Any]:
 
 def _commit() -> str:
     """The last commit that changed the code, marked where the code is not exactly that. Results and docs do not count."""
-    places = ["lgov_core", *FRAMEWORKS, ":(glob)examples/05_evidence/*.py", "examples/05_evidence/settings"]
+    places = ["lgov_core", *FRAMEWORKS, ":(glob)evidence/*.py", "evidence/settings"]
     try:
         log = ["git", "log", "-1", "--format=%H", "--", *places]
         head = subprocess.run(log, cwd=ROOT, capture_output=True, text=True, check=True)

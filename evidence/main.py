@@ -1,8 +1,8 @@
 """Measures what lgov claims, one claim a command, and writes down what came out.
 
-    python examples/05_evidence/main.py governance|credit|air [--seeds N] [--quick]
-    python examples/05_evidence/main.py settings [--setting sql|retrieval|maths] [--seed N] [--quick] [--real]
-    python examples/05_evidence/main.py page       # puts the committed results into docs/evidence/results.md
+    python evidence/main.py governance|credit|air [--seeds N] [--quick]
+    python evidence/main.py settings [--setting sql|retrieval|maths] [--seed N] [--quick] [--real]
+    python evidence/main.py page       # puts the committed results into docs/evidence/results.md
 
 Governance, credit and air are modules of this folder with `run`, `tables` and `draw`; settings is a package.
 """
@@ -21,8 +21,9 @@ sys.path.insert(0, str(HERE))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from evidence import RESULTS, Options, provenance, write_result  # noqa: E402
 from page import write_page  # noqa: E402
+
+from evidence import RESULTS, Options, provenance, write_result  # noqa: E402
 
 
 def main(arguments: list[str]) -> int:
@@ -55,7 +56,7 @@ def main(arguments: list[str]) -> int:
         folder.resolve(),
         (given.results or (folder if given.quick else RESULTS)).resolve(),
     )
-    command = f"python examples/05_evidence/main.py {' '.join(arguments)}"
+    command = f"python evidence/main.py {' '.join(arguments)}"
     result = {**provenance(command, options), **module.run(options)}
     write_result(result, options, module.draw)
     print(module.tables(result))
