@@ -14,6 +14,7 @@ from lgov_core.scope import current_scope
 from lgov_core.types import Decision, Point
 from lgov_openai.actions import FRAMEWORK
 from lgov_openai.content import JSON, with_total_usage
+from lgov_openai.held_calls import HeldCalls
 from lgov_openai.http_messages import Reply, denial_response, read_reply, request_with, response_with
 from lgov_openai.protocol import Turn, rewritten_entries
 from lgov_openai.recording import Recording
@@ -40,6 +41,8 @@ class Exchange:
         self._send = send
         #: Whether a reply can be denied or changed; if not, the program gets it while it arrives, and unchanged.
         self._evaluates_reply = any(self._governor.evaluates(point) for point in _REPLY_POINTS)
+        #: Whether the program gets the text of a stream while it arrives: no policy reads it.
+        self._passes_text = not self._governor.reads_replies() and self._protocol.is_text_stream(self._body)
 
     def steps(self) -> Steps[Any]:
         """The response for the program. Raises `PolicyDenied` where a decision aborts the run."""
@@ -53,16 +56,28 @@ class Exchange:
 
     def _rounds(self, body: JSON, sent: Sequence[JSON], changed: bool) -> Steps[Any]:
         """Sends ``body``, and again with the denials while all calls of a reply are denied."""
+        call = self._model_call(body)
+        response = yield from self._ask(call, body, sent, changed, again=False)
+        if isinstance(response, Decision):
+            return self._denied(response)
+        if response.is_success and not response.is_closed:
+            if not self._evaluates_reply:
+                self._record_stream(call, response)
+                return response
+            if response.headers.get("content-encoding") in (None, "identity"):
+                self._hold_calls(call, response, body, sent)
+                return response
+        if self._evaluates_reply and not response.is_closed:
+            yield Step(response.read, response.aread)
+        return (yield from self._reply_rounds(call, response, body, sent))
+
+    def _reply_rounds(
+        self, call: ModelCall, response: Any, body: JSON, sent: Sequence[JSON], passed: Sequence[JSON] = ()
+    ) -> Steps[Any]:
+        """Evaluates the reply, and asks again while all its calls are denied. The program has got ``passed`` of it."""
         hidden: list[JSON] = []  # what the model wrote and read in the rounds before
         spent: list[JSON] = []  # the replies of these rounds
         while True:
-            call = ModelCall(self._governor, framework=FRAMEWORK, model=str(body.get("model") or "model"), native=body)
-            response = yield from self._ask(call, body, sent, changed, again=bool(spent))
-            if isinstance(response, Decision):
-                return self._denied(response, spent)
-            if not self._evaluates_reply and response.is_success and not response.is_closed:
-                self._record_stream(call, response)
-                return response
             reply = self._read(call, response)
             evaluated = yield from self._evaluate_reply(call, reply)
             if evaluated is None or reply.content is None or not self._evaluates_reply:
@@ -73,9 +88,16 @@ class Exchange:
                 hidden.extend([*reply.turns[0].entries, *denials])
                 spent.append(reply.content)
                 body = self._protocol.continued(body, sent, reply.content, reply.turns[0], denials)
-                sent, changed = self._protocol.entries(body), True
+                sent = self._protocol.entries(body)
+                call = self._model_call(body)
+                response = yield from self._ask(call, body, sent, True, again=True)
+                if isinstance(response, Decision):
+                    return self._denied(response, spent)
                 continue
-            return (yield from self._deliver(call, reply, evaluated, hidden, spent))
+            return (yield from self._deliver(call, reply, evaluated, hidden, spent, passed))
+
+    def _model_call(self, body: JSON) -> ModelCall:
+        return ModelCall(self._governor, framework=FRAMEWORK, model=str(body.get("model") or "model"), native=body)
 
     def _ask(
         self, call: ModelCall, body: JSON, sent: Sequence[JSON], changed: bool, *, again: bool
@@ -103,7 +125,7 @@ class Exchange:
         try:
             with call.span.active(model=self._governor):
                 response = yield from self._send(request)
-                if self._evaluates_reply:
+                if self._evaluates_reply and (again or not self._passes_text):
                     yield Step(response.read, response.aread)
         except BaseException as error:
             call.failed(error)
@@ -138,6 +160,15 @@ class Exchange:
             return read_reply(arrived, self._protocol, partial=True)
 
         Recording(response, (current_scope(), self._evaluation.digest), read, conclude, self._memory.recordings)
+
+    def _hold_calls(self, call: ModelCall, response: Any, body: JSON, sent: Sequence[JSON]) -> None:
+        """Lets the program read the text of the reply while it arrives, and the rest once it has been evaluated."""
+
+        def finish(whole: Any, passed: Sequence[JSON]) -> Steps[Any]:
+            return (yield from self._reply_rounds(call, whole, body, sent, passed))
+
+        key = (current_scope(), self._evaluation.digest)
+        HeldCalls(response, key, self._protocol.is_text, finish, call.failed, self._memory.recordings)
 
     def _evaluate_reply(
         self, call: ModelCall, reply: Reply, error: BaseException | None = None
@@ -174,6 +205,7 @@ class Exchange:
         evaluated: Sequence[EvaluatedTurn],
         hidden: Sequence[JSON],
         spent: Sequence[JSON],
+        passed: Sequence[JSON],
     ) -> Steps[Any]:
         """Evaluates what is left as the output, remembers what the program does not get, and returns the rest."""
         assert reply.content is not None
@@ -191,6 +223,8 @@ class Exchange:
                     one = replace(one, turn=denial, replaced=True)
                 elif decision.text is not None:
                     one = replace(one, turn=self._protocol.with_turn_text(one.turn, decision.text))
+            if passed:
+                one = replace(one, turn=self._protocol.turn_after(passed, one.turn))
             delivered.append(one.turn)
             self._remember(reply.content, turn, one, hidden)
         if not spent and all(given == turn for given, turn in zip(delivered, reply.turns, strict=True)):
@@ -198,8 +232,10 @@ class Exchange:
             if not (reply.events and calls):
                 return reply.response
             # Rewritten, so that the program assembles exactly the calls that were evaluated, from whatever event.
-            return response_with(reply, reply.content, self._protocol, self._body)
-        content = with_total_usage(self._protocol.with_turns(reply.content, delivered), spent)
+            content = self._protocol.reply_after(passed, reply.content)
+            return response_with(reply, content, self._protocol, self._body)
+        content = self._protocol.with_turns(reply.content, delivered)
+        content = with_total_usage(self._protocol.reply_after(passed, content), spent)
         return response_with(reply, content, self._protocol, self._body)
 
     def _remember(self, content: JSON, turn: Turn, one: EvaluatedTurn, hidden: Sequence[JSON]) -> None:

@@ -106,6 +106,7 @@ class PolicySet:
         self.mode: SetMode = mode
         self.name = name
         self.version = version
+        self.reads_replies = any(rule.reads_replies for rule in self.rules)
         self.bounded = all(rule.bounded for rule in self.rules)
         self.digest = digest if digest is not None else digest_of(self.rules, default, mode, name, version)
         self._by_name = {point: _RulesByName(self.rules, point) for point in Point}
