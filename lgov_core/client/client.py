@@ -23,6 +23,7 @@ from lgov_core.client.wire import ENDED, PROTOCOL, Assignment, Report
 from lgov_core.client.workers import Done, ProcessWorkers, ThreadWorkers, Workers
 from lgov_core.errors import ArgumentError, ClientError, LgovError, TaskError, TrainError
 from lgov_core.reward import AirRules, RuleSet, air
+from lgov_core.train.loop.time_spent import time_spent
 from lgov_core.types import new_id
 
 #: Bytes of tasks in one request, about: servers take bodies of 8 MiB.
@@ -286,6 +287,8 @@ def _run(session: _Session, workers: Workers, display: Display) -> TrainResult:
         raise TrainError("the training was stopped at the server", hint="train again to continue")
     result = TrainResult(session.run_id, tuple(session.metrics), dict(session.counts), str(progress.get("folder", "")))
     display.say(str(result))
+    if (spent := time_spent(result.metrics)) is not None:
+        display.say(str(spent))
     return result
 
 

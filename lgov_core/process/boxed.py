@@ -9,9 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shutil
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -50,22 +48,23 @@ def enter_box(
             f"confinement needs Linux, and this is {sys.platform}",
             hint="run it in a Linux container or virtual machine",
         )
+    from lgov_core.confine.private_folder import make_private_folder
     from lgov_core.policies.confinement import preset_rules
 
     options, confined = _settled(options)
     rules = preset_rules(preset or "workspace", Path.cwd()) if confined is None else confined.with_preset(preset)
-    private = Path(tempfile.mkdtemp(prefix="lgov-box-"))
+    private = make_private_folder()
     try:
-        placed = _start(rules, options, confined, private, strict=strict, program=program)
+        placed = _start(rules, options, confined, private.path, strict=strict, program=program)
     except BaseException:
-        shutil.rmtree(private, ignore_errors=True)
+        private.remove()
         raise
     if isinstance(placed, RunOptions):
         return placed
     try:
         return _run_outside(*placed, options, confined)
     finally:
-        shutil.rmtree(private, ignore_errors=True)
+        private.remove()
 
 
 def _settled(options: RunOptions) -> tuple[RunOptions, ConfinedPolicy | None]:

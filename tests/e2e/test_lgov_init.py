@@ -63,7 +63,8 @@ def test_init_keeps_what_is_there_and_names_its_tools(tmp_path: Path) -> None:
 def test_a_shadow_run_becomes_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     lgov("init", "--framework", "openai")
-    (tmp_path / "policy.yaml").write_text("version: 1\nmode: shadow\nrules:\n  - {name: all, use: allow}\n")
+    policy = (tmp_path / "policy.yaml").read_text().replace("mode: enforce", "mode: shadow")
+    (tmp_path / "policy.yaml").write_text(policy.replace("tools: [delete_note]", "tools: [drop_note]"))
     assert lgov_run(tmp_path, "python", "agent.py").returncode == 0
     done = lgov("policy", "init", "made.yaml", "--from", ".lgov/traces.db")
     assert done.exit_code == 0, done.output
