@@ -138,8 +138,8 @@ def _installed_command(command: Sequence[str]) -> Invocation | None:
 def _check_interpreter(command: Sequence[str]) -> None:
     word = command[0]
     if (
-        command[1:2] == ["run"] and _PYTHON.fullmatch(word) is None
-    ):  # uv, poetry, pdm, hatch: they choose the environment
+        list(command[1:2]) == ["run"] and _PYTHON.fullmatch(word) is None
+    ):  # uv, poetry, pdm: they choose the environment
         program = " ".join(command[2:]) or "agent.py"
         python = "python " if program.split()[0].endswith(".py") else ""
         raise InstrumentationError(
