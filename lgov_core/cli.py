@@ -8,6 +8,7 @@ import lgov_core
 from lgov_core.commands.group import Commands, Exit, LazyGroup, exit_status
 
 _COMMANDS: Commands = {
+    "init": ("Write a policy, settings and a small agent to start from.", "init:init"),
     "run": ("Run an unedited Python program under policy.", "run:run"),
     "serve": ("Serve the training endpoint (OpenAI-compatible).", "serve:serve"),
     "train": ("Train a model on an agent's rollouts.", "train:train"),

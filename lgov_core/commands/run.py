@@ -75,14 +75,17 @@ def run(
 
     \b
       lgov run --policy policy.yaml -- python agent.py arguments
-      lgov run --policy policy.yaml -- python -m package
+      lgov run --policy policy.yaml -- python -O -m package
+      lgov run --policy policy.yaml -- uvicorn app:app
 
     The agents of every framework that lgov can govern are governed; each decision is committed to the audit record
     before the act. If the policy is missing or broken, or a framework cannot be governed, the program is not run. At the
     end a report on standard error says what was covered, and which known gaps the program came near.
     """  # noqa: D301 - click wants the control character
+    from lgov_core.process.invocation import restart_with_options
     from lgov_core.process.run import RunOptions, run_program
 
+    restart_with_options(command)
     try:
         settings = load_settings(flags)
     except LgovError as error:

@@ -211,15 +211,16 @@ def make_folder(folder: Path) -> None:
         raise InstrumentationError(f"the folder {folder} for the audit record cannot be made: {error}") from error
 
 
-def policy_in(folder: Path) -> Path:
-    """The policy file that lies in ``folder``. Raises `InstrumentationError` when there is none."""
+def policy_in(folder: Path, program: str) -> Path:
+    """The policy file in ``folder``, which is the ``program``'s. Raises `InstrumentationError` when there is none."""
     for name in ("policy.yaml", "policy.yml"):
         if (path := folder / name).is_file():
             return path
+    file = program if program.endswith(".py") else "FILE"
     raise InstrumentationError(
         f"no policy was given and there is no policy.yaml in {folder}",
-        hint="lgov policy init --agent FILE writes one that names the tools of a program, lgov init one with an agent to try;"
-        " name another with --policy",
+        hint=f"write one with the tools of the program: lgov policy init --agent {file}; or begin with an agent to try:"
+        " lgov init; or name a policy with --policy",
     )
 
 

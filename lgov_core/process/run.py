@@ -147,7 +147,7 @@ def _prepare(invocation: Invocation, scope: RolloutScope, options: RunOptions) -
     run.script = None if invocation.is_module else Path(invocation.target).resolve()
     run.process, run.guard = govern_process(
         ProcessOptions(
-            options.policy or policy_in(invocation.folder),
+            options.policy or policy_in(invocation.folder, invocation.target),
             options.audit or DEFAULT_AUDIT,
             options.store,
             options.timeout_s,

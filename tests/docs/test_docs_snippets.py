@@ -55,8 +55,6 @@ def test_a_program_is_python_and_what_it_imports_is_there(text: str) -> None:
 def test_a_command_is_there_with_its_options(text: str) -> None:
     for words in commands(text):
         match words:
-            case ["lgov", "init", *_] if "init" not in cli.commands:  # type: ignore[attr-defined]
-                pytest.skip("lgov init is not here yet")
             case ["lgov", *rest]:
                 check_command(cli, rest)
             case ["python", "-m", module, *_]:
