@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
-import os
 import re
 import shutil
 import subprocess
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lgov_core.errors import ModelError
+from lgov_core.models.cache import models_folder
 from lgov_core.models.chat_template import CHATML_TEMPLATE
 from lgov_core.models.language_model import LanguageModel, no_transformers_bars
 
@@ -37,18 +37,8 @@ _STALE_S = 24 * 3600.0
 
 
 def smollm2_folder(cache: Path | None = None) -> Path:
-    """Where `pull_smollm2` puts the model: under ``cache``, else ``$LGOV_CACHE``, else the user's cache folder."""
-    return (cache or _cache_from_environment()) / "models" / SMOLLM2
-
-
-def _cache_from_environment() -> Path:
-    if given := os.environ.get("LGOV_CACHE"):
-        return Path(given).expanduser()
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "lgov"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "lgov"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lgov"
+    """Where `pull_smollm2` puts the model (see `models_folder`)."""
+    return models_folder(cache) / SMOLLM2
 
 
 def pull_smollm2(
