@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import tomllib
 from contextlib import closing
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from lgov_core.cli import cli
 from lgov_core.commands.group import Exit, LazyGroup
@@ -17,6 +19,7 @@ from lgov_core.policies import load_policy_file
 from lgov_core.settings import Settings, load_settings
 from lgov_core.store import open_store
 from lgov_core.trace import semconv
+from lgov_core.transitions import read_store
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("examples/*/*.md"))]
@@ -53,7 +56,11 @@ def test_a_program_records_into_a_store_as_the_page_says(tmp_path: Path, monkeyp
     exec(compile(program, "store.md", "exec"), {})
     with closing(open_store("traces.sqlite")) as store:
         points = [span.attributes[semconv.POINT] for span in store.spans(["r2"])]
+        (rollout,) = read_store(store, ["r2"]).rollouts
     assert points == ["agent_startup", "agent_shutdown"]
+    assert rollout.task_id == "task-1"
+    (listed,) = json.loads(CliRunner().invoke(cli, ["traces", "list", "traces.sqlite", "--json"]).stdout)
+    assert listed["task_id"] == "task-1"
 
 
 def test_every_setting_is_documented_with_its_variable_and_default() -> None:

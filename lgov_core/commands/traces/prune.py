@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import time
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -11,37 +9,17 @@ from typing import TYPE_CHECKING
 import click
 
 from lgov_core.commands.group import Exit
-from lgov_core.commands.options import command, yes_option
+from lgov_core.commands.options import command, moment_option, yes_option
 from lgov_core.commands.output import write_json
 from lgov_core.commands.recorded import opened_store
 
 if TYPE_CHECKING:
     from lgov_core.store import Pruned
 
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
-
-
-def _moment(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
-    """Unix seconds of an age (``30d``, ``12h``), or of a date with or without a time (UTC by default)."""
-    if value is None:
-        return None
-    if ago := re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", value):
-        return time.time() - float(ago[1]) * _UNITS[ago[2]]
-    try:
-        when = datetime.fromisoformat(value)
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is neither an age (30d, 12h) nor a date (2026-01-31)") from None
-    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
-
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED)
 @click.argument("store")
-@click.option(
-    "--before",
-    metavar="WHEN",
-    callback=_moment,
-    help="Rollouts last active before an age (30d, 12h) or a date (2026-01-31).",
-)
+@moment_option("--before", "Rollouts last active before")
 @click.option("--run", "run_id", help="Rollouts of this run.")
 @click.option("--keep-last", type=click.IntRange(min=0), help="Keep the N most recently active rollouts.")
 @click.option("--dry-run", is_flag=True, help="List what would be deleted, and delete nothing.")
