@@ -36,8 +36,9 @@ OTHER_VARIABLES = frozenset({"LGOV_ROLLOUT_ID", "LGOV_ATTEMPT", "LGOV_CHILD", "L
 class Settings:
     """What one process of lgov works with. Load one with `load_settings`; it may be shared between threads.
 
-    ``policy`` is a policy file, ``audit`` the file of the audit record, ``redact`` the names of arguments whose values that
-    record does not keep, ``store`` a trace store (a path or an address),
+    ``policy`` is a policy file, ``audit`` the file of the audit record, ``audit_key`` the secret key that signs it, ``heads``
+    the file outside the record that its signed heads go to, ``redact`` the names of arguments whose values that
+    record does not keep, ``air`` a file of reward rules, ``store`` a trace store (a path or an address),
     ``endpoint`` the base URL of a training endpoint; None leaves the choice to the command. ``timeout_s`` (seconds)
     bounds a policy that does not promise bounded cost. ``cache`` is the folder for pulled models, ``models`` that
     of promoted ones. ``host`` and ``port``
@@ -48,7 +49,10 @@ class Settings:
 
     policy: Path | None = None
     audit: Path | None = None
+    audit_key: Path | None = None
+    heads: Path | None = None
     redact: tuple[str, ...] = ()
+    air: Path | None = None
     store: str | None = field(default=None, repr=False)  # it may hold a password; see `without_password`
     endpoint: str | None = None
     timeout_s: float = 2.0
@@ -273,7 +277,10 @@ def _seconds(raw: object, base: Path | None) -> float:
 _READ: Mapping[str, Callable[[object, Path | None], Any]] = {
     "policy": _path,
     "audit": _path,
+    "audit_key": _path,
+    "heads": _path,
     "redact": _names,
+    "air": _path,
     "store": _place,
     "endpoint": _url,
     "timeout_s": _seconds,
