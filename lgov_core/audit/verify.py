@@ -634,11 +634,13 @@ def in_words(report: VerifyReport) -> str:
         before = report.first_bad is not None and report.entries < report.first_bad
         right = f"\n{report.entries} entries{' before it' if before else ''} are right" if report.entries else ""
         return f"BROKEN{where}{problem}{right}"
-    lines = [f"ok: {report.entries} entries in {report.writers} chains, {report.erased} with erased texts"]
+    entries, chains = _counted(report.entries, "entry", "entries"), _counted(report.writers, "chain", "chains")
+    lines = [f"ok: {entries} in {chains}, {report.erased} with erased texts"]
     if not report.heads:
         lines.append("not signed: whoever can write the file can write it anew")
     else:
-        lines.append(f"signed: {report.signed} entries by {report.heads} heads, {report.unsigned} after the last head")
+        signed, heads = _counted(report.signed, "entry", "entries"), _counted(report.heads, "head", "heads")
+        lines.append(f"signed: {signed} by {heads}, {report.unsigned} after the last head")
         if not report.key_trusted:
             lines.append(f"the key {report.key} was not compared with one that you trust: give --key")
     if report.continues is not None:
@@ -650,6 +652,10 @@ def in_words(report: VerifyReport) -> str:
         if report.others:
             lines.append(f"{report.others} other records have heads there too: are they still where they were?")
     return "\n".join(lines)
+
+
+def _counted(count: int, one: str, several: str) -> str:
+    return f"{count} {one if count == 1 else several}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

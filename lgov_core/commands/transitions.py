@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import click
 
 from lgov_core._util.atomic_file import write_lines
+from lgov_core._util.plurals import counted
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import FILE, command, limit_option, rollouts_option
 from lgov_core.commands.output import rewards_text, write_table
@@ -133,12 +134,12 @@ def transitions(
     elif form is None:
         _show(rows, limit, chains=chains)
     everything = selection.everything and split != "held-out" and not (min_reward or max_reward)
-    _summarize(data, "" if everything else " selected")
+    _summarize(data, "" if everything else "selected ")
     measuring = sum(one.held_out for one in records.rollouts)
     if measuring and split == "train":
         click.echo(f"{measuring} held-out rollouts are left out; --split all takes them", err=True)
     if form is not None:
-        click.echo(f"{len(rows)} records for {form}", err=True)
+        click.echo(f"{counted(len(rows), 'record')} for {form}", err=True)
         for reason, count in sorted(left_out.items()):
             click.echo(f"  left out, {reason}: {count}", err=True)
     if strict and data.diagnostics:
@@ -288,10 +289,10 @@ def _show(rows: Sequence[dict[str, Any]], limit: int, *, chains: bool) -> None:
 
 
 def _summarize(data: TransitionSet, selected: str) -> None:
-    rollouts = len({(one.rollout_id, one.attempt) for one in data.transitions})
-    groups = len({one.task_id for one in data.transitions})
-    calls = len(data.transitions)
-    click.echo(f"{calls}{selected} calls of {rollouts} rollouts in {groups} groups", err=True)
+    calls = counted(len(data.transitions), f"{selected}call")
+    rollouts = counted(len({(one.rollout_id, one.attempt) for one in data.transitions}), "rollout")
+    groups = counted(len({one.task_id for one in data.transitions}), "group")
+    click.echo(f"{calls} of {rollouts} in {groups}", err=True)
     for name, count in sorted(data.counts().items()):
         click.echo(f"  {name}: {count}", err=True)
         for one in [one for one in data.diagnostics if one.finding.value == name][:_SHOWN]:

@@ -68,7 +68,7 @@ def test_audit_show_lists_it_among_the_denied(run: Run) -> None:
     assert "allow (would deny)" in line
     assert "never" in line
     assert "rm deletes" in line
-    assert "1 of 1 entries" in shown.stderr
+    assert "1 of 1 entry" in shown.stderr
     (entry,) = json.loads(run("audit", "show", "audit.db", "--denied", "--json").stdout)
     assert entry["name"] == "rm"
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from lgov_core._util.plurals import counted
 from lgov_core.commands.audit.selected import selection_options
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import PATH, command, limit_option
@@ -43,7 +44,7 @@ def show(path: Path, selection: Selection, denied: bool, limit: int, as_json: bo
         write_json([plain(entry) for entry in shown])
         return
     write_table(("#", "time", "what", "action", "answer", "why"), [_row(entry) for entry in shown])
-    click.echo(f"{len(shown)} of {len(entries)} entries", err=True)
+    click.echo(f"{len(shown)} of {counted(len(entries), 'entry', 'entries')}", err=True)
 
 
 def _row(entry: AuditEntry) -> tuple[object, ...]:
@@ -83,4 +84,4 @@ def export(path: Path, form: str, output: Path | None, after: int, selection: Se
         return
     count = write_lines(output, written, ExportError)
     about = {"file": str(output), "format": form, "entries": count}
-    write_result(about, f"wrote {count} entries to {output}", as_json=as_json)
+    write_result(about, f"wrote {counted(count, 'entry', 'entries')} to {output}", as_json=as_json)

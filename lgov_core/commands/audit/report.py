@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from lgov_core._util.plurals import counted
 from lgov_core.commands.audit.selected import selection_options
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import FILE, PATH, command
@@ -62,8 +63,9 @@ def report(path: Path, selection: Selection, html: Path | None, as_json: bool) -
 
 def _summary(found: AuditReport) -> str:
     counts = ", ".join(f"{found.decisions[effect]} {effect}" for effect in _columns(found)[1:])
+    decisions = counted(found.decisions.total(), "decision")
     when = f", from {found.first} to {found.last}" if found.first else ""
-    return f"{found.decisions.total()} decisions ({counts or 'none'}) in {found.entries} entries{when}"
+    return f"{decisions} ({counts or 'none'}) in {counted(found.entries, 'entry', 'entries')}{when}"
 
 
 def _columns(found: AuditReport) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
+from lgov_core._util.plurals import counted
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import command, limit_option, run_option
 from lgov_core.commands.output import rewards_text, write_json, write_table
@@ -63,7 +64,7 @@ def list_rollouts(store: str, run_id: str | None, outcome: str | None, limit: in
     named = ("rollout_id", "attempt", "task_id", "outcome", "seconds")
     rows = [(*(entry[name] for name in named), rewards_text(entry["rewards"])) for entry in entries]
     write_table(("rollout", "attempt", "task", "outcome", "seconds", "rewards"), rows)
-    click.echo(f"{len(shown)} of {len(found)} attempts", err=True)
+    click.echo(f"{len(shown)} of {counted(len(found), 'attempt')}", err=True)
 
 
 def _entry(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from lgov_core._util.plurals import counted
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import command, moment_option, yes_option
 from lgov_core.commands.output import write_json
@@ -61,7 +62,7 @@ def prune(
         return
     click.echo(f"{'would delete' if dry_run else 'deleted'} {_summary(pruned)}")
     if pruned.spared:
-        click.echo(f"{pruned.spared} rollouts wait or run and were spared")
+        click.echo(f"spared because they wait or run: {counted(pruned.spared, 'rollout')}")
 
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED)
@@ -73,9 +74,9 @@ def stats(store: str, as_json: bool) -> None:
     if as_json:
         write_json({**asdict(found), "queue": {state.value: count for state, count in found.queue.items()}})
         return
-    click.echo(f"{found.rollouts} rollouts, and {found.unannounced} that only calls, spans or rewards name")
-    click.echo(f"{found.attempts} attempts, {found.open_attempts} of them open")
-    click.echo(f"{found.calls} calls, {found.rewards} rewards, {found.spans} spans")
+    click.echo(f"{counted(found.rollouts, 'rollout')}, and {found.unannounced} that only calls, spans or rewards name")
+    click.echo(f"{counted(found.attempts, 'attempt')}, {found.open_attempts} of them open")
+    click.echo(", ".join(counted(getattr(found, f"{name}s"), name) for name in ("call", "reward", "span")))
     for state, count in sorted(found.queue.items()):
         click.echo(f"queue: {count} {state.value}")
     if found.oldest is not None and found.newest is not None:
@@ -84,10 +85,8 @@ def stats(store: str, as_json: bool) -> None:
 
 
 def _summary(pruned: Pruned) -> str:
-    return (
-        f"{pruned.rollouts} rollouts, {pruned.attempts} attempts, {pruned.calls} calls, {pruned.rewards} rewards,"
-        f" {pruned.spans} spans"
-    )
+    names = ("rollout", "attempt", "call", "reward", "span")
+    return ", ".join(counted(getattr(pruned, f"{name}s"), name) for name in names)
 
 
 def _date(at: float) -> str:
