@@ -36,7 +36,7 @@ CONFINED := tests/langchain tests/autogen tests/openai_agents tests/openai tests
 	tests/e2e/test_examples.py tests/e2e/test_lgov_run.py tests/e2e/test_pytest_plugin.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo view-demo test test-all test-confined test-matrix test-verl test-vllm test-install check bench bench-peer dist clean
+.PHONY: help demo view-demo test test-all test-confined test-matrix test-verl test-vllm test-install check docs reference bench bench-peer dist clean
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z-]*\): .*## /\1	/p' $(MAKEFILE_LIST) | expand -t 8
@@ -77,6 +77,13 @@ check: $(VENV)/.tools ## Check style, types and the layers of the code.
 	@echo "ruff format --check"; $(BIN)/ruff format --quiet --check --diff .
 	@echo "pyright"; $(BIN)/pyright --pythonpath $(BIN)/python
 	@echo "lint-imports"; $(BIN)/lint-imports
+	@$(MAKE) --no-print-directory docs
+
+docs: $(VENV)/.tools ## Build the documentation site into site/; a warning is an error.
+	@echo "docs"; $(BIN)/zensical build --strict --clean
+
+reference: $(VENV)/.tools ## Write the generated pages of docs/reference.
+	@$(BIN)/python -m tests.docs.reference_pages --write
 
 bench: $(VENV)/.tools $(PEER)/.installed $(OBSERVER)/.installed ## Measure decisions, adapters, store, transitions, endpoint and updates, beside their peers.
 	@$(PEER)/bin/python -m tests.bench.decisions $(ARGS)
@@ -110,7 +117,7 @@ dist: $(RELEASE)/.installed ## Build the wheel and the source distribution, chec
 	@ls -l dist
 
 clean: ## Remove .venv, .venv-* and everything that tools left behind; runs/ stays.
-	@rm -rf $(VENV) $(PEER) $(OBSERVER) $(LIGHTNING) $(LIGHTNING1) $(VERL) $(VLLM) $(RELEASE) .peers build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	@rm -rf $(VENV) $(PEER) $(OBSERVER) $(LIGHTNING) $(LIGHTNING1) $(VERL) $(VLLM) $(RELEASE) .peers build dist site .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@echo "removed .venv and caches"
 
@@ -127,7 +134,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 $(VENV)/.tools: $(VENV)/.installed
 	@echo "installing the tools for tests and checks"
-	@$(PIP) install -c constraints.txt --group dev
+	@$(PIP) install -c constraints.txt --group dev --group docs
 	@touch $@
 
 $(RELEASE)/.installed: pyproject.toml

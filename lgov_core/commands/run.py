@@ -43,7 +43,7 @@ from lgov_core.settings import load_settings
 @click.option(
     "--allow-ungoverned-children",
     is_flag=True,
-    help="Keep status 0 when the program started Python processes that were not governed. [default: status 78]",
+    help="Keep status 0 when the program started Python processes that were not governed. [default: status 78, but in a box]",
 )
 @click.option(
     "--content/--no-content", default=True, show_default=True, help="Keep prompts, arguments and results on spans."

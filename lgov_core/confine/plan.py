@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from lgov_core.confine.search import Found, matches, search
+from lgov_core.confine.search import Found, matches, name_globs, search
 from lgov_core.errors import InstrumentationError
 from lgov_core.policies.confinement import ConfinedPolicy, ConfineRules
 from lgov_core.policies.options import names
@@ -168,11 +168,11 @@ def _refuse_links(paths: Iterable[str], writable: Iterable[str]) -> None:
 
 def _hidden(rules: ConfineRules, found: Iterable[str], real: Mapping[str, bool]) -> Iterator[str]:
     """Real paths of what ``hide`` names, and of what was ``found``, as far as the box would show them."""
-    globs = [one for one in rules.hide if "/" not in one]
-    paths = [*found, *(one for one in rules.hide if "/" in one and os.path.exists(one))]
+    globs = name_globs(rules)
+    paths = [*found, *(one for one in rules.hide if os.path.isabs(one) and os.path.exists(one))]
     for folder in {path for path in sys.path if os.path.isdir(path) and not path.endswith("site-packages")}:
         with suppress(OSError):  # one that cannot be read shows nothing
-            paths += [os.path.join(folder, name) for name in os.listdir(folder) if matches(name, globs)]
+            paths += [os.path.join(folder, name) for name in os.listdir(folder) if matches(f"{folder}/{name}", globs)]
     for path in map(os.path.realpath, paths):
         if path not in real and any(_within(path, place) for place in real):
             yield path

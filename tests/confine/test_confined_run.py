@@ -215,21 +215,29 @@ def test_the_proxy_lets_the_named_hosts_through_and_records_all(workspace: Works
             f"c.set_tunnel({host!r}, {server.server_address[1]}); c.request('GET', '/')\n"
             "print(c.getresponse().read().decode())\n"
         )
+        unreadable = (
+            "s = socket.create_connection(os.environ['HTTPS_PROXY'][7:].split(':'))\n"
+            "s.sendall(b'CONNECT evil[x:443 HTTP/1.1\\r\\n\\r\\n'); print(s.recv(99).decode()[:12])\n"
+        )
         ran = workspace.run(
-            f"{FETCH}{tunnel}get('http://{place}/'); get('http://other.example/'); get('https://evil.example/')"
+            f"import socket\n{FETCH}{tunnel}get('http://{place}/'); get('http://other.example/'); get('https://evil.example/')"
+            f"\n{unreadable}"
         )
         server.shutdown()
     assert ran.output.splitlines()[:2] == ["hi", "hi"], ran.errors
     assert ran.output.splitlines()[2:] == [
         "HTTP Error 403: Refused",
         "<urlopen error Tunnel connection failed: 403 Refused>",
+        "HTTP/1.1 400",
     ]
-    assert ran.box["connections"] == {"allowed": {place: 2}, "denied": {"other.example:80": 1, "evil.example:443": 1}}
+    assert "Traceback" not in ran.errors
+    denied = {"other.example:80": 1, "evil.example:443": 1, "evil[x:443": 1}
+    assert ran.box["connections"] == {"allowed": {place: 2}, "denied": denied}
     record = workspace.folder / ".lgov" / "audit.db"
     log = AuditLog(record)
     decisions = [(entry.effect, entry.rule) for entry in log.entries() if entry.name == "connect"]
     log.close()
-    assert decisions == [("allow", place), ("allow", place), ("deny", "connect"), ("deny", "connect")]
+    assert decisions == [("allow", place)] * 2 + [("deny", "connect")] * 3
     assert verify(record).ok
 
 

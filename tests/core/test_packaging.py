@@ -18,7 +18,7 @@ import lgov_core
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-#: What the Makefile installs into .venv beside the group dev.
+#: What the Makefile installs into .venv beside the groups dev and docs.
 EXTRAS = re.findall(r'-e "\.\[(.+)\]"', (ROOT / "Makefile").read_text())[0]
 
 
@@ -47,8 +47,9 @@ def test_every_distribution_that_make_installs_is_pinned() -> None:
 
 
 def needed() -> set[str]:
-    """The names of everything that lgov with `EXTRAS` and the group ``dev`` brings to this interpreter."""
-    waiting = [Requirement(f"lgov[{EXTRAS}]"), *map(Requirement, PROJECT["dependency-groups"]["dev"])]
+    """The names of everything that lgov with `EXTRAS` and the groups ``dev`` and ``docs`` bring to this interpreter."""
+    groups = PROJECT["dependency-groups"]
+    waiting = [Requirement(f"lgov[{EXTRAS}]"), *map(Requirement, groups["dev"] + groups["docs"])]
     seen: set[tuple[str, str]] = set()
     while waiting:
         wanted = waiting.pop()

@@ -136,6 +136,8 @@ def test_names_that_stay_closed_are_closed_through_links_too(root: Path) -> None
         "x/_netrc",
         "secrets.yaml",
         "x-credentials.json",
+        "keys/server.pem",
+        "kubeconfig",
     ],
 )
 def test_names_that_stay_closed_unless_the_author_says_otherwise(root: Path, text: str) -> None:

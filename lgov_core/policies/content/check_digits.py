@@ -11,7 +11,7 @@ from typing import Final
 
 from lgov_core.policies.data import DataFile
 
-_DATA: Final = DataFile("lgov_core.policies.content", "pii.yaml")
+_DATA: Final = DataFile("lgov_core.policies.content", "pii_formats.yaml")
 _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _BECH32 = "qpzry9x8gf2tvdw0s3jn54khce6mua7l"
 _CF_ODD_OF_DIGIT = (1, 0, 5, 7, 9, 13, 15, 17, 19, 21)

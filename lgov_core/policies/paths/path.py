@@ -13,7 +13,7 @@ from typing import Any
 
 from lgov_core.errors import PolicyDenied, PolicyError
 from lgov_core.policies.base import BoundedPolicy, Unclear
-from lgov_core.policies.content.credential_names import CREDENTIAL_NAMES
+from lgov_core.policies.content.credential_names import SECRET_NAMES
 from lgov_core.policies.options import argument_names, names, string_tuple
 from lgov_core.policies.paths.path_text import plain_path
 from lgov_core.types import Action, Decision, Point, Severity
@@ -29,7 +29,7 @@ PATH_ARGUMENTS = names(
 #: Those that name nothing else, as ``path`` does in a JSON patch and ``source`` in a cell of a notebook.
 _NAMING_FILES = tuple(name for name in PATH_ARGUMENTS if "file" in name or "dir" in name or "folder_" in name)
 #: Names that stay closed although they lie inside a root, unless ``deny`` says otherwise: keys, credentials, history.
-DENIED_NAMES = (*CREDENTIAL_NAMES, *names(".git *.env *_history .gem/credentials .pulumi"))
+DENIED_NAMES = (*SECRET_NAMES, ".git")
 #: Templates and public keys, which are there to be read.
 _OPEN_NAMES = (
     *(".env.example", ".env.sample", ".env.template", ".env.dist", "id_*.pub"),

@@ -115,18 +115,21 @@ class Session:
         """Judges what a command does with its input: runs it as a program, or applies it."""
         use, stdin = call.entry.stdin, call.input
         named = bool(call.operands) and call.operands[0] != "-" and "-s" not in call.options
+        if use == "sql":  # the first operand is the database; what -cmd runs comes before the input
+            named = bool(call.words_of("sql")) and "-cmd" not in call.options
         if use == "always" and stdin != NO_INPUT:
             raise Refused("shell-program", f"{call.entry.name} would run what it reads; give it no input.")
         elif use == "applied":
             self._check_applied(call)
         elif use not in ("", "words", "always") and not named:
-            if ({"-c"} if use == "shell" else {"-c", "-m", "-e", "-p"}) & call.options:
+            if ({"-c"} if use == "shell" else {"-c", "-m", "-e", "-p"} if use != "sql" else set[str]()) & call.options:
                 return
             waits = use != "sql" and not call.checks and not {"--version", "-V", "-v"} & call.options
             if stdin == NO_INPUT and not waits:
                 return
             if stdin.source == "file" or UNKNOWN in "".join(stdin.values):
-                raise Refused("shell-program", f"{call.entry.name} would run what comes from elsewhere; name a file.")
+                instead = "write the statement out" if use == "sql" else "name a file"
+                raise Refused("shell-program", f"{call.entry.name} would run what comes from elsewhere; {instead}.")
             for text in stdin.values:
                 self._check(call, use, text)
 
