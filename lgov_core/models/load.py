@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from lgov_core.errors import ModelError
 from lgov_core.models.language_model import DETAILS_FILE, LanguageModel, no_transformers_bars
 from lgov_core.models.promoted import MODEL_FOLDER, promoted_folder
-from lgov_core.models.smollm2 import SMOLLM2, smollm2_folder
+from lgov_core.models.smollm2 import SMOLLM2, SMOLLM2_FORMAT, smollm2_folder
 from lgov_core.models.tiny import TINY, make_tiny
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ def load_model(
     details = _details(source) if local else {}
     if promoted is not None:
         details = {**details, "name": promoted.parent.name}
+    if os.fspath(name_or_path) == SMOLLM2:
+        details = {**details, "tool_format": SMOLLM2_FORMAT}  # one that an earlier lgov has pulled says another
     return LanguageModel(
         module,
         tokenizer,

