@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from markdown.extensions.toc import slugify
 
+from lgov_core.cli import cli
 from lgov_core.policies import load_policy_file
 from lgov_core.settings import load_settings
 from lgov_core.store import open_store
 from lgov_core.trace import semconv
+from lgov_core.transitions import read_store
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
@@ -56,7 +60,11 @@ def test_a_program_records_into_a_store_as_the_page_says(tmp_path: Path, monkeyp
     exec(compile(program, "store.md", "exec"), {})
     with closing(open_store("traces.sqlite")) as store:
         points = [span.attributes[semconv.POINT] for span in store.spans(["r2"])]
+        (rollout,) = read_store(store, ["r2"]).rollouts
     assert points == ["agent_startup", "agent_shutdown"]
+    assert rollout.task_id == "task-1"
+    (listed,) = json.loads(CliRunner().invoke(cli, ["traces", "list", "traces.sqlite", "--json"]).stdout)
+    assert listed["task_id"] == "task-1"
 
 
 def test_every_test_that_the_threat_model_names_is_there() -> None:

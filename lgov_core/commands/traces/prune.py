@@ -2,46 +2,25 @@
 
 from __future__ import annotations
 
-import re
-import time
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
 
+from lgov_core._util.plurals import counted
 from lgov_core.commands.group import Exit
-from lgov_core.commands.options import command, yes_option
+from lgov_core.commands.options import command, moment_option, yes_option
 from lgov_core.commands.output import write_json
 from lgov_core.commands.recorded import opened_store
 
 if TYPE_CHECKING:
     from lgov_core.store import Pruned
 
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
-
-
-def _moment(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
-    """Unix seconds of an age (``30d``, ``12h``), or of a date with or without a time (UTC by default)."""
-    if value is None:
-        return None
-    if ago := re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", value):
-        return time.time() - float(ago[1]) * _UNITS[ago[2]]
-    try:
-        when = datetime.fromisoformat(value)
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is neither an age (30d, 12h) nor a date (2026-01-31)") from None
-    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
-
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED)
 @click.argument("store")
-@click.option(
-    "--before",
-    metavar="WHEN",
-    callback=_moment,
-    help="Rollouts last active before an age (30d, 12h) or a date (2026-01-31).",
-)
+@moment_option("--before", "Rollouts last active before")
 @click.option("--run", "run_id", help="Rollouts of this run.")
 @click.option("--keep-last", type=click.IntRange(min=0), help="Keep the N most recently active rollouts.")
 @click.option("--dry-run", is_flag=True, help="List what would be deleted, and delete nothing.")
@@ -83,7 +62,7 @@ def prune(
         return
     click.echo(f"{'would delete' if dry_run else 'deleted'} {_summary(pruned)}")
     if pruned.spared:
-        click.echo(f"{pruned.spared} rollouts wait or run and were spared")
+        click.echo(f"spared because they wait or run: {counted(pruned.spared, 'rollout')}")
 
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED)
@@ -95,9 +74,9 @@ def stats(store: str, as_json: bool) -> None:
     if as_json:
         write_json({**asdict(found), "queue": {state.value: count for state, count in found.queue.items()}})
         return
-    click.echo(f"{found.rollouts} rollouts, and {found.unannounced} that only calls, spans or rewards name")
-    click.echo(f"{found.attempts} attempts, {found.open_attempts} of them open")
-    click.echo(f"{found.calls} calls, {found.rewards} rewards, {found.spans} spans")
+    click.echo(f"{counted(found.rollouts, 'rollout')}, and {found.unannounced} that only calls, spans or rewards name")
+    click.echo(f"{counted(found.attempts, 'attempt')}, {found.open_attempts} of them open")
+    click.echo(", ".join(counted(getattr(found, f"{name}s"), name) for name in ("call", "reward", "span")))
     for state, count in sorted(found.queue.items()):
         click.echo(f"queue: {count} {state.value}")
     if found.oldest is not None and found.newest is not None:
@@ -106,10 +85,8 @@ def stats(store: str, as_json: bool) -> None:
 
 
 def _summary(pruned: Pruned) -> str:
-    return (
-        f"{pruned.rollouts} rollouts, {pruned.attempts} attempts, {pruned.calls} calls, {pruned.rewards} rewards,"
-        f" {pruned.spans} spans"
-    )
+    names = ("rollout", "attempt", "call", "reward", "span")
+    return ", ".join(counted(getattr(pruned, f"{name}s"), name) for name in names)
 
 
 def _date(at: float) -> str:
