@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from lgov_core._util.plurals import counted
 from lgov_core.commands.group import Exit
-from lgov_core.commands.options import command, moment_option, yes_option
+from lgov_core.commands.options import command, moment_option, rollouts_option, yes_option
 from lgov_core.commands.output import write_json
 from lgov_core.commands.recorded import opened_store
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 @click.argument("store")
 @moment_option("--before", "Rollouts last active before")
 @click.option("--run", "run_id", help="Rollouts of this run.")
+@rollouts_option
 @click.option("--keep-last", type=click.IntRange(min=0), help="Keep the N most recently active rollouts.")
 @click.option("--dry-run", is_flag=True, help="List what would be deleted, and delete nothing.")
 @click.option("--vacuum", is_flag=True, help="Return free space to the file system; blocks other writers meanwhile.")
@@ -30,6 +31,7 @@ def prune(
     store: str,
     before: float | None,
     run_id: str | None,
+    rollout_ids: tuple[str, ...],
     keep_last: int | None,
     dry_run: bool,
     vacuum: bool,
@@ -38,23 +40,27 @@ def prune(
 ) -> None:
     """Delete rollouts in STORE that fit every option given, with their calls, rewards and spans.
 
-    Rollouts that wait or run are kept. With --before and no --run, calls and spans of no rollout are deleted too.
-    --vacuum alone deletes nothing. lgov traces export keeps a copy.
+    Rollouts that wait or run are kept. With --before, and no --run or --rollout, calls and spans of no rollout are deleted
+    too. --vacuum alone deletes nothing. lgov traces export keeps a copy.
     """
-    if before is None and run_id is None and keep_last is None and not vacuum:
-        raise click.UsageError("give --before, --run or --keep-last")
+    choice: dict[str, Any] = {
+        "before": before, "run_id": run_id, "keep_last": keep_last, "rollout_ids": set(rollout_ids) or None,
+    }  # fmt: skip
+    chosen = any(value is not None for value in choice.values())
+    if not chosen and not vacuum:
+        raise click.UsageError("give --before, --run, --rollout or --keep-last")
     if as_json and not (yes or dry_run):
         raise click.UsageError("--json does not prompt: give --yes or --dry-run with it")
     from lgov_core.store import Pruned
 
     pruned = Pruned()
     with opened_store(store) as recorded:
-        if before is not None or run_id is not None or keep_last is not None:
-            pruned = recorded.prune(before=before, run_id=run_id, keep_last=keep_last, dry_run=True)
+        if chosen:
+            pruned = recorded.prune(**choice, dry_run=True)
             if not dry_run:
                 if not yes:
                     click.confirm(f"Delete {_summary(pruned)} for good?", abort=True, err=True)
-                pruned = recorded.prune(before=before, run_id=run_id, keep_last=keep_last)
+                pruned = recorded.prune(**choice)
         if vacuum and not dry_run:
             recorded.vacuum()
     if as_json:
