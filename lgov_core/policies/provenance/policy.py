@@ -194,6 +194,8 @@ class ProvenancePolicy(BoundedPolicy):
                 host_glob, slash, path_glob = glob.removeprefix("https://").removeprefix("http://").partition("/")
                 if "@" not in glob and fnmatchcase(host, host_glob) and (not slash or fnmatchcase(path, path_glob)):
                     return True
+        elif form.count("@") > 1:  # some programs send it to the first host, some to the last
+            return False
         elif surely_matches(form, tuple(glob for glob in self._trusted if ("@" in glob) == (address.kind == "email"))):
             return True
         bare = address if address.kind != "url" else Address("url", page_of(address))
