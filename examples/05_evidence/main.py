@@ -2,7 +2,7 @@
 
     python examples/05_evidence/main.py governance|credit|air [--seeds N] [--quick]
     python examples/05_evidence/main.py settings [--setting sql|retrieval|maths] [--seed N] [--quick] [--real]
-    python examples/05_evidence/main.py page       # puts the committed results into docs/evidence.md
+    python examples/05_evidence/main.py page       # puts the committed results into docs/evidence/results.md
 
 Governance, credit and air are modules of this folder with `run`, `tables` and `draw`; settings is a package.
 """

@@ -1,4 +1,4 @@
-"""The blocks of docs/evidence.md that are made from the committed results."""
+"""The blocks of docs/evidence/results.md that are made from the committed results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from evidence import RESULTS, ROOT, read_result
 
-PAGE = ROOT / "docs" / "evidence.md"
+PAGE = ROOT / "docs/evidence/results.md"
 #: A block between its marks, which are comments that Markdown does not show.
 BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -26,7 +26,7 @@ def block(name: str, result: dict[str, Any] | None) -> str:
         f"Python {result['python']}, {versions}; {result['platform']}; {seconds:.0f} minutes of runs, one after the other."
     )
     tables = importlib.import_module("settings.report" if name.startswith("settings_") else name).tables(result)
-    return f"{head}\n\n{tables}\n\n![{name}](../examples/05_evidence/results/{name}.png)\n"
+    return f"{head}\n\n{tables}\n\n![{name}](../../examples/05_evidence/results/{name}.png)\n"
 
 
 def filled(text: str, folder: Path = RESULTS) -> str:
@@ -35,5 +35,5 @@ def filled(text: str, folder: Path = RESULTS) -> str:
 
 
 def write_page() -> None:
-    """Brings docs/evidence.md up to the committed results."""
+    """Brings docs/evidence/results.md up to the committed results."""
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -23,6 +23,7 @@ from lgov_core.client.wire import ENDED, PROTOCOL, Assignment, Report
 from lgov_core.client.workers import Done, ProcessWorkers, ThreadWorkers, Workers
 from lgov_core.errors import ArgumentError, ClientError, LgovError, TaskError, TrainError
 from lgov_core.reward import AirRules, RuleSet, air
+from lgov_core.train.loop.time_spent import time_spent
 from lgov_core.types import new_id
 
 #: Bytes of tasks in one request, about: servers take bodies of 8 MiB.
@@ -95,7 +96,7 @@ class Client:
         found by name). ``policy`` is a policy file under which installed frameworks are governed; without one agents
         are only watched. With ``air_enabled`` the AIR rules in use (`lgov_core.air`), or the built-in values, reward
         single calls. With ``confine`` each worker process runs in a box of its own, by the rules of the policy file, or
-        the preset ``workspace`` without one; its record is kept outside (`docs/confinement.md`).
+        the preset ``workspace`` without one; its record is kept outside (`docs/how-to/confinement.md`).
 
         Continues the server's unfinished run if there is one. An attempt whose worker crashed or hung is tried again.
         Raises `TrainError` when the server cannot continue or the agent returns no rewards, `ClientError` when the
@@ -286,6 +287,8 @@ def _run(session: _Session, workers: Workers, display: Display) -> TrainResult:
         raise TrainError("the training was stopped at the server", hint="train again to continue")
     result = TrainResult(session.run_id, tuple(session.metrics), dict(session.counts), str(progress.get("folder", "")))
     display.say(str(result))
+    if (spent := time_spent(result.metrics)) is not None:
+        display.say(str(spent))
     return result
 
 

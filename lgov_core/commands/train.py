@@ -39,6 +39,7 @@ from lgov_core.server.command import engine_flags, engine_options
 )
 @click.option("--folder", type=FOLDER, help="Output folder of the run.")
 @click.option("--resume", is_flag=True, help="Resume the run in --folder.")
+@click.option("--profile", is_flag=True, help="Show a table of where the time went.")
 def train(
     config: Path | None,
     agent: str | None,
@@ -46,6 +47,7 @@ def train(
     traces: str | None,
     folder: Path | None,
     resume: bool,
+    profile: bool,
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -54,7 +56,9 @@ def train(
     CONFIG is a file such as config.yaml with the sections model, training, runtime and data. What is set on the command
     line wins over it; sections and keys are in brackets.
     """
-    from lgov_core.train.algorithms.registry import TrainingJob, find_run
+    from lgov_core.train.algorithms.registry import REINFORCEMENT, TrainingJob, algorithm_name, find_run
+    from lgov_core.train.loop.metrics_log import read_metrics
+    from lgov_core.train.loop.time_spent import time_spent
     from lgov_core.train.settings import load_train_settings
 
     sections = {"train": "data", "test": "data", "name": "model", "nworkers": "runtime", "policy": "runtime"}
@@ -65,8 +69,13 @@ def train(
     if resume and folder is None:
         raise SettingsError("--resume needs the folder of the run", hint="give --folder")
     run = find_run(settings.training.algorithm, backend)
+    if profile and (backend != "torch" or algorithm_name(settings.training.algorithm) not in REINFORCEMENT):
+        raise SettingsError("--profile is for agents at work on the backend torch", hint="leave --profile out")
     target = folder or Path("runs") / time.strftime("train-%Y%m%d-%H%M%S")
     mounted = mounted_window(str(target))
     job = TrainingJob(settings, target, agent, traces, resume, say_on_stderr, mounted)
     report = run(job)
-    write_result(report, "\n".join(f"{name}: {value}" for name, value in report.items()), as_json=as_json)
+    text = "\n".join(f"{name}: {value}" for name, value in report.items())
+    if profile and (spent := time_spent(read_metrics(target / "metrics.jsonl"))) is not None:
+        report, text = {**report, "profile": spent.as_json()}, f"{text}\n{spent.table()}"
+    write_result(report, text, as_json=as_json)

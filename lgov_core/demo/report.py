@@ -12,6 +12,7 @@ from rich.table import Table
 
 from lgov_core.demo.measure import Evaluation, RunReport, mean_of
 from lgov_core.train.loop.metrics_log import read_metrics
+from lgov_core.train.loop.time_spent import time_spent
 
 
 def print_table(reports: Sequence[RunReport], console: Console) -> None:
@@ -46,6 +47,8 @@ def print_table(reports: Sequence[RunReport], console: Console) -> None:
             "violation (oracle), training included.",
             f"  everything is in {report.folder}",
         ]
+        if (spent := time_spent(read_metrics(Path(report.folder, "metrics.jsonl")))) is not None:
+            lines.insert(1, f"  {spent}")
         if report.denied_rollout is not None:
             show = f"lgov traces show {report.folder}/store.sqlite {report.denied_rollout}"
             lines.append(f"  a denied rollout, step by step: {show}")

@@ -22,11 +22,12 @@ class AuditRecord(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ObservedDecision:
-    """A decision that was taken and committed; ``at`` is Unix time in seconds."""
+    """A decision that was taken and committed; ``at`` is Unix time in seconds, ``commit_s`` how long the commit took."""
 
     action: Action
     decision: Decision
     at: float
+    commit_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,10 +162,12 @@ class Governor:
         return self._taken(in_scope(action, identify=self._needs_ids()), fault("lgov", rule, reason))
 
     def _taken(self, action: Action, decision: Decision) -> Decision:
+        began = time.perf_counter()
         decision = self._committed(action, decision)
+        commit_s = time.perf_counter() - began
         self._count(self.effects, decision.effect.label)
         if self._observing or self.manager.hook.lgov_observe.get_hookimpls():
-            self.observe(ObservedDecision(action, decision, time.time()))
+            self.observe(ObservedDecision(action, decision, time.time(), commit_s))
         return decision
 
     def _committed(self, action: Action, decision: Decision) -> Decision:

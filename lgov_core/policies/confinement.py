@@ -98,18 +98,17 @@ class ConfinedPolicy:
             )
         return _rules(self.value, self.source)
 
-    def approval_stores(self) -> dict[str, Any]:
+    def approval_stores(self) -> dict[str, list[Mapping[str, Any]]]:
         """The files of the approvals that the rules want, as the loader names them; an empty text for those without one.
 
-        Each with how long, in seconds, an approval there may hold: the longest ``expires_s`` of its rules.
+        Each with the options of its rules.
         """
-        stores: dict[str, Any] = {}
+        stores: dict[str, list[Mapping[str, Any]]] = {}
         for rule in self.rules or ():
             if isinstance(rule, dict) and rule.get("use") == "approval":
                 options = rule.get("with") or {}
                 store = str(self.source.folder / options["store"]) if options.get("store") else ""
-                expires_s = options.get("expires_s", 3600.0)  # as `ApprovalPolicy` has it
-                stores[store] = max(expires_s, stores.get(store, expires_s))
+                stores.setdefault(store, []).append(options)
         return stores
 
 

@@ -119,7 +119,8 @@ class _Child:
         problems += self.process.close()
         judged = [[*key, count] for key, count in self.process.tally.judged.items()]
         problems = [f"child process {self.pid}: {problem}" for problem in problems]
-        append_report(self.reports, {"judged": judged, "problems": problems})
+        blocked = self.process.tally.blocked.as_json()
+        append_report(self.reports, {"judged": judged, "blocked": blocked, "problems": problems})
 
 
 def _refuse(reason: str) -> NoReturn:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from lgov_core.errors import InstrumentationError, LgovError
 from lgov_core.hookspecs import hookimpl
+from lgov_core.process.blocked import BlockedActions
 
 if TYPE_CHECKING:
     from lgov_core.audit import AuditLog
@@ -56,12 +57,13 @@ class ProcessOptions:
 class Tally:
     """Counts what was judged: by framework, point and effect (``would-deny`` and so on in shadow mode). Safe in any thread.
 
-    A forked child counts in memory of its own, and may end without a word; so each of its decisions is a line of
-    ``reports``, if that is set.
+    ``blocked`` names what was blocked. A forked child counts in memory of its own, and may end without a word; so each of
+    its decisions is a line of ``reports``, if that is set.
     """
 
     def __init__(self) -> None:
         self.judged: Counter[tuple[str, str, str]] = Counter()
+        self.blocked = BlockedActions()
         self.reports: Path | None = None
         self._pid = os.getpid()
 
@@ -74,9 +76,12 @@ class Tally:
             effect = f"would-{would.effect.label}" if would else decision.effect.label
             key = (action.framework or "", action.point.value, effect)
             if self.reports is not None and os.getpid() != self._pid:
-                append_report(self.reports, {"judged": [[*key, 1]]})
+                one = BlockedActions()
+                one.add(action, decision)
+                append_report(self.reports, {"judged": [[*key, 1]], "blocked": one.as_json()})
             else:
                 self.judged[key] += 1
+                self.blocked.add(action, decision)
 
 
 @dataclass(slots=True)
@@ -213,7 +218,8 @@ def policy_in(folder: Path) -> Path:
             return path
     raise InstrumentationError(
         f"no policy was given and there is no policy.yaml in {folder}",
-        hint="name one with --policy; a program without a policy is not run",
+        hint="lgov policy init --agent FILE writes one that names the tools of a program, lgov init one with an agent to try;"
+        " name another with --policy",
     )
 
 

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lgov_core.process.blocked import Blocked
+
 if TYPE_CHECKING:
     from lgov_core.types import Adapter
 
@@ -23,10 +25,19 @@ _WORDS = {
     "output": "answers",
     "agent_shutdown": "ends",
 }
+_EFFECTS = {
+    "deny": "denied",
+    "escalate": "not approved yet",
+    "would-deny": "would have been denied",
+    "would-escalate": "would have needed approval",
+}
 #: Actions of lgov's own: the beginning and the end of a rollout.
 _OURSELVES = ("", "lgov")
 #: More of the same gap are counted, not listed.
 MAX_PLACES = 5
+MAX_BLOCKED = 10
+#: Characters of a reason; it may hold what a model wrote.
+MAX_REASON = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +56,8 @@ class NearGap:
 class RunReport:
     """How a governed run went. ``judged`` counts by framework, point and effect; it holds the children's too.
 
-    ``would_deny`` of the ``allowed`` decisions would have blocked outside shadow mode.
+    ``would_deny`` of the ``allowed`` decisions would have blocked outside shadow mode. ``blocked`` names what was blocked,
+    or would have been.
 
     ``uncovered`` says for each instrumented framework at which points it cannot block. ``children`` counts started programs
     by name, ``governed_children`` those that were under policy, also if another child started them, ``ungoverned_children``
@@ -70,6 +82,7 @@ class RunReport:
     audit: str
     rollout_id: str
     store: str | None = None
+    blocked: list[Blocked] = field(default_factory=list[Blocked])
     problems: list[str] = field(default_factory=list[str])
 
     def as_json(self) -> dict[str, Any]:
@@ -92,6 +105,7 @@ class RunReport:
             lines.append(f"{framework}: judged {_in_words(self.judged.get(framework, {}))}")
         for framework, points in self.uncovered.items():
             lines.append(f"{framework}: cannot block at {', '.join(points)}")
+        lines += self._blocked_lines()
         lines += [f"{count} failures in {what}" for what, count in sorted(self.failures.items())]
         lines += self._gap_lines()
         lines += self._child_lines()
@@ -99,6 +113,23 @@ class RunReport:
         lines.append(f"audit record: {self.audit}")
         if self.store is not None:
             lines.append(f"trace store: {self.store}, rollout {self.rollout_id}")
+        return lines
+
+    def _blocked_lines(self) -> list[str]:
+        lines: list[str] = []
+        for one in self.blocked[:MAX_BLOCKED]:
+            times = f" {one.count} times" if one.count > 1 else ""
+            where = "" if one.point == "pre_tool_call" else f" at {one.point}"
+            line = f"{_EFFECTS[one.effect]}{times}: {one.name}{where}, by {one.policy}/{one.rule}: {one.reason[:MAX_REASON]}"
+            line = "".join(char if char.isprintable() else "?" for char in line)
+            lines.append(f"{line} ({one.decision_id})" if one.decision_id else line)
+            if one.effect == "escalate":
+                lines.append(
+                    f"  to answer: {one.approval or 'give the rule a store: a file in which a person answers'}"
+                )
+        if len(self.blocked) > MAX_BLOCKED:
+            more = len(self.blocked) - MAX_BLOCKED
+            lines.append(f"{more} further kinds were blocked: lgov audit show {self.audit} --denied")
         return lines
 
     def _gap_lines(self) -> list[str]:

@@ -238,6 +238,7 @@ def _close(run: _Run) -> bool:
     denied = sum(count for (_, _, effect), count in judged.items() if effect in BLOCKING)
     would = sum(count for (_, _, effect), count in judged.items() if effect.removeprefix("would-") in BLOCKING)
     adapters = [adapter for adapter in run.guard.adapters if adapter.name in run.guard.instrumented]
+    process.tally.blocked.merge(children.blocked)
     report = RunReport(
         frameworks=list(run.guard.instrumented),
         judged=as_counts(judged),
@@ -255,6 +256,7 @@ def _close(run: _Run) -> bool:
         audit=str(process.options.audit),
         rollout_id=run.scope.rollout_id,
         store=None if options.store is None else without_password(options.store),
+        blocked=list(process.tally.blocked),
         problems=[*children.problems, *process.close()],
     )
     if options.as_json:

@@ -89,7 +89,7 @@ DECISION_SHADOWED: Final = "lgov.decision.shadowed"
 DECISION_WOULD: Final = "lgov.decision.would"
 DECISION_LATENCY_US: Final = "lgov.decision.latency_us"
 
-# What a connection out of a box was to reach (`docs/confinement.md`), beside its decision.
+# What a connection out of a box was to reach (`docs/how-to/confinement.md`), beside its decision.
 SERVER_ADDRESS: Final = "server.address"
 SERVER_PORT: Final = "server.port"
 

@@ -69,7 +69,7 @@ def decision_span(observed: ObservedDecision, *, content: bool) -> Span:
     return Span(
         name=semconv.DECISION_SPAN_NAME,
         span_id=new_id("span"),
-        started_at=observed.at - decision.latency_us / 1e6,
+        started_at=observed.at - observed.commit_s - decision.latency_us / 1e6,
         ended_at=observed.at,
         attributes=semconv.said(
             {

@@ -49,7 +49,7 @@ def record(folder: Path) -> Path:
 
 
 def test_the_commands_in_the_document_do_what_it_says(run: Run, tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "audit.md").read_text()
+    text = (ROOT / "docs/how-to/audit.md").read_text()
     block, *_ = re.findall(r"^```console\n(.*?)^```", text, re.M | re.S)
     commands = [shlex.split(line, comments=True) for line in block.splitlines()]
     assert [command[:3] for command in commands] == [

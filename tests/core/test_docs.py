@@ -19,14 +19,16 @@ from lgov_core.store import open_store
 from lgov_core.trace import semconv
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("examples/*/*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("examples/*/*.md"))]
 
 
 def blocks(path: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", path.read_text(encoding="utf-8"), re.M | re.S)
 
 
-@pytest.mark.parametrize("path", [ROOT / "README.md", ROOT / "docs" / "policy-files.md"], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", ROOT / "docs/reference/policy-files.md"], ids=lambda path: path.name
+)
 def test_the_policy_files_in_the_documents_load(path: Path, tmp_path: Path) -> None:
     text, *conditions = blocks(path, "yaml")
     file = tmp_path / "policy.yaml"
@@ -40,14 +42,14 @@ def test_the_policy_files_in_the_documents_load(path: Path, tmp_path: Path) -> N
 
 
 def test_the_settings_file_in_the_documents_loads(tmp_path: Path) -> None:
-    (text,) = blocks(ROOT / "docs" / "settings.md", "toml")
+    (text,) = blocks(ROOT / "docs/reference/settings.md", "toml")
     (tmp_path / "lgov.toml").write_text(text)
     settings = load_settings(folder=tmp_path, environ={})
     assert {name for name in tomllib.loads(text) if settings.origin(name) == "default"} == set()
 
 
 def test_a_program_records_into_a_store_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (program,) = (block for block in blocks(ROOT / "docs" / "store.md", "python") if "StoreSink" in block)
+    (program,) = (block for block in blocks(ROOT / "docs/concepts/store.md", "python") if "StoreSink" in block)
     (tmp_path / "policy.yaml").write_text("version: 1\nrules: [{name: a, use: allow}]\n")
     monkeypatch.chdir(tmp_path)
     exec(compile(program, "store.md", "exec"), {})
@@ -58,7 +60,7 @@ def test_a_program_records_into_a_store_as_the_page_says(tmp_path: Path, monkeyp
 
 def test_every_setting_is_documented_with_its_variable_and_default() -> None:
     rows = re.findall(
-        r"^\| `(\w+)` \| `(\w+)` \| `([\w-]+)` \| (.*?) \|", (ROOT / "docs/settings.md").read_text(), re.M
+        r"^\| `(\w+)` \| `(\w+)` \| `([\w-]+)` \| (.*?) \|", (ROOT / "docs/reference/settings.md").read_text(), re.M
     )
     fields = [field for field in dataclasses.fields(Settings) if field.name != "origins"]
     assert [row[0] for row in rows] == [field.name for field in fields]
@@ -87,7 +89,7 @@ def test_the_exit_codes_in_the_readme_are_those_of_the_program() -> None:
 
 
 def test_every_test_that_the_threat_model_names_is_there() -> None:
-    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "threat-model.md").read_text()))
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs/concepts/threat-model.md").read_text()))
     files = list((ROOT / "tests").rglob("test_*.py"))
     there = {path.stem for path in files}
     there.update(name for path in files for name in re.findall(r"def (test_\w+)", path.read_text()))

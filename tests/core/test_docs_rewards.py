@@ -1,4 +1,4 @@
-"""What docs/rewards.md and docs/plugins.md say holds: every block runs, every hook and name is there."""
+"""What docs/how-to/rewards.md and docs/how-to/plugins.md say holds: every block runs, every hook and name is there."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from lgov_core.transitions import SCHEMES, CreditRules, TransitionSet
 from lgov_core.types import Action, Point, Reward, ToolOutcome
 
 ROOT = Path(__file__).parents[2]
-REWARDS = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
-PLUGINS = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
+REWARDS = (ROOT / "docs/how-to/rewards.md").read_text(encoding="utf-8")
+PLUGINS = (ROOT / "docs/how-to/plugins.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:

@@ -68,7 +68,7 @@ def test_decisions_outcomes_rewards_and_spans_become_rows(tmp_path: Path) -> Non
     assert (judged.name, judged.parent_id) == ("lgov.decision", "call_1")
     latency = judged.attributes.pop(semconv.DECISION_LATENCY_US)  # type: ignore[attr-defined]
     assert judged.ended_at is not None
-    assert math.isclose(judged.ended_at - judged.started_at, latency / 1e6, abs_tol=1e-6)
+    assert judged.ended_at - judged.started_at >= latency / 1e6 - 1e-6  # and the commit to the record
     assert judged.attributes == {
         "gen_ai.agent.name": "clerk",
         "gen_ai.conversation.id": "s1",

@@ -1,4 +1,4 @@
-"""The commands of examples/05_evidence work, and docs/evidence.md says what their committed results say."""
+"""The commands of examples/05_evidence work, and docs/evidence/results.md says what their committed results say."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def inside(code: str) -> str:
 def test_the_page_shows_the_committed_results() -> None:
     same = "import page; text = page.PAGE.read_text(encoding='utf-8'); print(page.filled(text) == text)"
     assert inside(same).strip() == "True", "python examples/05_evidence/main.py page"
-    text = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/evidence/results.md").read_text(encoding="utf-8")
     for name in EVERY:
         assert f"<!-- results: {name} -->" in text
 

@@ -315,12 +315,17 @@ def test_lgov_train_runs_a_training_from_files(model_folder: Path, tmp_path: Pat
     )
     command = [
         *LGOV, "train", "config.yaml", "--agent", "agent.py:agent", "--model", str(model_folder), "--steps", "2",
-        "--folder", "run", "--json",
+        "--folder", "run", "--json", "--profile",
     ]  # fmt: skip
     done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert (report["updates"], len(report["reward"]), len(report["held_out_reward"])) == (2, 2, 2)
+    shares = report["profile"]["shares"]
+    assert shares["sampling"] > 0
+    assert shares["framework"] > 0
+    assert sum(shares.values()) == pytest.approx(1, abs=0.001)
+    assert "\ntime: " in done.stderr
     store = open_store(tmp_path / "run" / "store.sqlite", make=False)
     assert len(list(store.calls())) == 2 * 4 + 2 * 2
     store.close()

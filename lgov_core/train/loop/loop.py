@@ -25,6 +25,7 @@ from lgov_core.train.loop.sampling import (
     sample_groups,
 )
 from lgov_core.train.loop.step_rollouts import Collector, StepRollouts, Task, new_rollouts
+from lgov_core.train.loop.time_spent import rollout_seconds
 from lgov_core.train.loop.training_run import Learner, Publisher, Resumed, TrainingRun
 from lgov_core.train.workers.jobs import JobResult
 from lgov_core.transitions import CreditRules, Selection, TransitionSet, build_transitions
@@ -241,8 +242,18 @@ class TrainingLoop:
         return {
             "rollouts": len(results),
             **policy_figures(data, results, self.credit, dropped_spans=dropped),
+            **self._seconds([result.job.rollout_id for result in results]),
             **(more(results) if more is not None else {}),
         }
+
+    def _seconds(self, ids: Sequence[str]) -> dict[str, Any]:
+        """How long rollouts took, by part, and how many tokens were sampled for them."""
+        if not ids:
+            return {"rollout_s": rollout_seconds((), (), ()), "sampled_tokens": 0}
+        calls = list(self.store.calls(ids))
+        seconds = rollout_seconds(self.store.attempts(ids), calls, self.store.spans(ids))
+        tokens = sum(len(call.response_ids or ()) for call in calls)
+        return {"rollout_s": {part: round(value, 3) for part, value in seconds.items()}, "sampled_tokens": tokens}
 
     def _collect_ahead(self, upcoming: Sequence[Sequence[Task]], group: int) -> None:
         """Begins the rollouts of the steps after this one, as many as may be made with the weights of now."""

@@ -210,9 +210,11 @@ class TrainingRun:
             raise
         if isinstance(value := record.figures.get("mean_return"), int | float):
             self._returns.append(float(value))
+        began = time.monotonic()
         self._publish(None)
         if step % self.checkpoint_every == 0:
             self.checkpoint()
+        self._line["publish_s"] = round(time.monotonic() - began, 3)
         self.metrics.add("train", step, self._line)
         return metrics
 

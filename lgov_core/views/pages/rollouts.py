@@ -25,7 +25,7 @@ END: Final = 2**62
 def rollout_page(
     store: TraceStore, unannounced: Unannounced, filters: Filters, before: int, limit: int
 ) -> dict[str, Any]:
-    """At most ``limit`` rollouts whose place is before ``before``, the newest first; see docs/window-api.md, "Pages".
+    """At most ``limit`` rollouts whose place is before ``before``, the newest first; see docs/reference/window-api.md, "Pages".
 
     Those without a row of their own come last. The cursor is the place from which to go on. Raises `StoreError`.
     """
