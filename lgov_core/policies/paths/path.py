@@ -28,9 +28,14 @@ PATH_ARGUMENTS = names(
 )
 #: Those that name nothing else, as ``source`` does in a cell of a notebook; and as ``path`` does in a JSON patch.
 _IN_MAPPINGS = tuple(name for name in PATH_ARGUMENTS if any(part in name for part in ("file", "dir", "folder", "path")))
+_LAST_WORDS = frozenset(names("path file filename filepath dir directory folder"))
+_PATCH_STEPS = ("add", "remove", "replace", "move", "copy", "test")
+_WORD_ENDS = re.compile(r"[_-]|(?<=[a-z0-9])(?=[A-Z])")
 _IN_PATCHES = tuple(name for name in _IN_MAPPINGS if "file" in name or "dir" in name or "folder_" in name)
 #: Arguments that say from which folder relative paths count.
-FOLDER_ARGUMENTS = names("cwd working_directory working_dir workdir work_dir base_dir basedir base_directory")
+FOLDER_ARGUMENTS = names(
+    "cwd chdir working_directory working_dir workdir work_dir base_dir basedir base_directory base_path root root_path"
+)
 #: Names that stay closed although they lie inside a root, unless ``deny`` says otherwise: keys, credentials, history.
 DENIED_NAMES = (*SECRET_NAMES, ".git")
 #: Templates and public keys, which are there to be read.
@@ -52,8 +57,9 @@ class PathPolicy(BoundedPolicy):
     again on every call. ``cwd`` is the folder in which the tool resolves relative
     paths, the first root unless given: **give the tool the same one**, or let it open `resolve`. ``argument`` names the
     argument or arguments that hold a path or a list of paths; each that is present is judged and at least one must be.
-    Without it the usual names are (``path``, ``file``, ``filename``, ``directory``, ...: `PATH_ARGUMENTS`), in mappings
-    inside of arguments too (files to write, edits, options). Where an argument says from which folder relative paths count
+    Without it the usual names are (``path``, ``file``, ``filename``, ``directory``, ...: `PATH_ARGUMENTS`, and texts with
+    such a last word, as in ``log_file``), in mappings inside of arguments too (files to write, edits, options): what other
+    names say is not looked at. Where an argument says from which folder relative paths count
     (``cwd``, ``working_directory``, ...: `FOLDER_ARGUMENTS`), they are judged from there as well. ``deny`` are
     globs, letter case ignored, for names that stay closed inside the roots (`DENIED_NAMES` unless given; ``[]`` for
     none); one with a slash is compared with the whole path below the root.
@@ -125,7 +131,7 @@ class PathPolicy(BoundedPolicy):
             yield from found
             return
         yield from (value for value in found if value is not None)  # an optional path that was left out names nothing
-        yield from _within([value for name, value in arguments.items() if name not in self.arguments])
+        yield from _within({name: value for name, value in arguments.items() if name not in self.arguments})
 
     def judge_path(self, text: str) -> Decision:
         """The verdict on one path."""
@@ -206,11 +212,20 @@ def _within(value: Any) -> Iterator[Any]:
                 "path-too-many", f"The arguments hold more than {MAX_VALUES} values, so they were not looked at."
             )
         if isinstance(item, Mapping):
-            named = _IN_PATCHES if "op" in item else _IN_MAPPINGS
-            yield from (item[name] for name in named if item.get(name) is not None)
-            waiting.extend(one for name, one in item.items() if name not in named)
+            patch = item is not value and item.get("op") in _PATCH_STEPS
+            named = _IN_PATCHES if patch else _IN_MAPPINGS
+            for name, one in item.items():
+                by_word = not patch and isinstance(one, str) and _last_word(name) in _LAST_WORDS
+                if by_word or (name in named and one is not None):
+                    yield one
+                else:
+                    waiting.append(one)
         elif isinstance(item, list | tuple):
             waiting.extend(item)
+
+
+def _last_word(name: Any) -> str:
+    return _WORD_ENDS.split(name)[-1].lower() if isinstance(name, str) else ""
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -66,6 +66,7 @@ def _own(workspace: Workspace, call: Call, word: str) -> None:
 
 def _patch(workspace: Workspace, call: Call, word: str) -> None:
     workspace.inside(word)
+    workspace.mention(word)
     workspace.changed = True
     if workspace.fetched:
         raise Refused("shell-program", f"{shown(word)} may be what this text fetches; look at it first.")
@@ -84,6 +85,8 @@ def _script(workspace: Workspace, call: Call, word: str) -> None:
     if word.endswith("/activate") and regex("paths", "tools").fullmatch(posixpath.dirname(word)):
         workspace.inside(word)
         workspace.unwritten(word)
+    elif word != "-" and call.entry.name in ("source", ".") and not workspace.shows:
+        workspace.project_file(word)  # .env, say
     elif word != "-":
         workspace.program(word)
 
