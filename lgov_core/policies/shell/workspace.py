@@ -39,6 +39,8 @@ class Workspace:
         self.fetched = False
         #: Whether it has changed files of the project, which the project's tools may run.
         self.changed = False
+        #: Whether it has unpacked files, of whatever names.
+        self.unpacked = False
         #: Whether the shell shows the lines that it runs.
         self.shows = False
         #: Programs that it has compiled from sources of the project.
@@ -194,6 +196,10 @@ class Workspace:
         if self.fetched or not self.written.isdisjoint(self._paths(word)):
             raise Refused("shell-program", f"{shown(word)} may be what this text writes or fetches; look at it first.")
 
+    def is_secret(self, word: str) -> bool:
+        """Whether a file is known to hold secrets."""
+        return any(map(_is_secret, self._paths(word)))
+
     def by_name(self, values: Sequence[str]) -> None:
         """Refuses a value of ``PATH`` with a folder in which the text has written, or may have fetched, programs."""
         for folder in {folder for value in values for folder in value.split(":") if folder.startswith("/")}:
@@ -207,9 +213,10 @@ class Workspace:
 
         That is one of ``named``, or one of a name that Python's own modules have.
         """
-        here = [path.removeprefix(f"{folder}/") for folder in self.state.folders for path in self.written]
+        folders = [*self.state.folders]
+        here = [f"{path}/".removeprefix(f"{folder}/").rstrip("/") for folder in folders for path in self.written]
         own = {re.split(r"[./]", path, maxsplit=1)[0] for path in here if path.endswith((".py", ".pyc", ".so"))}
-        if own & {*sys.stdlib_module_names, *named}:
+        if self.unpacked or "" in here or own & {*sys.stdlib_module_names, *named}:
             raise Refused("shell-program", "Python may import what this text writes; make it a call of its own.")
 
     def at_home(self, word: str) -> None:
