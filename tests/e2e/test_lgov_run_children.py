@@ -194,6 +194,16 @@ print(done.returncode, "policy.yaml" in done.stderr)
     assert not (folder / "went-on").exists()
 
 
+def test_a_child_with_a_governor_of_its_own_says_what_to_do(folder: Path) -> None:
+    write(folder, "from lgov_core.governor import Governor\nfrom lgov_core.train.workers.worker import govern_imports\n"
+                  "govern_imports(Governor([]), exit)\nprint('went on')\n", "own.py")  # fmt: skip
+    program = write(folder, "import subprocess, sys\nsubprocess.run([sys.executable, 'own.py'])\n")
+    done = lgov_run(folder, "python", program)
+    assert "start lgov run with --children allow" in done.stderr
+    done = lgov_run(folder, "python", program, options=("--children", "allow"))
+    assert (done.stdout, done.returncode) == ("went on\n", 0), done.stderr
+
+
 def test_an_interpreter_without_lgov_does_not_run_either(folder: Path) -> None:
     """As it is for the Python of another environment: what is started is Python, and it finds no lgov."""
     program = """
