@@ -123,7 +123,7 @@ clean: ## Remove .venv, .venv-* and everything that tools left behind; runs/ sta
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "lgov needs Python 3.11 or later, $(PYTHON) is %d.%d; set PYTHON=..." % v[:2])'
 	@echo "making $(VENV) (some minutes, once)"
-	@$(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) install --upgrade "pip>=25.1"
 	@echo "installing $(TORCH)"
 	@$(PIP) install -c constraints.txt $(TORCH_ARGS) $(TORCH)

@@ -32,7 +32,7 @@ class RecordedAction:
     """An action as it was recorded and what was decided then; ``effect`` is None when no decision was recorded.
 
     ``verdict`` is what the policies decided, enforced or not: in shadow mode the effect that was not enforced. ``status``
-    is how a tool call ended, None where that is not recorded.
+    is how a tool call ended, None where that is not recorded. ``verdict_rule`` is the rule behind ``verdict``.
     """
 
     action: Action
@@ -42,6 +42,7 @@ class RecordedAction:
     reason: str | None
     verdict: str | None = None
     status: str | None = None
+    verdict_rule: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +146,8 @@ def from_audit(entries: Iterable[AuditEntry]) -> Iterator[RecordedAction | None]
             parent_id=entry.body.get("parent_id"),
             source=entry.source,  # type: ignore[arg-type]
         )
-        yield RecordedAction(
-            action, entry.effect, entry.policy, entry.rule, entry.reason, verdict=entry.verdict["effect"]
-        )
+        verdict = {"verdict": entry.verdict["effect"], "verdict_rule": entry.verdict["rule"]}
+        yield RecordedAction(action, entry.effect, entry.policy, entry.rule, entry.reason, **verdict)
 
 
 # ---------------------------------------------------------------------- from a trace store
@@ -203,6 +203,7 @@ def from_store(store: TraceStore) -> Iterator[RecordedAction | None]:
             decision.get(semconv.DECISION_REASON),
             verdict=decision.get(semconv.DECISION_WOULD) or decision.get(semconv.DECISION_EFFECT),
             status=_text(found.get(semconv.TOOL_STATUS)),
+            verdict_rule=decision.get(semconv.DECISION_RULE),  # in shadow mode that of the effect that was not enforced
         )
 
 
