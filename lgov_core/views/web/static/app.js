@@ -59,7 +59,7 @@ function App() {
         <${Ready} result=${sources}>${(data) =>
           data.sources.length
             ? html`<div class="page"><${SourceState} data=${data} route=${route} /><${Page} key=${route.page} route=${route} sources=${data.sources} /></div>`
-            : html`<${Empty} title="There is nothing here yet">${plain(data.title)} holds no store and no run. Start one with <code>lgov demo --quick</code>; this page shows it as soon as it writes.<//>`}<//>
+            : html`<${Empty} title="There is nothing here yet">${plain(data.title)} holds no store and no run so far. A run that goes on appears here as soon as it writes; <code>lgov demo --quick</code> makes one.<//>`}<//>
       </main>
     </div>
     <${Help} dialog=${help} />`;
