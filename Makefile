@@ -44,9 +44,8 @@ help: ## Show this list.
 demo: $(VENV)/.installed ## Govern and train a small SQL agent, and show what changed.
 	@$(BIN)/lgov demo $(ARGS)
 
-view-demo: $(VENV)/.installed ## Run a short demo, and look at it in the browser.
-	@$(BIN)/lgov demo --quick
-	@$(BIN)/lgov view "$$(ls -td runs/demo-* | head -n 1)" $(ARGS)
+view-demo: $(VENV)/.installed ## Run a short demo, and look at it in the browser meanwhile.
+	@$(BIN)/lgov demo --quick --view $(ARGS)
 
 # What fails is run once more, and listed as a rerun: on a machine that others use too, time can be short. See CONTRIBUTING.md.
 test: $(VENV)/.tools ## Run the tests.

@@ -85,10 +85,7 @@ def view(
             )
         stopped = threading.Event()
         signal.signal(signal.SIGTERM, lambda _number, _frame: stopped.set())
-        with served_window(window, host=host, port=port, say=say_on_stderr) as (
-            server,
-            address,
-        ):
+        with served_window(window, host=host, port=port, say=say_on_stderr) as (server, address):
             about = {"address": address, "url": server.url, "path": without_password(place)}
             write_result(about, f"the window is open at {address}", as_json=as_json)
             if browse:
