@@ -82,7 +82,8 @@ def _window(folder: Path) -> Generator[None]:
     if mounted is None:
         raise click.ClickException('the window needs pip install "lgov[view]"')
     with contextlib.closing(mounted), served_alone(mounted):
-        webbrowser.open(mounted.address)
+        # A browser of the terminal would hold the run up.
+        threading.Thread(target=webbrowser.open, args=(mounted.address,), daemon=True).start()
         yield
         click.echo("the window stays open until Ctrl-C", err=True)
         with contextlib.suppress(KeyboardInterrupt):
