@@ -21,6 +21,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 RESULTS = HERE / "results"
+PLOTS = ROOT / "docs/evidence"
 FRAMEWORKS = ("lgov_langchain", "lgov_openai_agents", "lgov_autogen")
 PACKAGES = ("lgov", "torch", "transformers", "tokenizers", "numpy", "langchain", "langgraph", "openai", "sqlglot")
 
@@ -136,13 +137,13 @@ def _keep(path: Path, key: dict[str, Any], result: dict[str, Any]) -> None:
 
 
 def write_result(result: dict[str, Any], options: Options, draw: Callable[[dict[str, Any], Path], None]) -> Path:
-    """Writes NAME.json and NAME.png."""
+    """Writes NAME.json and NAME.png, the plot of a committed result beside the page that shows it."""
     options.results.mkdir(parents=True, exist_ok=True)
     path = options.results / f"{options.name}.json"
     # A list of plain values stands on one line.
     text = re.sub(r"\[[^\[\]{}]*\]", lambda found: re.sub(r"\s+", " ", found[0]), json.dumps(result, indent=1))
     path.write_text(text.replace("[ ", "[").replace(" ]", "]") + "\n")
-    draw(result, options.results / f"{options.name}.png")
+    draw(result, (PLOTS if options.results == RESULTS else options.results) / f"{options.name}.png")
     return path
 
 

@@ -40,7 +40,9 @@ def main(arguments: list[str]) -> int:
     cores = os.cpu_count() or 1
     parser.add_argument("--jobs", type=int, default=min(2, cores), help="runs at the same time; 0: in this process")
     parser.add_argument("--folder", type=Path, default=None, help="where the runs are left (runs/evidence-NAME)")
-    parser.add_argument("--results", type=Path, default=None, help="where JSON and plot go (results/; quick: FOLDER)")
+    parser.add_argument(
+        "--results", type=Path, default=None, help="where JSON and plot go (the committed ones; quick: FOLDER)"
+    )
     given = parser.parse_args(arguments)
     if given.name == "page":
         write_page()

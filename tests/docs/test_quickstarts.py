@@ -57,10 +57,10 @@ def test_a_first_training_learns_as_written(tmp_path: Path) -> None:
     assert last > first + 0.1
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "docs/start").glob("*.md")), ids=lambda path: path.stem)
-def test_a_reader_types_five_things(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
+@pytest.mark.parametrize("page", [*MODULES, "docs/start/base-url.md", "docs/start/first-training.md"])
+def test_a_reader_types_five_things(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
     assert [line[:4] for line in text.splitlines() if line.startswith("**")] == [f"**{n}." for n in range(1, 6)]
-    files, steps = read_page(path, {})
+    files, steps = read_page(ROOT / page, {})
     assert len(files) + len(steps) + text.count("pip install") == 5
     assert all(len(step.commands.splitlines()) == 1 for step in steps)
