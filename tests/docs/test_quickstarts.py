@@ -23,15 +23,16 @@ REFUND = [
     call("refund", number=7, euros=120),
     "I can't refund order 7 myself: a person decides on refunds.",
 ]
-#: What OpenAI names in its replies when asked for gpt-5-mini.
-MODEL = "gpt-5-mini-2025-08-07"
+#: AutoGen warns of a server that does not reply with the dated name of OpenAI's model.
+QUIET = {"PYTHONWARNINGS": "ignore:Resolved model mismatch"}
 
 
 @pytest.mark.parametrize("page", MODULES)
 def test_an_agent_is_put_under_policy_as_written(page: str, tmp_path: Path) -> None:
     pytest.importorskip(MODULES[page])
-    with ScriptedModelServer(REFUND, model=MODEL) as model:
-        printed = follow(ROOT / page, tmp_path, {"OPENAI_BASE_URL": model.base_url, "OPENAI_API_KEY": "none"})
+    with ScriptedModelServer(REFUND) as model:
+        environment = {"OPENAI_BASE_URL": model.base_url, "OPENAI_API_KEY": "none", **QUIET}
+        printed = follow(ROOT / page, tmp_path, environment)
         assert "a person decides on refunds" in str(model.requests[2].body), "the model reads why"
     assert "PAID" not in printed[0]
 
@@ -40,7 +41,7 @@ def test_a_program_with_a_base_url_is_recorded_as_written(tmp_path: Path) -> Non
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with ScriptedModelServer(["Jupiter."], model=MODEL) as model:
+    with ScriptedModelServer(["Jupiter."]) as model:
         replace = {"https://api.openai.com/v1": model.base_url, "127.0.0.1:8321": f"127.0.0.1:{port}"}
         environment = {"OPENAI_API_KEY": "none", "LGOV_PORT": str(port)}
         follow(ROOT / "docs/start/base-url.md", tmp_path, environment, replace)
