@@ -7,7 +7,9 @@ import socket
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from lgov_core.cli import cli
 from lgov_core.testing import ScriptedModelServer, call
 from tests.docs.page_runner import follow, read_page
 
@@ -65,3 +67,12 @@ def test_a_reader_types_five_things(page: str) -> None:
     files, steps = read_page(ROOT / page, {})
     assert len(files) + len(steps) + text.count("pip install") == 5
     assert all(len(step.commands.splitlines()) == 1 for step in steps)
+
+
+@pytest.mark.parametrize("page", MODULES)
+def test_without_a_key_the_files_are_written(page: str, tmp_path: Path) -> None:
+    found = re.findall(r"`lgov (init --framework \S+)`", (ROOT / page).read_text(encoding="utf-8"))
+    assert found == [f"init --framework {Path(page).stem}"]
+    done = CliRunner().invoke(cli, [*found[0].split(), str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert {"agent.py", "policy.yaml"} <= {path.name for path in tmp_path.iterdir()}
