@@ -85,7 +85,7 @@ def follow(
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                timeout=250,
+                timeout=280,
                 check=False,
             )
             stated = re.search(r"# status (\d)", step.commands)

@@ -44,7 +44,7 @@ def test_an_agent_is_governed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "The refund: paid\npaid: [120]\n" in printed
     assert "The refund: DENIED by policy no-refunds/deny: a person decides on refunds" in printed
     assert "paid: []\n" in printed
-    assert "1 of 1 entries" in printed
+    assert "1 of 1 entr" in printed
     assert "ok: " in printed
 
 
