@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from importlib.util import find_spec
@@ -13,6 +12,7 @@ from typing import Any
 
 import click
 
+from lgov_core._util.threads import wait_without_spinning
 from lgov_core.commands.options import FOLDER
 from lgov_core.demo.plans import Plan, plan_for
 from lgov_core.errors import LgovError
@@ -59,8 +59,7 @@ def demo(
             f'the demo needs {", ".join(missing)}: pip install "lgov[langchain,gateway,train]" (for CPU only: torch first)'
         )
     plan = plan_for(model, **plan_options)
-    # Threads that spin while they wait slow everything down on a busy machine.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    wait_without_spinning()
     sys.exit(_run(plan, range(first_seed, first_seed + seeds), ungoverned, target, resume, as_json))
 
 
