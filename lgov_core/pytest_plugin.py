@@ -4,7 +4,7 @@ Each test is a rollout of its own (its node id), so that the record shows which 
 hook is installed before the first test module is imported. When the policy, the record or a framework cannot be loaded,
 pytest ends with status 78 and no test is run. Without its options the plugin does nothing and loads nothing.
 
-``pytest --lgov-confine`` starts again in a box (`docs/confinement.md`) before the project's first line is run: with the
+``pytest --lgov-confine`` starts again in a box (`docs/how-to/confinement.md`) before the project's first line is run: with the
 policy file's rules, or a preset's in the working folder. The record stays outside. Where a strict box cannot be had
 pytest ends with status 78.
 

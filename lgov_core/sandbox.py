@@ -6,7 +6,7 @@
     done = box.process.code_run("print(6 * 7)")  # done.exit_code == 0, done.result == "42"
     box.delete()
 
-The names are those of Daytona's client, so that an agent can be given either. What holds is `docs/confinement.md`.
+The names are those of Daytona's client, so that an agent can be given either. What holds is `docs/how-to/confinement.md`.
 """
 
 from __future__ import annotations
@@ -55,11 +55,13 @@ class Process:
         """
         if not self.folder.is_dir():
             raise InstrumentationError("this sandbox was deleted", hint="make another with sandbox.create()")
-        private = Path(tempfile.mkdtemp(prefix="lgov-box-"))  # a new one each time: code could have left links in it
+        from lgov_core.confine.private_folder import make_private_folder
+
+        private = make_private_folder()  # a new one each time: code could have left links in it
         try:
-            return self._run(code, timeout, private)
+            return self._run(code, timeout, private.path)
         finally:
-            shutil.rmtree(private, ignore_errors=True)
+            private.remove()
 
     def _run(self, code: str, timeout: float, private: Path) -> Execution:
         governed = os.environ.get(VARIABLE)

@@ -34,31 +34,43 @@ OTHER_VARIABLES = frozenset({"LGOV_ROLLOUT_ID", "LGOV_ATTEMPT", "LGOV_CHILD", "L
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What one process of lgov works with. Load one with `load_settings`; it may be shared between threads.
+    """The settings of one process. Load them with `load_settings`; they may be shared between threads.
 
-    ``policy`` is a policy file, ``audit`` the file of the audit record, ``redact`` the names of arguments whose values that
-    record does not keep, ``store`` a trace store (a path or an address),
-    ``endpoint`` the base URL of a training endpoint; None leaves the choice to the command. ``timeout_s`` (seconds)
-    bounds a policy that does not promise bounded cost. ``cache`` is the folder for pulled models, ``models`` that
-    of promoted ones. ``host`` and ``port``
-    are where ``lgov serve`` listens (port 0: any free one), ``model`` or ``upstream`` what it serves, and
-    ``key_secret_file`` holds the secret of its keys. ``origins`` says for each setting that is not a default where it
-    came from.
+    None leaves the choice to the command. ``origins`` says for each setting that is not a default where it came from.
     """
 
     policy: Path | None = None
+    """Policy file; ``policy.yaml`` beside the program unless set."""
     audit: Path | None = None
+    """File of the audit record; ``.lgov/audit.db`` unless set."""
+    audit_key: Path | None = None
+    """Secret key that signs the audit record; the key of ``lgov audit keygen`` unless set, if there is one."""
+    heads: Path | None = None
+    """File for the signed heads of the audit record, outside of it; beside it unless set."""
     redact: tuple[str, ...] = ()
+    """Arguments whose values the audit record leaves out: a list, separated by commas in the variable; repeat the flag."""
+    air: Path | None = None
+    """File of rules for intermediate rewards; the built-in rewards unless set."""
     store: str | None = field(default=None, repr=False)  # it may hold a password; see `without_password`
+    """Trace store: a path, ``sqlite:///path`` or ``postgresql://user@host/database``."""
     endpoint: str | None = None
+    """Base URL of a training endpoint."""
     timeout_s: float = 2.0
+    """Seconds that a policy may take, unless its cost is bounded."""
     cache: Path | None = None
+    """Folder of pulled models; the user's cache folder unless set."""
     models: Path | None = None
+    """Folder to which ``lgov promote`` writes models; ``models`` unless set."""
     host: str = "127.0.0.1"
+    """Address on which ``lgov serve`` listens."""
     port: int = 8321
+    """Port on which ``lgov serve`` listens; 0 takes any free one."""
     model: str | None = None
+    """Model that ``lgov serve`` serves: tiny, smollm2, a folder, a hub name."""
     upstream: str | None = None
+    """Server to which ``lgov serve`` forwards calls."""
     key_secret_file: Path | None = None
+    """File with the secret of the endpoint's keys, 16 bytes or more."""
     origins: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False, compare=False)
 
     def origin(self, name: str) -> str:
@@ -273,7 +285,10 @@ def _seconds(raw: object, base: Path | None) -> float:
 _READ: Mapping[str, Callable[[object, Path | None], Any]] = {
     "policy": _path,
     "audit": _path,
+    "audit_key": _path,
+    "heads": _path,
     "redact": _names,
+    "air": _path,
     "store": _place,
     "endpoint": _url,
     "timeout_s": _seconds,

@@ -9,13 +9,19 @@ from typing import Any
 
 from lgov_core.instrumentation.model_call import ModelReading
 from lgov_core.types import new_id
-from lgov_openai.chat_stream import completion_of, stream_of
-from lgov_openai.content import JSON, content_with_text, read_arguments, text_of, token_usage
+from lgov_openai.chat_stream import completion_of, is_text, passed_texts, stream_of
+from lgov_openai.content import JSON, content_with_text, read_arguments, text_key, text_of, token_usage
+from lgov_openai.fields import texts, without
 from lgov_openai.protocol import Proposal, Turn, unclear_call
 
 _RESULT_ROLES = ("tool", "function")
 #: Fields of a reply's message that a request may not have.
 _REPLY_ONLY = frozenset({"annotations", "parsed"})
+#: Fields of a reply, of a choice and of a call that hold no text of the model, or text that is read with its turn.
+_ENVELOPE = frozenset({"choices", "created", "id", "model", "object", "service_tier", "system_fingerprint", "usage"})
+_CHOICE = frozenset({"finish_reason", "index", "logprobs", "message", "token_ids"})
+_TURN = frozenset({"content", "function_call", "refusal", "role", "tool_calls"})
+_CALL = frozenset({"custom", "function", "id", "index", "type"})
 
 
 class ChatProtocol:
@@ -91,7 +97,16 @@ class ChatProtocol:
             response_model=reply.get("model"),
             finish_reason=reply["choices"][0].get("finish_reason") if reply["choices"] else None,
             unreadable=unclear_call(turns),
+            fields=self.fields(reply),
         )
+
+    def fields(self, reply: JSON) -> JSON:
+        choices = [{**without(one, _CHOICE), "message": _beside(one["message"])} for one in reply["choices"]]
+        return texts({**without(reply, _ENVELOPE), "choices": choices}) or {}
+
+    def without_fields(self, reply: JSON) -> JSON:
+        choices = [{key: one[key] for key in _CHOICE & one.keys()} for one in reply["choices"]]
+        return {key: reply[key] for key in _ENVELOPE & reply.keys()} | {"choices": choices}
 
     def with_turns(self, reply: JSON, turns: Sequence[Turn]) -> JSON:
         choices: list[JSON] = []
@@ -100,11 +115,11 @@ class ChatProtocol:
             reason = choice.get("finish_reason")
             if reason in ("tool_calls", "function_call") and not turn.proposals:
                 reason = "stop"
-            whole = {**choice["message"], **message, "role": "assistant"}
-            for key in ("audio", "function_call", "refusal", "tool_calls"):
-                if key not in message:
-                    whole.pop(key, None)
-            choices.append({**choice, "message": whole, "finish_reason": reason})
+            before = choice["message"]
+            same = message.get("content") == before.get("content")  # else nothing fits that refers to the text
+            left = {key: one for key, one in before.items() if one is None or (key in _REPLY_ONLY and same)}
+            changed = {**choice, "message": {**left, **message, "role": "assistant"}, "finish_reason": reason}
+            choices.append(changed if same else {**without(changed, {"token_ids"}), "logprobs": None})
         return {**reply, "choices": choices}
 
     def without(self, turn: Turn, proposals: Sequence[Proposal]) -> Turn:
@@ -165,12 +180,41 @@ class ChatProtocol:
             "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
         }
 
+    def is_text_stream(self, body: JSON) -> bool:
+        return bool(body.get("stream")) and body.get("n") in (None, 1)
+
+    def is_text(self, event: JSON) -> bool:
+        return is_text(event)
+
+    def turn_after(self, passed: Sequence[JSON], turn: Turn) -> Turn:
+        before = passed_texts(passed).get("content", "")
+        return turn if turn.text.startswith(before) else self.with_turn_text(turn, f"{before}\n{turn.text}")
+
+    def reply_after(self, passed: Sequence[JSON], reply: JSON) -> JSON:
+        if not passed:
+            return reply
+        (choice,) = reply["choices"]
+        message = dict(choice["message"])
+        for key, before in passed_texts(passed).items():
+            if isinstance(text := message.get(key), str):
+                message[key] = text.removeprefix(before)
+        return {**reply, "choices": [{**choice, "message": message, "logprobs": None}]}
+
     from_stream = staticmethod(completion_of)
     to_stream = staticmethod(stream_of)
 
 
 def _text(entry: JSON) -> str:
     return "\n".join(filter(None, (text_of(entry.get("content")), text_of(entry.get("refusal")))))
+
+
+def _beside(message: JSON) -> JSON:
+    """The message without what its turn reads: the texts of its content, its refusal, and its calls."""
+    beside = without(message, _TURN)
+    if isinstance(content := message.get("content"), list):
+        beside["content"] = [without(part, (text_key(part), "type")) for part in content]
+    beside["tool_calls"] = [without(call, _CALL) for call in message.get("tool_calls") or ()]
+    return beside
 
 
 def _proposal(call: Any, index: int) -> Proposal:

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lgov_openai.content import JSON
+from lgov_openai.fields import texts
+
+_OF_A_CHUNK = frozenset({"delta", "finish_reason", "index", "message"})
 
 
 def completion_of(events: Sequence[JSON]) -> JSON | None:
@@ -18,13 +21,14 @@ def completion_of(events: Sequence[JSON]) -> JSON | None:
             if "error" in chunk:
                 return None
             continue
-        head = {**head, **{key: value for key, value in chunk.items() if key != "choices" and value is not None}}
+        said = {key: value for key, value in chunk.items() if key != "choices" and value is not None}
+        head |= {key: value for key, value in said.items() if texts(value) or not texts(head.get(key))}
         for part in chunk["choices"]:
             empty: JSON = {"index": part["index"], "message": {"role": "assistant", "content": None}}
             choice = choices.setdefault(part["index"], {**empty, "finish_reason": None, "logprobs": None})
             _add_delta(choice["message"], part.get("delta") or {})
             choice["finish_reason"] = part.get("finish_reason") or choice["finish_reason"]
-            _merge(choice, {"logprobs": part.get("logprobs"), "token_ids": part.get("token_ids") or None})
+            _merge(choice, {key: one for key, one in part.items() if key not in _OF_A_CHUNK and one != []})
     if not choices or any(choice["finish_reason"] is None for choice in choices.values()):
         return None
     for choice in choices.values():
@@ -41,12 +45,34 @@ def stream_of(body: JSON, reply: JSON, events: Sequence[JSON]) -> str:
     chunks: list[JSON] = []
     for choice in reply["choices"]:
         part: JSON = {"index": choice["index"], "finish_reason": None, "logprobs": None}
-        last = {key: choice[key] for key in ("finish_reason", "logprobs", "token_ids") if key in choice}
+        last = {key: one for key, one in choice.items() if key not in ("index", "message")}
         parts = [*({**part, "delta": delta} for delta in _deltas(choice["message"])), {**part, "delta": {}, **last}]
         chunks += [{**head, "choices": [one], **({"usage": None} if with_usage else {})} for one in parts]
     if with_usage or any(event.get("usage") for event in events):
         chunks.append({**head, "choices": [], "usage": reply.get("usage")})
     return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+
+
+def is_text(event: JSON) -> bool:
+    """Whether a chunk holds only text of the one choice: no call, and not its end."""
+    choices = event.get("choices")
+    return isinstance(choices, list) and all(
+        choice.get("index") == 0
+        and choice.get("finish_reason") is None
+        and all(not value or isinstance(value, str) for value in (choice.get("delta") or {}).values())
+        for choice in choices
+    )
+
+
+def passed_texts(events: Sequence[JSON]) -> dict[str, str]:
+    """The texts in chunks that hold only text, by their key in the message."""
+    texts: dict[str, str] = {}
+    for event in events:
+        for choice in event["choices"]:
+            for key, value in (choice.get("delta") or {}).items():
+                if value and key != "role":
+                    texts[key] = texts.get(key, "") + value
+    return texts
 
 
 def _add_delta(message: JSON, delta: JSON) -> None:
@@ -78,6 +104,8 @@ def _merge(into: JSON, part: Mapping[str, Any]) -> None:
         elif isinstance(old, list) and isinstance(value, list):
             into[key] = [*old, *value]
         else:
+            if isinstance(old, str | dict | list) or isinstance(value, str | Mapping | list):
+                raise ValueError(f"a stream says {key} twice, in two forms")
             into[key] = value
 
 

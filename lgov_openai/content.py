@@ -20,10 +20,14 @@ def text_of(content: Any) -> str:
 
 
 def _part_text(part: Any) -> str | None:
-    if isinstance(part, Mapping):
-        texts = (part.get(key) for key in ("text", "refusal"))
-        return next((text for text in texts if isinstance(text, str)), None)
-    return part if isinstance(part, str) else None
+    key = text_key(part)
+    return part[key] if key is not None else part if isinstance(part, str) else None
+
+
+def text_key(part: Any) -> str | None:
+    """The field of a part of a content that is its text."""
+    found = (key for key in ("text", "refusal") if isinstance(part, Mapping) and isinstance(part.get(key), str))
+    return next(found, None)
 
 
 def content_with_text(content: Any, text: str) -> Any:
@@ -33,7 +37,8 @@ def content_with_text(content: Any, text: str) -> Any:
     parts = cast(list[Any], content)
     first = next((at for at, part in enumerate(parts) if _part_text(part) is not None), len(parts))
     kept = [part for part in parts[first:] if _part_text(part) is None]
-    placed = {**parts[first], "text": text} if first < len(parts) and isinstance(parts[first], dict) else None
+    key = text_key(parts[first]) if first < len(parts) else None
+    placed = {**parts[first], key: text} if key is not None else None
     return [*parts[:first], placed or {"type": "text", "text": text}, *kept]
 
 

@@ -14,6 +14,8 @@ from lgov_core.scope import current_scope
 from lgov_core.types import Decision, Point
 from lgov_openai.actions import FRAMEWORK
 from lgov_openai.content import JSON, with_total_usage
+from lgov_openai.fields import with_texts
+from lgov_openai.held_calls import HeldCalls
 from lgov_openai.http_messages import Reply, denial_response, read_reply, request_with, response_with
 from lgov_openai.protocol import Turn, rewritten_entries
 from lgov_openai.recording import Recording
@@ -40,6 +42,8 @@ class Exchange:
         self._send = send
         #: Whether a reply can be denied or changed; if not, the program gets it while it arrives, and unchanged.
         self._evaluates_reply = any(self._governor.evaluates(point) for point in _REPLY_POINTS)
+        #: Whether the program gets the text of a stream while it arrives: no policy reads it.
+        self._passes_text = not self._governor.reads_replies() and self._protocol.is_text_stream(self._body)
 
     def steps(self) -> Steps[Any]:
         """The response for the program. Raises `PolicyDenied` where a decision aborts the run."""
@@ -53,29 +57,50 @@ class Exchange:
 
     def _rounds(self, body: JSON, sent: Sequence[JSON], changed: bool) -> Steps[Any]:
         """Sends ``body``, and again with the denials while all calls of a reply are denied."""
+        call = self._model_call(body)
+        response = yield from self._ask(call, body, sent, changed, again=False)
+        if isinstance(response, Decision):
+            return self._denied(response)
+        if not self._evaluates_reply and response.is_success and not response.is_closed:
+            self._record_stream(call, response)
+            return response
+        if self._passes_text_of(response) and not response.is_closed:
+            self._hold_calls(call, response, body, sent)
+            return response
+        return (yield from self._reply_rounds(call, response, body, sent))
+
+    def _reply_rounds(
+        self, call: ModelCall, response: Any, body: JSON, sent: Sequence[JSON], passed: Sequence[JSON] = ()
+    ) -> Steps[Any]:
+        """Evaluates the reply, and asks again while all its calls are denied. The program has got ``passed`` of it."""
         hidden: list[JSON] = []  # what the model wrote and read in the rounds before
         spent: list[JSON] = []  # the replies of these rounds
         while True:
-            call = ModelCall(self._governor, framework=FRAMEWORK, model=str(body.get("model") or "model"), native=body)
-            response = yield from self._ask(call, body, sent, changed, again=bool(spent))
-            if isinstance(response, Decision):
-                return self._denied(response, spent)
-            if not self._evaluates_reply and response.is_success and not response.is_closed:
-                self._record_stream(call, response)
-                return response
             reply = self._read(call, response)
             evaluated = yield from self._evaluate_reply(call, reply)
             if evaluated is None or reply.content is None or not self._evaluates_reply:
                 return reply.response
-            results = evaluated[0].results if len(evaluated) == 1 else []
-            if results and None not in results and not evaluated[0].turn.proposals and len(spent) < MAX_ROUNDS:
+            content, turns = evaluated
+            results = turns[0].results if len(turns) == 1 else []
+            if results and None not in results and not turns[0].turn.proposals and len(spent) < MAX_ROUNDS:
                 denials = [result for result in results if result is not None]
                 hidden.extend([*reply.turns[0].entries, *denials])
                 spent.append(reply.content)
                 body = self._protocol.continued(body, sent, reply.content, reply.turns[0], denials)
-                sent, changed = self._protocol.entries(body), True
+                sent = self._protocol.entries(body)
+                call = self._model_call(body)
+                response = yield from self._ask(call, body, sent, True, again=True)
+                if isinstance(response, Decision):
+                    return self._denied(response, spent)
                 continue
-            return (yield from self._deliver(call, reply, evaluated, hidden, spent))
+            return (yield from self._deliver(call, reply, content, turns, hidden, spent, passed))
+
+    def _passes_text_of(self, response: Any) -> bool:
+        plain = response.headers.get("content-encoding") in (None, "identity")
+        return self._evaluates_reply and self._passes_text and response.is_success and plain
+
+    def _model_call(self, body: JSON) -> ModelCall:
+        return ModelCall(self._governor, framework=FRAMEWORK, model=str(body.get("model") or "model"), native=body)
 
     def _ask(
         self, call: ModelCall, body: JSON, sent: Sequence[JSON], changed: bool, *, again: bool
@@ -103,7 +128,7 @@ class Exchange:
         try:
             with call.span.active(model=self._governor):
                 response = yield from self._send(request)
-                if self._evaluates_reply:
+                if self._evaluates_reply and (again or not self._passes_text_of(response)):
                     yield Step(response.read, response.aread)
         except BaseException as error:
             call.failed(error)
@@ -139,10 +164,22 @@ class Exchange:
 
         Recording(response, (current_scope(), self._evaluation.digest), read, conclude, self._memory.recordings)
 
+    def _hold_calls(self, call: ModelCall, response: Any, body: JSON, sent: Sequence[JSON]) -> None:
+        """Lets the program read the text of the reply while it arrives, and the rest once it has been evaluated."""
+
+        def finish(whole: Any, passed: Sequence[JSON]) -> Steps[Any]:
+            return (yield from self._reply_rounds(call, whole, body, sent, passed))
+
+        key = (current_scope(), self._evaluation.digest)
+        HeldCalls(response, key, self._protocol.is_text, finish, call.failed, self._memory.recordings)
+
     def _evaluate_reply(
         self, call: ModelCall, reply: Reply, error: BaseException | None = None
-    ) -> Steps[list[EvaluatedTurn] | None]:
-        """Ends the span and evaluates the reply and its calls, one result a turn; None if there is no reply."""
+    ) -> Steps[tuple[JSON, list[EvaluatedTurn]] | None]:
+        """Ends the span and evaluates the reply and its calls; None if there is no reply.
+
+        The reply as its texts beside its turns may be, and one result a turn.
+        """
         if reply.content is None or reply.reading is None:
             call.failed(error or reply.error or RuntimeError("no reply"))
             return None
@@ -150,33 +187,47 @@ class Exchange:
             self._memory.turns.paid(self._evaluation.parent)
         call.answered(reply.reading)
         decision = yield from call.reply_steps(reply.reading)
+        decision, content = self._with_fields(call, reply.content, reply.reading, decision)
         if decision.blocks and decision.abort:
             raise PolicyDenied(decision)
         evaluated: list[EvaluatedTurn] = []
-        for number, turn in enumerate(reply.turns):
+        given_turns = self._protocol.turns(content) if content is not reply.content else reply.turns
+        for number, (turn, given) in enumerate(zip(reply.turns, given_turns, strict=True)):
             if decision.blocks:
                 denial = self._protocol.denial_turn(self._body, decision.denial_message())
                 evaluated.append(EvaluatedTurn(denial, replaced=True))
                 continue
-            given = turn
             if decision.text is not None:
-                given = self._protocol.with_turn_text(turn, decision.text if number == 0 else "")
+                given = self._protocol.with_turn_text(given, decision.text if number == 0 else "")
             evaluated.append((yield from evaluate_turn(self._evaluation, turn, given, call.span.run_id)))
         self._memory.turns.count_ids(
             name for turn in reply.turns for entry in turn.entries for name in self._protocol.ids(entry)
         )
-        return evaluated
+        return content, evaluated
+
+    def _with_fields(
+        self, call: ModelCall, content: JSON, reading: ModelReading, decision: Decision
+    ) -> tuple[Decision, JSON]:
+        """``content`` with its texts beside its turns as ``decision`` left them, or denied with all of them."""
+        if not decision.blocks and decision.arguments is not None and reading.fields:
+            try:
+                return decision, with_texts(content, reading.fields, decision.arguments.get("fields"))
+            except ValueError:
+                reason = "a policy changed more of the reply than its texts"
+                decision = self._governor.refuse(call.reply(reading), "unclear-transform", reason)
+        return decision, self._protocol.without_fields(content) if decision.blocks else content
 
     def _deliver(
         self,
         call: ModelCall,
         reply: Reply,
+        content: JSON,
         evaluated: Sequence[EvaluatedTurn],
         hidden: Sequence[JSON],
         spent: Sequence[JSON],
+        passed: Sequence[JSON],
     ) -> Steps[Any]:
         """Evaluates what is left as the output, remembers what the program does not get, and returns the rest."""
-        assert reply.content is not None
         delivered: list[Turn] = []
         for turn, one in zip(reply.turns, evaluated, strict=True):
             if one.denials and not one.turn.proposals:
@@ -191,15 +242,20 @@ class Exchange:
                     one = replace(one, turn=denial, replaced=True)
                 elif decision.text is not None:
                     one = replace(one, turn=self._protocol.with_turn_text(one.turn, decision.text))
+            if passed:
+                one = replace(one, turn=self._protocol.turn_after(passed, one.turn))
             delivered.append(one.turn)
-            self._remember(reply.content, turn, one, hidden)
-        if not spent and all(given == turn for given, turn in zip(delivered, reply.turns, strict=True)):
+            self._remember(content, turn, one, hidden)
+        unchanged = content is reply.content and list(delivered) == list(reply.turns)
+        if not spent and unchanged:
+            beside = reply.reading is not None and reply.reading.fields
             calls = any(turn.proposals for turn in reply.turns) or "_call" in json.dumps(reply.events)
-            if not (reply.events and calls):
+            if not (reply.events and (calls or beside)):
                 return reply.response
-            # Rewritten, so that the program assembles exactly the calls that were evaluated, from whatever event.
-            return response_with(reply, reply.content, self._protocol, self._body)
-        content = with_total_usage(self._protocol.with_turns(reply.content, delivered), spent)
+            # Rewritten, so that the program assembles exactly what was evaluated, from whatever event.
+            return response_with(reply, self._protocol.reply_after(passed, content), self._protocol, self._body)
+        content = self._protocol.reply_after(passed, self._protocol.with_turns(content, delivered))
+        content = with_total_usage(content, spent)
         return response_with(reply, content, self._protocol, self._body)
 
     def _remember(self, content: JSON, turn: Turn, one: EvaluatedTurn, hidden: Sequence[JSON]) -> None:

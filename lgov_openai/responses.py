@@ -9,7 +9,8 @@ from typing import Any
 
 from lgov_core.instrumentation.model_call import ModelReading
 from lgov_core.types import Kind, new_id
-from lgov_openai.content import JSON, content_with_text, read_arguments, text_of, token_usage
+from lgov_openai.content import JSON, content_with_text, read_arguments, text_key, text_of, token_usage
+from lgov_openai.fields import texts, without
 from lgov_openai.protocol import Proposal, Turn, unclear_call
 from lgov_openai.responses_stream import response_of, stream_of
 
@@ -28,6 +29,8 @@ _HOSTED = frozenset(
     f"{kind}_call"
     for kind in ("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "tool_search")
 )
+#: Fields of an item that hold no text of the model.
+_ENVELOPE = frozenset({"id", "role", "status", "type"})
 _MODEL_ITEMS = frozenset({"reasoning", "mcp_approval_request", "mcp_list_tools"})
 
 
@@ -143,7 +146,23 @@ class ResponsesProtocol:
             response_model=reply.get("model"),
             finish_reason=reply.get("status"),
             unreadable=unclear_call(turns),
+            fields=self.fields(reply),
         )
+
+    def fields(self, reply: JSON) -> JSON:
+        return texts({"output": [self._beside(item) for item in reply.get("output") or ()]}) or {}
+
+    def _beside(self, item: JSON) -> JSON:
+        """The item without what its turn reads: the texts of a message, and a call."""
+        if self.proposals(item):
+            return {}
+        beside = without(item, _ENVELOPE)
+        if item.get("type") == "message" and isinstance(content := item.get("content"), list):
+            beside["content"] = [without(part, (text_key(part), "logprobs", "type")) for part in content]
+        return beside
+
+    def without_fields(self, reply: JSON) -> JSON:
+        return reply  # they are in the items, which are not in a denial
 
     def with_turns(self, reply: JSON, turns: Sequence[Turn]) -> JSON:
         return {**reply, "output": list(turns[0].entries)}
@@ -216,6 +235,19 @@ class ResponsesProtocol:
                 "output_tokens_details": {"reasoning_tokens": 0},
             },
         }
+
+    # Its last event repeats the whole reply, so nothing of it is passed before it is evaluated.
+    def is_text_stream(self, body: JSON) -> bool:
+        return False
+
+    def is_text(self, event: JSON) -> bool:
+        return False
+
+    def turn_after(self, passed: Sequence[JSON], turn: Turn) -> Turn:
+        return turn
+
+    def reply_after(self, passed: Sequence[JSON], reply: JSON) -> JSON:
+        return reply
 
     from_stream = staticmethod(response_of)
     to_stream = staticmethod(stream_of)

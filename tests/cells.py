@@ -2,7 +2,7 @@
 
 A test builds the agent of its framework against ``cell.server``, runs it under ``cell.governor``, and calls
 ``cell.check(answer)``. What has to hold is the same everywhere and stands here. Mark the test with
-``@pytest.mark.cell(framework, mode, shape)``; the table in docs/frameworks.md is made from these marks.
+``@pytest.mark.cell(framework, mode, shape)``; the table in docs/reference/frameworks.md is made from these marks.
 """
 
 from __future__ import annotations

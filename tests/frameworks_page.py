@@ -1,4 +1,4 @@
-"""The generated parts of docs/frameworks.md: the table of denials, the surfaces, the gaps.
+"""The generated parts of docs/reference/frameworks.md: the table of denials, the surfaces, the gaps.
 
 ``python -m tests.frameworks_page`` says whether the page is up to date, ``--write`` brings it up to date. The table of
 denials is made from the tests that are marked ``cell(framework, mode, shape)``: a cell is supported because a test shows
@@ -23,7 +23,7 @@ from lgov_core.plugins import make_plugin_manager
 from lgov_core.process.governed import installed_adapters
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "frameworks.md"
+PAGE = ROOT / "docs/reference/frameworks.md"
 KINDS = ("cell", "surface", "gap")
 FOLDERS = ("langchain", "autogen", "openai_agents", "openai", "e2e")
 

@@ -1,4 +1,4 @@
-"""The example of the provenance policy as docs/policies.md shows it, and what the programs that run it share."""
+"""The example of the provenance policy as docs/how-to/policies.md shows it, and what the programs that run it share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lgov_core.governor import Governor
 from lgov_core.policies import ProvenancePolicy, load_policies
 from lgov_core.scope import RolloutScope
 
-_PAGE = Path(__file__).parents[1] / "docs" / "policies.md"
+_PAGE = Path(__file__).parents[1] / "docs/how-to/policies.md"
 
 SAID, UNSAID = "ada@lovelace.org", "collector@evil.net"
 #: The user's request, and what a page, a tool or an agent says.

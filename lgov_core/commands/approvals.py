@@ -31,7 +31,9 @@ _by = click.option("--by", required=True, help="Name of the approver; recorded, 
 def list_requests(file: Path, everything: bool, as_json: bool) -> None:
     """List the calls in FILE that wait for approval, oldest first.
 
-    FILE is the `store` of a rule with `use: approval`. Requests that lapsed or were used over a day ago are forgotten.
+    FILE is the `store` of a rule with `use: approval`. "call waits" says that the call itself waits for the answer;
+    otherwise an approval lets the same call through when it is made again. Requests that lapsed or were used over a day
+    ago are forgotten.
     """
     from lgov_core.policies import ApprovalRequests
 
@@ -49,7 +51,8 @@ def list_requests(file: Path, everything: bool, as_json: bool) -> None:
 def approve(file: Path, request_ids: tuple[str, ...], by: str, as_json: bool) -> None:
     """Approve each REQUEST in FILE: exactly that call may be made once, until the approval expires.
 
-    Stops with exit status 1 at the first that is not pending; the earlier ones stay answered.
+    REQUEST is an id, or the beginning of one. Stops with exit status 1 at the first that is not pending; the
+    earlier ones stay answered.
     """
     _answer(file, request_ids, as_json, lambda requests, one: requests.approve(one, by=by))
 
@@ -62,7 +65,8 @@ def approve(file: Path, request_ids: tuple[str, ...], by: str, as_json: bool) ->
 def reject(file: Path, request_ids: tuple[str, ...], by: str, reason: str, as_json: bool) -> None:
     """Reject each REQUEST in FILE: the model reads that, and the reason, when it makes the call again.
 
-    Stops with exit status 1 at the first that is not pending; the earlier ones stay answered.
+    REQUEST is an id, or the beginning of one. Stops with exit status 1 at the first that is not pending; the
+    earlier ones stay answered.
     """
     _answer(file, request_ids, as_json, lambda requests, one: requests.reject(one, by=by, reason=reason))
 
@@ -85,17 +89,34 @@ def _write(found: Sequence[ApprovalRequest], as_json: bool) -> None:
     if as_json:
         write_json([asdict(request) for request in found])
     elif found:
-        write_table(("request", "state", "lapses in", "agent", "tool", "arguments"), map(_row, found))
+        columns = ("request", "state", "asked", "lapses in", "rollout", "agent", "tool", "arguments")
+        write_table(columns, (_row(request, found) for request in found))
 
 
-def _row(request: ApprovalRequest) -> tuple[object, ...]:
-    left = request.until - time.time()
-    lapses = f"{left:.0f} s" if left < 120 else f"{left / 60:.0f} min" if left < 7200 else f"{left / 3600:.0f} h"
+def _row(request: ApprovalRequest, shown: Sequence[ApprovalRequest]) -> tuple[object, ...]:
+    from lgov_core.policies.approvals.notice import short_id
+
+    now = time.time()
+    short = short_id(request.request_id)
+    waits = request.state == "pending" and request.waits_until is not None and request.waits_until > now
+    by = "" if request.answered_by is None else f" by {request.answered_by}"
     return (
-        request.request_id,
-        request.state if request.answered_by is None else f"{request.state} by {request.answered_by}",
-        lapses if request.state in ("pending", "approved", "rejected") else "",
+        short if sum(one.request_id.startswith(short) for one in shown) == 1 else request.request_id,
+        f"{request.state}, call waits" if waits else f"{request.state}{by}",
+        f"{_duration(now - request.asked_at)} ago",
+        _duration(request.until - now) if request.state in ("pending", "approved", "rejected") else "",
+        short_id(request.rollout_id or ""),
         request.content.get("agent"),
         request.name,
         json.dumps(request.arguments, ensure_ascii=False),
+    )
+
+
+def _duration(seconds: float) -> str:
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 120
+        else f"{seconds / 60:.0f} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.0f} h"
     )

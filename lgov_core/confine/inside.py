@@ -122,11 +122,23 @@ class BrokeredRequests(ApprovalRequests):
         self._broker = broker
         self._store = store
 
+    @property
+    def place(self) -> str:
+        """See `ApprovalRequests.place`."""
+        return self._store
+
     def ask(
-        self, content: Mapping[str, Any], digest: str, *, expires_s: float = 3600.0
+        self,
+        content: Mapping[str, Any],
+        digest: str,
+        *,
+        expires_s: float = 3600.0,
+        rollout_id: str | None = None,
+        waits_s: float = 0.0,
     ) -> tuple[ApprovalRequest, bool] | None:
         """See `ApprovalRequests.ask`."""
-        answer = self._asked("ask", content=json.loads(canonical_json(content)), expires_s=expires_s)
+        about = {"expires_s": expires_s, "rollout_id": rollout_id, "waits_s": waits_s}
+        answer = self._asked("ask", content=json.loads(canonical_json(content)), **about)
         request = answer.get("request")
         if request is None:
             return None
@@ -162,12 +174,16 @@ def open_in_box(address: str, policy: Path, redact: tuple[str, ...]) -> tuple[Po
         *,
         timeout_s: float = 300.0,
         expires_s: float = 3600.0,
-        per: Per = "rollout",
+        wait_s: float = 0.0,
+        per: Per = "global",
+        command: Sequence[str] = (),
+        webhook: str | None = None,
         store: str = "",
         name: str = "ApprovalPolicy",
     ) -> ApprovalPolicy:
-        requests = BrokeredRequests(broker, store)
-        return ApprovalPolicy(tools, timeout_s=timeout_s, expires_s=expires_s, per=per, store=requests, name=name)
+        del command, webhook  # the broker notifies
+        kept: Any = {"store": BrokeredRequests(broker, store), "wait_s": wait_s, "per": per, "name": name}
+        return ApprovalPolicy(tools, timeout_s=timeout_s, expires_s=expires_s, **kept)
 
     policies = load_policy_file(policy, registry={**available_policies(), "approval": approval})
     return policies, BrokeredLog(broker, redact=redact or None)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from lgov_core.confine.reach import Attempts, Reach, closed_address
 from lgov_core.errors import AuditError
@@ -86,14 +86,12 @@ class Proxy:
         try:
             head, rest = _read_head(client)
             verb, target, version = _request_line(head)
-            parts = urlsplit(f"//{target}" if verb == "CONNECT" else target)
             try:
-                port = parts.port or (80 if parts.scheme == "http" else 0)
+                parts, host, port = _destination(verb, target)
             except ValueError as error:
-                raise Refused(400, "the port is not a number") from error
-            if not parts.hostname or not port or (verb != "CONNECT" and parts.scheme != "http"):
-                raise Refused(400, "the proxy takes CONNECT host:port, and requests with a whole http:// URL")
-            server = self._connect(parts.hostname.lower().rstrip("."), port)
+                self._attempts.commit(target[:MAX_NAME], None, str(error))
+                raise Refused(400, str(error)) from error
+            server = self._connect(host, port)
         except Refused as refused:
             text = f"lgov: {refused}\n"
             head = f"HTTP/1.1 {refused.status} Refused\r\ncontent-type: text/plain\r\ncontent-length: {len(text)}"
@@ -117,7 +115,7 @@ class Proxy:
             )
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:
+        except (OSError, ValueError) as error:
             self._attempts.commit(place, None, f"the name is not known: {error}")
             raise Refused(502, f"{place}: {error}") from error
         for _, _, _, _, address in found:
@@ -153,6 +151,15 @@ def _request_line(head: bytes) -> tuple[str, str, str]:
     if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
         raise Refused(400, "the request line cannot be read")
     return parts[0], parts[1], parts[2]
+
+
+def _destination(verb: str, target: str) -> tuple[SplitResult, str, int]:
+    """The address in a request, its host and its port. Raises ValueError for one that cannot be read."""
+    parts = urlsplit(f"//{target}" if verb == "CONNECT" else target)
+    port = parts.port or (80 if parts.scheme == "http" else 0)
+    if not parts.hostname or not port or (verb != "CONNECT" and parts.scheme != "http"):
+        raise ValueError("the proxy takes CONNECT host:port, and requests with a whole http:// URL")
+    return parts, parts.hostname.lower().rstrip("."), port
 
 
 def _for_server(verb: str, path: str, version: str, head: bytes) -> bytes:

@@ -31,7 +31,7 @@ class Found(NamedTuple):
 def search(rules: ConfineRules) -> Found:
     """Searches the folders that ``rules`` show, without following symbolic links."""
     found = Found([], [])
-    globs = [one for one in rules.hide if "/" not in one]
+    globs = name_globs(rules)
     roots = {os.path.realpath(path): False for path in rules.read}
     roots |= {os.path.realpath(path): True for path in rules.write}
     waiting = list(roots.items())
@@ -39,7 +39,7 @@ def search(rules: ConfineRules) -> Found:
         entries: list[os.DirEntry[str]] = []
         with suppress(OSError), os.scandir(folder) as opened:  # a file, or a folder that cannot be read
             entries = list(opened)
-        found.hidden.extend(entry.path for entry in entries if matches(entry.name, globs) or _is_socket(entry))
+        found.hidden.extend(entry.path for entry in entries if matches(entry.path, globs) or _is_socket(entry))
         if writable:
             found.orders.extend(_orders(folder, {entry.name for entry in entries}))
         if os.path.basename(folder) not in _NOT_SEARCHED:
@@ -50,9 +50,15 @@ def search(rules: ConfineRules) -> Found:
     return found
 
 
-def matches(name: str, globs: Iterable[str]) -> bool:
-    """Whether one of ``globs`` matches ``name``."""
-    return any(fnmatchcase(name, glob) for glob in globs)
+def name_globs(rules: ConfineRules) -> list[str]:
+    """What ``hide`` has of names and globs, in lower case."""
+    return [one.lower() for one in rules.hide if not os.path.isabs(one)]
+
+
+def matches(path: str, globs: Iterable[str]) -> bool:
+    """Whether one of ``globs`` matches the name of ``path``, or, if it has a slash, that of its folder too."""
+    *_, folder, name = f"/{path}".lower().split("/")
+    return any(fnmatchcase(f"{folder}/{name}" if "/" in glob else name, glob) for glob in globs)
 
 
 def _orders(folder: str, names: set[str]) -> list[str]:

@@ -15,11 +15,14 @@ import pluggy
 
 from lgov_core._util.steps import Step, Steps, future_step
 from lgov_core.hookspecs import DECISION_HOOKS
+from lgov_core.policies.caller import set_caller_gone
 from lgov_core.policies.combine import BadAnswer, checked, complete, fault, fold, private_copy
 from lgov_core.types import Action, Decision, Effect, Point, Policy
 
 #: A transformed action is judged again; one that still changes after this many rounds is denied.
 MAX_TRANSFORM_ROUNDS = 4
+#: Judgements that may wait at the same time, for a person among others.
+_THREADS = 128
 
 _HOOK_OF_POINT = {point: f"lgov_{point.value}" for point in Point}
 assert set(_HOOK_OF_POINT.values()) == set(DECISION_HOOKS)
@@ -35,6 +38,7 @@ class Evaluator:
     is_async: bool
     timeout_s: float
     deferred: bool
+    owner: object
 
 
 class Dispatcher:
@@ -70,7 +74,12 @@ class Dispatcher:
         own = getattr(owner, "timeout_s", None)
         timeout_s = max(self._timeout_s, own) if isinstance(own, int | float) else self._timeout_s
         bounded, deferred = (bool(getattr(owner, flag, False)) for flag in ("bounded", "deferred"))
-        return Evaluator(name, judge, bounded, is_async, timeout_s, deferred)
+        return Evaluator(name, judge, bounded, is_async, timeout_s, deferred, owner)
+
+    def reads_replies(self) -> bool:
+        """Whether an evaluator reads the texts of models, now: a set of policies may be replaced."""
+        points = (Point.POST_MODEL_CALL, Point.OUTPUT)
+        return any(getattr(one.owner, "reads_replies", True) for point in points for one in self.evaluators(point))
 
     def plugins_changed(self) -> None:
         """Looks the plugins up again at the next decision."""
@@ -103,6 +112,7 @@ class Dispatcher:
 
     def _ask(self, evaluator: Evaluator, action: Action) -> Steps[Decision | None]:
         """The decision of one evaluator; None when it has no opinion."""
+        gone = threading.Event()
         try:
             if not evaluator.bounded:  # its own copy, so that it cannot change what the others judge
                 arguments, context = private_copy(action.arguments), private_copy(action.context)
@@ -110,12 +120,14 @@ class Dispatcher:
             if evaluator.bounded or evaluator.is_async:
                 answer = evaluator.judge(action)
             else:
-                answer = yield future_step(self._in_thread(evaluator.judge, action), evaluator.timeout_s)
+                answer = yield future_step(self._in_thread(evaluator.judge, action, gone=gone), evaluator.timeout_s)
             if not isinstance(answer, Decision) and inspect.isawaitable(answer):
                 answer = yield self._awaiting(answer, evaluator.timeout_s)
             return _checked(answer, evaluator)
         except Exception as error:  # noqa: BLE001 - whatever a policy raises is a deny in its slot
             return _failed(evaluator, error)
+        finally:
+            gone.set()
 
     def _awaiting(self, awaitable: Awaitable[Any], timeout_s: float) -> Step:
         """Awaits on the caller's event loop, or for a synchronous caller on a loop of its own in a thread."""
@@ -124,11 +136,14 @@ class Dispatcher:
             lambda: asyncio.wait_for(awaitable, timeout_s),
         )
 
-    def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    def _in_thread(self, function: Callable[..., Any], *arguments: Any, gone: threading.Event | None = None) -> Any:
+        context = contextvars.copy_context()
+        if gone is not None:
+            context.run(set_caller_gone, gone)
         with self._lock:
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(max_workers=32, thread_name_prefix="lgov-policy")
-            return self._pool.submit(contextvars.copy_context().run, function, *arguments)
+                self._pool = ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="lgov-policy")
+            return self._pool.submit(context.run, function, *arguments)
 
     def close(self) -> None:
         """Shuts the threads down; a policy that hangs keeps its own. Decisions may still be asked for."""

@@ -27,7 +27,8 @@ class ModelReading:
     """What a model wrote. ``tool_calls`` are mappings with ``id``, ``name`` and ``args``.
 
     ``usage`` is ``{"input_tokens": int, "output_tokens": int}`` where the model reported it. ``response_id`` must be
-    the id that the endpoint gave to the reply: it joins this call with the endpoint's record of it.
+    the id that the endpoint gave to the reply: it joins this call with the endpoint's record of it. ``fields`` are the
+    further texts of the reply that the program gets, in the form of the reply.
     """
 
     text: str
@@ -37,6 +38,7 @@ class ModelReading:
     response_model: str | None = None
     finish_reason: str | None = None
     unreadable: str | None = None
+    fields: Mapping[str, Any] | None = None
 
 
 class ModelCall:
@@ -164,6 +166,8 @@ class ModelCall:
         arguments: dict[str, Any] = {"tool_calls": list(reading.tool_calls)}
         if reading.usage is not None:
             arguments["usage"] = dict(reading.usage)
+        if reading.fields:
+            arguments["fields"] = reading.fields
         return self._action.changed(
             point=Point.POST_MODEL_CALL,
             arguments=arguments,

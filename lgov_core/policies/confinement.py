@@ -17,22 +17,9 @@ from typing import Any, Final
 
 from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import PolicyFileError
+from lgov_core.policies.content.credential_names import SECRET_NAMES
 from lgov_core.policies.document import Place, read_yaml
 
-#: Names of files that hold secrets, wherever below a visible folder they lie.
-SECRET_FILES: Final = (
-    ".env",
-    ".env.*",
-    ".netrc",
-    ".pgpass",
-    ".ssh",
-    ".aws",
-    ".gnupg",
-    ".npmrc",
-    ".pypirc",
-    "*.pem",
-    "*.key",
-)
 #: Variables that go into a box whose rules have ``environment``: what a program needs to start and to reach its model.
 ENVIRONMENT: Final = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "LANG", "LANGUAGE", "LC_*", "TERM", "TZ"),
@@ -40,9 +27,9 @@ ENVIRONMENT: Final = (
 )
 #: What each preset fills in. Lists of the file are added to these; ``model`` false keeps even the model endpoint away.
 PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "workspace": {"write": (".",), "hide": SECRET_FILES},
-    "no-network": {"write": (".",), "hide": SECRET_FILES, "model": False, "environment": ()},
-    "offline-tests": {"read": (".",), "hide": SECRET_FILES, "model": False, "environment": ()},
+    "workspace": {"write": (".",), "hide": SECRET_NAMES},
+    "no-network": {"write": (".",), "hide": SECRET_NAMES, "model": False, "environment": ()},
+    "offline-tests": {"read": (".",), "hide": SECRET_NAMES, "model": False, "environment": ()},
 }
 _SIZE: Final = re.compile(r"(\d+) ?(|KiB|MiB|GiB)")
 _UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
@@ -54,8 +41,9 @@ class ConfineRules:
     """The rules of a box, with absolute paths.
 
     ``read`` and ``write`` are files and folders; the longest path that holds a file decides. ``hide`` holds paths, and names
-    or globs without a slash that hide every such file below a visible folder. ``connect`` holds ``host:port``, with ``*.``
-    in front for every host of a domain; the model endpoint is reachable besides, unless ``model`` is false.
+    or globs that hide every such file below a visible folder, letter case ignored (``folder/name`` in presets alone).
+    ``connect`` holds ``host:port``, with ``*.`` in front for every host of a domain; the model endpoint is reachable
+    besides, unless ``model`` is false.
     ``environment`` holds names and globs of the variables that go in, with those of `ENVIRONMENT`; None lets all in.
     ``processes`` counts at once; ``memory`` (bytes), ``cpu`` (seconds), ``files`` (open at once) and ``file_size`` (bytes)
     hold for each process. None is no limit.
@@ -110,18 +98,17 @@ class ConfinedPolicy:
             )
         return _rules(self.value, self.source)
 
-    def approval_stores(self) -> dict[str, Any]:
+    def approval_stores(self) -> dict[str, list[Mapping[str, Any]]]:
         """The files of the approvals that the rules want, as the loader names them; an empty text for those without one.
 
-        Each with how long, in seconds, an approval there may hold: the longest ``expires_s`` of its rules.
+        Each with the options of its rules.
         """
-        stores: dict[str, Any] = {}
+        stores: dict[str, list[Mapping[str, Any]]] = {}
         for rule in self.rules or ():
             if isinstance(rule, dict) and rule.get("use") == "approval":
                 options = rule.get("with") or {}
                 store = str(self.source.folder / options["store"]) if options.get("store") else ""
-                expires_s = options.get("expires_s", 3600.0)  # as `ApprovalPolicy` has it
-                stores[store] = max(expires_s, stores.get(store, expires_s))
+                stores.setdefault(store, []).append(options)
         return stores
 
 
@@ -181,7 +168,7 @@ def _rules(value: Any, source: _Source) -> ConfineRules:
     for layer in (PRESETS[name] if name else {}, value):
         for key, item in layer.items():
             if key != "preset":
-                found = _value(key, item, source)
+                found = item if item is SECRET_NAMES else _value(key, item, source)
                 made[key] = tuple(dict.fromkeys((*made.get(key, ()), *found))) if isinstance(found, tuple) else found
     return ConfineRules(**made)
 

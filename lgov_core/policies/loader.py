@@ -21,7 +21,7 @@ from lgov_core.policies.confinement import check_confinement, document_digest, i
 from lgov_core.policies.document import Place, read_yaml
 from lgov_core.policies.dry_run import in_dry_run
 from lgov_core.policies.policy_set import PolicySet, Rule
-from lgov_core.policies.registry import BUILTIN_POLICIES, available_policies
+from lgov_core.policies.registry import BUILTIN_POLICIES, available_policies, options_of
 from lgov_core.types import Point, Policy, PolicyFactory, Severity
 
 _TOP = ("version", "name", "mode", "default", "confine", "rules")
@@ -235,7 +235,7 @@ class _Loading:
             self.made[name] = kept
             return kept.policy
         factory = self.registry[use]
-        parameters = inspect.signature(factory).parameters
+        parameters = options_of(factory)
         open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
         if not open_ended:
             self.known_keys(where, options, tuple(option for option in parameters if option != "name"), what="option")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final, cast
@@ -57,6 +58,12 @@ BUILTIN_POLICIES: Final[Mapping[str, PolicyFactory]] = MappingProxyType(
         "tool": ToolPolicy,
     }
 )
+
+
+def options_of(factory: PolicyFactory) -> dict[str, inspect.Parameter]:
+    """What ``factory`` takes, by name: of a class its ``__init__``, which `inspect.signature` misses in Python 3.11.2."""
+    made_by = factory.__init__ if isinstance(factory, type) else factory
+    return {name: one for name, one in inspect.signature(made_by).parameters.items() if name != "self"}
 
 
 def available_policies() -> Mapping[str, PolicyFactory]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
-from lgov_core.policies.registry import BUILTIN_POLICIES
+from lgov_core.policies.registry import BUILTIN_POLICIES, options_of
 from lgov_core.types import Point, PolicyFactory, Severity
 
 #: Where the schema of the built-in policies lies.
@@ -55,8 +55,8 @@ def _options(factory: Callable[..., Any]) -> dict[str, Any]:
     hints = get_type_hints(made_by)
     known: dict[str, Any] = {}
     needed: list[str] = []
-    for name, parameter in inspect.signature(factory).parameters.items():
-        if name in ("self", "name"):
+    for name, parameter in options_of(factory).items():
+        if name == "name":
             continue
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             return {}

@@ -9,11 +9,9 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shutil
 import sys
-import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
     from lgov_core.confine.denials import Denials
     from lgov_core.confine.plan import Plan
     from lgov_core.confine.reach import Attempts, Reach
+    from lgov_core.policies import ApprovalRequests
     from lgov_core.policies.confinement import ConfinedPolicy, ConfineRules
 
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
@@ -49,22 +48,23 @@ def enter_box(
             f"confinement needs Linux, and this is {sys.platform}",
             hint="run it in a Linux container or virtual machine",
         )
+    from lgov_core.confine.private_folder import make_private_folder
     from lgov_core.policies.confinement import preset_rules
 
     options, confined = _settled(options)
     rules = preset_rules(preset or "workspace", Path.cwd()) if confined is None else confined.with_preset(preset)
-    private = Path(tempfile.mkdtemp(prefix="lgov-box-"))
+    private = make_private_folder()
     try:
-        placed = _start(rules, options, confined, private, strict=strict, program=program)
+        placed = _start(rules, options, confined, private.path, strict=strict, program=program)
     except BaseException:
-        shutil.rmtree(private, ignore_errors=True)
+        private.remove()
         raise
     if isinstance(placed, RunOptions):
         return placed
     try:
         return _run_outside(*placed, options, confined)
     finally:
-        shutil.rmtree(private, ignore_errors=True)
+        private.remove()
 
 
 def _settled(options: RunOptions) -> tuple[RunOptions, ConfinedPolicy | None]:
@@ -77,8 +77,18 @@ def _settled(options: RunOptions) -> tuple[RunOptions, ConfinedPolicy | None]:
     return replace(options, audit=audit), confined
 
 
-def _stores(confined: ConfinedPolicy | None) -> dict[str, float]:
+def _stores(confined: ConfinedPolicy | None) -> dict[str, list[Mapping[str, Any]]]:
     return confined.approval_stores() if confined is not None else {}
+
+
+def _requests(store: str, rules: Sequence[Mapping[str, Any]]) -> ApprovalRequests:
+    """The requests in a file: an approval holds no longer than the longest ``expires_s`` of its rules says."""
+    from lgov_core.policies import ApprovalRequests
+    from lgov_core.policies.approvals.notice import Notice
+
+    longest = max(rule.get("expires_s", 3600.0) for rule in rules)  # as `ApprovalPolicy` has it
+    notices = [Notice.of("approval", rule.get("command", ()), rule.get("webhook")) for rule in rules]
+    return ApprovalRequests(store or None, expires_s=longest, notices=notices)
 
 
 def _start(
@@ -103,6 +113,7 @@ def _start(
         rules,
         confined,
         audit=options.audit,
+        apart=[str(one) for one in (options.audit_key, options.heads) if one is not None],
         private=str(private),
         program=program,
         forwards=reach.forwards(),
@@ -125,16 +136,19 @@ def _run_outside(
     from lgov_core.confine.denials import Denials
     from lgov_core.confine.proxy import Proxy
     from lgov_core.confine.reach import POLICY, Attempts
-    from lgov_core.policies import ApprovalRequests
 
     assert options.audit is not None
     with closing(placed.channel), ExitStack() as opened:  # a box that is not released ends
         digest = "" if confined is None else confined.digest
-        log = AuditLog(options.audit, policy_digest=digest, signer=default_signer(), redact=options.redact or None)
+        log = AuditLog(
+            options.audit,
+            policy_digest=digest,
+            signer=default_signer(options.audit_key),
+            heads=options.heads,
+            redact=options.redact or None,
+        )
         opened.callback(_close, log)
-        stores = {
-            store: ApprovalRequests(store or None, expires_s=longest) for store, longest in _stores(confined).items()
-        }
+        stores = {store: _requests(store, rules) for store, rules in _stores(confined).items()}
         attempts = Attempts(log, options.rollout_id)
         said = _fields(placed.layers, plan)
         about = {"rollout_id": options.rollout_id, "policy": POLICY, "rule": "box", "reason": _summary(placed.layers)}

@@ -20,10 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lgov_core.policies.approvals import notice
+from lgov_core.process.blocked import Blocked
 from lgov_core.process.governed import append_report
 
 _PYTHON = re.compile(r"(python|pypy)[\d.]*w?(\.exe)?", re.IGNORECASE)
 _WORDS_END = re.compile(r"[\s;&|()<>'\"`]+")
+_STARTERS = (platform.__file__, notice.__file__)
 _START_EVENTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.exec", "os.spawn", "os.system"})
 
 
@@ -41,6 +44,7 @@ class ChildReports:
     ungoverned: int = 0
     multiprocessing: int = 0
     judged: Counter[tuple[str, str, str]] = field(default_factory=Counter[tuple[str, str, str]])
+    blocked: list[Blocked] = field(default_factory=list[Blocked])
     problems: list[str] = field(default_factory=list[str])
 
 
@@ -90,6 +94,7 @@ def read_reports(path: Path) -> ChildReports:
                 began.append((said["pid"], said["parent"]))
         for framework, point, effect, count in said.get("judged", ()):
             found.judged[framework, point, effect] += count
+        found.blocked += [Blocked(**one) for one in said.get("blocked", ())]
         found.problems += said.get("problems", [])
     waiting.subtract(parent for _, parent in began if parent in waiting)
     found.ungoverned = sum(count for count in waiting.values() if count > 0) + sum(replaced.values())
@@ -104,7 +109,7 @@ def watch_children(reports: Path, replacing: Callable[[str], object] = lambda na
     own = os.getpid()
 
     def notice(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in _START_EVENTS and not _asks_platform() and not _is_repeated(event):
+        if event in _START_EVENTS and not _is_not_the_programs() and not _is_repeated(event):
             name = _program_name(event, arguments)
             if event == "os.exec" and os.getpid() == own:
                 replacing(name)
@@ -114,11 +119,11 @@ def watch_children(reports: Path, replacing: Callable[[str], object] = lambda na
     sys.addaudithook(notice)
 
 
-def _asks_platform() -> bool:
-    """Whether it is Python's own ``platform`` that starts a program: it asks ``uname`` which machine this is."""
+def _is_not_the_programs() -> bool:
+    """Whether Python's own ``platform`` starts a program (it asks ``uname`` which machine this is), or lgov a notice."""
     frame = sys._getframe(2)
     while frame is not None:
-        if frame.f_code.co_filename == platform.__file__:
+        if frame.f_code.co_filename in _STARTERS:
             return True
         frame = frame.f_back
     return False

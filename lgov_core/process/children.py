@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "LGOV_CHILD"
 SITE = Path(__file__).parent / "site"
+_PATHS = ("policy", "audit", "audit_key", "heads", "air")
 #: How much of a child's command a message shows, in characters.
 MAX_COMMAND = 100
 
@@ -44,8 +45,7 @@ def hand_on(options: ProcessOptions, scope: RolloutScope, reports: Path) -> None
     os.environ[VARIABLE] = json.dumps(
         {
             **asdict(options),
-            "policy": str(options.policy.resolve()),
-            "audit": str(options.audit.resolve()),
+            **{name: str(path.resolve()) for name in _PATHS if (path := getattr(options, name)) is not None},
             "store": _absolute(options.store),
             **asdict(scope),
             "reports": str(reports),
@@ -83,6 +83,7 @@ class _Child:
             inherited["capture_content"],
             tuple(inherited["redact"]),
             inherited["broker"],
+            *(None if inherited[name] is None else Path(inherited[name]) for name in ("audit_key", "heads", "air")),
         )
         self.scope = RolloutScope(
             inherited["rollout_id"], inherited["attempt"], inherited["session_id"], inherited["task_id"]
@@ -119,7 +120,8 @@ class _Child:
         problems += self.process.close()
         judged = [[*key, count] for key, count in self.process.tally.judged.items()]
         problems = [f"child process {self.pid}: {problem}" for problem in problems]
-        append_report(self.reports, {"judged": judged, "problems": problems})
+        blocked = self.process.tally.blocked.as_json()
+        append_report(self.reports, {"judged": judged, "blocked": blocked, "problems": problems})
 
 
 def _refuse(reason: str) -> NoReturn:

@@ -10,6 +10,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lgov_core._util.plurals import counted
+from lgov_core.process.blocked import Blocked
+
 if TYPE_CHECKING:
     from lgov_core.types import Adapter
 
@@ -23,10 +26,19 @@ _WORDS = {
     "output": "answers",
     "agent_shutdown": "ends",
 }
+_EFFECTS = {
+    "deny": "denied",
+    "escalate": "not approved yet",
+    "would-deny": "would have been denied",
+    "would-escalate": "would have needed approval",
+}
 #: Actions of lgov's own: the beginning and the end of a rollout.
 _OURSELVES = ("", "lgov")
 #: More of the same gap are counted, not listed.
 MAX_PLACES = 5
+MAX_BLOCKED = 10
+#: Characters of a reason; it may hold what a model wrote.
+MAX_REASON = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +57,8 @@ class NearGap:
 class RunReport:
     """How a governed run went. ``judged`` counts by framework, point and effect; it holds the children's too.
 
-    ``would_deny`` of the ``allowed`` decisions would have blocked outside shadow mode.
+    ``would_deny`` of the ``allowed`` decisions would have blocked outside shadow mode. ``blocked`` names what was blocked,
+    or would have been.
 
     ``uncovered`` says for each instrumented framework at which points it cannot block. ``children`` counts started programs
     by name, ``governed_children`` those that were under policy, also if another child started them, ``ungoverned_children``
@@ -70,6 +83,7 @@ class RunReport:
     audit: str
     rollout_id: str
     store: str | None = None
+    blocked: list[Blocked] = field(default_factory=list[Blocked])
     problems: list[str] = field(default_factory=list[str])
 
     def as_json(self) -> dict[str, Any]:
@@ -92,13 +106,31 @@ class RunReport:
             lines.append(f"{framework}: judged {_in_words(self.judged.get(framework, {}))}")
         for framework, points in self.uncovered.items():
             lines.append(f"{framework}: cannot block at {', '.join(points)}")
-        lines += [f"{count} failures in {what}" for what, count in sorted(self.failures.items())]
+        lines += self._blocked_lines()
+        lines += [f"{counted(count, 'failure')} in {what}" for what, count in sorted(self.failures.items())]
         lines += self._gap_lines()
         lines += self._child_lines()
         lines += self.problems
         lines.append(f"audit record: {self.audit}")
         if self.store is not None:
             lines.append(f"trace store: {self.store}, rollout {self.rollout_id}")
+        return lines
+
+    def _blocked_lines(self) -> list[str]:
+        lines: list[str] = []
+        for one in self.blocked[:MAX_BLOCKED]:
+            times = f" {one.count} times" if one.count > 1 else ""
+            where = "" if one.point == "pre_tool_call" else f" at {one.point}"
+            line = f"{_EFFECTS[one.effect]}{times}: {one.name}{where}, by {one.policy}/{one.rule}: {one.reason[:MAX_REASON]}"
+            line = "".join(char if char.isprintable() else "?" for char in line)
+            lines.append(f"{line} ({one.decision_id})" if one.decision_id else line)
+            if one.effect == "escalate":
+                lines.append(
+                    f"  to answer: {one.approval or 'give the rule a store: a file in which a person answers'}"
+                )
+        if len(self.blocked) > MAX_BLOCKED:
+            more = len(self.blocked) - MAX_BLOCKED
+            lines.append(f"{more} further kinds were blocked: lgov audit show {self.audit} --denied")
         return lines
 
     def _gap_lines(self) -> list[str]:
@@ -114,17 +146,19 @@ class RunReport:
         lines: list[str] = []
         names = ", ".join(name for name, _ in Counter(self.children).most_common(MAX_PLACES))
         if self.governed_children:
-            lines.append(f"{self.governed_children} Python processes that the program started were governed")
+            lines.append(f"{_started(self.governed_children)} governed")
         if self.ungoverned_children:
-            what = f"{self.ungoverned_children} Python processes that the program started were not governed"
-            lines.append(f"{what} (it started {names})")
+            lines.append(f"{_started(self.ungoverned_children)} not governed (it started {names})")
         if self.other_children:
-            lines.append(
-                f"{self.other_children} other programs, which have no policy, were started (it started {names})"
-            )
+            lines.append(f"{counted(self.other_children, 'other program')} without a policy: it started {names}")
         if self.children_refused:
             lines.append("status 78 for that: start them with this environment, or give --allow-ungoverned-children")
         return lines
+
+
+def _started(count: int) -> str:
+    what = "Python process{} that the program started {}"
+    return counted(count, what.format("", "was"), what.format("es", "were"))
 
 
 def _in_words(points: Mapping[str, Mapping[str, int]]) -> str:

@@ -1,4 +1,4 @@
-"""A rollout as spans: what a trace store holds of it, in the documented attributes (docs/data.md)."""
+"""A rollout as spans: what a trace store holds of it, in the documented attributes (docs/reference/data.md)."""
 
 from __future__ import annotations
 

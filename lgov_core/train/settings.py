@@ -39,9 +39,9 @@ VARIABLES: Final[Mapping[str, tuple[str, str]]] = types.MappingProxyType(
 class ModelSection:
     """``model:`` — what is trained.
 
-    ``name`` is smollm2, a transformers folder or a hub name. ``dtype`` is what the engine and the update compute in; auto is
-    bfloat16 where the processor has it and the model at least ten million parameters, else float32. ``lora_rank`` 0 trains
-    all weights; None decides by size: adapters of rank 16 from ten million parameters on. ``max_new_tokens`` bounds a
+    ``name`` is tiny, smollm2, a transformers folder or a hub name. ``dtype`` is what the engine and the update compute in;
+    auto is bfloat16 where the processor has it and the model at least ten million parameters, else float32. ``lora_rank`` 0
+    trains all weights; None decides by size: adapters of rank 16 from ten million parameters on. ``max_new_tokens`` bounds a
     reply, ``max_batch`` how many calls are decoded together; a prompt may be as long as the model's context. ``served_as``
     is a further name for the model at the endpoint. ``engine`` samples: embedded, in the trainer's own process, or vllm
     (section ``vllm``), which trains adapters only; ``engine_url`` is the base URL of a vLLM that runs already and reads this
@@ -61,7 +61,7 @@ class ModelSection:
 
 @dataclass(frozen=True, slots=True)
 class TrainingSection:
-    """``training:`` — how it is trained. None leaves a value to the algorithm (docs/training.md has its defaults).
+    """``training:`` — how it is trained. None leaves a value to the algorithm (docs/how-to/training.md has its defaults).
 
     An update is made of ``batch_size`` tasks with ``group_size`` rollouts each; ``epochs`` passes are made over the tasks,
     ``steps`` bounds the updates. ``update_epochs`` passes are made over the rows of one update. ``kl_coef`` is β.
@@ -107,7 +107,7 @@ class RuntimeSection:
     ``auto_instrumentation`` installed frameworks are instrumented, with ``air_enabled`` tools and models earn intermediate
     rewards. ``policy`` is a policy file under which agents run (None: nothing is judged). ``timeout_s`` bounds an attempt,
     ``max_attempts`` the tries at a rollout that a machine failed. With ``confine`` worker processes run in boxes
-    (`docs/confinement.md`).
+    (`docs/how-to/confinement.md`).
     """
 
     nworkers: int = bounded(4, least=1)
@@ -183,7 +183,7 @@ class PromptSection:
 
 @dataclass(frozen=True, slots=True)
 class VerlSection:
-    """``verl:`` — for ``--backend verl`` (docs/scale.md).
+    """``verl:`` — for ``--backend verl`` (docs/how-to/scale.md).
 
     Fields with the names of those of `lgov_core.train.verl.job.VerlCluster`, `VerlUpdate` and `VerlJob` mean the same.
     ``tokens_per_gpu`` None is ``training.tokens_per_batch``, or verl's own default. ``listen`` is the address and port of the
@@ -210,7 +210,7 @@ class VerlSection:
 
 @dataclass(frozen=True, slots=True)
 class VllmSection:
-    """``vllm:`` — for ``model.engine: vllm`` (docs/vllm.md).
+    """``vllm:`` — for ``model.engine: vllm`` (docs/how-to/vllm.md).
 
     ``python`` is the interpreter of the environment that has vLLM. ``dtype`` is that of its copy of the model (None:
     ``model.dtype``), ``gpu_memory`` the share of a GPU's memory that it takes. ``context_tokens`` bounds prompt and reply

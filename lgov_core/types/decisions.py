@@ -50,6 +50,7 @@ class Decision:
     (`unenforced`). ``policy_digest`` is that of the policies of the governor that took the decision, set by it.
     ``fault`` is true when the act was denied because the judgement itself failed (a policy that raised or timed out, a
     record that could not be written): it says nothing about the agent, so it is not a violation and earns no penalty.
+    ``approval`` is the command that answers the request for approval behind the decision: for people, not for the model.
 
     Read-only by convention (freezing it would cost several times its construction): make a variant with `changed`.
     """
@@ -68,6 +69,7 @@ class Decision:
     shadowed: bool = False
     fault: bool = False
     policy_digest: str = ""
+    approval: str = ""
 
     @property
     def unenforced(self) -> Decision | None:

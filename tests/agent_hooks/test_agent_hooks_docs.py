@@ -1,4 +1,4 @@
-"""The programs in docs/agent-hooks.md run, and its table is that of the tests."""
+"""The programs in docs/how-to/agent-hooks.md run, and its table is that of the tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from test_conformance import APPLICABLE, RUNS, SKIPPED, VECTORS
 
-TEXT = (Path(__file__).parents[2] / "docs" / "agent-hooks.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[2] / "docs/how-to/agent-hooks.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:
@@ -22,7 +22,7 @@ def test_the_programs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     programs = blocks("python")
     assert len(programs) == 2
     for number, program in enumerate(programs):
-        exec(compile(program, f"docs/agent-hooks.md, program {number}", "exec"), {"__name__": "__main__"})
+        exec(compile(program, f"docs/how-to/agent-hooks.md, program {number}", "exec"), {"__name__": "__main__"})
     assert (tmp_path / "audit.db").exists()
 
 

@@ -114,7 +114,7 @@ def test_tokens_reach_the_policies(run: Run) -> None:
 
 
 def test_the_line_in_the_document_governs(python: Path, tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "agent-hooks.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs/how-to/agent-hooks.md").read_text(encoding="utf-8")
     (program,) = re.findall(r"^```py\n(.*?)^```", text, re.M | re.S)
     (policy,) = re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)
     (tmp_path / "policy.yaml").write_text(policy)

@@ -1,4 +1,4 @@
-"""What docs/autogen.md and the example say holds: each snippet is run."""
+"""What docs/how-to/autogen.md and the example say holds: each snippet is run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def erase(path: str) -> str:
 
 
 def snippets() -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "autogen.md").read_text(), re.M | re.S)
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/how-to/autogen.md").read_text(), re.M | re.S)
 
 
 async def run_agent(agent: Any) -> str:

@@ -6,8 +6,10 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import time
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -135,6 +137,24 @@ def test_the_death_of_the_outside_ends_the_program(workspace: Workspace) -> None
     process.wait()
     time.sleep(1.5)
     assert not (workspace.folder / "on").exists()
+
+
+def test_what_a_killed_run_left_is_removed_by_the_next(workspace: Workspace, tmp_path: Path) -> None:
+    (temporary := tmp_path / "tmp").mkdir()
+    program = "import socket, sys; socket.socket(1).bind('/tmp/' + 'left'); print('up', flush=True); sys.stdin.read()"
+    runs = [workspace.start(program, env={"TMPDIR": str(temporary)}, stdin=subprocess.PIPE) for _ in range(2)]
+    for run in runs:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "up\n"
+    left = set(temporary.glob("lgov-box-*/tmp/left"))
+    assert len(left) == 2
+    os.kill(runs[0].pid, signal.SIGKILL)
+    runs[0].communicate()
+    assert set(temporary.glob("lgov-box-*/tmp/left")) == left
+    workspace.run("", env={"TMPDIR": str(temporary)})
+    assert len(left & set(temporary.glob("lgov-box-*/tmp/left"))) == 1, "the one that still runs keeps its own"
+    runs[1].communicate()
+    assert list(temporary.iterdir()) == []
 
 
 APPROVAL = """

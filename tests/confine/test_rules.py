@@ -10,6 +10,7 @@ from lgov_core.confine.plan import make_plan
 from lgov_core.errors import InstrumentationError, PolicyFileError
 from lgov_core.policies import load_policy_file
 from lgov_core.policies.confinement import read_confinement
+from lgov_core.policies.content.credential_names import SECRET_NAMES
 
 
 def policy(folder: Path, confine: str) -> Path:
@@ -35,6 +36,18 @@ def test_lists_of_the_file_are_added_to_the_preset(tmp_path: Path) -> None:
     assert rules.connect == ("*.example.org:443",)
     assert (rules.memory, rules.processes, rules.model) == (2 << 30, None, True)
     assert read_confinement(path).with_preset("no-network").model is False
+
+
+def test_a_preset_hides_the_names_that_are_closed_for_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = [name.replace("*", "x").replace("[-_]", "-") for name in SECRET_NAMES]
+    for at, name in enumerate([*names, ".ENV", "server.PEM", "open.txt"]):
+        (tmp_path / str(at) / name).parent.mkdir(parents=True)
+        (tmp_path / str(at) / name).write_text("x")
+    found = read_confinement(policy(tmp_path, "{preset: workspace}"))
+    plan = make_plan(found.with_preset(None), found, audit=tmp_path / ".lgov" / "audit.db", private="/nowhere")
+    shown = [path for path in tmp_path.rglob("*") if path.is_file() and plan.access(str(path))[0] != "hidden"]
+    assert [path.name for path in shown] == ["policy.yaml", "open.txt"]
 
 
 MISTAKES = {

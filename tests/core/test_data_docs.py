@@ -1,4 +1,4 @@
-"""docs/data.md names every attribute, field and finding that there is, and none that is not."""
+"""docs/reference/data.md names every attribute, field and finding that there is, and none that is not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lgov_core.transitions.tokens.chains import make_chains
 from lgov_core.transitions.transition_set import Transition, TransitionSet
 from lgov_core.types import CapturedCall, Outcome, Reward, Rollout
 
-TEXT = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[2] / "docs/reference/data.md").read_text(encoding="utf-8")
 NAMED = set(re.findall(r"`([\w.]+)`", TEXT))
 ONE = Transition(
     run_id="run",
@@ -96,5 +96,5 @@ def test_the_batches_can_be_made_as_written(
         )
         store.finish_attempt("r", 1, Outcome.SUCCEEDED, rewards=[Reward(1.0, "task", "r", 1)])
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "docs/data.md", "exec"), {})
+    exec(compile(code, "docs/reference/data.md", "exec"), {})
     assert "1 {'t': {'transitions': 1, 'nodes': 1, 'total': 3, 'distinct': 3" in capsys.readouterr().out

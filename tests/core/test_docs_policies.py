@@ -1,4 +1,4 @@
-"""Every policy file in docs/policies.md loads, and judges the cases under it as they say, by `lgov policy eval`."""
+"""Every policy file in docs/how-to/policies.md loads, and judges the cases under it as they say, by `lgov policy eval`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lgov_core.cli import cli
 from lgov_core.policies import BUILTIN_POLICIES, load_policy_file
 from lgov_core.types import Action, Point
 
-TEXT = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()
+TEXT = (Path(__file__).parents[2] / "docs/how-to/policies.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", TEXT, re.M | re.S))
 TESTED = {name: text for name, text in SECTIONS.items() if "```yaml" in text}
 

@@ -72,7 +72,7 @@ def test_a_call_waits_is_approved_runs_once_and_waits_again(store: Any) -> None:
     ids=repr,
 )
 def test_any_difference_is_another_request(store: Any, other: Action) -> None:
-    policy = ApprovalPolicy(["pay*"], store=store)
+    policy = ApprovalPolicy(["pay*"], per="rollout", store=store)
     policy.judge(pay())
     policy.approve(only_pending(policy).request_id, by="Eve")
     decision = policy.judge(other)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 
 import pytest
+import sqlglot
 
 from lgov_core.policies import SQLPolicy
 
@@ -341,3 +342,11 @@ def test_chains_of_subscripts_that_the_parser_takes_minutes_for_are_refused() ->
         assert not policy.judge_sql(f"INSERT INTO t VALUES {arrays}").blocks
         for long in ("a" + "[1]" * 400, 'a ."b" [1]' * 400, "a" + "[1]" * 200 + "; SELECT b" + "[1]" * 200):
             assert policy.judge_sql(f"SELECT {long} FROM t").rule == "sql-too-deep"
+
+
+def test_what_the_parser_cannot_read_is_in_the_decision_only(caplog: pytest.LogCaptureFixture) -> None:
+    text = "CREATE VIEW v(a) AS SELECT 1 WITH CHECK OPTION"
+    assert SQLPolicy(dialect="sqlite", mode="guarded").judge_sql(text).rule == "sql-unparsable"
+    assert caplog.records == []
+    sqlglot.parse(text)  # the program's own use of the parser
+    assert "unsupported syntax" in caplog.text

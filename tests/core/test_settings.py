@@ -30,7 +30,7 @@ def project(tmp_path: Path) -> Path:
 def test_every_variable_that_the_documents_name_may_be_set() -> None:
     root = Path(__file__).parents[2]
     known = {f"LGOV_{field.name.upper()}" for field in dataclasses.fields(Settings)} | OTHER_VARIABLES
-    for page in (root / "README.md", *root.glob("docs/*.md"), *root.glob("examples/*/README.md")):
+    for page in (root / "README.md", *root.glob("docs/**/*.md"), *root.glob("examples/*/README.md")):
         named = re.findall(r"\bLGOV_(?!TEST_)[A-Z_]*[A-Z]\b", page.read_text(encoding="utf-8"))
         assert set(named) <= known, page
 

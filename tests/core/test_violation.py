@@ -80,7 +80,6 @@ def test_the_error_is_in_the_tree_and_carries_the_violation() -> None:
     ("effect", "kind", "blocked"),
     [
         (Effect.DENY, PolicyViolationType.BLOCKED, True),
-        (Effect.ESCALATE, PolicyViolationType.BLOCKED, True),
         (Effect.TRANSFORM, PolicyViolationType.MODIFIED, False),
         (Effect.WARN, PolicyViolationType.WARNED, False),
     ],
@@ -92,6 +91,7 @@ def test_a_decision_is_the_violation_of_its_effect(effect: Effect, kind: PolicyV
 
 def test_an_allow_a_fault_and_a_set_that_only_watches_are_no_violations() -> None:
     assert violation_of(ALLOW) is None
+    assert violation_of(Decision(Effect.ESCALATE, "approval", "approval-pending", "a person has to approve")) is None
     assert violation_of(fault("sql", "policy-error", "it failed")) is None
     watched = PolicySet([ConstantPolicy(Effect.DENY, name="no")], mode="shadow").judge(ACTION)
     assert watched is not None
@@ -101,7 +101,8 @@ def test_an_allow_a_fault_and_a_set_that_only_watches_are_no_violations() -> Non
 def test_of_several_that_blocked_the_most_severe_is_named_and_never_a_fault_or_a_milder_effect() -> None:
     decisions = [
         Decision(Effect.DENY, "low", "r", "low", Severity.LOW),
-        Decision(Effect.ESCALATE, "high", "r", "high", Severity.HIGH),
+        Decision(Effect.DENY, "high", "r", "high", Severity.HIGH),
+        Decision(Effect.ESCALATE, "asks", "r", "asks", Severity.CRITICAL),
         Decision(Effect.WARN, "warns", "r", "warns", Severity.CRITICAL),
         fault("broken", "policy-error", "broken"),
         replace(Decision(Effect.DENY, "watcher", "r", "watcher", Severity.CRITICAL), shadowed=True),

@@ -179,7 +179,7 @@ def test_with_a_policy_that_reads_every_text(served: dict[str, Served], cell: Ce
 
 
 def test_the_table_of_clients_in_the_document_is_this_one() -> None:
-    text = (ROOT / "docs" / "endpoint.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/how-to/endpoint.md").read_text(encoding="utf-8")
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.endswith("| yes | yes |")]
     paths = {"chat": "chat/completions"}
     assert rows == [[client, f"`/v1/{paths.get(route, route)}`", "yes", "yes"] for client, route, _ in CLIENTS]

@@ -171,15 +171,24 @@ def test_an_image_is_no_text_and_passes(stage) -> None:
         assert PNG.partition(",")[2] in json.dumps(serving.model.requests[-1].body)
 
 
-def test_what_was_redacted_is_redacted_in_the_record(serve, store) -> None:
+@pytest.mark.parametrize("speaks", [["chat"], ALL])
+@pytest.mark.parametrize("path", PLACES)
+def test_what_was_redacted_is_redacted_in_the_record(serve, store, path: str, speaks: Any) -> None:
     gate = PolicyGate(Governor([SecretsPolicy(action="redact")]))
-    serving = serve(["ok"], gate=gate)
+    serving = serve(["ok"], gate=gate, speaks=speaks)
     named = {"x-lgov-rollout-id": "r1", "x-lgov-attempt": "1"}
-    asked = {"model": "m", "messages": [{"role": "user", "content": f"see {KEY}"}], "metadata": {"a": KEY}, "user": KEY}
-    assert httpx.post(f"{serving.base_url}/chat/completions", json=asked, headers=named).status_code == 200
+    text = f"see {KEY}"
+    said: dict[str, Any] = {"completions": {"prompt": text}, "responses": {"input": text}}.get(
+        path, {"messages": [{"role": "user", "content": text}]}
+    )
+    user = {} if path == "messages" else {"user": KEY}
+    asked = {**PLAIN[path], **said, **user}
+    assert httpx.post(f"{serving.base_url}/{path}", json=asked, headers=named).status_code == 200
     gate.close()
     (recorded,) = store.calls(["r1"])
-    assert (KEY in json.dumps(recorded.request), recorded.request["model"]) == (False, "m")
+    sent = serving.model.requests[0].body
+    assert (KEY in json.dumps([recorded.request, sent]), recorded.request["model"]) == (False, "m")
+    assert recorded.request["messages"] == sent["messages"]
 
 
 @pytest.mark.parametrize("streamed", [False, True])

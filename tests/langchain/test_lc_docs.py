@@ -1,4 +1,4 @@
-"""What docs/langchain.md and the example say holds: each snippet is run, and governs."""
+"""What docs/how-to/langchain.md and the example say holds: each snippet is run, and governs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ rules:
 
 
 def snippets() -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "langchain.md").read_text(), re.M | re.S)
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/how-to/langchain.md").read_text(), re.M | re.S)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What docs/openai.md and the example say holds: each snippet is run."""
+"""What docs/how-to/openai.md and the example say holds: each snippet is run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def answer(client: openai.OpenAI) -> str | None:
 def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "policy.yaml").write_text(POLICY)
-    instrumented, governed = snippets(ROOT / "docs" / "openai.md")
+    instrumented, governed = snippets(ROOT / "docs/how-to/openai.md")
     (example,) = snippets(EXAMPLE / "README.md")
     asked = asks(("c1", "erase", {"path": "x"}))
     with ScriptedModelServer([asked, says("one"), asked, says("two"), asked, says("three")]) as server:

@@ -1,4 +1,4 @@
-"""What docs/openai-agents.md and the example say holds: each snippet is run, and so is the example."""
+"""What docs/how-to/openai-agents.md and the example say holds: each snippet is run, and so is the example."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ rules:
 def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "policy.yaml").write_text(POLICY)
-    text = (ROOT / "docs" / "openai-agents.md").read_text()
+    text = (ROOT / "docs/how-to/openai-agents.md").read_text()
     instrumented, one_line, nested, parts = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
     erased: list[str] = []
 

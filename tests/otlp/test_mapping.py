@@ -17,7 +17,7 @@ from lgov_core.trace.otlp.codec import decode_traces
 from lgov_core.types import Span, SpanEvent
 
 SAMPLES = Path(__file__).parent / "samples"
-PAGE = Path(__file__).parents[2] / "docs/tracing.md"
+PAGE = Path(__file__).parents[2] / "docs/how-to/tracing.md"
 NAMES = sorted(path.stem for path in SAMPLES.glob("*.jsonl"))
 QUESTION = "What is the weather in Oslo?"
 
@@ -347,7 +347,7 @@ def test_the_table_fits() -> None:
 
 
 def mapping_page() -> str:
-    """The table of docs/tracing.md."""
+    """The table of docs/how-to/tracing.md."""
     lines = ["| lgov's name | read from |", "|---|---|"]
     for ours in dict.fromkeys(row.ours for row in ROWS):
         places = dict.fromkeys(

@@ -89,7 +89,7 @@ def test_the_pull_requests_kernel_and_runner(names: dict[str, Any], database: Da
 
 
 def test_the_rewards_for_training_of_our_own_page(scored: dict[str, Any], database: Database) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "requirements.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs/reference/requirements.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
     failed = GovernedRollout("task", None, False)
     scored |= {"task_reward": lambda rollout: float(rollout.success)}

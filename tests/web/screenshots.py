@@ -1,4 +1,4 @@
-"""Takes the pictures of the window for README.md and docs/window.md, into docs/images.
+"""Takes the pictures of the window for README.md and docs/how-to/window.md, into docs/images.
 
     python -m tests.web.screenshots [FOLDER]
 

@@ -35,7 +35,7 @@ def suggest(
 ) -> None:
     """Propose the least-privilege policy that the tool calls in STORE (a trace store or an audit record) need.
 
-    It allows the calls that ran, that no policy objected to (also not in shadow mode) and that did not fail: those tools,
+    It allows the calls that ran, that no rule objected to (also not in shadow mode) and that did not fail: those tools,
     the form of their arguments, SQL tables and statements, folders, hosts, addresses and calls a rollout. Each is commented
     with how often it was seen. Then all recorded calls are judged by it: it denies none of those (exits 1 if it does), and
     what it decides about the others is listed. It is a proposal: read it and edit it.
@@ -44,7 +44,7 @@ def suggest(
 
     if output is not None and output.exists() and not force:
         raise PolicyError(f"{output} already exists", hint="choose another name, or replace it with --force")
-    found = _suggested(store, output, dialect)
+    found = suggestion(store, output, dialect)
     if output is not None:
         atomic_write(output, found.text.encode())
     if as_json:
@@ -63,7 +63,8 @@ def suggest(
     ctx.exit(Exit.FINDING if found.denied else Exit.OK)
 
 
-def _suggested(place: str, output: Path | None, dialect: str | None) -> Suggestion:
+def suggestion(place: str, output: Path | None, dialect: str | None) -> Suggestion:
+    """The policy for the tool calls in ``place``, to be written to ``output``. Raises `LgovError`."""
     from lgov_core.policies.sql.policy import COMMON_DIALECTS
     from lgov_core.views.replay import from_audit, from_store
     from lgov_core.views.suggestion import suggest as propose

@@ -55,6 +55,8 @@ class _Call:
     engine: Engine
     asked: ChatRequest
     judged: GateRequest | None = None
+    #: Whether a policy changed the messages, which only what the engine is asked then has.
+    rewritten: bool = False
 
     @property
     def native(self) -> bool:
@@ -148,7 +150,7 @@ class ApiRoutes:
                 await self._admit(self._gate, call)
             except GateRefusal as refusal:
                 return self._refused(call, refusal)
-        sent = call.asked.body if call.native else call.body  # as policies left it
+        sent = call.asked.body if call.native or call.rewritten else call.body  # as policies left it
         exchange = Exchange(call.asked, engine.name, who, started_at, api.route, sent)
         writer = api.pass_on(call.asked) if call.native else api.rewrite(call.asked, body, new_id(api.id_prefix))
         if call.asked.stream:
@@ -227,7 +229,7 @@ class ApiRoutes:
             raise EndpointError(what, status=403)
         if asked.route != "chat":  # the upstream is asked for chat instead, where the change can be carried over
             asked = self._translated(api, call.body, call.who, call.engine)
-        call.asked = with_contents(asked, judged, call.judged)
+        call.asked, call.rewritten = with_contents(asked, judged, call.judged), True
 
     async def _release(self, call: _Call, completion: Completion) -> tuple[Mapping[str, Any], bytes] | None:
         """The body and the events that replace a finished reply; None where the gate changed nothing."""

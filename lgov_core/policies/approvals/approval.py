@@ -15,14 +15,19 @@ from typing import Any, ClassVar, get_args
 from lgov_core._util.canonical import NotCanonical, canonical_json, fingerprint
 from lgov_core.errors import PolicyError
 from lgov_core.policies.approvals.approval_requests import ApprovalRequest, ApprovalRequests
+from lgov_core.policies.approvals.notice import Notice, answer_command
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.budgets.bookkeeping import NOT_MADE, Judgements, Per, checked_clock, count_key, decided, now_of
+from lgov_core.policies.caller import caller_gone
 from lgov_core.policies.dry_run import in_dry_run
 from lgov_core.policies.options import file_path, matches_any, one_of, positive_number, string_tuple
 from lgov_core.types import Action, Decision, Effect, Point, Severity, ToolOutcome, new_id
 
 #: Is asked about one call, and answers True or False; anything else is no.
 Approver = Callable[[ApprovalRequest], bool | Awaitable[bool]]
+
+#: How often a call that waits looks for the answer, in seconds.
+_LOOKS_EVERY_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +44,10 @@ class ApprovalPolicy(BoundedPolicy):
     """Lets a tool be called only after a person or callback approved exactly that call.
 
     ``tools`` are globs for the tools that need it; about others it has no opinion. What is approved is the tool, its kind,
-    the agent, the arguments, and the rollout (or session, attempt, agent; with ``global`` none: ``per``), bound to each
-    other by a SHA-256: a call that differs in any of them is another request. So is the same call after this policy's name
-    or settings have changed. An approval is used up by one call, and lapses after ``expires_s`` seconds.
+    the agent, the arguments and, as ``per`` says, the rollout, session, attempt or agent, bound to each other by a SHA-256:
+    a call that differs in any of them is another request. With ``global``, the default, it is none of them, so that a
+    program that is run anew can use what was approved after its last run. The same call is another request after this
+    policy's name or settings have changed. An approval is used up by one call, and lapses after ``expires_s`` seconds.
 
     With ``approver`` the callback, plain or a coroutine function, is asked about every call and has ``timeout_s`` seconds;
     it gets a copy of the arguments. True approves. False, anything that is not a bool, an exception and being late deny.
@@ -49,6 +55,10 @@ class ApprovalPolicy(BoundedPolicy):
     Without one the call escalates: it is not run, the model reads the id of the request, and the request stays in
     ``pending()`` until `approve` or `reject` answers it, here or, with ``store`` (a path, or `ApprovalRequests`), in a
     program of the operator that opens the same file. The same call, made again, is judged anew, by every other policy too.
+    With ``wait_s`` the call itself waits up to that many seconds for the answer first; an approval lets it go on.
+
+    Each new request is logged with the command that answers it. ``command`` (a list of words; it gets the request as JSON on
+    standard input) and ``webhook`` (a web address; by POST) notify a person as well; both contain the arguments.
 
     It is asked after the other policies, about the arguments as the transforms left them. A call that another policy
     denies is not shown, and uses no approval up.
@@ -69,7 +79,10 @@ class ApprovalPolicy(BoundedPolicy):
         approver: Approver | None = None,
         timeout_s: float = 300.0,
         expires_s: float = 3600.0,
-        per: Per = "rollout",
+        wait_s: float = 0.0,
+        per: Per = "global",
+        command: Sequence[str] = (),
+        webhook: str | None = None,
         store: ApprovalRequests | str | os.PathLike[str] | None = None,
         clock: Callable[[], float] = time.time,
         name: str = "ApprovalPolicy",
@@ -79,8 +92,10 @@ class ApprovalPolicy(BoundedPolicy):
         self.per = one_of(name, "per", per, get_args(Per))
         self.expires_s = positive_number(name, "expires_s", expires_s)
         self._answer_s = positive_number(name, "timeout_s", timeout_s)
+        self.wait_s = 0.0 if wait_s == 0 else positive_number(name, "wait_s", wait_s)
         # The governor waits a little longer than the policy.
-        self.timeout_s = None if approver is None else self._answer_s + 2
+        self.timeout_s = self._answer_s + 2 if approver is not None else self.wait_s + 2 if self.wait_s else None
+        notice = Notice.of(name, command, webhook)
         if approver is not None and not callable(approver):  # pyright: ignore[reportUnnecessaryComparison]
             raise PolicyError(f"{name}: approver is {approver!r}", hint="give a function")
         self._approver = approver
@@ -89,7 +104,7 @@ class ApprovalPolicy(BoundedPolicy):
             self.requests = store
         else:
             path = None if store is None or in_dry_run() else file_path(name, "store", store)
-            self.requests = ApprovalRequests(path, clock=clock)
+            self.requests = ApprovalRequests(path, clock=clock, notices=(notice,), quiet=in_dry_run())
         self._settings = fingerprint([name, self.per, self.expires_s, list(self.tools)])
         self._judgements = Judgements()
         self._used = Judgements()
@@ -112,7 +127,11 @@ class ApprovalPolicy(BoundedPolicy):
         if asked is not None:
             self._undo(asked)
         try:
-            asked = self._ask_person(content, digest) if self._approver is None else self._ask_approver(content, digest)
+            asked = (
+                self._ask_person(content, digest, action.rollout_id)
+                if self._approver is None
+                else self._ask_approver(content, digest)
+            )
         except PolicyError as error:
             return self.deny("approval-store", f"Approvals cannot be read, so nothing is approved: {error.message}")
         if asked is None:
@@ -132,20 +151,50 @@ class ApprovalPolicy(BoundedPolicy):
             "scope": {self.per: count_key(action, self.per)},
         }
 
-    def _ask_person(self, content: dict[str, Any], digest: str) -> _Asked | None:
-        found = self.requests.ask(content, digest, expires_s=self.expires_s)
+    def _ask_person(self, content: dict[str, Any], digest: str, rollout_id: str | None) -> _Asked | None:
+        found = self._answered_request(content, digest, rollout_id)
         if found is None:
             return None
         request, is_new = found
-        if request.state == "approved":
+        if fingerprint(content) != digest:  # the caller changed the arguments while it waited
+            if request.state == "approved":
+                self.requests.give_back(request.request_id)
+            decision = self.deny("approval-changed", "The arguments changed while approval was asked for")
+        elif request.state == "approved":
             decision = self._approved(request, request.answered_by or "?")
         elif request.state == "rejected":
             said = f": {request.reason}" if request.reason else ""
             decision = self.deny("approval-rejected", f"{request.answered_by} rejected this call{said}")
         else:
-            reason = f"a person has to approve this call first (request {request.request_id})"
+            late = f", and nobody did within {self.wait_s:g} s" if self.wait_s else ""
+            reason = f"a person has to approve this call first (request {request.request_id}){late}"
             decision = self.escalate("approval-pending", reason, Severity.MEDIUM)
+        if self.requests.place:
+            decision = decision.changed(approval=answer_command(self.requests.place, request.request_id))
         return _Asked(digest, request, decision, is_new)
+
+    def _answered_request(
+        self, content: dict[str, Any], digest: str, rollout_id: str | None
+    ) -> tuple[ApprovalRequest, bool] | None:
+        """The request for this call and whether it is new, once it is answered, or after ``wait_s`` seconds."""
+        gone, end, is_new = caller_gone(), time.monotonic() + self.wait_s, False
+        while True:
+            waits_s = max(end - time.monotonic(), 0.0)
+            found = self.requests.ask(
+                content,
+                digest,
+                expires_s=self.expires_s,
+                rollout_id=rollout_id,
+                waits_s=0.0 if gone.is_set() else waits_s,
+            )
+            if found is None:
+                return None
+            is_new = is_new or found[1]
+            if found[0].state == "approved" and gone.is_set():
+                self.requests.give_back(found[0].request_id)
+            if found[0].state != "pending" or waits_s == 0 or gone.is_set():
+                return found[0], is_new
+            gone.wait(min(waits_s, _LOOKS_EVERY_S))
 
     def _ask_approver(self, content: dict[str, Any], digest: str) -> _Asked:
         now = now_of(self.name, self._clock)

@@ -8,14 +8,16 @@ import math
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from lgov_core._util.canonical import canonical_json
 from lgov_core._util.sqlite_file import FileKind
 from lgov_core.errors import PolicyError
+from lgov_core.policies.approvals.notice import Notice, answer_command, log_request
 from lgov_core.policies.budgets.bookkeeping import now_of
 from lgov_core.policies.budgets.shared_database import SharedDatabase
 from lgov_core.policies.options import positive_integer, positive_number
@@ -27,19 +29,29 @@ State: TypeAlias = Literal["pending", "approved", "rejected", "used", "lapsed"]
 APPROVALS: Final = FileKind(
     what="approvals file",
     application_id=int.from_bytes(b"lgvP"),
-    version=1,
+    version=2,
     schema=(
         """CREATE TABLE requests (
             request_id TEXT PRIMARY KEY, digest TEXT NOT NULL, content TEXT NOT NULL, asked_at REAL NOT NULL,
-            state TEXT NOT NULL, answered_at REAL, answered_by TEXT, reason TEXT, until REAL NOT NULL
+            state TEXT NOT NULL, answered_at REAL, answered_by TEXT, reason TEXT, until REAL NOT NULL,
+            rollout_id TEXT, waits_until REAL
         )""",
         "CREATE INDEX requests_by_digest ON requests (digest, state)",
     ),
     error=PolicyError,
+    migrations={
+        1: ("ALTER TABLE requests ADD COLUMN rollout_id TEXT", "ALTER TABLE requests ADD COLUMN waits_until REAL")
+    },
 )
+#: A call that waits says so again within this time, in seconds.
+_SIGN_OF_LIFE_S: Final = 5.0
 #: How far the clocks of those that use one file may be apart, in seconds.
 _CLOCKS_APART_S: Final = 60.0
-_COLUMNS = "request_id, digest, content, asked_at, state, answered_at, answered_by, reason, until"
+#: Requests named in a message.
+_NAMED: Final = 5
+_COLUMNS = (
+    "request_id, digest, content, asked_at, state, answered_at, answered_by, reason, until, rollout_id, waits_until"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +59,8 @@ class ApprovalRequest:
     """One call that wants to be approved, or was.
 
     ``content`` is exactly what is approved: point, kind, name, agent, arguments and scope; ``digest`` is the SHA-256 of its
-    canonical JSON. ``until`` (Unix time) is when the request, the approval or the rejection lapses.
+    canonical JSON. ``until`` (Unix time) is when the request, the approval or the rejection lapses. ``rollout_id`` is the
+    rollout that asked last; ``waits_until`` is in the future while its call waits for the answer.
     """
 
     request_id: str
@@ -59,6 +72,8 @@ class ApprovalRequest:
     answered_at: float | None = None
     answered_by: str | None = None
     reason: str | None = None
+    rollout_id: str | None = None
+    waits_until: float | None = None
 
     @property
     def name(self) -> str:
@@ -77,7 +92,8 @@ class ApprovalRequests(SharedDatabase):
     The file (mode 0600) is made when it is missing; an operator's program opens the same file and answers. Any process that can
     write to it can approve: keep it where the agent's tools cannot reach. How long an unanswered request waits, and how
     long an answer holds, is said by the policy that asks; ``expires_s`` shortens it, and never lengthens it. ``max_pending``
-    is how many may wait at once. ``clock`` is Unix time in seconds.
+    is how many may wait at once. ``clock`` is Unix time in seconds. Each new request is logged (logger ``lgov.approvals``) and
+    sent to ``notices``; with ``quiet`` it is not.
 
     Every change is one transaction. May be called from several threads and processes at once. Raises `PolicyError`.
     """
@@ -89,11 +105,20 @@ class ApprovalRequests(SharedDatabase):
         expires_s: float | None = None,
         max_pending: int = 1000,
         clock: Callable[[], float] = time.time,
+        notices: Sequence[Notice] = (),
+        quiet: bool = False,
     ) -> None:
+        self._notices = tuple(notices)
+        self._quiet = quiet
         self.expires_s = math.inf if expires_s is None else positive_number("approvals", "expires_s", expires_s)
         self.max_pending = positive_integer("approvals", "max_pending", max_pending)
         self._clock = clock
         super().__init__(APPROVALS, path)
+
+    @property
+    def place(self) -> str:
+        """The file that a person answers in; empty where only this process can answer."""
+        return "" if self.path is None else str(self.path)
 
     # ------------------------------------------------------------------ for people
 
@@ -121,10 +146,8 @@ class ApprovalRequests(SharedDatabase):
             raise PolicyError(f"approval {request_id}: no one is named as answering", hint="say who you are in by")
         with self._change() as (connection, now):
             _lapse(connection, now)
-            row = connection.execute(f"SELECT {_COLUMNS} FROM requests WHERE request_id = ?", (request_id,)).fetchone()
-            if row is None:
-                raise PolicyError(f"there is no approval request {request_id}", hint="pending() lists those there are")
-            found = _request(row)
+            found = _found(connection, request_id)
+            request_id = found.request_id
             if found.state != "pending":
                 raise PolicyError(f"approval request {request_id} is {found.state} already", hint="have it asked again")
             until = now + min(found.until - found.asked_at, self.expires_s)
@@ -138,15 +161,33 @@ class ApprovalRequests(SharedDatabase):
     # ------------------------------------------------------------------ for the policy
 
     def ask(
-        self, content: Mapping[str, Any], digest: str, *, expires_s: float = 3600.0
+        self,
+        content: Mapping[str, Any],
+        digest: str,
+        *,
+        expires_s: float = 3600.0,
+        rollout_id: str | None = None,
+        waits_s: float = 0.0,
     ) -> tuple[ApprovalRequest, bool] | None:
         """The request for exactly ``content``: approved (and hereby used up), rejected, or pending; and whether it is new.
 
         A new one is made when there is none: it waits for ``expires_s`` seconds, and its answer holds as long. None when too
-        many are pending already.
+        many are pending already. ``rollout_id`` asks, and will wait for the answer for ``waits_s`` seconds.
         """
+        found = self._make_or_find(content, digest, expires_s, rollout_id, waits_s)
+        if found is not None and found[1] and not self._quiet:
+            request = found[0]
+            log_request(request.name, request.request_id, self.path, waits_s)
+            for notice in self._notices:
+                notice.send(_described(request, self.path))
+        return found
+
+    def _make_or_find(
+        self, content: Mapping[str, Any], digest: str, expires_s: float, rollout_id: str | None, waits_s: float
+    ) -> tuple[ApprovalRequest, bool] | None:
         with self._change() as (connection, now):
             _lapse(connection, now)
+            waits = (rollout_id, now + min(waits_s, _SIGN_OF_LIFE_S) if waits_s > 0 else None)
             row = connection.execute(
                 f"SELECT {_COLUMNS} FROM requests WHERE digest = ? AND state IN ('approved', 'rejected', 'pending')"
                 " ORDER BY state = 'pending', asked_at LIMIT 1",
@@ -156,13 +197,16 @@ class ApprovalRequests(SharedDatabase):
                 found = _request(row)
                 if found.state == "approved":
                     connection.execute("UPDATE requests SET state = 'used' WHERE request_id = ?", (found.request_id,))
+                elif found.state == "pending" and waits_s > 0:
+                    change = "UPDATE requests SET rollout_id = ?, waits_until = ? WHERE request_id = ?"
+                    connection.execute(change, (*waits, found.request_id))
                 return found, False
             (waiting,) = connection.execute("SELECT count(*) FROM requests WHERE state = 'pending'").fetchone()
             if waiting >= self.max_pending:
                 return None
             row = (new_id("apr"), digest, canonical_json(content), now, "pending")
-            row = (*row, None, None, None, now + min(expires_s, self.expires_s))
-            connection.execute(f"INSERT INTO requests ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            row = (*row, None, None, None, now + min(expires_s, self.expires_s), *waits)
+            connection.execute(f"INSERT INTO requests ({_COLUMNS}) VALUES ({', '.join('?' * len(row))})", row)
         return _request(row), True
 
     def give_back(self, request_id: str) -> None:
@@ -201,11 +245,36 @@ def _lapse(connection: sqlite3.Connection, now: float) -> None:
 
 def _request(row: tuple[Any, ...]) -> ApprovalRequest:
     """A row as a request. Raises `PolicyError` when its content does not match its digest."""
-    request_id, digest, text, asked_at, state, answered_at, answered_by, reason, until = row
+    request_id, digest, text, asked_at, state, answered_at, answered_by, reason, until, rollout_id, waits_until = row
     if hashlib.sha256(text.encode()).hexdigest() != digest:
         raise PolicyError(
             f"approval request {request_id} was changed: it shows another call than the one its digest is of",
             hint="find out who writes to the file, and start a new one",
         )
     content: dict[str, Any] = json.loads(text)
-    return ApprovalRequest(request_id, digest, content, asked_at, state, until, answered_at, answered_by, reason)
+    more = (answered_at, answered_by, reason, rollout_id, waits_until)
+    return ApprovalRequest(request_id, digest, content, asked_at, state, until, *more)
+
+
+def _found(connection: sqlite3.Connection, given: str) -> ApprovalRequest:
+    """The request of that id, or the only one whose id begins so, with or without ``apr_``. Raises `PolicyError`."""
+    rows = connection.execute(
+        f"SELECT {_COLUMNS} FROM requests WHERE substr(request_id, 1, ?) = ? OR substr(request_id, 5, ?) = ?",
+        (len(given), given, len(given), given),
+    ).fetchall()
+    rows = rows if given else []
+    exact = [row for row in rows if row[0] == given]
+    if len(rows) > 1 and not exact:
+        ids = ", ".join(row[0] for row in rows[:_NAMED])
+        raise PolicyError(f"several approval requests begin with {given!r}: {ids}", hint="write more of the id")
+    if not rows:
+        raise PolicyError(f"there is no approval request {given}", hint="lgov approvals list names those there are")
+    return _request((exact or rows)[0])
+
+
+def _described(request: ApprovalRequest, path: Path | None) -> dict[str, Any]:
+    """A request as a notice has it."""
+    fields = ("request_id", "digest", "name", "arguments", "rollout_id", "asked_at", "until", "waits_until")
+    about: dict[str, Any] = {name: getattr(request, name) for name in fields}
+    about["agent"] = request.content.get("agent")
+    return about if path is None else {**about, "store": str(path), "approve": answer_command(path, request.request_id)}

@@ -46,12 +46,12 @@ class ContentPolicy(BoundedPolicy):
         Point.POST_TOOL_CALL,
         Point.OUTPUT,
     )
-    #: What begins the rule of a denial, and what such a thing is called in a reason.
+    #: What begins the rule of a denial and the name of its file of patterns, and what such a thing is called in a reason.
     slug: ClassVar[str]
     noun: ClassVar[str]
     severity: ClassVar[Severity] = Severity.HIGH
-    #: The name of its file of patterns beside this module, which is also its usual name; what makes the check of a row.
-    table: ClassVar[str]
+    #: Its usual name; what makes the check of a row.
+    usual_name: ClassVar[str]
     check_of: ClassVar[Callable[[Mapping[str, Any]], Check | None]]
 
     def __init__(
@@ -63,9 +63,9 @@ class ContentPolicy(BoundedPolicy):
         max_characters: int = MAX_CHARACTERS,
         name: str = "",
     ) -> None:
-        name = name or self.table
+        name = name or self.usual_name
         one_of(name, "action", action, get_args(ContentAction))
-        patterns = load_patterns(f"{self.table}.yaml", self.check_of)
+        patterns = load_patterns(f"{self.slug}_formats.yaml", self.check_of)
         known = sorted({pattern.kind for pattern in patterns})
         wanted = known if kinds is None else string_tuple(name, "kinds", kinds)
         for kind in wanted:

@@ -16,5 +16,8 @@ CREDENTIAL_NAMES: Final = names(
     secrets.yml secrets.yaml secrets.json .terraformrc wallet.dat key4.db logins.json terraform.tfstate
     .cargo/credentials* .config/gcloud .config/gh .config/rclone *.key privkey*.pem *[-_]key.pem key.pem
     *private*.pem *keypair*.pem secrets.toml *[-_]credentials.json *adminsdk*.json .terraform.d .m2/settings.xml
+    kubeconfig .gem/credentials .pulumi
     """
 )
+#: With those that are no more than likely to hold one: closed for the tools of agents and in boxes, where nothing else is lost.
+SECRET_NAMES: Final = (*CREDENTIAL_NAMES, *names("*.env *_history *.pem"))

@@ -1,4 +1,4 @@
-"""Reads the tables of patterns ``pii.yaml`` and ``secrets.yaml``."""
+"""Reads the tables of patterns ``pii_formats.yaml`` and ``secret_formats.yaml``."""
 
 from __future__ import annotations
 

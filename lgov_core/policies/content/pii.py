@@ -19,6 +19,6 @@ class PIIPolicy(ContentPolicy):
     """
 
     slug = "pii"
-    table = "pii"
+    usual_name = "pii"
     check_of = staticmethod(pii_checks.check_of)
     noun = "personal data"

@@ -1,4 +1,7 @@
-"""Whether what looks like personal data is: check digits, and what the words before it say. The shapes are in ``pii.yaml``."""
+"""Whether what looks like personal data is: check digits, and what the words before it say.
+
+The shapes are in ``pii_formats.yaml``.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from lgov_core.policies.content.findings import CONTEXT, Check, left_of
 from lgov_core.policies.data import DataFile
 from lgov_core.policies.options import names
 
-_re = DataFile("lgov_core.policies.content", "pii.yaml").pattern
+_re = DataFile("lgov_core.policies.content", "pii_formats.yaml").pattern
 
 
 def _word(words: str) -> re.Pattern[str]:
@@ -32,7 +35,7 @@ def _words_before(text: str, start: int, characters: int = CONTEXT) -> str:
 
 
 def check_of(row: Mapping[str, Any]) -> Check | None:
-    """The check of one row of ``pii.yaml``."""
+    """The check of one row of ``pii_formats.yaml``."""
     if "check" in row:
         return _BY_NAME[row["check"]]
     if "valid_as_written" in row:

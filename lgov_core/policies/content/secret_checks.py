@@ -1,4 +1,4 @@
-"""Whether what looks like a secret is one: placeholders, entropy, checksums. The formats are in ``secrets.yaml``."""
+"""Whether what looks like a secret is one: placeholders, entropy, checksums. The formats are in ``secret_formats.yaml``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lgov_core.policies.content.check_digits import base58_checked
 from lgov_core.policies.content.findings import Check, left_of
 from lgov_core.policies.data import DataFile
 
-_DATA: Final = DataFile("lgov_core.policies.content", "secrets.yaml")
+_DATA: Final = DataFile("lgov_core.policies.content", "secret_formats.yaml")
 _re = _DATA.pattern
 
 _DIGIT = re.compile(r"\d")
@@ -158,6 +158,6 @@ def wallet_key(text: str, start: int, end: int) -> int | None:
 
 
 def check_of(row: Mapping[str, Any]) -> Check | None:
-    """The check of one row of ``secrets.yaml``: a function of this module."""
+    """The check of one row of ``secret_formats.yaml``: a function of this module."""
     check: Check | None = globals()[row["check"]] if "check" in row else None
     return partial(_named_value, check) if check is not None and "names" in row else check

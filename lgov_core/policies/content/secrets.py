@@ -18,7 +18,7 @@ class SecretsPolicy(ContentPolicy):
     """
 
     slug = "secret"
-    table = "secrets"
+    usual_name = "secrets"
     check_of = staticmethod(secret_checks.check_of)
     noun = "a secret"
     severity = Severity.CRITICAL

@@ -79,6 +79,7 @@ class _Reader:
     def read(self) -> tuple[list[str], list[str], list[str]]:
         """The operands; where the entry has sub-commands, the words from its name on; and what follows ``--``."""
         entry, words = self.entry, self.words
+        signs = ("-", "+") if any(flag.startswith("+") for flag in entry.flags) else ("-",)  # bash +O extglob
         if entry.dashless and words and not words[0].startswith("-"):
             words[:] = self._undashed(words[0], words[1:])
         while words:
@@ -88,7 +89,7 @@ class _Reader:
                     raise unclear("Options before -- are not followed here; leave it out.")
                 return (self.operands, [], words) if entry.after is not None else (self.operands + words, [], [])
             text = entry.plain and entry.any and not entry.flags.issuperset(f"-{letter}" for letter in word[1:])
-            if word.startswith("-") and word != "-" and not text:  # text: echo ---
+            if word.startswith(signs) and word != "-" and not text:  # text: echo ---
                 self._option(word)
                 continue
             if word.startswith(UNKNOWN) and not entry.plain:

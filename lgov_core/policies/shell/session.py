@@ -45,6 +45,8 @@ class Session:
                 return self._with_any_arguments(args)
             workspace.inside(name)
             workspace.unwritten(name)
+        if not slash and "PATH" in workspace.state.variables:
+            workspace.by_name(workspace.state.variables["PATH"])
         return self._known(base, args, stdin)
 
     def _known(self, name: str, args: list[str], stdin: Input) -> list[str]:
@@ -95,6 +97,8 @@ class Session:
             raise unknown(f"{entry.name} without further words does more than is known here; name what is meant.")
         if entry.name == "cd" and not call.operands:
             state.go(HOME)
+        shows = {"-x", "-v"} & call.options or any(word in ("xtrace", "verbose") for _, word in call.checks)
+        workspace.shows |= entry.name == "set" and bool(shows)
         if entry.name == "shift":
             state.positional = None
         if entry.name in ("eval", "watch"):
@@ -115,18 +119,21 @@ class Session:
         """Judges what a command does with its input: runs it as a program, or applies it."""
         use, stdin = call.entry.stdin, call.input
         named = bool(call.operands) and call.operands[0] != "-" and "-s" not in call.options
+        if use == "sql":  # the first operand is the database; what -cmd runs comes before the input
+            named = bool(call.words_of("sql")) and "-cmd" not in call.options
         if use == "always" and stdin != NO_INPUT:
             raise Refused("shell-program", f"{call.entry.name} would run what it reads; give it no input.")
         elif use == "applied":
             self._check_applied(call)
         elif use not in ("", "words", "always") and not named:
-            if ({"-c"} if use == "shell" else {"-c", "-m", "-e", "-p"}) & call.options:
+            if ({"-c"} if use == "shell" else {"-c", "-m", "-e", "-p"} if use != "sql" else set[str]()) & call.options:
                 return
             waits = use != "sql" and not call.checks and not {"--version", "-V", "-v"} & call.options
             if stdin == NO_INPUT and not waits:
                 return
             if stdin.source == "file" or UNKNOWN in "".join(stdin.values):
-                raise Refused("shell-program", f"{call.entry.name} would run what comes from elsewhere; name a file.")
+                instead = "write the statement out" if use == "sql" else "name a file"
+                raise Refused("shell-program", f"{call.entry.name} would run what comes from elsewhere; {instead}.")
             for text in stdin.values:
                 self._check(call, use, text)
 
@@ -146,6 +153,7 @@ class Session:
         elif kind == "environment":
             self._with_environment(call, words)
         elif kind == "module":
+            self._workspace.modules([words[0].partition(".")[0]])
             self._known(f"python:{words[0]}", words[1:], call.input)
         elif kind == "exec":
             if call.entry.name != "find" and not any("{}" in word for word in words):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,6 +15,13 @@ Parse = Callable[[str], "tuple[exp.Expr | None, list[Token]]"]
 #: How many nodes the parser may make, in all its attempts. It tries some texts in both of two ways at each step (joins
 #: without ON among them), which doubles the work each time; an ordinary text takes two nodes a token.
 _NODES, _NODES_OF_TOKEN = 2_000, 8
+
+_READING: ContextVar[bool] = ContextVar("lgov_reads_sql", default=False)
+
+
+def _not_of_a_policy(_record: logging.LogRecord) -> bool:
+    """The filter of the parser's log: a policy says in its decision what it cannot read."""
+    return not _READING.get()
 
 
 class TooMuchWork(Exception):
@@ -31,8 +40,10 @@ def make_parser(dialect: str) -> tuple[Parse, frozenset[str]]:
     from sqlglot.errors import ErrorLevel, ParseError, SqlglotError
 
     reader = Dialect.get_or_raise(dialect)
+    logging.getLogger("sqlglot").addFilter(_not_of_a_policy)
 
     def parse(text: str) -> tuple[exp.Expr | None, list[Token]]:
+        reading = _READING.set(True)
         try:
             tokens = reader.tokenize(text)
             most = _NODES + _NODES_OF_TOKEN * len(tokens)
@@ -43,6 +54,8 @@ def make_parser(dialect: str) -> tuple[Parse, frozenset[str]]:
             return None, []
         except (SqlglotError, ValueError, TypeError, AttributeError, KeyError, IndexError):
             return None, []  # the parser's own slips on odd text count as text that it does not understand
+        finally:
+            _READING.reset(reading)
         tree = trees[0] if len(trees) == 1 else None
         if tree is not None and dialect == "clickhouse":
             for node in tree.find_all(exp.In):  # ClickHouse reads ``x IN (name)`` as ``x IN name``, a table's

@@ -13,7 +13,7 @@ from lgov_core.hookspecs import hookimpl
 from lgov_core.reward.air.rules import AirRule, AirRules, Event, RuleSet
 from lgov_core.scope import RolloutScope
 from lgov_core.trace import semconv
-from lgov_core.types import Reward, Span, ToolOutcome
+from lgov_core.types import Effect, Reward, Span, ToolOutcome
 
 #: Statuses of a call that was itself wrong.
 _ERRORS: Final = frozenset({"error", "invalid_args", "unknown_tool"})
@@ -62,7 +62,7 @@ class AirPlugin:
     reached again earns nothing. When the attempt ends, what remains of Φ is taken back: by a reward on
     the attempt, which falls to its last call, or with several agents on the last call of each agent that was paid. So the
     ``air`` of a whole attempt sums to 0 whatever was called: no policy is better or worse for it, and which policies are
-    best does not change. What AIR adds is *when* something was gained: see docs/rewards.md for which credit
+    best does not change. What AIR adds is *when* something was gained: see docs/how-to/rewards.md for which credit
     schemes make use of that.
 
     Rules that are not shaped pay each call anew, up to ``cap`` in absolute sum over the attempt. Denials are in the
@@ -88,7 +88,7 @@ class AirPlugin:
 
     @hookimpl
     def lgov_reward(self, outcome: ToolOutcome) -> Sequence[Reward]:
-        """What a success, a failure or a denial earns; nothing for a timeout, a fault or a call that was cancelled."""
+        """What a success, a failure or a denial earns; nothing for a timeout, a fault, a call cancelled or not yet approved."""
         event = _event_of(outcome)
         if event is None:
             return []
@@ -255,8 +255,10 @@ def _event_of(outcome: ToolOutcome) -> Event | None:
         return "tool_success"
     if outcome.status in _ERRORS:
         return None if outcome.error_type in _STOPPED else "tool_failure"
-    if outcome.status == "denied" and not (outcome.decision is not None and outcome.decision.fault):
-        return "denied"
+    if outcome.status == "denied":
+        decision = outcome.decision
+        waits = decision is not None and decision.effect is Effect.ESCALATE  # nobody has decided yet
+        return None if decision is not None and (decision.fault or waits) else "denied"
     return None
 
 

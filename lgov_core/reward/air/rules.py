@@ -32,8 +32,8 @@ class AirRules:
     """How much each kind of tool outcome is worth.
 
     ``tool_success`` and ``tool_error`` go to the dimension ``air``; ``denied`` goes to ``compliance``, so that a penalty is
-    never averaged away by tool rewards. A tool that timed out is an infrastructure problem: no
-    reward. So does a denial because a policy failed or the record could not be written (`Decision.fault`).
+    never averaged away by tool rewards. A tool that timed out is an infrastructure problem and earns nothing. Nor does a
+    denial because a policy failed or the record could not be written (`Decision.fault`), or a call that awaits approval.
 
     ``shaped`` pays ``air`` as a difference of potentials that is taken back when the attempt ends (see `AirPlugin`): a
     policy cannot gain by calling tools for their reward. False pays each call anew; then only bounds hold it:

@@ -74,7 +74,7 @@ def of_rollouts(records: Records, rollout_ids: Sequence[str]) -> Records:
 
 
 def read_spans(spans: Iterable[Span]) -> Records:
-    """What spans in the documented format (docs/data.md) say about rollouts, attempts, calls and rewards.
+    """What spans in the documented format (docs/reference/data.md) say about rollouts, attempts, calls and rewards.
 
     Pure: the same spans give the same records in whatever order they come, and a span that comes twice counts once. What
     a span does not say is taken from the spans above it (rollout, attempt, agent), never from clocks. A span without a

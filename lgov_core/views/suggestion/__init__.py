@@ -1,5 +1,6 @@
-"""The least-privilege policy that recorded tool calls need: `suggest` proposes it and proves it by replay."""
+"""Policies that are proposed: `suggest` from recorded tool calls, proved by replay; `starting_policy` from a program."""
 
+from lgov_core.views.suggestion.starting_policy import starting_policy
 from lgov_core.views.suggestion.suggest import Suggestion, suggest
 
-__all__ = ["Suggestion", "suggest"]
+__all__ = ["Suggestion", "starting_policy", "suggest"]

@@ -19,9 +19,8 @@ from lgov_core.policies.sql.names import GUARDED, READS
 from lgov_core.policies.sql.policy import SQL_ARGUMENTS
 from lgov_core.policies.sql.touched import SQLTouches
 from lgov_core.views.suggestion.acts import ToolActs
-from lgov_core.views.suggestion.rules import ProposedRule, rule_of
+from lgov_core.views.suggestion.rules import COMMANDS, ProposedRule, rule_of
 
-_COMMANDS: Final = ("command", "cmd")
 _LOOKS_LIKE_A_PATH: Final = re.compile(r".*[/\\].*|.*\.\w{1,8}", re.DOTALL)
 _URL: Final = re.compile(r"(?i)https?://")
 #: Kinds of statement that only some tables may get, and that a rule denies where they were not seen.
@@ -36,7 +35,7 @@ def place_candidates(tool: ToolActs, dialects: Sequence[str]) -> Iterator[Iterat
             continue
         if argument in SQL_ARGUMENTS:
             yield _sql(tool, argument, texts, dialects)
-        if argument in _COMMANDS:
+        if argument in COMMANDS:
             options = {"argument": argument, "cwd": "."}
             yield iter(
                 [rule_of("shell", tool, argument, options, ["commands of the table, in the folder of this file"])]

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
@@ -22,6 +22,8 @@ from lgov_core.views.suggestion.acts import ToolActs
 #: Characters of a comment's line.
 _COMMENT = 300
 _WIDTH = 120
+#: Arguments that hold a command for a shell.
+COMMANDS: Final = ("command", "cmd")
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,12 +28,14 @@ Judged = tuple[RecordedAction, Decision]
 class Suggestion:
     """A proposed policy file and its proof.
 
-    ``text`` is the file. ``needed`` counts the tool calls that it was made for, and ``denied`` are those of them that it
-    denies: none, or the proposal is wrong. ``rest`` are the other recorded calls (blocked then, objected to in shadow
-    mode, or failed), each with what the proposal decides. ``incomplete`` counts calls whose arguments are not on record.
+    ``text`` is the file, ``tools`` are those it allows. ``needed`` counts the tool calls that it was made for, and ``denied``
+    are those of them that it denies: none, or the proposal is wrong. ``rest`` are the other recorded calls (blocked then,
+    objected to in shadow mode, or failed), each with what the proposal decides. ``incomplete`` counts calls whose arguments
+    are not on record.
     """
 
     text: str
+    tools: Sequence[str]
     needed: int
     denied: Sequence[Judged]
     rest: Sequence[Judged]
@@ -60,7 +62,8 @@ def suggest(
     needed, rest = [one for one in acts if is_needed(one)], [one for one in acts if not is_needed(one)]
     if not needed:
         raise PolicyError(
-            f"there is no tool call in {source} that ran and was not objected to", hint="record a run without denials"
+            f"there is no tool call in {source} that ran and was not objected to",
+            hint="record a run in shadow mode: mode: shadow in the policy file",
         )
     tools = by_tool(needed)
     rules = [rule for tool in tools for rule in _of_tool(tool, folder, dialects)]
@@ -71,7 +74,9 @@ def suggest(
         judged = [(one, governor.decide(one.action)) for one in needed]
         others = [(one, governor.decide(one.action)) for one in rest]
     denied = [(one, decision) for one, decision in judged if decision.blocks]
-    return Suggestion(text, len(needed), denied, others, sum(one is None for one in every))
+    return Suggestion(
+        text, [tool.name for tool in tools], len(needed), denied, others, sum(one is None for one in every)
+    )
 
 
 def _of_tool(tool: ToolActs, folder: Path, dialects: Sequence[str]) -> list[ProposedRule]:

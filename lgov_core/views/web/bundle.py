@@ -1,7 +1,7 @@
 """The page with its modules, styles and icon in one text: what an exported file begins with.
 
-Modules are written so that they can be joined (docs/window-api.md, "The exported file"): imports and exports stand at the
-beginning of a statement, and nothing imports in a circle.
+Modules are written so that they can be joined (docs/reference/window-api.md, "The exported file"): imports and exports
+stand at the beginning of a statement, and nothing imports in a circle.
 """
 
 from __future__ import annotations

@@ -1,0 +1,39 @@
+"""The blocks of docs/evidence/results.md that are made from the committed results."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+from evidence import RESULTS, ROOT, read_result
+
+PAGE = ROOT / "docs/evidence/results.md"
+#: A block between its marks, which are comments that Markdown does not show.
+BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def block(name: str, result: dict[str, Any] | None) -> str:
+    """What the page says of one result."""
+    if result is None:
+        return "No result is committed yet.\n"
+    versions = ", ".join(f"{package} {version}" for package, version in result["versions"].items())
+    seconds = sum(sum(values) for values in result["seconds"].values()) / 60
+    seeds = ", ".join(map(str, result["seeds"]))
+    head = (
+        f"`{result['command']}`, seeds {seeds}; commit `{result['commit'][:12]}`, {result['date']}; "
+        f"Python {result['python']}, {versions}; {result['platform']}; {seconds:.0f} minutes of runs, one after the other."
+    )
+    tables = importlib.import_module("settings.report" if name.startswith("settings_") else name).tables(result)
+    return f"{head}\n\n{tables}\n\n![{name}]({name}.png)\n"
+
+
+def filled(text: str, folder: Path = RESULTS) -> str:
+    """The page with its blocks made anew."""
+    return BLOCK.sub(lambda found: f"{found[1]}\n{block(found[2], read_result(found[2], folder))}\n{found[3]}", text)
+
+
+def write_page() -> None:
+    """Brings docs/evidence/results.md up to the committed results."""
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,229 @@
+"""The tools that a program defines, read from its source. Nothing of the program is run or imported.
+
+Found are functions with a decorator whose name ends in ``tool``, functions in a list that is given to a call, functions in
+a mapping from names, objects of a class whose name ends in ``Tool``, tool descriptions in JSON Schema with a name, and
+hand-offs: in the program's file and in the modules beside it that it imports. A tool whose name the program computes, or
+that a server offers, is not found.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lgov_core.errors import PolicyError
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean", "list": "array", "dict": "object"}
+_MAKERS = re.compile(r"\w*Tool|\w*_tool|tool|from_function|as_tool")
+_NAMING = ("name", "name_override", "tool_name")
+_SCHEMAS = ("parameters", "input_schema")
+_NAME = re.compile(r"[A-Za-z_][\w.-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramTool:
+    """A tool of a program: ``place`` is ``file:line``; ``schema`` that of its arguments, None where the source does not say."""
+
+    name: str
+    place: str
+    schema: dict[str, Any] | None = None
+
+
+def find_tools(program: Path) -> list[ProgramTool]:
+    """The tools that ``program`` (a Python file) defines, in the order of its source. Raises `PolicyError` if unreadable."""
+    modules = list(_modules(program))
+    functions = {
+        node.name: node for _, tree in reversed(modules) for node in ast.walk(tree) if isinstance(node, _Function)
+    }
+    agents = {name: text for _, tree in modules for name, text in _named_objects(tree)}
+    found: dict[str, ProgramTool] = {}
+    for path, tree in modules:
+        reader = _Reader(path, functions, agents)
+        reader.visit(tree)
+        for tool in sorted(reader.found, key=lambda one: int(one.place.rpartition(":")[2])):
+            if tool.name not in found or found[tool.name].schema is None:
+                found[tool.name] = tool
+    return list(found.values())
+
+
+def imported_modules(program: Path) -> set[str]:
+    """The top-level names of the modules that ``program`` and the modules beside it import."""
+    return {name.partition(".")[0] for _, tree in _modules(program) for name in _imports(tree)}
+
+
+def _modules(program: Path) -> Iterator[tuple[Path, ast.Module]]:
+    """The program's own modules: its file, then those beside it that it imports."""
+    waiting, seen = [program], set[Path]()
+    while waiting:
+        path = waiting.pop(0)
+        if path in seen:
+            continue
+        seen.add(path)
+        try:
+            tree = ast.parse(path.read_bytes(), str(path))
+        except (OSError, SyntaxError, ValueError) as error:
+            raise PolicyError(
+                f"{path} cannot be read as Python: {error}", hint="name the agent's Python file"
+            ) from error
+        yield path, tree
+        for name in _imports(tree):
+            place = program.parent.joinpath(*name.split("."))
+            waiting += [one for one in (place.with_suffix(".py"), place / "__init__.py") if one.is_file()]
+
+
+def _imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names if alias.name != "*")
+
+
+def _named_objects(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Variables whose value is made with a name: ``cashier = Agent(name="cashier")``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            name = _given_name(node.value)
+            if name is not None:
+                yield from ((target.id, name) for target in node.targets if isinstance(target, ast.Name))
+
+
+@dataclass
+class _Reader(ast.NodeVisitor):
+    """Collects the tools of one module. ``functions`` are those of the program, ``agents`` names by variable."""
+
+    path: Path
+    functions: dict[str, _Function]
+    agents: dict[str, str]
+    found: list[ProgramTool] = field(default_factory=list[ProgramTool])
+
+    def add(self, name: str | None, node: ast.expr | ast.stmt, schema: dict[str, Any] | None = None) -> None:
+        if name is not None and _NAME.fullmatch(name):
+            self.found.append(ProgramTool(name, f"{self.path.name}:{node.lineno}", schema))
+
+    def add_function(self, node: ast.expr, name: str | None = None) -> None:
+        """The function that ``node`` names, unless a decorator makes a tool of it."""
+        function = self.functions.get(node.id) if isinstance(node, ast.Name) else None
+        if function is not None and not any(map(_makes_tool, function.decorator_list)):
+            self.add(name or function.name, function, schema_of_function(function))
+
+    def visit_FunctionDef(self, node: _Function) -> None:
+        for decorator in filter(_makes_tool, node.decorator_list):
+            given = _given_name(decorator) if isinstance(decorator, ast.Call) else None
+            own = isinstance(decorator, ast.Call) and any(one.arg == "args_schema" for one in decorator.keywords)
+            self.add(given or node.name, node, None if own else schema_of_function(node))
+        self.generic_visit(node)
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        if any(_last_name(base).endswith("Tool") for base in node.bases):
+            for line in node.body:
+                targets = line.targets if isinstance(line, ast.Assign) else [getattr(line, "target", None)]
+                if any(isinstance(one, ast.Name) and one.id == "name" for one in targets):
+                    self.add(_text(getattr(line, "value", None)), line)
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        if _MAKERS.fullmatch(_last_name(node.func)):
+            name = next((_text(one.value) for one in node.keywords if one.arg in _NAMING), None)
+            wrapped = [*node.args[:1], *(one.value for one in node.keywords if one.arg in ("func", "coroutine"))]
+            known = [one for one in wrapped if isinstance(one, ast.Name) and one.id in self.functions]
+            for one in known:
+                self.add_function(one, name)
+            if not known:
+                self.add(name, node)
+        for given in [*node.args, *(one.value for one in node.keywords if one.arg != "handoffs")]:
+            for item in given.elts if isinstance(given, ast.List | ast.Tuple) else ():
+                self.add_function(item)
+        for one in node.keywords:
+            if one.arg == "handoffs" and isinstance(one.value, ast.List | ast.Tuple):
+                for item in one.value.elts:
+                    self.add(self._hand_off(item), item)
+        self.generic_visit(node)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        named = any(isinstance(target, ast.Name) and target.id.lower().endswith("tools") for target in node.targets)
+        if named and isinstance(node.value, ast.List | ast.Tuple):
+            for item in node.value.elts:
+                self.add_function(item)
+        self.generic_visit(node)
+
+    def visit_Dict(self, node: ast.Dict) -> None:
+        entries = {_text(key): value for key, value in zip(node.keys, node.values, strict=True) if key is not None}
+        if (name := _text(entries.get("name"))) and any(key in entries for key in _SCHEMAS):
+            self.add(name, node, next((_literal(entries[key]) for key in _SCHEMAS if key in entries), None))
+        for key, value in entries.items():
+            if key is not None:
+                self.add_function(value, key)
+        self.generic_visit(node)
+
+    def _hand_off(self, item: ast.expr) -> str | None:
+        """The tool by which an agent hands over to the agent that ``item`` names."""
+        if isinstance(item, ast.Call) and item.args:
+            item = item.args[0]
+        name = _text(item) or (self.agents.get(item.id) if isinstance(item, ast.Name) else None)
+        return None if name is None else f"transfer_to_{re.sub(r'[^a-zA-Z0-9_]', '_', name).lower()}"
+
+
+def schema_of_function(function: _Function) -> dict[str, Any]:
+    """The JSON Schema of a function's arguments, as its annotations say. One of another type may be anything, or missing."""
+    given = function.args
+    every = [one for one in (*given.posonlyargs, *given.args, *given.kwonlyargs) if one.arg not in ("self", "cls")]
+    defaults = {one.arg for one in given.args[len(given.args) - len(given.defaults) :]}
+    defaults |= {one.arg for one, value in zip(given.kwonlyargs, given.kw_defaults, strict=True) if value is not None}
+    properties = {one.arg: _schema_of(one.annotation) for one in every}
+    schema: dict[str, Any] = {"type": "object", "properties": properties}
+    if required := [name for name, its in properties.items() if its and name not in defaults]:
+        schema["required"] = required
+    return schema if given.kwarg is not None else {**schema, "additionalProperties": False}
+
+
+def _schema_of(annotation: ast.expr | None) -> dict[str, Any]:
+    if isinstance(annotation, ast.Constant) and annotation.value is None:
+        return {"type": "null"}
+    if isinstance(annotation, ast.BinOp):  # str | None
+        kinds = [_schema_of(one).get("type") for one in (annotation.left, annotation.right)]
+        return {"type": kinds} if all(isinstance(kind, str) for kind in kinds) else {}
+    if isinstance(annotation, ast.Subscript):
+        outer, inner = _last_name(annotation.value), annotation.slice
+        values = [_literal(one) for one in (inner.elts if isinstance(inner, ast.Tuple) else [inner])]
+        if outer == "Literal" and all(isinstance(one, str | int) for one in values):
+            return {"enum": values}
+        if outer == "Annotated" and isinstance(inner, ast.Tuple):
+            return _schema_of(inner.elts[0])
+        if outer == "Optional" and isinstance(kind := _schema_of(inner).get("type"), str):
+            return {"type": [kind, "null"]}
+        return {"type": _TYPES[outer]} if outer in ("list", "dict") else {}
+    kind = _TYPES.get(_last_name(annotation)) if annotation is not None else None
+    return {} if kind is None else {"type": kind}
+
+
+def _makes_tool(decorator: ast.expr) -> bool:
+    return _last_name(decorator.func if isinstance(decorator, ast.Call) else decorator).endswith("tool")
+
+
+def _given_name(call: ast.Call) -> str | None:
+    named = next((one.value for one in call.keywords if one.arg in _NAMING), None)
+    return _text(named) or (_text(call.args[0]) if call.args else None)
+
+
+def _last_name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _text(node: ast.expr | None) -> str | None:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+def _literal(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return None

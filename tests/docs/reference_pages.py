@@ -1,0 +1,258 @@
+"""The generated parts of docs/reference: commands, settings, span attributes, policies, hooks, metrics, errors, the API.
+
+``python -m tests.docs.reference_pages`` says whether the pages are up to date, ``--write`` brings them up to date. What
+stands between ``<!-- generated: NAME -->`` and ``<!-- end: NAME -->`` is made by the function of that name here.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from textwrap import dedent
+from types import SimpleNamespace
+from typing import Any
+
+import click
+
+import lgov_core
+from lgov_core import errors as error_tree
+from lgov_core import hookspecs
+from lgov_core import settings as settings_module
+from lgov_core.cli import cli
+from lgov_core.commands.group import _MEANING, Exit, LazyGroup, exit_of
+from lgov_core.gateway.app import create_app
+from lgov_core.gateway.serving.keys import KeyRing
+from lgov_core.gateway.upstream.engine import UpstreamEngine
+from lgov_core.policies import BUILTIN_POLICIES
+from lgov_core.policies.registry import options_of
+from lgov_core.policies.schema import policy_file_schema
+from lgov_core.store import open_store
+from lgov_core.trace import semconv
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs/reference"
+BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(\n<!-- end: \2 -->)", re.S)
+ADAPTERS = ("lgov_langchain", "lgov_autogen", "lgov_openai", "lgov_openai_agents")
+
+
+def markdown(docstring: str) -> str:
+    """A docstring as Markdown: double backquotes become single ones, and what keeps its line breaks a block."""
+    text = re.sub(r"``([^`]+)``", r"`\1`", inspect.cleandoc(docstring))
+    text = re.sub(r"\x08\n((?:.+\n?)+)", lambda one: f"```text\n{dedent(one[1]).strip()}\n```\n", text)
+    return re.sub(r"::$", ":", text, flags=re.M)
+
+
+def cell(text: str) -> str:
+    """``text`` for one cell of a table."""
+    return " ".join(text.split()).replace("|", r"\|").replace("<", "&lt;").replace("[", r"\[")
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table of Markdown."""
+    head = list(head)
+    lines = [head, ["---"] * len(head), *map(list, rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def commands() -> str:
+    """Every command with its usage, its help and its options."""
+    codes = table(("status", "meaning"), ((str(code.value), _MEANING[code]) for code in Exit))
+    return "\n\n".join([codes, *(part for path, made in _commands(cli, ()) for part in _command(path, made))])
+
+
+def _commands(group: LazyGroup, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    for name in group.commands:
+        made = group.load(name)
+        yield (*path, name), made
+        if isinstance(made, LazyGroup):
+            yield from _commands(made, (*path, name))
+
+
+def _command(path: tuple[str, ...], made: click.Command) -> Iterator[str]:
+    context = click.Context(made, info_name=" ".join(("lgov", *path)))
+    yield f"{'#' * (len(path) + 1)} lgov {' '.join(path)}"
+    yield markdown(made.help or made.short_help or "")
+    if isinstance(made, LazyGroup):
+        return
+    yield f"`lgov {' '.join([*path, *made.collect_usage_pieces(context)])}`"
+    records = [record for one in made.params if (record := one.get_help_record(context)) and record[1]]
+    yield table(
+        ("option", "meaning"),
+        ((f"`{record[0].replace('|', ', ')}`", cell(record[1])) for record in records if record and record[1]),
+    )
+    yield made.epilog or ""
+
+
+def settings() -> str:
+    """Every setting with its variable, its flag and its default."""
+    documents = _attribute_documents(settings_module, "Settings")
+    rows = (
+        (
+            f"`{one.name}`",
+            f"`LGOV_{one.name.upper()}`",
+            f"`--{one.name.removesuffix('_s').replace('_', '-')}`",
+            "none" if one.default in (None, ()) else str(one.default),
+            cell(markdown(documents[one.name])),
+        )
+        for one in dataclasses.fields(settings_module.Settings)
+        if one.name != "origins"
+    )
+    return table(("name", "variable", "flag", "default", "meaning"), rows)
+
+
+def _attribute_documents(module: Any, of_class: str | None = None) -> dict[str, str]:
+    """The text under each annotated name of a module or class: a string right after its assignment."""
+    tree: Any = ast.parse(inspect.getsource(module))
+    if of_class is not None:
+        tree = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == of_class)
+    return {
+        name.target.id: text.value.value
+        for name, text in pairwise(tree.body)
+        if isinstance(name, ast.AnnAssign)
+        and isinstance(name.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+    }
+
+
+def attributes() -> str:
+    """Every attribute and name of spans that lgov writes or reads."""
+    rows = ((f"`{getattr(semconv, name)}`", *text.split(" | ")) for name, text in _attribute_documents(semconv).items())
+    return table(("attribute", "on", "type", "meaning"), rows)
+
+
+def policies() -> str:
+    """Every policy with its options."""
+    options = {
+        rule["if"]["properties"]["use"]["const"]: rule["then"]["properties"]["with"]["properties"]
+        for rule in policy_file_schema()["definitions"]["rule"]["allOf"]
+    }
+    parts: list[str] = []
+    for name, factory in BUILTIN_POLICIES.items():
+        parameters = options_of(factory)
+        rows = [
+            (f"`{option}`", _kind(schema), _default(parameters[option])) for option, schema in options[name].items()
+        ]
+        parts += [f"## {name}", markdown(inspect.getdoc(factory) or "")]
+        parts += [table(("option", "value", "default"), rows)] if rows else []
+    return "\n\n".join(parts)
+
+
+def _kind(schema: Mapping[str, Any]) -> str:
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(_kind(one) for one in schema["anyOf"] if one.get("type") != "null"))
+    if schema.get("type") == "array":
+        items = schema.get("items")
+        return f"list of {_kind(items)}" if isinstance(items, Mapping) and items else "list"
+    return {"object": "mapping", None: "any"}.get(schema.get("type"), str(schema.get("type")))
+
+
+def _default(parameter: inspect.Parameter) -> str:
+    value = parameter.default
+    if value is parameter.empty:
+        return "**required**"
+    if value is None or value in ((), ""):
+        return ""
+    if isinstance(value, tuple):
+        return f"`{', '.join(map(str, value))}`" if len(value) < 10 else f"{len(value)} names"
+    return f"`{value}`"
+
+
+def hooks() -> str:
+    """Every hook with its contract."""
+    parts: list[str] = []
+    for name, hook in vars(hookspecs).items():
+        if name.startswith("lgov_"):
+            what, _, contract = inspect.cleandoc(hook.__doc__).partition("\n\n")
+            lines = re.findall(r"^(\S.*?): (.*(?:\n +.*)*)", contract, re.M)
+            asked = ", ".join(inspect.signature(hook).parameters)
+            parts += [f"## {name}", f"`{name}({asked})`", markdown(what)]
+            parts.append("\n".join(f"- **{key}**: {' '.join(markdown(text).split())}" for key, text in lines))
+    return "\n\n".join(parts)
+
+
+def errors() -> str:
+    """Every error with its code, what it is a kind of, and the status that the command line ends with."""
+    found = [
+        one for one in vars(error_tree).values() if isinstance(one, type) and issubclass(one, error_tree.LgovError)
+    ]
+    rows = (
+        (
+            f"`{one.code}`",
+            f"`{one.__name__}`",
+            ", ".join(f"`{base.__name__}`" for base in one.__bases__),
+            str(exit_of(one.__new__(one)).value),
+            cell(markdown((inspect.getdoc(one) or "").partition("\n\n")[0])),
+        )
+        for one in sorted(found, key=lambda one: one.code)
+    )
+    return table(("code", "class", "kind of", "exit status", "meaning"), rows)
+
+
+def metrics() -> str:
+    """Every metric of the endpoint."""
+    from lgov_core.train.engines.vllm_engine import VllmEngine
+
+    with closing(open_store("memory://")) as store:
+        engine = UpstreamEngine("http://127.0.0.1:9/v1", models=["none"])
+        endpoint = create_app([engine], store, keys=KeyRing(b"0" * 16)).state.endpoint
+        families = [(one.type, one.name, one.documentation) for one in endpoint.metrics._registry.collect()]
+    never_started: Any = SimpleNamespace(figures=lambda: {"restarts": 0, "lost": 0})
+    families += [reading[:3] for reading in VllmEngine.readings(never_started)]
+    rows = ((f"`{name}{'_total' * (kind == 'counter')}`", kind, cell(what)) for kind, name, what in families)
+    return table(("metric", "kind", "meaning"), sorted(set(rows)))
+
+
+def api() -> str:
+    """The public names of the packages, for mkdocstrings."""
+    homes: dict[str, list[str]] = {}
+    for name in lgov_core.__all__:
+        homes.setdefault(lgov_core._HOMES[name], []).append(name)
+    parts: list[str] = []
+    for home, names in sorted(homes.items()):
+        parts += [f"## {home}", *(f"::: {home}.{name}" for name in names)]
+    for package in ADAPTERS:
+        module = import_module(package)
+        places = getattr(module, "_HOMES", None) or {n: f"{package}.{m}" for n, m in module._MODULES.items()}
+        parts += [f"## {package}", *(f"::: {places[name]}.{name}" for name in module.__all__)]
+    return "\n\n".join(parts)
+
+
+PARTS: Mapping[str, Callable[[], str]] = {
+    made.__name__: made for made in (commands, settings, attributes, policies, hooks, errors, metrics, api)
+}
+
+
+def pages() -> dict[Path, str]:
+    """Each page with such a part, as it should be."""
+    found: dict[Path, str] = {}
+    for path in sorted(FOLDER.glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        if {name for _, name, _ in BLOCK.findall(text)} & {*PARTS}:
+            found[path] = BLOCK.sub(lambda one: f"{one[1]}{PARTS[one[2]]()}{one[3]}", text)
+    return found
+
+
+def main() -> int:
+    """Compares, or writes with ``--write``."""
+    stale = {path: text for path, text in pages().items() if text != path.read_text(encoding="utf-8")}
+    for path, text in stale.items():
+        if "--write" in sys.argv:
+            path.write_text(text, encoding="utf-8")
+        else:
+            print(f"{path.relative_to(ROOT)} is not up to date: python -m tests.docs.reference_pages --write")
+    return 0 if "--write" in sys.argv else len(stale)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
