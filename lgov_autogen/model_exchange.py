@@ -30,7 +30,7 @@ from lgov_core.instrumentation.evaluated_call import covered_call
 from lgov_core.instrumentation.message_decisions import MessageDecisionCache
 from lgov_core.instrumentation.model_call import ModelCall, reply_limit
 from lgov_core.instrumentation.reply_stream import reply_pieces
-from lgov_core.types import Decision, Point
+from lgov_core.types import Decision
 
 #: How often a model that proposes nothing but denied calls is asked before the denial is the answer.
 MAX_ROUNDS = 3
@@ -109,8 +109,8 @@ class ModelExchange:
 
     @property
     def _withholds(self) -> bool:
-        """Whether anything evaluates the reply, so that none of it is passed on before."""
-        return self.governor.evaluates(Point.POST_MODEL_CALL) or self.governor.evaluates(Point.PRE_TOOL_CALL)
+        """Whether a policy reads the text, so that none of it is passed on before. Calls come with the result alone."""
+        return self.governor.reads_replies()
 
     async def _permitted(self, *, first: bool) -> ModelCall:
         """Evaluates what users said and the request, and begins the call."""

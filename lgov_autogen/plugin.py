@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from lgov_autogen.current_governor import TESTED
 from lgov_autogen.instrumentor import instrument, uninstrument
 from lgov_core.hookspecs import hookimpl
-from lgov_core.instrumentation.adapter import SHAPES, Adapter, Gap, whole_surface
+from lgov_core.instrumentation.adapter import SHAPES, Adapter, Conflict, Gap, whole_surface
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,6 +55,8 @@ GAPS = (
     ),
 )
 
+CONFLICTS = (Conflict("mcp", "2", "autogen-ext", "AutoGen's MCP tools (autogen-ext[mcp]) cannot be imported"),)
+
 
 def installed() -> bool:
     """Whether AutoGen can be imported, found out without importing it."""
@@ -74,4 +76,5 @@ def lgov_framework() -> Adapter:
         uninstrument=uninstrument,
         unsupported=UNSUPPORTED,
         gaps=GAPS,
+        conflicts=CONFLICTS,
     )

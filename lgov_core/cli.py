@@ -8,6 +8,7 @@ import lgov_core
 from lgov_core.commands.group import Commands, Exit, LazyGroup, exit_status
 
 _COMMANDS: Commands = {
+    "init": ("Write a policy, settings and a small agent to start from.", "init:init"),
     "run": ("Run an unedited Python program under policy.", "run:run"),
     "serve": ("Serve the training endpoint (OpenAI-compatible).", "serve:serve"),
     "train": ("Train a model on an agent's rollouts.", "train:train"),
@@ -37,8 +38,10 @@ _COMMANDS: Commands = {
         {
             "verify": ("Verify a record's chain and signatures.", "audit.verify:verify"),
             "show": ("List the entries of a record.", "audit.read:show"),
+            "report": ("Count decisions by tool, rule, agent and time.", "audit.report:report"),
             "export": ("Export a record as JSON lines, CloudEvents or OCSF.", "audit.read:export"),
-            "erase": ("Erase the texts of an entry or a rollout.", "audit.write:erase"),
+            "erase": ("Erase texts: of an entry, a rollout, a person.", "audit.write:erase"),
+            "rotate": ("Archive a record, and begin the next.", "audit.write:rotate"),
             "keygen": ("Create the key that signs records.", "audit.write:keygen"),
         },
     ),

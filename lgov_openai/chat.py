@@ -9,7 +9,7 @@ from typing import Any
 
 from lgov_core.instrumentation.model_call import ModelReading
 from lgov_core.types import new_id
-from lgov_openai.chat_stream import completion_of, stream_of
+from lgov_openai.chat_stream import completion_of, is_text, passed_texts, stream_of
 from lgov_openai.content import JSON, content_with_text, read_arguments, text_key, text_of, token_usage
 from lgov_openai.fields import texts, without
 from lgov_openai.protocol import Proposal, Turn, unclear_call
@@ -179,6 +179,26 @@ class ChatProtocol:
             "choices": [{"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}],
             "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
         }
+
+    def is_text_stream(self, body: JSON) -> bool:
+        return bool(body.get("stream")) and body.get("n") in (None, 1)
+
+    def is_text(self, event: JSON) -> bool:
+        return is_text(event)
+
+    def turn_after(self, passed: Sequence[JSON], turn: Turn) -> Turn:
+        before = passed_texts(passed).get("content", "")
+        return turn if turn.text.startswith(before) else self.with_turn_text(turn, f"{before}\n{turn.text}")
+
+    def reply_after(self, passed: Sequence[JSON], reply: JSON) -> JSON:
+        if not passed:
+            return reply
+        (choice,) = reply["choices"]
+        message = dict(choice["message"])
+        for key, before in passed_texts(passed).items():
+            if isinstance(text := message.get(key), str):
+                message[key] = text.removeprefix(before)
+        return {**reply, "choices": [{**choice, "message": message, "logprobs": None}]}
 
     from_stream = staticmethod(completion_of)
     to_stream = staticmethod(stream_of)

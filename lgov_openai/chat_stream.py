@@ -53,6 +53,28 @@ def stream_of(body: JSON, reply: JSON, events: Sequence[JSON]) -> str:
     return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
 
 
+def is_text(event: JSON) -> bool:
+    """Whether a chunk holds only text of the one choice: no call, and not its end."""
+    choices = event.get("choices")
+    return isinstance(choices, list) and all(
+        choice.get("index") == 0
+        and choice.get("finish_reason") is None
+        and all(not value or isinstance(value, str) for value in (choice.get("delta") or {}).values())
+        for choice in choices
+    )
+
+
+def passed_texts(events: Sequence[JSON]) -> dict[str, str]:
+    """The texts in chunks that hold only text, by their key in the message."""
+    texts: dict[str, str] = {}
+    for event in events:
+        for choice in event["choices"]:
+            for key, value in (choice.get("delta") or {}).items():
+                if value and key != "role":
+                    texts[key] = texts.get(key, "") + value
+    return texts
+
+
 def _add_delta(message: JSON, delta: JSON) -> None:
     for key, value in delta.items():
         if value is None or key == "role":

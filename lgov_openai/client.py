@@ -96,7 +96,8 @@ def govern_client(client: C, governor: Governor) -> C:
     User messages, model calls, replies, proposed tool calls, the results that the program sends back and final answers
     are evaluated. A denied call is not in what the program gets: the model is asked again with the denial, or reads it
     with the next request. Copies (``client.with_options(...)``) are governed too, and share its memory. Streams are
-    withheld until the reply has been evaluated; with ``observe_only`` they are passed on as they arrive. A decision that
+    withheld until the reply has been evaluated; the text of a streamed chat completion that no policy reads, and any
+    stream with ``observe_only``, is passed on as it arrives. A decision that
     aborts the run raises `PolicyDenied`. Fails closed: a reply that cannot be read is withheld.
 
     Governing a client twice with one governor changes nothing; with two governors both evaluate. Raises

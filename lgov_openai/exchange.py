@@ -15,6 +15,7 @@ from lgov_core.types import Decision, Point
 from lgov_openai.actions import FRAMEWORK
 from lgov_openai.content import JSON, with_total_usage
 from lgov_openai.fields import with_texts
+from lgov_openai.held_calls import HeldCalls
 from lgov_openai.http_messages import Reply, denial_response, read_reply, request_with, response_with
 from lgov_openai.protocol import Turn, rewritten_entries
 from lgov_openai.recording import Recording
@@ -41,6 +42,8 @@ class Exchange:
         self._send = send
         #: Whether a reply can be denied or changed; if not, the program gets it while it arrives, and unchanged.
         self._evaluates_reply = any(self._governor.evaluates(point) for point in _REPLY_POINTS)
+        #: Whether the program gets the text of a stream while it arrives: no policy reads it.
+        self._passes_text = not self._governor.reads_replies() and self._protocol.is_text_stream(self._body)
 
     def steps(self) -> Steps[Any]:
         """The response for the program. Raises `PolicyDenied` where a decision aborts the run."""
@@ -54,16 +57,25 @@ class Exchange:
 
     def _rounds(self, body: JSON, sent: Sequence[JSON], changed: bool) -> Steps[Any]:
         """Sends ``body``, and again with the denials while all calls of a reply are denied."""
+        call = self._model_call(body)
+        response = yield from self._ask(call, body, sent, changed, again=False)
+        if isinstance(response, Decision):
+            return self._denied(response)
+        if not self._evaluates_reply and response.is_success and not response.is_closed:
+            self._record_stream(call, response)
+            return response
+        if self._passes_text_of(response) and not response.is_closed:
+            self._hold_calls(call, response, body, sent)
+            return response
+        return (yield from self._reply_rounds(call, response, body, sent))
+
+    def _reply_rounds(
+        self, call: ModelCall, response: Any, body: JSON, sent: Sequence[JSON], passed: Sequence[JSON] = ()
+    ) -> Steps[Any]:
+        """Evaluates the reply, and asks again while all its calls are denied. The program has got ``passed`` of it."""
         hidden: list[JSON] = []  # what the model wrote and read in the rounds before
         spent: list[JSON] = []  # the replies of these rounds
         while True:
-            call = ModelCall(self._governor, framework=FRAMEWORK, model=str(body.get("model") or "model"), native=body)
-            response = yield from self._ask(call, body, sent, changed, again=bool(spent))
-            if isinstance(response, Decision):
-                return self._denied(response, spent)
-            if not self._evaluates_reply and response.is_success and not response.is_closed:
-                self._record_stream(call, response)
-                return response
             reply = self._read(call, response)
             evaluated = yield from self._evaluate_reply(call, reply)
             if evaluated is None or reply.content is None or not self._evaluates_reply:
@@ -75,9 +87,20 @@ class Exchange:
                 hidden.extend([*reply.turns[0].entries, *denials])
                 spent.append(reply.content)
                 body = self._protocol.continued(body, sent, reply.content, reply.turns[0], denials)
-                sent, changed = self._protocol.entries(body), True
+                sent = self._protocol.entries(body)
+                call = self._model_call(body)
+                response = yield from self._ask(call, body, sent, True, again=True)
+                if isinstance(response, Decision):
+                    return self._denied(response, spent)
                 continue
-            return (yield from self._deliver(call, reply, content, turns, hidden, spent))
+            return (yield from self._deliver(call, reply, content, turns, hidden, spent, passed))
+
+    def _passes_text_of(self, response: Any) -> bool:
+        plain = response.headers.get("content-encoding") in (None, "identity")
+        return self._evaluates_reply and self._passes_text and response.is_success and plain
+
+    def _model_call(self, body: JSON) -> ModelCall:
+        return ModelCall(self._governor, framework=FRAMEWORK, model=str(body.get("model") or "model"), native=body)
 
     def _ask(
         self, call: ModelCall, body: JSON, sent: Sequence[JSON], changed: bool, *, again: bool
@@ -105,7 +128,7 @@ class Exchange:
         try:
             with call.span.active(model=self._governor):
                 response = yield from self._send(request)
-                if self._evaluates_reply:
+                if self._evaluates_reply and (again or not self._passes_text_of(response)):
                     yield Step(response.read, response.aread)
         except BaseException as error:
             call.failed(error)
@@ -140,6 +163,15 @@ class Exchange:
             return read_reply(arrived, self._protocol, partial=True)
 
         Recording(response, (current_scope(), self._evaluation.digest), read, conclude, self._memory.recordings)
+
+    def _hold_calls(self, call: ModelCall, response: Any, body: JSON, sent: Sequence[JSON]) -> None:
+        """Lets the program read the text of the reply while it arrives, and the rest once it has been evaluated."""
+
+        def finish(whole: Any, passed: Sequence[JSON]) -> Steps[Any]:
+            return (yield from self._reply_rounds(call, whole, body, sent, passed))
+
+        key = (current_scope(), self._evaluation.digest)
+        HeldCalls(response, key, self._protocol.is_text, finish, call.failed, self._memory.recordings)
 
     def _evaluate_reply(
         self, call: ModelCall, reply: Reply, error: BaseException | None = None
@@ -193,6 +225,7 @@ class Exchange:
         evaluated: Sequence[EvaluatedTurn],
         hidden: Sequence[JSON],
         spent: Sequence[JSON],
+        passed: Sequence[JSON],
     ) -> Steps[Any]:
         """Evaluates what is left as the output, remembers what the program does not get, and returns the rest."""
         delivered: list[Turn] = []
@@ -209,6 +242,8 @@ class Exchange:
                     one = replace(one, turn=denial, replaced=True)
                 elif decision.text is not None:
                     one = replace(one, turn=self._protocol.with_turn_text(one.turn, decision.text))
+            if passed:
+                one = replace(one, turn=self._protocol.turn_after(passed, one.turn))
             delivered.append(one.turn)
             self._remember(content, turn, one, hidden)
         unchanged = content is reply.content and list(delivered) == list(reply.turns)
@@ -218,8 +253,9 @@ class Exchange:
             if not (reply.events and (calls or beside)):
                 return reply.response
             # Rewritten, so that the program assembles exactly what was evaluated, from whatever event.
-            return response_with(reply, content, self._protocol, self._body)
-        content = with_total_usage(self._protocol.with_turns(content, delivered), spent)
+            return response_with(reply, self._protocol.reply_after(passed, content), self._protocol, self._body)
+        content = self._protocol.reply_after(passed, self._protocol.with_turns(content, delivered))
+        content = with_total_usage(content, spent)
         return response_with(reply, content, self._protocol, self._body)
 
     def _remember(self, content: JSON, turn: Turn, one: EvaluatedTurn, hidden: Sequence[JSON]) -> None:

@@ -11,6 +11,7 @@ from lgov_core.instrumentation.message_decisions import MessageDecisionCache
 from lgov_core.instrumentation.tool_call import ToolCall
 from lgov_core.scope import RolloutScope, current_scope
 from lgov_core.types import Decision
+from lgov_openai.held_calls import HeldCalls
 from lgov_openai.protocol import Proposal
 from lgov_openai.recording import Recording
 from lgov_openai.transcript import MAX_PER_ID, MAX_REMEMBERED, ChangedTurns
@@ -90,7 +91,7 @@ class Memory:
         #: Digests of the transcripts up to each user message that was allowed.
         self.allowed_messages: BoundedDict[str, bool] = BoundedDict(MAX_REMEMBERED)
         #: Replies that the program has not read to their end.
-        self.recordings: set[Recording] = set()
+        self.recordings: set[Recording | HeldCalls] = set()
 
     def end_recordings(self) -> None:
         """Ends all recordings, as if the program had stopped reading."""

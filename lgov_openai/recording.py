@@ -28,7 +28,7 @@ class Recording:
         key: Hashable,
         read: Callable[[Any], Reply],
         conclude: Callable[[Reply, BaseException | None], None],
-        open_recordings: set[Recording],
+        open_recordings: set[Any],
     ) -> None:
         self.key = key
         self.pieces: list[bytes] = []

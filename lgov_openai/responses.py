@@ -236,6 +236,19 @@ class ResponsesProtocol:
             },
         }
 
+    # Its last event repeats the whole reply, so nothing of it is passed before it is evaluated.
+    def is_text_stream(self, body: JSON) -> bool:
+        return False
+
+    def is_text(self, event: JSON) -> bool:
+        return False
+
+    def turn_after(self, passed: Sequence[JSON], turn: Turn) -> Turn:
+        return turn
+
+    def reply_after(self, passed: Sequence[JSON], reply: JSON) -> JSON:
+        return reply
+
     from_stream = staticmethod(response_of)
     to_stream = staticmethod(stream_of)
 

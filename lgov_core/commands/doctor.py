@@ -21,6 +21,8 @@ from lgov_core.errors import LgovError
 from lgov_core.settings import Settings, load_settings, without_password
 
 _EXTRA = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
+#: The extras of the distribution that a requirement names.
+_INNER = re.compile(r"[A-Za-z0-9._-]+\s*\[([^\]]*)\]")
 #: Rollouts named below a finding; JSON has more.
 _ROLLOUTS_SHOWN = 5
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
@@ -54,6 +56,7 @@ def doctor(ctx: click.Context, run: str | None, as_json: bool) -> None:
         "extras": _extras(),
         "frameworks": checked(_frameworks, []),
         "plugins": checked(installed_plugins, []),
+        "conflicts": checked(_conflicts, []),
         "problems": problems,
     }
     if as_json:
@@ -96,8 +99,37 @@ def _extras() -> dict[str, dict[str, str | None]]:
     for requirement in metadata.requires("lgov") or ():
         extra, name = _EXTRA.search(requirement), _NAME.match(requirement)
         if extra and name and name[0] != "lgov":
-            extras.setdefault(extra[1], {})[name[0]] = _version(name[0])
+            extras.setdefault(extra[1], {}).update({one: _version(one) for one in _distributions(requirement)})
     return extras
+
+
+def _distributions(requirement: str) -> list[str]:
+    """What a requirement names and, if that is installed, what its extras need: ``sqlglot[c]`` needs sqlglotc."""
+    name, inner = _NAME.match(requirement), _INNER.match(requirement)
+    assert name is not None
+    if inner is None or _version(name[0]) is None:
+        return [name[0]]
+    wanted = {extra.strip() for extra in inner[1].split(",")}
+    needed = [one for one in metadata.requires(name[0]) or () if (of := _EXTRA.search(one)) and of[1] in wanted]
+    return [name[0], *(one for line in needed for one in _distributions(line))]
+
+
+def _conflicts() -> list[str]:
+    """Installed distributions that a framework does not work with, each with the command that helps."""
+    from lgov_core.plugins import make_plugin_manager
+    from lgov_core.process.governed import installed_adapters
+
+    return [
+        f"{one.distribution} {found} is installed: {one.why}. If you use them: pip install '{one.distribution}<{one.below}'"
+        for adapter in installed_adapters(make_plugin_manager())
+        for one in adapter.conflicts
+        if _version(one.needed_by) is not None and (found := _version(one.distribution)) is not None
+        if _numbers(found) >= _numbers(one.below)
+    ]
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version.partition("+")[0])]
 
 
 def _version(distribution: str) -> str | None:
@@ -146,6 +178,8 @@ def _write(report: dict[str, Any]) -> None:
     write_table(("framework", "state", "in this release"), rows)
     click.echo("\nplugins")
     write_table(("plugin", "hooks"), [(plugin["name"], ", ".join(plugin["hooks"])) for plugin in report["plugins"]])
+    for conflict in report["conflicts"]:
+        click.echo(f"\nnote: {conflict}")
     click.echo(f"\n{len(report['problems'])} problems")
     for problem in report["problems"]:
         click.echo(f"  {problem}")

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import click
 
 from lgov_core.commands.group import Exit, exit_status
-from lgov_core.commands.options import PATH, audit_option, redact_option
+from lgov_core.commands.options import PATH, audit_key_option, audit_option, heads_option, redact_option
 from lgov_core.errors import InstrumentationError, LgovError
 from lgov_core.settings import load_settings
 
@@ -22,7 +22,10 @@ from lgov_core.settings import load_settings
 )
 @click.option("--policy", type=PATH, help="Policy file. [default: policy.yaml beside the program]")
 @audit_option
+@audit_key_option
+@heads_option
 @redact_option
+@click.option("--air", type=PATH, help="File of rules for intermediate rewards. [default: the built-in rewards]")
 @click.option("--store", help="Trace store for spans and rewards. [default: no store]")
 @click.option(
     "--endpoint", help="Base URL of a training endpoint; the program's OpenAI-style clients are redirected to it."
@@ -75,14 +78,17 @@ def run(
 
     \b
       lgov run --policy policy.yaml -- python agent.py arguments
-      lgov run --policy policy.yaml -- python -m package
+      lgov run --policy policy.yaml -- python -O -m package
+      lgov run --policy policy.yaml -- uvicorn app:app
 
     The agents of every framework that lgov can govern are governed; each decision is committed to the audit record
     before the act. If the policy is missing or broken, or a framework cannot be governed, the program is not run. At the
     end a report on standard error says what was covered, and which known gaps the program came near.
     """  # noqa: D301 - click wants the control character
+    from lgov_core.process.invocation import restart_with_options
     from lgov_core.process.run import RunOptions, run_program
 
+    restart_with_options(command)
     try:
         settings = load_settings(flags)
     except LgovError as error:
@@ -91,7 +97,10 @@ def run(
     options = RunOptions(
         policy=settings.policy,
         audit=settings.audit,
+        audit_key=settings.audit_key,
+        heads=settings.heads,
         redact=settings.redact,
+        air=settings.air,
         store=settings.store,
         endpoint=settings.endpoint,
         timeout_s=settings.timeout_s,

@@ -38,6 +38,7 @@ class Evaluator:
     is_async: bool
     timeout_s: float
     deferred: bool
+    owner: object
 
 
 class Dispatcher:
@@ -73,7 +74,12 @@ class Dispatcher:
         own = getattr(owner, "timeout_s", None)
         timeout_s = max(self._timeout_s, own) if isinstance(own, int | float) else self._timeout_s
         bounded, deferred = (bool(getattr(owner, flag, False)) for flag in ("bounded", "deferred"))
-        return Evaluator(name, judge, bounded, is_async, timeout_s, deferred)
+        return Evaluator(name, judge, bounded, is_async, timeout_s, deferred, owner)
+
+    def reads_replies(self) -> bool:
+        """Whether an evaluator reads the texts of models, now: a set of policies may be replaced."""
+        points = (Point.POST_MODEL_CALL, Point.OUTPUT)
+        return any(getattr(one.owner, "reads_replies", True) for point in points for one in self.evaluators(point))
 
     def plugins_changed(self) -> None:
         """Looks the plugins up again at the next decision."""

@@ -103,6 +103,10 @@ class Governor:
         """Whether any policy or plugin is asked at ``point``; an act that no policy covers is denied, so it counts too."""
         return not self.observe_only and (point is Point.PRE_TOOL_CALL or bool(self._dispatcher.evaluators(point)))
 
+    def reads_replies(self) -> bool:
+        """Whether a policy or plugin reads what models write: a streamed text must wait for its decision then."""
+        return not self.observe_only and self._dispatcher.reads_replies()
+
     def plugins_changed(self) -> None:
         """Must be called after plugins were registered or removed on ``manager`` once decisions have been taken."""
         check_single_denial_penalty(self.manager)

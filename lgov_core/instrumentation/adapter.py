@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from lgov_core.types import Adapter as Adapter
+from lgov_core.types import Conflict as Conflict
 from lgov_core.types import Gap as Gap
 from lgov_core.types import Point, Surface
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Final, Literal, get_args
 
 from lgov_core.errors import PolicyError
 from lgov_core.hookspecs import hookimpl
@@ -16,6 +16,8 @@ from lgov_core.policies.options import one_of
 from lgov_core.policies.rule import Rule
 from lgov_core.types import Action, Decision, Effect, ObservingPolicy, Point, Policy, Severity
 
+#: The rule of a set's own answer, where none of its rules answers.
+DEFAULT_RULE: Final = "default"
 Default = Literal["deny", "allow"]
 SetMode = Literal["enforce", "shadow"]
 
@@ -106,6 +108,7 @@ class PolicySet:
         self.mode: SetMode = mode
         self.name = name
         self.version = version
+        self.reads_replies = any(rule.reads_replies for rule in self.rules)
         self.bounded = all(rule.bounded for rule in self.rules)
         self.digest = digest if digest is not None else digest_of(self.rules, default, mode, name, version)
         self._by_name = {point: _RulesByName(self.rules, point) for point in Point}
@@ -161,9 +164,9 @@ class PolicySet:
         """The set's own answer to what no rule permits; none where rules of restricting kinds have answered already."""
         if action.point is Point.PRE_TOOL_CALL and self.default == "deny":
             why = ": the rules that cover it only restrict." if covered else "."
-            return [self._deny("default", f"No policy allows {action.name[:80]}{why}")]
+            return [self._deny(DEFAULT_RULE, f"No policy allows {action.name[:80]}{why}")]
         why = "the default is allow" if action.point is Point.PRE_TOOL_CALL else "only acts need one"
-        return [] if covered else [Decision(Effect.ALLOW, self.name, "default", f"No rule covers this; {why}.")]
+        return [] if covered else [Decision(Effect.ALLOW, self.name, DEFAULT_RULE, f"No rule covers this; {why}.")]
 
     def _deny(self, rule: str, reason: str) -> Decision:
         return Decision(Effect.DENY, self.name, rule, reason, Severity.MEDIUM)

@@ -72,6 +72,11 @@ class ReloadingPolicySet:
         return self._current
 
     @property
+    def reads_replies(self) -> bool:
+        """Whether a rule of the set in force reads what models write."""
+        return self._current.reads_replies
+
+    @property
     def name(self) -> str:
         """The name of the set in force."""
         return self._current.name

@@ -27,7 +27,8 @@ class Rule:
     """
 
     __slots__ = (
-        "agents", "bounded", "condition", "deferred", "listens_at", "name", "on", "permits", "policy", "severity", "tools",
+        "agents", "bounded", "condition", "deferred", "listens_at", "name", "on", "permits", "policy", "reads_replies",
+        "severity", "tools",
     )  # fmt: skip
 
     def __init__(
@@ -49,6 +50,9 @@ class Rule:
             raise PolicyError(f"a rule's name is {self.name!r}", hint="give the rule or its policy a name")
         self.on = _points(self.name, on or getattr(policy, "default_points", tuple(Point)))
         self.listens_at = frozenset(self.on) & frozenset[Point](getattr(policy, "listens_at", ()))
+        judged_texts = {Point.POST_MODEL_CALL, Point.OUTPUT} & (frozenset(self.on) - self.listens_at)
+        #: Whether a streamed text must wait for the rule's decision.
+        self.reads_replies = bool(judged_texts) and bool(getattr(policy, "reads_replies", True))
         self.tools = string_tuple(self.name, "tools", tools)
         self.agents = string_tuple(self.name, "agents", agents)
         self.severity = severity

@@ -35,7 +35,7 @@ def run_confined(command: Sequence[str], options: RunOptions, *, strict: bool, p
         return run_program(command, options)  # which says that it is governed already
     try:
         invocation = parse_command(command)
-        policy = (options.policy or policy_in(invocation.folder)).absolute()
+        policy = (options.policy or policy_in(invocation.folder, invocation.target)).absolute()
         options = replace(options, policy=policy, rollout_id=options.rollout_id or new_id("rol"))
         program = None if invocation.is_module else Path(invocation.target).absolute()
         placed = enter_box(options, strict=strict, preset=preset, program=program)

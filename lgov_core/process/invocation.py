@@ -8,6 +8,7 @@ import io
 import os
 import pkgutil
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,28 +20,44 @@ from typing import Any
 from lgov_core.errors import InstrumentationError
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?(\.exe)?")
+#: Options that an interpreter takes at its start only, and that leave governing as it is.
+_START_OPTIONS = re.compile(r"-[BOPbdqsuv]+|-[WX].+")
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+#: Begins lgov in an interpreter with such options. The first place on the path becomes the program's later.
+_BEGIN = (
+    "import sys; sys.flags.safe_path or sys.path.__setitem__(0, sys.prefix); from lgov_core.cli import main; main()"
+)
+#: A path to an interpreter in the first lines of a script; pip writes two where the path is long.
+_SHEBANG = re.compile(rb"^(?:#!/bin/sh\n''+exec' \"?|#!\s*)(/[^\s\"]+)(?: +(python[\d.]*))?", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """A Python program: a script (or a folder or archive with a ``__main__.py``) or a module's name; and its arguments."""
+    """A Python program: a script (or a folder or archive with a ``__main__.py``) or a module's name; and its arguments.
+
+    ``is_command``: the script is one that a package installed, as ``uvicorn`` is.
+    """
 
     target: str
     arguments: tuple[str, ...]
     is_module: bool = False
     unbuffered: bool = False
+    is_command: bool = False
 
     @property
     def folder(self) -> Path:
-        """The folder that the program calls its own: the script's, or the working directory for a module."""
-        if self.is_module:
-            return Path.cwd()
+        """The folder that the program calls its own: the script's; the working directory for a module or a command."""
+        return Path.cwd() if self.is_module or self.is_command else self.script_folder
+
+    @property
+    def script_folder(self) -> Path:
+        """The folder of the script, which Python puts on the path."""
         script = Path(self.target).resolve()
         return script if script.is_dir() else script.parent
 
 
 def parse_command(command: Sequence[str]) -> Invocation:
-    """Parses ``python [-u] SCRIPT …`` and ``python [-u] -m MODULE …``.
+    """Parses ``python [-u] SCRIPT …``, ``python [-u] -m MODULE …`` and ``COMMAND …``, a command of a package of this Python.
 
     Raises `InstrumentationError` for anything that cannot be run inside this interpreter: another program, another interpreter,
     another option, a script that is not there.
@@ -49,7 +66,9 @@ def parse_command(command: Sequence[str]) -> Invocation:
         raise InstrumentationError(
             "there is no command to run", hint="write it after --, as in: lgov run -- python agent.py"
         )
-    _check_interpreter(command[0])
+    if (installed := _installed_command(command)) is not None:
+        return installed
+    _check_interpreter(command)
     rest, unbuffered = list(command[1:]), False
     while rest and rest[0] == "-u":
         rest, unbuffered = rest[1:], True
@@ -58,7 +77,7 @@ def parse_command(command: Sequence[str]) -> Invocation:
     if not rest or rest[0].startswith("-"):
         what = f"the interpreter option {rest[0]}" if rest else "an interpreter without a script"
         raise InstrumentationError(
-            f"{what} cannot be run governed", hint="use python SCRIPT or python -m MODULE, with -u if you like"
+            f"{what} cannot be run governed", hint="use python SCRIPT or python -m MODULE; put code of -c into a file"
         )
     script = Path(rest[0])
     if script.is_dir() and not (script / "__main__.py").is_file():
@@ -68,7 +87,65 @@ def parse_command(command: Sequence[str]) -> Invocation:
     return Invocation(rest[0], tuple(rest[1:]), unbuffered=unbuffered)
 
 
-def _check_interpreter(word: str) -> None:
+def restart_with_options(command: Sequence[str]) -> None:
+    """Replaces this process by lgov in an interpreter with the options in ``command`` (``-O``, ``-W``, ``-X``), if it has any.
+
+    ``command`` must be the end of ``sys.argv``.
+    """
+    options, rest = _start_options(command)
+    if not options:
+        return
+    own = sys.argv[1 : len(sys.argv) - len(command)]
+    os.execv(sys.executable, [sys.executable, *options, "-c", _BEGIN, *own, command[0], *rest])
+
+
+def _start_options(command: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The options of an interpreter that must be given at its start, and what follows them."""
+    rest, options = list(command[1:]), list[str]()
+    if not command or _PYTHON.fullmatch(os.path.basename(command[0])) is None:
+        return [], rest
+    while rest and (_START_OPTIONS.fullmatch(rest[0]) or rest[0] in _WITH_VALUE):
+        taken = 2 if rest[0] in _WITH_VALUE else 1
+        options, rest = options + rest[:taken], rest[taken:]
+    return ([] if set(options) <= {"-u"} else options), rest
+
+
+def _installed_command(command: Sequence[str]) -> Invocation | None:
+    """The script of a package of this Python that ``command`` begins with; None for anything else."""
+    path = None if _PYTHON.fullmatch(os.path.basename(command[0])) else shutil.which(command[0])
+    if path is None:
+        return None
+    try:
+        with open(path, "rb") as file:
+            found = _SHEBANG.match(file.read(4096))
+    except OSError:
+        return None
+    if found is None:
+        return None
+    interpreter = found[1].decode(errors="replace")
+    if os.path.basename(interpreter) == "env":
+        interpreter = shutil.which((found[2] or b"").decode()) or ""
+    if _is_running_interpreter(interpreter):
+        return Invocation(path, tuple(command[1:]), is_command=True)
+    if "python" in os.path.basename(interpreter) and not command[0].endswith(".py"):
+        raise InstrumentationError(
+            f"{command[0]} is a program of {interpreter}, and lgov runs in {sys.executable}",
+            hint="install lgov into that interpreter's environment and use the lgov of that environment",
+        )
+    return None
+
+
+def _check_interpreter(command: Sequence[str]) -> None:
+    word = command[0]
+    if (
+        list(command[1:2]) == ["run"] and _PYTHON.fullmatch(word) is None
+    ):  # uv, poetry, pdm: they choose the environment
+        program = " ".join(command[2:]) or "agent.py"
+        python = "python " if program.split()[0].endswith(".py") else ""
+        raise InstrumentationError(
+            f"{word} run starts the program in an environment that it chooses, where lgov may not be",
+            hint=f"add lgov to that environment, and turn them around: {word} run lgov run -- {python}{program}",
+        )
     if word.endswith((".py", ".pyc", ".pyz")):
         raise InstrumentationError(
             f"{word} is a program, not the Python that runs it", hint=f"lgov run -- python {word}"
@@ -84,7 +161,8 @@ def _check_interpreter(word: str) -> None:
     matched = _PYTHON.fullmatch(word)
     if matched is None:
         raise InstrumentationError(
-            f"{word} is not a Python interpreter", hint="lgov run governs Python programs: python agent.py"
+            f"{word} is not a Python interpreter, or a command that a package of this one ({sys.prefix}) installed",
+            hint="lgov run governs Python programs: python agent.py, python -m package, uvicorn app:app",
         )
     version = word.removesuffix(".exe")
     if matched.group(2) and version != running:
@@ -144,7 +222,7 @@ def _run_script(invocation: Invocation) -> None:
         sys.path[0 : 0 if sys.flags.safe_path else 1] = [path]
         _run_found(importer.find_spec("__main__"), path)
         return
-    _put_on_path(str(invocation.folder))
+    _put_on_path(str(invocation.script_folder))
     with io.open_code(path) as file:
         code = pkgutil.read_code(file)
     loader = SourcelessFileLoader if code is not None else SourceFileLoader

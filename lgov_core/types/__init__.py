@@ -5,7 +5,7 @@ Unix seconds as ``float``; durations are seconds unless the name says otherwise.
 """
 
 from lgov_core.types.actions import Action, JSONValue, Kind, Point, Source, new_id
-from lgov_core.types.adapters import Adapter, Gap, Surface
+from lgov_core.types.adapters import Adapter, Conflict, Gap, Surface
 from lgov_core.types.credit_rules import CreditRules
 from lgov_core.types.decisions import ALLOW, BLOCKING, Decision, Effect, Severity
 from lgov_core.types.outcomes import ModelCallFailed, Outcome, Reward, ToolOutcome, ToolStatus
@@ -24,6 +24,7 @@ __all__ = [
     "Adapter",
     "Attempt",
     "CapturedCall",
+    "Conflict",
     "CreditRules",
     "Decision",
     "Effect",

@@ -38,6 +38,19 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
+class Conflict:
+    """A distribution that a framework does not work with from version ``below`` on; ``why`` says what fails.
+
+    It is looked for where ``needed_by``, a distribution of the framework, is installed.
+    """
+
+    distribution: str
+    below: str
+    needed_by: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Adapter:
     """One framework package.
 
@@ -46,7 +59,7 @@ class Adapter:
     ``modules`` are the top-level modules whose import shows that a program uses the framework. ``tested`` maps
     distribution names to the tested version range.
     ``unsupported`` says why a cell (mode, shape) of the table of denials does not exist or is not governed; ``*`` as the
-    shape stands for all. ``gaps`` are the known ways around.
+    shape stands for all. ``gaps`` are the known ways around. ``conflicts`` are releases of other distributions that break it.
     """
 
     name: str
@@ -58,3 +71,4 @@ class Adapter:
     uninstrument: Callable[[], None]
     unsupported: Mapping[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
     gaps: tuple[Gap, ...] = ()
+    conflicts: tuple[Conflict, ...] = ()

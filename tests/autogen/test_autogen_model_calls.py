@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from autogen_core.models import (
 )
 
 from lgov_autogen import GovernedChatCompletionClient
+from lgov_core.policies import load_policies
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.testing import ScriptedReply
 from lgov_core.trace import semconv
@@ -191,3 +193,23 @@ async def test_calls_that_cannot_be_told_apart_are_refused(way: str, stream: boo
         )
         assert "unreadable-reply" in str(reply.content)
     assert [one.decision.rule for one in seen.decisions(Point.POST_MODEL_CALL)] == ["unreadable-reply"]
+
+
+@pytest.mark.parametrize("reads", [False, True], ids=["tools only", "reads text"])
+async def test_text_passes_as_it_arrives_unless_a_rule_reads_it(reads: bool) -> None:
+    gate = threading.Event()
+    tools = {"name": "tools", "use": "tool", "with": {"allow": ["look"]}}
+    secrets = {"name": "secrets", "use": "secrets"}
+    policies = load_policies({"version": 1, "rules": [tools, *([secrets] if reads else [])]})
+    with playing("explicit", policies, ScriptedReply("one two three", gate=gate, gate_at=2)) as (parts, _, _):
+        governed = GovernedChatCompletionClient(parts.bare_client(), parts.governor)
+        timer = threading.Timer(0.5, gate.set)
+        timer.start()
+        pieces = governed.create_stream([UserMessage(content="go", source="user")])
+        first = await anext(pieces)
+        assert gate.is_set() == reads
+        gate.set()
+        rest = [piece async for piece in pieces]
+        timer.cancel()
+    assert first == "one"
+    assert rest[-1].content == "one two three"

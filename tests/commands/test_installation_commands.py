@@ -61,3 +61,33 @@ def test_models_list_says_which_are_here(folder: Path) -> None:
     (model / "config.json").write_text("{}")
     assert str(model) in lgov("models", "list", "--json").stdout
     assert lgov("models", "pull", "smollm2").stdout == f"{model}\n"
+
+
+def installed(folder: Path, name: str, version: str, *requires: str) -> None:
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir()
+    lines = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {one}" for one in requires)]
+    (info / "METADATA").write_text("Metadata-Version: 2.1\n" + "\n".join(lines) + "\n")
+
+
+def test_an_extra_is_complete_with_the_extras_that_it_needs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiled parser is a distribution of its own, which sqlglot[c] brings."""
+    installed(folder, "sqlglot", "30.1", 'sqlglotc==30.1; python_version >= "3.10" and extra == "c"')
+    monkeypatch.syspath_prepend(str(folder))
+    fast = json.loads(lgov("doctor", "--json").stdout)["extras"]["fast"]
+    assert set(fast) == {"sqlglot", "sqlglotc"}
+    assert fast["sqlglot"] == "30.1"
+    installed(folder, "sqlglotc", "30.1")
+    assert json.loads(lgov("doctor", "--json").stdout)["extras"]["fast"]["sqlglotc"] == "30.1"
+
+
+@pytest.mark.parametrize(("mcp", "breaks"), [("2.3.0", True), ("1.28.1", False)])
+def test_doctor_names_the_mcp_that_breaks_autogen(
+    mcp: str, breaks: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(folder, "mcp", mcp)
+    installed(folder, "autogen-ext", "0.7.5")
+    monkeypatch.syspath_prepend(str(folder))
+    result = lgov("doctor")
+    assert ("pip install 'mcp<2'" in result.stdout) == breaks
+    assert result.exit_code == Exit.OK

@@ -262,11 +262,12 @@ def _found(connection: sqlite3.Connection, given: str) -> ApprovalRequest:
         f"SELECT {_COLUMNS} FROM requests WHERE substr(request_id, 1, ?) = ? OR substr(request_id, 5, ?) = ?",
         (len(given), given, len(given), given),
     ).fetchall()
+    rows = rows if given else []
     exact = [row for row in rows if row[0] == given]
     if len(rows) > 1 and not exact:
         ids = ", ".join(row[0] for row in rows[:_NAMED])
         raise PolicyError(f"several approval requests begin with {given!r}: {ids}", hint="write more of the id")
-    if not rows or not given:
+    if not rows:
         raise PolicyError(f"there is no approval request {given}", hint="lgov approvals list names those there are")
     return _request((exact or rows)[0])
 

@@ -71,6 +71,7 @@ class CostControlPolicy(BoundedPolicy):
     Fails closed. Raises `PolicyError` when made with something that has no meaning.
     """
 
+    reads_replies: ClassVar[bool] = False  # only their usage
     default_points: ClassVar[tuple[Point, ...]] = (
         Point.PRE_MODEL_CALL,
         Point.POST_MODEL_CALL,

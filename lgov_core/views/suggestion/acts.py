@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from lgov_core.policies.policy_set import DEFAULT_RULE
 from lgov_core.types import BLOCKING, Action
 from lgov_core.views.replay import RecordedAction
 
@@ -60,8 +61,12 @@ def _texts(arguments: Mapping[str, Any], name: str) -> Iterator[Any]:
 
 
 def is_needed(one: RecordedAction) -> bool:
-    """Whether a tool call ran, no policy objected to it (also not in shadow mode), and it did not fail."""
-    return one.verdict not in BLOCKING and one.effect not in BLOCKING and one.status in (None, "ok")
+    """Whether a tool call ran, no rule objected to it (also not in shadow mode), and it did not fail.
+
+    That no rule allows it, which in shadow mode is on record as well, is not an objection.
+    """
+    objected = one.verdict in BLOCKING and one.verdict_rule != DEFAULT_RULE
+    return not objected and one.effect not in BLOCKING and one.status in (None, "ok")
 
 
 def by_tool(recorded: Iterable[RecordedAction]) -> list[ToolActs]:

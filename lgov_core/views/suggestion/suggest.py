@@ -62,7 +62,8 @@ def suggest(
     needed, rest = [one for one in acts if is_needed(one)], [one for one in acts if not is_needed(one)]
     if not needed:
         raise PolicyError(
-            f"there is no tool call in {source} that ran and was not objected to", hint="record a run without denials"
+            f"there is no tool call in {source} that ran and was not objected to",
+            hint="record a run in shadow mode: mode: shadow in the policy file",
         )
     tools = by_tool(needed)
     rules = [rule for tool in tools for rule in _of_tool(tool, folder, dialects)]
