@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
@@ -72,12 +73,18 @@ def train(
     if resume and folder is None:
         raise SettingsError("--resume needs the folder of the run", hint="give --folder")
     run = find_run(settings.training.algorithm, backend)
-    if profile and (backend != "torch" or algorithm_name(settings.training.algorithm) not in REINFORCEMENT):
+    has_endpoint = backend == "torch" and algorithm_name(settings.training.algorithm) in REINFORCEMENT
+    if profile and not has_endpoint:
         raise SettingsError("--profile is for agents at work on the backend torch", hint="leave --profile out")
     target = folder or Path("runs") / time.strftime("train-%Y%m%d-%H%M%S")
     mounted = mounted_window(str(target))
-    job = TrainingJob(settings, target, agent, traces, resume, say_on_stderr, mounted)
-    report = run(job)
+    job = TrainingJob(settings, target, agent, traces, resume, say_on_stderr, mounted if has_endpoint else None)
+    with contextlib.ExitStack() as beside:
+        if mounted is not None and not has_endpoint:
+            from lgov_core.gateway.mounted_app import served_alone
+
+            beside.enter_context(served_alone(mounted))
+        report = run(job)
     text = "\n".join(f"{name}: {value}" for name, value in report.items())
     if profile and (spent := time_spent(read_metrics(target / "metrics.jsonl"))) is not None:
         report, text = {**report, "profile": spent.as_json()}, f"{text}\n{spent.table()}"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lgov_core.types import Outcome
-from lgov_core.views.pages import open_source
+from lgov_core.views.pages import groups, open_source
 from tests.web.browser import expect
 from tests.web.recorded_run import recording
 from tests.web.served import served
@@ -35,6 +35,20 @@ def test_new_rollouts_and_steps_appear_without_a_reload(tmp_path: Path, page: An
             expect(label).to_have_attribute("aria-label", FIGURES.format("0.250"))
             run.step(2, task=0.75)
             expect(label).to_have_attribute("aria-label", FIGURES.format("0.750"))
+
+
+def test_no_row_is_lost_between_pages_that_are_read_again(
+    tmp_path: Path, page: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups, "SEARCH_S", 0.0)  # each page holds one task
+    with recording(tmp_path / "run") as run:
+        for number in range(4):
+            run.rollout(f"ro_{number}", f"task-{number}")
+        with served(tmp_path / "run") as window:
+            window.open(page, "#/tasks")
+            expect(page.locator("main [data-row]")).to_have_count(4)
+            run.rollout("ro_new", "new-0")
+            expect(page.locator("main [data-row]")).to_have_count(5)
 
 
 def test_an_open_rollout_grows_and_then_ends(tmp_path: Path, page: Any) -> None:

@@ -5,25 +5,19 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
-from lgov_core.errors import TrainError
+from lgov_core.commands import mounted_window
 from lgov_core.gateway.serving.keys import KeyRing
-from lgov_core.server.verl import run as on_verl
 from lgov_core.store import open_store
 from lgov_core.testing import ScriptedModelServer
+from lgov_core.train.algorithms import registry
 from lgov_core.train.algorithms.registry import TrainingJob
-from lgov_core.train.loop.loop import Task
-from lgov_core.train.settings import load_train_settings
-from lgov_core.train.verl.job import VerlJob
-from lgov_core.train.verl.run import VerlReport
-from lgov_core.views.web.serving import MountedWindow
-from lgov_core.views.web.window import Window
 from tests.commands.cli_runner import LGOV, lgov
 from tests.window.recorded_rollouts import record
 
@@ -112,26 +106,21 @@ def test_a_demo_shows_itself_and_its_window_stays(tmp_path: Path) -> None:
         assert process.wait(60) == 0
 
 
-def test_a_training_on_verl_has_its_window_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
+@pytest.mark.parametrize("flags", [("--backend", "verl"), ("--algorithm", "sft")])
+def test_a_training_without_an_endpoint_here_has_its_window_alone(
+    flags: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[str] = []
+    monkeypatch.setattr(mounted_window, "say_on_stderr", said.append)
 
-    def training(job: VerlJob, tasks: Sequence[Task]) -> VerlReport:
-        address = next(line for line in said if "look at it: " in line).split()[-1]
-        seen.append(httpx.get(address, follow_redirects=True).status_code)
-        raise TrainError("enough")
+    def training(job: TrainingJob) -> dict[str, int]:
+        assert job.mounted is None
+        address = said[0].removeprefix("look at it: ")
+        return {"opened": httpx.get(address, follow_redirects=True).status_code}
 
-    monkeypatch.setattr(on_verl, "check_verl", lambda: None)  # verl has an environment of its own
-    monkeypatch.setattr(on_verl, "run_verl", training)
-    (tmp_path / "tasks.jsonl").write_text('{"question": "?"}\n')
-    (tmp_path / "agent.py").write_text("def agent(resource, task):\n    return 1.0\n")
-    flags = {("model", "name"): "smollm2", ("data", "train"): tmp_path / "tasks.jsonl"}
-    settings = load_train_settings(None, flags=flags)
-    mounted = MountedWindow(Window(str(tmp_path / "run"), may_be_empty=True), say=said.append)
-    job = TrainingJob(settings, tmp_path / "run", f"{tmp_path / 'agent.py'}:agent", say=said.append, mounted=mounted)
-    with pytest.raises(TrainError, match="enough"):
-        on_verl.run_on_verl(job)
-    assert seen == [200]
+    monkeypatch.setattr(registry, "find_run", lambda *_: training)  # verl has an environment of its own
+    result = lgov("train", *flags, "--folder", str(tmp_path / "run"), "--json")
+    assert json.loads(result.stdout) == {"opened": 200}
 
 
 def test_a_window_is_for_this_machine_only(place: Path) -> None:

@@ -180,9 +180,6 @@ def _pair(first: _Half, second: _Half) -> dict[str, Any]:
 
 
 def _estimates(pairs: Sequence[tuple[float, float]]) -> Mapping[str, Any]:
-    values = {
-        "a": [one for one, _ in pairs],
-        "b": [other for _, other in pairs],
-        "difference": [other - one for one, other in pairs],
-    }
+    values = {"a": [one for one, _ in pairs], "b": [other for _, other in pairs]}
+    values["difference"] = [other - one for one, other in pairs]
     return {name: mean_interval(found).as_json() for name, found in values.items()}

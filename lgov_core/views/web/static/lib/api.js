@@ -82,31 +82,30 @@ export function usePages(path, params, { what = [], busy = [], enough = 20 } = {
   const [rest, setRest] = useState({ key, items: [], cursor: null, error: null, loading: false });
   const now = rest.key === key ? rest : { key, items: [], cursor: null, error: null, loading: false };
   const cursor = now.cursor ?? (now.items.length || now.done ? null : first.data?.cursor);
-  const more = async (wanted = enough) => {
-    let { items } = now;
-    let next = cursor;
-    let searched = now.searched;
-    setRest({ ...now, loading: true });
+  const read = async (before, start, wanted, from) => {
+    let [items, next, searched] = [before, start, now.searched];
+    const show = (change) => setRest({ key, from, items, cursor: next, done: !next, searched, error: null, loading: false, ...change });
+    show({ items: now.items, cursor: now.cursor, loading: true });
     try {
-      for (const start = items.length; next && items.length - start < wanted; ) {
+      while (next && items.length - before.length < wanted) {
         const page = await get(path, { ...params, cursor: next });
         items = [...items, ...page.items];
         next = page.cursor;
         searched = page.searched;
-        setRest({ key, items, cursor: next, done: !next, searched, error: null, loading: Boolean(next) });
+        if (items.length >= now.items.length) show({ loading: Boolean(next) });
       }
-      setRest({ key, items, cursor: next, done: !next, searched, error: null, loading: false });
+      show();
     } catch (error) {
-      setRest({ ...now, items, cursor: next, error, loading: false });
+      show({ error });
     }
   };
-  const asked = useRef(null);
+  const more = (wanted = enough) => read(now.items, cursor, wanted, now.from ?? first.data.cursor);
   useEffect(() => {
-    // A page of a search may be short: read on until there is something to see.
-    if (!first.data || asked.current === key) return;
-    asked.current = key;
-    if (first.data.cursor && first.data.items.length < enough / 2) more(enough / 2 - first.data.items.length);
-  }, [first.data, key]);
+    // When the first page comes anew, what follows it does too. A page of a search may be short: read on until there is something to see.
+    if (!first.data || now.loading || first.data.cursor === now.from) return;
+    const wanted = Math.max(now.items.length, enough / 2 - first.data.items.length);
+    if (wanted > 0) read([], first.data.cursor, wanted, first.data.cursor);
+  }, [first.data, key, now.loading]);
   return {
     first, more, cursor, loading: now.loading, error: now.error, data: first.data,
     searched: now.searched ?? first.data?.searched, items: [...(first.data?.items ?? []), ...now.items],
