@@ -44,9 +44,8 @@ help: ## Show this list.
 demo: $(VENV)/.installed ## Govern and train a small SQL agent, and show what changed.
 	@$(BIN)/lgov demo $(ARGS)
 
-view-demo: $(VENV)/.installed ## Run a short demo, and look at it in the browser.
-	@$(BIN)/lgov demo --quick
-	@$(BIN)/lgov view "$$(ls -td runs/demo-* | head -n 1)" $(ARGS)
+view-demo: $(VENV)/.installed ## Run a short demo, and look at it in the browser meanwhile.
+	@$(BIN)/lgov demo --quick --view $(ARGS)
 
 # What fails is run once more, and listed as a rerun: on a machine that others use too, time can be short. See CONTRIBUTING.md.
 test: $(VENV)/.tools ## Run the tests.
@@ -124,7 +123,7 @@ clean: ## Remove .venv, .venv-* and everything that tools left behind; runs/ sta
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "lgov needs Python 3.11 or later, $(PYTHON) is %d.%d; set PYTHON=..." % v[:2])'
 	@echo "making $(VENV) (some minutes, once)"
-	@$(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) install --upgrade "pip>=25.1"
 	@echo "installing $(TORCH)"
 	@$(PIP) install -c constraints.txt $(TORCH_ARGS) $(TORCH)

@@ -38,8 +38,10 @@ _COMMANDS: Commands = {
         {
             "verify": ("Verify a record's chain and signatures.", "audit.verify:verify"),
             "show": ("List the entries of a record.", "audit.read:show"),
+            "report": ("Count decisions by tool, rule, agent and time.", "audit.report:report"),
             "export": ("Export a record as JSON lines, CloudEvents or OCSF.", "audit.read:export"),
-            "erase": ("Erase the texts of an entry or a rollout.", "audit.write:erase"),
+            "erase": ("Erase texts: of an entry, a rollout, a person.", "audit.write:erase"),
+            "rotate": ("Archive a record, and begin the next.", "audit.write:rotate"),
             "keygen": ("Create the key that signs records.", "audit.write:keygen"),
         },
     ),

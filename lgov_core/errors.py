@@ -102,7 +102,7 @@ class PolicyViolationError(PolicyError):
 
 
 class AuditError(LgovError):
-    """A decision could not be made durable. Whoever catches it must treat the act as denied."""
+    """A decision could not be made durable. Code that catches it must treat the act as denied."""
 
     code = "audit"
 

@@ -42,6 +42,9 @@ class LgovInstrumentor:
                 settings.store,
                 settings.timeout_s,
                 redact=settings.redact,
+                audit_key=settings.audit_key,
+                heads=settings.heads,
+                air=settings.air,
             )
             self._process, guard = govern_process(options, _refuse)
             enter_scope(RolloutScope(new_id("rol"), 1)).__enter__()  # for as long as the process lives

@@ -43,8 +43,14 @@ class Settings:
     """Policy file; ``policy.yaml`` beside the program unless set."""
     audit: Path | None = None
     """File of the audit record; ``.lgov/audit.db`` unless set."""
+    audit_key: Path | None = None
+    """Secret key that signs the audit record; the key of ``lgov audit keygen`` unless set, if there is one."""
+    heads: Path | None = None
+    """File for the signed heads of the audit record, outside of it; beside it unless set."""
     redact: tuple[str, ...] = ()
     """Arguments whose values the audit record leaves out: a list, separated by commas in the variable; repeat the flag."""
+    air: Path | None = None
+    """File of rules for intermediate rewards; the built-in rewards unless set."""
     store: str | None = field(default=None, repr=False)  # it may hold a password; see `without_password`
     """Trace store: a path, ``sqlite:///path`` or ``postgresql://user@host/database``."""
     endpoint: str | None = None
@@ -60,7 +66,7 @@ class Settings:
     port: int = 8321
     """Port on which ``lgov serve`` listens; 0 takes any free one."""
     model: str | None = None
-    """Model that ``lgov serve`` serves: smollm2, a folder, a hub name."""
+    """Model that ``lgov serve`` serves: tiny, smollm2, a folder, a hub name."""
     upstream: str | None = None
     """Server to which ``lgov serve`` forwards calls."""
     key_secret_file: Path | None = None
@@ -279,7 +285,10 @@ def _seconds(raw: object, base: Path | None) -> float:
 _READ: Mapping[str, Callable[[object, Path | None], Any]] = {
     "policy": _path,
     "audit": _path,
+    "audit_key": _path,
+    "heads": _path,
     "redact": _names,
+    "air": _path,
     "store": _place,
     "endpoint": _url,
     "timeout_s": _seconds,

@@ -122,7 +122,7 @@ class Trainer:
             raise SettingsError("there are no tasks", hint=f"pass tasks=, or set data.train in {CONFIG_FILE}")
         folder = Path(self._folder) if self._folder is not None else Path("runs") / _fresh_name()
         with serving(settings, folder) as server, self._environment(server.url):
-            client = Client(server.url, quiet=self._quiet)
+            client = Client(server.url, quiet=self._quiet, exit_on_interrupt=False)
             client.upload_data(train, test_file=self._tasks(1, settings.data.test) or None)
             return client.train_with(
                 lambda opened, done: self._workers(opened, done, settings, server.url, server.store)

@@ -33,9 +33,9 @@ class Payload(NamedTuple):
 class AuditEntry:
     """One entry as it is read back.
 
-    ``kind`` is ``decision`` or ``outcome``, or one of those that a flight recorder or an erasure writes (``trace``,
-    ``trace_end``, ``signal``, ``erasure``), or ``confinement``, the box of a program; ``refers_to`` is the entry id that
-    an outcome or an end belongs to.
+    ``kind`` is ``decision`` or ``outcome``, or one of those that a flight recorder, an erasure or a rotation writes
+    (``trace``, ``trace_end``, ``signal``, ``erasure``, ``rotation``, ``retirement``), or ``confinement``, the box of a
+    program; ``refers_to`` is the entry id that an outcome or an end belongs to.
     ``position`` counts over the whole record, ``seq`` within the writer's chain; both from 1. ``time_ns`` is Unix time
     and ``monotonic_ns`` the writer's monotonic clock, in nanoseconds. ``arguments`` is canonical JSON, and ``content`` a
     JSON object of what else belongs to the entry (``text``, the replacements of a transform, ``result``, ``error``);

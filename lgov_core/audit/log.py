@@ -30,6 +30,7 @@ from lgov_core.audit.heads import Heads, Signer, heads_path
 from lgov_core.audit.keys import default_signer
 from lgov_core.audit.redaction import Redaction
 from lgov_core.audit.schema import AUDIT_RECORD, open_record
+from lgov_core.audit.selection import Selection
 from lgov_core.audit.writer import EntryWriter, recordable
 from lgov_core.errors import AuditError
 
@@ -96,6 +97,11 @@ class AuditLog(EntryWriter):
             raise AuditError(f"heads cannot be kept in {anchor}, a database", hint="name a file of their own")
         if signer == "default":
             signer = default_signer()
+        if signer is None and heads is not None:
+            raise AuditError(
+                f"no heads can be written to {heads}: there is no key to sign them",
+                hint="make one with lgov audit keygen, and name it with --audit-key unless it is at its default place",
+            )
         self._heads = None if signer is None else Heads(signer, anchor, every=sign_every)
         #: Why the last signature could not be made, or None.
         self.signing_error: AuditError | None = None
@@ -180,22 +186,34 @@ class AuditLog(EntryWriter):
                 hint="what was decided is on record; look at the key and at the second place for heads",
             )
 
-    def erase(self, *, entry_id: str | None = None, rollout_id: str | None = None, reason: str = "") -> int:
-        """Erases the arguments and texts of one entry, or of all of a rollout, and says so in an entry of its own.
+    def erase(
+        self,
+        *,
+        entry_id: str | None = None,
+        rollout_id: str | None = None,
+        selection: Selection | None = None,
+        reason: str = "",
+    ) -> int:
+        """Erases the arguments and texts of one entry, of a rollout or of a selection, and says so in an entry of its own.
 
         The chain stays whole: the entries keep what they say about the act, and hashes that say nothing about the texts
         once their salts are gone. From a signed record only the signer whose key wrote its last head may erase. The
         file's free pages are overwritten, and SQLite's log is emptied. Returns how many entries lost texts. Raises
-        `AuditError`, also when neither or both are named, and when someone who reads the record keeps the log from being
-        emptied: then the texts are still on the disk, and calling it again finishes.
+        `AuditError`, also unless exactly one of the three is given, and when someone who reads the record keeps the log from
+        being emptied: then the texts are still on the disk, and calling it again finishes.
         """
-        if (entry_id is None) == (rollout_id is None):
-            raise AuditError("erase one entry or one rollout", hint="name entry_id or rollout_id")
-        where, wanted = ("rollout_id = ?", rollout_id) if entry_id is None else ("body LIKE ?", f'%"{entry_id}"%')
+        if [entry_id, rollout_id, selection].count(None) != 2 or selection == Selection():
+            raise AuditError(
+                "erase an entry, a rollout or a selection", hint="name one of them; a selection has a field set"
+            )
+        selection = selection or Selection(rollout_id=rollout_id)
+        where, wanted = ("1 OR ?", None) if entry_id is None else ("body LIKE ?", f'%"{entry_id}"%')
+        if selection.rollout_id is not None:
+            where, wanted = "rollout_id = ?", selection.rollout_id
         try:
             with self._lock:
-                rows = self._open().execute(f"{_SELECT} WHERE {where} AND salt IS NOT NULL", (wanted,)).fetchall()
-            found = [entry for entry in map(entry_of, rows) if entry_id in (None, entry.entry_id)]
+                rows = self._open().execute(f"{_SELECT} WHERE ({where}) AND salt IS NOT NULL", (wanted,)).fetchall()
+            found = [one for one in map(entry_of, rows) if entry_id in (None, one.entry_id) and selection.holds(one)]
             if not found:
                 with self._lock:  # what an erasure before this one had to leave
                     self._empty_log()

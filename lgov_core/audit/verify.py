@@ -26,6 +26,10 @@ An entry of kind ``erasure`` names what it erases: ``erased`` maps the id of an 
 ones are a list of ids. Behind the first head it must be signed by a key of the heads: ``key`` and ``signature`` (hex),
 Ed25519 over ``b"lgov-audit-erasure-v1\0"`` and the canonical JSON of ``{"erased": …, "reason": …}``.
 
+The first entry of a record that continues an archived one is of kind ``rotation``: ``previous`` has the ``record``'s id, how
+many ``entries`` it had and their ``sha256`` (over their hashes, in order); entries after those, such as erasures, may follow.
+An entry of kind ``retirement`` names, in ``retired``, the ids of archived records that were deleted.
+
 What this proves, see `VerifyReport`.
 """
 
@@ -79,6 +83,9 @@ class VerifyReport:
     were found at the second place, where ``ok`` means that the record still holds every head that is there: nothing was
     cut off before the last of them. ``others`` counts the other records that have heads there. ``usage`` says that
     nothing was checked, since the key or the file of heads that was given is none.
+
+    ``record`` is its id and ``sha256`` the digest (hex) over the hashes of its entries, or of as many as were asked for.
+    ``continues`` is what its first entry says of the archived record before it, ``retired`` the ids of those deleted.
     """
 
     ok: bool
@@ -96,6 +103,10 @@ class VerifyReport:
     first_bad_id: str | None = None
     others: int = 0
     usage: bool = False
+    record: str | None = None
+    sha256: str | None = None
+    continues: dict[str, Any] | None = None
+    retired: tuple[str, ...] = ()
 
 
 class _Broken(Exception):
@@ -116,13 +127,15 @@ def verify(
     key: str | os.PathLike[str] | bytes | None = None,
     head: str | os.PathLike[str] | None = None,
     require_signed: bool = False,
+    entries: int | None = None,
 ) -> VerifyReport:
     """Recomputes every chain, every text's hash and every head of the record at ``path``, which is only read.
 
     ``key`` is the public key that must have signed (32 bytes, hex, or a file that holds it); ``head`` is the file where
     heads were kept. With a key, a record that it signed nothing of is broken: what was signed may have lost its heads.
-    With ``require_signed`` an entry that no head covers is a fault. Raises nothing: a file that is missing, unreadable
-    or something else is a report that is not ok. May run while others write; it sees the record as it was when it began.
+    With ``require_signed`` an entry that no head covers is a fault. ``entries`` says how many ``sha256`` is of
+    (None: all). Raises nothing: a file that is missing, unreadable or something else is a report that is not ok. May run
+    while others write; it sees the record as it was when it began.
     """
     name = os.path.abspath(os.fspath(path))
     try:
@@ -136,10 +149,10 @@ def verify(
         anchor = None if head is None else _Anchor(os.fspath(head))
         with closing(_opened(name, address)) as connection:
             try:
-                return _Check(connection, trusted, anchor, require_signed).report()
+                return _Check(connection, trusted, anchor, require_signed, entries).report()
             except sqlite3.OperationalError:  # text that is none, perhaps: again, so that its entry can be named
                 connection.text_factory = _text_or_bytes
-                return _Check(connection, trusted, anchor, require_signed).report()
+                return _Check(connection, trusted, anchor, require_signed, entries).report()
     except _Usage as error:
         return VerifyReport(False, 0, problem=error.problem, usage=True)
     except _Broken as broken:
@@ -187,6 +200,8 @@ class _Check:
     trusted: bytes | None
     anchor: _Anchor | None
     require_signed: bool
+    digest_of: int | None
+    digest: Any = field(default_factory=hashlib.sha256)
     chains: dict[str, tuple[int, bytes]] = field(default_factory=dict[str, tuple[int, bytes]])
     ids: set[str] = field(default_factory=set[str])
     erased: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
@@ -230,6 +245,7 @@ class _Check:
         record = self.connection.execute("SELECT id, made_at FROM record LIMIT 2").fetchall()
         if [[type(value) for value in row] for row in record] != [[str, int]]:
             raise _Broken("it does not say which record it is, or says so wrongly")
+        self.found = replace(self.found, record=record[0][0])
         problems = [row[0] for row in self.connection.execute("PRAGMA integrity_check(1)")]
         if problems != ["ok"]:  # an index that disagrees with its table would hide rows from some readers
             raise _Broken(f"the database is damaged: {problems[0]}")
@@ -265,6 +281,7 @@ class _Check:
                 raise _Broken(f"position {good} is missing", good)
             self.entry(row)
             running.update(row[6])
+            self.digest.update(row[6] if self.digest_of is None or good <= self.digest_of else b"")
             self.found = replace(self.found, entries=good, erased=len(self.erased))
             if good == last:
                 if running.hexdigest() != digest:
@@ -275,7 +292,7 @@ class _Check:
                 number, last, digest = next(heads, (number, -1, ""))
         if last > 0:
             raise _Broken(f"head {number} covers entries up to {last}, but the record ends at {good}", good + 1)
-        self.found = replace(self.found, unsigned=good - self.found.signed)
+        self.found = replace(self.found, unsigned=good - self.found.signed, sha256=self.digest.hexdigest())
         for position, entry_id, key in self.erasers:
             if key not in self.keys:
                 raise _Broken(
@@ -312,9 +329,18 @@ class _Check:
             raise broken(f"its {wrong} does not match the hash")
         if salt is None and ("arguments_sha256" in fields or "content_sha256" in fields):
             self.erased[entry_id] = (position, stored_hash.hex())
-        if fields.get("kind") == "erasure":
-            self.erasure(fields, position, entry_id)
+        self.about_entries(fields, position, entry_id)
         self.chains[writer] = (seq, stored_hash)
+
+    def about_entries(self, fields: dict[str, Any], position: int, entry_id: str) -> None:
+        """Notes what an entry says of other entries, or of other records."""
+        kind, retired = fields.get("kind"), fields.get("retired")
+        if kind == "erasure":
+            self.erasure(fields, position, entry_id)
+        elif kind == "rotation" and position == 1:
+            self.found = replace(self.found, continues=_previous(fields.get("previous")))
+        elif kind == "retirement" and isinstance(retired, dict):
+            self.found = replace(self.found, retired=(*self.found.retired, *map(str, cast("dict[str, Any]", retired))))
 
     def erasure(self, fields: dict[str, Any], position: int, entry_id: str) -> None:
         """Notes the entries before it that an erasure names; behind the first head only one that is signed may name any."""
@@ -393,6 +419,59 @@ class _Check:
                 f"{self.found.unsigned} entries are not covered by a signed head",
                 self.found.signed + 1 if self.found.unsigned else None,
             )
+
+
+def _previous(said: object) -> dict[str, Any]:
+    """What a first entry says of the record before it; what it leaves out fits no record."""
+    given = cast("dict[str, Any]", said) if isinstance(said, dict) else {}
+    return {name: given.get(name) for name in ("record", "entries", "sha256")}
+
+
+def verify_archived(
+    path: str | os.PathLike[str],
+    archive: str | os.PathLike[str],
+    *,
+    key: str | os.PathLike[str] | bytes | None = None,
+    head: str | os.PathLike[str] | None = None,
+    require_signed: bool = False,
+) -> list[tuple[str, VerifyReport]]:
+    """`verify` of the record at ``path`` and of every archived one before it, the newest first, each with its path.
+
+    They are found by their ids in the folder ``archive``. One that is not there is a fault of the record that continues it,
+    unless an entry says that it was deleted. Ends with the first record that is broken.
+    """
+    names = [os.path.join(archive, name) for name in sorted(os.listdir(archive))]
+    by_id = {record: name for name in names if (record := _record_id(name)) is not None}
+    found = [(os.fspath(path), verify(path, key=key, head=head, require_signed=require_signed))]
+    retired: set[str] = set()
+    while found[-1][1].ok and (before := found[-1][1].continues) is not None:
+        name, report = found[-1]
+        retired.update(report.retired)
+        place = by_id.get(str(before["record"]))
+        if place is None and before["record"] not in retired:
+            problem = f"the record {before['record']} that it continues is not in {os.fspath(archive)}"
+            found[-1] = name, replace(report, ok=False, problem=problem, first_bad=1)
+        if place is None:
+            break
+        count = before["entries"] if isinstance(before["entries"], int) else 0
+        older = verify(place, key=key, head=head, require_signed=require_signed, entries=count)
+        if older.ok and (older.entries < count or older.sha256 != before["sha256"]):
+            problem = f"its first {count} entries are not those that the record after it continues"
+            older = replace(older, ok=False, problem=problem)
+        found.append((place, older))
+    return found
+
+
+def _record_id(path: str) -> str | None:
+    """The id that the record at ``path`` gives itself; None when there is none."""
+    if not os.path.isfile(path) or path.endswith(("-wal", "-shm", "-journal")):
+        return None
+    try:
+        with closing(_opened(path, f"file:{quote(os.path.abspath(path))}?mode=ro")) as connection:
+            row = connection.execute("SELECT id FROM record LIMIT 1").fetchone()
+            return str(row[0]) if row else None
+    except (_Broken, sqlite3.Error, UnicodeError):
+        return None
 
 
 def _wrong_text(fields: dict[str, Any], salt: object, texts: dict[str, object]) -> str | None:
@@ -555,13 +634,17 @@ def in_words(report: VerifyReport) -> str:
         before = report.first_bad is not None and report.entries < report.first_bad
         right = f"\n{report.entries} entries{' before it' if before else ''} are right" if report.entries else ""
         return f"BROKEN{where}{problem}{right}"
-    lines = [f"ok: {report.entries} entries in {report.writers} chains, {report.erased} with erased texts"]
+    entries, chains = _counted(report.entries, "entry", "entries"), _counted(report.writers, "chain", "chains")
+    lines = [f"ok: {entries} in {chains}, {report.erased} with erased texts"]
     if not report.heads:
         lines.append("not signed: whoever can write the file can write it anew")
     else:
-        lines.append(f"signed: {report.signed} entries by {report.heads} heads, {report.unsigned} after the last head")
+        signed, heads = _counted(report.signed, "entry", "entries"), _counted(report.heads, "head", "heads")
+        lines.append(f"signed: {signed} by {heads}, {report.unsigned} after the last head")
         if not report.key_trusted:
             lines.append(f"the key {report.key} was not compared with one that you trust: give --key")
+    if report.continues is not None:
+        lines.append(f"continues the record {report.continues['record']}, of {report.continues['entries']} entries")
     if report.anchored is None:
         lines.append("not compared with heads kept elsewhere (--head): an older copy, or a cut end, would not show")
     else:
@@ -571,21 +654,36 @@ def in_words(report: VerifyReport) -> str:
     return "\n".join(lines)
 
 
+def _counted(count: int, one: str, several: str) -> str:
+    return f"{count} {one if count == 1 else several}"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Verifies as a program: 0 when the record is right, 4 when it is broken, 2 when it was asked wrongly."""
+    """Verifies as a program: 0 when the record is right, 4 when it is broken, 1 when there is none, 2 for wrong usage."""
     parser = argparse.ArgumentParser(description="Checks an audit record of lgov. Exits 0 when it is right, 4 if not.")
     parser.add_argument("path")
     parser.add_argument("--key", help="the public key that must have signed, or the file that holds it")
     parser.add_argument("--head", help="the file where heads were kept outside of the record")
+    parser.add_argument("--archive", help="the folder with the archived records before this one")
     parser.add_argument("--require-signed", action="store_true", help="every entry must be covered by a signed head")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
-    report = verify(options.path, key=options.key, head=options.head, require_signed=options.require_signed)
-    if report.usage:
-        parser.error(str(report.problem))
-    text = json.dumps(asdict(report), indent=2) if options.json else in_words(report)
-    sys.stdout.write(text + "\n")
-    return 0 if report.ok else 4
+    if not os.path.exists(options.path):
+        parser.exit(1, f"error: there is no audit record {options.path}\n")
+    checks: dict[str, Any] = {"key": options.key, "head": options.head, "require_signed": options.require_signed}
+    if options.archive is None:
+        found = [(options.path, verify(options.path, **checks))]
+    elif os.path.isdir(options.archive):
+        found = verify_archived(options.path, options.archive, **checks)
+    else:
+        parser.error(f"--archive: there is no folder {options.archive}")
+    for name, report in found:
+        if report.usage:
+            parser.error(str(report.problem))
+        head = f"{name}\n" if options.archive is not None else ""
+        text = json.dumps({"path": name, **asdict(report)}, indent=2) if options.json else head + in_words(report)
+        sys.stdout.write(text + "\n")
+    return 0 if all(report.ok for _, report in found) else 4
 
 
 if __name__ == "__main__":

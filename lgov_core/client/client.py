@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 import threading
 import time
 from collections import Counter
@@ -41,11 +42,17 @@ class Client:
 
     ``url`` is the server's address (default: the variable ``AGENT_LIGHTNING_SERVER_URL``), ``key`` its admin key where it
     wants one (default: ``LIGHTNING_SERVER_KEY``). ``patience_s`` is how long a server may be away. Nothing is sent before
-    it is needed.
+    it is needed. ``exit_on_interrupt``: see `train`.
     """
 
     def __init__(
-        self, url: str | None = None, *, key: str | None = None, patience_s: float = 60.0, quiet: bool = False
+        self,
+        url: str | None = None,
+        *,
+        key: str | None = None,
+        patience_s: float = 60.0,
+        quiet: bool = False,
+        exit_on_interrupt: bool = True,
     ) -> None:
         address = url or os.environ.get("AGENT_LIGHTNING_SERVER_URL")
         if not address:
@@ -54,6 +61,7 @@ class Client:
             )
         self._connection = Connection(address, key=key or os.environ.get("LIGHTNING_SERVER_KEY"), patience_s=patience_s)
         self._quiet = quiet
+        self._exit_on_interrupt = exit_on_interrupt
         self._greeted = False
 
     @property
@@ -64,8 +72,9 @@ class Client:
     def upload_data(self, train: TaskFile, test_file: TaskFile | None = None) -> dict[str, int]:
         """Gives the server tasks to train on and, if there are any, held-out ones; those it had before are forgotten.
 
-        Each is a file of JSON lines, or a list of mappings. Returns how many there are of each. Raises `TaskError` for a
-        file that is wrong: nothing is uploaded then.
+        Each is a file of JSON lines, or a list of mappings. Returns how many there are of each. While a training goes on
+        only the tasks that it has are accepted, so that a program that was interrupted can be run again. Raises `TaskError`
+        for a file that is wrong: nothing is uploaded then.
         """
         splits = {"train": read_tasks(train), "test": [] if test_file is None else read_tasks(test_file)}
         self._greet()
@@ -100,8 +109,9 @@ class Client:
 
         Continues the server's unfinished run if there is one. An attempt whose worker crashed or hung is tried again.
         Raises `TrainError` when the server cannot continue or the agent returns no rewards, `ClientError` when the
-        server is gone. On Ctrl-C attempts are handed back and KeyboardInterrupt propagates; the server waits for
-        another client.
+        server is gone. On Ctrl-C attempts are handed back, the server waits for another client, and `TrainingInterrupted` is
+        raised: a KeyboardInterrupt that ends a program which does not catch it with one line and status 130. Running the
+        program again continues. Without ``exit_on_interrupt`` it is a plain KeyboardInterrupt, and nothing is written.
         """
         if os.environ.get("LIGHTNING_CLIENT_WORKER"):
             raise TrainError(
@@ -136,6 +146,15 @@ class Client:
 
     def train_with(self, open_workers: Callable[[contextlib.ExitStack, Done], Workers]) -> TrainResult:
         """As `train`, with workers of the caller's own: what they need beside themselves goes onto the stack."""
+        try:
+            return self._train_with(open_workers)
+        except KeyboardInterrupt:
+            if not self._exit_on_interrupt:
+                raise
+            sys.stderr.write("interrupted; the server keeps every update: run the same program again to continue\n")
+            raise TrainingInterrupted(130) from None
+
+    def _train_with(self, open_workers: Callable[[contextlib.ExitStack, Done], Workers]) -> TrainResult:
         self._greet()
         run_id = str(self._connection.post("/train/start", {"client": new_id("client")})["run"])
         with contextlib.ExitStack() as open_things:
@@ -164,6 +183,10 @@ class Client:
                 hint="install the same version of lgov on both sides",
             )
         self._greeted = True
+
+
+class TrainingInterrupted(SystemExit, KeyboardInterrupt):
+    """Ctrl-C during `Client.train`. Uncaught, it ends the program with status 130 and without a traceback."""
 
 
 class _Session:
@@ -266,12 +289,8 @@ def _run(session: _Session, workers: Workers, display: Display) -> TrainResult:
         assignments, progress = session.claim(free, 1.0 if free else 0.0)
         for given in assignments:
             workers.give(given)
-        display.show(progress)
-        new = session.metrics[shown:]
-        shown += len(new)
-        for line in new:
-            if line.get("note"):
-                display.say(f"update {line['step']}: {line['note']}")
+        display.show(progress, session.metrics[shown:])
+        shown = len(session.metrics)
         state = progress["state"]
         if state in ENDED:
             session.over = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 
@@ -26,6 +27,8 @@ class Display:
         self._task = self._progress.add_task("training", total=None, left="", note="")
         self._printed = 0.0
         self._shown = -1
+        self._said: set[str] = set()
+        self._warned: set[str] = set()
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -34,8 +37,22 @@ class Display:
     def __exit__(self, *exc: object) -> None:
         self._progress.stop()
 
-    def show(self, progress: dict[str, Any]) -> None:
-        """Shows what the server said of the run."""
+    def show(self, progress: Mapping[str, Any], new: Sequence[Mapping[str, Any]]) -> None:
+        """Shows what the server said of the run, and the notes and warnings of the ``new`` lines of its figures.
+
+        A warning is shown when it begins, and again when it comes back after an update without it.
+        """
+        if (note := progress.get("note")) and note not in self._said:
+            self._said.add(note)
+            self.say(f"NOTE: {note}")
+        for line in new:
+            if line.get("note"):
+                self.say(f"update {line['step']}: {line['note']}")
+            if line.get("phase") == "train":
+                warnings: Mapping[str, str] = line.get("warnings") or {}
+                for code in warnings.keys() - self._warned:
+                    self.say(f"WARNING: update {line['step']}: {warnings[code]}")
+                self._warned = set(warnings)
         step, steps = int(progress["step"]), int(progress["steps"])
         left = time_left(progress.get("seconds_left"))
         note = f"{progress['state']} {progress['done']}/{progress['total']}" if progress["total"] else progress["state"]

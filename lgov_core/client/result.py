@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lgov_core._util.plurals import counted
+
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
@@ -37,7 +39,7 @@ class TrainResult:
 
     def __str__(self) -> str:
         curves, tests = self.curves, self.test_curves
-        parts = [f"{self.updates} updates"]
+        parts = [counted(self.updates, "update")]
         if rewards := curves.get("reward"):
             parts.append(f"training reward {rewards[0]:.3f} -> {rewards[-1]:.3f}")
         if rewards := tests.get("reward"):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+import threading
 import time
+import webbrowser
+from collections.abc import Generator
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -13,6 +17,7 @@ from typing import Any
 
 import click
 
+from lgov_core.commands.mounted_window import mounted_window
 from lgov_core.commands.options import FOLDER
 from lgov_core.demo.plans import Plan, plan_for
 from lgov_core.errors import LgovError
@@ -31,6 +36,7 @@ from lgov_core.errors import LgovError
 @click.option("--folder", type=FOLDER, help="Output folder of the run.")
 @click.option("--keep-weights", is_flag=True, help="Keep every version of the weights (smollm2 always does).")
 @click.option("--resume", is_flag=True, help="Resume the interrupted run in --folder.")
+@click.option("--view", is_flag=True, help="Show the run in the browser while it goes on, and after it until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
 def demo(
     model: str,
@@ -39,6 +45,7 @@ def demo(
     ungoverned: bool,
     folder: Path | None,
     resume: bool,
+    view: bool,
     as_json: bool,
     **plan_options: Any,
 ) -> None:
@@ -61,7 +68,26 @@ def demo(
     plan = plan_for(model, **plan_options)
     # Threads that spin while they wait slow everything down on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    sys.exit(_run(plan, range(first_seed, first_seed + seeds), ungoverned, target, resume, as_json))
+    with _window(target) if view else contextlib.nullcontext():
+        status = _run(plan, range(first_seed, first_seed + seeds), ungoverned, target, resume, as_json)
+    sys.exit(status)
+
+
+@contextlib.contextmanager
+def _window(folder: Path) -> Generator[None]:
+    """The window on ``folder``, during the block and after it until Ctrl-C."""
+    from lgov_core.gateway.mounted_app import served_alone
+
+    mounted = mounted_window(str(folder))
+    if mounted is None:
+        raise click.ClickException('the window needs pip install "lgov[view]"')
+    with contextlib.closing(mounted), served_alone(mounted):
+        # A browser of the terminal would hold the run up.
+        threading.Thread(target=webbrowser.open, args=(mounted.address,), daemon=True).start()
+        yield
+        click.echo("the window stays open until Ctrl-C", err=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            threading.Event().wait()
 
 
 def _run(plan: Plan, seeds: range, ungoverned: bool, folder: Path, resume: bool, as_json: bool) -> int:

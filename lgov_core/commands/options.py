@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -35,7 +38,37 @@ def limit_option(what: str) -> Callable[[_Function], _Function]:
     return click.option("--limit", type=click.IntRange(min=0), default=50, show_default=True, help=text)
 
 
+_UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+
+
+def moment_option(flag: str, what: str) -> Callable[[_Function], _Function]:
+    """An option that takes an age or a date, and gives the command Unix seconds, or None."""
+    text = f"{what} an age (30d, 12h) or a date (2026-01-31)."
+    return click.option(flag, metavar="WHEN", callback=_moment, help=text)
+
+
+def _moment(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
+    """Unix seconds of an age (``30d``, ``12h``), or of a date with or without a time (UTC by default)."""
+    if value is None:
+        return None
+    if ago := re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", value):
+        return time.time() - float(ago[1]) * _UNITS[ago[2]]
+    try:
+        when = datetime.fromisoformat(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is neither an age (30d, 12h) nor a date (2026-01-31)") from None
+    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+
+
 audit_option = click.option("--audit", type=PATH, help="File of the audit record. [default: .lgov/audit.db]")
+audit_key_option = click.option(
+    "--audit-key",
+    type=PATH,
+    help="Secret key that signs the audit record. [default: the key of lgov audit keygen, if any]",
+)
+heads_option = click.option(
+    "--heads", type=PATH, help="File for signed heads, outside the record. [default: beside the record]"
+)
 base_model_option = click.option("--model", help="Base model, if the checkpoint does not name it or it has moved.")
 redact_option = click.option(
     "--redact",

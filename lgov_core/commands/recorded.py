@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lgov_core._util.sqlite_file import is_blank
-from lgov_core.errors import AuditError
+from lgov_core.errors import AuditError, LgovError
 
 if TYPE_CHECKING:
     from lgov_core.audit import AuditLog, Signer
@@ -37,11 +37,11 @@ def is_audit_record(place: str) -> bool:
 
 @contextmanager
 def opened_record(path: Path, *, signer: Signer | None = None) -> Generator[AuditLog]:
-    """The audit record at ``path``, which must exist; ``signer`` signs new entries. Raises `AuditError`."""
+    """The audit record at ``path``; ``signer`` signs new entries. Raises `LgovError` if there is none, or `AuditError`."""
     from lgov_core.audit import AuditLog
 
     if not path.is_file():
-        raise AuditError(f"there is no audit record {path}", hint="name the record that was given to --audit")
+        raise LgovError(f"there is no audit record {path}", hint="name the record that was given to --audit")
     if is_blank(path):
         raise AuditError(
             f"there is nothing in {path}, not even an empty audit record",

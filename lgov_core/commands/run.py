@@ -7,7 +7,7 @@ from typing import Any, Literal
 import click
 
 from lgov_core.commands.group import Exit, exit_status
-from lgov_core.commands.options import PATH, audit_option, redact_option
+from lgov_core.commands.options import PATH, audit_key_option, audit_option, heads_option, redact_option
 from lgov_core.errors import InstrumentationError, LgovError
 from lgov_core.settings import load_settings
 
@@ -22,7 +22,10 @@ from lgov_core.settings import load_settings
 )
 @click.option("--policy", type=PATH, help="Policy file. [default: policy.yaml beside the program]")
 @audit_option
+@audit_key_option
+@heads_option
 @redact_option
+@click.option("--air", type=PATH, help="File of rules for intermediate rewards. [default: the built-in rewards]")
 @click.option("--store", help="Trace store for spans and rewards. [default: no store]")
 @click.option(
     "--endpoint", help="Base URL of a training endpoint; the program's OpenAI-style clients are redirected to it."
@@ -94,7 +97,10 @@ def run(
     options = RunOptions(
         policy=settings.policy,
         audit=settings.audit,
+        audit_key=settings.audit_key,
+        heads=settings.heads,
         redact=settings.redact,
+        air=settings.air,
         store=settings.store,
         endpoint=settings.endpoint,
         timeout_s=settings.timeout_s,

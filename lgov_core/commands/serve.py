@@ -17,7 +17,16 @@ from click.core import ParameterSource
 
 from lgov_core.commands.group import Exit
 from lgov_core.commands.mounted_window import mounted_window, say_on_stderr
-from lgov_core.commands.options import FILE, FOLDER, PATH, audit_option, command, redact_option
+from lgov_core.commands.options import (
+    FILE,
+    FOLDER,
+    PATH,
+    audit_key_option,
+    audit_option,
+    command,
+    heads_option,
+    redact_option,
+)
 from lgov_core.commands.output import write_result
 from lgov_core.errors import EndpointError, SettingsError
 from lgov_core.server.command import engine_flags, engine_options
@@ -35,7 +44,7 @@ _SPEAKS = "chat,completions,embeddings"
 
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED)
-@click.option("--model", help="Model to serve from this process: smollm2, a transformers folder, or a hub name.")
+@click.option("--model", help="Model to serve from this process: tiny, smollm2, a transformers folder, or a hub name.")
 @engine_options
 @click.option(
     "--upstream",
@@ -64,6 +73,8 @@ _SPEAKS = "chat,completions,embeddings"
 )
 @click.option("--policy", type=PATH, help="Policy file, applied to requests, replies and each proposed tool call.")
 @audit_option
+@audit_key_option
+@heads_option
 @redact_option
 @click.option("--max-running", type=int, default=512, show_default=True, help="Maximum number of concurrent calls.")
 @click.option("--max-waiting", type=int, default=2048, show_default=True, help="Maximum number of queued calls.")
@@ -187,6 +198,8 @@ def _serving(
                 store=recorded,
                 timeout_s=settings.timeout_s,
                 redact=settings.redact,
+                audit_key=settings.audit_key,
+                heads=settings.heads,
             )
             open_things.callback(gate.close)
         server = EndpointServer(

@@ -21,7 +21,7 @@ from lgov_core.server.command import engine_flags, engine_options
 @click.option("--agent", help="Agent function: module:function or file.py:function.")
 @click.option("--tasks", "train", type=PATH, help="Tasks to train on, JSON lines. [data.train]")
 @click.option("--test", type=PATH, help="Held-out tasks, JSON lines. [data.test]")
-@click.option("--model", "name", help="smollm2, a transformers folder, or a hub name. [model.name]")
+@click.option("--model", "name", help="tiny, smollm2, a transformers folder, or a hub name. [model.name]")
 @click.option("--algorithm", help="grpo, ppo, ...; sft and prompt learn from recorded traces. [training.algorithm]")
 @engine_options
 @click.option("--backend", default="torch", show_default=True, help="Training backend: torch, or verl on Ray.")

@@ -15,9 +15,11 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import click
 
 from lgov_core._util.atomic_file import write_lines
+from lgov_core._util.plurals import counted
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import FILE, command, limit_option, rollouts_option
 from lgov_core.commands.output import rewards_text, write_table
+from lgov_core.commands.transition_choice import chosen, reward_options, split_option
 from lgov_core.commands.transition_formats import FORMATS, write_parquet_for
 from lgov_core.errors import TransitionError
 
@@ -62,7 +64,9 @@ _REWARD_FIELDS: Final = ("reward_id", "dimension", "rollout_id", "attempt", "res
 @click.option(
     "--include-infrastructure", is_flag=True, help="Keep attempts that ended by infrastructure failure or timeout."
 )
-@click.option("--include-held-out", is_flag=True, help="Also take rollouts of mode test, val or eval; rows are marked.")
+@split_option
+@click.option("--include-held-out", is_flag=True, help="The same as --split all.")
+@reward_options
 @click.option("--chains", is_flag=True, help="Merge turns whose tokens extend one another into chains.")
 @click.option(
     "--format",
@@ -84,7 +88,10 @@ def transitions(
     discount: float,
     caps: tuple[str, ...],
     include_infrastructure: bool,
+    split: str,
     include_held_out: bool,
+    min_reward: tuple[tuple[str, float], ...],
+    max_reward: tuple[tuple[str, float], ...],
     chains: bool,
     form: str | None,
     limit: int,
@@ -110,11 +117,13 @@ def transitions(
     _require_different(source, out, diagnostics)
     rules = _rules(credit, discount, caps)
     pairs = dict(_pair("--attribute", "NAME=GLOB", text) for text in attributes)
-    selection = Selection(agents, models, pairs, include_held_out)
+    split = "all" if include_held_out else split
+    selection = Selection(agents, models, pairs, split != "train")
     records = _records(source, rollout_ids)
     data = make_transitions(records, selection, keep_infrastructure=include_infrastructure)
     if credit != "none":
         data = assign_credit(data, rules)
+    data = chosen(data, split, min_reward, max_reward)
     if diagnostics is not None:
         write_lines(diagnostics, [json.dumps(_diagnostics(data), indent=2)], TransitionError)
     rows, left_out = (_rows(data.transitions, chains), {}) if form is None else FORMATS[form](records, data)
@@ -124,12 +133,13 @@ def transitions(
         _write_json_lines(rows, sys.stdout)
     elif form is None:
         _show(rows, limit, chains=chains)
-    _summarize(data, "" if selection.everything else " selected")
+    everything = selection.everything and split != "held-out" and not (min_reward or max_reward)
+    _summarize(data, "" if everything else "selected ")
     measuring = sum(one.held_out for one in records.rollouts)
-    if measuring and not include_held_out:
-        click.echo(f"{measuring} held-out rollouts are left out; --include-held-out takes them", err=True)
+    if measuring and split == "train":
+        click.echo(f"{measuring} held-out rollouts are left out; --split all takes them", err=True)
     if form is not None:
-        click.echo(f"{len(rows)} records for {form}", err=True)
+        click.echo(f"{counted(len(rows), 'record')} for {form}", err=True)
         for reason, count in sorted(left_out.items()):
             click.echo(f"  left out, {reason}: {count}", err=True)
     if strict and data.diagnostics:
@@ -279,10 +289,10 @@ def _show(rows: Sequence[dict[str, Any]], limit: int, *, chains: bool) -> None:
 
 
 def _summarize(data: TransitionSet, selected: str) -> None:
-    rollouts = len({(one.rollout_id, one.attempt) for one in data.transitions})
-    groups = len({one.task_id for one in data.transitions})
-    calls = len(data.transitions)
-    click.echo(f"{calls}{selected} calls of {rollouts} rollouts in {groups} groups", err=True)
+    calls = counted(len(data.transitions), f"{selected}call")
+    rollouts = counted(len({(one.rollout_id, one.attempt) for one in data.transitions}), "rollout")
+    groups = counted(len({one.task_id for one in data.transitions}), "group")
+    click.echo(f"{calls} of {rollouts} in {groups}", err=True)
     for name, count in sorted(data.counts().items()):
         click.echo(f"  {name}: {count}", err=True)
         for one in [one for one in data.diagnostics if one.finding.value == name][:_SHOWN]:

@@ -16,6 +16,9 @@ from lgov_core.commands.output import write_result
 from lgov_core.errors import EndpointError, SettingsError
 from lgov_core.settings import without_password
 
+#: Rollouts that an exported page can hold.
+_MOST_EXPORTED = 2000
+
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE)
 @click.argument("place", metavar="PATH")
@@ -27,7 +30,11 @@ from lgov_core.settings import without_password
 @click.option("--export", type=FILE, help="Write one self-contained HTML file instead, and end.")
 @click.option("--no-content", is_flag=True, help="With --export: leave out what models, tools and users wrote.")
 @click.option(
-    "--limit", type=click.IntRange(1, 2000), default=100, show_default=True, help="With --export: number of rollouts."
+    "--limit",
+    type=click.IntRange(0, _MOST_EXPORTED),
+    default=100,
+    show_default=True,
+    help=f"With --export: number of rollouts; 0 takes all, at most {_MOST_EXPORTED}.",
 )
 @click.option("--audit", type=PATH, help="Audit record, if it is not in the run's folder.")
 @click.option("--approvals", type=PATH, multiple=True, help="File of approval requests; repeatable.")
@@ -69,7 +76,7 @@ def view(
         if export is not None:
             from lgov_core.views.web.export import write_report
 
-            written = write_report(window, export, content=not no_content, limit=limit)
+            written = write_report(window, export, content=not no_content, limit=limit or _MOST_EXPORTED)
             write_result(written, f"{export}: {written['bytes'] / 1e6:.1f} MB, {written['chosen']}", as_json=as_json)
             return
         if not is_loopback(host):
@@ -78,10 +85,7 @@ def view(
             )
         stopped = threading.Event()
         signal.signal(signal.SIGTERM, lambda _number, _frame: stopped.set())
-        with served_window(window, host=host, port=port, say=say_on_stderr) as (
-            server,
-            address,
-        ):
+        with served_window(window, host=host, port=port, say=say_on_stderr) as (server, address):
             about = {"address": address, "url": server.url, "path": without_password(place)}
             write_result(about, f"the window is open at {address}", as_json=as_json)
             if browse:

@@ -79,6 +79,7 @@ def make_plan(
     *,
     audit: Path,
     private: str,
+    apart: Iterable[str] = (),
     program: Path | None = None,
     forwards: Iterable[int] = (),
     checked: bool = True,
@@ -86,10 +87,10 @@ def make_plan(
 ) -> Plan:
     """The plan for a program in the working folder; ``policy`` None is for one that no policy file governs.
 
-    Whatever the rules say, the program cannot change lgov's own files, nor see the folders of the record at ``audit`` and of
-    the approvals. What programs outside take orders from is writable only where ``write`` names it itself, unless what may
-    be written is the program's ``own``, which no program outside uses. Raises `InstrumentationError` where a rule names what
-    is not there or, with ``checked``, the program could not run.
+    Whatever the rules say, the program cannot change lgov's own files, nor see the folders of the record at ``audit``, of the
+    approvals and of the files ``apart``. What programs outside take orders from is writable only where ``write`` names it
+    itself, unless what may be written is the program's ``own``, which no program outside uses. Raises `InstrumentationError`
+    where a rule names what is not there or, with ``checked``, the program could not run.
     """
     found = Found([], []) if own else search(rules)
     modes = {path: False for path in (*SYSTEM, *_interpreter(), *found.orders) if os.path.exists(path)}
@@ -100,7 +101,7 @@ def make_plan(
             raise InstrumentationError(f"confine: write holds {path}, which does not exist", hint="make it first")
         modes[path] = True
     protected = () if policy is None else (*_SETTINGS, policy.source.path)
-    kept_apart = (str(audit), *filter(None, policy.approval_stores() if policy else ()))
+    kept_apart = (str(audit), *apart, *filter(None, policy.approval_stores() if policy else ()))
     modes.update({os.path.abspath(path): False for path in protected if os.path.exists(path)})
     _refuse_links((*rules.read, *rules.write, *found.orders, *map(os.path.abspath, protected)), rules.write)
     links: dict[str, str] = {}
@@ -183,7 +184,7 @@ def _kept_out(files: Iterable[str], rules: ConfineRules, real: Mapping[str, bool
         if any(_within(folder, place) for place in real):
             if any(_within(os.path.realpath(path), folder) for path in (*rules.read, *rules.write, os.getcwd())):
                 raise InstrumentationError(
-                    f"the record and the approvals must be outside the box, and it shows {folder}",
+                    f"the record, its key and heads, and the approvals must be outside the box, and it shows {folder}",
                     hint="keep them in a folder of their own, such as .lgov",
                 )
             yield folder

@@ -75,6 +75,10 @@ def closed_address(host: str, rule: str, address: str) -> str | None:
     return why_closed(ipaddress.ip_address(address)) if rule.startswith("*.") else None
 
 
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
 @dataclass(frozen=True, slots=True)
 class Connection:
     """An attempt to reach ``place`` (``host:port``), allowed by ``rule`` or denied; ``entry_id`` is its audit entry's."""
@@ -116,7 +120,11 @@ class Attempts:
     _lock: Any = field(default_factory=threading.Lock)
 
     def commit(self, place: str, rule: str | None, why: str) -> None:
-        """Records an attempt to reach ``place``, allowed by ``rule`` or denied. Raises `AuditError`: then it is not made."""
+        """Records an attempt to reach ``place``, allowed by ``rule`` or denied. Raises `AuditError`: then it is not made.
+
+        Code in the box wrote ``place``, and it is shown on a terminal: what is not printable is escaped.
+        """
+        place, why = _printable(place), _printable(why)
         asked = Connection(place, rule, why)
         asked = replace(asked, entry_id=self.log.commit(*asked.decided(self.rollout_id)))
         counts = self.denied if rule is None else self.allowed

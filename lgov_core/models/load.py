@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 from lgov_core.errors import ModelError
 from lgov_core.models.language_model import DETAILS_FILE, LanguageModel, no_transformers_bars
 from lgov_core.models.promoted import MODEL_FOLDER, promoted_folder
-from lgov_core.models.smollm2 import SMOLLM2, smollm2_folder
+from lgov_core.models.smollm2 import SMOLLM2, SMOLLM2_FORMAT, smollm2_folder
+from lgov_core.models.tiny import TINY, make_tiny
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +31,8 @@ def load_model(
 ) -> LanguageModel:
     """The model of that name, in evaluation mode.
 
-    A promoted name is its current version (``NAME@3`` the third); ``smollm2`` is what `pull_smollm2` put into the cache; an
+    A promoted name is its current version (``NAME@3`` the third); ``smollm2`` is what `pull_smollm2` put into the cache,
+    ``tiny`` an untaught model of a million parameters that is made there when it is first asked for; an
     existing folder is read as it is; anything else is a name on the hub. ``dtype`` is float32, bfloat16 or float16.
     ``tool_format`` defaults to the folder's, or ``hermes``. ``weights=False`` reads everything but the weights: the module is
     on torch's device ``meta``: it has a configuration and cannot compute. Raises `ModelError`: not found, not reachable, not a
@@ -42,6 +44,8 @@ def load_model(
     details = _details(source) if local else {}
     if promoted is not None:
         details = {**details, "name": promoted.parent.name}
+    if os.fspath(name_or_path) == SMOLLM2:
+        details = {**details, "tool_format": SMOLLM2_FORMAT}  # one that an earlier lgov has pulled says another
     return LanguageModel(
         module,
         tokenizer,
@@ -59,10 +63,8 @@ def model_source(name_or_path: str | os.PathLike[str]) -> str:
 def _source(name_or_path: str | os.PathLike[str]) -> tuple[str, str, bool]:
     """Where to load from, the model's name, and whether that is a folder."""
     given = os.fspath(name_or_path)
-    if given == "tiny":
-        raise ModelError(
-            "the tiny model is not stored anywhere", hint="build_tiny makes one; to load a saved one, name its folder"
-        )
+    if given == TINY:
+        return str(make_tiny()), TINY, True
     if given == SMOLLM2:
         folder = smollm2_folder()
         if not Path(folder, "config.json").is_file():
@@ -74,7 +76,9 @@ def _source(name_or_path: str | os.PathLike[str]) -> tuple[str, str, bool]:
             raise ModelError(f"{path} is not a transformers folder: it has no config.json")
         return str(path), path.resolve().name, True
     if not isinstance(name_or_path, str) or given.startswith((".", "/", "~")) or given.count("/") > 1 or "\\" in given:
-        raise ModelError(f"no model folder {given}", hint="smollm2, a transformers folder, or a hub name owner/model")
+        raise ModelError(
+            f"no model folder {given}", hint="tiny, smollm2, a transformers folder, or a hub name owner/model"
+        )
     return given, given, False
 
 

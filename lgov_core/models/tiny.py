@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
+from lgov_core._util.atomic_file import atomic_folder
 from lgov_core.errors import ModelError
+from lgov_core.models.cache import models_folder
 from lgov_core.models.chat_template import END, PAD, ROLES, TURN_TEMPLATE, role_token
 from lgov_core.models.language_model import LanguageModel
 
@@ -16,6 +19,36 @@ if TYPE_CHECKING:
 #: The first tokens of the vocabulary, in this order.
 _CONTROL = [PAD, END, *map(role_token, ROLES)]
 _PAD_ID, _END_ID = _CONTROL.index(PAD), _CONTROL.index(END)
+
+TINY: Final = "tiny"
+#: What the tokenizer of `make_tiny` has read: everyday words, numbers, and the forms of tool calls.
+_CORPUS: Final = (
+    "You are a helpful assistant. Answer in one short sentence. Use the tools when you need them.",
+    "How many orders are there? What is the total price of all items? Which customers live in the city?",
+    "The answer is 42. There are 17 rows in the table. Yes. No. I do not know. It is not allowed.",
+    "What is 3 + 4? What is 12 - 5? Write a number. Write a word. Say hello. Hello! Thank you, goodbye.",
+    "Tools: run_sql(query), search(text), read_file(path), write_file(path, text), send(to, text), calculate(expression)",
+    "@run_sql SELECT count(*) FROM orders WHERE price > 10 ORDER BY name LIMIT 5",
+    '@search {"text": "weather in Paris", "limit": 3}',
+    "DENIED by policy: it was not run; do not repeat it. Error: there is no such file.",
+)
+
+
+def make_tiny(cache: Path | None = None) -> Path:
+    """The folder of the model named ``tiny``, which is made there (see `models_folder`) when there is none.
+
+    Its weights are random, the same everywhere; a conversation may have 2,048 tokens. Raises `ModelError`.
+    """
+    folder = models_folder(cache) / TINY
+    try:
+        if not (folder / "config.json").is_file():
+            with atomic_folder(folder) as made:
+                build_tiny(_CORPUS, seed=0, max_positions=2048).save(made)
+    except OSError as error:
+        raise ModelError(
+            f"the tiny model cannot be kept in {folder}: {error}", hint="set LGOV_CACHE to a folder you may write to"
+        ) from error
+    return folder
 
 
 def build_tiny(
@@ -65,7 +98,7 @@ def build_tiny(
         module = LlamaForCausalLM(config).eval()
         if deviation is None:
             _spread(module, seed)
-    return LanguageModel(module, tokenizer, "tiny", "compact", frozenset({_END_ID}))
+    return LanguageModel(module, tokenizer, TINY, "compact", frozenset({_END_ID}))
 
 
 def _spread(module: Any, seed: int) -> None:

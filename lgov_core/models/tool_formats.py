@@ -208,6 +208,66 @@ class _Compact(ToolFormat):
         return ParsedReply("\n".join(content).strip() or None, tuple(calls))
 
 
+#: The tools that have an example in the prompt: more would only make it longer.
+_MOST_EXAMPLES = 3
+_PLACEHOLDERS: Mapping[str, Any] = MappingProxyType(
+    {"integer": 1, "number": 1, "boolean": True, "array": [], "object": {}}
+)
+
+
+class _Examples(_Compact):
+    """`_Compact`, for models that were not trained on it: the prompt describes each tool, and shows calls.
+
+    The examples are turns before the conversation. A small model takes up the form from turns that it seems to have written
+    itself; told in words alone, SmolLM2 135M writes no call at all.
+    """
+
+    _separator = "\n\n"
+
+    def describe(self, tools: Sequence[Tool]) -> str:
+        if not tools:
+            return ""
+        return "\n".join(("Tools, each called by a line that begins with @:", *map(self._described, tools)))
+
+    def _described(self, tool: Tool) -> str:
+        about = [str(text) for text in (tool["function"].get("description"),) if text]
+        about += [
+            f"{name}: {schema['description']}"
+            for name, schema in tool_parameters(tool)[0].items()
+            if schema.get("description")
+        ]
+        return "   ".join((self._example(tool), *about))
+
+    def _example(self, tool: Tool) -> str:
+        """A call with every required argument, or the first one if none is, as `parse` reads it."""
+        properties, required = tool_parameters(tool)
+        names = [name for name in required if name in properties] or list(properties)[:1]
+        values = {name: _placeholder(name, properties[name]) for name in names}
+        return self.render_call(tool_name(tool), dump(values), [tool])
+
+    def render_messages(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[dict[str, str]]:
+        rendered = super().render_messages(messages, tools)
+        if not tools:
+            return rendered
+        shown: list[dict[str, str]] = []
+        for tool in tools[:_MOST_EXAMPLES]:
+            asked = tool["function"].get("description") or f"Call {tool_name(tool)}."
+            shown += [{"role": "user", "content": str(asked)}, {"role": "assistant", "content": self._example(tool)}]
+        return [rendered[0], *shown, *rendered[1:]]
+
+
+def _placeholder(name: str, schema: Mapping[str, Any]) -> Any:
+    """A value that stands for an argument: one that the schema names, or else ``(name)`` for a text."""
+    for known in ("const", "default"):
+        if schema.get(known) is not None:
+            return schema[known]
+    for listed in ("enum", "examples"):
+        if isinstance(schema.get(listed), list) and schema[listed]:
+            return schema[listed][0]
+    kind = schema.get("type")
+    return _PLACEHOLDERS.get(kind, f"({name})") if isinstance(kind, str) else f"({name})"
+
+
 class _Json(ToolFormat):
     """The whole reply is one JSON object with ``name`` and ``arguments`` (or ``parameters``), or a list of them."""
 
@@ -254,7 +314,7 @@ class _Json(ToolFormat):
 
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType(
-    {one.name: one for one in (_Hermes("hermes"), _Compact("compact"), _Json("json"))}
+    {one.name: one for one in (_Hermes("hermes"), _Compact("compact"), _Examples("examples"), _Json("json"))}
 )
 
 

@@ -113,6 +113,7 @@ def _start(
         rules,
         confined,
         audit=options.audit,
+        apart=[str(one) for one in (options.audit_key, options.heads) if one is not None],
         private=str(private),
         program=program,
         forwards=reach.forwards(),
@@ -139,7 +140,13 @@ def _run_outside(
     assert options.audit is not None
     with closing(placed.channel), ExitStack() as opened:  # a box that is not released ends
         digest = "" if confined is None else confined.digest
-        log = AuditLog(options.audit, policy_digest=digest, signer=default_signer(), redact=options.redact or None)
+        log = AuditLog(
+            options.audit,
+            policy_digest=digest,
+            signer=default_signer(options.audit_key),
+            heads=options.heads,
+            redact=options.redact or None,
+        )
         opened.callback(_close, log)
         stores = {store: _requests(store, rules) for store, rules in _stores(confined).items()}
         attempts = Attempts(log, options.rollout_id)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "LGOV_CHILD"
 SITE = Path(__file__).parent / "site"
+_PATHS = ("policy", "audit", "audit_key", "heads", "air")
 #: How much of a child's command a message shows, in characters.
 MAX_COMMAND = 100
 
@@ -44,8 +45,7 @@ def hand_on(options: ProcessOptions, scope: RolloutScope, reports: Path) -> None
     os.environ[VARIABLE] = json.dumps(
         {
             **asdict(options),
-            "policy": str(options.policy.resolve()),
-            "audit": str(options.audit.resolve()),
+            **{name: str(path.resolve()) for name in _PATHS if (path := getattr(options, name)) is not None},
             "store": _absolute(options.store),
             **asdict(scope),
             "reports": str(reports),
@@ -83,6 +83,7 @@ class _Child:
             inherited["capture_content"],
             tuple(inherited["redact"]),
             inherited["broker"],
+            *(None if inherited[name] is None else Path(inherited[name]) for name in ("audit_key", "heads", "air")),
         )
         self.scope = RolloutScope(
             inherited["rollout_id"], inherited["attempt"], inherited["session_id"], inherited["task_id"]

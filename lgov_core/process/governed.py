@@ -43,6 +43,8 @@ class ProcessOptions:
 
     ``timeout_s`` bounds a policy that does not promise bounded cost, in seconds. With ``capture_content`` false no
     prompt, argument or result is on a span. ``broker`` is the address of the process that keeps the record of a box.
+    ``audit_key`` (the user's key if None) signs the record, ``heads`` is the file for its signed heads (beside it if None), and
+    ``air`` a file of reward rules (the built-in ones if None).
     """
 
     policy: Path
@@ -52,6 +54,9 @@ class ProcessOptions:
     capture_content: bool = True
     redact: tuple[str, ...] = ()
     broker: str | None = None
+    audit_key: Path | None = None
+    heads: Path | None = None
+    air: Path | None = None
 
 
 class Tally:
@@ -129,11 +134,12 @@ def open_process(options: ProcessOptions, *, plugins: Sequence[object] = (), man
     from lgov_core.reward import AirPlugin, AirRules, RuleSet, air
 
     manager = manager if manager is not None else make_plugin_manager()
-    policies, audit = open_policy_and_record(options)
-    tally = Tally()
     # Rules that the program registers are added to the set in use. A plugin that charges denials does that alone.
     charged = any(getattr(plugin, "charges_denials", False) is True for plugin in (*plugins, *manager.get_plugins()))
-    rules = air.use(RuleSet(base=AirRules(denied=0.0) if charged else AirRules()))
+    given = None if options.air is None else air.load_rules(options.air)
+    rules = air.use(given or RuleSet(base=AirRules(denied=0.0) if charged else AirRules()))
+    policies, audit = open_policy_and_record(options)
+    tally = Tally()
     taking_part: list[object] = [AirPlugin(rules), tally, *plugins]
     store = None
     try:
@@ -165,12 +171,19 @@ def open_policy_and_record(options: ProcessOptions) -> tuple[PolicySet, AuditLog
         from lgov_core.confine.inside import open_in_box
 
         return open_in_box(options.broker, options.policy, options.redact)
-    from lgov_core.audit import AuditLog
+    from lgov_core.audit import AuditLog, default_signer
     from lgov_core.policies import load_policy_file
 
     policies = load_policy_file(options.policy)
     make_folder(options.audit.parent)
-    return policies, AuditLog(options.audit, policy_digest=policies.digest or "", redact=options.redact or None)
+    log = AuditLog(
+        options.audit,
+        policy_digest=policies.digest or "",
+        signer=default_signer(options.audit_key),
+        heads=options.heads,
+        redact=options.redact or None,
+    )
+    return policies, log
 
 
 def govern_process(

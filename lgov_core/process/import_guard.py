@@ -17,6 +17,8 @@ from importlib.machinery import ModuleSpec, NamespaceLoader, PathFinder
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from lgov_core.errors import InstrumentationError
+
 if TYPE_CHECKING:
     from lgov_core.governor import Governor
     from lgov_core.types import Adapter
@@ -49,8 +51,14 @@ class FrameworkGuard(MetaPathFinder):
     def install(self) -> None:
         """Registers the import hook; frameworks that are loaded already are instrumented at once.
 
-        From then on the process also ends when it makes a sub-interpreter: nothing in one is governed.
+        From then on the process also ends when it makes a sub-interpreter: nothing in one is governed. Raises
+        `InstrumentationError` in a process that has a guard: a framework has one governor.
         """
+        if any(isinstance(finder, FrameworkGuard) for finder in sys.meta_path):
+            raise InstrumentationError(
+                "this process is governed already, by the lgov run that started it",
+                hint="start lgov run with --children allow: what it starts then has the governor of its own alone",
+            )
         sys.meta_path.insert(0, self)
         sys.addaudithook(self._watch)
         for adapter in self.adapters:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lgov_core._util.plurals import counted
 from lgov_core.process.blocked import Blocked
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class RunReport:
         for framework, points in self.uncovered.items():
             lines.append(f"{framework}: cannot block at {', '.join(points)}")
         lines += self._blocked_lines()
-        lines += [f"{count} failures in {what}" for what, count in sorted(self.failures.items())]
+        lines += [f"{counted(count, 'failure')} in {what}" for what, count in sorted(self.failures.items())]
         lines += self._gap_lines()
         lines += self._child_lines()
         lines += self.problems
@@ -145,17 +146,19 @@ class RunReport:
         lines: list[str] = []
         names = ", ".join(name for name, _ in Counter(self.children).most_common(MAX_PLACES))
         if self.governed_children:
-            lines.append(f"{self.governed_children} Python processes that the program started were governed")
+            lines.append(f"{_started(self.governed_children)} governed")
         if self.ungoverned_children:
-            what = f"{self.ungoverned_children} Python processes that the program started were not governed"
-            lines.append(f"{what} (it started {names})")
+            lines.append(f"{_started(self.ungoverned_children)} not governed (it started {names})")
         if self.other_children:
-            lines.append(
-                f"{self.other_children} other programs, which have no policy, were started (it started {names})"
-            )
+            lines.append(f"{counted(self.other_children, 'other program')} without a policy: it started {names}")
         if self.children_refused:
             lines.append("status 78 for that: start them with this environment, or give --allow-ungoverned-children")
         return lines
+
+
+def _started(count: int) -> str:
+    what = "Python process{} that the program started {}"
+    return counted(count, what.format("", "was"), what.format("es", "were"))
 
 
 def _in_words(points: Mapping[str, Mapping[str, int]]) -> str:

@@ -52,7 +52,9 @@ class RunOptions:
     """How to run a program under policy.
 
     ``policy`` is a policy file; None takes ``policy.yaml`` beside the program. ``audit`` is the file of the record;
-    None means ``.lgov/audit.db`` in the working directory. ``redact`` names arguments whose values the record does not
+    None means ``.lgov/audit.db`` in the working directory; ``audit_key`` (the user's key if None) signs it, and ``heads`` is
+    the file for signed heads (beside the record if None). ``air`` is a file of reward rules; None takes the built-in ones.
+    ``redact`` names arguments whose values the record does not
     keep. ``store`` keeps spans and rewards; None keeps none.
     ``endpoint`` is the base URL of the training endpoint, to which OpenAI-style clients of the program are then
     pointed. ``rollout_id`` names the rollout that the process is; None makes a fresh one. ``task_id`` names its task;
@@ -62,7 +64,10 @@ class RunOptions:
 
     policy: Path | None = None
     audit: Path | None = None
+    audit_key: Path | None = None
+    heads: Path | None = None
     redact: tuple[str, ...] = ()
+    air: Path | None = None
     store: str | None = None
     endpoint: str | None = None
     rollout_id: str | None = None
@@ -154,6 +159,9 @@ def _prepare(invocation: Invocation, scope: RolloutScope, options: RunOptions) -
             options.capture_content,
             options.redact,
             options.broker,
+            options.audit_key,
+            options.heads,
+            options.air,
         ),
         partial(_refuse, run),
         plugins=options.plugins,

@@ -55,6 +55,7 @@ def run_server(
     server: TrainingServer | None = None
     try:
         from lgov_core.gateway.serving.keys import KeyRing
+        from lgov_core.server.progress import shown_progress
         from lgov_core.server.training import TrainingServer
 
         keys = None if key_secret_file is None else KeyRing(_secret(key_secret_file))
@@ -75,7 +76,8 @@ def run_server(
             say(f"training server on {server.url}, everything goes to {target}")
             if show_admin_key and keys is not None:
                 say(f"admin key {keys.admin}")
-            server.serve(stop)
+            with shown_progress(server.coordinator):
+                server.serve(stop)
         if not asked.is_set():
             return 0
         raise KeyboardInterrupt
@@ -135,7 +137,7 @@ def engine_flags(values: dict[str, Any]) -> dict[tuple[str, str], Any]:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--config", type=click.Path(dir_okay=False, path_type=Path), help="Settings file (config.yaml).")
-@click.option("--model", help="smollm2, a transformers folder, or a hub name. [LIGHTNING_MODEL_PATH]")
+@click.option("--model", help="tiny, smollm2, a transformers folder, or a hub name. [LIGHTNING_MODEL_PATH]")
 @click.option("--algorithm", help="grpo, ppo, ... [LIGHTNING_RL_ALGORITHM]")
 @engine_options
 @click.option("--gpus", type=click.IntRange(0), help="Number of GPUs; 0 trains on the CPU. [default: 1 if available]")

@@ -60,12 +60,21 @@ class Tasks:
             parts[split] += tasks
             self._uploads.put(upload, parts)
 
-    def commit(self, upload: str, counts: Mapping[str, int]) -> None:
-        """Makes an upload the server's tasks, on disk first. Raises `EndpointError` (409) when parts are missing."""
+    def commit(self, upload: str, counts: Mapping[str, int], *, same: bool = False) -> None:
+        """Makes an upload the server's tasks, on disk first.
+
+        Raises `EndpointError` (409) when parts are missing, or with ``same`` when it holds other tasks than before.
+        """
         with self._lock:
             found = self._uploads.pop(upload)
             if found is None or {split: len(found[split]) for split in _SPLITS} != dict(counts):
                 raise EndpointError("parts of the upload are missing", status=409, hint="upload the data again")
+            if same and found != self._tasks:
+                raise EndpointError(
+                    "a training on other tasks is going on",
+                    status=409,
+                    hint="Client.stop() ends it, or wait until it is done",
+                )
             for split in _SPLITS:
                 lines = "".join(json.dumps(task) + "\n" for task in found[split])
                 atomic_write(self._folder / f"{split}.jsonl", lines.encode())
@@ -140,10 +149,8 @@ class Coordinator:
         return {}
 
     def commit_data(self, upload: str, counts: Mapping[str, int]) -> dict[str, Any]:
-        """The end of an upload. Refused (409) while a run continues."""
-        if self._run is not None and not self._run.ended:
-            raise EndpointError("a training is going on", status=409, hint="stop it, or upload when it is done")
-        self.tasks.commit(upload, counts)
+        """The end of an upload. Refused (409) while a run continues, unless the tasks are those it has."""
+        self.tasks.commit(upload, counts, same=self._run is not None and not self._run.ended)
         return {}
 
     def start(self) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def run_local(job: TrainingJob) -> Mapping[str, Any]:
 
 def _trained(job: TrainingJob, agent: Agent, server: TrainingServer) -> TrainResult:
     settings = job.settings
-    client = Client(server.url)
+    client = Client(server.url, exit_on_interrupt=False)
     try:
         # One that was interrupted before it had any tasks gets them now.
         if settings.data.train is not None and not (job.resume and server.coordinator.tasks.of("train")):

@@ -18,15 +18,18 @@ from lgov_core.types import new_id
 
 class RunState:
     """One run of ``steps`` updates. ``first`` is how many the server had made before it, ``skip`` how many lines of figures.
+    ``note`` is a sentence about it for whoever watches.
 
     It is in ``run.json`` of ``folder``, so that a server that was killed finds it again; `lines` gives it back its figures.
     """
 
-    def __init__(self, folder: Path, first: int, steps: int, *, skip: int = 0, run_id: str | None = None) -> None:
+    def __init__(
+        self, folder: Path, first: int, steps: int, *, skip: int = 0, run_id: str | None = None, note: str = ""
+    ) -> None:
         self.folder = folder
         self.skip = skip
         self.run_id = run_id or new_id("run")
-        self.first, self.steps = first, steps
+        self.first, self.steps, self.note = first, steps, note
         self.stop_asked = threading.Event()
         self._lock = threading.Lock()
         self._state = "starting"
@@ -109,6 +112,7 @@ class RunState:
                 "state": self._state,
                 "step": self._step,
                 "steps": self.steps,
+                "note": self.note,
                 "done": self._done,
                 "total": self._total,
                 "seconds_left": left,

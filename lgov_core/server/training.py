@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import threading
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, Self, cast
 
+from lgov_core._util.plurals import counted
 from lgov_core.audit import default_signer
 from lgov_core.errors import EndpointError, LgovError, SettingsError, TrainError
 from lgov_core.gateway.app import create_app
@@ -198,18 +200,23 @@ class TrainingServer:
     def _next_run(self) -> RunState:
         """The run that was stopped, or a new one."""
         before = self.coordinator.run or RunState.unfinished(self.folder)
-        steps = self._steps()
+        steps, note = self._steps()
         if before is not None and before.stopped and not self._complete(before):
             return RunState(self.folder, before.first, before.steps, skip=before.skip, run_id=before.run_id)
-        return RunState(self.folder, self._loop.done, steps, skip=len(self._loop.run.metrics.lines()))
+        return RunState(self.folder, self._loop.done, steps, skip=len(self._loop.run.metrics.lines()), note=note)
 
     def _complete(self, run: RunState) -> bool:
         return self._loop.done - run.first >= run.steps and not self._test_due(run)
 
-    def _steps(self) -> int:
+    def _steps(self) -> tuple[int, str]:
+        """How many updates a run makes, and what to say when that is fewer than the settings ask for."""
         training = self.settings.training
-        steps = training.epochs * updates_of(self.coordinator.tasks.of("train"), training.batch_size)
-        return steps if training.steps is None else min(steps, training.steps)
+        each = updates_of(self.coordinator.tasks.of("train"), training.batch_size)
+        steps = training.epochs * each
+        if training.steps is None or training.steps <= steps:
+            return training.steps or steps, ""
+        passes, needed = counted(training.epochs, "epoch"), math.ceil(training.steps / each)
+        return steps, f"{passes} of the tasks are {steps} updates, not {training.steps}: --epochs {needed} makes those"
 
     def _train(self, run: RunState) -> None:
         try:

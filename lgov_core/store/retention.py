@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Final
 
@@ -52,9 +52,11 @@ class StoreStatistics:
     queue: Mapping[RolloutState, int] = field(default_factory=dict[RolloutState, int])
 
 
-def require_choice(before: float | None, run_id: str | None, keep_last: int | None) -> None:
+def require_choice(
+    before: float | None, run_id: str | None, keep_last: int | None, rollout_ids: Collection[str] | None
+) -> None:
     """Raises `StoreError` unless this chooses something on purpose."""
-    if before is None and run_id is None and keep_last is None:
+    if before is None and run_id is None and keep_last is None and rollout_ids is None:
         raise StoreError("no condition says what to delete", hint="give a time, a run or how many rollouts to keep")
     if keep_last is not None and keep_last < 0:
         raise StoreError(f"keep_last is {keep_last}", hint="give how many rollouts to keep, 0 or more")

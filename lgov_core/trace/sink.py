@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from lgov_core.governor import ObservedDecision
 from lgov_core.hookspecs import hookimpl
+from lgov_core.scope import current_scope
 from lgov_core.trace import semconv
 from lgov_core.types import Action, JSONValue, Point, Reward, Span, ToolOutcome, new_id
 
@@ -74,6 +75,7 @@ def decision_span(observed: ObservedDecision, *, content: bool) -> Span:
         attributes=semconv.said(
             {
                 **_who(action),
+                semconv.TASK_ID: _task_id(action),
                 semconv.POINT: action.point.value,
                 semconv.ACTION_KIND: action.kind,
                 semconv.ACTION_NAME: action.name,
@@ -122,6 +124,12 @@ def tool_span(outcome: ToolOutcome, *, content: bool) -> Span:
         attempt=action.attempt,
         parent_id=action.parent_id,
     )
+
+
+def _task_id(action: Action) -> str | None:
+    """The task of a rollout that begins: a store that the rollout was not added to has it from here."""
+    scope = current_scope() if action.point is Point.AGENT_STARTUP else None
+    return scope.task_id if scope is not None and scope.rollout_id == action.rollout_id else None
 
 
 def _who(action: Action) -> dict[str, JSONValue]:

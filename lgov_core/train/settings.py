@@ -38,7 +38,7 @@ VARIABLES: Final[Mapping[str, tuple[str, str]]] = types.MappingProxyType(
 class ModelSection:
     """``model:`` — what is trained.
 
-    ``name`` is smollm2, a transformers folder or a hub name. ``lora_rank`` 0 trains all weights; None decides by size:
+    ``name`` is tiny, smollm2, a transformers folder or a hub name. ``lora_rank`` 0 trains all weights; None decides by size:
     adapters of rank 16 above ten million parameters. ``max_new_tokens`` bounds a reply, ``max_batch`` how many calls are
     decoded together; a prompt may be as long as the model's context. ``served_as`` is a further name for the model at the
     endpoint. ``engine`` samples: embedded, in the trainer's own process, or vllm (section ``vllm``), which trains adapters

@@ -12,7 +12,10 @@ from lgov_core.types.decisions import Decision
 
 
 class Outcome(StrEnum):
-    """How an attempt ended. ``infrastructure`` and ``timeout`` never become a training reward."""
+    """How an attempt ended. ``infrastructure`` and ``timeout`` never become a training reward.
+
+    In a training an attempt has ``succeeded`` when its task reward is above 0.
+    """
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"

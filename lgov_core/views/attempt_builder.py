@@ -23,6 +23,8 @@ from lgov_core.types import BLOCKING, Attempt, CapturedCall, JSONValue, Reward, 
 from lgov_core.views.agent_tree import AgentTree
 from lgov_core.views.attempt_view import AttemptView, Message, ModelStep, RecordedDecision, RewardLine, ToolStep
 
+_Rows = tuple[Sequence[CapturedCall], Sequence[Span], Sequence[Reward]]
+
 
 class NotRecorded(StoreError):
     """There is nothing on record by that name."""
@@ -52,7 +54,8 @@ def read_attempt(store: TraceStore, rollout_id: str, attempt: int | None = None)
     rollouts = store.rollouts(ids=[rollout_id])
     attempts = {one.attempt: one for one in store.attempts([rollout_id])}
     announced = frozenset(attempts)
-    for seen in (*store.calls([rollout_id]), *store.spans([rollout_id])):
+    rows = (list(store.calls([rollout_id])), store.spans([rollout_id]), store.rewards([rollout_id]))
+    for seen in (*rows[0], *rows[1]):
         if (number := seen.attempt or 1) not in attempts:
             attempts[number] = Attempt(rollout_id, number, seen.started_at)
     if not rollouts and attempts:
@@ -65,23 +68,22 @@ def read_attempt(store: TraceStore, rollout_id: str, attempt: int | None = None)
     if chosen not in attempts:
         there = ", ".join(str(number) for number in sorted(attempts)) or "none"
         raise NotRecorded(f"rollout {rollout_id} has no attempt {chosen}", hint=f"its attempts: {there}")
-    view = _AttemptBuilder(store, rollouts[0], attempts[chosen], attempts.values()).build()
+    view = _AttemptBuilder(rollouts[0], attempts[chosen], attempts.values(), rows).build()
     return view if chosen in announced else replace(view, announced=False)
 
 
 class _AttemptBuilder:
     """The rows of one attempt, indexed by the calls they name."""
 
-    def __init__(self, store: TraceStore, rollout: Rollout, attempt: Attempt, attempts: Collection[Attempt]) -> None:
-        ids, number = [rollout.rollout_id], attempt.attempt
+    def __init__(self, rollout: Rollout, attempt: Attempt, attempts: Collection[Attempt], rows: _Rows) -> None:
+        number, (calls, spans, rewards) = attempt.attempt, rows
         self.rollout, self.attempt, self.attempts = rollout, attempt, len(attempts)
-        calls = list(store.calls(ids))
         self.calls = [call for call in calls if (call.attempt or 1) == number]
         self.conversations = RecordedConversations(calls)
         self.of_tool: dict[str, list[Reward]] = defaultdict(list)
         self.of_response: dict[str, list[Reward]] = defaultdict(list)
         self.own: list[Reward] = []
-        for reward in store.rewards(ids):
+        for reward in rewards:
             if attempt_of(reward, attempts, calls) == number:
                 self._add_reward(reward)
         self.decisions: dict[str | None, list[RecordedDecision]] = defaultdict(list)
@@ -89,9 +91,9 @@ class _AttemptBuilder:
         self.claims: dict[str, Span] = {}
         self.chats: list[Span] = []
         captured = {call.response_id for call in self.calls}
-        spans = [span for span in store.spans(ids) if span.attempt in (number, None)]
-        self.tree = AgentTree(spans)
-        for span in spans:
+        own = [span for span in spans if span.attempt in (number, None)]
+        self.tree = AgentTree(own)
+        for span in own:
             if span.claimed:
                 self._add_claim(canonical(span))
                 continue

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lgov_core.governor import Governor
+from lgov_core.plugins import make_plugin_manager
+from lgov_core.policies import dry_run, load_policy_file
 from lgov_core.trace import semconv
 from lgov_core.types import BLOCKING, Action, Decision, Point
 from lgov_core.views.written_calls import as_object, written_calls
 
 if TYPE_CHECKING:
     from lgov_core.audit import AuditEntry
-    from lgov_core.governor import Governor
     from lgov_core.store import TraceStore
 
 _CUT = "lgov.cut"
@@ -48,6 +52,18 @@ class Change:
     recorded: RecordedAction
     decision: Decision
 
+    def as_json(self) -> dict[str, Any]:
+        """As JSON values; ``reason`` is that of the decision which blocks."""
+        action, then, now = self.recorded.action, self.recorded, self.decision
+        return {
+            **{name: getattr(action, name) for name in ("rollout_id", "attempt", "call_id", "name")},
+            "point": action.point.value,
+            "arguments": dict(action.arguments),
+            **{"then": then.effect, "then_policy": then.policy, "then_rule": then.rule},
+            **{"now": now.effect.label, "now_policy": now.policy, "now_rule": now.rule},
+            "reason": now.reason if now.blocks else then.reason,
+        }
+
 
 @dataclass(slots=True)
 class Replay:
@@ -63,6 +79,19 @@ class Replay:
     without_decision: int = 0
     incomplete: int = 0
     changes: list[Change] = field(default_factory=lambda: [])
+
+    def counts(self) -> dict[str, int]:
+        """The counts by name."""
+        names = ("judged", "blocked_then", "blocked_now", "without_decision", "incomplete")
+        return {**{name: getattr(self, name) for name in names}, "changed": len(self.changes)}
+
+
+def replay_file(file: Path, recorded: Iterable[RecordedAction | None]) -> Replay:
+    """As `replay`, by the policies in ``file``, without plugins; nothing is written. Raises `PolicyError`."""
+    with dry_run():
+        policies = load_policy_file(file)
+    with closing(Governor(policies, manager=make_plugin_manager(builtin=(), third_party=False))) as governor:
+        return replay(governor, recorded)
 
 
 def replay(governor: Governor, recorded: Iterable[RecordedAction | None]) -> Replay:

@@ -81,7 +81,8 @@ def _step(step: ModelStep, tail: int, everything: bool) -> Iterable[RenderableTy
     choice = f", choice {step.choice}" if step.choice else ""
     tokens = f"{_count(step.prompt_tokens)} + {_count(step.response_tokens)} tokens"
     known = f"weights {weights}" if step.captured else "from its span"
-    yield Rule(Text(f"turn {step.turn}{choice}  {_plain(step.model)}  {known}  {tokens}"), align="left")
+    agent = f"{_plain(step.agent)}  " if step.agent else ""
+    yield Rule(Text(f"turn {step.turn}{choice}  {agent}{_plain(step.model)}  {known}  {tokens}"), align="left")
     for message in step.seen:
         yield _message(message, tail)
     unanswered = not step.captured and step.finish_reason not in _FINISHED

@@ -205,7 +205,8 @@ def test_what_standard_output_cannot_write_is_escaped(shown: str, encoding: str,
     (folder / "policy.yaml").write_text(POLICY)
     (folder / "cases.jsonl").write_text(f'{{"id": "{shown}", "name": "{shown}", "expect": "deny"}}')
     action = f'{{"name": "{shown}"}}'
-    for command in (("explain", "policy.yaml", "--action", action), ("eval", "policy.yaml", "cases.jsonl")):
+    evaluate = ("eval", "policy.yaml", "cases.jsonl")
+    for command in (("explain", "policy.yaml", "--action", action), evaluate, (*evaluate, "--json")):
         done = subprocess.run(
             [*LGOV, "policy", *command],
             env={**os.environ, "PYTHONIOENCODING": encoding, "PYTHONPATH": os.pathsep.join(sys.path)},

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import http.server
+import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 import zipfile
@@ -104,6 +106,7 @@ def test_a_symbolic_link_of_the_rules_leads_to_the_same_place(workspace: Workspa
         ("{preset: workspace, write: [gone]}", (), "does not exist"),
         ("{read: [/usr]}", (), "working folder"),
         ("{preset: workspace}", ("--audit", "audit.db"), "must be outside the box"),
+        ("{preset: workspace}", ("--audit-key", "audit.key"), "must be outside the box"),
         ("{preset: workspace}", ("--preset", "workspce"), "did you mean workspace"),
         ("{preset: workspace, files: 100000000}", (), "limits cannot be had"),
     ],
@@ -217,7 +220,7 @@ def test_the_proxy_lets_the_named_hosts_through_and_records_all(workspace: Works
         )
         unreadable = (
             "s = socket.create_connection(os.environ['HTTPS_PROXY'][7:].split(':'))\n"
-            "s.sendall(b'CONNECT evil[x:443 HTTP/1.1\\r\\n\\r\\n'); print(s.recv(99).decode()[:12])\n"
+            "s.sendall(b'CONNECT evil[\\x1bx:443 HTTP/1.1\\r\\n\\r\\n'); print(s.recv(99).decode()[:12])\n"
         )
         ran = workspace.run(
             f"import socket\n{FETCH}{tunnel}get('http://{place}/'); get('http://other.example/'); get('https://evil.example/')"
@@ -231,7 +234,7 @@ def test_the_proxy_lets_the_named_hosts_through_and_records_all(workspace: Works
         "HTTP/1.1 400",
     ]
     assert "Traceback" not in ran.errors
-    denied = {"other.example:80": 1, "evil.example:443": 1, "evil[x:443": 1}
+    denied = {"other.example:80": 1, "evil.example:443": 1, "evil[\\x1bx:443": 1}
     assert ran.box["connections"] == {"allowed": {place: 2}, "denied": denied}
     record = workspace.folder / ".lgov" / "audit.db"
     log = AuditLog(record)
@@ -304,3 +307,15 @@ except PermissionError as error:
     refused = [(entry.name, entry.effect) for entry in log.entries() if entry.rule == "system-call"]
     log.close()
     assert refused == [("ptrace", "deny"), ("socket", "deny")]
+
+
+def test_a_python_without_lgov_runs_in_a_box(workspace: Workspace) -> None:
+    if os.path.realpath(sys.prefix) == os.path.realpath(sys.base_prefix):
+        pytest.skip("needs a virtual environment, beside which there is a Python without lgov")
+    program = (
+        "import os, subprocess, sys\n"
+        "path = os.environ['PYTHONPATH'].split(os.pathsep)[0]\n"
+        "subprocess.run([sys._base_executable, '-s', '-c', 'print(6 * 7)'], env={**os.environ, 'PYTHONPATH': path})"
+    )
+    ran = workspace.run(program)
+    assert (ran.status, ran.output) == (0, "42\n"), ran.errors

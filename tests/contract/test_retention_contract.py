@@ -75,7 +75,8 @@ def test_by_run_and_by_number(store: RolloutQueue) -> None:
     assert left(store) == {"r4", "r5", None}
     assert store.prune(keep_last=1, before=1004.5) == Pruned(1, 0, 2, 2, 2)
     assert left(store) == {"r5"}
-    assert store.prune(run_id="odd", keep_last=0).rollouts == 1
+    assert store.prune(rollout_ids={"r4", "nobody"}) == Pruned()
+    assert store.prune(rollout_ids={"r5"}, run_id="odd").rollouts == 1
     assert left(store) == set()
 
 

@@ -236,7 +236,7 @@ def test_texts_can_be_erased_and_the_chain_stays_whole(tmp_path: Path) -> None:
         assert (erasure.kind, erasure.reason) == ("erasure", "asked for")
         assert erasure.body["erased"] == {first: erased.hash.hex()}
         for nothing in ({}, {"entry_id": first, "rollout_id": "r2"}):
-            with pytest.raises(AuditError, match="one entry or one rollout"):
+            with pytest.raises(AuditError, match="an entry, a rollout or a selection"):
                 log.erase(**nothing)
     report = verify(path)
     assert (report.ok, report.entries, report.erased) == (True, 5, 2)

@@ -102,9 +102,15 @@ def test_schemes_and_numbers_in_the_text_are_those_of_the_code() -> None:
         assert hasattr(air, name), name
 
 
-def test_every_hook_is_in_the_table_and_in_its_order() -> None:
-    hooks = [name for name in vars(hookspecs) if name.startswith("lgov_")]
-    assert re.findall(r"^\| `(\w+)` \|", PLUGINS, re.M) == hooks
+def test_the_plugin_of_the_page_denies_and_pays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("policy.yaml").write_text("version: 1\nrules:\n  - {name: all, use: allow}\n")
+    (program,) = re.findall(r"^```python\n(.*?)^```", PLUGINS, re.M | re.S)
+    names: dict[str, Any] = {}
+    exec(compile(program, "plugins.md", "exec"), names)
+    decisions = [names["governor"].decide(Action(Point.PRE_TOOL_CALL, name)) for name in ("pay", "search")]
+    assert [decision.effect.name for decision in decisions] == ["DENY", "ALLOW"]
+    assert played(names, "search", ("ok", {}), ("error", {})) == [0.1]
 
 
 def test_every_scheme_says_where_it_comes_from_and_whether_it_is_biased() -> None:

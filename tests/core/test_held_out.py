@@ -61,6 +61,36 @@ def test_only_rollouts_to_train_on_become_transitions(place: Path) -> None:
     assert [one.held_out for one in everything.transitions] == [False, False, True, True, True]
 
 
+@pytest.mark.parametrize(
+    ("options", "ids"),
+    [
+        ([], ["ro_0", "ro_1"]),
+        (["--split", "train"], ["ro_0", "ro_1"]),
+        (["--split", "held-out"], ["ro_2", "ro_3", "ro_4"]),
+        (["--split", "all"], ["ro_0", "ro_1", "ro_2", "ro_3", "ro_4"]),
+    ],
+)
+def test_a_split_is_chosen(place: Path, options: list[str], ids: list[str]) -> None:
+    rows = json.loads(transitions(str(place), "--json", *options).stdout)
+    assert [row["rollout_id"] for row in rows] == ids
+
+
+def test_attempts_are_chosen_by_what_they_earned(place: Path) -> None:
+    rows = json.loads(transitions(str(place), "--json").stdout)
+    earned = {row["rollout_id"]: sum(row["rewards"].values()) for row in rows}
+    low, high = sorted(set(earned.values()))
+    for options, wanted in (
+        (["--min-reward", str(high)], high),
+        (["--max-reward", f"task={low}"], low),
+        (["--min-reward", str(low), "--max-reward", str(low)], low),
+    ):
+        chosen = json.loads(transitions(str(place), "--json", *options).stdout)
+        assert {row["rollout_id"] for row in chosen} == {name for name, value in earned.items() if value == wanted}
+        assert all(row in rows for row in chosen), "credit stays what it was among all"
+    assert json.loads(transitions(str(place), "--json", "--min-reward", "air=1").stdout) == []
+    assert transitions(str(place), "--min-reward", "task=").exit_code == 2
+
+
 def test_spans_keep_what_a_rollout_is_for(place: Path) -> None:
     with contextlib.closing(open_store(str(place))) as store:
         spans = [span for number in range(5) for span in rollout_spans(store, f"ro_{number}")]
@@ -83,7 +113,7 @@ def test_no_format_takes_held_out_rollouts_unless_asked(form: str | None, place:
     plain = transitions(str(place), *chosen, "--json")
     asked = transitions(str(place), *chosen, "--json", "--include-held-out")
     assert plain.exit_code == asked.exit_code == 0, plain.output + asked.output
-    assert "3 held-out rollouts are left out; --include-held-out takes them" in plain.stderr
+    assert "3 held-out rollouts are left out; --split all takes them" in plain.stderr
     assert "left out; --include" not in asked.stderr
     rows, more = json.loads(plain.stdout), json.loads(asked.stdout)
     assert rows

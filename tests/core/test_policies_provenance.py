@@ -160,6 +160,8 @@ def test_trusted_addresses_need_not_be_said() -> None:
     for bad in (
         "x@ours.org.evil.net",
         "x@ours.org@evil.net",
+        "x@evil.net@ours.org",
+        "x%evil.net@ours.org",
         "https://docs.example.org.evil.net",
         "/srv/pub/../x",
         "https://evil.net/?a=x@ours.org",

@@ -340,3 +340,30 @@ def test_a_wildcard_table_is_permitted_only_as_a_whole() -> None:
     policy = SQLPolicy(dialect="bigquery", mode="read_only", tables=["sales_?", "d.a_*_z", "logs_2*"])
     for name, read in (("sales_*", False), ("d.a_*", False), ("logs_*", False), ("logs_20*", True), ("sales_1", True)):
         assert policy.judge_sql(f"SELECT x FROM `{name}`").blocks is not read
+
+
+@pytest.mark.parametrize(
+    ("dialect", "text", "rule"),
+    [
+        ("trino", 'SELECT * FROM "credentials$partitions"', "sql-denied-table"),
+        ("trino", 'SELECT * FROM "orders$partitions"', ""),
+        ("spark", "SELECT * FROM db.credentials.files", "sql-denied-table"),
+        ("spark", "SELECT * FROM credentials.files", "sql-denied-table"),
+        ("spark", "SELECT * FROM shop.files", ""),
+        ("postgres", "SELECT a.pg_read_file FROM unnest(ARRAY['/etc/passwd']) a", "sql-function"),
+        ("postgres", "SELECT (x).lo_import FROM (SELECT '/x'::text AS y) x", "sql-function"),
+        ("postgres", "SELECT ('/etc/passwd'::text).\"pg_read_file\"", "sql-function"),
+        ("postgres", "SELECT lo.lo_orderkey, (lo.box).width FROM lineorder lo", ""),
+        ("postgres", "SELECT x.pg_sleep FROM lower('9') x", "sql-function"),
+        ("oracle", "SELECT user_fn FROM dual", "sql-function"),
+        ("oracle", "SELECT sysdate, dummy FROM dual", ""),
+        ("oracle", "SELECT x FROM (SELECT 1 AS x FROM dual)", ""),
+        ("postgres", "SELECT 1 OPERATOR(evil.+) 2", "sql-function"),
+        ("postgres", "SELECT 1 OPERATOR(pg_catalog.+) 2", ""),
+        ("postgres", "SELECT a FROM t TABLESAMPLE evil(1)", "sql-function"),
+        ("postgres", "SELECT a FROM t TABLESAMPLE bernoulli(1)", ""),
+    ],
+)
+def test_other_ways_to_name_tables_and_functions(dialect: str, text: str, rule: str) -> None:
+    policy = SQLPolicy(["table:credentials"], dialect=dialect, mode="read_only")
+    assert policy.judge_sql(text).rule == rule

@@ -156,6 +156,10 @@ def test_eval_counts_and_exits_by_mismatches(run: Run, tmp_path: Path) -> None:
     assert "0 of 1 (0.0%) of the malicious blocked, 1 of 1 (100.0%) of the benign are false alarms, 2 mismatches" in (
         found.stdout
     )
+    head, first, second, _ = found.stdout.splitlines()
+    assert head.split() == ["case", "expected", "decision", "rule", "why"]
+    assert [line.split()[:3] for line in (first, second)] == [["1", "deny", "allow"], ["2", "allow", "deny"]]
+    assert first.rstrip().endswith("MISMATCH")
 
 
 @pytest.mark.parametrize(

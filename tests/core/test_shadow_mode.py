@@ -68,7 +68,7 @@ def test_audit_show_lists_it_among_the_denied(run: Run) -> None:
     assert "allow (would deny)" in line
     assert "never" in line
     assert "rm deletes" in line
-    assert "1 of 1 entries" in shown.stderr
+    assert "1 of 1 entry" in shown.stderr
     (entry,) = json.loads(run("audit", "show", "audit.db", "--denied", "--json").stdout)
     assert entry["name"] == "rm"
 
@@ -107,13 +107,14 @@ def cases(path: Path, *expected: tuple[str, str]) -> Path:
 
 
 def test_policy_eval_compares_what_it_would_do(run: Run, tmp_path: Path) -> None:
-    done = run("policy", "eval", "policy.yaml", cases(tmp_path / "cases.jsonl", ("ls", "allow"), ("rm", "deny")))
+    right = cases(tmp_path / "cases.jsonl", ("ls", "allow"), ("rm", "deny"))
+    done = run("policy", "eval", "policy.yaml", right, "--json")
     assert done.exit_code == 0, done.output
     listed, removed, summary = done.stdout.splitlines()
     assert (json.loads(listed)["effect"], json.loads(listed)["shadowed"]) == ("allow", True)
     line = json.loads(removed)
     assert (line["effect"], line["policy"], line["severity"], line["shadowed"]) == ("deny", "never", "critical", True)
-    assert "1 of 1 (100.0%) of the malicious blocked" in summary
+    assert json.loads(summary)["summary"]["blocked"] == 1
     wrong = run("policy", "eval", "policy.yaml", cases(tmp_path / "cases.jsonl", ("rm", "allow")))
     assert wrong.exit_code == 1
 

@@ -168,13 +168,13 @@ def test_prune_asks_first_and_spares_what_runs(store: str) -> None:
     assert refused.exit_code == Exit.INTERRUPTED
     assert len(lgov("traces", "export", store).stdout.splitlines()) == 12
     assert lgov("traces", "prune", store, "--before", "1970-01-01T00:15", "--yes").stdout.startswith(
-        "deleted 1 rollouts"
+        "deleted 1 rollout,"
     )
     names = {e["rollout_id"] for e in json.loads(lgov("traces", "list", store, "--json").stdout)}
     assert names == {"proxied", "told"}
     done = lgov("traces", "prune", store, "--keep-last", "0", "--vacuum", "--yes")
-    assert done.stdout.startswith("deleted 3 rollouts, 1 attempts, 3 calls")
-    assert "1 rollouts wait or run and were spared" in done.stdout
+    assert done.stdout.startswith("deleted 3 rollouts, 1 attempt, 3 calls")
+    assert "spared because they wait or run: 1 rollout" in done.stdout
     assert lgov("traces", "prune", store, "--vacuum").exit_code == Exit.OK
     with open_store(store) as left:  # type: ignore[attr-defined]
         assert [r.rollout_id for r in left.rollouts()] == ["waits"]

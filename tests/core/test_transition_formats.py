@@ -92,7 +92,7 @@ def test_each_format_writes_its_records(recorded: str, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     done = run(recorded, "--format", "sft", "--out", str(out))
     assert done.exit_code == 0
-    assert "1 records for sft" in done.stderr
+    assert "1 record for sft" in done.stderr
     assert "left out, outcome: 1" in done.stderr
     assert [json.loads(line) for line in out.read_text("utf-8").splitlines()] == [conversation]
     parquet = pytest.importorskip("pyarrow.parquet")

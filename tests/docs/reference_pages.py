@@ -1,4 +1,4 @@
-"""The generated parts of docs/reference: commands, settings, policies, hooks, metrics, errors and the Python API.
+"""The generated parts of docs/reference: commands, settings, span attributes, policies, hooks, metrics, errors, the API.
 
 ``python -m tests.docs.reference_pages`` says whether the pages are up to date, ``--write`` brings them up to date. What
 stands between ``<!-- generated: NAME -->`` and ``<!-- end: NAME -->`` is made by the function of that name here.
@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
 from types import SimpleNamespace
@@ -34,6 +35,7 @@ from lgov_core.policies import BUILTIN_POLICIES
 from lgov_core.policies.registry import options_of
 from lgov_core.policies.schema import policy_file_schema
 from lgov_core.store import open_store
+from lgov_core.trace import semconv
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs/reference"
@@ -106,22 +108,25 @@ def settings() -> str:
     return table(("name", "variable", "flag", "default", "meaning"), rows)
 
 
-def _attribute_documents(module: Any, of_class: str) -> dict[str, str]:
-    """The text under each attribute of a class: a string right after its annotation."""
-    (found,) = (
-        node
-        for node in ast.parse(inspect.getsource(module)).body
-        if isinstance(node, ast.ClassDef) and node.name == of_class
-    )
+def _attribute_documents(module: Any, of_class: str | None = None) -> dict[str, str]:
+    """The text under each annotated name of a module or class: a string right after its assignment."""
+    tree: Any = ast.parse(inspect.getsource(module))
+    if of_class is not None:
+        tree = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == of_class)
     return {
-        field.target.id: text.value.value
-        for field, text in zip(found.body, found.body[1:], strict=False)
-        if isinstance(field, ast.AnnAssign)
-        and isinstance(field.target, ast.Name)
+        name.target.id: text.value.value
+        for name, text in pairwise(tree.body)
+        if isinstance(name, ast.AnnAssign)
+        and isinstance(name.target, ast.Name)
         and isinstance(text, ast.Expr)
         and isinstance(text.value, ast.Constant)
-        and isinstance(text.value.value, str)
     }
+
+
+def attributes() -> str:
+    """Every attribute and name of spans that lgov writes or reads."""
+    rows = ((f"`{getattr(semconv, name)}`", *text.split(" | ")) for name, text in _attribute_documents(semconv).items())
+    return table(("attribute", "on", "type", "meaning"), rows)
 
 
 def policies() -> str:
@@ -224,7 +229,7 @@ def api() -> str:
 
 
 PARTS: Mapping[str, Callable[[], str]] = {
-    made.__name__: made for made in (commands, settings, policies, hooks, errors, metrics, api)
+    made.__name__: made for made in (commands, settings, attributes, policies, hooks, errors, metrics, api)
 }
 
 

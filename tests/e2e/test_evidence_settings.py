@@ -24,7 +24,7 @@ for needed in NEEDED.split():
     pytest.importorskip(needed, reason="needs the extras all")
 
 ROOT = Path(__file__).parents[2]
-EVIDENCE = ROOT / "examples" / "05_evidence"
+EVIDENCE = ROOT / "evidence"
 AGENTS = {
     "sql": ({"writer", "rewriter"}, {"checker"}, "langchain"),
     "retrieval": ({"reader"}, set[str](), "openai-agents"),
@@ -95,7 +95,7 @@ def test_the_right_agents_are_trained_through_the_real_framework(ran: Path, name
 def test_the_result_says_what_was_run_and_what_came_of_it(ran: Path, name: str) -> None:
     result = read(ran, name)
     assert {"command", "seeds", "commit", "versions", "plan", "score", "summary"} <= result.keys()
-    command = f"python examples/05_evidence/main.py settings --setting {name} --quick --seed 0"
+    command = f"python evidence/main.py settings --setting {name} --quick --seed 0"
     assert result["command"] == command
     assert {result["framework"], "torch", "lgov"} <= result["versions"].keys()
     (run,) = result["runs"]

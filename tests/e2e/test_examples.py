@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-#: Programs of users. The evidence is about lgov itself: tests/e2e/test_evidence.py.
-EXAMPLES = sorted(path.parent for path in (ROOT / "examples").glob("*/main.py") if path.parent.name != "05_evidence")
+#: Programs of users.
+EXAMPLES = sorted(path.parent for path in (ROOT / "examples").glob("*/main.py"))
 DENIED, NOT_RUN = "DENIED by policy small-payments", "It was not run; do not repeat it."
 LGOV = (sys.executable, "-c", "from lgov_core.cli import main; main()")
 CLEAN = {key: value for key, value in os.environ.items() if not key.startswith(("OPENAI_", "LGOV_", "PYTEST_"))}

@@ -40,7 +40,7 @@ def test_an_ungoverned_child_makes_the_status_78(way: str, folder: Path) -> None
     assert "[(1,)]" in done.stdout
     assert done.stdout.endswith("the end\n")
     assert done.returncode == 78, done.stderr
-    assert "1 Python processes that the program started were not governed" in done.stderr
+    assert "1 Python process that the program started was not governed" in done.stderr
     assert "--allow-ungoverned-children" in done.stderr
     with open_store(str(folder / "store.db")) as stored:  # type: ignore[attr-defined]
         assert [attempt.outcome for attempt in stored.attempts(["r-1"])] == [Outcome.BLOCKED]
@@ -65,7 +65,7 @@ def test_a_program_that_is_not_python_is_named_and_no_failure(way: str, folder: 
     (folder / "python").mkdir()
     done = lgov_run(folder, "python", write(folder, f"import os, subprocess\n{OTHERS[way]}\n"))
     assert done.returncode == 0, done.stderr
-    assert "1 other programs, which have no policy, were started (it started " in done.stderr
+    assert "1 other program without a policy: it started " in done.stderr
 
 
 def test_a_script_for_python_is_python(folder: Path) -> None:
@@ -194,6 +194,16 @@ print(done.returncode, "policy.yaml" in done.stderr)
     assert not (folder / "went-on").exists()
 
 
+def test_a_child_with_a_governor_of_its_own_says_what_to_do(folder: Path) -> None:
+    write(folder, "from lgov_core.governor import Governor\nfrom lgov_core.train.workers.worker import govern_imports\n"
+                  "govern_imports(Governor([]), exit)\nprint('went on')\n", "own.py")  # fmt: skip
+    program = write(folder, "import subprocess, sys\nsubprocess.run([sys.executable, 'own.py'])\n")
+    done = lgov_run(folder, "python", program)
+    assert "start lgov run with --children allow" in done.stderr
+    done = lgov_run(folder, "python", program, options=("--children", "allow"))
+    assert (done.stdout, done.returncode) == ("went on\n", 0), done.stderr
+
+
 def test_an_interpreter_without_lgov_does_not_run_either(folder: Path) -> None:
     """As it is for the Python of another environment: what is started is Python, and it finds no lgov."""
     program = """
@@ -212,7 +222,7 @@ def test_isolated_and_allowed_children_are_named(folder: Path) -> None:
     program = write(folder, "import subprocess, sys\nsubprocess.run([sys.executable, '-I', '-c', 'print(1)'])\n")
     done = lgov_run(folder, "python", program)
     assert (done.stdout, done.returncode) == ("1\n", 78)
-    assert "1 Python processes that the program started were not governed (it started python" in done.stderr
+    assert "1 Python process that the program started was not governed (it started python" in done.stderr
     program = write(folder, "import os; print(os.environ.get('LGOV_CHILD'))")
     done = lgov_run(folder, "python", program, options=("--children", "allow"))
     assert done.stdout == "None\n"

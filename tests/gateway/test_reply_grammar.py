@@ -119,7 +119,7 @@ async def test_a_reply_is_some_object_or_the_beginning_of_one() -> None:
             assert isinstance(json.loads(choice.text), dict)
 
 
-@pytest.mark.parametrize("tool_format", ["hermes", "compact", "json"])
+@pytest.mark.parametrize("tool_format", ["hermes", "compact", "examples", "json"])
 @pytest.mark.parametrize("alone", [False, True])
 async def test_a_demanded_call_is_a_call_that_fits(tool_format: str, alone: bool) -> None:
     base = build_tiny(CORPUS, seed=0, hidden=64, layers=2, heads=4, intermediate=96, max_positions=1024)

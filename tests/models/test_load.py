@@ -102,3 +102,13 @@ def test_without_the_train_extra() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.count("pip install 'lgov[train]'") == 2
+
+
+def test_the_model_named_tiny_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LGOV_CACHE", str(tmp_path))
+    model = load_model("tiny")
+    made = (tmp_path / "models" / "tiny" / "config.json").stat()
+    assert (model.name, model.context_length, model.format.name) == ("tiny", 2048, "compact")
+    assert model.decode(model.text.encode("naïve 17")) == "naïve 17"
+    assert load_model("tiny", weights=False).name == "tiny"
+    assert (tmp_path / "models" / "tiny" / "config.json").stat() == made

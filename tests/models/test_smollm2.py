@@ -115,7 +115,7 @@ def test_the_real_model(tmp_path: Path) -> None:
     assert (folder / "model.safetensors").stat().st_mtime_ns == before
 
     model = load_model(folder)
-    assert (model.name, model.tool_format, model.format.tool_role) == ("smollm2", "compact", "tool")
+    assert (model.name, model.tool_format, model.format.tool_role) == ("smollm2", "examples", "tool")
     text = "SELECT 'é' <|im_end|> 🎉 1234\n\t"
     assert model.decode(model.text.encode(model.text.protect(text))) == text
     messages = [{"role": "user", "content": "What is the capital of France?"}]

@@ -122,6 +122,47 @@ def test_compact_lines():
         assert compact.parse(text, TOOLS).calls == (), text
 
 
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Get the weather.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "description": "Where"},
+                "days": {"type": "integer"},
+                "unit": {"enum": ["C", "F"]},
+            },
+            "required": ["city", "days", "unit"],
+        },
+    },
+}
+LIST = {"type": "function", "function": {"name": "list_tables"}}
+
+
+def test_examples_show_calls_that_parse_back():
+    format_ = tool_format("examples")
+    call = '@weather {"city": "(city)", "days": 1, "unit": "C"}'
+    assert format_.describe([WEATHER, LIST]).splitlines() == [
+        "Tools, each called by a line that begins with @:", f"{call}   Get the weather.   city: Where", "@list_tables",
+    ]  # fmt: skip
+    assert format_.describe([]) == ""
+    assert format_.parse(call, [WEATHER]).calls == (ParsedCall("weather", call.partition(" ")[2]),)
+
+
+def test_examples_come_before_the_conversation():
+    asked = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Rain?"}]
+    system, *turns = tool_format("examples").render_messages(asked, [WEATHER, LIST])
+    assert system["content"].startswith("Be short.\n\nTools, each called")
+    assert [(turn["role"], turn["content"].split()[0]) for turn in turns] == [
+        ("user", "Get"), ("assistant", "@weather"), ("user", "Call"), ("assistant", "@list_tables"), ("user", "Rain?"),
+    ]  # fmt: skip
+    assert tool_format("examples").render_messages(asked) == asked
+    many = tool_format("examples").render_messages(asked, [LIST] * 9)
+    assert len(many) == 2 + 2 * 3
+
+
 def test_json_lists_and_answers_that_are_no_calls():
     json_format = tool_format("json")
     reply = json_format.parse('[{"name": "f", "parameters": {"a": 1}}, {"name": "g", "arguments": {}}]')

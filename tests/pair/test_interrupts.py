@@ -193,7 +193,7 @@ def test_lgov_train_is_interrupted_at_every_moment_and_each_time_goes_on(session
     session.interrupt()
     session.until_said("ending after the update in progress; once more ends at once")
     session.let_go()
-    assert "1 updates are kept" in session.assert_interrupted()
+    assert "1 update is kept" in session.assert_interrupted()
     # While a checkpoint is written.
     session.train("--resume", at="open:.step-000002.partial")
     session.until_held()
@@ -249,7 +249,7 @@ def test_a_server_is_interrupted_while_it_loads_and_twice_in_an_update(session: 
     session.begin(*command, "--resume")
     session.until_said("training server on")
     session.interrupt()
-    assert "1 updates are kept" in session.assert_interrupted()
+    assert "1 update is kept" in session.assert_interrupted()
     assert session.lines("train") == [1]
 
 

@@ -21,7 +21,7 @@ import pytest
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from lgov_core import Client
-from lgov_core.errors import LgovError, TrainError
+from lgov_core.errors import ClientError, LgovError, TrainError
 from lgov_core.server.local import serving
 from lgov_core.server.training import TrainingServer
 from lgov_core.store import open_store
@@ -163,11 +163,38 @@ def test_an_interrupted_client_hands_its_attempts_back_and_another_goes_on(
     until(begun.exists, "an agent runs")
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=120)
-    assert b"KeyboardInterrupt" in said
-    assert process.returncode not in (0, None)
+    assert said.startswith(b"interrupted; the server keeps every update")
+    assert (said.count(b"\n"), process.returncode) == (1, 130)
     until(lambda: not any(one.outcome is None for one in server.store.attempts()), "attempts are handed back")
     assert {one.error for one in server.store.attempts()} <= {"the client was interrupted", None}
-    assert Client(server.url, quiet=True).train(agents.digits).updates == 1
+    go.touch()
+    subprocess.run(process.args, env=ENVIRONMENT, check=True, timeout=120)  # the same program goes on
+    progress = server.coordinator.progress(None, 0)
+    assert (progress["state"], progress["step"]) == ("done", 1)
+
+
+def test_other_tasks_are_refused_while_a_training_goes_on(serve: Callable[..., Any], tmp_path: Path) -> None:
+    server = serve(steps=1, batch_size=1, group_size=2)
+    client = Client(server.url, quiet=True)
+    client.upload_data(TASKS)
+
+    def agent(resource: Any, task: Any) -> float:
+        assert Client(server.url, quiet=True).upload_data(TASKS) == {"train": len(TASKS), "test": 0}
+        with pytest.raises(ClientError, match="other tasks"):
+            Client(server.url, quiet=True).upload_data([{"question": "another"}])
+        return agents.digits(resource, task)
+
+    assert client.train(agent).counts.get("raised", 0) == 0
+
+
+def test_steps_beyond_the_epochs_are_said(serve: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
+    server = serve(steps=9, epochs=1, batch_size=1, group_size=2)
+    client = Client(server.url)
+    client.upload_data(TASKS)
+    assert client.train(agents.digits).updates == len(TASKS)
+    said = capsys.readouterr().err
+    each = len(TASKS)
+    assert f"NOTE: 1 epoch of the tasks are {each} updates, not 9: --epochs {-(-9 // each)} makes those" in said
 
 
 def test_a_run_that_a_client_stops_ends_with_a_checkpoint_and_the_next_goes_on(

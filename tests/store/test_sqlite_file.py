@@ -18,7 +18,7 @@ from lgov_core.store import open_store
 from lgov_core.store.sqlite.schema import TRACE_STORE
 from lgov_core.store.sqlite.store import SQLiteStore
 from lgov_core.types import CapturedCall, Reward, Rollout, Span
-from tests.store.sqlite_parts import call, in_child, span
+from tests.store.sqlite_parts import FORMAT_1, call, in_child, span
 
 
 def test_the_file_is_private_and_in_wal_mode(tmp_path: Path) -> None:
@@ -60,32 +60,6 @@ def test_a_store_of_a_newer_lgov_is_refused(tmp_path: Path) -> None:
     connection.close()
     with pytest.raises(StoreError, match=rf"format {TRACE_STORE.version + 1}.*upgrade lgov"):
         SQLiteStore(path)
-
-
-#: The tables as the first lgov made them.
-FORMAT_1 = """
-    CREATE TABLE rollouts (seq INTEGER PRIMARY KEY, rollout_id TEXT NOT NULL UNIQUE, task_id TEXT NOT NULL,
-        run_id TEXT NOT NULL, input TEXT NOT NULL, created_at REAL NOT NULL);
-    CREATE INDEX rollouts_of_run ON rollouts (run_id);
-    CREATE TABLE attempts (seq INTEGER PRIMARY KEY, rollout_id TEXT NOT NULL REFERENCES rollouts (rollout_id),
-        attempt INTEGER NOT NULL, started_at REAL NOT NULL, ended_at REAL, outcome TEXT, error TEXT, result TEXT,
-        UNIQUE (rollout_id, attempt));
-    CREATE TABLE calls (seq INTEGER PRIMARY KEY, response_id TEXT NOT NULL UNIQUE, model TEXT NOT NULL,
-        request TEXT NOT NULL, response TEXT NOT NULL, prompt_ids BLOB, response_ids BLOB, logprobs BLOB,
-        finish_reason TEXT NOT NULL, weights_version INTEGER, temperature REAL NOT NULL, top_p REAL NOT NULL,
-        started_at REAL NOT NULL, ended_at REAL NOT NULL, rollout_id TEXT, attempt INTEGER, agent TEXT,
-        tool_call_ids TEXT NOT NULL, engine TEXT NOT NULL);
-    CREATE INDEX calls_of_rollout ON calls (rollout_id);
-    CREATE TABLE rewards (seq INTEGER PRIMARY KEY, reward_id TEXT NOT NULL UNIQUE, value REAL NOT NULL,
-        dimension TEXT NOT NULL, rollout_id TEXT, attempt INTEGER, response_id TEXT, tool_call_id TEXT,
-        source TEXT NOT NULL);
-    CREATE INDEX rewards_of_rollout ON rewards (rollout_id);
-    CREATE TABLE spans (seq INTEGER PRIMARY KEY, span_id TEXT NOT NULL, name TEXT NOT NULL, started_at REAL NOT NULL,
-        ended_at REAL, attributes TEXT NOT NULL, rollout_id TEXT, attempt INTEGER, parent_id TEXT);
-    CREATE INDEX spans_of_rollout ON spans (rollout_id);
-    PRAGMA application_id=1818719827;
-    PRAGMA user_version=1;
-"""
 
 
 def file_of_format_1(path: Path, *more: str) -> None:

@@ -188,6 +188,18 @@ def test_the_picture_is_a_picture(run: Path) -> None:
     assert CliRunner().invoke(cli, ["curves", str(run), "--png", str(run / "none.png")]).exit_code == 1
 
 
+def test_held_out_tasks_have_a_curve_of_their_own(run: Path) -> None:
+    mpl = pytest.importorskip("matplotlib", reason='needs the extra "train"')
+    with (run / "metrics.jsonl").open("a") as file:
+        for step, reward in ((0, 0.125), (2, 0.75)):
+            file.write(json.dumps({"phase": "test", "step": step, "reward": reward, "reward_half_width": 0.1}) + "\n")
+    with mpl.rc_context({"svg.fonttype": "none"}):
+        shown = CliRunner().invoke(cli, ["curves", str(run), "--png", str(run / "curves.svg")])
+    head, first, second = shown.stdout.splitlines()
+    assert (head.split()[3], "0.75" in first, "0.75" in second) == ("held-out", False, True)
+    assert "reward on held-out tasks" in (run / "curves.svg").read_text()
+
+
 def test_tensorboard_has_every_number_once(run: Path) -> None:
     pytest.importorskip("torch", reason='needs the extra "train"')
     pytest.importorskip("tensorboard", reason='needs the extra "tensorboard"')

@@ -32,7 +32,7 @@ class Served:
 
 
 @contextmanager
-def served(place: Path, options: WindowOptions | None = None) -> Iterator[Served]:
+def served(place: Path | str, options: WindowOptions | None = None) -> Iterator[Served]:
     window = Window(str(place), options)
     try:
         with served_window(window, host="127.0.0.1", port=0, say=lambda line: made.hear(line)) as (_, address):

@@ -70,7 +70,7 @@ def test_a_denial_is_reached_without_a_mouse(window: Served, page: Any) -> None:
     for _ in range(3):
         page.keyboard.press("Tab")
     page.keyboard.press("Enter")
-    page.get_by_role("list", name="Steps").wait_for()
+    page.get_by_role("list", name="Turns").wait_for()
     assert "ro_mixed1" in page.url
     expect(page.locator("main")).to_be_focused()
 

@@ -8,8 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
+from lgov_core.gateway.server import EndpointServer
+from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.policies import ApprovalRequests
+from lgov_core.views.web.serving import MountedWindow
+from lgov_core.views.web.window import Window
 from tests.web.browser import expect
 from tests.web.recorded_run import ask_for_approval, make_run
 from tests.web.served import Served, served
@@ -92,6 +98,24 @@ def test_without_a_session_nothing_can_be_answered(window: Served, page: Any, fo
     answer = page.request.post(window.base + "api/approvals/1", data={"answer": "approve"})
     assert answer.status in (401, 403)
     assert states(folder) == ["pending"]
+
+
+def test_an_admin_key_opens_the_window_and_answers(folder: Path, page: Any) -> None:
+    keys = KeyRing(b"a secret of sixteen bytes or more")
+    mounted = MountedWindow(Window(str(folder)), say=lambda _: None)
+    with closing(mounted), EndpointServer(Starlette(routes=[Mount(mounted.path, mounted.app(keys))])) as server:
+        page.goto(f"{server.url}{mounted.path}/#/approvals")
+        field = page.get_by_label("Or an admin key")
+        for key, there in ((keys.issue("ro_mixed0", 1), 1), (keys.admin, 0)):
+            field.fill(key)
+            page.get_by_role("button", name="Open").click()
+            expect(page.get_by_text("this is not an admin key")).to_have_count(there)
+        page.get_by_label("Your name").fill("Zoe")
+        page.get_by_role("button", name="Approve").click()
+        expect(page.get_by_role("button", name="Approve")).to_have_count(0)
+        (cookie,) = page.context.cookies()
+        assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+    assert states(folder) == ["approved"]
 
 
 def test_the_cookie_is_not_for_scripts_nor_for_other_sites(window: Served, page: Any) -> None:

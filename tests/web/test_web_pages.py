@@ -33,6 +33,9 @@ _WIDER = """() => document.documentElement.scrollWidth <= innerWidth ? [] : ["th
 def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("pages") / "seed0"
     make_run(folder)
+    (folder / "policy-none.yaml").write_text(
+        "version: 1\nrules:\n  - {name: none, use: tool, with: {allow: [other]}}\n"
+    )
     with served(folder) as opened:
         yield opened
 
@@ -40,7 +43,7 @@ def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def test_the_first_page_draws_the_curves_of_the_run(window: Served, page: Any) -> None:
     window.open(page)
     row = page.get_by_role("region", name="Runs").locator("tbody tr")
-    assert row.locator("a").inner_text() == "seed0"
+    assert row.locator("a").first.inner_text() == "seed0"
     assert row.locator("td").nth(5).inner_text() == "8"
     curves = page.locator(".chart[role=img]")
     curves.first.wait_for()
@@ -93,13 +96,44 @@ def test_filters_are_in_the_address_and_back_undoes_them(window: Served, page: A
 def test_a_rollout_opens_at_its_denial_with_policy_rule_and_reason(window: Served, page: Any) -> None:
     window.open(page, "#/tasks?task=train-mixed")
     page.locator("a.chip").nth(1).click()
-    page.get_by_role("list", name="Steps").wait_for()
+    page.get_by_role("list", name="Turns").wait_for()
     step = page.locator("a[aria-current=step]")
     assert "DROP TABLE staff" in step.inner_text()
     assert "compliance -0.50" in step.inner_text()
     decision = page.locator(".decision.blocks")
     assert "read-only / no-drop" in decision.inner_text()
     assert "Only SELECT is allowed here." in decision.inner_text()
+
+
+def test_a_rollout_says_what_its_denial_cost(window: Served, page: Any) -> None:
+    window.open(page, "#/rollout/ro_mixed1")
+    facts = page.locator("main .facts").inner_text().splitlines()
+    assert dict(zip(facts[::2], facts[1::2], strict=True)) == {
+        "Turns": "3",
+        "Denials": "1",
+        "Return": "+0.550",
+        "air reward": "+0.050",
+        "compliance reward": "-0.500",
+        "task reward": "+1",
+        "Advantages": "recomputed",
+    }
+
+
+def test_a_page_of_a_run_leads_to_its_denials(window: Served, page: Any) -> None:
+    window.open(page)
+    page.get_by_role("region", name="Runs").locator("tbody a").nth(1).click()
+    expect(page.locator("main [data-row]")).to_have_count(4)
+
+
+def test_a_narrow_window_has_filters_in_two_columns_and_all_pages_in_sight(
+    window: Served, new_page: Callable[..., Any]
+) -> None:
+    page = window.open(new_page(viewport=NARROW), "#/tasks")
+    for name in ("Denials", "Rule", "Text"):
+        assert page.get_by_label(name).bounding_box()["width"] > 150
+    for link in page.get_by_role("navigation", name="Pages").get_by_role("link").all():
+        box = link.bounding_box()
+        assert box["x"] + box["width"] <= NARROW["width"]
 
 
 def test_the_tokens_of_a_call_have_mask_log_probability_and_advantage(window: Served, page: Any) -> None:
@@ -143,8 +177,9 @@ def test_compare_says_what_was_fixed_and_opens_both_sides_where_they_part(window
     expect(page.locator("main tr[data-row]")).to_have_count(2)
     assert "+66.7 %" in page.locator(".facts").inner_text()
     page.locator("main tr[data-row] a").first.click()
-    page.get_by_text("They part at step 1").wait_for()
+    page.get_by_text("They part at turn 1").wait_for()
     assert page.get_by_text("first difference").count() == 2
+    assert "From: before-1" in page.get_by_label("Side: from").inner_text()
     assert "DROP TABLE staff" in page.get_by_label("Side: from").inner_text()
     assert "SELECT 1" in page.get_by_label("Side: to").inner_text()
     page.go_back()
@@ -159,6 +194,15 @@ def test_governance_counts_decisions_and_lists_them(window: Served, page: Any) -
     listed.get_by_label("Effect").select_option("deny")
     expect(listed.locator("tbody tr")).to_have_count(4)
     page.get_by_text("whole").wait_for()
+    audit = page.get_by_role("region", name="Audit chain")
+    assert "not signed: whoever can write the file can write it anew" in audit.get_by_role("list").inner_text()
+
+
+def test_another_policy_shows_what_it_would_change(window: Served, page: Any) -> None:
+    window.open(page, "#/governance?replay=policy-none.yaml")
+    changes = page.get_by_role("region", name="Another policy on what is on record")
+    expect(changes.locator("tbody tr")).to_have_count(6)
+    expect(changes.get_by_text("6 changes shown")).to_be_visible()
 
 
 def test_doctor_shows_findings_with_the_rollouts_behind_them(window: Served, page: Any) -> None:
@@ -167,7 +211,7 @@ def test_doctor_shows_findings_with_the_rollouts_behind_them(window: Served, pag
     finding.wait_for()
     assert "What to do:" in finding.inner_text()
     finding.get_by_role("link").first.click()
-    page.get_by_role("list", name="Steps").wait_for()
+    page.get_by_role("list", name="Turns").wait_for()
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_a_source_is_chosen_in_the_address(window: Served, page: Any) -> None:
     expect(page.locator("main [data-row]")).to_have_count(1)
     assert "source=seed1" in page.url
     page.locator("a.chip").click()
-    page.get_by_role("list", name="Steps").wait_for()
+    page.get_by_role("list", name="Turns").wait_for()
     page.goto(window.base + "#/governance?source=seed1")
     page.get_by_text("No decision is on record").wait_for()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -80,6 +81,23 @@ def test_a_call_of_many_tokens_is_one_compact_answer(opened: Opened, store: Roll
         parts += part["ids"]
         at = part["next"]
     assert parts == whole["ids"]
+
+
+def test_entropy_is_that_of_the_likeliest_tokens_listed(opened: Opened, store: RolloutQueue, tmp_path: Path) -> None:
+    store.add_rollouts([Rollout("ro", "task", "run", {})])
+    store.start_attempt("ro", 1)
+    tops = [[], [0.5, 0.25], [1.0]]
+    content = [{"token": "x", "top_logprobs": [{"logprob": math.log(one)} for one in top]} for top in tops]
+    made = call("c", "ro", [], {"role": "assistant", "content": "x"}, (1, 2), (3, 4, 5))
+    for name, listed in (("whole", content), ("short", content[1:]), ("none", "?")):
+        choice = {"message": {"content": "x"}, "logprobs": {"content": listed}}
+        store.add_call(replace(made, response_id=name, response={"choices": [choice]}))
+    browser = opened(tmp_path)
+    entropy = {
+        name: browser.get(f"rollouts/ro/calls/{name}%3A0/tokens")["entropy"] for name in ("whole", "short", "none")
+    }
+    assert entropy.pop("whole") == [None, None, None, pytest.approx(1.5 * math.log(2)), 0.0]
+    assert entropy == {"short": None, "none": None}
 
 
 def test_a_call_without_token_ids_has_messages_and_no_tokens(

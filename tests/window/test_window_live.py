@@ -30,7 +30,7 @@ def test_changes_are_answered_as_soon_as_something_is_written(
     began = time.monotonic()
     seen: set[str] = set()
     while not {"rollouts", "calls", "decisions"} <= seen and time.monotonic() - began < 20:
-        answer = browser.get("changes", since=since, wait=20)
+        answer = browser.get("changes", since=since, wait=2)
         since = answer["since"]
         seen |= {what for one in answer["changed"] for what in one["what"]}
     writer.join()
@@ -57,7 +57,7 @@ def test_a_run_that_stopped_writing_has_stalled(opened: Opened, store: RolloutQu
     since = browser.get("changes")["since"]
     with sqlite3.connect(tmp_path / "store.sqlite") as connection:
         connection.execute("UPDATE attempts SET started_at = started_at - 100")
-    assert {"source": tmp_path.name, "what": ["state"]} in browser.get("changes", since=since, wait=5)["changed"]
+    assert {"source": tmp_path.name, "what": ["state"]} in browser.get("changes", since=since, wait=2)["changed"]
     source = browser.get("sources")["sources"][0]
     assert source["state"] == "stalled"
     assert 100 <= source["silent_s"] < 130

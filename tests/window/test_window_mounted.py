@@ -5,16 +5,25 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
+from lgov_core.errors import TrainError
 from lgov_core.gateway.serving.keys import KeyRing
+from lgov_core.server.verl import run as on_verl
 from lgov_core.store import open_store
 from lgov_core.testing import ScriptedModelServer
+from lgov_core.train.algorithms.registry import TrainingJob
+from lgov_core.train.loop.loop import Task
+from lgov_core.train.settings import load_train_settings
+from lgov_core.train.verl.job import VerlJob
+from lgov_core.train.verl.run import VerlReport
+from lgov_core.views.web.serving import MountedWindow
+from lgov_core.views.web.window import Window
 from tests.commands.cli_runner import LGOV, lgov
 from tests.window.recorded_rollouts import record
 
@@ -87,6 +96,42 @@ def test_lgov_serve_shows_what_it_records(tmp_path: Path, monkeypatch: pytest.Mo
             assert admin.get(f"{window}api/sources").json()["sources"][0]["has"]["audit"]
             replayable = admin.get(f"{window}api/governance/policies").json()["items"]
             assert [one["name"] for one in replayable] == ["policy.yaml"]
+
+
+def test_a_demo_shows_itself_and_its_window_stays(tmp_path: Path) -> None:
+    flags = ("--quick", "--iterations", "0", "--warm-steps", "1", "--folder", str(tmp_path / "demo"))
+    with running("demo", "--view", *flags) as process, httpx.Client(timeout=30) as client:
+        address = line_with(process, "look at it: ").split()[-1]
+        window = address.partition("?")[0]
+        client.get(address)
+        assert client.get(f"{window}api/sources").json()["sources"] == []
+        line_with(process, "stays open until Ctrl-C")
+        (run,) = client.get(f"{window}api/runs").json()["items"]
+        assert (run["name"], run["rollouts"], len(run["phases"])) == ("seed0-governed", 256, 2)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+
+
+def test_a_training_on_verl_has_its_window_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    said: list[str] = []
+
+    def training(job: VerlJob, tasks: Sequence[Task]) -> VerlReport:
+        address = next(line for line in said if "look at it: " in line).split()[-1]
+        seen.append(httpx.get(address, follow_redirects=True).status_code)
+        raise TrainError("enough")
+
+    monkeypatch.setattr(on_verl, "check_verl", lambda: None)  # verl has an environment of its own
+    monkeypatch.setattr(on_verl, "run_verl", training)
+    (tmp_path / "tasks.jsonl").write_text('{"question": "?"}\n')
+    (tmp_path / "agent.py").write_text("def agent(resource, task):\n    return 1.0\n")
+    flags = {("model", "name"): "smollm2", ("data", "train"): tmp_path / "tasks.jsonl"}
+    settings = load_train_settings(None, flags=flags)
+    mounted = MountedWindow(Window(str(tmp_path / "run"), may_be_empty=True), say=said.append)
+    job = TrainingJob(settings, tmp_path / "run", f"{tmp_path / 'agent.py'}:agent", say=said.append, mounted=mounted)
+    with pytest.raises(TrainError, match="enough"):
+        on_verl.run_on_verl(job)
+    assert seen == [200]
 
 
 def test_a_window_is_for_this_machine_only(place: Path) -> None:

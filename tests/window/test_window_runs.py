@@ -128,6 +128,13 @@ def test_a_policy_file_of_the_run_is_replayed(browser: Browser, tmp_path: Path) 
     assert (found["state"], found["error"]) == ("done", None)
     assert found["incomplete"] + found["judged"] == 7
     assert browser.error("governance/replay", 400, policy="../policy.yaml") == "policy"
+    (tmp_path / "policy-none.yaml").write_text(
+        "version: 1\nrules:\n  - {name: none, use: tool, with: {allow: [other]}}\n"
+    )
+    found = until_done(lambda: browser.get("governance/replay", policy="policy-none.yaml", limit=1), "running")
+    assert (len(found["items"]), found["cursor"]) == (1, "1")
+    changes = browser.all("governance/replay", policy="policy-none.yaml", limit=1)
+    assert [one["now"] for one in changes] == ["deny"] * found["changed"]
     (tmp_path / "policy.yaml").write_text("version: 1\nrules: 5\n")
     found = until_done(lambda: browser.get("governance/replay", policy="policy.yaml"), "running")
     assert (found["state"], found["error"]["code"]) == ("failed", "policy_file")

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from lgov_core._util.plurals import counted
+from lgov_core.commands.audit.selected import selection_options
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import PATH, command, limit_option
 from lgov_core.commands.output import effect_text, write_json, write_result, write_table
@@ -15,6 +17,7 @@ from lgov_core.commands.recorded import opened_record
 
 if TYPE_CHECKING:
     from lgov_core.audit import AuditEntry
+    from lgov_core.audit.selection import Selection
 
 #: Characters of arguments in the table.
 _ARGUMENTS_SHOWN = 80
@@ -22,24 +25,26 @@ _ARGUMENTS_SHOWN = 80
 
 @command(Exit.OK, Exit.USAGE, Exit.AUDIT_BROKEN)
 @click.argument("path", type=PATH)
-@click.option("--rollout", "rollout_id", help="Only entries of this rollout.")
+@selection_options
 @click.option(
     "--denied", is_flag=True, help="Only decisions that blocked something, or would have outside shadow mode."
 )
 @limit_option("Most recent rows")
-def show(path: Path, rollout_id: str | None, denied: bool, limit: int, as_json: bool) -> None:
+def show(path: Path, selection: Selection, denied: bool, limit: int, as_json: bool) -> None:
     """List the entries of the audit record PATH, in the order of writing."""
     from lgov_core.audit.export import plain
     from lgov_core.types import BLOCKING
 
     with opened_record(path) as record:
-        entries = [one for one in record.entries(rollout_id) if not denied or one.verdict["effect"] in BLOCKING]
+        entries = [one for one in record.entries(selection.rollout_id) if selection.holds(one)]
+    if denied:
+        entries = [one for one in entries if one.verdict["effect"] in BLOCKING]
     shown = entries[-limit:] if limit else entries
     if as_json:
         write_json([plain(entry) for entry in shown])
         return
     write_table(("#", "time", "what", "action", "answer", "why"), [_row(entry) for entry in shown])
-    click.echo(f"{len(shown)} of {len(entries)} entries", err=True)
+    click.echo(f"{len(shown)} of {counted(len(entries), 'entry', 'entries')}", err=True)
 
 
 def _row(entry: AuditEntry) -> tuple[object, ...]:
@@ -60,7 +65,8 @@ def _row(entry: AuditEntry) -> tuple[object, ...]:
 )
 @click.option("--output", type=PATH, help="Output file. [default: standard output]")
 @click.option("--after", type=click.IntRange(0, 2**63 - 1), default=0, help="Only entries after this position.")
-def export(path: Path, form: str, output: Path | None, after: int, as_json: bool) -> None:
+@selection_options
+def export(path: Path, form: str, output: Path | None, after: int, selection: Selection, as_json: bool) -> None:
     """Write the audit record PATH as JSON lines: its own fields, CloudEvents 1.0, or OCSF 1.3 API Activity.
 
     A file is written whole or not at all. With --json the summary about --output is JSON; the entries always are.
@@ -70,7 +76,7 @@ def export(path: Path, form: str, output: Path | None, after: int, as_json: bool
     from lgov_core.errors import ExportError
 
     with opened_record(path) as record:
-        entries = record.entries(after=after)
+        entries = [one for one in record.entries(selection.rollout_id, after=after) if selection.holds(one)]
     written = lines(entries, cast("Format", form))
     if output is None:
         for line in written:
@@ -78,4 +84,4 @@ def export(path: Path, form: str, output: Path | None, after: int, as_json: bool
         return
     count = write_lines(output, written, ExportError)
     about = {"file": str(output), "format": form, "entries": count}
-    write_result(about, f"wrote {count} entries to {output}", as_json=as_json)
+    write_result(about, f"wrote {counted(count, 'entry', 'entries')} to {output}", as_json=as_json)

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from lgov_core._util.plurals import counted
+from lgov_core.commands.audit.selected import selection_options
 from lgov_core.commands.group import Exit
-from lgov_core.commands.options import PATH, command, yes_option
+from lgov_core.commands.options import FOLDER, PATH, command, heads_option, moment_option, yes_option
 from lgov_core.commands.output import write_result
 from lgov_core.commands.recorded import opened_record
+from lgov_core.errors import LgovError
+
+if TYPE_CHECKING:
+    from lgov_core.audit.selection import Selection
 
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.AUDIT_BROKEN)
 @click.argument("path", type=PATH)
 @click.option("--entry", "entry_id", help="The entry whose texts to erase.")
-@click.option("--rollout", "rollout_id", help="The rollout whose texts to erase.")
+@selection_options
 @click.option("--reason", default="", help="Reason; recorded.")
 @click.option("--key", type=PATH, help="Secret key of a signed record. [default: the key of lgov audit keygen, if any]")
 @yes_option
@@ -24,29 +31,72 @@ def erase(
     ctx: click.Context,
     path: Path,
     entry_id: str | None,
-    rollout_id: str | None,
+    selection: Selection,
     reason: str,
     key: Path | None,
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Erase arguments and texts of one entry, or of a rollout, from the audit record PATH.
+    """Erase arguments and texts of one entry, or of all that fit the options, from the audit record PATH.
 
     The chain stays valid, and an entry says what was erased; in a signed record it is signed with the record's key. Exits 1
-    when there was nothing to erase. Copies and exports keep the texts.
+    when there was nothing to erase. Names, ids and reasons are part of the chain and stay: entries where --text is in one
+    are counted. Copies and exports keep the texts.
     """
-    if (entry_id is None) == (rollout_id is None):
-        raise click.UsageError("give --entry or --rollout")
+    from lgov_core.audit import default_signer
+    from lgov_core.audit.selection import Selection
+
+    if (entry_id is None) == (selection == Selection()):
+        raise click.UsageError("give --entry, or options such as --rollout, --text or --before")
     if as_json and not yes:
         raise click.UsageError("--json does not prompt: give --yes with it")
     if not yes:
-        click.confirm(f"Erase the texts of {entry_id or rollout_id} for good?", abort=True, err=True)
-    from lgov_core.audit import default_signer
-
+        click.confirm(_question(path, entry_id, selection), abort=True, err=True)
     with opened_record(path, signer=default_signer(key)) as record:
-        count = record.erase(entry_id=entry_id, rollout_id=rollout_id, reason=reason)
-    write_result({"path": str(path), "erased": count}, f"erased the texts of {count} entries", as_json=as_json)
+        count = record.erase(entry_id=entry_id, selection=None if entry_id else selection, reason=reason)
+        kept = 0 if selection.text is None else sum(map(selection.holds, record.entries()))
+    said = f"erased the texts of {counted(count, 'entry', 'entries')}"
+    if kept:
+        said += f"; {counted(kept, 'entry', 'entries')} still with it in a name or a reason, which the chain needs"
+    write_result({"path": str(path), "erased": count, "kept": kept}, said, as_json=as_json)
     ctx.exit(Exit.OK if count else Exit.FINDING)
+
+
+def _question(path: Path, entry_id: str | None, selection: Selection) -> str:
+    """What to ask before erasing: how much it is."""
+    if entry_id is not None:
+        return f"Erase the texts of {entry_id} for good?"
+    with opened_record(path) as record:
+        count = sum(1 for one in record.entries() if (one.arguments or one.content) and selection.holds(one))
+    return f"Erase the texts of {counted(count, 'entry', 'entries')} for good?"
+
+
+@command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.AUDIT_BROKEN)
+@click.argument("path", type=PATH)
+@click.option("--to", "folder", type=FOLDER, required=True, help="Folder of archived records, on the same file system.")
+@moment_option("--delete-before", "Also delete archived records last written before")
+@click.option("--key", type=PATH, help="Secret key of a signed record. [default: the key of lgov audit keygen, if any]")
+@heads_option
+def rotate(
+    path: Path, folder: Path, delete_before: float | None, key: Path | None, heads: Path | None, as_json: bool
+) -> None:
+    """Archive the audit record PATH and begin the next one, which states what the archive holds.
+
+    No program may have it open meanwhile. lgov audit verify --archive checks the records across: one that is missing, cut or
+    changed is found. --delete-before is for retention: an entry of the new record names what was deleted.
+    """
+    from lgov_core.audit import default_signer
+    from lgov_core.audit.rotation import retire
+    from lgov_core.audit.rotation import rotate as archived
+
+    if not path.is_file():
+        raise LgovError(f"there is no audit record {path}", hint="name the record that was given to --audit")
+    signer = default_signer(key)
+    target = archived(path, folder, signer=signer, heads=heads)
+    deleted = [] if delete_before is None else retire(path, folder, before=delete_before, signer=signer, heads=heads)
+    said = f"archived as {target}; {path} continues it" + "".join(f"\ndeleted {name}" for name in deleted)
+    about = {"path": str(path), "archive": str(target), "deleted": [str(name) for name in deleted]}
+    write_result(about, said, as_json=as_json)
 
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE)
@@ -58,7 +108,7 @@ def keygen(key: Path | None, as_json: bool) -> None:
     """
     from lgov_core.audit import default_key_path, make_key
     from lgov_core.audit.keys import public_path
-    from lgov_core.errors import AuditError, LgovError
+    from lgov_core.errors import AuditError
 
     place = key or default_key_path()
     try:

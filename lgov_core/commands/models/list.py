@@ -11,28 +11,38 @@ from lgov_core.commands.options import PATH, command
 from lgov_core.commands.output import write_json, write_result, write_table
 from lgov_core.settings import load_settings
 
+_MADE = "made when it is first used"
+
 
 @command(Exit.OK, Exit.USAGE)
 def list_models(as_json: bool) -> None:
     """List the models that lgov knows by name. Any transformers folder works as well."""
-    from lgov_core.models import smollm2_folder
+    from lgov_core.models.cache import models_folder
 
-    folder = smollm2_folder(load_settings().cache)
+    folder = models_folder(load_settings().cache)
     about = {
-        "tiny": "about a million parameters; `lgov demo` builds it",
+        "tiny": "a million parameters, random weights, to try things out",
         "smollm2": "SmolLM2-135M-Instruct, Apache-2.0",
     }
-    available = {"tiny": True, "smollm2": (folder / "config.json").is_file()}
-    place = str(folder) if available["smollm2"] else None
+    kept = {name for name in about if (folder / name / "config.json").is_file()}
     known = [
-        {"name": name, "about": text, "available": available[name], "folder": place if name == "smollm2" else None}
+        {
+            "name": name,
+            "about": text,
+            "available": name in kept or name == "tiny",
+            "folder": str(folder / name) if name in kept else None,
+        }
         for name, text in about.items()
     ]
     if as_json:
         write_json(known)
         return
     rows = [
-        (model["name"], model["about"], model["folder"] or ("" if model["available"] else "lgov models pull smollm2"))
+        (
+            model["name"],
+            model["about"],
+            model["folder"] or (_MADE if model["available"] else "lgov models pull smollm2"),
+        )
         for model in known
     ]
     write_table(("name", "what", "where, or how to get it"), rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import click
 
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import PATH, command
+from lgov_core.commands.output import write_table
 
 if TYPE_CHECKING:
     from lgov_core.governor import Governor
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
 def evaluate(ctx: click.Context, file: Path, cases: Path, as_json: bool) -> None:
     """Evaluate the actions in CASES (JSON lines) under the policies in FILE and compare with their expected effect.
 
-    Writes one JSON line a case (id, effect, policy, rule, severity, reason, expect, ok, shadowed), then a summary: as text,
-    or with --json as a last line {"summary": {...}}. Exits 1 when any case is judged otherwise than expected. A case is
-    {"id", "point", "name", "arguments", "agent"?, "text"?, "user_text"?, "context"?, "sequence"?, "expect":
+    Writes a table of the cases and a summary; with --json one line a case (id, effect, policy, rule, severity, reason,
+    expect, ok, shadowed), and a last line {"summary": {...}}. Exits 1 when any case is judged otherwise than expected. A
+    case is {"id", "point", "name", "arguments", "agent"?, "text"?, "user_text"?, "context"?, "sequence"?, "expect":
     "allow"|"deny"}.
 
     Policies in shadow mode are judged as if they were enforced ("shadowed" is true then).
@@ -41,14 +42,20 @@ def evaluate(ctx: click.Context, file: Path, cases: Path, as_json: bool) -> None
     from lgov_core.views.policy_cases import read_cases
 
     judged: list[tuple[Case, Decision]] = []
+    lines: list[dict[str, Any]] = []
     with dry_run(), _Bench(fresh_policies(file)) as bench:
         for case in read_cases(cases):
             decision = bench.governor(case).decide(case.action)
             verdict = decision.unenforced or decision
             judged.append((case, verdict))
-            click.echo(json.dumps({**_line(case, verdict), "shadowed": decision.shadowed}))
+            lines.append({**_line(case, verdict), "shadowed": decision.shadowed})
     summary = _summary(judged)
-    click.echo(json.dumps({"summary": summary}) if as_json else _in_words(summary))
+    if as_json:
+        for line in (*lines, {"summary": summary}):
+            click.echo(json.dumps(line))
+    else:
+        write_table(("case", "expected", "decision", "rule", "why", ""), map(_row, lines))
+        click.echo(_in_words(summary))
     ctx.exit(Exit.FINDING if summary["mismatches"] else Exit.OK)
 
 
@@ -99,6 +106,11 @@ def _line(case: Case, decision: Decision) -> dict[str, Any]:
         "expect": "deny" if case.blocked else "allow",
         "ok": case.blocked == decision.blocks,
     }
+
+
+def _row(line: Mapping[str, Any]) -> tuple[object, ...]:
+    where = "/".join(filter(None, (line["policy"], line["rule"])))
+    return line["id"], line["expect"], line["effect"], where, line["reason"], "" if line["ok"] else "MISMATCH"
 
 
 def _summary(judged: list[tuple[Case, Decision]]) -> dict[str, int]:

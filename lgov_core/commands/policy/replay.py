@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,7 +14,6 @@ from lgov_core.commands.recorded import is_audit_record, opened_store
 from lgov_core.settings import without_password
 
 if TYPE_CHECKING:
-    from lgov_core.governor import Governor
     from lgov_core.views.replay import Change, Replay
 
 #: Characters of arguments in the table.
@@ -34,54 +32,25 @@ def replay(ctx: click.Context, file: Path, store: str, limit: int, as_json: bool
     are any. Nothing is run and nothing is written. A trace store holds the tool calls; an audit record also the model
     calls and texts. Rules that count against the clock (rates, seconds) count at the speed of the replay.
     """
-    from lgov_core.governor import Governor
-    from lgov_core.plugins import make_plugin_manager
-    from lgov_core.policies import dry_run, load_policy_file
-
-    with dry_run():
-        policies = load_policy_file(file)
-    with closing(Governor(policies, manager=make_plugin_manager(builtin=(), third_party=False))) as governor:
-        found = _replayed(governor, store)
+    found = _replayed(file, store)
     if as_json:
-        names = ("judged", "blocked_then", "blocked_now", "without_decision", "incomplete")
-        counts = {**{name: getattr(found, name) for name in names}, "changed": len(found.changes)}
-        changes = [_fields(change) for change in found.changes]
-        write_json({"file": str(file), "store": without_password(store), **counts, "changes": changes})
+        changes = [change.as_json() for change in found.changes]
+        write_json({"file": str(file), "store": without_password(store), **found.counts(), "changes": changes})
     else:
         _show(found, limit)
     ctx.exit(Exit.FINDING if found.changes else Exit.OK)
 
 
-def _replayed(governor: Governor, place: str) -> Replay:
-    from lgov_core.views.replay import from_audit, from_store
-    from lgov_core.views.replay import replay as judge_again
+def _replayed(file: Path, place: str) -> Replay:
+    from lgov_core.views.replay import from_audit, from_store, replay_file
 
     if is_audit_record(place):
         from lgov_core.audit import AuditLog
 
         with AuditLog(place, signer=None) as log:
-            return judge_again(governor, from_audit(log.entries()))
+            return replay_file(file, from_audit(log.entries()))
     with opened_store(place) as recorded:
-        return judge_again(governor, from_store(recorded))
-
-
-def _fields(change: Change) -> dict[str, Any]:
-    action = change.recorded.action
-    return {
-        "rollout_id": action.rollout_id,
-        "attempt": action.attempt,
-        "call_id": action.call_id,
-        "point": action.point.value,
-        "name": action.name,
-        "arguments": dict(action.arguments),
-        "then": change.recorded.effect,
-        "then_policy": change.recorded.policy,
-        "then_rule": change.recorded.rule,
-        "now": change.decision.effect.label,
-        "now_policy": change.decision.policy,
-        "now_rule": change.decision.rule,
-        "reason": change.decision.reason if change.decision.blocks else change.recorded.reason,
-    }
+        return replay_file(file, from_store(recorded))
 
 
 def _show(found: Replay, limit: int) -> None:

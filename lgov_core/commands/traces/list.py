@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
+from lgov_core._util.plurals import counted
 from lgov_core.commands.group import Exit
-from lgov_core.commands.options import command, run_option
+from lgov_core.commands.options import command, limit_option, run_option
 from lgov_core.commands.output import rewards_text, write_json, write_table
 from lgov_core.commands.recorded import opened_store
 from lgov_core.trace.rollout_spans import attempt_of
+from lgov_core.trace.semconv import TASK_ID
 from lgov_core.types import Attempt, CapturedCall, Outcome, Rollout
 
 if TYPE_CHECKING:
@@ -33,9 +35,7 @@ _Earned: TypeAlias = Mapping[tuple[str | None, int], Mapping[str, list[float]]]
     type=click.Choice([*(outcome.value for outcome in Outcome), "running", _UNKNOWN]),
     help="Only attempts with this outcome.",
 )
-@click.option(
-    "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Show at most N entries, the newest."
-)
+@limit_option("Newest entries")
 def list_rollouts(store: str, run_id: str | None, outcome: str | None, limit: int, as_json: bool) -> None:
     """List the attempts in STORE (a path or an address), in the order in which they began.
 
@@ -48,24 +48,33 @@ def list_rollouts(store: str, run_id: str | None, outcome: str | None, limit: in
         every += [(one, _UNKNOWN) for one in named if run_id is None or one.rollout_id in rollouts]
         every.sort(key=lambda one: one[0].started_at)
         found = [one for one in every if outcome in (None, one[1])]
-        shown = found[-limit:]
+        shown = found[-limit:] if limit else found
         earned = _earned(recorded, every, {attempt.rollout_id for attempt, _ in shown})
-    entries = [_entry(one, ended, rollouts.get(one.rollout_id), earned) for one, ended in shown]
+        tasks = {one.rollout_id: one.task_id for one in rollouts.values()}
+        unannounced = [attempt.rollout_id for attempt, _ in shown if attempt.rollout_id not in tasks]
+        for span in recorded.spans(unannounced) if unannounced else ():
+            if span.rollout_id is not None and (task_id := span.attributes.get(TASK_ID)):
+                tasks.setdefault(span.rollout_id, str(task_id))
+    entries = [
+        _entry(one, ended, rollouts.get(one.rollout_id), tasks.get(one.rollout_id), earned) for one, ended in shown
+    ]
     if as_json:
         write_json(entries)
         return
     named = ("rollout_id", "attempt", "task_id", "outcome", "seconds")
     rows = [(*(entry[name] for name in named), rewards_text(entry["rewards"])) for entry in entries]
     write_table(("rollout", "attempt", "task", "outcome", "seconds", "rewards"), rows)
-    click.echo(f"{len(shown)} of {len(found)} attempts", err=True)
+    click.echo(f"{len(shown)} of {counted(len(found), 'attempt')}", err=True)
 
 
-def _entry(attempt: Attempt, outcome: str, rollout: Rollout | None, earned: _Earned) -> dict[str, Any]:
+def _entry(
+    attempt: Attempt, outcome: str, rollout: Rollout | None, task_id: str | None, earned: _Earned
+) -> dict[str, Any]:
     rewards = earned.get((attempt.rollout_id, attempt.attempt), {})
     return {
         "rollout_id": attempt.rollout_id,
         "attempt": attempt.attempt,
-        "task_id": None if rollout is None else rollout.task_id,
+        "task_id": task_id,
         "run_id": None if rollout is None else rollout.run_id,
         "outcome": outcome,
         "seconds": None if attempt.ended_at is None else round(attempt.ended_at - attempt.started_at, 3),

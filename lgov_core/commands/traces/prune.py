@@ -2,47 +2,27 @@
 
 from __future__ import annotations
 
-import re
-import time
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from lgov_core._util.plurals import counted
 from lgov_core.commands.group import Exit
-from lgov_core.commands.options import command, yes_option
+from lgov_core.commands.options import command, moment_option, rollouts_option, yes_option
 from lgov_core.commands.output import write_json
 from lgov_core.commands.recorded import opened_store
 
 if TYPE_CHECKING:
     from lgov_core.store import Pruned
 
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
-
-
-def _moment(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
-    """Unix seconds of an age (``30d``, ``12h``), or of a date with or without a time (UTC by default)."""
-    if value is None:
-        return None
-    if ago := re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", value):
-        return time.time() - float(ago[1]) * _UNITS[ago[2]]
-    try:
-        when = datetime.fromisoformat(value)
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is neither an age (30d, 12h) nor a date (2026-01-31)") from None
-    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
-
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED)
 @click.argument("store")
-@click.option(
-    "--before",
-    metavar="WHEN",
-    callback=_moment,
-    help="Rollouts last active before an age (30d, 12h) or a date (2026-01-31).",
-)
+@moment_option("--before", "Rollouts last active before")
 @click.option("--run", "run_id", help="Rollouts of this run.")
+@rollouts_option
 @click.option("--keep-last", type=click.IntRange(min=0), help="Keep the N most recently active rollouts.")
 @click.option("--dry-run", is_flag=True, help="List what would be deleted, and delete nothing.")
 @click.option("--vacuum", is_flag=True, help="Return free space to the file system; blocks other writers meanwhile.")
@@ -51,6 +31,7 @@ def prune(
     store: str,
     before: float | None,
     run_id: str | None,
+    rollout_ids: tuple[str, ...],
     keep_last: int | None,
     dry_run: bool,
     vacuum: bool,
@@ -59,23 +40,27 @@ def prune(
 ) -> None:
     """Delete rollouts in STORE that fit every option given, with their calls, rewards and spans.
 
-    Rollouts that wait or run are kept. With --before and no --run, calls and spans of no rollout are deleted too.
-    --vacuum alone deletes nothing. lgov traces export keeps a copy.
+    Rollouts that wait or run are kept. With --before, and no --run or --rollout, calls and spans of no rollout are deleted
+    too. --vacuum alone deletes nothing. lgov traces export keeps a copy.
     """
-    if before is None and run_id is None and keep_last is None and not vacuum:
-        raise click.UsageError("give --before, --run or --keep-last")
+    choice: dict[str, Any] = {
+        "before": before, "run_id": run_id, "keep_last": keep_last, "rollout_ids": set(rollout_ids) or None,
+    }  # fmt: skip
+    chosen = any(value is not None for value in choice.values())
+    if not chosen and not vacuum:
+        raise click.UsageError("give --before, --run, --rollout or --keep-last")
     if as_json and not (yes or dry_run):
         raise click.UsageError("--json does not prompt: give --yes or --dry-run with it")
     from lgov_core.store import Pruned
 
     pruned = Pruned()
     with opened_store(store) as recorded:
-        if before is not None or run_id is not None or keep_last is not None:
-            pruned = recorded.prune(before=before, run_id=run_id, keep_last=keep_last, dry_run=True)
+        if chosen:
+            pruned = recorded.prune(**choice, dry_run=True)
             if not dry_run:
                 if not yes:
                     click.confirm(f"Delete {_summary(pruned)} for good?", abort=True, err=True)
-                pruned = recorded.prune(before=before, run_id=run_id, keep_last=keep_last)
+                pruned = recorded.prune(**choice)
         if vacuum and not dry_run:
             recorded.vacuum()
     if as_json:
@@ -83,7 +68,7 @@ def prune(
         return
     click.echo(f"{'would delete' if dry_run else 'deleted'} {_summary(pruned)}")
     if pruned.spared:
-        click.echo(f"{pruned.spared} rollouts wait or run and were spared")
+        click.echo(f"spared because they wait or run: {counted(pruned.spared, 'rollout')}")
 
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED)
@@ -95,9 +80,9 @@ def stats(store: str, as_json: bool) -> None:
     if as_json:
         write_json({**asdict(found), "queue": {state.value: count for state, count in found.queue.items()}})
         return
-    click.echo(f"{found.rollouts} rollouts, and {found.unannounced} that only calls, spans or rewards name")
-    click.echo(f"{found.attempts} attempts, {found.open_attempts} of them open")
-    click.echo(f"{found.calls} calls, {found.rewards} rewards, {found.spans} spans")
+    click.echo(f"{counted(found.rollouts, 'rollout')}, and {found.unannounced} that only calls, spans or rewards name")
+    click.echo(f"{counted(found.attempts, 'attempt')}, {found.open_attempts} of them open")
+    click.echo(", ".join(counted(getattr(found, f"{name}s"), name) for name in ("call", "reward", "span")))
     for state, count in sorted(found.queue.items()):
         click.echo(f"queue: {count} {state.value}")
     if found.oldest is not None and found.newest is not None:
@@ -106,10 +91,8 @@ def stats(store: str, as_json: bool) -> None:
 
 
 def _summary(pruned: Pruned) -> str:
-    return (
-        f"{pruned.rollouts} rollouts, {pruned.attempts} attempts, {pruned.calls} calls, {pruned.rewards} rewards,"
-        f" {pruned.spans} spans"
-    )
+    names = ("rollout", "attempt", "call", "reward", "span")
+    return ", ".join(counted(getattr(pruned, f"{name}s"), name) for name in names)
 
 
 def _date(at: float) -> str:

@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 import click
 
+from lgov_core._util.plurals import counted
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import command, rollouts_option, run_option
 from lgov_core.commands.output import printable, write_json
@@ -63,7 +64,9 @@ def send(
     if as_json:
         write_json(asdict(sent))
     else:
-        click.echo(f"sent {sent.spans} spans of {sent.rollouts} rollouts in {sent.requests} requests")
+        click.echo(
+            f"sent {counted(sent.spans, 'span')} of {counted(sent.rollouts, 'rollout')} in {counted(sent.requests, 'request')}"
+        )
         for message in sent.messages:
             click.echo(f"the collector says: {printable(message[:300])}", err=True)
     if sent.rejected:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
+from lgov_core._util.plurals import counted
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import command
 from lgov_core.commands.output import console, write_json
 from lgov_core.commands.recorded import opened_store
+
+if TYPE_CHECKING:
+    from lgov_core.store import RolloutQueue
 
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE)
@@ -34,15 +39,19 @@ def show(
     all_decisions: bool,
     as_json: bool,
 ) -> None:
-    """Show one attempt in STORE: what the model saw and wrote, each decision, what each tool answered, each reward."""
-    if (rollout_id is None) == (not denied):
-        raise click.UsageError("give a rollout id, or --denied")
+    """Show one attempt in STORE: what the model saw and wrote, each decision, what each tool answered, each reward.
+
+    ROLLOUT_ID may be left out when STORE holds one rollout.
+    """
+    if rollout_id is not None and denied:
+        raise click.UsageError("give a rollout id or --denied, not both")
     from lgov_core.views.attempt_builder import first_denied, read_attempt
 
     with opened_store(store) as recorded:
-        if rollout_id is None:
+        if denied:
             rollout_id, first = first_denied(recorded)
             attempt = attempt or first
+        rollout_id = rollout_id or _only_rollout(recorded)
         view = read_attempt(recorded, rollout_id, attempt)
     if as_json:
         write_json(asdict(view))
@@ -50,3 +59,12 @@ def show(
     from lgov_core.views.show import show_attempt
 
     show_attempt(view, console(), tail=tail, everything=all_decisions)
+
+
+def _only_rollout(recorded: RolloutQueue) -> str:
+    """The rollout of a store with one. Raises `click.UsageError` for none or several."""
+    found = {one.rollout_id for one in (*recorded.attempts(), *recorded.unannounced())}
+    if len(found) != 1:
+        hint = "give an id from lgov traces list, or --denied" if found else "nothing is recorded there"
+        raise click.UsageError(f"the store holds {counted(len(found), 'rollout')}: {hint}")
+    return found.pop()

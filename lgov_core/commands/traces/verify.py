@@ -21,7 +21,13 @@ _FINDINGS_SHOWN = 5
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED)
 @click.argument("run_folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--limit", type=click.IntRange(min=1), help="Number of calls to check, evenly spread. [default: all]")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Number of calls to check, evenly spread; 0 checks all.",
+)
 @click.option(
     "--tolerance",
     type=click.FloatRange(min=0),
@@ -29,7 +35,7 @@ _FINDINGS_SHOWN = 5
     show_default=True,
     help="Largest accepted difference in log-probability.",
 )
-def verify(run_folder: Path, limit: int | None, tolerance: float, as_json: bool) -> None:
+def verify(run_folder: Path, limit: int, tolerance: float, as_json: bool) -> None:
     """Recompute what the demo run in RUN_FOLDER captured, and compare.
 
     The recorded tokens of every call must decode to exactly the text that the model was given and the agent got, and
@@ -44,7 +50,7 @@ def verify(run_folder: Path, limit: int | None, tolerance: float, as_json: bool)
     from lgov_core.demo.progress import Display
     from lgov_core.demo.verify import verify_run
 
-    result = verify_run(run_folder, tolerance=tolerance, limit=limit, display=Display())
+    result = verify_run(run_folder, tolerance=tolerance, limit=limit or None, display=Display())
     if as_json:
         write_json(result.as_json())
     else:

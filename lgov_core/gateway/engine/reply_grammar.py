@@ -95,7 +95,7 @@ def _call(tool: Tool, tool_format: str) -> str:
     name = tool_name(tool)
     function: Mapping[str, Any] = tool.get("function") or {}
     parameters = {"type": "object", **(function.get("parameters") or {})}
-    if tool_format == "compact":
+    if tool_format in ("compact", "examples"):
         forms = [f'" " %json {_styled(parameters)}']
         properties, required = tool_parameters(tool)
         strings = [key for key, schema in properties.items() if schema.get("type", "string") == "string"]

@@ -23,19 +23,23 @@ def open_gate(
     store: TraceStore | None = None,
     timeout_s: float = 2.0,
     redact: Sequence[str] = (),
+    audit_key: Path | None = None,
+    heads: Path | None = None,
 ) -> PolicyGate:
     """A gate for the policy file ``policy`` that commits its decisions to the audit record at ``audit``.
 
-    The record does not keep the values of arguments that are named in ``redact``. With a ``store``, what was denied or
+    The record is signed with ``audit_key`` (the user's key if None), its heads also go to ``heads`` (beside it if None), and it
+    does not keep the values of arguments that are named in ``redact``. With a ``store``, what was denied or
     changed is written there as spans and rewards. The caller closes the gate. Raises `LgovError` for a file that does not
     load or a record that cannot be opened.
     """
-    from lgov_core.audit import AuditLog
+    from lgov_core.audit import AuditLog, default_signer
     from lgov_core.policies import load_policy_file
     from lgov_core.reward.air import AirPlugin
 
     rules = load_policy_file(Path(policy))
-    log = AuditLog(audit, policy_digest=rules.digest or "", redact=redact or None)
+    signer = default_signer(audit_key)
+    log = AuditLog(audit, policy_digest=rules.digest or "", signer=signer, heads=heads, redact=redact or None)
     try:
         plugins = [] if store is None else [AirPlugin(), _DenialSink(store)]
         return PolicyGate(Governor(rules, plugins=plugins, audit=log, timeout_s=timeout_s), owns=[log], store=store)

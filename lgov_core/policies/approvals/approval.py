@@ -55,7 +55,7 @@ class ApprovalPolicy(BoundedPolicy):
     Without one the call escalates: it is not run, the model reads the id of the request, and the request stays in
     ``pending()`` until `approve` or `reject` answers it, here or, with ``store`` (a path, or `ApprovalRequests`), in a
     program of the operator that opens the same file. The same call, made again, is judged anew, by every other policy too.
-    With ``wait_s`` the call itself waits for the answer first, that many seconds at most; an approval lets it go on.
+    With ``wait_s`` the call itself waits up to that many seconds for the answer first; an approval lets it go on.
 
     Each new request is logged with the command that answers it. ``command`` (a list of words; it gets the request as JSON on
     standard input) and ``webhook`` (a web address; by POST) notify a person as well; both contain the arguments.

@@ -34,7 +34,7 @@ def _issued(digits: str) -> bool:  # the ranges that card networks have
         return length in (13, 16, 19)
     if two in (34, 37):
         return length == 15
-    if 51 <= two <= 55 or 2221 <= four <= 2720:
+    if 51 <= two <= 55 or 2221 <= four <= 2720 or 2200 <= four <= 2205 or four == 9792:
         return length == 16
     if two in (36, 38, 39) or 300 <= three <= 305:
         return 14 <= length <= 19

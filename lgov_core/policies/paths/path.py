@@ -26,8 +26,16 @@ PATH_ARGUMENTS = names(
     dest_path target_path target_file input_path input_file output_path output_file old_path new_path
     """
 )
-#: Those that name nothing else, as ``path`` does in a JSON patch and ``source`` in a cell of a notebook.
-_NAMING_FILES = tuple(name for name in PATH_ARGUMENTS if "file" in name or "dir" in name or "folder_" in name)
+#: Those that name nothing else, as ``source`` does in a cell of a notebook; and as ``path`` does in a JSON patch.
+_IN_MAPPINGS = tuple(name for name in PATH_ARGUMENTS if any(part in name for part in ("file", "dir", "folder", "path")))
+_LAST_WORDS = frozenset(names("path file filename filepath dir directory folder"))
+_PATCH_STEPS = ("add", "remove", "replace", "move", "copy", "test")
+_WORD_ENDS = re.compile(r"[_-]|(?<=[a-z0-9])(?=[A-Z])")
+_IN_PATCHES = tuple(name for name in _IN_MAPPINGS if "file" in name or "dir" in name or "folder_" in name)
+#: Arguments that say from which folder relative paths count.
+FOLDER_ARGUMENTS = names(
+    "cwd chdir working_directory working_dir workdir work_dir base_dir basedir base_directory base_path root root_path"
+)
 #: Names that stay closed although they lie inside a root, unless ``deny`` says otherwise: keys, credentials, history.
 DENIED_NAMES = (*SECRET_NAMES, ".git")
 #: Templates and public keys, which are there to be read.
@@ -37,6 +45,7 @@ _OPEN_NAMES = (
 )
 MAX_LINKS = 40
 MAX_PATHS = 1000
+MAX_VALUES = 100_000
 _KERNEL = ("/proc", "/dev", "/sys")
 
 
@@ -48,8 +57,10 @@ class PathPolicy(BoundedPolicy):
     again on every call. ``cwd`` is the folder in which the tool resolves relative
     paths, the first root unless given: **give the tool the same one**, or let it open `resolve`. ``argument`` names the
     argument or arguments that hold a path or a list of paths; each that is present is judged and at least one must be.
-    Without it the usual names are (``path``, ``file``, ``filename``, ``directory``, ...: `PATH_ARGUMENTS`). In a list of
-    mappings (files to write, edits) the same names are looked at. ``deny`` are
+    Without it the usual names are (``path``, ``file``, ``filename``, ``directory``, ...: `PATH_ARGUMENTS`, and texts with
+    such a last word, as in ``log_file``), in mappings inside of arguments too (files to write, edits, options): what other
+    names say is not looked at. Where an argument says from which folder relative paths count
+    (``cwd``, ``working_directory``, ...: `FOLDER_ARGUMENTS`), they are judged from there as well. ``deny`` are
     globs, letter case ignored, for names that stay closed inside the roots (`DENIED_NAMES` unless given; ``[]`` for
     none); one with a slash is compared with the whole path below the root.
 
@@ -94,14 +105,12 @@ class PathPolicy(BoundedPolicy):
         """The verdict on a tool call that carries a path; None at other points."""
         if action.point is not Point.PRE_TOOL_CALL or action.kind in ("handoff", "agent"):
             return None
-        found = [action.arguments[name] for name in self.arguments if name in action.arguments]
-        if not self._named:  # an optional path that was left out names nothing
-            found = [value for value in found if value is not None]
-            for name, value in action.arguments.items():
-                if isinstance(value, list | tuple) and name not in self.arguments:
-                    found.extend(_within(value))
         try:
-            texts = [text for value in found for text in _texts(value)]
+            texts = [text for value in self._values(action.arguments) for text in _texts(value)]
+            folders = [
+                str(action.arguments[name]) for name in FOLDER_ARGUMENTS if action.arguments.get(name) is not None
+            ]
+            moved = [f"{folder}/{text}" for folder in folders for text in texts if not os.path.isabs(text)]
         except Unclear as unclear:
             return self.deny(unclear.rule, unclear.reason, Severity.MEDIUM)
         if not texts:
@@ -109,11 +118,20 @@ class PathPolicy(BoundedPolicy):
             return self.deny("path-missing", f"Give the path as text in the argument {wanted}.", Severity.MEDIUM)
         if len(texts) > MAX_PATHS:
             return self.deny("path-too-many", f"Give at most {MAX_PATHS} paths at a time.", Severity.MEDIUM)
-        for text in texts:
+        for text in (*folders, *texts, *moved):
             decision = self.judge_path(text)
             if decision.blocks:
                 return decision
         return self.allow()
+
+    def _values(self, arguments: Mapping[str, Any]) -> Iterator[Any]:
+        """The values that name paths. Raises `Unclear`."""
+        found = [arguments[name] for name in self.arguments if name in arguments]
+        if self._named:
+            yield from found
+            return
+        yield from (value for value in found if value is not None)  # an optional path that was left out names nothing
+        yield from _within({name: value for name, value in arguments.items() if name not in self.arguments})
 
     def judge_path(self, text: str) -> Decision:
         """The verdict on one path."""
@@ -184,11 +202,30 @@ def _folder(owner: str, option: str, value: object) -> str:
     return absolute
 
 
-def _within(values: Sequence[Any]) -> Iterator[Any]:
-    """What stands under names that only files and folders have in the mappings of a list: one of several edits, say."""
-    for item in values:
+def _within(value: Any) -> Iterator[Any]:
+    """What stands under names that only files and folders have in mappings: options, or one of several edits, say."""
+    waiting, looked_at = [value], 0
+    while waiting:
+        item, looked_at = waiting.pop(), looked_at + 1
+        if looked_at > MAX_VALUES:
+            raise Unclear(
+                "path-too-many", f"The arguments hold more than {MAX_VALUES} values, so they were not looked at."
+            )
         if isinstance(item, Mapping):
-            yield from (item[name] for name in _NAMING_FILES if item.get(name) is not None)
+            patch = item is not value and item.get("op") in _PATCH_STEPS
+            named = _IN_PATCHES if patch else _IN_MAPPINGS
+            for name, one in item.items():
+                by_word = not patch and isinstance(one, str) and _last_word(name) in _LAST_WORDS
+                if by_word or (name in named and one is not None):
+                    yield one
+                else:
+                    waiting.append(one)
+        elif isinstance(item, list | tuple):
+            waiting.extend(item)
+
+
+def _last_word(name: Any) -> str:
+    return _WORD_ENDS.split(name)[-1].lower() if isinstance(name, str) else ""
 
 
 def _texts(value: Any) -> Iterator[str]:

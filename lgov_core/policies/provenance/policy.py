@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -194,6 +195,8 @@ class ProvenancePolicy(BoundedPolicy):
                 host_glob, slash, path_glob = glob.removeprefix("https://").removeprefix("http://").partition("/")
                 if "@" not in glob and fnmatchcase(host, host_glob) and (not slash or fnmatchcase(path, path_glob)):
                     return True
+        elif address.kind == "email" and re.search(r"@.*@|[%!|].*@", form):  # which may lead by another host
+            return False
         elif surely_matches(form, tuple(glob for glob in self._trusted if ("@" in glob) == (address.kind == "email"))):
             return True
         bare = address if address.kind != "url" else Address("url", page_of(address))

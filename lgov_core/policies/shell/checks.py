@@ -66,6 +66,7 @@ def _own(workspace: Workspace, call: Call, word: str) -> None:
 
 def _patch(workspace: Workspace, call: Call, word: str) -> None:
     workspace.inside(word)
+    workspace.mention(word)
     workspace.changed = True
     if workspace.fetched:
         raise Refused("shell-program", f"{shown(word)} may be what this text fetches; look at it first.")
@@ -76,6 +77,7 @@ def _unpack(workspace: Workspace, call: Call, word: str) -> None:
     workspace.read(word)
     workspace.inside(".")
     workspace.changed = True
+    workspace.unpacked |= not {"-d", "-C", "--directory"} & call.options
 
 
 def _script(workspace: Workspace, call: Call, word: str) -> None:
@@ -84,6 +86,9 @@ def _script(workspace: Workspace, call: Call, word: str) -> None:
     if word.endswith("/activate") and regex("paths", "tools").fullmatch(posixpath.dirname(word)):
         workspace.inside(word)
         workspace.unwritten(word)
+    elif word != "-" and call.entry.name in ("source", ".") and not workspace.shows:
+        workspace.project_file(word)
+        workspace.state.sourced |= workspace.is_secret(word)
     elif word != "-":
         workspace.program(word)
 
@@ -112,7 +117,8 @@ def _setting(workspace: Workspace, call: Call, word: str) -> None:
         workspace.argument(value)
         workspace.check_variable(name.rstrip(":+?"), value)
     elif not equals:
-        workspace.state.values(name)
+        if call.entry.name not in ("make", "rake"):
+            workspace.state.values(name)
         workspace.argument(name)
 
 

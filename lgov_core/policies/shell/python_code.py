@@ -35,6 +35,7 @@ def check_python(text: str, workspace: Workspace) -> None:
     syntax, known = _allowed()
     builtins, methods = names("python", "builtins"), names("python", "methods")
     modules, imported = _imported(nodes, known)
+    workspace.modules(name.partition(".")[0] for name in modules.values())
     own = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     own |= {node.arg for node in nodes if isinstance(node, ast.arg)}
     if own & {"open", *modules, *imported, *builtins}:

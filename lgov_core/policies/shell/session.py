@@ -45,6 +45,8 @@ class Session:
                 return self._with_any_arguments(args)
             workspace.inside(name)
             workspace.unwritten(name)
+        if not slash and "PATH" in workspace.state.variables:
+            workspace.by_name(workspace.state.variables["PATH"])
         return self._known(base, args, stdin)
 
     def _known(self, name: str, args: list[str], stdin: Input) -> list[str]:
@@ -95,6 +97,8 @@ class Session:
             raise unknown(f"{entry.name} without further words does more than is known here; name what is meant.")
         if entry.name == "cd" and not call.operands:
             state.go(HOME)
+        shows = {"-x", "-v"} & call.options or any(word in ("xtrace", "verbose") for _, word in call.checks)
+        workspace.shows |= entry.name == "set" and bool(shows)
         if entry.name == "shift":
             state.positional = None
         if entry.name in ("eval", "watch"):
@@ -149,6 +153,7 @@ class Session:
         elif kind == "environment":
             self._with_environment(call, words)
         elif kind == "module":
+            self._workspace.modules([words[0].partition(".")[0]])
             self._known(f"python:{words[0]}", words[1:], call.input)
         elif kind == "exec":
             if call.entry.name != "find" and not any("{}" in word for word in words):

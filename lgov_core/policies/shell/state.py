@@ -28,6 +28,8 @@ class State:
         self.failed: tuple[str, ...] = ()
         #: Functions that are made for certain.
         self.functions: dict[str, Node] = {}
+        #: Whether variables have been read from a file of secrets.
+        self.sourced = False
         #: The arguments of the current function or script: ``$1``, ``$2``, ... None where they are not known.
         self.positional: list[str] | None = None
 
@@ -41,11 +43,12 @@ class State:
         """Takes over the values of ``other``."""
         self.variables, self.functions = dict(other.variables), dict(other.functions)
         self.folders, self.failed, self.positional = other.folders, other.failed, other.positional
+        self.sourced = other.sourced
 
     def merge(self, other: State) -> bool:
         """Adds the values of ``other`` to the possible ones; whether that changed anything."""
         before = (self.variables, self.folders, self.functions)
-        self.variables = dict(self.variables)
+        self.variables, self.sourced = dict(self.variables), self.sourced or other.sourced
         self.functions = {name: body for name, body in self.functions.items() if other.functions.get(name) is body}
         for name in {*self.variables, *other.variables}:
             self.assign(name, [*self.variables.get(name, [UNKNOWN]), *other.variables.get(name, [UNKNOWN])])
@@ -78,6 +81,10 @@ class State:
                 return [(BREAK if name == "@" else " ").join(given)]
             return [given[int(name) - 1] if int(name) <= len(given) else ""]
         fixed = {"!": "$!", "HOME": HOME, "TMPDIR": "/tmp", "IFS": " ", "PATH": INSTALLED}
+        if self.sourced and name not in (*fixed, "PWD", "USER", "?", "#", "0", "@", "*"):
+            raise Refused(
+                "shell-secret", f"${name} may come from the secrets that were read, which are not shown or sent."
+            )
         return list(self.folders) if name == "PWD" else [fixed.get(name, UNKNOWN)]
 
     def go(self, target: str) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os.path
 import posixpath
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase, translate
 from functools import lru_cache
 from itertools import pairwise
@@ -38,6 +39,10 @@ class Workspace:
         self.fetched = False
         #: Whether it has changed files of the project, which the project's tools may run.
         self.changed = False
+        #: Whether it has unpacked files, of whatever names.
+        self.unpacked = False
+        #: Whether the shell shows the lines that it runs.
+        self.shows = False
         #: Programs that it has compiled from sources of the project.
         self.built: set[str] = set()
         #: Files and folders that it has moved: a build does not make them again.
@@ -164,7 +169,12 @@ class Workspace:
         return not any(len(root) > depth and fnmatchcase("/".join(root[: depth + 1]), glob) for root in roots)
 
     def program(self, word: str) -> None:
-        """Refuses a program that is neither the project's nor built by this text."""
+        """Refuses a program that is neither the project's nor built by this text, or a secret, which errors would show."""
+        self.mention(word)
+        self.project_file(word)
+
+    def project_file(self, word: str) -> None:
+        """Refuses a file that is run and is neither the project's nor built by this text."""
         paths = self._paths(word)
         if self.built.issuperset(paths):
             return
@@ -186,6 +196,29 @@ class Workspace:
         if self.fetched or not self.written.isdisjoint(self._paths(word)):
             raise Refused("shell-program", f"{shown(word)} may be what this text writes or fetches; look at it first.")
 
+    def is_secret(self, word: str) -> bool:
+        """Whether a file is known to hold secrets."""
+        return any(map(_is_secret, self._paths(word)))
+
+    def by_name(self, values: Sequence[str]) -> None:
+        """Refuses a value of ``PATH`` with a folder in which the text has written, or may have fetched, programs."""
+        for folder in {folder for value in values for folder in value.split(":") if folder.startswith("/")}:
+            folder = os.path.normpath(folder)
+            written = any(_inside(path, folder) or _inside(folder, path) for path in self.written)
+            if self._is_ours(folder) and (written or self.fetched):
+                raise Refused("shell-program", f"A program in {shown(folder)} may be what this text writes or fetches.")
+
+    def modules(self, named: Iterable[str]) -> None:
+        """Refuses Python that looks for modules in the current folder, where the text has written one of its own.
+
+        That is one of ``named``, or one of a name that Python's own modules have.
+        """
+        folders = [*self.state.folders]
+        here = [f"{path}/".removeprefix(f"{folder}/").rstrip("/") for folder in folders for path in self.written]
+        own = {re.split(r"[./]", path, maxsplit=1)[0] for path in here if path.endswith((".py", ".pyc", ".so"))}
+        if self.unpacked or "" in here or own & {*sys.stdlib_module_names, *named}:
+            raise Refused("shell-program", "Python may import what this text writes; make it a call of its own.")
+
     def at_home(self, word: str) -> None:
         """Refuses what may lie outside of the folder that the text starts in: programs and settings come from there."""
         if not all(_inside(path, self.home) for path in self._paths(word)):
@@ -204,6 +237,8 @@ class Workspace:
         """Refuses to set a variable that makes programs run something else, or send things elsewhere."""
         if any("$(" in value or "`" in value for value in values):
             raise unclear(f"{name[:40]} would hold a command that programs may run; leave it out.")
+        if name == "PATH":
+            self.by_name(values)
         if name == "PYTHONPATH":
             for entry in filter(None, ":".join(values).split(":")):
                 self.program(entry)

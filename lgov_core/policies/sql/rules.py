@@ -67,6 +67,10 @@ def _column(name: str, glob: str) -> tuple[str, str]:
     return table, column
 
 
+_TRINO = frozenset({"trino", "presto", "athena"})
+_SPARK = frozenset({"spark", "databricks", "hive"})
+
+
 def folded(name: str) -> str:
     """A name as a database may see it that makes no difference of letter case, width or accents."""
     if name.isascii():
@@ -79,12 +83,20 @@ def stored_name(schema: str, table: str, dialect: str) -> tuple[str, str]:
     """The schema and the table that a name in FROM reads.
 
     BigQuery takes ``project.dataset.table`` in one pair of quotes, and decorators for a part (``$20260301``) or a moment
-    (``@-3600000``) of a table.
+    (``@-3600000``) of a table. Trino's ``table$partitions`` holds values of the table.
     """
+    if dialect in _TRINO:
+        return schema, table.split("$")[0]
     if dialect != "bigquery":
         return schema, table
     *outer, table = re.split(r"[$@]", table, maxsplit=1)[0].split(".")
     return ".".join(part for part in (schema, *outer) if part), table
+
+
+def denied_names(schema: str, table: str, dialect: str) -> list[tuple[str, str]]:
+    """The names that must not be denied. Spark's ``table.files`` holds values of the table, which looks like a schema."""
+    outer, _, inner = schema.rpartition(".")
+    return [(schema, table), (outer, inner)] if inner and dialect in _SPARK else [(schema, table)]
 
 
 def may_mean(glob: str, schema: str, table: str) -> bool:

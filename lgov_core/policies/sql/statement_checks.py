@@ -17,7 +17,7 @@ from lgov_core.policies.sql.refusal import (
     unbounded_write,
     unparsable,
 )
-from lgov_core.policies.sql.rules import Settings, folded, may_mean, names, stored_name
+from lgov_core.policies.sql.rules import Settings, denied_names, folded, may_mean, names, stored_name
 from lgov_core.policies.sql.statements import OPENINGS, TRANSACTION_WORDS
 from lgov_core.policies.sql.text import MYSQL_FAMILY, Statement
 from lgov_core.types import Severity
@@ -34,6 +34,8 @@ _PLACE_METHODS = frozenset({"stdistance", "stintersects", "stwithin", "stcontain
 #: Qualifiers of functions that belong to the database and only compute.
 _OWN_QUALIFIERS = frozenset({"", "pg_catalog", "safe", "net", "hll_count", "dbms_random"})
 _TSQL = ("tsql", "fabric")
+_POSTGRES = ("postgres", "redshift", "materialize", "risingwave")
+_SAMPLES = ("BERNOULLI", "SYSTEM")
 
 
 class TreeChecks:
@@ -105,8 +107,9 @@ class TreeChecks:
         """Refuses a table that is denied, of the catalog, or (when ``listed``, a real one) not among ``tables``."""
         tables = self.settings.tables
         schema, table = stored_name(schema, table, self.dialect)
-        if any(may_mean(glob, schema, table) for glob in self.settings.denied_tables):
-            raise denied_table(table)
+        for name in denied_names(schema, table, self.dialect):
+            if any(may_mean(glob, *name) for glob in self.settings.denied_tables):
+                raise denied_table(name[1])
         if self.dialect in _TSQL and schema.count(".") > 1:
             reason = f"{schema}.{table} is on another server; query the tables of this one."
             raise Refusal("sql-catalog", reason, Severity.HIGH)
@@ -145,6 +148,8 @@ class TreeChecks:
 
     def _check_function(self, node: exp.Expr) -> None:
         """Refuses functions that do more than compute; in read_only, and in the place of a table, unknown ones too."""
+        if self.dialect in _POSTGRES:
+            self._check_called_otherwise(node)
         dangerous = sql_tree.dangerous_function(node)
         if dangerous is not None:
             raise denied_function(dangerous)
@@ -161,6 +166,18 @@ class TreeChecks:
             sql_names.is_harmless(name, self.dialect) for name in known
         ):
             raise Refusal("sql-function", f"The function {shown} is not known to be harmless; use a standard one.")
+
+    def _check_called_otherwise(self, node: exp.Expr) -> None:
+        """Refuses what PostgreSQL calls without parentheses: fields that are functions, and operators and samples by name."""
+        named = node.this if isinstance(node, exp.Column) and node.table else None
+        named = node.expression if isinstance(node, exp.Dot) else named
+        if named is not None and sql_names.pattern("fields_that_call").fullmatch(folded(named.name)):
+            raise denied_function(named.name)
+        method = str(node.args.get("method") or "BERNOULLI") if isinstance(node, exp.TableSample) else "BERNOULLI"
+        operator = str(node.args.get("operator")) if isinstance(node, exp.Operator) else ""
+        *schema, _ = operator.rpartition(".") if "." in operator else ("", "")
+        if method.upper() not in _SAMPLES or schema[0] not in ("", "pg_catalog"):
+            raise Refusal("sql-function", f"{operator or method} is not known to be harmless; use a standard one.")
 
     def _check_packages(self, nodes: list[exp.Expr]) -> None:
         """Refuses what looks like a column of no table: in Oracle it may call a function, which needs no parentheses."""

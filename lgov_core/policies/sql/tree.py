@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from sqlglot import exp
 
-from lgov_core.policies.sql.names import pattern
+from lgov_core.policies.sql.names import pattern, words
 
 _NO_TABLES = frozenset({"SHOW", "DESCRIBE", "SUMMARIZE", "PIVOT", "UNPIVOT"})
 
@@ -123,8 +123,11 @@ def unknown_function(node: exp.Expr) -> tuple[str, str] | None:
 def strange_columns(nodes: Iterable[exp.Expr]) -> Iterator[tuple[str, str]]:
     """The qualifier and the name (lower case) of what looks like a column, of no table that the statement reads.
 
-    To Oracle that is a function of a package, which needs no parentheses.
+    To Oracle that is a function, or one of a package, which needs no parentheses.
     """
+    nodes = list(nodes)
+    tables = {node.name.lower() for node in nodes if isinstance(node, exp.Table)}
+    given = {node.alias.lower() for node in nodes if isinstance(node, exp.Alias)} | {"dummy"} | words("not_columns")
     known: set[str] = set()
     columns: list[exp.Column] = []
     for node in nodes:
@@ -138,6 +141,8 @@ def strange_columns(nodes: Iterable[exp.Expr]) -> Iterator[tuple[str, str]]:
         around = {part.name.lower() for part in column.parts[:-1]}
         if around and not around & known:
             yield column.table.lower(), column.name.lower()
+        elif not around and tables == {"dual"} and column.name.lower() not in given:
+            yield "dual", column.name.lower()
 
 
 def dangerous_function(node: exp.Expr) -> str | None:

@@ -10,6 +10,8 @@ def _govern() -> None:
     try:
         from lgov_core.process.children import govern_child
     except BaseException as error:  # noqa: BLE001 - ungoverned it must not run, whatever is missing
+        if os.path.isdir("/.lgov-box"):  # the kernel holds it: `lgov_core.policies.confinement.MARK`
+            return
         sys.stderr.write(
             f"lgov: not run: {sys.executable} was started by a governed program and cannot be governed:"
             f" {type(error).__name__}: {error}\n  hint: install lgov there, or run the program with --children allow\n"

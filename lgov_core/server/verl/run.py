@@ -16,6 +16,7 @@ from lgov_core.client import Client
 from lgov_core.client.agent_name import load_agent
 from lgov_core.client.tasks import read_tasks
 from lgov_core.errors import ClientError, LgovError, SettingsError, TrainError
+from lgov_core.gateway.mounted_app import served_alone
 from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.server.interruption import interrupted
 from lgov_core.server.one_trainer import only_trainer
@@ -71,7 +72,9 @@ def run_on_verl(job: TrainingJob) -> Mapping[str, Any]:
     if left.begun:
         job.say(f"going on from step {left.step}, with the batches of {left.replayed} steps after it")
     job.say(f"starting Ray; everything goes to {folder}")
-    with only_trainer(made.store), _client(agent, made, settings, folder) as trouble:
+    # The endpoint is in a process of Ray's, the window in this one.
+    window = contextlib.nullcontext() if job.mounted is None else served_alone(job.mounted)
+    with only_trainer(made.store), window, _client(agent, made, settings, folder) as trouble:
         try:
             report = run_verl(made, numbered)
         except TrainError as error:

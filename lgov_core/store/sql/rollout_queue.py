@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import ClassVar
 
 from lgov_core.store import encoding, rows
@@ -133,29 +133,31 @@ class RolloutQueue(TraceStore):
         before: float | None = None,
         run_id: str | None = None,
         keep_last: int | None = None,
+        rollout_ids: Collection[str] | None = None,
         dry_run: bool = False,
     ) -> Pruned:
         """Deletes rollouts with all that belongs to them: those that fit everything given.
 
-        ``before`` (Unix seconds): rollouts without activity since; ``run_id``: those of one run; ``keep_last``: all but the
-        N most recently active of these. Rollouts that were never added, which calls, spans or rewards name, are rollouts
-        too, of no run. With ``before`` and no run, older calls and spans of no rollout are deleted as well, with the
-        rewards that name these calls.
+        ``before`` (Unix seconds): rollouts without activity since; ``run_id``: those of one run; ``rollout_ids``: these;
+        ``keep_last``: all but the N most recently active of these. Rollouts that were never added, which calls, spans or
+        rewards name, are rollouts too, of no run. With ``before``, no run and no ids, older calls and spans of no rollout are
+        deleted as well, with the rewards that name these calls.
 
         A rollout is deleted whole or not at all; many are deleted in several transactions, so that others can write in
         between. One that waits in the queue or has an open attempt is spared. With ``dry_run`` nothing is deleted.
         Raises `StoreError` when nothing at all is given to choose by.
         """
-        require_choice(before, run_id, keep_last)
+        require_choice(before, run_id, keep_last, rollout_ids)
         total = Pruned()
-        found = chosen(self._last_active(run_id), before, keep_last)
+        known = [one for one in self._last_active(run_id) if rollout_ids is None or one[0] in rollout_ids]
+        found = chosen(known, before, keep_last)
         for first in range(0, len(found), ROLLOUTS_A_PORTION):
             ids = found[first : first + ROLLOUTS_A_PORTION]
             total += self._submit(
                 lambda transaction, ids=ids: deletion.delete_rollouts(transaction, ids, self._tables, dry_run=dry_run),
                 alone=True,
             ).result()
-        if before is not None and run_id is None:
+        if before is not None and run_id is None and rollout_ids is None:
             total += self._submit(
                 lambda transaction: deletion.delete_unattributed(transaction, before, dry_run=dry_run), alone=True
             ).result()

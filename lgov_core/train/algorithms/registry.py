@@ -27,7 +27,7 @@ class TrainingJob:
 
     ``agent`` is ``module:function`` or ``file.py:function``; ``folder`` is where the run leaves everything. ``traces`` is a
     store of recorded rollouts, for what learns from those. ``resume`` continues with the run in ``folder``. ``say`` writes one
-    line for people. ``mounted`` is served beside the endpoint, by the backends that have one in this process.
+    line for people. ``mounted`` is served beside the endpoint, or on a port of its own.
     """
 
     settings: TrainSettings

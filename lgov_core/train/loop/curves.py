@@ -15,6 +15,7 @@ COLUMNS: tuple[tuple[str, str], ...] = (
     ("step", "step"),
     ("return", "mean_return"),
     ("task", "rewards/task/mean"),
+    ("held-out", "held-out/mean"),
     ("air", "rewards/air/mean"),
     ("compliance", "rewards/compliance/mean"),
     ("violations", "violation_rate/mean"),
@@ -33,6 +34,7 @@ COLUMNS: tuple[tuple[str, str], ...] = (
 #: The pictures: a title, and the series in it. A series with ``/mean`` is drawn with its interval.
 _PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("reward by channel (95 %)", ("rewards/*/mean",)),
+    ("reward on held-out tasks (95 %)", ("held-out/mean",)),
     ("rollouts with a violation (95 %)", ("violation_rate/mean",)),
     ("KL to the reference", ("kl",)),
     ("entropy", ("entropy",)),
@@ -65,7 +67,8 @@ def flat(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float
 
 def table(lines: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """Headings and rows of the updates' figures; a column that no line has a number for is left out."""
-    found = [dict(flat(line)) for line in train_lines(lines)]
+    tests = _held_out(lines)
+    found = [dict(flat(line)) | tests.get(line["step"], {}) for line in train_lines(lines)]
     shown = [(heading, name) for heading, name in COLUMNS if any(name in line for line in found)]
     return [heading for heading, _ in shown], [[_shown(line.get(name)) for _, name in shown] for line in found]
 
@@ -85,7 +88,8 @@ def draw(lines: Sequence[Mapping[str, Any]], path: Path) -> Path:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    names = sorted({name for line in train for name in line})
+    tests = list(_held_out(lines).values())
+    names = sorted({name for line in (*train, *tests) for name in line})
     panels = [(title, chosen) for title, wanted in _PANELS if (chosen := _chosen(wanted, names))]
     across = 3
     down = max(1, -(-len(panels) // across))
@@ -93,7 +97,7 @@ def draw(lines: Sequence[Mapping[str, Any]], path: Path) -> Path:
     places: list[Any] = list(axes.flat)
     for axis, (title, chosen) in zip(places, panels, strict=False):
         for name in chosen:
-            _line(axis, train, name)
+            _line(axis, tests if name.startswith("held-out/") else train, name)
         axis.set(title=title, xlabel="updates")
         if len(chosen) > 1:
             axis.legend(fontsize="small")
@@ -106,6 +110,17 @@ def draw(lines: Sequence[Mapping[str, Any]], path: Path) -> Path:
     finally:
         plt.close(figure)
     return path
+
+
+def _held_out(lines: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, float]]:
+    """The task reward on held-out tasks, with its interval, by the number of updates before it; the last of each."""
+    found: dict[int, dict[str, float]] = {}
+    for line in lines:
+        if line.get("phase") == "test" and line.get("reward") is not None:
+            mean, half = float(line["reward"]), float(line.get("reward_half_width") or 0.0)
+            values = {"held-out/mean": mean, "held-out/low": mean - half, "held-out/high": mean + half}
+            found[line["step"]] = {"step": line["step"], **values}
+    return found
 
 
 def write_tensorboard(lines: Sequence[Mapping[str, Any]], folder: Path) -> int:

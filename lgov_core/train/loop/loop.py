@@ -16,6 +16,7 @@ from lgov_core.train.loop.checkpoint import Seal
 from lgov_core.train.loop.figures import policy_figures
 from lgov_core.train.loop.open_step import OpenStep
 from lgov_core.train.loop.policy_model import PolicyModel
+from lgov_core.train.loop.reply_warnings import reply_warnings
 from lgov_core.train.loop.sampling import (
     Round,
     Sampled,
@@ -242,6 +243,7 @@ class TrainingLoop:
         return {
             "rollouts": len(results),
             **policy_figures(data, results, self.credit, dropped_spans=dropped),
+            **({"warnings": warnings} if (warnings := reply_warnings(data.transitions, self.store.calls)) else {}),
             **self._seconds([result.job.rollout_id for result in results]),
             **(more(results) if more is not None else {}),
         }

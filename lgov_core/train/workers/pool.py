@@ -268,9 +268,12 @@ class WorkerPool:
         in_vain = not process.ready and (code >= 0 or process.silent or self._false_starts >= _MOST_FALSE_STARTS)
         in_vain = in_vain or code == CANNOT_GOVERN
         if self.deaths > self.max_deaths or in_vain:
+            log = self.log_dir / f"worker-{process.number}.log"
+            last = next((line for line in reversed(log.read_text(errors="replace").splitlines()) if line.strip()), "")
+            when = "" if process.ready else " before it was ready"
             raise TrainError(
-                f"worker {process.number} ended with status {code}" + ("" if process.ready else " before it was ready"),
-                hint=f"see {self.log_dir / f'worker-{process.number}.log'}",
+                f"worker {process.number} ended with status {code}{when}" + (f": {last.strip()}" if last else ""),
+                hint=f"see {log}",
             )
         left = self._close_attempts(process, f"worker ended with status {code}")
         self._processes[self._processes.index(process)] = self._start(process.number)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from lgov_core.train.loop.intervals import Estimate, grouped_interval
 from lgov_core.types import Severity
-from lgov_core.views.findings.evidence import TASK, Evidence, TrainedRollout
+from lgov_core.views.findings.evidence import TASK, Evidence, RecordedRollout, TrainedRollout
 from lgov_core.views.findings.report import RunFinding, named
 
 #: Entropy (nats a token) below which replies no longer differ, and the share of the first entropy that may be left.
@@ -25,8 +25,6 @@ _MORE_VIOLATIONS: Final = 0.05
 _MORE_REPEATS: Final = 0.2
 #: Updates at either end that are averaged at most.
 _ENDS: Final = 10
-
-_Value = Callable[[TrainedRollout], float]
 
 
 def find_entropy_collapse(evidence: Evidence) -> RunFinding | None:
@@ -60,36 +58,26 @@ def find_kl(evidence: Evidence) -> RunFinding | None:
 
 def find_violations(evidence: Evidence) -> RunFinding | None:
     """Executed violations that rise; critical when the task reward rises with them."""
-    found = _rise(evidence, lambda one: float(evidence.recorded[one.rollout_id].violated), _MORE_VIOLATIONS)
-    if found is None:
-        return None
-    late = [one for one, record in evidence.recorded_of(evidence.late) if record.violated]
-    return RunFinding(
+    return _rising(
+        evidence,
         "violations-rising",
-        _severity(found),
-        f"Rollouts in which an act against the policy was executed rose from {found['first']:.1%} to {found['last']:.1%}"
-        f"{_meanwhile(found)}",
+        lambda record: record.violated,
+        _MORE_VIOLATIONS,
+        "Rollouts in which an act against the policy was executed rose from {first:.1%} to {last:.1%}",
         "What is learnt is the violation. Enforce the policy (mode: enforce), charge for violations, and close the way"
         " by which they earn the task reward.",
-        found,
-        named(one.rollout_id for one in late),
     )
 
 
 def find_farming(evidence: Evidence) -> RunFinding | None:
     """Tool rewards for repeating the same call that rise; critical when the task reward rises with them."""
-    found = _rise(evidence, lambda one: float(evidence.recorded[one.rollout_id].repeats), _MORE_REPEATS)
-    if found is None:
-        return None
-    late = [one for one, record in evidence.recorded_of(evidence.late) if record.repeats]
-    return RunFinding(
+    return _rising(
+        evidence,
         "tool-rewards-farmed",
-        _severity(found),
-        f"Rewarded repeats of the same tool call rose from {found['first']:.2f} to {found['last']:.2f} a rollout"
-        f"{_meanwhile(found)}",
+        lambda record: record.repeats,
+        _MORE_REPEATS,
+        "Rewarded repeats of the same tool call rose from {first:.2f} to {last:.2f} a rollout",
         "Let AIR be taken back at the end of an attempt (the default), pay a repeated call nothing, or add a loop rule.",
-        found,
-        named(one.rollout_id for one in late),
     )
 
 
@@ -105,29 +93,30 @@ def _ends(updates: Sequence[Mapping[str, Any]], name: str) -> tuple[float, float
     return (fmean(values[:quarter]), fmean(values[-quarter:])) if len(values) > 1 else None
 
 
-def _rise(evidence: Evidence, value: _Value, least: float) -> dict[str, float] | None:
-    """The figures of a value of recorded rollouts that rises, with those of the task reward; None where it does not."""
-    early, late = ([one for one, _ in evidence.recorded_of(part)] for part in (evidence.early, evidence.late))
-    first, last = _mean(early, value), _mean(late, value)
+def _rising(
+    evidence: Evidence, name: str, value: Callable[[RecordedRollout], float], least: float, sentence: str, advice: str
+) -> RunFinding | None:
+    """A finding about a value of recorded rollouts that rises by ``least`` or more; ``sentence`` is given its figures."""
+    early, late = (evidence.recorded_of(part) for part in (evidence.early, evidence.late))
+    first, last = (_mean([(one, value(record)) for one, record in part]) for part in (early, late))
     if not (last.low > first.high and last.mean - first.mean >= least):
         return None
-    earned = [_mean(part, lambda one: one.rewards.get(TASK, 0.0)) for part in (early, late)]
-    rises = earned[1].low > earned[0].high
-    figures = {"first": first.mean, "last": last.mean, "task_first": earned[0].mean, "task_last": earned[1].mean}
-    return {**figures, "task_rises": float(rises)}
+    task_first, task_last = (_mean([(one, one.rewards.get(TASK, 0.0)) for one, _ in part]) for part in (early, late))
+    rises = task_last.low > task_first.high
+    figures = {"first": first.mean, "last": last.mean, "task_first": task_first.mean, "task_last": task_last.mean}
+    verb = "rose" if rises else "went"
+    return RunFinding(
+        name,
+        Severity.CRITICAL if rises else Severity.HIGH,
+        f"{sentence.format(**figures)}, while the task reward {verb} from {task_first.mean:.3g} to {task_last.mean:.3g}.",
+        advice,
+        {**figures, "task_rises": float(rises)},
+        named(one.rollout_id for one, record in late if value(record)),
+    )
 
 
-def _mean(rollouts: Sequence[TrainedRollout], value: _Value) -> Estimate:
+def _mean(values: Sequence[tuple[TrainedRollout, float]]) -> Estimate:
     groups: dict[str, list[float]] = {}
-    for one in rollouts:
-        groups.setdefault(f"{one.group[0]} {one.group[1]}", []).append(value(one))
+    for one, value in values:
+        groups.setdefault(f"{one.group[0]} {one.group[1]}", []).append(value)
     return grouped_interval(groups)
-
-
-def _severity(found: Mapping[str, float]) -> Severity:
-    return Severity.CRITICAL if found["task_rises"] else Severity.HIGH
-
-
-def _meanwhile(found: Mapping[str, float]) -> str:
-    verb = "rose" if found["task_rises"] else "went"
-    return f", while the task reward {verb} from {found['task_first']:.3g} to {found['task_last']:.3g}."

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from lgov_core.errors import StoreError
 from lgov_core.store import TraceStore
 from lgov_core.store.sql.pages import TaskGroup
-from lgov_core.train.loop.intervals import Estimate, mean_interval
+from lgov_core.train.loop.intervals import mean_interval
 from lgov_core.types import Outcome
 from lgov_core.views.pages.texts import as_json, text_of, text_ref
 
@@ -24,17 +24,12 @@ _TRAINABLE: Final = frozenset(outcome.value for outcome in Outcome if outcome.tr
 class Side:
     """One half of a comparison: the rollouts of a run whose task ids begin with ``tasks``."""
 
-    side_id: str
+    id: str
     label: str
     source: str
     run_id: str
     tasks: str
     rollouts: int
-
-    def as_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        names = ("label", "source", "run_id", "tasks", "rollouts")
-        return {"id": self.side_id, **{name: getattr(self, name) for name in names}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +82,7 @@ def proposed_pairs(sides: Sequence[Side]) -> list[dict[str, str]]:
             if (first.run_id == other.run_id and evaluations) or (
                 first.tasks == other.tasks and first.run_id != other.run_id
             ):
-                pairs.append({"a": first.side_id, "b": other.side_id})
+                pairs.append({"a": first.id, "b": other.id})
     return pairs[:50]
 
 
@@ -112,8 +107,8 @@ def compare(first: ComparedSide, second: ComparedSide, channel: str) -> tuple[di
     items.sort(key=lambda item: (order[item["change"]], -abs(item["difference"])))
     counts = Counter(item["change"] for item in items)
     figures = {
-        "a": first.side.as_json(),
-        "b": second.side.as_json(),
+        "a": asdict(first.side),
+        "b": asdict(second.side),
         "channel": channel,
         "channels": sorted(channels),
         "matched_by": matched_by,
@@ -185,9 +180,9 @@ def _pair(first: _Half, second: _Half) -> dict[str, Any]:
 
 
 def _estimates(pairs: Sequence[tuple[float, float]]) -> Mapping[str, Any]:
-    found: dict[str, Estimate] = {
-        "a": mean_interval([one for one, _ in pairs]),
-        "b": mean_interval([other for _, other in pairs]),
-        "difference": mean_interval([other - one for one, other in pairs]),
+    values = {
+        "a": [one for one, _ in pairs],
+        "b": [other for _, other in pairs],
+        "difference": [other - one for one, other in pairs],
     }
-    return {name: estimate.as_json() for name, estimate in found.items()}
+    return {name: mean_interval(found).as_json() for name, found in values.items()}

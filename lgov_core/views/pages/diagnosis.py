@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from lgov_core.errors import LgovError
 from lgov_core.views.findings import Report, examine
 from lgov_core.views.pages.background import Background
 from lgov_core.views.pages.open_source import OpenSource
-
-_SHOWN: Final = ("code", "message", "hint")
 
 
 class Diagnosis:
@@ -27,7 +25,7 @@ class Diagnosis:
         report, error = work.result, work.error
         return {
             "state": work.state,
-            "error": None if error is None else {name: getattr(error, name) for name in _SHOWN},
+            "error": None if error is None else error.as_json(),
             "checked": [] if report is None else list(report.checked),
             "not_examined": {} if report is None else dict(report.not_examined),
             "findings": [

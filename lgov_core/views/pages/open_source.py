@@ -182,8 +182,7 @@ class OpenSource:
 
 def unreadable(error: LgovError) -> dict[str, Any]:
     """The state of a source that cannot be read."""
-    shown = {"code": error.code, "message": error.message, "hint": error.hint}
-    return {"state": "unreadable", "last_write_at": None, "silent_s": None, "error": shown}
+    return {"state": "unreadable", "last_write_at": None, "silent_s": None, "error": error.as_json()}
 
 
 def _identity(place: str) -> tuple[int, int] | None:

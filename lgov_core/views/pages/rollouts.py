@@ -89,14 +89,11 @@ def rollout_rows(store: TraceStore, heads: Sequence[RolloutHead]) -> list[dict[s
         rewards = earned.get((head.rollout_id, last.attempt), {})
         rows.append(
             {
-                "rollout_id": head.rollout_id,
-                "task_id": head.task_id,
-                "run_id": head.run_id,
+                **{name: getattr(head, name) for name in ("rollout_id", "task_id", "run_id", "created_at")},
                 "attempt": last.attempt,
                 "attempts": len(tried),
                 "outcome": outcomes.get(head.rollout_id, UNKNOWN),
                 "error": last.error,
-                "created_at": head.created_at,
                 "seconds": None if last.ended_at is None else last.ended_at - last.started_at,
                 **_figures(own),
                 "denials": sum(one.blocked for one in decisions),

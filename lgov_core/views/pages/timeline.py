@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any, Final
 
 from lgov_core.store import TraceStore
 from lgov_core.transitions import Finding
-from lgov_core.views.attempt_builder import read_attempt
+from lgov_core.transitions.build import CUT_OFF
 from lgov_core.views.attempt_view import (
     AgentRun,
     AttemptView,
@@ -24,8 +26,11 @@ from lgov_core.views.pages.trained import Trained
 
 #: Steps in one answer, at most.
 MOST_STEPS: Final = 500
-#: Ends of a reply at the limit of its tokens.
-CUT_OFF: Final = ("length", "max_tokens", "max_output_tokens", "MAX_TOKENS")
+#: Of a `ModelStep`, what is shown as it is.
+_OF_STEP: Final = (
+    *("turn", "response_id", "choice", "model", "weights_version", "prompt_tokens", "response_tokens", "finish_reason"),
+    *("started_at", "ended_at", "captured"),
+)
 #: By decision id: what a transform replaced, and with what.
 Rewrites = Mapping[str, Mapping[str, Any]]
 
@@ -42,16 +47,10 @@ def timeline(
     return _Timeline(view, trained, rewrites).page(store, first, min(count, MOST_STEPS))
 
 
-def attempt_of_rollout(store: TraceStore, rollout_id: str, attempt: int | None) -> AttemptView:
-    """The view of an attempt, the last one where none is named. Raises `StoreError` where there is none."""
-    return read_attempt(store, rollout_id, attempt)
-
-
 class _Timeline:
     def __init__(self, view: AttemptView, trained: Trained, rewrites: Rewrites) -> None:
         self._view, self._trained, self._rewrites = view, trained, rewrites
         self._runs: dict[str | None, AgentRun] = {run.span_id: run for run in view.agents}
-        self._proposer = {tool.call_id: step.response_id for step in view.steps for tool in step.tools}
         calls = {step.response_id for step in view.steps}
         self._of_call: dict[str, list[RecordedDecision]] = defaultdict(list)
         self._loose: list[RecordedDecision] = []
@@ -68,10 +67,7 @@ class _Timeline:
         attempts = store.pages.attempts_of([view.rollout_id])
         own = next((row for row in attempts if row[1] == view.attempt), None)
         return {
-            "rollout_id": view.rollout_id,
-            "task_id": view.task_id,
-            "run_id": view.run_id,
-            "attempt": view.attempt,
+            **{name: getattr(view, name) for name in ("rollout_id", "task_id", "run_id", "attempt", "announced")},
             "attempts": [
                 {"attempt": number, "outcome": outcome or RUNNING, "started_at": started_at, "ended_at": ended_at}
                 for _, number, started_at, ended_at, outcome, _ in attempts
@@ -80,24 +76,14 @@ class _Timeline:
             "error": self._text(view.error, "error"),
             "input": self._text(view.input, "input"),
             "result": self._text(view.result, "result"),
-            "announced": view.announced,
             "started_at": None if own is None else own[2],
             "ended_at": None if own is None else own[3],
-            "rewards": _rewards(view.rewards),
-            "loose_rewards": _rewards(view.loose_rewards),
+            "rewards": list(map(_fields, view.rewards)),
+            "loose_rewards": list(map(_fields, view.loose_rewards)),
+            **self._totals(),
             "loose_tools": [self._tool(one, f"loose_tools.{at}") for at, one in enumerate(view.loose_tools)],
             "decisions": [self._decision(one) for one in self._loose],
-            "agents": [
-                {
-                    "id": run.span_id,
-                    "name": run.name,
-                    "parent": run.parent,
-                    "depth": run.depth,
-                    "started_at": run.started_at,
-                    "ended_at": run.ended_at,
-                }
-                for run in view.agents
-            ],
+            "agents": [{"id": run.span_id, **_fields(run)} for run in view.agents],
             "advantage_source": self._trained.source,
             "trained_step": self._trained.step,
             "diagnostics": [
@@ -109,29 +95,33 @@ class _Timeline:
             "next": last if last < len(view.steps) else None,
         }
 
+    def _totals(self) -> dict[str, Any]:
+        """What was earned in all, by dimension, and how often something was denied."""
+        view = self._view
+        tools = [*view.loose_tools, *(tool for step in view.steps for tool in step.tools)]
+        earned: dict[str, list[float]] = defaultdict(list)
+        for part in (view.rewards, view.loose_rewards, *(one.rewards for one in (*view.steps, *tools))):
+            for reward in part:
+                earned[reward.dimension].append(reward.value)
+        decisions = (one for part in (view, *tools) for one in part.decisions)
+        return {
+            "earned": {name: math.fsum(earned[name]) for name in sorted(earned)},
+            "denials": sum(one.blocks for one in decisions),
+        }
+
     def _step(self, at: int, step: ModelStep) -> dict[str, Any]:
         run = self._runs.get(step.agent_span)
         trained = self._trained.of_call.get((step.response_id, step.choice))
-        handoff = next((tool.name for tool in step.tools if tool.kind == "handoff"), None)
         return {
+            **{name: getattr(step, name) for name in _OF_STEP},
             "index": at,
-            "turn": step.turn,
             "call": call_name(step.response_id, step.choice),
-            "response_id": step.response_id,
-            "choice": step.choice,
-            "model": step.model,
             "agent": step.agent if step.agent is not None or run is None else run.name,
             "agent_id": step.agent_span,
             "depth": 0 if run is None else run.depth,
             "parent_call": None if trained is None else trained.parent_response_id,
-            "handoff": handoff,
-            "weights_version": step.weights_version,
-            "prompt_tokens": step.prompt_tokens,
-            "response_tokens": step.response_tokens,
-            "finish_reason": step.finish_reason,
+            "handoff": next((tool.name for tool in step.tools if tool.kind == "handoff"), None),
             "truncated": step.finish_reason in CUT_OFF,
-            "started_at": step.started_at,
-            "ended_at": step.ended_at,
             "messages": [
                 {"role": one.role, "text": self._text(one.text, f"steps.{at}.seen.{number}.text")}
                 for number, one in enumerate(step.seen)
@@ -139,8 +129,7 @@ class _Timeline:
             "wrote": self._text(step.wrote, f"steps.{at}.wrote"),
             "tools": [self._tool(one, f"steps.{at}.tools.{number}") for number, one in enumerate(step.tools)],
             "decisions": [self._decision(one) for one in self._of_call.get(step.response_id, ())],
-            "rewards": _rewards(step.rewards),
-            "captured": step.captured,
+            "rewards": list(map(_fields, step.rewards)),
             "has_tokens": step.captured and step.prompt_tokens is not None and step.response_tokens is not None,
             "advantage": None if trained is None else trained.credit,
             "return": None if trained is None else trained.value_to_go,
@@ -149,39 +138,19 @@ class _Timeline:
 
     def _tool(self, tool: ToolStep, path: str) -> dict[str, Any]:
         return {
-            "call_id": tool.call_id,
-            "name": tool.name,
-            "kind": tool.kind,
+            **{name: getattr(tool, name) for name in ("call_id", "name", "kind", "status", "error", "claimed")},
             "arguments": self._text(tool.arguments, f"{path}.arguments"),
             "decisions": [self._decision(one) for one in tool.decisions],
-            "status": tool.status,
             "result": self._text(tool.result, f"{path}.result"),
-            "error": tool.error,
-            "rewards": _rewards(tool.rewards),
-            "claimed": tool.claimed,
+            "rewards": list(map(_fields, tool.rewards)),
         }
 
     def _decision(self, one: RecordedDecision) -> dict[str, Any]:
-        return {
-            "point": one.point,
-            "action": one.action,
-            "effect": one.effect,
-            "would": one.would,
-            "policy": one.policy,
-            "rule": one.rule,
-            "reason": one.reason,
-            "severity": one.severity,
-            "decision_id": one.decision_id,
-            "blocks": one.blocks,
-            "routine": routine(one),
-            "at": one.at,
-            "latency_us": one.latency_us,
-            "rewritten": self._rewrites.get(one.decision_id or ""),
-        }
+        return {**_fields(one), "routine": routine(one), "rewritten": self._rewrites.get(one.decision_id or "")}
 
     def _text(self, value: Any, path: str) -> dict[str, Any] | None:
         return text_of(value, text_ref(self._view.rollout_id, self._view.attempt, path))
 
 
-def _rewards(rewards: Sequence[RewardLine]) -> list[dict[str, Any]]:
-    return [{"dimension": one.dimension, "value": one.value, "source": one.source} for one in rewards]
+def _fields(value: AgentRun | RecordedDecision | RewardLine) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name) for field in fields(value)}

@@ -10,9 +10,10 @@ from typing import Any, Final
 from lgov_core._util.prefixes import common_prefix
 from lgov_core.store import TraceStore
 from lgov_core.transitions import Finding
+from lgov_core.transitions.build import CUT_OFF
 from lgov_core.types import CapturedCall
 from lgov_core.views.attempt_builder import NotRecorded
-from lgov_core.views.pages.timeline import CUT_OFF, call_name
+from lgov_core.views.pages.timeline import call_name
 from lgov_core.views.pages.token_texts import TokenTexts
 from lgov_core.views.pages.trained import Trained
 
@@ -51,6 +52,7 @@ def token_columns(
     row = trained.of_call.get((found.response_id, found.choice))
     advantages = None if row is None else row.advantages
     mask = (1,) * len(reply) if row is None else row.response_mask
+    entropy = _entropy(found)
     return {
         "rollout_id": rollout_id,
         "attempt": attempt,
@@ -65,11 +67,8 @@ def token_columns(
         "logprobs": _cut((None,) * len(prompt), found.logprobs or (None,) * len(reply), first, last),
         "advantages": None if advantages is None else _cut((None,) * len(prompt), advantages, first, last),
         "advantage_source": None if advantages is None else trained.source,
-        "entropy": None,
-        "weights_version": found.weights_version,
-        "temperature": found.temperature,
-        "top_p": found.top_p,
-        "finish_reason": found.finish_reason,
+        "entropy": None if entropy is None else _cut((None,) * len(prompt), entropy, first, last),
+        **{name: getattr(found, name) for name in ("weights_version", "temperature", "top_p", "finish_reason")},
         "truncated": found.finish_reason in CUT_OFF,
         "loss_weight": None if row is None else row.loss_weight,
         "shared": _shared(prompt, own[:at]),
@@ -81,6 +80,24 @@ def _cut(prompt: Sequence[Any], reply: Sequence[Any], first: int, last: int) -> 
     """Both parts together from ``first`` to ``last``; what is not finite becomes None."""
     values = [*prompt[first:last], *reply[max(first - len(prompt), 0) : max(last - len(prompt), 0)]]
     return [None if isinstance(one, float) and not math.isfinite(one) else one for one in values]
+
+
+def _entropy(call: CapturedCall) -> list[float | None] | None:
+    """Of each token of a reply the entropy over the likeliest tokens that its server listed (``top_logprobs``), in nats; what
+    these leave of the probability counts as one more token. None where the reply lists none.
+    """
+    try:
+        choice = next(one for one in call.response["choices"] if one.get("index", 0) == call.choice)
+        listed = [[float(top["logprob"]) for top in one["top_logprobs"]] for one in choice["logprobs"]["content"]]
+    except (AttributeError, LookupError, StopIteration, TypeError, ValueError):  # a server may answer anything
+        return None
+    if not any(listed) or len(listed) != len(call.response_ids or ()):
+        return None
+    return [_entropy_of([math.exp(min(one, 0.0)) for one in tops]) if tops else None for tops in listed]
+
+
+def _entropy_of(shares: Sequence[float]) -> float:
+    return -math.fsum(one * math.log(one) for one in (*shares, 1.0 - math.fsum(shares)) if one > 0.0)
 
 
 def _shared(prompt: tuple[int, ...], earlier: Sequence[CapturedCall]) -> int:

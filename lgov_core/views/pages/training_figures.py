@@ -14,7 +14,7 @@ from lgov_core.views.pages.token_texts import last_statement, start_model
 #: What is drawn, in this order: title, unit, and the series. A star stands for the rest of a name.
 _PANELS: Final = (
     ("Reward by channel", "", ("rewards/*",)),
-    ("Rollouts with a violation", "share", ("violation_rate", "attempted", "denied", "executed")),
+    ("Rollouts with a violation", "share", ("violation_rate", "denied", "executed")),
     ("Success", "share", ("accuracy",)),
     ("KL to the reference", "nats", ("kl",)),
     ("Entropy", "nats", ("entropy",)),

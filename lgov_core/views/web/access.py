@@ -27,7 +27,7 @@ class WindowAccess:
 
     ``keys`` are those of the endpoint that the window is mounted on: an admin key opens it as well, the key of a rollout does
     not. ``hosts`` are names that it may be asked by, besides IP addresses, ``localhost`` and the name of this machine.
-    ``on_new_token`` is called with a fresh token when one was used up.
+    ``on_new_token`` is called when the token was used up and there is a fresh one.
     """
 
     def __init__(
@@ -35,9 +35,10 @@ class WindowAccess:
         *,
         keys: KeyRing | None = None,
         hosts: Sequence[str] = (),
-        on_new_token: Callable[[str], None] | None = None,
+        on_new_token: Callable[[], None] | None = None,
     ) -> None:
         self._keys = keys
+        self.takes_key = keys is not None
         self._hosts = {"localhost", socket.gethostname().lower(), *(host.lower() for host in hosts)}
         self._on_new_token = on_new_token
         self._sessions: list[bytes] = []
@@ -51,7 +52,11 @@ class WindowAccess:
             return None
         self.token = secrets.token_urlsafe(32)
         if self._on_new_token is not None:
-            self._on_new_token(self.token)
+            self._on_new_token()
+        return self.new_session()
+
+    def new_session(self) -> str:
+        """A session; its holder has shown a token or an admin key."""
         session = secrets.token_urlsafe(32)
         self._sessions = [*self._sessions[1 - _MOST_SESSIONS :], _digest(session)]
         return session
@@ -62,9 +67,10 @@ class WindowAccess:
         found = False
         for known in self._sessions:  # all of them, so that the time reveals nothing
             found |= hmac.compare_digest(given, known)
-        return found or self._has_admin_key(request.headers)
+        return found or self.has_admin_key(request.headers)
 
-    def _has_admin_key(self, headers: Headers) -> bool:
+    def has_admin_key(self, headers: Headers) -> bool:
+        """Whether a request has an admin key of the endpoint."""
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if self._keys is None or scheme.lower() != "bearer" or not key:
             return False

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lgov_core.errors import LgovError
 from lgov_core.train.loop.metrics_log import finite
-from lgov_core.views.web.errors import shown_error, status_of
+from lgov_core.views.web.errors import status_of
 
 #: Nothing inline, nothing evaluated, nothing from elsewhere.
 POLICY: Final = (
@@ -44,7 +44,7 @@ def json_answer(value: Any, status: int = 200) -> Response:
 
 def error_answer(error: LgovError, **more: Any) -> Response:
     """An error as an answer."""
-    return _json(json_body({**shown_error(error), **more}), status_of(error))
+    return _json(json_body({"error": error.as_json(), **more}), status_of(error))
 
 
 def _json(body: bytes, status: int) -> Response:

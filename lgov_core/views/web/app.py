@@ -22,7 +22,7 @@ from lgov_core.views.pages.governance.approvals import AnsweredRequest, answer_a
 from lgov_core.views.web import run_answers, store_answers
 from lgov_core.views.web.access import WindowAccess
 from lgov_core.views.web.answers import SafeHeaders, error_answer, json_answer, json_body
-from lgov_core.views.web.changes import Changes
+from lgov_core.views.web.changes import LONGEST_WAIT_S, Changes
 from lgov_core.views.web.errors import NoSessionError, QueryError
 from lgov_core.views.web.query import Query
 from lgov_core.views.web.window import Window
@@ -57,26 +57,23 @@ ANSWERS: Final[Mapping[str, Answer]] = {
 }
 
 
-def create_window_app(window: Window, access: WindowAccess, *, longest_wait_s: int = 25) -> ASGIApp:
-    """The application, to be mounted at `PATH`. ``longest_wait_s`` bounds how long a request for changes may wait.
-
-    Everything below ``api/`` needs a session; the page itself holds no data.
-    """
-    routes = _Routes(window, access, longest_wait_s)
+def create_window_app(window: Window, access: WindowAccess) -> ASGIApp:
+    """The application, to be mounted at `PATH`. Everything below ``api/`` needs a session; the page itself holds no data."""
+    routes = _Routes(window, access)
     handlers = dict.fromkeys((LgovError, HTTPException, Exception), _on_error)
     return SafeHeaders(Starlette(routes=routes.all(), exception_handlers=handlers))
 
 
 class _Routes:
-    def __init__(self, window: Window, access: WindowAccess, longest_wait_s: int) -> None:
-        self._window, self._access, self._longest_wait_s = window, access, longest_wait_s
+    def __init__(self, window: Window, access: WindowAccess) -> None:
+        self._window, self._access = window, access
         self._changes = Changes(window)
 
     def all(self) -> list[Route | Mount]:
         reading = [Route(f"/api/{path}", self._guarded(self._reading(one))) for path, one in ANSWERS.items()]
         return [
             Route("/", self._page),
-            Route("/api/session", self._session),
+            Route("/api/session", self._session, methods=["GET", "POST"]),
             Route("/api/changes", self._guarded(self._changed)),
             Route("/api/approvals", self._guarded(self._approvals)),
             Route("/api/approvals/{request_id}", self._guarded(self._answer), methods=["POST"]),
@@ -108,24 +105,33 @@ class _Routes:
         if (token := request.query_params.get("token")) is not None:
             answer = RedirectResponse(request.url.replace(query="").path, 303, {"Cache-Control": "no-store"})
             if (session := self._access.exchange(token)) is not None:
-                path = f"{request.scope.get('root_path', '')}/"
-                secure = request.url.scheme == "https"
-                answer.set_cookie(
-                    self._access.cookie, session, path=path, httponly=True, samesite="strict", secure=secure
-                )
+                self._set_cookie(request, answer, session)
             return answer
         page = (STATIC / "index.html").read_bytes()
         return Response(page, headers={"Cache-Control": "no-cache"}, media_type="text/html")
 
     async def _session(self, request: Request) -> Response:
         self._access.check(request, is_api=True)
-        is_open = self._access.is_open(request)
-        return json_answer({"authenticated": is_open, "may_answer": is_open, "by": _user() if is_open else ""})
+        is_open, by_key = self._access.is_open(request), self._access.has_admin_key(request.headers)
+        if request.method == "POST" and not by_key:
+            raise NoSessionError(
+                "this is not an admin key of the endpoint", hint="lgov serve --show-admin-key prints it"
+            )
+        by = _user() if is_open and not by_key else ""
+        about = {"authenticated": is_open, "may_answer": is_open, "takes_key": self._access.takes_key, "by": by}
+        answer = json_answer(about)
+        if request.method == "POST":
+            self._set_cookie(request, answer, self._access.new_session())
+        return answer
+
+    def _set_cookie(self, request: Request, answer: Response, session: str) -> None:
+        path, secure = f"{request.scope.get('root_path', '')}/", request.url.scheme == "https"
+        answer.set_cookie(self._access.cookie, session, path=path, httponly=True, samesite="strict", secure=secure)
 
     async def _changed(self, request: Request) -> Response:
         query = Query(request.query_params)
-        wait = min(query.whole("wait", 0, 0, 25), self._longest_wait_s)
-        return json_answer(await self._changes.answer(request.query_params.get("since"), wait))
+        wait_s = query.whole("wait", 0, 0, LONGEST_WAIT_S)
+        return json_answer(await self._changes.answer(request.query_params.get("since"), wait_s))
 
     async def _approvals(self, request: Request) -> Response:
         everything = Query(request.query_params).flag("all")

@@ -15,6 +15,8 @@ from lgov_core.errors import LgovError
 from lgov_core.views.web.errors import QueryError
 from lgov_core.views.web.window import Shown, Window
 
+#: Seconds that a request may wait: less than its server waits for open requests when it ends.
+LONGEST_WAIT_S: Final = 2
 #: Seconds between two looks, and for which one look serves everyone who waits.
 _LOOK_S: Final = 0.7
 #: What a table that grew is called.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from lgov_core.errors import LgovError, StoreError
 from lgov_core.views.attempt_builder import NotRecorded
@@ -53,8 +53,3 @@ def status_of(error: LgovError) -> int:
     if isinstance(error, StoreError):
         return 404 if isinstance(error, NotRecorded) else 503
     return _STATUS.get(error.code, 500)
-
-
-def shown_error(error: LgovError) -> dict[str, Any]:
-    """An error as JSON values."""
-    return {"error": {"code": error.code, "message": error.message, "hint": error.hint}}

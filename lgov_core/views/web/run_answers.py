@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import lgov_core
@@ -45,12 +46,8 @@ def _run(shown: Shown) -> dict[str, Any]:
         about |= unreadable(error)
     return {
         "source": about["id"],
-        "name": about["name"],
-        "state": about["state"],
-        "error": about["error"],
-        "runs": about["runs"],
+        **{name: about[name] for name in ("name", "state", "error", "runs", "last_write_at")},
         "rollouts": about["counts"]["rollouts"],
-        "last_write_at": about["last_write_at"],
         "started_at": shown.started_at(),
         **summary,
     }
@@ -65,16 +62,13 @@ def run(window: Window, params: Params, query: Query) -> Any:
 def sides(window: Window, params: Params, query: Query) -> Any:
     """What can be compared."""
     found = window.sides()
-    return {"sides": [side.as_json() for side in found], "pairs": proposed_pairs(found)}
+    return {"sides": [asdict(side) for side in found], "pairs": proposed_pairs(found)}
 
 
 def compared(window: Window, params: Params, query: Query) -> Any:
     """A page of a comparison."""
-    only, first, limit = (
-        query.choice("only", _CHANGES),
-        query.whole("cursor", 0, 0, 2**40),
-        query.whole("limit", 50, 1, 200),
-    )
+    only, limit = query.choice("only", _CHANGES), query.whole("limit", 50, 1, 200)
+    first = query.whole("cursor", 0, 0, 2**40)
     figures, pairs = window.comparison(query.needed("a"), query.needed("b"), query.text("channel") or "task")
     kept = [pair for pair in pairs if only in (None, pair["change"])]
     last = first + limit
@@ -115,7 +109,8 @@ def policies(window: Window, params: Params, query: Query) -> Any:
 def replayed(window: Window, params: Params, query: Query) -> Any:
     """What a policy file would have decided."""
     shown = window.source(query.text("source"))
-    return shown.replay.answer(query.needed("policy"), shown.store, again=query.flag("again"))
+    first, limit = query.whole("cursor", 0, 0, 2**40), query.whole("limit", 50, 1, 200)
+    return shown.replay.answer(query.needed("policy"), shown.store, first, limit, again=query.flag("again"))
 
 
 def doctor(window: Window, params: Params, query: Query) -> Any:

@@ -73,6 +73,8 @@ class Window:
                             audit=self._options.audit or found.audit,
                             approvals=tuple(dict.fromkeys((*self._options.approvals, *found.approvals))),
                         )
+                    if known is not None and known.source.store is not None and found.store is None:
+                        continue  # its store is gone, which it says itself
                     if known is None or known.source != found:
                         self._open[found.source_id] = Shown(found, self._options)
                 self._looked_at = time.monotonic()
@@ -111,19 +113,14 @@ class Window:
 
     def comparison(self, first: str, second: str, channel: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """The comparison of two sides by their ids; kept until one of their stores grows. Raises `LgovError`."""
-        known = {side.side_id: side for side in self.sides()}
-        sides = [known.get(name) for name in (first, second)]
-        if sides[0] is None or sides[1] is None:
-            missing = first if sides[0] is None else second
+        known = {side.id: side for side in self.sides()}
+        for missing in {first, second} - known.keys():
             raise NotFoundError(f"there is no side {missing}", hint="api/compare/sides lists them")
-        opened = [self.source(side.source) for side in sides if side is not None]
-        key = (first, second, channel, *(str(one.store.pages.marks()) for one in opened))
+        opened = [(known[name], self.source(known[name].source)) for name in (first, second)]
+        key = (first, second, channel, *(str(one.store.pages.marks()) for _, one in opened))
         if (found := self._comparisons.get(key)) is None:
-            compared = [
-                ComparedSide(side, one.store, one.groups.newest_first(one.store.pages))
-                for side, one in zip(sides, opened, strict=True)
-                if side is not None
-            ]
+            groups = (one.groups.newest_first(one.store.pages) for _, one in opened)
+            compared = [ComparedSide(side, one.store, of) for (side, one), of in zip(opened, groups, strict=True)]
             found = compare(compared[0], compared[1], channel)
             self._comparisons.put(key, found)
         return found

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from lgov_core._util.canonical import canonical_json
 from lgov_core.errors import PolicyError
 from lgov_core.policies import ApprovalRequest, ApprovalRequests
 from lgov_core.policies.document import read_yaml
 from lgov_core.policies.loader import read_policy_file
+
+#: Of a request, what is shown as it is.
+_SHOWN: Final = ("state", "asked_at", "until", "name", "digest", "answered_by", "answered_at", "reason")
 
 
 class NoSuchRequest(PolicyError):
@@ -80,23 +83,13 @@ def answer_approval(
 
 
 def _item(file: Path, request: ApprovalRequest) -> dict[str, Any]:
-    content = request.content
     return {
+        **{name: getattr(request, name) for name in _SHOWN},
+        **{name: request.content.get(name) for name in ("agent", "point", "kind")},
         "id": request.request_id,
         "file": str(file),
-        "state": request.state,
-        "asked_at": request.asked_at,
-        "until": request.until,
-        "name": request.name,
-        "agent": content.get("agent"),
-        "point": content.get("point"),
-        "kind": content.get("kind"),
         "arguments": dict(request.arguments),
-        "bound": canonical_json(content),
-        "digest": request.digest,
-        "answered_by": request.answered_by,
-        "answered_at": request.answered_at,
-        "reason": request.reason,
+        "bound": canonical_json(request.content),
     }
 
 

@@ -31,6 +31,9 @@ function App() {
   const route = useRoute();
   const sources = useApi("sources", {}, { what: ["state"] });
   const approvals = useApi(EXPORTED ? null : "approvals", {}, { what: ["approvals"] });
+  const live = useLive();
+  const stale = sources.data && live.sources.some((one) => sources.data.sources.find(({ id }) => id === one.id)?.state !== one.state);
+  useEffect(() => void (stale && sources.reload()), [stale]);
   const main = useRef();
   const help = useRef();
   const first = useRef(true);

@@ -26,8 +26,8 @@ export async function get(path, params, options) {
   return send(address(path, params), options);
 }
 
-export const post = (path, body) =>
-  send(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+export const post = (path, body, headers = {}) =>
+  send(path, { method: "POST", headers: { "Content-Type": "application/json", ...headers }, body: JSON.stringify(body) });
 
 async function send(path, options) {
   let response;
@@ -76,8 +76,8 @@ export function useApi(path, params = {}, { what = [], busy = [] } = {}) {
 }
 
 /** A list that is read page by page: {items, more, loading, error, searched}; `more()` reads the next page. */
-export function usePages(path, params, { what = [], enough = 20 } = {}) {
-  const first = useApi(path, params, { what });
+export function usePages(path, params, { what = [], busy = [], enough = 20 } = {}) {
+  const first = useApi(path, params, { what, busy });
   const key = address(path, params);
   const [rest, setRest] = useState({ key, items: [], cursor: null, error: null, loading: false });
   const now = rest.key === key ? rest : { key, items: [], cursor: null, error: null, loading: false };

@@ -15,7 +15,7 @@ export async function follow() {
   let since = null;
   while (!EXPORTED) {
     try {
-      const answer = await get("changes", since === null ? {} : { since, wait: 20 });
+      const answer = await get("changes", since === null ? {} : { since, wait: 2 });
       if (current.lost) dispatchAll(answer.sources);
       since = answer.since;
       publish({ sources: answer.sources, lost: false });

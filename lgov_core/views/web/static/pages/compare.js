@@ -37,13 +37,13 @@ function Sides({ route, data, a, b }) {
     </div>
     <${Ready} result=${pages.first}>${(answer) => html`
       <${Facts} items=${[
-        ["Succeeded, from", html`<${Estimate} value=${answer.success.a} share />`],
-        ["Succeeded, to", html`<${Estimate} value=${answer.success.b} share />`],
+        ["Succeeded: from", html`<${Estimate} value=${answer.success.a} share />`],
+        ["Succeeded: to", html`<${Estimate} value=${answer.success.b} share />`],
         ["Paired difference", html`<${Estimate} value=${answer.success.difference} share difference />`],
-        [`${answer.channel} reward, from`, html`<${Estimate} value=${answer.reward.a} />`],
-        [`${answer.channel} reward, to`, html`<${Estimate} value=${answer.reward.b} />`],
+        [`${plain(answer.channel)} reward: from`, html`<${Estimate} value=${answer.reward.a} />`],
+        [`${plain(answer.channel)} reward: to`, html`<${Estimate} value=${answer.reward.b} />`],
         ["Paired difference", html`<${Estimate} value=${answer.reward.difference} difference />`],
-        ["Shared tasks", number(answer.tasks.shared), `by ${answer.matched_by === "input" ? "input" : "id"}; alone ${number(answer.tasks.only_a)} / ${number(answer.tasks.only_b)}`],
+        ["Shared tasks", number(answer.tasks.shared), `by ${answer.matched_by === "input" ? "input" : "id"}; ${number(answer.tasks.only_a)} only in from, ${number(answer.tasks.only_b)} only in to`],
       ]} />
       <${Tabs} label="Which tasks" value=${only ?? ""} onChange=${(next) => go(changed(route, { only: next }))}
         options=${[["", "all"], ...Object.keys(CHANGES).map((name) => [name, `${name} ${number(answer.counts[name])}`])]} />
@@ -56,13 +56,15 @@ function Sides({ route, data, a, b }) {
 
 const address = (side, rollout) => [side.source, rollout.rollout_id, rollout.attempt].map((part) => encodeURIComponent(part)).join("~");
 
+const both = ({ a, b }) => (a.task_id === b.task_id ? a.task_id : `${a.task_id} → ${b.task_id}`);
+
 function Pairs({ pages, a, b, route }) {
   const open = (pair) => changed(route, { left: address(a, representative(pair.a)), right: address(b, representative(pair.b)), a: a.id, b: b.id });
   return html`<${Card} flush label="Tasks"><div class="scroll" tabindex="0"><table>
     <thead><tr><th>Change</th><th>Task</th><th>Input</th><th class="num">Succeeded</th><th class="num">Reward</th><th class="num">Difference</th></tr></thead>
     <tbody>${pages.items.map((pair) => html`<tr data-row>
       <td><${Badge} value=${pair.change} kind=${CHANGES[pair.change]} /></td>
-      <td class="mono">${pair.a.rollouts.length && pair.b.rollouts.length ? html`<a href=${open(pair)}>${plain(pair.a.task_id)}</a>` : plain(pair.a.task_id)}</td>
+      <td class="mono">${pair.a.rollouts.length && pair.b.rollouts.length ? html`<a href=${open(pair)}>${plain(both(pair))}</a>` : plain(both(pair))}</td>
       <td class="wide"><${Line} value=${pair.input} /></td>
       <td class="num">${number(pair.a.succeeded, 2)} → ${number(pair.b.succeeded, 2)}</td>
       <td class="num">${number(pair.a.reward, 2)} → ${number(pair.b.reward, 2)}</td>

@@ -17,7 +17,7 @@ export function Doctor({ route, sources }) {
       if (data.state === "failed") return html`<${Failed} error=${data.error ?? { message: "The check failed." }} retry=${result.reload} />`;
       if (data.state === "absent") return html`<${Empty} title="No findings to show">This version has no checks for this source. <code>lgov doctor</code> says more.<//>`;
       return html`${data.findings.length === 0
-          ? html`<${Empty} title="Nothing was found">${plural(data.checked.length - Object.keys(data.not_examined ?? {}).length, "check")} looked at this source and none of them objects.<//>`
+          ? html`<${Empty} title="Nothing was found">${plural(data.checked.length - Object.keys(data.not_examined ?? {}).length, "check")} found nothing wrong with this source.<//>`
           : data.findings.map((finding) => html`<${Finding} key=${finding.name} finding=${finding} source=${source.id} />`)}
         <${Checked} data=${data} />`;
     }}<//>`;

@@ -1,7 +1,7 @@
 // Rollout: its steps at the side, the chosen one in full: messages as people read them, or tokens as the trainer had them.
 import { html, useEffect } from "../lib/html.js";
 import { useApi } from "../lib/api.js";
-import { clock, number, plain, seconds } from "../lib/format.js";
+import { clock, number, plain, seconds, signed } from "../lib/format.js";
 import { changed, go, link } from "../lib/router.js";
 import { sourceOf } from "../parts/filters.js";
 import { Decisions, Rewards } from "../parts/decision.js";
@@ -34,25 +34,25 @@ function Loaded({ data, route }) {
   const address = (one) => changed(route, { step: one.index });
   const took = data.started_at && data.ended_at ? data.ended_at - data.started_at : null;
   return html`<${Head} title=${html`<span class="mono">${plain(data.task_id || data.rollout_id)}</span>`}
-      sub=${html`<span class="row"><${Badge} value=${data.outcome} /> rollout <span class="mono">${plain(data.rollout_id)}</span></span>`}
+      sub=${html`<span class="row"><${Badge} value=${data.outcome} /> rollout <span class="mono">${plain(data.rollout_id)}</span> · ${clock(data.started_at)}, ${took === null ? "running" : seconds(took)}</span>`}
       crumbs=${[["Tasks", link("tasks", { source: data.source })], [plain(data.task_id), link("tasks", { source: data.source, run: data.run_id, task: data.task_id })]]}>
       <${Attempts} data=${data} route=${route} /><//>
     <${Facts} items=${[
-      ["Steps", number(data.steps_total)],
-      ["Rewards", data.rewards.length ? html`<${Rewards} rewards=${data.rewards} />` : "none"],
-      ["Trained in step", data.trained_step],
-      ["Advantages", data.advantage_source],
-      ["Started", clock(data.started_at)],
-      ["Took", took === null ? "running" : seconds(took)],
+      ["Turns", number(data.steps_total)],
+      ["Denials", html`<span class=${data.denials ? "bad" : ""}>${number(data.denials)}</span>`],
+      ["Return", Object.keys(data.earned).length ? signed(Object.values(data.earned).reduce((sum, value) => sum + value)) : "none"],
+      ...Object.entries(data.earned).map(([name, value]) => [`${plain(name)} reward`, html`<span class=${value < 0 ? "bad" : ""}>${signed(value)}</span>`]),
+      ["Trained on", data.trained_step && `update ${data.trained_step}`],
+      ["Advantages", data.advantage_source && { trainer: "as trained on", recomputed: "recomputed" }[data.advantage_source]],
     ]} />
     ${!data.announced && html`<p class="banner warn">No attempt was announced: this rollout is known from its calls and spans only.</p>`}
     <${About} data=${data} />
     ${steps.length === 0 && html`<${Empty} title="No model call yet">A call appears here when the model has answered.<//>`}
     ${steps.length > 0 && html`<div class="master">
       <div class="aside card"><${Timeline} steps=${steps} agents=${data.agents} at=${at} address=${address} />
-        ${next !== null && html`<p class="row between small muted"><span>${steps.length} of ${data.steps_total} steps</span><button onClick=${more}>Show more</button></p>`}
+        ${next !== null && html`<p class="row between small muted"><span>${steps.length} of ${data.steps_total} turns</span><button onClick=${more}>Show more</button></p>`}
         ${error && html`<p class="bad">${plain(error.message)}</p>`}</div>
-      ${step ? html`<${Detail} key=${step.index} step=${step} data=${data} route=${route} view=${view} />` : html`<${Empty} title="No such step">Choose one from the list.<//>`}
+      ${step ? html`<${Detail} key=${step.index} step=${step} data=${data} route=${route} view=${view} />` : html`<${Empty} title="No such turn">Choose one from the list.<//>`}
     </div>`}`;
 }
 
@@ -80,7 +80,7 @@ function About({ data }) {
     </div>
     ${data.diagnostics.length > 0 && html`<${Card} title="What training leaves out" flush><div class="scroll" tabindex="0"><table><tbody>${data.diagnostics.map(
       (one) => html`<tr><td><${Badge} value=${one.finding} kind="warn" /></td><td class="mono">${plain(one.subject)}</td><td>${plain(one.detail)}</td></tr>`)}</tbody></table></div><//>`}
-    ${(told.length > 0 || loose > 0) && html`<${Card} title="Of no single call"><div class="stack">
+    ${(told.length > 0 || loose > 0) && html`<${Card} title="Belongs to no single call"><div class="stack">
       <${Decisions} decisions=${data.decisions} source=${source} />
       ${data.loose_tools.map((tool) => html`<${Tool} tool=${tool} source=${source} />`)}
       <div class="row"><${Rewards} rewards=${data.loose_rewards} /></div></div><//>`}`;

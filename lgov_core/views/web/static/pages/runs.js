@@ -21,7 +21,7 @@ export function Runs({ route, sources }) {
         <${Evaluations} items=${data.items} />
         ${drawn.length
           ? html`<${Panels} shown=${shown} items=${data.items} />`
-          : html`<${Empty} title="No figures of a training yet">This store was not written by a training, or the first step is not done.
+          : html`<${Empty} title="No figures of a training yet">This store was not written by a training, or the first update is not done.
               <a href=${link("tasks")}>Look at its tasks</a> instead.<//>`}`;
     }}<//>`;
 }
@@ -41,17 +41,17 @@ function Table({ items, shown, drawn, route }) {
     <td class="num">${number(run.steps)}</td>
     <td class="num">${number(run.rollouts)}</td>
     <td class="num">${number(run.latest["rewards/task"])}</td>
-    <td class="num">${number(run.latest.violation_rate)}</td>
+    <td class="num"><a href=${link("tasks", { source: run.source, denied: 1 })} title="The tasks in which something was denied">${number(run.latest.violation_rate)}</a></td>
     <td class="num">${number(run.latest.executed)}</td>
     <td class="num" title=${clock(run.last_write_at)}>${ago(run.last_write_at)}</td>
   </tr>`;
   return html`<${Card} flush label="Runs"><div class="scroll" tabindex="0"><table>
-    <thead><tr><th><span class="visually-hidden">Draw</span></th><th>Run</th><th>State</th><th>Model</th><th>Algorithm</th><th class="num">Steps</th><th class="num">Rollouts</th>
-      <th class="num">Task reward</th><th class="num" title="Share of rollouts that tried something forbidden">Attempted</th><th class="num">Executed</th><th class="num">Last write</th></tr></thead>
+    <thead><tr><th><span class="visually-hidden">Draw</span></th><th>Run</th><th>State</th><th>Model</th><th>Algorithm</th><th class="num">Updates</th><th class="num">Rollouts</th>
+      <th class="num">Task reward</th><th class="num" title="Share of rollouts that tried something forbidden">Violations</th><th class="num" title="Share of rollouts in which it was executed">Executed</th><th class="num">Last write</th></tr></thead>
     <tbody>${items.map(row)}</tbody></table></div><//>`;
 }
 
-const PHASE_FIGURES = [["rollouts", "Rollouts"], ["accuracy", "Success"], ["attempted", "Attempted violations"], ["executed", "Executed"], ["mean_turns", "Turns"]];
+const PHASE_FIGURES = [["rollouts", "Rollouts"], ["accuracy", "Success"], ["attempted", "Violations"], ["executed", "Executed"], ["mean_turns", "Turns"]];
 
 /** What was measured before, during and after training, on tasks that it does not learn from. */
 function Evaluations({ items }) {
@@ -59,7 +59,7 @@ function Evaluations({ items }) {
   const shown = PHASE_FIGURES.filter(([name]) => rows.some((row) => name in row.figures));
   if (!rows.length) return null;
   return html`<${Card} title="Evaluations" flush><div class="scroll" tabindex="0"><table>
-    <thead><tr><th>Run</th><th>When</th><th class="num">Step</th>${shown.map(([, title]) => html`<th class="num">${title}</th>`)}</tr></thead>
+    <thead><tr><th>Run</th><th>When</th><th class="num">Update</th>${shown.map(([, title]) => html`<th class="num">${title}</th>`)}</tr></thead>
     <tbody>${rows.map((row) => html`<tr><td>${plain(row.run)}</td><td>${plain(row.phase)}</td><td class="num">${number(row.step)}</td>
       ${shown.map(([name]) => html`<td class="num">${number(row.figures[name])}</td>`)}</tr>`)}</tbody></table></div><//>`;
 }
@@ -103,7 +103,7 @@ function Panels({ shown, items }) {
   if (!shown.length) return html`<${Empty} title="No run is chosen">Tick a run in the table to draw its curves.<//>`;
   return html`${failed && html`<p class="banner bad" role="alert">${plain(curves[failed].error.message)}</p>`}
     <div class="grid" aria-label="Curves">${panels.map(
-      (panel) => html`<${Card} key=${panel.title} title=${panel.title} flush aside=${html`<span class="muted small">${plain(panel.unit)}</span>`}>
+      (panel) => html`<${Card} key=${panel.title} title=${panel.title} flush aside=${html`<span class="muted small">${panel.unit && plain(panel.unit) + " "}by update</span>`}>
         <${Chart} title=${panel.title} x=${panel.x} series=${panel.series} />
         <${Legend} items=${panel.series.map((one) => ({ label: one.label, color: one.color, dash: one.dash, value: number(last(one.values)) }))} />
       <//>`,

@@ -28,6 +28,7 @@ export function Tasks({ route, sources }) {
       <${Choice} route=${route} name="teaches" label="Teaches" options=${[["nothing", "nothing"], ["something", "something"]]} />
       ${filtered && html`<a href=${link("tasks", { source: route.query.get("source") })}>Clear filters</a>`}
     </form>
+    <p class="small muted">A box is a rollout with its return: <span class="bad">✕</span> denied, <span class="warn">◌</span> shadow mode would have denied, <span class="warn">…</span> a reply cut at the limit of tokens.</p>
     <${Ready} result=${pages.first} lines=${12}>${() =>
       !pages.items.length && !pages.cursor
         ? pages.error
@@ -39,7 +40,6 @@ export function Tasks({ route, sources }) {
 
 function Group({ group }) {
   const { rollouts } = group;
-  const spread = group.return?.spread;
   const [open, setOpen] = useState(false);
   return html`<div class="card" role="listitem" data-row tabindex="0" aria-label=${"Task " + plain(group.task_id)}>
     <header>
@@ -47,10 +47,10 @@ function Group({ group }) {
         ${group.teaches_nothing && html`<${Badge} value="teaches nothing" kind="warn" title=${group.why ?? undefined} />`}
         ${group.teaches_nothing && group.why && html`<span class="muted small">${plain(group.why)}</span>`}</div>
       <div class="row small muted">
-        ${group.return && html`<span>return <b>${signed(group.return.mean)}</b></span><span title="greatest less least return">spread <b>${number(spread)}</b></span>`}
+        ${group.return && html`<span>${group.count > 1 ? "mean return" : "return"} <b>${signed(group.return.mean)}</b></span>${group.count > 1 && html` <span title="greatest less least return">spread <b>${number(group.return.spread)}</b></span>`}`}
         ${Object.entries(group.outcomes).map(([outcome, count]) => html`<${Badge} value=${`${count} ${outcome}`} kind=${kindOf(outcome)} />`)}
         ${group.denials > 0 && html`<${Badge} value=${plural(group.denials, "denial")} kind="bad" />`}
-        <button class="link" aria-expanded=${String(open)} onClick=${() => setOpen(!open)}>${open ? "Fold" : "Side by side"}</button>
+        ${group.count > 1 && html`<button class="link" aria-expanded=${String(open)} onClick=${() => setOpen(!open)}>${open ? "Fold" : "Side by side"}</button>`}
       </div>
     </header>
     <div class="body tight ${group.count === 1 ? "single" : ""}">

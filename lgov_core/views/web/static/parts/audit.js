@@ -1,9 +1,9 @@
 // The audit chain's state, and what another policy file would have decided on what is on record.
 import { html } from "../lib/html.js";
-import { useApi } from "../lib/api.js";
+import { useApi, usePages } from "../lib/api.js";
 import { clock, number, plain, plural } from "../lib/format.js";
 import { link } from "../lib/router.js";
-import { Choice } from "./filters.js";
+import { Choice, More } from "./filters.js";
 import { Line } from "./text.js";
 import { Badge, Card, Facts, Failed, Ready } from "./ui.js";
 
@@ -18,11 +18,11 @@ export function AuditState({ source }) {
         : data.state === "checking" ? html`<p class="muted" role="status">Every entry is hashed again; this takes a while on a long record.</p>` : html`<div class="stack">
         ${data.problem && html`<p class="banner bad" role="alert">${plain(data.problem)}${data.first_bad !== null && ` (entry ${number(data.first_bad)})`}</p>`}
         <${Facts} items=${[
-          ["Entries", number(data.entries)], ["Writers", number(data.writers)], ["Signed heads", number(data.signed)], ["Unsigned heads", number(data.unsigned)],
-          ["Contents erased", number(data.erased)], ["Checked", clock(data.checked_at)], ["Key", data.key && html`<span class="mono small">${plain(data.key)}</span>`, data.key_trusted ? "trusted" : "not on your list"],
-          ["Compare by voice", data.words && plain(data.words)],
+          ["Entries", number(data.entries)], ["Chains", number(data.writers)], ["Signed entries", number(data.signed)], ["Unsigned entries", number(data.unsigned)],
+          ["Texts erased", number(data.erased)], ["Checked", clock(data.checked_at)], ["Key", data.key && html`<span class="mono small">${plain(data.key)}</span>`, data.key_trusted ? "trusted" : "not compared with one that you trust"],
         ]} />
-        ${data.place && html`<p class="small muted mono">${plain(data.place)}</p>`}
+        ${data.state === "ok" && html`<ul class="plain">${data.words.split("\n").slice(1).map((line) => html`<li>${plain(line)}</li>`)}</ul>`}
+        <p class="small muted mono">${plain(data.place)}</p>
         ${data.heads.length > 0 && html`<details><summary>${plural(data.heads_count ?? data.heads.length, "head")}, the newest first</summary><div class="scroll" tabindex="0"><table>
           <thead><tr><th class="num">Head</th><th class="num">At entry</th><th class="num">Signed at</th></tr></thead>
           <tbody>${data.heads.map((head) => html`<tr><td class="num">${head.number}</td><td class="num">${number(head.position)}</td><td class="num">${clock(head.at)}</td></tr>`)}</tbody></table></div></details>`}
@@ -39,19 +39,18 @@ export function Replay({ source, route }) {
 }
 
 function Changes({ source, policy }) {
-  const result = useApi("governance/replay", { source, policy }, { busy: ["running"] });
-  return html`<${Ready} result=${result} lines=${3}>${(data) => {
+  const pages = usePages("governance/replay", { source, policy, limit: 20 }, { busy: ["running"], enough: 20 });
+  return html`<${Ready} result=${pages.first} lines=${3}>${(data) => {
     if (data.state === "running") return html`<p role="status">Replaying …</p>`;
     if (data.state === "failed") return html`<${Failed} error=${data.error ?? { message: "The replay failed." }} />`;
     return html`<div class="stack"><${Facts} items=${[
         ["Judged", number(data.judged)], ["Blocked then", number(data.blocked_then)], ["Blocked now", number(data.blocked_now)], ["Changed", number(data.changed)],
         ["Without a decision", number(data.without_decision)], ["Arguments missing", number(data.incomplete)],
       ]} />
-      ${data.changes.length === 0 ? html`<p class="muted">No decision changes.</p>` : html`<div class="scroll" tabindex="0"><table>
+      ${data.changed === 0 ? html`<p class="muted">No decision changes.</p>` : html`<div class="scroll" tabindex="0"><table>
         <thead><tr><th>Then</th><th>Now</th><th>Tool</th><th>Arguments</th><th>Reason</th><th>Rollout</th></tr></thead>
-        <tbody>${data.changes.map((one) => html`<tr data-row><td><${Badge} value=${one.then} title=${`${one.then_policy} / ${one.then_rule}`} /></td><td><${Badge} value=${one.now} title=${`${one.now_policy} / ${one.now_rule}`} /></td>
+        <tbody>${pages.items.map((one) => html`<tr data-row><td><${Badge} value=${one.then} title=${`${one.then_policy} / ${one.then_rule}`} /></td><td><${Badge} value=${one.now} title=${`${one.now_policy} / ${one.now_rule}`} /></td>
           <td class="mono">${plain(one.name)}</td><td class="wide"><${Line} value=${one.arguments} /></td><td class="wide" dir="auto">${plain(one.reason)}</td>
-          <td><a class="mono" href=${link(["rollout", one.rollout_id], { source, attempt: one.attempt })}>${plain(one.rollout_id.slice(0, 14))}</a></td></tr>`)}</tbody></table></div>`}
-      ${data.changed > data.changes.length && html`<p class="muted small">The first ${data.changes.length} of ${number(data.changed)} changes.</p>`}</div>`;
+          <td><a class="mono" href=${link(["rollout", one.rollout_id], { source, attempt: one.attempt })}>${plain(one.rollout_id.slice(0, 14))}</a></td></tr>`)}</tbody></table></div><${More} pages=${pages} noun="changes" />`}</div>`;
   }}<//>`;
 }

@@ -77,8 +77,8 @@ function options(series, { width, height, time }) {
   return {
     width, height, bands, series: curves, legend: { show: false }, padding: [10, 10, 0, 0],
     cursor: { y: false, points: { size: 6 } },
-    scales: { x: { time } },
-    axes: [{ ...axis, size: time ? 40 : 28 }, { ...axis, size: 52, values: (_, splits) => splits.map((value) => short(value)) }],
+    scales: { x: { time }, y: { range: (_, low, high) => (low === high ? [low, low + 1] : uPlot.rangeNum(low, high, 0.1, true)) } },
+    axes: [{ ...axis, size: 28, ...(time && { space: 80, values: (_, splits) => splits.map((at) => new Date(at * 1000).toLocaleTimeString()) }) }, { ...axis, size: 52, values: (_, splits) => splits.map((value) => short(value)) }],
     plugins: [readout(series)],
   };
 }
@@ -103,7 +103,7 @@ function readout(series) {
         const at = u.cursor.idx;
         box.hidden = at === null || at === undefined || u.cursor.left < 0;
         if (box.hidden) return;
-        const where = u.scales.x.time ? new Date(u.data[0][at] * 1000).toLocaleTimeString() : `step ${u.data[0][at]}`;
+        const where = u.scales.x.time ? new Date(u.data[0][at] * 1000).toLocaleTimeString() : `update ${u.data[0][at]}`;
         const lines = series.map((one) => `${plain(one.label)}  ${number(one.values[at])}${interval(one, at)}`);
         box.textContent = [where, ...lines].join("\n");
         box.classList.toggle("left", u.cursor.left > u.over.clientWidth / 2);

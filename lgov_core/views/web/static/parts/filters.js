@@ -36,7 +36,7 @@ export function Search({ route, name = "text", label = "Text" }) {
     return () => clearTimeout(timer);
   }, [text]);
   return html`<label class="field">${label}
-    <input type="search" data-filter value=${text} maxlength="200" placeholder="input, reply, result …  ( / )" onInput=${(event) => setText(event.target.value)} /></label>`;
+    <input type="search" data-filter value=${text} maxlength="200" placeholder="input, reply …  ( / )" onInput=${(event) => setText(event.target.value)} /></label>`;
 }
 
 /** How far a search through the store is, and the button for the next page. */

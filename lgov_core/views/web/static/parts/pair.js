@@ -24,17 +24,17 @@ export function SideBySide({ route }) {
   const part = parted.data?.part ?? null;
   const back = changed(route, { left: "", right: "" });
   return html`<${Head} title="Side by side" crumbs=${[["Compare", back]]} sub=${part
-      ? `They part at step ${part.step + 1}, in ${WHERE[part.where] ?? part.where}.`
-      : parted.data ? "They are alike, step for step." : parted.error ? plain(parted.error.message) : "…"} />
+      ? `They part at turn ${part.step + 1}, in ${WHERE[part.where] ?? part.where}.`
+      : parted.data ? "They are alike, turn for turn." : parted.error ? plain(parted.error.message) : "…"} />
     <div class="split">
-      <${Half} side=${split(left)} part=${part} name="from" />
-      <${Half} side=${split(right)} part=${part} name="to" />
+      <${Half} side=${split(left)} part=${part} name="From" />
+      <${Half} side=${split(right)} part=${part} name="To" />
     </div>`;
 }
 
 function Half({ side, part, name }) {
   const result = useApi(`rollouts/${encodeURIComponent(side.rollout)}`, { source: side.source, attempt: side.attempt });
-  return html`<section class="stack" aria-label=${`Side: ${name}`}><${Ready} result=${result}>${(data) => html`<${Steps} data=${data} part=${part} />`}<//></section>`;
+  return html`<section class="stack" aria-label=${`Side: ${name}`}><${Ready} result=${result}>${(data) => html`<h2>${name}: ${plain(data.task_id)}</h2><${Steps} data=${data} part=${part} />`}<//></section>`;
 }
 
 function Steps({ data, part }) {
@@ -53,5 +53,5 @@ function Steps({ data, part }) {
       return html`<details key=${step.index} open=${!same}><summary>${title}${same && " (alike)"}</summary>
         <div class="stack ${here ? "parted" : ""}" ref=${here ? place : null}><${Messages} step=${step} source=${data.source} part=${here ? part : null} /></div></details>`;
     })}
-    ${next !== null && html`<button onClick=${more}>Show more steps</button>`}`;
+    ${next !== null && html`<button onClick=${more}>Show more turns</button>`}`;
 }

@@ -12,7 +12,7 @@ export function Text({ value, source, json = false, label = "text", none = null 
   const held = more.ref === value?.ref ? more : { text: "", error: null };
   if (value === null || value === undefined) return none && html`<p class="muted small">${none}</p>`;
   const text = value.text + held.text;
-  if (!text) return html`<p class="muted small">empty</p>`;
+  if (!text) return html`<p class="muted small">${none ?? "empty"}</p>`;
   const read = () =>
     get("text", { source, ref: value.ref, from: text.length, count: STEP }).then(
       (answer) => setMore({ ref: value.ref, text: held.text + answer.text, error: null }),

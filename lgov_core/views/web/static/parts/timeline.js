@@ -6,7 +6,7 @@ import { Badge } from "./ui.js";
 
 /** `agents` are the agent runs, `at` the index of the open step, `address(step)` where a step is opened. */
 export function Timeline({ steps, agents, at, address }) {
-  return html`<ol class="timeline" aria-label="Steps">${steps.map((step, i) => html`
+  return html`<ol class="timeline" aria-label="Turns">${steps.map((step, i) => html`
     ${(i === 0 || steps[i - 1].agent_id !== step.agent_id || steps[i - 1].agent !== step.agent) && step.agent &&
       html`<li class="agent depth-${Math.min(step.depth, 6)}"><span class="visually-hidden">Agent </span>${plain(path(agents, step))}</li>`}
     <li class="depth-${Math.min(step.depth, 6)}">

@@ -96,7 +96,7 @@ function View({ columns, by, onBy, done }) {
     <div class="row between">
       <div class="row"><${Tabs} label="Colour tokens by" value=${by} onChange=${onBy} options=${BY.filter(([name]) => name === "mask" || columns[name])} /><${Scale} by=${by} scale=${scale} /></div>
       <div class="row small">
-        ${!columns.texts && html`<span class="muted">ids only: no tokenizer is known (lgov view --tokenizer)</span>`}
+        ${!columns.texts && html`<span class="muted">ids only: no tokenizer is known (lgov view --tokenizer), or lgov[train] is not installed</span>`}
         <button class="link" onClick=${() => toLine(0)}>prompt</button><button class="link" onClick=${() => toLine(lineOf(starts, columns.prompt_count))}>reply</button>
         ${columns.drift && html`<button class="link" onClick=${() => choose(columns.drift.at)}>drift</button>`}
       </div>
@@ -162,6 +162,7 @@ function facts(columns, at) {
   const logprob = columns.logprobs?.[at];
   if (logprob !== null && logprob !== undefined) parts.push(`log-probability ${number(logprob, 4)} (p ${number(Math.exp(logprob), 4)})`);
   if (columns.advantages?.[at] !== null && columns.advantages?.[at] !== undefined) parts.push(`advantage ${signed(columns.advantages[at], 4)}`);
+  if ((columns.entropy?.[at] ?? null) !== null) parts.push(`entropy ${number(columns.entropy[at], 4)} nats`);
   if (columns.weights_version !== null && at >= columns.prompt_count) parts.push(`weights ${columns.weights_version}`);
   if (columns.drift?.at === at) parts.push(`drift: ${columns.drift.detail}`);
   return plain(parts.join(" · "));

@@ -1,5 +1,6 @@
 // Small parts that every page uses: states, badges, figures, long texts.
-import { html } from "../lib/html.js";
+import { html, useState } from "../lib/html.js";
+import { post, useApi } from "../lib/api.js";
 import { plain } from "../lib/format.js";
 
 export function Loading({ lines = 6 }) {
@@ -19,7 +20,22 @@ export function Failed({ error, retry }) {
     <h2>${plain(error.message)}</h2>
     ${error.hint && html`<p>${plain(error.hint)}</p>`}
     ${retry && html`<button onClick=${retry}>Try again</button>`}
+    ${error.status === 401 && html`<${AdminKey} />`}
   </div>`;
+}
+
+/** Opens the window with an admin key, where its endpoint has keys. */
+function AdminKey() {
+  const session = useApi("session").data;
+  const [key, setKey] = useState("");
+  const [error, setError] = useState(null);
+  const open = (event) => {
+    event.preventDefault();
+    post("session", {}, { Authorization: `Bearer ${key}` }).then(() => location.reload(), setError);
+  };
+  return session?.takes_key && html`<form class="row" onSubmit=${open}>
+    <label class="field">Or an admin key of the endpoint <input type="password" required autocomplete="off" value=${key} onInput=${(event) => setKey(event.target.value)} /></label>
+    <button>Open</button>${error && html`<span class="bad" role="alert">${plain(error.message)}</span>`}</form>`;
 }
 
 /** Renders `children(data)` once there are data; keeps them on screen while they load again. */

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from evidence import RESULTS, Options, provenance, write_result
-
 from settings import report
 
 NAMES = ("sql", "retrieval", "maths")
@@ -101,7 +100,7 @@ def main(arguments: Sequence[str]) -> int:
         except GateError as error:
             print(error, file=sys.stderr)
             return 1
-        command = ["python examples/05_evidence/main.py settings --setting", name, *_flags(given)]
+        command = ["python evidence/main.py settings --setting", name, *_flags(given)]
         command += [f"--seed {seed}" for seed in found["seeds"]]
         result = with_provenance(" ".join(command), options, found)
         write_result(result, options, report.draw)

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import walking
-from evidence import Options, run_all
 from intervals import difference, interval, shown, table, verdict
 from walking import Arm, Walks
 
+from evidence import Options, run_all
 from lgov_core.reward import AirRules
 from lgov_core.transitions import CreditRules
 

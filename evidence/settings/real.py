@@ -24,7 +24,7 @@ from settings.sql import log as sql
 from settings.sql.agent import CHECKER, REWRITER, WRITER, check_prompt, rewrite_prompt, write_prompt
 from settings.sql.tasks import run_query
 
-DATA = Path(__file__).resolve().parents[4] / "shared" / "data"
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 #: How much of the log goes wrong.
 ERRS = 0.25
 #: Every so many-th database or question is held out.

@@ -28,7 +28,7 @@ class SettingRunner:
             outcome = Outcome.INFRASTRUCTURE
         elif isinstance(error, TimeoutError):
             outcome = Outcome.TIMEOUT
-        rewards = (Reward(score, "task", job.rollout_id, job.attempt, source="examples/05_evidence"),)
+        rewards = (Reward(score, "task", job.rollout_id, job.attempt, source="evidence"),)
         return Episode(
             outcome,
             rewards if outcome.trainable else (),

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import walking
-from evidence import Options, run_all
 from intervals import difference, interval, shown, table, verdict
 from walking import Arm, Walks
 
+from evidence import Options, run_all
 from lgov_core.transitions import CreditRules
 
 SEEDS = 3

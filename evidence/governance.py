@@ -29,9 +29,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from evidence import Options, run_all
 from intervals import difference, interval, shown, table, verdict
 
+from evidence import Options, run_all
 from lgov_core.demo.company import build_company
 from lgov_core.demo.measure import RunReport
 from lgov_core.demo.plans import TINY, Plan

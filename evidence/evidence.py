@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
+ROOT = HERE.parent
 RESULTS = HERE / "results"
+PLOTS = ROOT / "docs/evidence"
 FRAMEWORKS = ("lgov_langchain", "lgov_openai_agents", "lgov_autogen")
 PACKAGES = ("lgov", "torch", "transformers", "tokenizers", "numpy", "langchain", "langgraph", "openai", "sqlglot")
 
@@ -60,7 +61,7 @@ def provenance(command: str, options: Options) -> dict[str, Any]:
 
 def _commit() -> str:
     """The last commit that changed the code, marked where the code is not exactly that. Results and docs do not count."""
-    places = ["lgov_core", *FRAMEWORKS, ":(glob)examples/05_evidence/*.py", "examples/05_evidence/settings"]
+    places = ["lgov_core", *FRAMEWORKS, ":(glob)evidence/*.py", "evidence/settings"]
     try:
         log = ["git", "log", "-1", "--format=%H", "--", *places]
         head = subprocess.run(log, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -136,13 +137,13 @@ def _keep(path: Path, key: dict[str, Any], result: dict[str, Any]) -> None:
 
 
 def write_result(result: dict[str, Any], options: Options, draw: Callable[[dict[str, Any], Path], None]) -> Path:
-    """Writes NAME.json and NAME.png."""
+    """Writes NAME.json and NAME.png, the plot of a committed result beside the page that shows it."""
     options.results.mkdir(parents=True, exist_ok=True)
     path = options.results / f"{options.name}.json"
     # A list of plain values stands on one line.
     text = re.sub(r"\[[^\[\]{}]*\]", lambda found: re.sub(r"\s+", " ", found[0]), json.dumps(result, indent=1))
     path.write_text(text.replace("[ ", "[").replace(" ]", "]") + "\n")
-    draw(result, options.results / f"{options.name}.png")
+    draw(result, (PLOTS if options.results == RESULTS else options.results) / f"{options.name}.png")
     return path
 
 

@@ -26,7 +26,7 @@ def block(name: str, result: dict[str, Any] | None) -> str:
         f"Python {result['python']}, {versions}; {result['platform']}; {seconds:.0f} minutes of runs, one after the other."
     )
     tables = importlib.import_module("settings.report" if name.startswith("settings_") else name).tables(result)
-    return f"{head}\n\n{tables}\n\n![{name}](../../examples/05_evidence/results/{name}.png)\n"
+    return f"{head}\n\n{tables}\n\n![{name}]({name}.png)\n"
 
 
 def filled(text: str, folder: Path = RESULTS) -> str:

@@ -1,8 +1,8 @@
 """Measures what lgov claims, one claim a command, and writes down what came out.
 
-    python examples/05_evidence/main.py governance|credit|air [--seeds N] [--quick]
-    python examples/05_evidence/main.py settings [--setting sql|retrieval|maths] [--seed N] [--quick] [--real]
-    python examples/05_evidence/main.py page       # puts the committed results into docs/evidence/results.md
+    python evidence/main.py governance|credit|air [--seeds N] [--quick]
+    python evidence/main.py settings [--setting sql|retrieval|maths] [--seed N] [--quick] [--real]
+    python evidence/main.py page       # puts the committed results into docs/evidence/results.md
 
 Governance, credit and air are modules of this folder with `run`, `tables` and `draw`; settings is a package.
 """
@@ -21,8 +21,9 @@ sys.path.insert(0, str(HERE))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from evidence import RESULTS, Options, provenance, write_result  # noqa: E402
 from page import write_page  # noqa: E402
+
+from evidence import RESULTS, Options, provenance, write_result  # noqa: E402
 
 
 def main(arguments: list[str]) -> int:
@@ -39,7 +40,9 @@ def main(arguments: list[str]) -> int:
     cores = os.cpu_count() or 1
     parser.add_argument("--jobs", type=int, default=min(2, cores), help="runs at the same time; 0: in this process")
     parser.add_argument("--folder", type=Path, default=None, help="where the runs are left (runs/evidence-NAME)")
-    parser.add_argument("--results", type=Path, default=None, help="where JSON and plot go (results/; quick: FOLDER)")
+    parser.add_argument(
+        "--results", type=Path, default=None, help="where JSON and plot go (the committed ones; quick: FOLDER)"
+    )
     given = parser.parse_args(arguments)
     if given.name == "page":
         write_page()
@@ -55,7 +58,7 @@ def main(arguments: list[str]) -> int:
         folder.resolve(),
         (given.results or (folder if given.quick else RESULTS)).resolve(),
     )
-    command = f"python examples/05_evidence/main.py {' '.join(arguments)}"
+    command = f"python evidence/main.py {' '.join(arguments)}"
     result = {**provenance(command, options), **module.run(options)}
     write_result(result, options, module.draw)
     print(module.tables(result))

@@ -1,0 +1,53 @@
+"""Shows on standard error how the run of a server goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Generator
+from typing import Any
+
+from lgov_core.client.display import Display
+from lgov_core.client.result import TrainResult
+from lgov_core.server.coordinator import Coordinator
+from lgov_core.server.run_state import RunState
+
+#: Seconds between two looks at the run.
+_PAUSE_S = 0.5
+
+
+@contextlib.contextmanager
+def shown_progress(coordinator: Coordinator) -> Generator[None]:
+    """Shows each run of ``coordinator`` until the block ends, as its clients show it."""
+    over = threading.Event()
+    thread = threading.Thread(target=_watch, args=(coordinator, over), name="lgov-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _watch(coordinator: Coordinator, over: threading.Event) -> None:
+    last: RunState | None = None
+    while not over.wait(_PAUSE_S):
+        run = coordinator.run
+        if run is not None and run is not last:
+            _show(run, over)
+            last = run
+
+
+def _show(run: RunState, over: threading.Event) -> None:
+    metrics: list[dict[str, Any]] = []
+    with Display() as display:
+        while True:
+            ended = run.ended or over.is_set()  # before it is asked: nothing is missed then
+            progress = run.progress(len(metrics))
+            metrics += progress["metrics"]
+            display.show(progress, progress["metrics"])
+            if ended:
+                break
+            over.wait(_PAUSE_S)
+        said = progress["error"] or TrainResult(run.run_id, metrics)
+        display.say(f"training {progress['state']}: {said}")
