@@ -115,10 +115,9 @@ def test_a_store_on_postgresql_is_shown_and_followed(page: Any) -> None:
         with served(address) as window:
             window.open(page, "#/tasks")
             rows = page.locator("main [data-row]")
-            expect(rows.first).to_be_visible()
-            before = rows.count()
+            expect(rows).to_have_count(4)
             record_rollout(store, "new-0", "new", Outcome.SUCCEEDED, 1.0)
-            expect(rows).to_have_count(before + 1)
+            expect(rows).to_have_count(5)
             page.goto(window.base + f"#/rollout/{rollouts[0]}?view=tokens&step=0")
             expect(page.get_by_role("listbox")).to_be_visible()
             page.goto(window.base + "#/governance")
