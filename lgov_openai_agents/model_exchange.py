@@ -32,7 +32,7 @@ from lgov_openai_agents.proposals import (
     next_request,
     without_denied_tools,
 )
-from lgov_openai_agents.replay import events_of, failure_in, response_of
+from lgov_openai_agents.replay import event_key, events_of, failure_in, is_text, response_of
 from lgov_openai_agents.runs import AgentRun, RunMemory, parent_in
 
 #: How often a model is asked again after it proposed what is denied; then the denial is the answer.
@@ -62,6 +62,8 @@ class ModelExchange:
         self._said: list[str] = [] if run is None else run.said
         self._exchange: list[Any] = []  # what was denied in earlier rounds, and the answers
         self._withholds = governor.evaluates(Point.POST_MODEL_CALL) or governor.evaluates(Point.PRE_TOOL_CALL)
+        self._passes_text = not governor.reads_replies()
+        self._passed: set[tuple[str, str | None]] = set()
         self._withheld: list[Any] = []
         self._received: ModelResponse | None = None
 
@@ -102,7 +104,8 @@ class ModelExchange:
         self._remember(response)
         is_unchanged = self._received is not None and _same_items(response, self._received) and usage is None
         for event in self._withheld if is_unchanged else events_of(response, self._withheld, model_name(self._model)):
-            yield event
+            if is_unchanged or event_key(event) not in self._passed:
+                yield event
         yield response
 
     def _restore_hidden(self) -> None:
@@ -202,9 +205,11 @@ class ModelExchange:
                     continue
                 events.append(event)
                 # The last event of a whole reply waits until the call has been recorded.
-                if self._withholds or self._withheld or isinstance(event, ResponseCompletedEvent):
+                passes = not self._withholds or (self._passes_text and is_text(event))
+                if self._withheld or not passes or isinstance(event, ResponseCompletedEvent):
                     self._withheld.append(event)
                 else:
+                    self._passed.add(event_key(event))
                     yield event
         self._received = self._received or response_of(events)
         if self._received is None:

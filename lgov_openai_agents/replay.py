@@ -27,6 +27,8 @@ from lgov_core.types import new_id
 
 #: The types of the events with which the SDK has a stream fail.
 _FAILURES = frozenset({"response.incomplete", "response.failed", "error", "response.error"})
+#: How the types of the events that hold only text go on after ``response.``.
+_TEXTS = ("content_part.", "output_text.", "refusal.", "reasoning")
 
 
 def response_of(events: Sequence[Any]) -> ModelResponse | None:
@@ -56,6 +58,20 @@ _USAGE = ("input_tokens", "output_tokens", "total_tokens", "input_tokens_details
 
 def _usage(used: ResponseUsage | None) -> Usage:
     return Usage() if used is None else Usage(requests=1, **{name: getattr(used, name) for name in _USAGE})
+
+
+def is_text(event: Any) -> bool:
+    """Whether an event of a stream holds only text, or says that the reply has begun."""
+    kind = str(getattr(event, "type", "")).removeprefix("response.")
+    if kind in ("output_item.added", "output_item.done"):
+        return getattr(event.item, "type", None) in ("message", "reasoning")
+    return kind in ("created", "in_progress", "queued") or kind.startswith(_TEXTS)
+
+
+def event_key(event: Any) -> tuple[str, str | None]:
+    """An event's type and the id of its item: a stream that goes on does not repeat those that the program has."""
+    item = getattr(event, "item", None)
+    return str(getattr(event, "type", "")), getattr(event, "item_id", None) or getattr(item, "id", None)
 
 
 def events_of(answer: ModelResponse, held: Sequence[Any], model: str) -> Iterator[Any]:

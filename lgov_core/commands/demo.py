@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 import threading
 import time
@@ -17,6 +16,7 @@ from typing import Any
 
 import click
 
+from lgov_core._util.threads import wait_without_spinning
 from lgov_core.commands.mounted_window import mounted_window
 from lgov_core.commands.options import FOLDER
 from lgov_core.demo.plans import Plan, plan_for
@@ -66,8 +66,7 @@ def demo(
             f'the demo needs {", ".join(missing)}: pip install "lgov[langchain,gateway,train]" (for CPU only: torch first)'
         )
     plan = plan_for(model, **plan_options)
-    # Threads that spin while they wait slow everything down on a busy machine.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    wait_without_spinning()
     with _window(target) if view else contextlib.nullcontext():
         status = _run(plan, range(first_seed, first_seed + seeds), ungoverned, target, resume, as_json)
     sys.exit(status)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
+from lgov_core._util.threads import wait_without_spinning
 from lgov_core.commands.group import Exit
 from lgov_core.commands.mounted_window import mounted_window, say_on_stderr
 from lgov_core.commands.options import (
@@ -29,7 +29,7 @@ from lgov_core.commands.options import (
 )
 from lgov_core.commands.output import write_result
 from lgov_core.errors import EndpointError, SettingsError
-from lgov_core.server.command import engine_flags, engine_options
+from lgov_core.server.command import dtype_option, engine_flags, engine_options
 from lgov_core.settings import Settings, load_settings, without_password
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ _SPEAKS = "chat,completions,embeddings"
     show_default=True,
     help="Seconds for running calls to end after SIGTERM.",
 )
-@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True)
+@dtype_option
 @click.option("--show-admin-key", is_flag=True, help="Print the admin key, which may act for any rollout.")
 @click.option("--train", is_flag=True, help="Also train the model on rollouts that clients run (lgov_core.Client).")
 @click.option("--config", type=FILE, help="With --train: settings file (config.yaml).")
@@ -101,7 +101,7 @@ def serve(
     max_running: int,
     max_waiting: int,
     drain_s: int,
-    dtype: str,
+    dtype: str | None,
     show_admin_key: bool,
     train: bool,
     config: Path | None,
@@ -130,11 +130,7 @@ def serve(
             raise SettingsError("--upstream, --policy and --admin-keys-file are not for --train", hint="leave them out")
         from lgov_core.server.command import run_server
 
-        context = click.get_current_context()
-        if context.get_parameter_source("dtype") is ParameterSource.DEFAULT:
-            model_flags = {("model", "name"): flags["model"]}
-        else:
-            model_flags = {("model", "name"): flags["model"], ("model", "dtype"): dtype}
+        model_flags = {("model", "name"): flags["model"], ("model", "dtype"): dtype}
         status = run_server(
             config,
             flags={**model_flags, **engine_settings, ("training", "algorithm"): algorithm},
@@ -149,7 +145,7 @@ def serve(
             say=say_on_stderr,
             mount=lambda target, store: mounted_window(str(target), store=store),
         )
-        context.exit(status)
+        click.get_current_context().exit(status)
     if config or algorithm or folder or resume or gpus is not None:
         raise SettingsError("--config, --algorithm, --gpus, --folder and --resume are for --train", hint="add --train")
     from lgov_core.gateway.serving.limits import Limits
@@ -276,15 +272,19 @@ def _keys(settings: Settings, admin_keys_file: Path | None, *, shown: bool) -> K
     return KeyRing(secret, admin_keys=None if admin_keys_file is None else AdminKeyFile(admin_keys_file))
 
 
-def _vllm(settings: Settings, flags: dict[tuple[str, str], Any], *, dtype: str) -> AbstractContextManager[Engine]:
+def _vllm(
+    settings: Settings, flags: dict[tuple[str, str], Any], *, dtype: str | None
+) -> AbstractContextManager[Engine]:
     """VLLM with the model; its output goes to ``.lgov/vllm/``."""
     if settings.model is None or settings.upstream is not None:
         raise SettingsError(
             "--engine vllm serves one model", hint="lgov serve --engine vllm --model smollm2, without --upstream"
         )
     from lgov_core.models import load_model, model_source
+    from lgov_core.models.precision import dtype_for
     from lgov_core.process.governed import DEFAULT_AUDIT
     from lgov_core.server.engines import vllm_options
+    from lgov_core.server.recipe import device_for
     from lgov_core.train.engines.vllm_engine import open_vllm
     from lgov_core.train.settings import load_train_settings
 
@@ -293,12 +293,12 @@ def _vllm(settings: Settings, flags: dict[tuple[str, str], Any], *, dtype: str) 
         load_model(settings.model, weights=False),
         model_source(settings.model),
         DEFAULT_AUDIT.parent / "vllm",
-        vllm_options(given.vllm, dtype=dtype),
+        vllm_options(given.vllm, dtype=dtype_for(settings.model, dtype or "auto", device_for(None))),
         url=given.model.engine_url,
     )
 
 
-def _engine(settings: Settings, *, dtype: str, upstream_key_env: str, speaks: str | None) -> Engine:
+def _engine(settings: Settings, *, dtype: str | None, upstream_key_env: str, speaks: str | None) -> Engine:
     if (settings.model is None) == (settings.upstream is None):
         given = "neither" if settings.model is None else "both"
         raise SettingsError(
@@ -315,7 +315,10 @@ def _engine(settings: Settings, *, dtype: str, upstream_key_env: str, speaks: st
         return UpstreamEngine(urls, api_key=os.environ.get(upstream_key_env) or None, speaks=apis)
     if speaks is not None:
         raise SettingsError("--upstream-speaks needs --upstream", hint="give --upstream, or leave it out")
+    wait_without_spinning()
     from lgov_core.gateway.engine.embedded import EmbeddedEngine
     from lgov_core.models import load_model
+    from lgov_core.models.precision import dtype_for
 
-    return EmbeddedEngine(load_model(str(settings.model), dtype=dtype))
+    name = str(settings.model)
+    return EmbeddedEngine(load_model(name, dtype=dtype_for(name, dtype or "auto", "cpu")))

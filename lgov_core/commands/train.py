@@ -9,12 +9,13 @@ from typing import Any
 
 import click
 
+from lgov_core._util.threads import wait_without_spinning
 from lgov_core.commands.group import Exit
 from lgov_core.commands.mounted_window import mounted_window, say_on_stderr
 from lgov_core.commands.options import FILE, FOLDER, PATH, command
 from lgov_core.commands.output import write_result
 from lgov_core.errors import SettingsError
-from lgov_core.server.command import engine_flags, engine_options
+from lgov_core.server.command import dtype_option, engine_flags, engine_options
 
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED)
@@ -25,6 +26,7 @@ from lgov_core.server.command import engine_flags, engine_options
 @click.option("--model", "name", help="tiny, smollm2, a transformers folder, or a hub name. [model.name]")
 @click.option("--algorithm", help="grpo, ppo, ...; sft and prompt learn from recorded traces. [training.algorithm]")
 @engine_options
+@dtype_option
 @click.option("--backend", default="torch", show_default=True, help="Training backend: torch, or verl on Ray.")
 @click.option("--traces", help="Store of recorded rollouts, for sft and prompt.")
 @click.option("--epochs", type=int, help="Passes over the tasks. [training.epochs]")
@@ -57,13 +59,14 @@ def train(
     CONFIG is a file such as config.yaml with the sections model, training, runtime and data. What is set on the command
     line wins over it; sections and keys are in brackets.
     """
+    wait_without_spinning()
     from lgov_core.train.algorithms.registry import REINFORCEMENT, TrainingJob, algorithm_name, find_run
     from lgov_core.train.loop.metrics_log import read_metrics
     from lgov_core.train.loop.time_spent import time_spent
     from lgov_core.train.settings import load_train_settings
 
     sections = {"train": "data", "test": "data", "name": "model", "nworkers": "runtime", "policy": "runtime"}
-    sections |= {"include_held_out": "sft"}
+    sections |= {"include_held_out": "sft", "dtype": "model"}
     engine = engine_flags(flags)
     values = {(sections.get(key, "training"), key): value for key, value in flags.items()}
     settings = load_train_settings(config, flags={**values, **engine})

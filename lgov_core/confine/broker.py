@@ -92,9 +92,13 @@ class BoxBroker:
         content: dict[str, Any] = message["content"]
         requests = self._approvals[message["store"]]
         # The digest is taken here: a person must approve what is shown.
-        rollout_id = None if message["rollout_id"] is None else str(message["rollout_id"])
-        seconds = {name: float(message[name]) for name in ("expires_s", "waits_s")}
-        found = requests.ask(content, fingerprint(content), rollout_id=rollout_id, **seconds)
+        found = requests.ask(
+            content,
+            fingerprint(content),
+            expires_s=float(message["expires_s"]),
+            rollout_id=None if message.get("rollout_id") is None else str(message["rollout_id"]),
+            waits_s=float(message.get("waits_s", 0)),
+        )
         return {"request": None} if found is None else {"request": asdict(found[0]), "new": found[1]}
 
     def _about_request(

@@ -15,6 +15,7 @@ from lgov_core.audit.attestation import read_attestation
 from lgov_core.audit.lineage import LINEAGE_FILE, LineageReport, read_lineage, verify_lineage
 from lgov_core.errors import TrainError
 from lgov_core.models import LanguageModel, load_model
+from lgov_core.models.precision import dtype_for
 from lgov_core.server.verl.recipe import model_place
 from lgov_core.train.loop.checkpoint import find_checkpoint, read_checkpoint
 from lgov_core.train.loop.policy_model import PolicyModel, full_policy, lora_policy
@@ -46,13 +47,15 @@ class TrainedModel:
         return hasattr(self.policy.module, "peft_config")
 
 
-def load_trained(path: Path, *, base: str | None = None, device: str = "cpu") -> TrainedModel:
+def load_trained(
+    path: Path, *, base: str | None = None, device: str = "cpu", policy: str | None = None
+) -> TrainedModel:
     """The checkpoint that ``path`` names (`find_checkpoint`; for verl's `find_sealed`), on the model it was trained
     from.
 
     Its statements are checked first, and the model against them. ``base`` names the model where none is stated, or it
-    has moved. Raises `TrainError` for a broken lineage, another model or none, or weights that do not fit; `ModelError`
-    when the model cannot be loaded.
+    has moved. ``policy`` is the one to load of several (``training.policies``). Raises `TrainError` for a broken lineage,
+    another model or none, or weights that do not fit; `ModelError` when the model cannot be loaded.
     """
     sealed = find_sealed(path)
     if sealed is not None:
@@ -63,16 +66,31 @@ def load_trained(path: Path, *, base: str | None = None, device: str = "cpu") ->
     own: dict[str, torch.Tensor] = model.module.state_dict()
     _require_start(folder, said, name, weights_digest(own.items()))
     checkpoint = read_checkpoint(folder)
-    rank = _rank(checkpoint.weights)
-    policy = full_policy(model.module) if rank is None else lora_policy(model.module, rank=rank)
+    weights = _weights_of(checkpoint.weights, folder, policy)
+    rank = _rank(weights)
+    trained = full_policy(model.module) if rank is None else lora_policy(model.module, rank=rank)
     try:
-        policy.load(checkpoint.weights)
+        trained.load(weights)
     except RuntimeError as error:
         raise TrainError(f"the weights of {folder} do not fit {name}: {error}") from error
-    served = policy.served()
+    served = trained.served()
     started = {key: own[key].detach().clone() for key in served}
     serve(model, served)
-    return TrainedModel(folder, checkpoint.step, model, policy, name, started, report, _weights_sha256(said))
+    return TrainedModel(folder, checkpoint.step, model, trained, name, started, report, _weights_sha256(said))
+
+
+def _weights_of(weights: Mapping[str, torch.Tensor], folder: Path, policy: str | None) -> Mapping[str, torch.Tensor]:
+    """The weights of one policy; all, where the checkpoint is of one."""
+    several = sorted({name.partition(".")[0] for name in weights if ".base_model." in name})
+    if policy is None and several:
+        raise TrainError(
+            f"{folder} holds the policies {', '.join(several)}", hint="lgov export CHECKPOINT FOLDER --adapter NAME"
+        )
+    if policy is None:
+        return weights
+    if policy not in several:
+        raise TrainError(f"{folder} holds no policy {policy!r}", hint=f"it has: {', '.join(several) or 'one, unnamed'}")
+    return {name.removeprefix(f"{policy}."): one for name, one in weights.items() if name.startswith(f"{policy}.")}
 
 
 def _of_verl(folder: Path, base: str | None, device: str) -> TrainedModel:
@@ -109,7 +127,7 @@ def _base(folder: Path, run: Path, said: Mapping[str, Any], base: str | None, de
     beside = run.parent / Path(name).name
     if base is None and Path(name).is_absolute() and not Path(name).exists() and beside.is_dir():
         name = str(beside)  # a run that was moved still has its beginning beside it
-    dtype = chosen.get("dtype") or "float32"
+    dtype = dtype_for(name, chosen.get("dtype") or "float32", device)
     return name, load_model(name, dtype=dtype, tool_format=chosen.get("tool_format"), device=device)
 
 

@@ -9,7 +9,7 @@ _GONE: ContextVar[threading.Event | None] = ContextVar("lgov_caller_gone", defau
 
 
 def caller_gone() -> threading.Event:
-    """Is set when nobody waits for the running judgement any more; a policy that waits stops then."""
+    """Is set when the caller no longer waits for the running judgement; a policy that waits stops then."""
     return _GONE.get() or threading.Event()
 
 

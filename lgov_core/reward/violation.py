@@ -19,7 +19,7 @@ def violation_of(decision: Decision, names: Mapping[str, str] | None = None) -> 
     """The one violation that ``decision`` is, or None.
 
     None for an allow, also of a set in shadow mode, for a fault, which is not the agent's doing, and for an escalation: a
-    request for approval that nobody has answered yet is not a finding. Of several
+    request for approval that has no answer yet is not a finding. Of several
     policies that had the winning effect, the most severe is named. ``names`` maps names of policies to those in violations.
     """
     if decision.effect not in _TYPES or decision.fault:

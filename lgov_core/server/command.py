@@ -9,10 +9,11 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from lgov_core._util.threads import wait_without_spinning
 from lgov_core.errors import LgovError, SettingsError
 from lgov_core.server.interruption import ENDING, interrupted
 
@@ -49,8 +50,7 @@ def run_server(
     if resume and folder is None:
         raise SettingsError("--resume needs the folder of the run", hint="give --folder")
     target = folder or Path("runs") / time.strftime("server-%Y%m%d-%H%M%S")
-    # Threads that spin while they wait make everything crawl when something else wants the processor as well.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    wait_without_spinning()
     say(f"loading {settings.model.name or 'the model'}")
     server: TrainingServer | None = None
     try:
@@ -110,6 +110,13 @@ def _secret(path: Path) -> bytes:
         raise SettingsError(f"the key secret {path} cannot be read: {error.strerror}") from error
 
 
+dtype_option: Final = click.option(
+    "--dtype",
+    type=click.Choice(["auto", "float32", "bfloat16"]),
+    help="What the model computes in; auto is bfloat16 where that is faster. [model.dtype]",
+)
+
+
 def engine_options(function: _Function) -> _Function:
     """``--engine``, ``--engine-url`` and ``--vllm-python``; `engine_flags` makes settings of them."""
     for option in (
@@ -140,6 +147,7 @@ def engine_flags(values: dict[str, Any]) -> dict[tuple[str, str], Any]:
 @click.option("--model", help="tiny, smollm2, a transformers folder, or a hub name. [LIGHTNING_MODEL_PATH]")
 @click.option("--algorithm", help="grpo, ppo, ... [LIGHTNING_RL_ALGORITHM]")
 @engine_options
+@dtype_option
 @click.option("--gpus", type=click.IntRange(0), help="Number of GPUs; 0 trains on the CPU. [default: 1 if available]")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
@@ -159,14 +167,20 @@ def engine_flags(values: dict[str, Any]) -> dict[tuple[str, str], Any]:
 @click.option("--show-admin-key", is_flag=True, help="Print the key that clients need.")
 @click.option("--resume", is_flag=True, help="Resume the training in --folder.")
 def server_command(
-    config: Path | None, model: str | None, algorithm: str | None, epochs: int | None, steps: int | None, **more: Any
+    config: Path | None,
+    model: str | None,
+    dtype: str | None,
+    algorithm: str | None,
+    epochs: int | None,
+    steps: int | None,
+    **more: Any,
 ) -> None:
     """Train a model from what agents elsewhere do with it (lgov_core.Client).
 
     Exit status: 0 ended by SIGTERM; 1 something failed (the message says what); 2 wrong usage or settings; 130 interrupted.
     """
     flags = {
-        ("model", "name"): model, ("training", "algorithm"): algorithm,
+        ("model", "name"): model, ("model", "dtype"): dtype, ("training", "algorithm"): algorithm,
         ("training", "epochs"): epochs, ("training", "steps"): steps, **engine_flags(more),
     }  # fmt: skip
     try:

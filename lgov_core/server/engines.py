@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,15 @@ from lgov_core.errors import SettingsError
 from lgov_core.gateway.protocol import ANY_MODEL, Engine
 from lgov_core.models import LanguageModel, model_source
 from lgov_core.server.policy_engine import PolicyEngine
-from lgov_core.server.recipe import adapter_rank, policy_for
+from lgov_core.server.recipe import RANK, adapter_rank, policy_for
+from lgov_core.train.algorithms.config import UpdateConfig
+from lgov_core.train.algorithms.update import PolicyUpdate
 from lgov_core.train.engines.vllm_engine import open_vllm
 from lgov_core.train.engines.vllm_server import VllmOptions
 from lgov_core.train.loop.agents import adapter_policy
+from lgov_core.train.loop.joint import JointPublisher, JointUpdate, joint_policy
 from lgov_core.train.loop.policy_model import PolicyModel
-from lgov_core.train.loop.training_run import Publisher
+from lgov_core.train.loop.training_run import Learner, Publisher
 from lgov_core.train.settings import TrainSettings, VllmSection
 
 
@@ -25,26 +28,41 @@ from lgov_core.train.settings import TrainSettings, VllmSection
 class Sampling:
     """What a training samples with: ``policy`` learns, ``publisher`` serves its weights, ``engine`` answers calls.
 
-    ``figures`` returns JSON values for the line of each update.
+    ``figures`` returns JSON values for the line of each update. ``policies`` are the parts of a `joint_policy`, by name.
     """
 
     engine: Engine
     publisher: Publisher
     policy: PolicyModel
     figures: Callable[[], Mapping[str, Any]] = dict
+    policies: Mapping[str, PolicyModel] = field(default_factory=dict[str, PolicyModel])
+
+    def learner(self, config: UpdateConfig) -> Learner:
+        """What updates ``policy``."""
+        if self.policies:
+            return JointUpdate({name: _update(one, config) for name, one in self.policies.items()})
+        return _update(self.policy, config)
 
 
 def open_engine(settings: TrainSettings, model: LanguageModel, folder: Path, opened: contextlib.ExitStack) -> Sampling:
     """The engine that the settings name, for ``model``; what it starts is closed with ``opened``. Raises `LgovError`."""
-    given = settings.model
+    given, policies = settings.model, settings.training.policies
     if given.engine == "embedded":
         if given.engine_url is not None:
             raise SettingsError("model.engine_url is given without an engine there", hint="--engine vllm")
         engine = PolicyEngine(
-            model, max_batch=given.max_batch, max_new_tokens=given.max_new_tokens, seed=settings.training.seed
+            model,
+            max_batch=given.max_batch,
+            max_new_tokens=given.max_new_tokens,
+            seed=settings.training.seed,
+            policies=tuple(policies),
         )
-        engine.served_as = given.served_as
+        engine.served_as, engine.routes = given.served_as, policies
+        if policies:
+            return _joint(settings, model, engine)
         return Sampling(engine, engine, policy_for(settings, model))
+    if policies:
+        raise SettingsError("training.policies are for the engine embedded", hint="leave --engine vllm out")
     rank = adapter_rank(settings, model)
     if rank == 0:
         raise SettingsError(
@@ -65,6 +83,25 @@ def open_engine(settings: TrainSettings, model: LanguageModel, folder: Path, ope
     )
     policy = adapter_policy(model.module, rank=rank, seed=settings.training.seed)
     return Sampling(vllm, vllm.policy, policy, vllm.figures)
+
+
+def _joint(settings: TrainSettings, model: LanguageModel, engine: PolicyEngine) -> Sampling:
+    """Adapters for each policy that is trained; the frozen ones are the model as it is."""
+    rank, seed = settings.model.lora_rank, settings.training.seed
+    if rank == 0:
+        raise SettingsError(
+            "training.policies are adapters, and model.lora_rank is 0", hint="leave it out, or set it to 16"
+        )
+    names = [name for name, one in settings.training.policies.items() if not one.frozen]
+    policies = {
+        name: adapter_policy(model.module, rank=rank or RANK, seed=seed + number) for number, name in enumerate(names)
+    }
+    publisher = JointPublisher({name: engine.policy(name) for name in names})
+    return Sampling(engine, publisher, joint_policy(policies), policies=policies)
+
+
+def _update(policy: PolicyModel, config: UpdateConfig) -> PolicyUpdate:
+    return PolicyUpdate(policy.module, config, reference=policy.reference, reference_mode=policy.reference_mode)
 
 
 def vllm_options(given: VllmSection, *, dtype: str, rank: int = 16) -> VllmOptions:

@@ -7,6 +7,7 @@ from typing import Any
 
 from lgov_core.errors import SettingsError
 from lgov_core.models import LanguageModel, load_model
+from lgov_core.models.precision import SMALL, dtype_for
 from lgov_core.train.algorithms.algorithms import algorithm
 from lgov_core.train.algorithms.config import UpdateConfig
 from lgov_core.train.algorithms.registry import OTHERS, TrainingJob, algorithm_name
@@ -15,9 +16,8 @@ from lgov_core.train.loop.sampling import compares_groups
 from lgov_core.train.settings import TrainSettings
 from lgov_core.transitions import CreditRules
 
-#: Models with more parameters train LoRA adapters unless the settings say otherwise.
-SMALL = 10_000_000
-_RANK = 16
+#: The rank of adapters unless the settings say otherwise.
+RANK = 16
 
 
 def device_for(gpus: int | None) -> str:
@@ -65,20 +65,30 @@ def client_options(settings: TrainSettings, folder: Path) -> dict[str, Any]:
     }
 
 
-def load(settings: TrainSettings, device: str) -> LanguageModel:
-    """The model that is served and trained. Raises `SettingsError` when none is named."""
-    name = settings.model.name
-    if name is None:
+def with_dtype(settings: TrainSettings, device: str) -> TrainSettings:
+    """``settings`` in which ``model.dtype`` is not auto. Raises `SettingsError` when no model is named."""
+    return settings.with_values("model", dtype=dtype_for(_model_name(settings), settings.model.dtype, device))
+
+
+def load(settings: TrainSettings, device: str, dtype: str | None = None) -> LanguageModel:
+    """The model that is served and trained, in ``model.dtype`` unless another is given. Raises as `with_dtype`."""
+    name, given = _model_name(settings), settings.model
+    dtype = dtype_for(name, given.dtype if dtype is None else dtype, device)
+    return load_model(name, dtype=dtype, tool_format=given.tool_format, device=device)
+
+
+def _model_name(settings: TrainSettings) -> str:
+    if settings.model.name is None:
         raise SettingsError("no model is named", hint="--model smollm2, model.name, or LIGHTNING_MODEL_PATH")
-    return load_model(name, dtype=settings.model.dtype, tool_format=settings.model.tool_format, device=device)
+    return settings.model.name
 
 
 def adapter_rank(settings: TrainSettings, model: LanguageModel) -> int:
-    """The rank of the adapters that are trained; 0: all weights are."""
+    """The rank of the adapters that are trained; 0: all weights are, by default those of a small model."""
     rank = settings.model.lora_rank
     if rank is None:
         small = settings.model.engine == "embedded" and model.module.num_parameters() < SMALL
-        rank = 0 if small else _RANK
+        rank = 0 if small else RANK
     return rank
 
 
@@ -108,6 +118,7 @@ def algorithm_for(settings: TrainSettings) -> tuple[CreditRules, UpdateConfig]:
         "tokens_per_batch": given.tokens_per_batch,
         "packing": given.packing,
         "discount": given.discount,
+        "precision": "bfloat16" if settings.model.dtype == "bfloat16" else "float32",
     }
     chosen = {key: value for key, value in chosen.items() if value is not None}
     found = algorithm(name, seed=given.seed, **chosen)

@@ -15,7 +15,7 @@ import torch
 from lgov_core._util.atomic_file import atomic_folder, atomic_write
 from lgov_core.errors import SettingsError, TrainError
 from lgov_core.models import LanguageModel
-from lgov_core.server.recipe import device_for, load, policy_for
+from lgov_core.server.recipe import device_for, load, policy_for, with_dtype
 from lgov_core.store import open_store
 from lgov_core.train.algorithms.config import SupervisedConfig
 from lgov_core.train.algorithms.imitation import Imitated, choose, imitation_rows, mean_loss
@@ -54,7 +54,10 @@ def _trained(job: TrainingJob) -> Mapping[str, Any]:
     chosen = _chosen(job)
     training = job.settings.training
     device = device_for(None)
-    model = load(job.settings, device)
+    settings = with_dtype(job.settings, device)
+    model = load(
+        settings, device, "float32"
+    )  # the model that is written: it is not rounded, whatever passes compute in
     rows, apart = imitation_rows(chosen.transitions), imitation_rows(chosen.held_out)
     _require_vocabulary(model, [*rows, *apart])
     policy = policy_for(job.settings, model)
@@ -66,6 +69,7 @@ def _trained(job: TrainingJob) -> Mapping[str, Any]:
         learning_rate=training.learning_rate or _LEARNING_RATE,
         max_grad_norm=training.max_grad_norm or 1.0,
         tokens_per_pass=tokens,
+        bf16=settings.model.dtype == "bfloat16",
     )
     policy.module.eval()
     before = mean_loss(policy.module, rows, tokens), mean_loss(policy.module, apart, tokens)

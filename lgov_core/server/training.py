@@ -17,18 +17,18 @@ from lgov_core.gateway.app import create_app
 from lgov_core.gateway.mounted_app import MountedApp
 from lgov_core.gateway.server import EndpointServer, is_loopback
 from lgov_core.gateway.serving.keys import KeyRing
+from lgov_core.models.precision import SMALL
 from lgov_core.server.collect import QueueCollector, Stopped
 from lgov_core.server.coordinator import Coordinator
 from lgov_core.server.engines import open_engine
 from lgov_core.server.key_path import KeyInPath, kept_keys
 from lgov_core.server.one_trainer import only_trainer
-from lgov_core.server.recipe import SMALL, algorithm_for, device_for, extra_groups_for, load
+from lgov_core.server.recipe import algorithm_for, device_for, extra_groups_for, load, with_dtype
 from lgov_core.server.routes import train_routes
 from lgov_core.server.run_state import RunState
-from lgov_core.server.task_order import batch_of, further_of, numbered, updates_of
+from lgov_core.server.task_order import batch_of, further_of, numbered, passed, settled_tasks, updates_of
 from lgov_core.store import RolloutConfig, RolloutQueue, open_store
 from lgov_core.train.algorithms.registry import algorithm_name
-from lgov_core.train.algorithms.update import PolicyUpdate
 from lgov_core.train.loop.figures import earned_figures
 from lgov_core.train.loop.lineage import Facts, Lineage, policy_facts
 from lgov_core.train.loop.loop import Task, TrainingLoop
@@ -97,7 +97,9 @@ class TrainingServer:
         self._open.close()
 
     def _start(self, opened: contextlib.ExitStack) -> None:
-        settings, training = self.settings, self.settings.training
+        device = device_for(self._gpus)
+        self.settings = settings = with_dtype(self.settings, device)
+        training = settings.training
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self._resume and (self.folder / "checkpoints").exists():
             raise SettingsError(
@@ -107,10 +109,9 @@ class TrainingServer:
         self._extra_groups = extra_groups_for(settings)
         opened.enter_context(only_trainer(self._place))
         store = opened.enter_context(contextlib.closing(open_store(self._place)))
-        model = load(settings, device_for(self._gpus))
+        model = load(settings, device)
         start_sha256 = weights_digest(model.module.state_dict().items())
         sampling = open_engine(settings, model, self.folder, opened)
-        policy = sampling.policy
         self._engine_figures = sampling.figures
         self._small = model.module.num_parameters() < SMALL
         self._loop_id = _loop_id(self.folder)
@@ -122,16 +123,14 @@ class TrainingServer:
         self.store: RolloutQueue = store
         self._loop = TrainingLoop(
             run_id=self._loop_id,
-            policy=policy,
-            learner=PolicyUpdate(
-                policy.module, update, reference=policy.reference, reference_mode=policy.reference_mode
-            ),
+            policy=sampling.policy,
+            learner=sampling.learner(update),
             engine=sampling.publisher,
             store=store,
             pool=self._collector,
             folder=self.folder,
             credit=credit,
-            selection=Selection(agents=training.agents),
+            selection=Selection(agents=training.agents, models=tuple(sampling.policies)),
             checkpoint_every=training.checkpoint_every,
             max_staleness=settings.max_staleness,
             max_extra_groups=self._extra_groups,
@@ -249,7 +248,7 @@ class TrainingServer:
                 self._batch(run, step),
                 training.group_size,
                 self._stage,
-                self._figures,
+                self._train_figures,
                 [self._batch(run, number) for number in later],
                 self._further(run, step),
             )
@@ -271,12 +270,19 @@ class TrainingServer:
             self.coordinator.run.stage(state, done, total)
 
     def _batch(self, run: RunState, step: int) -> list[Task]:
-        training = self.settings.training
-        return batch_of(self.coordinator.tasks.of("train"), training.batch_size, step, f"{training.seed}/{run.first}")
+        training, tasks = self.settings.training, self.coordinator.tasks.of("train")
+        settled = self._settled(run, step) if training.curriculum else frozenset[str]()
+        return batch_of(tasks, training.batch_size, step, f"{training.seed}/{run.first}", settled)
+
+    def _settled(self, run: RunState, step: int) -> frozenset[str]:
+        """By what was known before the pass over the tasks that ``step`` is in, with rollouts ahead too: always the same."""
+        per_epoch = updates_of(self.coordinator.tasks.of("train"), self.settings.training.batch_size)
+        known = run.first + step // per_epoch * per_epoch - self.settings.max_staleness
+        return settled_tasks(line for line in self._loop.run.metrics.lines() if run.first < line["step"] <= known)
 
     def _further(self, run: RunState, step: int) -> list[Task]:
-        training, seed = self.settings.training, f"{self.settings.training.seed}/{run.first}"
-        return further_of(self.coordinator.tasks.of("train"), training.batch_size, step, seed, self._extra_groups)
+        seed = f"{self.settings.training.seed}/{run.first}"
+        return further_of(self.coordinator.tasks.of("train"), self._batch(run, step), step, seed, self._extra_groups)
 
     def _evaluate(self, run: RunState) -> None:
         """Every held-out task once, sampled as in training: greedy decoding hides what a policy would do."""
@@ -293,6 +299,10 @@ class TrainingServer:
         earned = (((one.rollout_id or "", one.attempt or 0), one.dimension, one.value) for one in rewards)
         figures = earned_figures(results, [(job.rollout_id, job.attempt) for job in usable], earned)
         return {**figures, **self._engine_figures()}
+
+    def _train_figures(self, results: Sequence[JobResult]) -> dict[str, Any]:
+        figures = self._figures(results)
+        return {**figures, "passed": passed(results)} if self.settings.training.curriculum else figures
 
     def _is_stopped(self) -> bool:
         run = self.coordinator.run

@@ -23,6 +23,7 @@ from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import LgovError, PolicyFileError, SettingsError
 from lgov_core.policies.document import Place, read_yaml
 from lgov_core.train.bounds import Bound, bounded, choices_of, kind_of
+from lgov_core.train.policy_section import PolicySection, read_policies
 
 #: Environment variables, and the section and key that each sets.
 VARIABLES: Final[Mapping[str, tuple[str, str]]] = types.MappingProxyType(
@@ -38,15 +39,17 @@ VARIABLES: Final[Mapping[str, tuple[str, str]]] = types.MappingProxyType(
 class ModelSection:
     """``model:`` — what is trained.
 
-    ``name`` is tiny, smollm2, a transformers folder or a hub name. ``lora_rank`` 0 trains all weights; None decides by size:
-    adapters of rank 16 above ten million parameters. ``max_new_tokens`` bounds a reply, ``max_batch`` how many calls are
-    decoded together; a prompt may be as long as the model's context. ``served_as`` is a further name for the model at the
-    endpoint. ``engine`` samples: embedded, in the trainer's own process, or vllm (section ``vllm``), which trains adapters
-    only; ``engine_url`` is the base URL of a vLLM that runs already and reads this machine's files.
+    ``name`` is tiny, smollm2, a transformers folder or a hub name. ``dtype`` is what the engine and the update compute in;
+    auto is bfloat16 where the processor has it and the model at least ten million parameters, else float32. ``lora_rank`` 0
+    trains all weights; None decides by size: adapters of rank 16 from ten million parameters on. ``max_new_tokens`` bounds a
+    reply, ``max_batch`` how many calls are decoded together; a prompt may be as long as the model's context. ``served_as``
+    is a further name for the model at the endpoint. ``engine`` samples: embedded, in the trainer's own process, or vllm
+    (section ``vllm``), which trains adapters only; ``engine_url`` is the base URL of a vLLM that runs already and reads this
+    machine's files.
     """
 
     name: str | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     lora_rank: int | None = bounded(None, least=0)
     max_new_tokens: int = bounded(256, least=1)
     max_batch: int = bounded(64, least=1)
@@ -68,7 +71,10 @@ class TrainingSection:
     ``max_extra_groups`` bounds the groups of further tasks that an update may collect in place of those in which all
     rollouts are alike (0: none; None: twice ``batch_size`` for dapo, else 0). ``evaluate_every`` updates the test tasks are
     run (0: only before the first and after the last), ``checkpoint_every`` updates a checkpoint is written. ``agents`` are
-    names or globs of the agents whose calls are trained on (none: all).
+    names or globs of the agents whose calls are trained on (none: all). ``policies`` gives agents adapters of their own on
+    the one model, all trained in the same step: ``NAME: {agents: [...]}``, or ``NAME: frozen`` for the model as it is
+    (docs/how-to/training.md). With ``curriculum`` tasks whose rollouts all passed, or all failed, the last times are drawn
+    less often.
     """
 
     algorithm: str = "grpo"
@@ -88,6 +94,8 @@ class TrainingSection:
     evaluate_every: int = bounded(0, least=0)
     checkpoint_every: int = bounded(5, least=1)
     agents: tuple[str, ...] = ()
+    policies: Mapping[str, PolicySection] = field(default_factory=dict[str, PolicySection])
+    curriculum: bool = False
     seed: int = 0
 
 
@@ -324,6 +332,8 @@ def _assigned(
 
 
 def _read(value: Any, kind: Any, bound: Bound | None, what: str, base: Path) -> Any:
+    if typing.get_origin(kind) is Mapping:
+        return read_policies(value, what)
     if typing.get_origin(kind) is tuple:
         given: list[Any] = list(value) if isinstance(value, list | tuple) else [value]
         return tuple(_read(one, str, bound, what, base) for one in given)

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from lgov_core._util.threads import wait_without_spinning
 from tests.bench.engine import words
 
 AT_ONCE = (1, 8, 32)
@@ -76,6 +77,7 @@ def main() -> None:
         print(f"sampling: no vLLM at {given.vllm_python} (make test-vllm), not measured")
         return
 
+    wait_without_spinning()
     from lgov_core.gateway.engine.embedded import EmbeddedEngine
     from lgov_core.models import load_model, model_source
     from lgov_core.train.engines.vllm_engine import open_vllm

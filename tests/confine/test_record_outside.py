@@ -194,7 +194,9 @@ def test_an_approval_holds_no_longer_than_the_policy_says(workspace: Workspace) 
     store = str(workspace.folder / ".lgov" / "approvals.db")
     (workspace.folder / "policy.yaml").write_text(APPROVAL.format(store=".lgov/approvals.db"))
     content = {"name": "pay", "arguments": {}}
-    ran = workspace.run(f"{INSIDE}ask(do='ask', store={store!r}, content={content!r}, expires_s=1e18)")
+    ran = workspace.run(
+        f"{INSIDE}ask(do='ask', store={store!r}, content={content!r}, rollout_id=None, expires_s=1e18, waits_s=0)"
+    )
     assert "request" in answers(ran)[0], ran.output
     requests = ApprovalRequests(store)
     (request,) = requests.pending()

@@ -65,7 +65,7 @@ def test_without_an_answer_the_call_is_not_run(tmp_path: Path) -> None:
     subject = governor(ApprovalPolicy(store=tmp_path / "approvals.db", wait_s=0.3), timeout_s=0.1)
     decision = subject.decide(pay())
     assert (decision.effect, decision.rule) == (Effect.ESCALATE, "approval-pending")
-    assert "nobody did within 0.3 s" in decision.reason
+    assert "no answer within 0.3 s" in decision.reason
     subject.close()
 
 

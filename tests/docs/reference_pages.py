@@ -17,8 +17,8 @@ from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
-from types import SimpleNamespace
-from typing import Any
+from types import SimpleNamespace, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import click
 
@@ -36,6 +36,7 @@ from lgov_core.policies.registry import options_of
 from lgov_core.policies.schema import policy_file_schema
 from lgov_core.store import open_store
 from lgov_core.trace import semconv
+from lgov_core.train.settings import TrainSettings
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs/reference"
@@ -106,6 +107,35 @@ def settings() -> str:
         if one.name != "origins"
     )
     return table(("name", "variable", "flag", "default", "meaning"), rows)
+
+
+def training_settings() -> str:
+    """Every section of ``config.yaml`` with its keys."""
+    parts: list[str] = []
+    for section in dataclasses.fields(TrainSettings):
+        made: Any = section.default_factory
+        kinds = get_type_hints(made)
+        rows = ((f"`{one.name}`", _type(kinds[one.name]), _shown(one.default)) for one in dataclasses.fields(made))
+        parts += [f"## {section.name}", markdown(made.__doc__), table(("key", "value", "default"), rows)]
+    return "\n\n".join(parts)
+
+
+def _type(hint: Any) -> str:
+    """A type as the page says it."""
+    inner = [one for one in get_args(hint) if one not in (type(None), ...)]
+    if get_origin(hint) is Literal:
+        return ", ".join(f"`{value}`" for value in inner)
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(map(_type, inner))
+    if get_origin(hint) in (tuple, list):
+        return f"list of {_type(inner[0])}"
+    if get_origin(hint) in (dict, Mapping):
+        return "mapping"
+    return {str: "text", Path: "path", bool: "true or false", int: "integer", float: "number"}.get(hint, "mapping")
+
+
+def _shown(value: Any) -> str:
+    return "" if value is None or value == () or value is dataclasses.MISSING else f"`{value}`"
 
 
 def _attribute_documents(module: Any, of_class: str | None = None) -> dict[str, str]:
@@ -229,7 +259,8 @@ def api() -> str:
 
 
 PARTS: Mapping[str, Callable[[], str]] = {
-    made.__name__: made for made in (commands, settings, attributes, policies, hooks, errors, metrics, api)
+    made.__name__: made
+    for made in (commands, settings, training_settings, attributes, policies, hooks, errors, metrics, api)
 }
 
 

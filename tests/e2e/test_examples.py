@@ -47,9 +47,14 @@ def served(*command: str, cwd: Path) -> Generator[str]:
 def test_an_example_is_short_and_imports_no_lgov(folder: Path) -> None:
     main = (folder / "main.py").read_text()
     assert not re.search(r"^\s*(import|from) lgov", main, re.M)
-    assert len(main.splitlines()) <= 120
+    assert all(len(path.read_text().splitlines()) <= 120 for path in folder.glob("*.py"))
     readme = (folder / "README.md").read_text()
     assert "lgov" in readme
+
+
+def test_the_examples_are_numbered_once() -> None:
+    names = sorted(path.name for path in (ROOT / "examples").iterdir() if path.name != "notebooks")
+    assert [name[:3] for name in names] == [f"{number:02}_" for number in range(1, 9)]
 
 
 @pytest.fixture(scope="module")

@@ -48,6 +48,16 @@ class Served:
 
 
 @contextmanager
+def gated(after_s: float = 5.0) -> Iterator[threading.Event]:
+    """A gate for a model's reply, which opens by itself after a while."""
+    gate = threading.Event()
+    timer = threading.Timer(after_s, gate.set)
+    timer.start()
+    yield gate
+    timer.cancel()
+
+
+@contextmanager
 def served(replies: Any, *rules: Any) -> Iterator[Served]:
     with ScriptedModelServer(replies) as server:
         found = Served(server, *(rules or [TOOLS_ONLY]), seen=Seen())
@@ -61,8 +71,7 @@ def texts(chunk: Any) -> str:
 
 @pytest.mark.parametrize("rules", [[TOOLS_ONLY], [TOOLS_ONLY, COSTS]], ids=["tools", "costs"])
 def test_text_arrives_before_the_reply_is_complete(rules: list[Any]) -> None:
-    gate = threading.Event()
-    with served([ScriptedReply("one two three", gate=gate, gate_at=2)], *rules) as program:
+    with gated() as gate, served([ScriptedReply("one two three", gate=gate, gate_at=2)], *rules) as program:
         stream = program.stream()
         first = next(text for chunk in stream if (text := texts(chunk)))
         assert (first, gate.is_set()) == ("one", False)
@@ -72,9 +81,7 @@ def test_text_arrives_before_the_reply_is_complete(rules: list[Any]) -> None:
 
 
 def test_text_arrives_early_in_a_task_too() -> None:
-    gate = threading.Event()
-
-    async def read(program: Served) -> str:
+    async def read(program: Served, gate: threading.Event) -> str:
         stream = await program.aclient.chat.completions.create(model="m", messages=[USER], stream=True)
         found = ""
         async for chunk in stream:
@@ -84,20 +91,18 @@ def test_text_arrives_early_in_a_task_too() -> None:
             found += texts(chunk)
         return found
 
-    with served([ScriptedReply("one two three", gate=gate, gate_at=2)]) as program:
-        assert asyncio.run(read(program)) == "one two three"
+    with gated() as gate, served([ScriptedReply("one two three", gate=gate, gate_at=2)]) as program:
+        assert asyncio.run(read(program, gate)) == "one two three"
 
 
 @pytest.mark.parametrize("rule", [SECRETS, ON_OUTPUT], ids=["secrets", "condition"])
 def test_a_rule_that_reads_text_holds_it(rule: Any) -> None:
-    gate = threading.Event()
-    with served([ScriptedReply("one two three", gate=gate, gate_at=2)], TOOLS_ONLY, rule) as program:
-        timer = threading.Timer(0.3, gate.set)
-        timer.start()
-        stream = program.stream()
-        next(text for chunk in stream if (text := texts(chunk)))
+    with (
+        gated(0.3) as gate,
+        served([ScriptedReply("one two three", gate=gate, gate_at=2)], TOOLS_ONLY, rule) as program,
+    ):
+        next(text for chunk in program.stream() if (text := texts(chunk)))
         assert gate.is_set()
-        timer.join()
 
 
 def test_an_allowed_call_follows_its_text() -> None:
@@ -109,11 +114,8 @@ def test_an_allowed_call_follows_its_text() -> None:
 
 
 def test_a_call_is_not_handed_over_before_it_is_evaluated() -> None:
-    gate = threading.Event()
-    with served([ScriptedReply("Look.", tool_calls=[LONG], gate=gate, gate_at=4)]) as program:
-        stream = program.stream()
-        threading.Timer(0.3, gate.set).start()
-        for chunk in stream:
+    with gated(0.3) as gate, served([ScriptedReply("Look.", tool_calls=[LONG], gate=gate, gate_at=4)]) as program:
+        for chunk in program.stream():
             if chunk.choices and chunk.choices[0].delta.tool_calls:
                 assert gate.is_set()
                 assert program.seen.decisions(Point.PRE_TOOL_CALL)

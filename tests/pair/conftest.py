@@ -58,7 +58,8 @@ def settings(model: Path, **values: Any) -> TrainSettings:
         ("training", "batch_size"): 2, ("training", "group_size"): 4, ("training", "steps"): 2,
         ("training", "epochs"): 20, ("training", "learning_rate"): 5e-3, ("training", "kl_coef"): 0.0,
     }  # fmt: skip
-    sections = {"max_new_tokens": "model", "served_as": "model", "timeout_s": "runtime", "max_attempts": "runtime"}
+    sections = dict.fromkeys(("max_new_tokens", "served_as", "lora_rank", "engine", "dtype"), "model")
+    sections |= {"timeout_s": "runtime", "max_attempts": "runtime"}
     flags |= {(sections.get(name, "training"), name): value for name, value in values.items()}
     return load_train_settings(flags=flags, environ={})
 

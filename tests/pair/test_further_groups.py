@@ -48,7 +48,7 @@ def expected(step: int, seed: int = 0) -> tuple[list[str], list[str]]:
     asked = batch_of(TASKS, 2, step, f"{seed}/0")
     hard = sum(one.payload["task"]["question"].startswith("hard") for one in asked)
     further: list[str] = []
-    others = further_of(TASKS, 2, step, f"{seed}/0", 4)
+    others = further_of(TASKS, asked, step, f"{seed}/0", 4)
     while hard < 2:
         round_of = [others.pop(0) for _ in range(2 - hard)]
         hard += sum(one.payload["task"]["question"].startswith("hard") for one in round_of)
@@ -65,14 +65,19 @@ def batch(folder: Path, step: int) -> Counter[str]:
 def test_tasks_of_further_groups_are_others_and_each_keeps_its_turn() -> None:
     tasks = [{"number": number} for number in range(10)]
     for step in range(7):
-        own = [task.task_id for task in batch_of(tasks, 3, step, "5/0")]
-        found = [task.task_id for task in further_of(tasks, 3, step, "5/0", 4)]
+        asked = batch_of(tasks, 3, step, "5/0")
+        own = [task.task_id for task in asked]
+        found = [task.task_id for task in further_of(tasks, asked, step, "5/0", 4)]
         assert len({*own, *found}) == len(own) + 4
-        assert found == [task.task_id for task in further_of(tasks, 3, step, "5/0", 4)]
-        assert len(further_of(tasks, 3, step, "5/0", 100)) == 10 - len(own)
+        assert found == [task.task_id for task in further_of(tasks, asked, step, "5/0", 4)]
+        assert len(further_of(tasks, asked, step, "5/0", 100)) == 10 - len(own)
     epoch = [task.task_id for step in range(4) for task in batch_of(tasks, 3, step, "5/0")]
     assert sorted(epoch) == [f"train-{number:06d}" for number in range(10)]
-    drawn = Counter(task.task_id for step in range(400) for task in further_of(tasks, 3, step, "5/0", 4))
+    drawn = Counter(
+        task.task_id
+        for step in range(400)
+        for task in further_of(tasks, batch_of(tasks, 3, step, "5/0"), step, "5/0", 4)
+    )
     assert min(drawn.values()) > 0.8 * max(drawn.values()), "no task is drawn more often than others"
 
 

@@ -16,7 +16,7 @@ from tests.vllm.conftest import MODEL, PYTHON, ROOT
 
 TASKS = ("Is the sky blue?", "Do cats have wings?", "Is seven a prime number?", "Is Lyon in France?")
 CONFIG = """\
-model: {name: MODEL, max_new_tokens: 4, lora_rank: 8}
+model: {name: MODEL, max_new_tokens: 4, lora_rank: 8, dtype: float32}
 training: {batch_size: 4, group_size: 8, steps: STEPS, epochs: 20, learning_rate: 5.0e-4, kl_coef: 0.0, max_staleness: STALE}
 runtime: {nworkers: 16, workers: threads}
 vllm: {context_tokens: 512, arguments: [--max-num-seqs, "32"]}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.peers import ROOT
-from tests.web.browser import NARROW, chromium, launched
+from tests.web.browser import chromium, launched
 from tests.web.recorded_run import ask_for_approval, make_run
 from tests.web.served import Served, served
 
@@ -65,8 +65,6 @@ def take(page: Any, window: Served) -> None:
     page.locator("main tr[data-row] a").first.click()
     shot(page, window, "side-by-side", None)
     shot(page, window, "governance", "#/governance")
-    page.set_viewport_size(NARROW)
-    shot(page, window, "narrow", denied)
 
 
 def shot(page: Any, window: Served, name: str, route: str | None) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lgov_core._util.threads import wait_without_spinning
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import FILE, FOLDER, PATH, base_model_option, command
 from lgov_core.commands.output import write_json, write_table
@@ -66,6 +67,7 @@ def evaluate_command(
         return
     if checkpoint is None or tasks is None or agent is None:
         raise click.UsageError("give CHECKPOINT, TASKS and --agent, or --compare with two evaluations")
+    wait_without_spinning()
     from lgov_core.client.agent_name import load_agent
     from lgov_core.client.tasks import read_tasks
 

@@ -20,8 +20,14 @@ from lgov_core.commands.output import write_result
     help="A full model with its tokenizer, or the LoRA adapter only.",
 )  # fmt: skip
 @base_model_option
+@click.option("--adapter", help="The policy to export, of a training with several (training.policies).")
 def export_command(
-    checkpoint: Path, folder: Path, form: Literal["transformers", "peft"], model: str | None, as_json: bool
+    checkpoint: Path,
+    folder: Path,
+    form: Literal["transformers", "peft"],
+    model: str | None,
+    adapter: str | None,
+    as_json: bool,
 ) -> None:
     """Export the model of CHECKPOINT to a new FOLDER that transformers or PEFT can load.
 
@@ -32,7 +38,7 @@ def export_command(
     from lgov_core.evaluation.model import load_trained
 
     try:
-        trained = load_trained(checkpoint, base=model)
+        trained = load_trained(checkpoint, base=model, policy=adapter)
         target = export(trained, folder, form)
     except KeyboardInterrupt:
         kept = f"{folder} is complete" if folder.exists() else f"{folder} was not made, run the same command again"

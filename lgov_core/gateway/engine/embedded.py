@@ -15,6 +15,7 @@ from lgov_core.gateway.engine.served_policy import ServedPolicy
 from lgov_core.gateway.engine.supported_fields import check_fields
 from lgov_core.gateway.formats.openai_format import completion_pieces
 from lgov_core.gateway.protocol import ChatRequest, Completion, StreamPiece
+from lgov_core.models.precision import SMALL
 
 if TYPE_CHECKING:
     import torch
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from lgov_core.gateway.engine.sampling import Row
     from lgov_core.models import LanguageModel
 
-#: A model with fewer parameters is decoded by one thread: more would wait for each other longer than they work.
-_SMALL = 10_000_000
 #: Below this a temperature is greedy: dividing by it would leave the range of float32.
 _COLDEST = 1e-4
 #: Bytes of the prefix cache.
@@ -74,7 +73,7 @@ class EmbeddedEngine:
         from lgov_core.gateway.engine.generation import Decoder
         from lgov_core.gateway.engine.lora import LoraAdapters
 
-        if threads is None and model.module.num_parameters() < _SMALL:
+        if threads is None and model.module.num_parameters() < SMALL:
             threads = 1
         self.name = name
         self._model = model

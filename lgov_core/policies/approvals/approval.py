@@ -166,7 +166,7 @@ class ApprovalPolicy(BoundedPolicy):
             said = f": {request.reason}" if request.reason else ""
             decision = self.deny("approval-rejected", f"{request.answered_by} rejected this call{said}")
         else:
-            late = f", and nobody did within {self.wait_s:g} s" if self.wait_s else ""
+            late = f"; there was no answer within {self.wait_s:g} s" if self.wait_s else ""
             reason = f"a person has to approve this call first (request {request.request_id}){late}"
             decision = self.escalate("approval-pending", reason, Severity.MEDIUM)
         if self.requests.place:

@@ -38,10 +38,11 @@ FOLDER_ARGUMENTS = names(
 )
 #: Names that stay closed although they lie inside a root, unless ``deny`` says otherwise: keys, credentials, history.
 DENIED_NAMES = (*SECRET_NAMES, ".git")
-#: Templates and public keys, which are there to be read.
+#: Templates, public keys and certificates, which are there to be read.
 _OPEN_NAMES = (
     *(".env.example", ".env.sample", ".env.template", ".env.dist", "id_*.pub"),
     *("example.env", "sample.env", "template.env", "*.example.env"),
+    *("cert.pem", "*[-_]cert.pem", "ca.pem", "cacert.pem", "chain.pem", "fullchain.pem"),
 )
 MAX_LINKS = 40
 MAX_PATHS = 1000

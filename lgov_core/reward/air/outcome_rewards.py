@@ -257,7 +257,7 @@ def _event_of(outcome: ToolOutcome) -> Event | None:
         return None if outcome.error_type in _STOPPED else "tool_failure"
     if outcome.status == "denied":
         decision = outcome.decision
-        waits = decision is not None and decision.effect is Effect.ESCALATE  # nobody has decided yet
+        waits = decision is not None and decision.effect is Effect.ESCALATE  # it is not decided yet
         return None if decision is not None and (decision.fault or waits) else "denied"
     return None
 

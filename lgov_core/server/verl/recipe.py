@@ -39,6 +39,10 @@ def verl_job(settings: TrainSettings, *, run_id: str, folder: Path, tasks: int, 
         raise SettingsError("on verl each step waits for its rollouts", hint="leave max_staleness out")
     if training.max_extra_groups:
         raise SettingsError("on verl no groups are collected in place of alike ones", hint="leave max_extra_groups out")
+    if training.policies or training.curriculum:
+        raise SettingsError(
+            "training.policies and training.curriculum are for the backend torch", hint="leave --backend verl out"
+        )
     algorithm = algorithm_name(training.algorithm)
     credit, update = algorithm_for(settings)
     cluster = {one.name: getattr(section, one.name) for one in fields(VerlCluster)}

@@ -9,16 +9,7 @@ from typing import Any
 import torch
 
 from lgov_core.errors import TrainError
-
-
-def computes_bfloat16(device: str) -> bool:
-    """Whether a device of that type computes with bfloat16 itself; where it does not, bfloat16 is slower than float32."""
-    if device == "cuda":
-        return torch.cuda.is_bf16_supported()
-    if device == "cpu":
-        capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)()
-        return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") or capabilities.get("bf16"))
-    return device == "mps"
+from lgov_core.models.precision import computes_bfloat16
 
 
 def autocast(device: str, precision: str) -> contextlib.AbstractContextManager[Any]:

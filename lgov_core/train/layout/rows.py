@@ -32,7 +32,8 @@ class TrainRow:
     ``mask`` is 1 where the token is trained on (never at index 0: nothing predicts it); ``logprobs``, ``advantages`` and
     ``weights`` are only meaningful there and 0.0 elsewhere. ``logprobs`` were recorded at ``temperature``. ``calls`` are the
     model calls in it, in the order of their tokens and without overlap: every trained token is in one of them. Without
-    any, the row is one call. ``task_id`` names the group and ``rollout_id`` with ``attempt`` the rollout it is of.
+    any, the row is one call. ``task_id`` names the group and ``rollout_id`` with ``attempt`` the rollout it is of;
+    ``model`` is the name that the model was asked by.
     """
 
     ids: tuple[int, ...]
@@ -45,6 +46,7 @@ class TrainRow:
     task_id: str = ""
     rollout_id: str = ""
     attempt: int = 0
+    model: str = ""
 
     @property
     def informative(self) -> bool:
@@ -110,6 +112,7 @@ def _row(chain: Chain) -> TrainRow:
         chain.task_id,
         chain.rollout_id,
         chain.attempt,
+        chain.model,
     )
 
 

@@ -46,10 +46,13 @@ class PolicyModel:
 
 
 def full_policy(serving: Any) -> PolicyModel:
-    """All parameters of a copy of ``serving`` learn; the reference is another copy."""
-    module = copy.deepcopy(serving)
+    """All parameters of a copy of ``serving`` learn; the reference is another copy.
+
+    Both are float32: a step is smaller than what bfloat16 tells apart.
+    """
+    module = copy.deepcopy(serving).float()
     module.requires_grad_(True)
-    reference = copy.deepcopy(serving).eval().requires_grad_(False)
+    reference = copy.deepcopy(serving).float().eval().requires_grad_(False)
     return PolicyModel(module, lambda: {k: v.detach().clone() for k, v in module.state_dict().items()}, reference)
 
 

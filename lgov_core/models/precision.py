@@ -1,0 +1,35 @@
+"""What a model is served and trained in: float32, or bfloat16 where that is faster."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+from lgov_core.models.load import load_model
+
+#: A model with fewer parameters is small: converting numbers, or dividing work among threads, costs it more than it gains.
+SMALL: Final = 10_000_000
+
+
+def dtype_for(name_or_path: str | os.PathLike[str], dtype: str, device: str) -> str:
+    """``dtype``; for ``auto`` bfloat16 where the device computes with it and the model is not small, else float32.
+
+    Raises `ModelError` when the model is not there.
+    """
+    if dtype != "auto":
+        return dtype
+    if not computes_bfloat16(device):
+        return "float32"
+    return "float32" if load_model(name_or_path, weights=False).module.num_parameters() < SMALL else "bfloat16"
+
+
+def computes_bfloat16(device: str) -> bool:
+    """Whether a device of that type computes with bfloat16 itself; where it does not, bfloat16 is slower than float32."""
+    import torch
+
+    if device == "cuda":
+        return torch.cuda.is_bf16_supported()
+    if device == "cpu":
+        capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)()
+        return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") or capabilities.get("bf16"))
+    return device == "mps"

@@ -1,0 +1,48 @@
+"""The setting ``training.policies``: which agents have weights of their own. Loads nothing heavy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lgov_core.errors import SettingsError
+
+#: What a policy may be called: a part of the names of its weights.
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySection:
+    """A policy: it answers ``agents`` (names or globs), and is not trained when ``frozen``."""
+
+    agents: tuple[str, ...]
+    frozen: bool = False
+
+
+def read_policies(value: Any, what: str) -> dict[str, PolicySection]:
+    """The policies that ``value`` names: ``NAME: {agents: [...], frozen: true}``, ``NAME: frozen`` or ``NAME:`` alone.
+
+    Without agents a policy answers the agent of its name. Raises `SettingsError`, which begins with ``what``.
+    """
+    if not isinstance(value, Mapping):
+        raise SettingsError(f"{what} is {value!r}", hint="write names of policies below it")
+    found = {str(name): _read(str(name), given, what) for name, given in value.items()}
+    if found and all(one.frozen for one in found.values()):
+        raise SettingsError(f"{what} are all frozen", hint="leave frozen out for those that are to be trained")
+    return found
+
+
+def _read(name: str, given: Any, what: str) -> PolicySection:
+    keys: Any = {"frozen": True} if given == "frozen" else {} if given is None else given
+    if isinstance(keys, Mapping) and not keys.keys() - {"agents", "frozen"} and _NAME.fullmatch(name):
+        agents, frozen = keys.get("agents", [name]), keys.get("frozen", False)
+        if isinstance(agents, list | tuple) and isinstance(frozen, bool):
+            names = tuple(one for one in agents if isinstance(one, str) and one)
+            if names and len(names) == len(agents):
+                return PolicySection(names, frozen)
+    raise SettingsError(
+        f"{what}: {name} is {given!r}",
+        hint="write NAME: {agents: [...]} or NAME: frozen; a name has letters, digits, - and _",
+    )

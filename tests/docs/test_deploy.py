@@ -1,0 +1,98 @@
+"""The files of deploy/ are valid, and agree with each other and with lgov."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from lgov_core.cli import cli
+from lgov_core.policies import load_policy_file
+from lgov_core.settings import Settings
+from tests.core.test_packaging import PROJECT
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+MANIFESTS = {
+    f"{path.name}:{one['kind']}": one
+    for path in sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+    for one in yaml.safe_load_all(path.read_text())
+}
+KNOWN = {"FROM", "RUN", "COPY", "ENV", "USER", "WORKDIR", "VOLUME", "EXPOSE", "ENTRYPOINT", "CMD"}
+STATEFUL = MANIFESTS["statefulset.yaml:StatefulSet"]["spec"]["template"]["spec"]
+(CONTAINER,) = STATEFUL["containers"]
+
+
+def instructions() -> list[tuple[str, str]]:
+    """The instructions of the container file, continued lines joined."""
+    text = re.sub(r"\\\n\s*", "", (DEPLOY / "Dockerfile").read_text())
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return [(name, rest) for name, _, rest in (line.partition(" ") for line in lines)]
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_a_manifest_has_the_schema_of_kubernetes(name: str) -> None:
+    kubernetes_validate.validate(MANIFESTS[name], kubernetes_validate.latest_version(), strict=True)
+
+
+def test_the_schema_check_finds_an_unknown_field() -> None:
+    broken = {**MANIFESTS["service.yaml:Service"], "spek": {}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(broken, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_what_a_pod_mounts_and_reads_is_declared() -> None:
+    volumes = {one["name"] for one in STATEFUL["volumes"]}
+    claims = MANIFESTS["statefulset.yaml:StatefulSet"]["spec"]["volumeClaimTemplates"]
+    assert {one["name"] for one in CONTAINER["volumeMounts"]} == volumes | {one["metadata"]["name"] for one in claims}
+    data = MANIFESTS["config.yaml:ConfigMap"]["data"]
+    used = [one["valueFrom"].get("configMapKeyRef", {}).get("key") for one in CONTAINER["env"]]
+    assert {key for key in used if key} | {"policy.yaml"} == set(data)
+    labels = MANIFESTS["service.yaml:Service"]["spec"]["selector"]
+    assert labels == MANIFESTS["networkpolicy.yaml:NetworkPolicy"]["spec"]["podSelector"]["matchLabels"]
+
+
+def test_the_policy_of_the_manifests_loads(tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text(MANIFESTS["config.yaml:ConfigMap"]["data"]["policy.yaml"])
+    assert load_policy_file(tmp_path / "policy.yaml").rules
+
+
+def test_the_container_runs_lgov_as_an_ordinary_user() -> None:
+    found = instructions()
+    assert {name for name, _ in found} <= KNOWN
+    last: dict[str, str] = dict(found)
+    assert (last["USER"], last["EXPOSE"]) == (str(STATEFUL["securityContext"]["runAsUser"]), "8321")
+    assert not any(
+        name == "COPY" and not rest.startswith("--from") for name, rest in found[found.index(("USER", "10001")) :]
+    )
+    extras = re.findall(r"/source\[([\w,]+)\]", str(found))[0].split(",")
+    assert set(extras) <= set(PROJECT["project"]["optional-dependencies"])
+
+
+def test_every_command_and_variable_is_one_of_lgov() -> None:
+    unit = (DEPLOY / "lgov.service").read_text()
+    texts = [unit, (DEPLOY / "Dockerfile").read_text(), str(CONTAINER["env"])]
+    variables = {name.lower() for text in texts for name in re.findall(r"\bLGOV_(\w+)", text)}
+    assert variables <= set(Settings.__dataclass_fields__)
+    (command,) = re.findall(r"^ExecStart=\S+/lgov (.*)", unit, re.M)
+    (started,) = (yaml.safe_load(rest) for name, rest in instructions() if name == "CMD")
+    for words in (shlex.split(command), started):
+        options = {word for word in words if word.startswith("--")}
+        assert options <= set(re.findall(r"--[\w-]+", CliRunner().invoke(cli, [words[0], "--help"]).output))
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_the_unit_is_one_that_systemd_reads(tmp_path: Path) -> None:
+    unit = tmp_path / "lgov.service"
+    text = (DEPLOY / "lgov.service").read_text()
+    unit.write_text(text.replace("/opt/lgov/bin/lgov", "/bin/true"))
+    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, timeout=60, check=False)
+    mine: Any = [line for line in done.stderr.splitlines() if "lgov.service" in line]
+    assert mine == []

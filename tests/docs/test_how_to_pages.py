@@ -1,0 +1,90 @@
+"""The how-to pages with commands do what they say, typed as written."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lgov_core.store import open_store
+from lgov_core.testing import ScriptedModelServer, ScriptedReply, call
+from lgov_core.train.settings import load_train_settings
+from tests.docs.page_runner import follow, read_page
+
+ROOT = Path(__file__).parents[2]
+
+
+def desk(body: Mapping[str, Any]) -> ScriptedReply | str:
+    """Reads the order, tries to pay, and says what came back."""
+    results = [message["content"] for message in body["messages"] if message["role"] == "tool"]
+    if len(results) < 2:
+        return [call("read_order", number=7), call("refund", number=7, euros=120)][len(results)]
+    return "You have been paid." if results[1] == "paid" else f"I could not pay you: {results[1]}"
+
+
+@pytest.fixture
+def in_shop(tmp_path: Path) -> Callable[[str], list[str]]:
+    """Follows a page beside the agent of the openai quickstart."""
+    pytest.importorskip("openai")
+    files, _ = read_page(ROOT / "docs/start/openai.md", {})
+    (tmp_path / "agent.py").write_text(files["agent.py"])
+
+    def following(name: str) -> list[str]:
+        with ScriptedModelServer(desk) as model:
+            environment = {"OPENAI_BASE_URL": model.base_url, "OPENAI_API_KEY": "none"}
+            return follow(ROOT / name, tmp_path, environment)
+
+    return following
+
+
+def test_a_call_is_approved_as_the_page_says(in_shop: Callable[[str], list[str]]) -> None:
+    assert ["PAID" in one for one in in_shop("docs/how-to/approve-calls.md")] == [False, False, True]
+
+
+def test_shadow_mode_is_left_as_the_page_says(in_shop: Callable[[str], list[str]]) -> None:
+    assert ["PAID" in one for one in in_shop("docs/how-to/shadow-mode.md")] == [True, False, False, False]
+
+
+def test_a_program_of_agentmesh_runs_as_the_page_says(tmp_path: Path) -> None:
+    follow(ROOT / "docs/how-to/migrate.md", tmp_path, {})
+
+
+def test_a_framework_is_added_as_the_page_says(tmp_path: Path) -> None:
+    files, _ = read_page(ROOT / "docs/how-to/add-a-framework.md", {})
+    points = tomllib.loads(files["pyproject.toml"])["project"]["entry-points"]["lgov"]
+    for name in ("workbench", "lgov_workbench"):
+        info = tmp_path / f"{name}-1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[lgov]\n" + "".join(f"{key} = {value}\n" for key, value in points.items()))
+    follow(
+        ROOT / "docs/how-to/add-a-framework.md", tmp_path, {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    )
+
+
+def test_only_the_chosen_agent_is_trained(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("openai")
+    follow(ROOT / "docs/how-to/selective-training.md", tmp_path, {"LGOV_CACHE": str(tmp_path / "cache")})
+    with open_store(tmp_path / "runs/team/store.sqlite") as store:
+        called = {span.attributes.get("gen_ai.agent.name") for span in store.spans()}
+    assert {"writer", "checker"} <= called
+    pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = parquet.read_table(next((tmp_path / "runs/team/transitions").glob("*.parquet"))).to_pylist()
+    assert {row["agent"] for row in rows if row["trainable"]} == {"writer"}
+
+
+@pytest.mark.parametrize("name", ["cpu.yaml", "gpu.yaml", "cluster.yaml"])
+def test_each_place_has_settings_that_load(name: str, tmp_path: Path) -> None:
+    files, _ = read_page(ROOT / "docs/how-to/where-to-train.md", {})
+    (tmp_path / name).write_text(files[name])
+    settings = load_train_settings(tmp_path / name, environ={})
+    assert settings.model.name
+    assert settings.training.steps

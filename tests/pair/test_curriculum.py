@@ -1,0 +1,96 @@
+"""Tasks that are always solved, or never, are drawn less often where that is wanted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lgov_core import Client
+from lgov_core.server.task_order import batch_of, passed, settled_tasks
+from lgov_core.server.training import TrainingServer
+from lgov_core.train.loop.metrics_log import read_metrics, train_lines
+from lgov_core.train.workers.jobs import Job, JobResult
+from lgov_core.types import Outcome
+from tests.pair.pair_agents import ask
+
+Serve = Callable[..., TrainingServer]
+TASKS = [{"question": f"task {number}"} for number in range(10)]
+
+
+def name(number: int) -> str:
+    return f"train-{number:06d}"
+
+
+def test_pass_rates_leave_out_what_the_machines_broke() -> None:
+    def result(task: str, outcome: Outcome) -> JobResult:
+        return JobResult(Job("ro", task, 1, {}), outcome, {})
+
+    results = [result("a", Outcome.SUCCEEDED), result("a", Outcome.FAILED), result("a", Outcome.INFRASTRUCTURE)]
+    assert passed([*results, result("b", Outcome.TIMEOUT)]) == {"a": [1, 2]}
+
+
+def test_a_task_is_settled_after_two_times_alike() -> None:
+    lines: list[dict[str, Any]] = [
+        {"passed": {"won": [4, 4], "lost": [0, 4], "mixed": [0, 4], "once": [4, 4], "again": [4, 4]}},
+        {"loss": 0.1},
+        {"passed": {"won": [3, 3], "mixed": [4, 4], "again": [4, 4]}, "further": {"passed": {"lost": [0, 4]}}},
+        {"passed": {"again": [3, 4]}},
+    ]
+    assert settled_tasks(lines) == {"won", "lost"}
+
+
+def test_settled_tasks_keep_one_turn_in_four() -> None:
+    settled = {name(number) for number in range(5)}
+    drawn: Counter[str] = Counter()
+    for step in range(4 * 400):
+        batch = [task.task_id for task in batch_of(TASKS, 3, step, "7/0", settled)]
+        assert len({*batch}) == len(batch), "no task is twice in a batch"
+        assert batch == [task.task_id for task in batch_of(TASKS, 3, step, "7/0", settled)]
+        drawn.update(batch)
+    assert sum(drawn.values()) == 400 * 10
+    assert all(80 < drawn[task] < 120 for task in settled), drawn
+    assert all(drawn[name(number)] > 600 for number in range(5, 10)), drawn
+
+
+def test_without_others_all_tasks_keep_their_turns() -> None:
+    everything = {name(number) for number in range(10)}
+    for step in range(4):
+        assert batch_of(TASKS, 3, step, "7/0", everything) == batch_of(TASKS, 3, step, "7/0")
+
+
+def solver(resource: Any, task: Any) -> float:
+    said = ask(resource, task.question)
+    return 1.0 if task.question < "task 6" else float(len(said) % 2)
+
+
+def train(serve: Serve, folder: Path, name: str, **more: Any) -> Counter[str]:
+    """How often each task was drawn in the third pass and after it."""
+    server = serve(folder=name, batch_size=5, group_size=4, steps=12, **more)
+    client = Client(server.url, quiet=True)
+    client.upload_data(TASKS)
+    client.train(solver)
+    lines = train_lines(read_metrics(folder / name / "metrics.jsonl"))
+    assert all(("passed" in line) is ("curriculum" in more) for line in lines)
+    return Counter(one.task_id for one in server.store.rollouts() if int(step_of(folder / name, one.rollout_id)) > 4)
+
+
+def step_of(folder: Path, rollout_id: str) -> int:
+    from lgov_core.train.loop.batch_record import read_batch
+
+    for step in range(1, 13):
+        found = read_batch(folder / "transitions", step)
+        assert found is not None
+        if any(one.rollout_id == rollout_id for one in found[1]):
+            return step
+    raise AssertionError(rollout_id)
+
+
+def test_a_training_draws_what_it_can_learn_from(serve: Serve, tmp_path: Path) -> None:
+    plain = train(serve, tmp_path, "plain")
+    chosen = train(serve, tmp_path, "chosen", curriculum=True)
+    assert set(plain.values()) == {4 * 4}
+    easy = sum(chosen[name(number)] for number in range(6))
+    assert easy < 6 * 16 * 0.6, chosen
+    assert sum(chosen.values()) == sum(plain.values())
