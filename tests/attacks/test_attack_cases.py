@@ -17,7 +17,7 @@ from tests.attacks.cases import HERE, KINDS, cases, rows, score
 EXACT = {
     "limits": (15, 15, 35, 35),
     "paths": (245, 246, 164, 170),
-    "pii": (306, 310, 306, 307),
+    "pii": (310, 314, 307, 308),
     "provenance": (241, 241, 158, 159),
     "secrets": (433, 438, 309, 309),
     "tool_arguments": (163, 163, 106, 106),
