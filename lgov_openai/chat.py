@@ -10,8 +10,7 @@ from typing import Any
 from lgov_core.instrumentation.model_call import ModelReading
 from lgov_core.types import new_id
 from lgov_openai.chat_stream import completion_of, is_text, passed_texts, stream_of
-from lgov_openai.content import JSON, content_with_text, read_arguments, text_key, text_of, token_usage
-from lgov_openai.fields import texts, without
+from lgov_openai.content import JSON, content_with_text, read_arguments, text_key, text_of, texts, token_usage, without
 from lgov_openai.protocol import Proposal, Turn, unclear_call
 
 _RESULT_ROLES = ("tool", "function")

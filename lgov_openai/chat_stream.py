@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lgov_openai.content import JSON
-from lgov_openai.fields import texts
+from lgov_openai.content import JSON, texts
 
 _OF_A_CHUNK = frozenset({"delta", "finish_reason", "index", "message"})
 

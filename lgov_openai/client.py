@@ -22,7 +22,6 @@ from lgov_core.instrumentation import Step, Steps
 from lgov_core.instrumentation.evaluated_call import model_call_covered
 from lgov_core.instrumentation.methods import flow_method
 from lgov_core.instrumentation.model_call import ModelCall
-from lgov_openai._internals import http_client_of
 from lgov_openai.actions import FRAMEWORK
 from lgov_openai.exchange import Exchange
 from lgov_openai.http_messages import attribute, body_of, protocol_of
@@ -174,3 +173,18 @@ def _send_steps(request: Any, send: Callable[[Any], Any], interceptors: Sequence
         return (yield Step(lambda: send(request)))
     first, *inner = interceptors
     return (yield from first.steps(request, lambda one: _send_steps(one, send, inner)))
+
+
+def http_client_of(client: Any) -> Any:
+    """The HTTP client (httpx2 or httpx) that an openai ``client`` sends through. Raises `InstrumentationError` without one.
+
+    It is the one private attribute of openai that this adapter uses (3.15 to 3.x): nothing public leads to the HTTP client of a
+    client that was made before it is governed.
+    """
+    http_client = getattr(client, "_client", None)
+    if not callable(getattr(http_client, "send", None)):
+        raise InstrumentationError(
+            f"the HTTP client of this {type(client).__name__} was not found, so it cannot be governed",
+            hint="use an openai version that lgov is tested with",
+        )
+    return http_client

@@ -13,8 +13,7 @@ from lgov_core.instrumentation.model_call import ModelCall, ModelReading, reply_
 from lgov_core.scope import current_scope
 from lgov_core.types import Decision, Point
 from lgov_openai.actions import FRAMEWORK
-from lgov_openai.content import JSON, with_total_usage
-from lgov_openai.fields import with_texts
+from lgov_openai.content import JSON, with_texts, with_total_usage
 from lgov_openai.held_calls import HeldCalls
 from lgov_openai.http_messages import Reply, denial_response, read_reply, request_with, response_with
 from lgov_openai.protocol import Turn, rewritten_entries

@@ -15,7 +15,7 @@ import pluggy
 
 from lgov_core._util.steps import Step, Steps, future_step
 from lgov_core.hookspecs import DECISION_HOOKS
-from lgov_core.policies.caller import set_caller_gone
+from lgov_core.policies.approvals.caller import set_caller_gone
 from lgov_core.policies.combine import BadAnswer, checked, complete, fault, fold, private_copy
 from lgov_core.types import Action, Decision, Effect, Point, Policy
 

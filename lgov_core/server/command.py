@@ -15,7 +15,7 @@ import click
 
 from lgov_core._util.threads import wait_without_spinning
 from lgov_core.errors import LgovError, SettingsError
-from lgov_core.server.interruption import ENDING, interrupted
+from lgov_core.server.progress import ENDING, interrupted
 
 if TYPE_CHECKING:
     from lgov_core.gateway.mounted_app import MountedApp

@@ -13,7 +13,7 @@ from lgov_core.client.agent_name import load_agent
 from lgov_core.client.attempts import Agent
 from lgov_core.client.tasks import read_tasks
 from lgov_core.gateway.mounted_app import MountedApp
-from lgov_core.server.interruption import ENDING, interrupted
+from lgov_core.server.progress import ENDING, interrupted
 from lgov_core.server.recipe import agent_name_of, client_options, task_file
 from lgov_core.server.training import TrainingServer
 from lgov_core.train.algorithms.registry import TrainingJob

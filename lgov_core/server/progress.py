@@ -1,12 +1,14 @@
-"""Shows on standard error how the run of a server goes on."""
+"""Shows on standard error how the run of a server goes on, and what is said after Ctrl-C."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections.abc import Generator
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
+from lgov_core._util.plurals import counted
 from lgov_core.client.display import Display
 from lgov_core.client.result import TrainResult
 from lgov_core.server.coordinator import Coordinator
@@ -14,6 +16,8 @@ from lgov_core.server.run_state import RunState
 
 #: Seconds between two looks at the run.
 _PAUSE_S = 0.5
+#: Said at once after Ctrl-C.
+ENDING: Final = "ending after the update in progress; once more ends at once"
 
 
 @contextlib.contextmanager
@@ -51,3 +55,11 @@ def _show(run: RunState, over: threading.Event) -> None:
             over.wait(_PAUSE_S)
         said = progress["error"] or TrainResult(run.run_id, metrics)
         display.say(f"training {progress['state']}: {said}")
+
+
+def interrupted(folder: Path, updates: int | None) -> str:
+    """Said at the end: what is kept, and how to continue. ``updates`` is None while the training was getting ready."""
+    if updates is None:
+        return "interrupted while it was getting ready; nothing has changed, run the same command again"
+    kept = counted(updates, "update is kept", "updates are kept")
+    return f"interrupted; {kept}, continue with --resume --folder {folder}"

@@ -15,7 +15,7 @@ from lgov_core.policies.base import BoundedPolicy
 from lgov_core.testing import ScriptedModelServer
 from lgov_core.types import Action, Decision, Point
 from lgov_openai import govern_client
-from lgov_openai._internals import http_client_of
+from lgov_openai.client import http_client_of
 from tests.cells import asks, says
 from tests.openai import openai_programs as programs
 from tests.openai.rules import USER, chat, denies, served

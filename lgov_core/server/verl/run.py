@@ -17,8 +17,8 @@ from lgov_core.client.agent_name import load_agent
 from lgov_core.client.tasks import read_tasks
 from lgov_core.errors import ClientError, LgovError, SettingsError, TrainError
 from lgov_core.gateway.serving.keys import KeyRing
-from lgov_core.server.interruption import interrupted
 from lgov_core.server.one_trainer import only_trainer
+from lgov_core.server.progress import interrupted
 from lgov_core.server.recipe import agent_name_of, client_options, extra_groups_for, task_file
 from lgov_core.server.verl.host import keep_tasks
 from lgov_core.server.verl.recipe import verl_job

@@ -12,7 +12,7 @@ from typing import Any
 from lgov_core._util.atomic_file import atomic_write
 from lgov_core._util.durable import sync_file
 from lgov_core.errors import TrainError
-from lgov_core.train.loop.file_errors import file_errors
+from lgov_core.train.file_errors import file_errors
 from lgov_core.train.loop.metrics_log import finite
 from lgov_core.transitions import Transition, read_parquet, write_parquet
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from lgov_core._util.durable import append_line, drop_torn_line
 from lgov_core.errors import TrainError
-from lgov_core.train.loop.file_errors import file_errors
+from lgov_core.train.file_errors import file_errors
 
 
 class MetricsLog:

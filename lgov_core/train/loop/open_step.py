@@ -11,7 +11,7 @@ from typing import Any
 
 from lgov_core._util.atomic_file import atomic_write
 from lgov_core._util.durable import append_line, drop_torn_line
-from lgov_core.train.loop.file_errors import file_errors
+from lgov_core.train.file_errors import file_errors
 from lgov_core.train.workers.jobs import Job, JobResult
 from lgov_core.types import Outcome, Rollout
 
