@@ -21,7 +21,7 @@ _NEEDS: Final = {
     "autogen": ("autogen_agentchat", "autogen_ext"),
     "openai": ("openai",),
 }
-_AGENT, _POLICY, _SETTINGS = "agent.py", "policy.yaml", "lgov.toml"
+_AGENT, _POLICY, _SETTINGS, _RECORDS = "agent.py", "policy.yaml", "lgov.toml", ".lgov/.gitignore"
 
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE)
@@ -41,6 +41,7 @@ def init(folder: Path, framework: str | None, as_json: bool) -> None:
         _AGENT: "" if agent.exists() else _template(f"{framework or _installed()}.txt"),
         _POLICY: _policy(folder, agent),
         _SETTINGS: _template(_SETTINGS),
+        _RECORDS: "*\n",  # the folder of the audit record and the traces, which are not for a repository
     }
     done = {name: _written(folder / name, text) for name, text in texts.items()}
     lines = [f"{'wrote' if wrote else 'kept '} {folder / name}" for name, wrote in done.items()]

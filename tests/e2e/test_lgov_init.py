@@ -9,8 +9,10 @@ import pytest
 from click.testing import CliRunner, Result
 from lgov_runs import lgov_run, write
 
+from lgov_core import open_store
 from lgov_core.cli import cli
 from lgov_core.policies import load_policy_file
+from lgov_core.settings import load_settings
 from lgov_core.testing import ScriptedModelServer, call
 
 FRAMEWORKS = ["langchain", "openai-agents", "autogen", "openai"]
@@ -53,11 +55,20 @@ def test_init_keeps_what_is_there_and_names_its_tools(tmp_path: Path) -> None:
     write(tmp_path, program)
     write(tmp_path, "# mine", "lgov.toml")
     done = lgov("init", str(tmp_path), "--json")
-    assert json.loads(done.stdout) == {"wrote": [str(tmp_path / "policy.yaml")]}
+    assert json.loads(done.stdout) == {"wrote": [str(tmp_path / "policy.yaml"), str(tmp_path / ".lgov/.gitignore")]}
     assert (tmp_path / "agent.py").read_text() == program
     assert [rule.name for rule in load_policy_file(tmp_path / "policy.yaml").rules] == ["look"]
     assert json.loads(lgov("init", str(tmp_path), "--json").stdout) == {"wrote": []}
     assert (tmp_path / "lgov.toml").read_text() == "# mine"
+
+
+def test_the_folder_of_records_is_there_and_not_for_a_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lgov("init", "--framework", "openai")
+    open_store(load_settings().store or "").close()  # as lgov serve opens it before any run
+    assert (tmp_path / ".lgov" / ".gitignore").read_text() == "*\n"
 
 
 def test_a_shadow_run_becomes_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
