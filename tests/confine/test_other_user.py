@@ -39,8 +39,10 @@ def of_nobody() -> Iterator[Workspace]:
         pytest.skip(reason)
     if os.geteuid() != 0:
         pytest.skip("the other tests run without privileges")
-    if subprocess.run([sys.executable, "-c", "import lgov_core"], **NOBODY, check=False).returncode:
-        pytest.skip("this Python is not readable for other users")
+    try:
+        subprocess.run([sys.executable, "-c", "import lgov_core"], **NOBODY, check=True)
+    except (PermissionError, subprocess.CalledProcessError):
+        pytest.skip("this Python is not for other users")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "policy.yaml").write_text(f"{POLICY}{{preset: workspace, processes: 64}}\n")
@@ -50,7 +52,8 @@ def of_nobody() -> Iterator[Workspace]:
 
 
 def test_a_user_without_privileges_has_the_whole_box(of_nobody: Workspace) -> None:
-    ran = of_nobody.run(PROGRAM, "--children", "allow", env={"HOME": str(of_nobody.folder / "home")}, **NOBODY)
+    own_home = {name: str(of_nobody.folder / "home") for name in ("HOME", "XDG_CONFIG_HOME")}
+    ran = of_nobody.run(PROGRAM, "--children", "allow", env=own_home, **NOBODY)
     assert ran.status == 0, ran.errors
     assert ran.output.splitlines() == [
         "65534 0",

@@ -23,9 +23,10 @@ def test_a_report_is_of_its_own_attempt_counts_once_and_has_to_be_one(serve: Cal
     client.upload_data(TASKS)
     post = client._connection.post
     run = post("/train/start", {"client": "c"})["run"]
-    # While a run goes on its tasks are not changed.
-    with pytest.raises(ClientError, match="a training is going on"):
-        client.upload_data(TASKS)
+    # While a run goes on its tasks are not changed; a script that is run again says the same ones.
+    client.upload_data(TASKS)
+    with pytest.raises(ClientError, match="a training on other tasks is going on"):
+        client.upload_data([{"question": "others"}])
     claim = {"worker_id": "w", "limit": 2, "lease_s": 30.0, "wait_s": 30.0, "run": run, "after": 0}
     found: list[dict[str, Any]] = []
     while len(found) < 2:
