@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import weakref
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextvars import copy_context
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 from lgov_core.instrumentation import Steps, arun_steps, run_steps
 from lgov_openai.content import JSON, read_events
-from lgov_openai.http_messages import library_of
+from lgov_openai.recording import follow_body
 
 
 class HeldCalls:
@@ -19,8 +18,8 @@ class HeldCalls:
 
     ``is_text`` says whether an event holds text only. At the end of the body ``finish`` gets the response, whole, and the
     events that were passed, and returns the response whose body the program gets after them; the same one stands for what
-    was held. ``failed`` is called instead, once,
-    with what ended the body early. Both run in the context in which the request was sent.
+    was held. ``failed`` is called instead, once, with what ended the body early. Both run in the context in which the
+    request was sent.
     """
 
     def __init__(
@@ -42,8 +41,7 @@ class HeldCalls:
         self._passed: list[JSON] = []
         self._passed_bytes = 0
         self._open = open_recordings
-        response.stream = body = _body_class(library_of(response))(response.stream, self)
-        self._body = weakref.ref(body)
+        self._body = follow_body(response, self)
         self._open.add(self)
 
     def arrived(self, piece: bytes) -> bytes:
@@ -98,54 +96,3 @@ def _end_of_event(data: bytes) -> int:
     """Where the first server-sent event in ``data`` ends; 0 if it has not arrived."""
     ends = [at + len(mark) for mark in (b"\n\n", b"\r\n\r\n", b"\r\r") if (at := data.find(mark)) >= 0]
     return min(ends, default=0)
-
-
-class _HeldBody:
-    """The body of a response, which ends with what was held of it."""
-
-    def __init__(self, body: Any, held: HeldCalls) -> None:
-        self._body = body
-        self._held = held
-
-    @property
-    def elapsed(self) -> Any:
-        """The duration of the exchange, which httpx2 reads from the body of a closed response."""
-        return getattr(self._body, "elapsed", None)
-
-    def __iter__(self) -> Iterator[bytes]:
-        try:
-            for piece in self._body:
-                if passed := self._held.arrived(piece):
-                    yield passed
-            yield self._held.rest()
-        except BaseException as error:
-            self._held.end(error)
-            raise
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        try:
-            async for piece in self._body:
-                if passed := self._held.arrived(piece):
-                    yield passed
-            yield await self._held.arest()
-        except BaseException as error:
-            self._held.end(error)
-            raise
-
-    def close(self) -> None:
-        try:
-            self._body.close()
-        finally:
-            self._held.end(GeneratorExit())
-
-    async def aclose(self) -> None:
-        try:
-            await self._body.aclose()
-        finally:
-            self._held.end(GeneratorExit())
-
-
-@cache
-def _body_class(library: Any) -> type[_HeldBody]:
-    """The body for an HTTP library, which recognises one by its base classes."""
-    return type("HeldBody", (_HeldBody, library.SyncByteStream, library.AsyncByteStream), {})

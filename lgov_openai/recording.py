@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Generator, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from contextvars import copy_context
 from functools import cache, partial
-from typing import Any
+from typing import Any, Protocol
 
 from lgov_openai.http_messages import Reply, library_of
 
@@ -37,19 +36,22 @@ class Recording:
         self._conclude = partial(copy_context().run, conclude)
         self._open = open_recordings
         self._lock = threading.RLock()  # a garbage collection may close the body in the thread that holds it
-        response.stream = body = _body_class(library_of(response))(response.stream, self)
-        self._body = weakref.ref(body)
+        self._body = follow_body(response, self)
         self._open.add(self)
 
-    @contextmanager
-    def reading(self) -> Generator[None]:
-        """Ends the recording when the block ends or raises."""
-        try:
-            yield
-        except BaseException as error:
-            self.end(error)
-            raise
+    def arrived(self, piece: bytes) -> bytes:
+        """What the program gets for ``piece`` of the body: all of it."""
+        self.pieces.append(piece)
+        return piece
+
+    def rest(self) -> bytes:
+        """What the program gets at the end of the body: nothing more."""
         self.end(None)
+        return b""
+
+    async def arest(self) -> bytes:
+        """As `rest`, for an asynchronous client."""
+        return self.rest()
 
     def end(self, error: BaseException | None, *, if_complete: bool = False) -> None:
         """Concludes the call; with ``if_complete`` only if the whole reply has arrived. Does nothing the second time."""
@@ -75,12 +77,32 @@ class Recording:
             return Reply(None, error=error)
 
 
-class _RecordedBody:
-    """The body of a response, which passes each piece on as it arrives."""
+class Follower(Protocol):
+    """Follows the body of a response while the program reads it, and decides which pieces the program gets."""
 
-    def __init__(self, body: Any, recording: Recording) -> None:
+    def arrived(self, piece: bytes) -> bytes:
+        """What the program gets now that ``piece`` has arrived."""
+        ...
+
+    def rest(self) -> bytes:
+        """What the program gets at the end of the body."""
+        ...
+
+    async def arest(self) -> bytes:
+        """As `rest`, for an asynchronous client."""
+        ...
+
+    def end(self, error: BaseException | None) -> None:
+        """Is told that the program reads no further, and why; also after the end."""
+        ...
+
+
+class _FollowedBody:
+    """The body of a response as its follower passes it on."""
+
+    def __init__(self, body: Any, follower: Follower) -> None:
         self._body = body
-        self._recording = recording
+        self._follower = follower
 
     @property
     def elapsed(self) -> Any:
@@ -88,31 +110,47 @@ class _RecordedBody:
         return getattr(self._body, "elapsed", None)
 
     def __iter__(self) -> Iterator[bytes]:
-        with self._recording.reading():
+        try:
             for piece in self._body:
-                self._recording.pieces.append(piece)
-                yield piece
+                if passed := self._follower.arrived(piece):
+                    yield passed
+            if rest := self._follower.rest():
+                yield rest
+        except BaseException as error:
+            self._follower.end(error)
+            raise
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        with self._recording.reading():
+        try:
             async for piece in self._body:
-                self._recording.pieces.append(piece)
-                yield piece
+                if passed := self._follower.arrived(piece):
+                    yield passed
+            if rest := await self._follower.arest():
+                yield rest
+        except BaseException as error:
+            self._follower.end(error)
+            raise
 
     def close(self) -> None:
         try:
             self._body.close()
         finally:
-            self._recording.end(GeneratorExit())
+            self._follower.end(GeneratorExit())
 
     async def aclose(self) -> None:
         try:
             await self._body.aclose()
         finally:
-            self._recording.end(GeneratorExit())
+            self._follower.end(GeneratorExit())
+
+
+def follow_body(response: Any, follower: Follower) -> weakref.ref[Any]:
+    """Puts ``follower`` between the body of ``response`` and the program; a weak reference to the body that is read then."""
+    response.stream = body = _body_class(library_of(response))(response.stream, follower)
+    return weakref.ref(body)
 
 
 @cache
-def _body_class(library: Any) -> type[_RecordedBody]:
+def _body_class(library: Any) -> type[_FollowedBody]:
     """The body for an HTTP library, which recognises one by its base classes."""
-    return type("RecordedBody", (_RecordedBody, library.SyncByteStream, library.AsyncByteStream), {})
+    return type("FollowedBody", (_FollowedBody, library.SyncByteStream, library.AsyncByteStream), {})

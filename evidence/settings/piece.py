@@ -75,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
         "--seed", type=int, action="append", default=None, help="may be repeated (default: 0, 1, 2; quick or real: 0)"
     )
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it works; shows nothing")
-    parser.add_argument("--real", action="store_true", help="smollm2 on the questions in ../shared/data")
+    parser.add_argument("--real", action="store_true", help="smollm2 on the questions in the folder of EVIDENCE_DATA")
     parser.add_argument(
         "--development", action="store_true", help="questions for choosing a plan in place of the held-out ones"
     )

@@ -1,4 +1,4 @@
-"""The same agents on Spider's, GSM8K's and multi-hop questions, where those lie beside the repository (../shared/data).
+"""The same agents on Spider's, GSM8K's and multi-hop questions, from the folder that EVIDENCE_DATA names.
 
 The data are read there and not copied. Training tasks and held-out tasks (the split ``values``) are disjoint: other databases
 for Spider, the test split for GSM8K, other questions for multi-hop QA.
@@ -7,6 +7,7 @@ for Spider, the test split for GSM8K, other questions for multi-hop QA.
 from __future__ import annotations
 
 import json
+import os
 import random
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +25,7 @@ from settings.sql import log as sql
 from settings.sql.agent import CHECKER, REWRITER, WRITER, check_prompt, rewrite_prompt, write_prompt
 from settings.sql.tasks import run_query
 
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+DATA = Path(os.environ.get("EVIDENCE_DATA", "data"))
 #: How much of the log goes wrong.
 ERRS = 0.25
 #: Every so many-th database or question is held out.

@@ -35,7 +35,7 @@ def make_private_folder() -> PrivateFolder:
     lock = os.open(f"{made}/{_LOCK}", os.O_CREAT | os.O_RDWR, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     path = Path(made).with_name(Path(made).name.removeprefix("new-"))
-    os.rename(made, path)  # only now: nobody finds it without its lock
+    os.rename(made, path)  # last, so that it is never seen without its lock
     return PrivateFolder(path, lock)
 
 

@@ -18,7 +18,7 @@ from lgov_core.types import new_id
 
 class RunState:
     """One run of ``steps`` updates. ``first`` is how many the server had made before it, ``skip`` how many lines of figures.
-    ``note`` is a sentence about it for whoever watches.
+    ``note`` is a sentence about it, for display.
 
     It is in ``run.json`` of ``folder``, so that a server that was killed finds it again; `lines` gives it back its figures.
     """
