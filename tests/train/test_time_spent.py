@@ -38,6 +38,11 @@ def test_each_moment_counts_for_one_part() -> None:
     assert found == pytest.approx({"governance": 0.5, "sampling": 2.5, "http": 2.0, "tools": 2.0, "framework": 3.0})
 
 
+def test_a_decision_within_a_sampled_call_is_governance() -> None:
+    found = rollout_seconds([attempt(0.0, 4.0)], [call(1.0, 3.0)], [span(semconv.DECISION_SPAN_NAME, 1.5, 2.0, {})])
+    assert (found["governance"], found["sampling"]) == (0.5, 1.5)
+
+
 def test_calls_at_the_same_time_count_once() -> None:
     found = rollout_seconds([attempt(0.0, 4.0)], [call(1.0, 3.0), call(2.0, 9.0)], [])
     assert (found["sampling"], found["framework"]) == (3.0, 1.0)

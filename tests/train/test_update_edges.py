@@ -19,6 +19,7 @@ from lgov_core.train.algorithms.config import UpdateConfig  # noqa: E402
 from lgov_core.train.algorithms.update import PolicyUpdate  # noqa: E402
 from lgov_core.train.layout.layouts import PaddedRows  # noqa: E402
 from lgov_core.train.layout.rows import RowCall, TrainRow, make_rows  # noqa: E402
+from lgov_core.train.loop.joint import JointUpdate  # noqa: E402
 from lgov_core.transitions import CreditRules, TransitionSet, assign_credit  # noqa: E402
 from lgov_core.transitions.credit.length_penalty import penalise_length  # noqa: E402
 
@@ -39,6 +40,16 @@ ROWS = [row(1, 1.0), row(2, -1.0)]
 
 def unchanged(table: Table) -> bool:
     return torch.equal(table.head.weight, Table().head.weight)
+
+
+def test_when_one_of_several_policies_fails_all_stay_as_they_were() -> None:
+    tables = {"writer": Table(), "checker": Table()}
+    joint = JointUpdate({name: PolicyUpdate(table, PLAIN) for name, table in tables.items()})
+    bad = [replace(ROWS[0], model="checker"), replace(ROWS[1], model="checker", advantages=(0.0, math.nan))]
+    with pytest.raises(TrainError, match="advantages of rollout r2 are not finite"):
+        joint.update([*(replace(one, model="writer") for one in ROWS), *bad])
+    assert all(map(unchanged, tables.values()))
+    assert [learner.updates for learner in joint.learners.values()] == [0, 0]
 
 
 class Exploding(PaddedRows):
