@@ -1,7 +1,7 @@
 """Measures what lgov claims, one claim a command, and writes down what came out.
 
     python evidence/main.py governance|credit|air [--seeds N] [--quick]
-    python evidence/main.py settings [--setting sql|retrieval|maths] [--seed N] [--quick] [--real]
+    python evidence/main.py settings [--setting sql|retrieval|maths] [--seed N] [--model tiny|smollm2] [--quick] [--real]
     python evidence/main.py page       # puts the committed results into docs/evidence/results.md
 
 Governance, credit and air are modules of this folder with `run`, `tables` and `draw`; settings is a package.

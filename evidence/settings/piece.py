@@ -22,6 +22,7 @@ def run_setting(
     name: str,
     options: Options,
     *,
+    model: str = "tiny",
     real: bool = False,
     development: bool = False,
     updates: int | None = None,
@@ -41,8 +42,9 @@ def run_setting(
         setting = real_setting(name)
     else:
         setting = SETTINGS[name]
-    plan = plan_for(setting, quick=options.quick, real=real, development=development, updates=updates)
-    folder = options.folder / (f"{name}-real" if real else name)
+    judged = ("values",) if real else ("development",) if development else None
+    plan = plan_for(setting, model, quick=options.quick, judged=judged, updates=updates)
+    folder = options.folder / f"{name}{_suffix(model, real, '-')}"
     folder.mkdir(parents=True, exist_ok=True)
     key = {"commit": provenance("", options)["commit"], "plan": json.loads(json.dumps(asdict(plan)))}
     found = _kept_seeds(folder, key)
@@ -66,16 +68,23 @@ def run_setting(
 
 
 def main(arguments: Sequence[str]) -> int:
-    """``settings [--setting NAME] [--seed N] [--quick] [--real]``. Returns the exit status."""
+    """``settings [--setting NAME] [--seed N] [--model NAME] [--quick] [--real]``. Returns the exit status."""
     from settings.run import GateError
 
     parser = argparse.ArgumentParser(prog="main.py settings", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--setting", choices=NAMES, default=None, help="one of the three (default: all, in this order)")
     parser.add_argument(
-        "--seed", type=int, action="append", default=None, help="may be repeated (default: 0, 1, 2; quick or real: 0)"
+        "--seed",
+        type=int,
+        action="append",
+        default=None,
+        help="may be repeated (default: 0, 1, 2; quick or smollm2: 0)",
     )
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it works; shows nothing")
-    parser.add_argument("--real", action="store_true", help="smollm2 on the questions in the folder of EVIDENCE_DATA")
+    parser.add_argument(
+        "--model", choices=["tiny", "smollm2"], default=None, help="default: tiny; with --real: smollm2"
+    )
+    parser.add_argument("--real", action="store_true", help="on the questions in the folder of EVIDENCE_DATA")
     parser.add_argument(
         "--development", action="store_true", help="questions for choosing a plan in place of the held-out ones"
     )
@@ -85,10 +94,12 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     kind = "-quick" if given.quick else "-development" if given.development else ""
     folder = given.folder or Path("runs") / f"evidence-settings{kind}"
-    seeds = given.seed or ([100] if given.development else [0] if given.quick or given.real else [0, 1, 2])
+    model = given.model or ("smollm2" if given.real else "tiny")
+    one_seed = given.quick or model == "smollm2"
+    seeds = given.seed or ([100] if given.development else [0] if one_seed else [0, 1, 2])
     for name in [given.setting] if given.setting else NAMES:
         options = Options(
-            f"settings_{name}{'_real' if given.real else ''}",
+            f"settings_{name}{_suffix(model, given.real, '_')}",
             tuple(seeds),
             given.quick,
             1,
@@ -96,7 +107,9 @@ def main(arguments: Sequence[str]) -> int:
             (given.results or (folder if kind else RESULTS)).resolve(),
         )
         try:
-            found = run_setting(name, options, real=given.real, development=given.development, updates=given.updates)
+            found = run_setting(
+                name, options, model=model, real=given.real, development=given.development, updates=given.updates
+            )
         except GateError as error:
             print(error, file=sys.stderr)
             return 1
@@ -120,7 +133,13 @@ def with_provenance(command: str, options: Options, found: dict[str, Any]) -> di
 def _flags(given: argparse.Namespace) -> list[str]:
     """The options that change what is run."""
     flags = [f"--{name}" for name in ("quick", "real", "development") if getattr(given, name)]
-    return [*flags, *([] if given.updates is None else [f"--updates {given.updates}"])]
+    valued = [(name, getattr(given, name)) for name in ("model", "updates")]
+    return [*flags, *(f"--{name} {value}" for name, value in valued if value is not None)]
+
+
+def _suffix(model: str, real: bool, mark: str) -> str:
+    """What tells the results of other models and questions from those of the tiny model on generated ones."""
+    return "".join(f"{mark}{part}" for part in ([] if model == "tiny" else [model]) + (["real"] if real else []))
 
 
 def _kept_seeds(folder: Path, key: dict[str, Any]) -> dict[int, dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from lgov_core.train.algorithms.config import UpdateConfig
 from settings.setting import Setting
@@ -15,7 +14,7 @@ class Plan:
 
     Before the first update and after the last the same tasks are run: ``fixed_tasks`` training tasks with ``fixed_group``
     rollouts each, and of every split in ``judged`` ``held_out_tasks`` with ``held_out_group`` each. ``gated``: nothing is
-    trained where the warm start does not pass the gate.
+    trained where the warm start does not pass the gate. ``threads`` are those of torch in the process of endpoint and trainer.
     """
 
     model: str
@@ -37,6 +36,7 @@ class Plan:
     layers: int = 3
     judged: tuple[str, ...] = ("values", "forms")
     gated: bool = True
+    threads: int = 1
 
 
 TINY = Plan(
@@ -58,7 +58,7 @@ TINY = Plan(
 )
 
 #: SmolLM2-135M-Instruct with low-rank adapters.
-REAL = Plan(
+SMOLLM2 = Plan(
     model="smollm2",
     warm_seed=0,
     warm_steps=30,
@@ -75,18 +75,29 @@ REAL = Plan(
     concurrency=12,
     max_new_tokens=64,
     max_batch=12,
-    judged=("values",),
     gated=False,
+    threads=2,
 )
+PLANS = {plan.model: plan for plan in (TINY, SMOLLM2)}
 
 
-def plan_for(setting: Setting, *, quick: bool, real: bool, development: bool = False, **changes: Any) -> Plan:
-    """The plan of a setting. ``quick`` shows that everything works, not that anything is learnt."""
-    plan = replace(REAL if real else TINY, **({} if real else dict(setting.plan)))
+def plan_for(
+    setting: Setting,
+    model: str,
+    *,
+    quick: bool = False,
+    judged: tuple[str, ...] | None = None,
+    updates: int | None = None,
+) -> Plan:
+    """The plan of a setting for ``tiny`` or ``smollm2``. ``quick`` shows that everything works, not that anything is learnt;
+    ``judged`` and ``updates`` stand in place of the plan's.
+    """
+    plan = PLANS[model]
+    if model == "tiny":
+        plan = replace(plan, **dict(setting.plan))
     if quick:
-        warm = {"warm_steps": 1, "warm_batch": 2} if real else {"warm_steps": 30, "warm_batch": 16}
+        warm = {"warm_steps": 30, "warm_batch": 16} if model == "tiny" else {"warm_steps": 1, "warm_batch": 2}
         sizes = {"tasks": 2, "group": 4, "fixed_tasks": 2, "fixed_group": 2, "held_out_tasks": 3, "held_out_group": 2}
-        plan = replace(plan, updates=1 if real else 2, gated=False, **warm, **sizes)
-    if development:
-        plan = replace(plan, judged=("development",))
+        plan = replace(plan, updates=2 if model == "tiny" else 1, gated=False, **warm, **sizes)
+    changes = {"judged": judged, "updates": updates}
     return replace(plan, **{name: value for name, value in changes.items() if value is not None})

@@ -49,7 +49,7 @@ def run_seed(setting: Setting, plan: Plan, seed: int, folder: Path, display: Dis
     Raises `GateError` where the plan is gated and the warm start does not pass.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)
+    torch.set_num_threads(plan.threads)
     # The workers import the episodes from here; the agents are imported by those.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
     world = setting.make_world(folder, seed, {**options, "model": plan.model, "frozen_model": FROZEN})
