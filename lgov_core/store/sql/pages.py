@@ -169,6 +169,15 @@ class StorePages:
         )
         return [CallFigures(*row[:4], *(one if one is None else int(one) for one in row[4:])) for row in found]
 
+    def chats_of(self, ids: Sequence[str]) -> dict[tuple[str, int], int]:
+        """How many model calls adapters recorded as spans, by rollout and attempt."""
+        found = self._reading.fetch(
+            "SELECT rollout_id, coalesce(attempt, 1), count(*) FROM spans WHERE rollout_id = ANY(?) AND claimed = 0"
+            " AND attributes LIKE ? GROUP BY 1, 2",
+            (list(ids), f'%"{semconv.OPERATION}":"{semconv.CHAT}"%'),
+        )
+        return {(rollout_id, attempt): count for rollout_id, attempt, count in found}
+
     def decisions_of(self, ids: Sequence[str]) -> list[Row]:
         """``rollout_id, attempt, attributes`` (JSON text) of each decision on these rollouts that did more than allow."""
         return self._reading.fetch(
