@@ -18,7 +18,7 @@ pytest.importorskip("pyarrow", reason='needs the extra "train"')
 
 from lgov_core.cli import cli
 from lgov_core.store import open_store
-from lgov_core.train.settings import TrainingSection
+from lgov_core.train.sections import TrainingSection
 from lgov_core.types import Rollout
 from lgov_core.views.findings import RunFinding, examine
 
