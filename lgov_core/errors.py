@@ -15,6 +15,7 @@ what to do next::
      │    ├── PolicyDenied          an act was denied and the caller asked for an exception; carries the Decision
      │    └── PolicyViolationError  the same on the training side; carries the PolicyViolation
      ├── AuditError                 a decision could not be made durable
+     │    └── AuditKeyError         a signing key is missing, unusable, or not the record's
      ├── ScopeError                 a rollout scope is missing, or does not fit
      ├── KernelError                an agent, a kernel or an environment cannot be run as asked
      │    └── ArgumentError         an argument has an unknown name or no meaning; also a TypeError and a ValueError
@@ -105,6 +106,12 @@ class AuditError(LgovError):
     """A decision could not be made durable. Code that catches it must treat the act as denied."""
 
     code = "audit"
+
+
+class AuditKeyError(AuditError):
+    """A key that signs audit records is missing, unusable, or not the record's. It says nothing about the record."""
+
+    code = "audit_key"
 
 
 class ScopeError(LgovError):

@@ -32,7 +32,7 @@ from lgov_core.audit.redaction import Redaction
 from lgov_core.audit.schema import AUDIT_RECORD, open_record
 from lgov_core.audit.selection import Selection
 from lgov_core.audit.writer import EntryWriter, recordable
-from lgov_core.errors import AuditError
+from lgov_core.errors import AuditError, AuditKeyError
 
 _INSERT: Final = f"INSERT INTO entries ({', '.join(Row._fields)}) VALUES ({', '.join('?' * len(Row._fields))})"
 _SELECT = "SELECT position, body, prev_hash, hash, arguments, content FROM entries"
@@ -98,9 +98,13 @@ class AuditLog(EntryWriter):
         if signer == "default":
             signer = default_signer()
         if signer is None and heads is not None:
-            raise AuditError(
+            raise AuditKeyError(
                 f"no heads can be written to {heads}: there is no key to sign them",
                 hint="make one with lgov audit keygen, and name it with --audit-key unless it is at its default place",
+            )
+        if heads is not None and not anchor.parent.is_dir():  # such as a disk that is not mounted
+            raise AuditError(
+                f"heads cannot be kept in {anchor}: there is no folder {anchor.parent}", hint="make it, or mount it"
             )
         self._heads = None if signer is None else Heads(signer, anchor, every=sign_every)
         #: Why the last signature could not be made, or None.
@@ -182,7 +186,7 @@ class AuditLog(EntryWriter):
             self.signing_error = None
         except Exception as error:  # noqa: BLE001 - shown in signing_error, by close and by every verification
             self.signing_error = AuditError(
-                f"audit record {self.path} could not be signed: {error}",
+                f"the last entries of audit record {self.path} are not signed, or not at the second place: {error}",
                 hint="what was decided is on record; look at the key and at the second place for heads",
             )
 

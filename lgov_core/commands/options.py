@@ -69,6 +69,12 @@ audit_key_option = click.option(
 heads_option = click.option(
     "--heads", type=PATH, help="File for signed heads, outside the record. [default: beside the record]"
 )
+own_key_option = click.option(  # of the commands that write to a record that is there
+    "--key",
+    "audit_key",
+    type=PATH,
+    help="Secret key of a signed record. [default: the setting audit_key, or the key of lgov audit keygen, if any]",
+)
 base_model_option = click.option("--model", help="Base model, if the checkpoint does not name it or it has moved.")
 redact_option = click.option(
     "--redact",
