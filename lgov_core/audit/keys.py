@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from lgov_core._util.private_file import open_to_others
 from lgov_core.errors import AuditKeyError
 
 SECRET: Final = "lgov-ed25519-secret:"
@@ -63,7 +64,7 @@ def load_key(path: Path) -> SigningKey:
     Raises `AuditKeyError` when it cannot be read, is something else, others may read it, or ``cryptography`` is missing.
     """
     try:
-        if os.name == "posix" and path.stat().st_mode & 0o077:
+        if open_to_others(path):
             raise AuditKeyError(f"others may read the key {path}", hint=f"chmod 600 {path}, and think about a new one")
         text = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
