@@ -47,22 +47,22 @@ def _own_version() -> str:
 
 
 class AuditLog(EntryWriter):
-    """Appends to the audit record at ``path``, which is made (mode 0600) when it does not exist.
+    """Appends to the audit record at ``path``; makes the file (mode 0600) when it does not exist.
 
-    An entry is committed when `commit` returns, and survives the death of the process. Every object writes a hash chain
-    of its own, so several objects, threads and processes may append to one file; a forked child goes on with a chain of
-    its own. ``code_version`` (lgov's own when None) is written into every entry, and so is ``policy_digest`` into those
-    whose decision has none; a function is asked for it at every entry, for policies that are loaded anew while they govern.
+    When `commit` returns, the entry survives the death of the process. Each object writes a hash chain of its own, so several
+    objects, threads and processes may append to one file; a forked child begins a chain of its own. Every entry has
+    ``code_version`` (default: that of lgov). An entry whose decision has no digest of its policies has ``policy_digest``; a
+    function is called for it at every entry, for policies that are reloaded.
 
-    With a ``signer`` (the user's key, `default_signer`, unless one is given; None signs nothing) a signed head over
-    everything so far is written before the first entry of a record, after every ``sign_every`` entries of this object, with
-    the first entry that comes ``sign_after_s`` seconds or more after its last head, and when it is closed or the
-    interpreter ends: into the record and to the end of the file ``heads`` (the record's name with ``.heads.jsonl``), which
-    should be somewhere else. ``redact`` takes values out before anything is hashed or stored (see `Redaction`).
+    ``signer`` signs *heads*: statements over all entries so far. Default is the user's key (`default_signer`); None signs
+    nothing. A head is written before the first entry of a record, after every ``sign_every`` entries of this object, with the
+    first entry that comes ``sign_after_s`` seconds or more after its last head, and at `close` or the end of the interpreter.
+    It goes into the record and to the end of the file ``heads`` (default: the record's name with ``.heads.jsonl``), which
+    should be out of the reach of the program's user. Its folder must exist. ``redact`` removes values before anything is hashed
+    or stored (see `Redaction`).
 
-    Fails closed: every failure is an `AuditError`, nothing is half-written, a record whose tables or triggers are not
-    lgov's is not written to, and after an error the caller must not perform the act. Raises `AuditError` when the file
-    cannot be opened.
+    Fails closed: every failure is an `AuditError`, and the caller must then not perform the call. Nothing is written by half,
+    or to a record whose tables or triggers are not lgov's. Raises `AuditError` when the file cannot be opened.
     """
 
     def __init__(

@@ -120,7 +120,7 @@ def serve(
     With --policy the agent's process need not be governed: what a policy denies never reaches the agent, and the reply says
     why. A streamed reply is then held until all of it is judged. Only a policy named here or in the settings applies.
 
-    With --engine vllm the model is sampled by vLLM, in a process of its own; prompts and replies are written and read by lgov.
+    With --engine vllm a vLLM process generates the tokens; lgov writes its prompts and reads its replies.
 
     With --train it is the training server of python -m lgov_core.server, which takes no upstream and no policy.
     """

@@ -124,7 +124,8 @@ def engine_options(function: _Function) -> _Function:
         ),
         click.option("--engine-url", help="Base URL of a vLLM that runs already. [model.engine_url]"),
         click.option(
-            "--engine", help="What samples: embedded (default), or vllm in a process of its own. [model.engine]"
+            "--engine",
+            help="Engine that generates replies: embedded (default), or vllm in its own process. [model.engine]",
         ),
     ):
         function = option(function)
