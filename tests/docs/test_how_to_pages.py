@@ -49,7 +49,7 @@ def test_a_call_is_approved_as_the_page_says(in_shop: Callable[[str], list[str]]
 
 
 def test_shadow_mode_is_left_as_the_page_says(in_shop: Callable[[str], list[str]]) -> None:
-    assert ["PAID" in one for one in in_shop("docs/how-to/shadow-mode.md")] == [True, False, False, False]
+    assert ["PAID" in one for one in in_shop("docs/how-to/shadow-mode.md")] == [True, False, False, False, False]
 
 
 def test_a_program_of_agentmesh_runs_as_the_page_says(tmp_path: Path) -> None:
