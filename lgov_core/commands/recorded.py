@@ -20,10 +20,11 @@ _AUDIT_RECORD = b"lgvA"
 
 
 def opened_store(place: str) -> closing[RolloutQueue]:
-    """The trace store at ``place`` (a path or an address), which must exist. Raises `StoreError`."""
+    """The trace store at ``place`` (a path, an address or a run's folder), which must exist. Raises `StoreError`."""
     from lgov_core.store import open_store
 
-    return closing(open_store(place, make=False))
+    of_run = Path(place) / "store.sqlite"
+    return closing(open_store(str(of_run) if of_run.is_file() else place, make=False))
 
 
 def is_audit_record(place: str) -> bool:

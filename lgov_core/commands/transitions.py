@@ -102,9 +102,10 @@ def transitions(
 ) -> None:
     """Build training data from recorded rollouts.
 
-    The source is a trace store (a path or an address), or a file with one OTLP/JSON ExportTraceServiceRequest a line (- is
-    standard input). A glob must match the whole name. With --json an array is written, one transition a line. Diagnostics
-    are counted on standard error. Rewards count in full unless --cap bounds them.
+    The source is a trace store (a path, an address or the folder of a run), or a file with one OTLP/JSON
+    ExportTraceServiceRequest a line (- is standard input). A glob must match the whole name. With --json an array is
+    written, one transition a line. Diagnostics are counted on standard error. Rewards count in full unless --cap bounds
+    them.
     """
     from lgov_core.transitions import Selection, assign_credit, make_transitions
 
