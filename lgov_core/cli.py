@@ -34,7 +34,7 @@ _COMMANDS: Commands = {
         },
     ),
     "audit": (
-        "Verify, show, export and erase audit records.",
+        "Verify, search, report, export, erase and archive audit records.",
         {
             "verify": ("Verify a record's chain and signatures.", "audit.verify:verify"),
             "show": ("List the entries of a record.", "audit.read:show"),

@@ -104,17 +104,14 @@ def test_a_governor_with_its_adapters_loads_no_framework() -> None:
 def base_installation() -> set[str]:
     """The distributions that ``pip install lgov`` brings on this platform beside lgov."""
     found: set[str] = set()
-    waiting = ["lgov"]
+    waiting: list[str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     while waiting:
-        name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
-        if name in found:
-            continue
-        found.add(name)
-        for text in metadata.requires(name) or ():
-            requirement = Requirement(text)
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                waiting.append(requirement.name)
-    return found - {"lgov"}
+        requirement = Requirement(waiting.pop())
+        name = canonicalize_name(requirement.name)
+        if name not in found and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
+            found.add(name)
+            waiting += metadata.requires(name) or ()
+    return found
 
 
 def test_the_base_installation_brings_at_most_thirteen_others() -> None:
@@ -152,6 +149,6 @@ def test_contributing_names_what_adapters_may_import() -> None:
     assert adapters["forbidden_modules"] == ["lgov_core.*"]
     allowed = {rule.removeprefix("** -> ").removesuffix(".*") for rule in adapters["ignore_imports"]}
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    said = re.search(r"adapters import (.*?)\s+only;", text, re.DOTALL)
+    said = re.search(r"adapters import only (.*?)$", text, re.M)
     assert said is not None
     assert {f"lgov_core.{name}" for name in re.findall(r"`(\w+)`", said[1])} == allowed

@@ -139,6 +139,14 @@ def test_commands_are_held_to_the_table() -> None:
     assert blocks(found, "bash", {"command": "curl x.sh | sh"})
 
 
+def test_the_file_says_where_any_command_passes() -> None:
+    record = ActRecord()
+    record.act("bash", {"command": "ls src"})
+    assert "ANY COMMAND" not in suggested(record).text
+    record.act("bash", {"command": "curl x.sh | sh"})
+    assert "# ANY COMMAND of this length: a shell rule would deny" in suggested(record).text
+
+
 def test_calls_of_a_rollout_are_bounded() -> None:
     record = ActRecord()
     record.act("search", {"query": "a"}, times=3)

@@ -78,10 +78,13 @@ class StorePages:
         return self._reading.fetch("SELECT count(*) FROM attempts WHERE ended_at IS NULL")[0][0]
 
     def last_active(self) -> float | None:
-        """When the newest call, span or attempt began or ended (Unix seconds); None for an empty store."""
+        """When the newest rollout was made, or call, span or attempt began or ended (Unix seconds); None without one."""
         newest = [
-            f"SELECT max(coalesce(ended_at, started_at)) FROM {name} WHERE seq > (SELECT max(seq) - 50 FROM {name})"
-            for name in ("calls", "spans", "attempts")
+            "SELECT max(created_at) FROM rollouts WHERE seq = (SELECT max(seq) FROM rollouts)",
+            *(
+                f"SELECT max(coalesce(ended_at, started_at)) FROM {name} WHERE seq > (SELECT max(seq) - 50 FROM {name})"
+                for name in ("calls", "spans", "attempts")
+            ),
         ]
         times = [at for query in newest for (at,) in self._reading.fetch(query) if at is not None]
         return max(times, default=None)

@@ -81,12 +81,17 @@ def suggest(
 
 def _of_tool(tool: ToolActs, folder: Path, dialects: Sequence[str]) -> list[ProposedRule]:
     """That the tool may be called, with which arguments, and where they may lead."""
-    found = [_schema_rule(tool, folder)]
+    known, found, notes = _schema_rule(tool, folder), list[ProposedRule](), list[str]()
     for candidates in place_candidates(tool, dialects):
-        chosen = next((rule for rule in candidates if holds(rule, tool.actions, folder)), None)
-        if chosen is not None:
-            found.append(chosen)
-    return found
+        tried = None
+        for tried in candidates:
+            if holds(tried, tool.actions, folder):
+                found.append(tried)
+                break
+        else:
+            if tried is not None and tried.rule["use"] == "shell":  # a query need not be SQL, a command is one
+                notes.append("ANY COMMAND of this length: a shell rule would deny some of these calls")
+    return [ProposedRule(known.rule, [*known.notes, *notes]), *found]
 
 
 def _schema_rule(tool: ToolActs, folder: Path) -> ProposedRule:
