@@ -104,7 +104,9 @@ def settings() -> str:
         value = "none" if one.default in (None, ()) else str(one.default)
         flag = one.name.removesuffix("_s").replace("_", "-")
         shown = (chosen.removesuffix(".") or value, meaning)
-        rows.append([f"`{one.name}`", f"`LGOV_{one.name.upper()}`", f"`--{flag}`", *(cell(markdown(part)) for part in shown)])
+        rows.append(
+            [f"`{one.name}`", f"`LGOV_{one.name.upper()}`", f"`--{flag}`", *(cell(markdown(part)) for part in shown)]
+        )
     return table(("name", "variable", "flag", "default", "meaning"), rows)
 
 

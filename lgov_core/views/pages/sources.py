@@ -68,7 +68,9 @@ def find_sources(place: str) -> list[Source]:
 def _of_file(path: Path) -> Source:
     kind = _kind(path)
     if kind == _AUDIT:
-        raise StoreError(f"{path} is an audit record", hint="name a store, which lgov run --store FILE writes; add --audit FILE")
+        raise StoreError(
+            f"{path} is an audit record", hint="name a store, which lgov run --store FILE writes; add --audit FILE"
+        )
     if (path.parent / "metrics.jsonl").is_file():
         return _of_folder(path.parent, path.parent.name, path)
     return Source(path.stem if path.stem != "store" else path.parent.name, None, str(path))
