@@ -20,10 +20,16 @@ _AUDIT_RECORD = b"lgvA"
 
 
 def opened_store(place: str) -> closing[RolloutQueue]:
-    """The trace store at ``place`` (a path or an address), which must exist. Raises `StoreError`."""
+    """The trace store at ``place``, which must exist: a path, an address or a run folder. Raises `StoreError`."""
     from lgov_core.store import open_store
 
-    return closing(open_store(place, make=False))
+    return closing(open_store(store_of(place), make=False))
+
+
+def store_of(place: str) -> str:
+    """``place``, or the store in it where it is a run folder."""
+    file = Path(place) / "store.sqlite"
+    return str(file) if file.is_file() else place
 
 
 def is_audit_record(place: str) -> bool:

@@ -215,7 +215,7 @@ def ask(rule: Rule, action: Action) -> Decision | None:
         answer = checked(rule.policy.judge(action))
     except BadAnswer as error:
         return fault(rule.name, "policy-error", f"The policy {rule.name} {error}.")
-    except Exception as error:  # noqa: BLE001 - whatever a policy raises is a deny in its slot
+    except Exception as error:  # noqa: BLE001 - whatever a policy raises is its denial
         # The class of an error is named, its message is not: it may hold what the tool was called with.
         return fault(rule.name, "policy-error", f"The policy {rule.name} raised {type(error).__name__}.")
     if answer is None:

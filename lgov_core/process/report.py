@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from lgov_core.types import Adapter
 
 _WORDS = {
-    "agent_startup": "starts",
-    "input": "user texts",
-    "pre_model_call": "model calls",
-    "post_model_call": "replies",
-    "pre_tool_call": "tool calls",
-    "post_tool_call": "tool results",
-    "output": "answers",
-    "agent_shutdown": "ends",
+    "agent_startup": ("start",),
+    "input": ("user text",),
+    "pre_model_call": ("model call",),
+    "post_model_call": ("reply", "replies"),
+    "pre_tool_call": ("tool call",),
+    "post_tool_call": ("tool result",),
+    "output": ("answer",),
+    "agent_shutdown": ("end",),
 }
 _EFFECTS = {
     "deny": "denied",
@@ -162,7 +162,7 @@ def _started(count: int) -> str:
 
 
 def _in_words(points: Mapping[str, Mapping[str, int]]) -> str:
-    parts = [f"{sum(points[point].values())} {words}" for point, words in _WORDS.items() if point in points]
+    parts = [counted(sum(points[point].values()), *words) for point, words in _WORDS.items() if point in points]
     return ", ".join(parts) or "nothing"
 
 

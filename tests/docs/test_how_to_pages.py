@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,6 +54,16 @@ def test_shadow_mode_is_left_as_the_page_says(in_shop: Callable[[str], list[str]
 
 def test_a_program_of_agentmesh_runs_as_the_page_says(tmp_path: Path) -> None:
     follow(ROOT / "docs/how-to/migrate.md", tmp_path, {})
+
+
+def test_a_migrated_agent_returns_its_rewards_by_name() -> None:
+    pytest.importorskip("openai")
+    names: dict[str, Any] = {"__name__": "migrated"}
+    files, _ = read_page(ROOT / "docs/how-to/migrate.md", {})
+    exec(files["migrated.py"], names)
+    with ScriptedModelServer(["4?", "5"]) as model:
+        resource, task = SimpleNamespace(model_api=model.base_url), SimpleNamespace(question="2 + 3?", answer="5")
+        assert names["agent"](resource, task) == {"task": 1.0, "draft": 0.1}
 
 
 def test_a_framework_is_added_as_the_page_says(tmp_path: Path) -> None:
