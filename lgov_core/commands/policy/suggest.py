@@ -36,10 +36,11 @@ def suggest(
 ) -> None:
     """Propose the least-privilege policy that the tool calls in STORE (a trace store or an audit record) need.
 
-    It allows the calls that ran, did not fail, and that no rule denied, in shadow mode either (that no rule allowed them does
-    not count): those tools, the form of their arguments, SQL tables and statements, folders, hosts, addresses and calls a
-    rollout. Each is commented with how often it was seen. Then all recorded calls are judged by it: it denies none of those
-    (exits 1 if it does), and what it decides about the others is listed. It is a proposal: read it and edit it.
+    It allows the calls that ran, did not fail and broke no rule. A call that ran in shadow mode because no rule allowed it
+    counts; one that a rule denies does not. The policy names their tools, the form of their arguments, SQL tables and
+    statements, folders, hosts, addresses and calls a rollout, each with how often it was seen. Then all recorded calls are
+    judged by it: it denies none of those (exits 1 if it does), and what it decides about the others is listed. It is a
+    proposal: read it and edit it.
     """
     from lgov_core._util.atomic_file import atomic_write
 
