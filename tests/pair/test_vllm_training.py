@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,14 @@ from lgov_core.server.local import serving
 from lgov_core.store import open_store
 from lgov_core.train.settings import TrainSettings, load_train_settings
 from tests.pair.conftest import settings
-from tests.pair.pair_agents import ask
+from tests.pair.pair_agents import ask, say
 from tests.train.fake_vllm import environment_of
 
 TASKS = [{"question": "digits 1"}, {"question": "digits 2"}]
 
 
-def with_vllm(model: Path, python: Path, rank: int = 4) -> TrainSettings:
-    found = settings(model, steps=3, learning_rate=1e-3)
+def with_vllm(model: Path, python: Path, rank: int = 4, **more: Any) -> TrainSettings:
+    found = settings(model, **{"steps": 3, "learning_rate": 1e-3, **more})
     return found.with_values("model", engine="vllm", lora_rank=rank).with_values("vllm", python=python)
 
 
@@ -51,6 +53,34 @@ def test_every_update_is_a_version_that_calls_are_answered_with(model_folder: Pa
     asked = [line.split(" ")[1] for line in (tmp_path / "log").read_text().splitlines() if line.startswith("call")]
     for call, name in zip(sorted(calls, key=lambda one: one.started_at), asked, strict=True):
         assert name.endswith(f"@{call.weights_version}") or not call.weights_version
+
+
+def pair(resource: Any, task: Any) -> float:
+    say(resource, "checker", say(resource, "writer", task.question))
+    return unequal(resource, task)
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["both learn", "one is frozen"])
+def test_policies_have_adapters_of_their_own(model_folder: Path, tmp_path: Path, frozen: bool) -> None:
+    policies = {"writer": None, "checker": "frozen" if frozen else None}
+    given = with_vllm(model_folder, environment_of(tmp_path), policies=policies, steps=2, max_staleness=0)
+    with serving(given, tmp_path / "run") as server:
+        client = Client(server.url, quiet=True)
+        client.upload_data(TASKS)
+        assert client.train(pair, nworkers=2, workers="threads").updates == 2
+        calls = list(server.store.calls())
+    learned = {"writer"} if frozen else {"writer", "checker"}
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert all(line["policies"].keys() == learned for line in lines if line["phase"] == "train")
+    log = (tmp_path / "log").read_text().splitlines()
+    loads = Counter(line.split(" ")[1].partition("-")[0] for line in log if line.startswith("load"))
+    assert loads == dict.fromkeys(learned, 2)
+    found = {(call.agent, call.model, call.weights_version) for call in calls}
+    assert found == {(name, name, number) for name in policies for number in (0, *((1,) if name in learned else ()))}
+    asked = {re.sub("-[0-9a-f]{8}", "", line.split(" ")[1]) for line in log if line.startswith("call")}
+    assert {name for name in asked if "@" in name} == {f"{name}@1" for name in learned}
+    arguments = json.loads((tmp_path / "arguments").read_text())
+    assert arguments[arguments.index("--max-loras") + 1] == str(2 * len(learned))
 
 
 def test_settings_that_do_not_go_together_are_refused(model_folder: Path, tmp_path: Path) -> None:
