@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -11,9 +13,12 @@ from typing import Any
 import pytest
 
 from lgov_core import Client
-from lgov_core.errors import SettingsError
+from lgov_core._util import atomic_file
+from lgov_core._util.durable import sync_file
+from lgov_core.errors import LgovError, SettingsError
 from lgov_core.server.local import serving
 from lgov_core.store import open_store
+from lgov_core.train.loop.metrics_log import read_metrics, train_lines
 from lgov_core.train.settings import TrainSettings, load_train_settings
 from tests.pair.conftest import settings
 from tests.pair.pair_agents import ask, say
@@ -81,6 +86,40 @@ def test_policies_have_adapters_of_their_own(model_folder: Path, tmp_path: Path,
     assert {name for name in asked if "@" in name} == {f"{name}@1" for name in learned}
     arguments = json.loads((tmp_path / "arguments").read_text())
     assert arguments[arguments.index("--max-loras") + 1] == str(2 * len(learned))
+
+
+def test_a_full_disk_fails_the_run_and_a_resume_makes_the_update_again(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path) -> None:
+        if path.parent.name == ".2.partial":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync_file(path)
+
+    given = with_vllm(model_folder, environment_of(tmp_path), max_staleness=0)
+    with serving(given, tmp_path / "run") as server, monkeypatch.context() as patched:
+        patched.setattr(atomic_file, "sync_file", full)
+        client = Client(server.url, quiet=True)
+        client.upload_data(TASKS)
+        with pytest.raises(LgovError, match=r"version 2 cannot be written to .*No space left"):
+            client.train(unequal, nworkers=2, workers="threads")
+        with pytest.raises(LgovError, match="update 2 was interrupted"):
+            client.train(unequal, nworkers=2, workers="threads")
+        versions = [call.weights_version for call in sorted(server.store.calls(), key=lambda one: one.started_at)]
+        assert versions == [0] * 8 + [1] * 16, "the version before is still served"
+    assert train_steps(tmp_path) == [1]
+    with serving(given, tmp_path / "run", resume=True) as server:
+        assert server.updates == 2, "made again from its batch"
+        client = Client(server.url, quiet=True)
+        client.upload_data(TASKS)
+        assert client.train(unequal, nworkers=2, workers="threads").updates > 0
+    steps = train_steps(tmp_path)
+    assert steps == [*range(1, len(steps) + 1)]
+    assert len(steps) >= 3
+
+
+def train_steps(folder: Path) -> list[int]:
+    return [line["step"] for line in train_lines(read_metrics(folder / "run" / "metrics.jsonl"))]
 
 
 def test_settings_that_do_not_go_together_are_refused(model_folder: Path, tmp_path: Path) -> None:

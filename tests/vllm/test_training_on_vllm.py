@@ -93,7 +93,7 @@ def test_policies_learn_other_words_in_the_same_steps(tmp_path: Path) -> None:
     assert {(call.agent, call.model) for call in calls} == {("writer", "writer"), ("checker", "checker")}
     for model, word in (("writer", "Yes"), ("checker", "No")):
         before, after = (share_of(word, calls, model, version) for version in (0, 3))
-        assert after > before + 0.2, f"{model} says {word}"
+        assert after > before + 0.15, f"{model} says {word}"
 
 
 def test_a_training_whose_vllm_is_killed_finishes_and_counts_what_was_lost(tmp_path: Path) -> None:
