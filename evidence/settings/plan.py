@@ -59,8 +59,8 @@ TINY = Plan(
     max_new_tokens=48,
 )
 
-#: SmolLM2-135M-Instruct with low-rank adapters. Where few rollouts solve their task, groups differ in AIR alone, if it is paid per
-#: call: in a first trial (maths, seed 0) the model learnt to call the calculator until it was out of turns. So AIR is shaped here.
+#: SmolLM2-135M-Instruct with low-rank adapters. Where few rollouts solve their task, groups differ in AIR only, if it is
+#: paid per call: in a first trial (maths, seed 0) the model learnt to call the calculator until the last turn. So AIR is shaped.
 SMOLLM2 = Plan(
     model="smollm2",
     warm_seed=0,
