@@ -60,7 +60,7 @@ TINY = Plan(
 )
 
 #: SmolLM2-135M-Instruct with low-rank adapters. Where few rollouts solve their task, groups differ in AIR only, if it is
-#: paid per call: in a first trial (maths, seed 0) the model learnt to call the calculator until the last turn. So AIR is shaped.
+#: paid per call: in a first trial (maths, seed 0) the model learnt to call the calculator to the last turn. So AIR is shaped.
 SMOLLM2 = Plan(
     model="smollm2",
     warm_seed=0,
