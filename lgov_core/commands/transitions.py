@@ -158,7 +158,7 @@ def _records(source: str, rollouts: Sequence[str]) -> Records:
     from lgov_core.transitions.reading.records import of_rollouts
     from lgov_core.transitions.reading.span_files import read_span_lines
 
-    if source != "-" and ("://" in source or _is_sqlite(source)):
+    if source != "-" and ("://" in source or Path(source).is_dir() or _is_sqlite(source)):
         with opened_store(source) as store:
             records = read_store(store, list(rollouts) or None)
         return of_rollouts(records, rollouts) if rollouts else records
