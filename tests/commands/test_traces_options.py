@@ -38,7 +38,6 @@ def test_the_folder_of_a_run_names_its_store(folder: Path) -> None:
     (folder / "runs").mkdir()
     (folder / STORE).rename(folder / "runs" / "store.sqlite")
     assert json.loads(lgov("traces", "show", "runs", "r1", "--json").stdout)["rollout_id"] == "r1"
-    assert [row["rollout_id"] for row in json.loads(lgov("transitions", "runs", "--json").stdout)] == ["r1"]
     assert "there is no trace store ." in lgov("traces", "list", ".").stderr
 
 
