@@ -13,6 +13,7 @@ import torch
 
 from lgov_core.errors import EndpointError
 from lgov_core.gateway.engine.embedded import EmbeddedEngine
+from lgov_core.gateway.engine.generation import cache_argument
 from lgov_core.gateway.engine.prefix_cache import PrefixCache, shared_prefixes
 from lgov_core.gateway.protocol import ChatRequest, Completion
 from lgov_core.models import LanguageModel
@@ -35,7 +36,7 @@ class Reads:
         model.module.register_forward_pre_hook(self._count, with_kwargs=True)
 
     def _count(self, module: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
-        if "past_key_values" in kwargs:
+        if kwargs.keys() & {"past_key_values", "cache"}:
             self.tokens += kwargs["input_ids"].numel()
 
 
@@ -281,3 +282,13 @@ def test_which_beginnings_are_worth_reading_once() -> None:
 
 def test_the_system_message_of_the_tests_is_long_enough() -> None:
     assert len(tiny().render([LONG])) > 50 > len(tiny().render([SYSTEM])) // 2
+
+
+def test_the_cache_is_passed_by_the_name_of_the_version() -> None:
+    class Older:
+        def forward(self, input_ids: Any, past_key_values: Any = None) -> None: ...
+
+    class Newer:
+        def forward(self, input_ids: Any, cache: Any = None) -> None: ...
+
+    assert (cache_argument(Older()), cache_argument(Newer())) == ("past_key_values", "cache")

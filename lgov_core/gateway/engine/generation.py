@@ -8,6 +8,7 @@ Imports torch and transformers; import it only where they are needed. Nothing he
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -55,6 +56,7 @@ class Decoder:
         self._layers = check_cacheable(model.module)
         self._model = model
         self._module = cast("Any", model.module)
+        self._cache_argument = cache_argument(self._module)
         self._adapters = adapters
         self._prefixes = PrefixCache(keep_bytes)
         self._keeps = keep_bytes > 0
@@ -236,7 +238,7 @@ class Decoder:
             "input_ids": ids,
             "attention_mask": sees,
             "position_ids": positions,
-            "past_key_values": cache,
+            self._cache_argument: cache,
             "use_cache": True,
             "logits_to_keep": 1,
         }
@@ -281,3 +283,8 @@ def _buckets(readings: Sequence[_Reading]) -> Iterator[list[_Reading]]:
         bucket.append(reading)
     if bucket:
         yield bucket
+
+
+def cache_argument(module: Any) -> str:
+    """What a model's forward pass calls its cache: transformers 5.24 renamed ``past_key_values``."""
+    return "cache" if "cache" in inspect.signature(module.forward).parameters else "past_key_values"
