@@ -42,8 +42,11 @@ def is_audit_record(place: str) -> bool:
 
 
 @contextmanager
-def opened_record(path: Path, *, signer: Signer | None = None) -> Generator[AuditLog]:
-    """The audit record at ``path``; ``signer`` signs new entries. Raises `LgovError` if there is none, or `AuditError`."""
+def opened_record(path: Path, *, signer: Signer | None = None, heads: Path | None = None) -> Generator[AuditLog]:
+    """The audit record at ``path``; ``signer`` signs new entries, with heads in ``heads``.
+
+    Raises `LgovError` if there is none, or `AuditError`.
+    """
     from lgov_core.audit import AuditLog
 
     if not path.is_file():
@@ -53,5 +56,5 @@ def opened_record(path: Path, *, signer: Signer | None = None) -> Generator[Audi
             f"there is nothing in {path}, not even an empty audit record",
             hint="look for the file that belongs beside it, ending in -wal, or for a copy of both",
         )
-    with AuditLog(path, signer=signer) as record:
+    with AuditLog(path, signer=signer, heads=heads) as record:
         yield record

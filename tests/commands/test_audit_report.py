@@ -52,6 +52,7 @@ def test_decisions_are_counted_by_tool_rule_and_agent(path: Path) -> None:
     report = json.loads(lgov("audit", "report", str(path), "--json").stdout)
     assert report["decisions"] == {"deny": 1, "allow": 3, "would deny": 1}
     assert report["tools"] == {"run_sql": {"deny": 1, "allow": 1}, "write_file": {"would deny": 1}}
+    assert report["results"] == {}
     assert report["rules"] == {
         "sql/no-drop": {"deny": 1}, "desk/default": {"allow": 3}, "files/no-write": {"would deny": 1},
     }  # fmt: skip
@@ -59,6 +60,21 @@ def test_decisions_are_counted_by_tool_rule_and_agent(path: Path) -> None:
     assert report["points"]["pre_tool_call"] == {"deny": 1, "allow": 1, "would deny": 1}
     (hour,) = report["times"]
     assert hour.endswith(":00")
+
+
+def test_a_call_counts_once_for_its_tool(path: Path) -> None:
+    with AuditLog(path, signer=None) as log:
+        log.commit(act("run_sql", "clerk", Point.POST_TOOL_CALL, query="SELECT 1"), DENIED)
+    report = json.loads(lgov("audit", "report", str(path), "--json").stdout)
+    assert report["tools"]["run_sql"] == {"deny": 1, "allow": 1}
+    assert report["results"] == {"run_sql": {"deny": 1}}
+
+
+def test_a_reason_is_found_in_every_rule_that_answered(path: Path) -> None:
+    parts = (Decision(Effect.WARN, "pace", "slow", "often"), Decision(Effect.ALLOW, "asked", "approved", "Eve said so"))
+    with AuditLog(path, signer=None) as log:
+        log.commit(act("pay", "clerk"), Decision(Effect.WARN, "pace", "slow", "often", parts=parts))
+    assert [one["position"] for one in shown(path, "--text", "eve")] == [6]
 
 
 def test_the_table_puts_denials_first(path: Path) -> None:
@@ -108,7 +124,9 @@ def test_an_unknown_time_is_wrong_usage(path: Path) -> None:
 
 def test_a_person_is_erased_by_a_text(path: Path) -> None:
     result = lgov("audit", "erase", str(path), "--text", EMAIL, "--reason", "asked for", "--yes")
-    assert result.stdout == "erased the texts of 2 entries\n"
+    first, second = result.stdout.splitlines()
+    assert first == "erased the texts of 2 entries"
+    assert second == "from 1 rollout, which a trace store has too (lgov traces prune STORE --rollout r1)"
     assert shown(path, "--text", EMAIL) == []
     assert EMAIL.encode() not in path.read_bytes()
     assert (verify(path).ok, verify(path).erased) == (True, 2)

@@ -68,6 +68,18 @@ finally:
         assert re.search(rf"^  {name} +\w", done.stdout, re.M)
 
 
+def test_every_command_loads_without_any_extra() -> None:
+    missing = "starlette", "uvicorn", "aiohttp", "torch", "transformers", "openai", "pyarrow", "cryptography", "psycopg"
+    code = f"""
+import sys
+sys.modules.update(dict.fromkeys({missing}))
+from tests.commands.test_cli import LEAVES
+print(len(LEAVES))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == (f"{len(LEAVES)}\n", "")
+
+
 def test_version() -> None:
     assert lgov("--version").output == f"lgov {lgov_core.__version__}\n"
 

@@ -36,9 +36,10 @@ th:first-child, td:first-child { text-align: left; overflow-wrap: anywhere }
 @selection_options
 @click.option("--html", type=FILE, help="Also write the report as one HTML page.")
 def report(path: Path, selection: Selection, html: Path | None, as_json: bool) -> None:
-    """Count the decisions in the audit record PATH by tool, rule, agent, point and time.
+    """Count the decisions in the audit record PATH by tool, result, rule, agent, point and time.
 
-    "would deny" counts what shadow mode allowed and the policies deny. The record is read, not verified: see lgov audit verify.
+    A tool has one decision for each call; those on what it returned are under "result". "would deny" counts what shadow mode
+    allowed and the policies deny. The record is read, not verified: see lgov audit verify.
     """
     from lgov_core.audit.report import audit_report
 
