@@ -14,7 +14,7 @@ _COMMANDS: Commands = {
     "train": ("Train a model on an agent's rollouts.", "train:train"),
     "demo": ("Govern and train a small SQL agent, and show what changed.", "demo:demo"),
     "policy": (
-        "Write, check, explain and test policy files.",
+        "Write, check, explain and evaluate policy files.",
         {
             "init": ("Write a commented policy file to start from.", "policy.init:init"),
             "check": ("Check a policy file.", "policy.check:check"),

@@ -167,7 +167,7 @@ class PolicySet:
         if action.point is Point.PRE_TOOL_CALL and self.default == "deny":
             why = ": the rules that cover it only restrict." if covered else "."
             return [self._deny(DEFAULT_RULE, f"No policy allows {action.name[:80]}{why}")]
-        why = "the default is allow" if action.point is Point.PRE_TOOL_CALL else "only acts need one"
+        why = "the default is allow" if action.point is Point.PRE_TOOL_CALL else "only tool calls need one"
         return [] if covered else [Decision(Effect.ALLOW, self.name, DEFAULT_RULE, f"No rule covers this; {why}.")]
 
     def _deny(self, rule: str, reason: str) -> Decision:

@@ -47,7 +47,9 @@ def erase(path: str) -> str:
 
 
 def snippets() -> list[str]:
-    return re.findall(r'^```python(?: title="agent.py")?\n(.*?)^```', (ROOT / "docs/how-to/autogen.md").read_text(), re.M | re.S)
+    return re.findall(
+        r'^```python(?: title="agent.py")?\n(.*?)^```', (ROOT / "docs/how-to/autogen.md").read_text(), re.M | re.S
+    )
 
 
 async def run_agent(agent: Any) -> str:

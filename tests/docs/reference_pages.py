@@ -96,17 +96,17 @@ def _command(path: tuple[str, ...], made: click.Command) -> Iterator[str]:
 def settings() -> str:
     """Every setting with its variable, its flag and its default."""
     documents = _attribute_documents(settings_module, "Settings")
-    rows = (
-        (
-            f"`{one.name}`",
-            f"`LGOV_{one.name.upper()}`",
-            f"`--{one.name.removesuffix('_s').replace('_', '-')}`",
-            "none" if one.default in (None, ()) else str(one.default),
-            cell(markdown(documents[one.name])),
+    rows: list[list[str]] = []
+    for one in dataclasses.fields(settings_module.Settings):
+        if one.name == "origins":
+            continue
+        meaning, _, chosen = documents[one.name].partition(" Default: ")
+        value = "none" if one.default in (None, ()) else str(one.default)
+        flag = one.name.removesuffix("_s").replace("_", "-")
+        shown = (chosen.removesuffix(".") or value, meaning)
+        rows.append(
+            [f"`{one.name}`", f"`LGOV_{one.name.upper()}`", f"`--{flag}`", *(cell(markdown(part)) for part in shown)]
         )
-        for one in dataclasses.fields(settings_module.Settings)
-        if one.name != "origins"
-    )
     return table(("name", "variable", "flag", "default", "meaning"), rows)
 
 

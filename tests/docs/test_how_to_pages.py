@@ -34,7 +34,8 @@ def in_shop(tmp_path: Path) -> Callable[[str], list[str]]:
     """Follows a page beside the agent of the openai quickstart."""
     pytest.importorskip("openai")
     files, _ = read_page(ROOT / "docs/start/openai.md", {})
-    (tmp_path / "agent.py").write_text(files["agent.py"])
+    for name in ("agent.py", "policy.yaml"):
+        (tmp_path / name).write_text(files[name])
 
     def following(name: str) -> list[str]:
         with ScriptedModelServer(desk) as model:
@@ -48,8 +49,12 @@ def test_a_call_is_approved_as_the_page_says(in_shop: Callable[[str], list[str]]
     assert ["PAID" in one for one in in_shop("docs/how-to/approve-calls.md")] == [False, False, True, False]
 
 
+def test_a_test_asks_for_decisions_as_the_page_says(in_shop: Callable[[str], list[str]]) -> None:
+    in_shop("docs/how-to/test-agents.md")
+
+
 def test_shadow_mode_is_left_as_the_page_says(in_shop: Callable[[str], list[str]]) -> None:
-    assert ["PAID" in one for one in in_shop("docs/how-to/shadow-mode.md")] == [True, False, False, False]
+    assert ["PAID" in one for one in in_shop("docs/how-to/shadow-mode.md")] == [True, False, False, False, False]
 
 
 def test_a_program_of_agentmesh_runs_as_the_page_says(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lgov_core._util.plurals import counted
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import FILE, command, limit_option
 from lgov_core.commands.output import write_json, write_table
@@ -107,8 +108,8 @@ def _show(found: Suggestion, output: Path | None, limit: int) -> None:
     shown = listed[:limit] if limit else listed
     denied = sum(decision.blocks for _, decision in found.rest)
     proof = (
-        f"replayed: {len(found.denied)} of the {found.needed} calls that it was made for are denied,"
-        f" and {denied} of the {len(found.rest)} others"
+        f"replayed: it denies {len(found.denied)} of the {counted(found.needed, 'call')} that it is made from,"
+        f" and {denied} of {counted(len(found.rest), 'other')} (denied then, or failed)"
     )
     on_error = output is None  # standard output is the policy
     if shown and not on_error:
