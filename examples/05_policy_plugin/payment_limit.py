@@ -41,9 +41,7 @@ class PaymentLimit(BoundedPolicy):
             first = action.operation_id is None or action.operation_id not in self._counted
             total = self._paid[action.rollout_id] + (amount if first else 0)
             if total > self.per_rollout:
-                return self.deny(
-                    "spent", f"With this payment {total:g} would be spent; the limit is {self.per_rollout:g}."
-                )
+                return self.deny("spent", f"With this payment {total:g} would be spent, of {self.per_rollout:g}.")
             self._paid[action.rollout_id] = total
             if action.operation_id is not None:
                 self._counted.add(action.operation_id)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lgov_core.errors import SettingsError
 from lgov_core.gateway.protocol import ANY_MODEL, Engine
 from lgov_core.models import LanguageModel, model_source
-from lgov_core.server.policy_engine import PolicyEngine
+from lgov_core.server.policy_engine import PolicyEngine, policy_of
 from lgov_core.server.recipe import RANK, adapter_rank, policy_for
 from lgov_core.train.algorithms.config import UpdateConfig
 from lgov_core.train.algorithms.update import PolicyUpdate
@@ -60,10 +61,8 @@ def open_engine(settings: TrainSettings, model: LanguageModel, folder: Path, ope
         )
         engine.served_as, engine.routes = given.served_as, policies
         if policies:
-            return _joint(settings, model, engine)
+            return _joint(settings, model, engine, {name: engine.policy(name) for name in policies})
         return Sampling(engine, engine, policy_for(settings, model))
-    if policies:
-        raise SettingsError("training.policies are for the engine embedded", hint="leave --engine vllm out")
     rank = adapter_rank(settings, model)
     if rank == 0:
         raise SettingsError(
@@ -71,22 +70,33 @@ def open_engine(settings: TrainSettings, model: LanguageModel, folder: Path, ope
             hint="leave it out, or set it to 16",
         )
     names = [] if given.served_as is None else [given.served_as]
+    trained = [name for name, one in policies.items() if not one.frozen]
     vllm = opened.enter_context(
         open_vllm(
             model,
             model_source(str(given.name)),
             folder,
-            vllm_options(settings.vllm, dtype=given.dtype, rank=rank),
+            vllm_options(settings.vllm, dtype=given.dtype, rank=rank, policies=len(trained) or 1),
             url=given.engine_url,
             also=(*names, ANY_MODEL),
+            policies=tuple(policies),
+            route=partial(policy_of, routes=policies) if policies else None,
             max_new_tokens=given.max_new_tokens,
         )
     )
+    if policies:
+        return _joint(settings, model, vllm, vllm.policies, vllm.figures)
     policy = adapter_policy(model.module, rank=rank, seed=settings.training.seed)
     return Sampling(vllm, vllm.policy, policy, vllm.figures)
 
 
-def _joint(settings: TrainSettings, model: LanguageModel, engine: PolicyEngine) -> Sampling:
+def _joint(
+    settings: TrainSettings,
+    model: LanguageModel,
+    engine: Engine,
+    served: Mapping[str, Publisher],
+    figures: Callable[[], Mapping[str, Any]] = dict,
+) -> Sampling:
     """Adapters for each policy that is trained; the frozen ones are the model as it is."""
     rank, seed = settings.model.lora_rank, settings.training.seed
     if rank == 0:
@@ -97,15 +107,15 @@ def _joint(settings: TrainSettings, model: LanguageModel, engine: PolicyEngine) 
     policies = {
         name: adapter_policy(model.module, rank=rank or RANK, seed=seed + number) for number, name in enumerate(names)
     }
-    publisher = JointPublisher({name: engine.policy(name) for name in names})
-    return Sampling(engine, publisher, joint_policy(policies), policies=policies)
+    publisher = JointPublisher({name: served[name] for name in names})
+    return Sampling(engine, publisher, joint_policy(policies), figures, policies)
 
 
 def _update(policy: PolicyModel, config: UpdateConfig) -> PolicyUpdate:
     return PolicyUpdate(policy.module, config, reference=policy.reference, reference_mode=policy.reference_mode)
 
 
-def vllm_options(given: VllmSection, *, dtype: str, rank: int = 16) -> VllmOptions:
+def vllm_options(given: VllmSection, *, dtype: str, rank: int = 16, policies: int = 1) -> VllmOptions:
     """How vLLM is started: without compiling on a machine that has no GPU, where that takes longer than it saves."""
     import torch
 
@@ -115,6 +125,7 @@ def vllm_options(given: VllmSection, *, dtype: str, rank: int = 16) -> VllmOptio
         gpu_memory=given.gpu_memory,
         context_tokens=given.context_tokens,
         rank=rank,
+        policies=policies,
         start_s=given.start_s,
         eager=not torch.cuda.is_available(),
         arguments=given.arguments,

@@ -1,4 +1,4 @@
-"""The embedded engine as training servers use it: with one model, under whatever name an agent calls it."""
+"""Which policy answers a call, and the embedded engine as training servers use it: one model under every name."""
 
 from __future__ import annotations
 
@@ -13,11 +13,27 @@ from lgov_core.train.policy_section import PolicySection
 from lgov_core.transitions.reading.select import matches
 
 
+def policy_of(request: ChatRequest, routes: Mapping[str, PolicySection]) -> str:
+    """The policy that a call asks for as its model, else the first that has the calling agent.
+
+    A call of another agent is refused (400), since nothing would be trained on it.
+    """
+    if request.model in routes:
+        return request.model
+    agent = caller().agent
+    for name, policy in routes.items():
+        if agent is not None and matches(agent, policy.agents):
+            return name
+    raise EndpointError(
+        f"no policy is for {'a call without an agent' if agent is None else f'agent {agent!r}'}",
+        hint=f"name it in training.policies, or ask for model {' or '.join(routes)}",
+    )
+
+
 class PolicyEngine(EmbeddedEngine):
     """The embedded engine with the model under training: it answers whatever model a call names.
 
-    With ``routes`` each call is answered by one of these policies: the one that it asks for as its model, else the first
-    that has the calling agent. A call of another agent is refused (400), since nothing would be trained on it.
+    With ``routes`` each call is answered by one of these policies: see `policy_of`.
     """
 
     served_as: str | None = None
@@ -30,13 +46,4 @@ class PolicyEngine(EmbeddedEngine):
         return (*own, *([] if self.served_as in (None, *own) else [str(self.served_as)]), ANY_MODEL)
 
     def _policy_of(self, request: ChatRequest) -> str:
-        if not self.routes or request.model in self.routes:
-            return super()._policy_of(request)
-        agent = caller().agent
-        for name, policy in self.routes.items():
-            if agent is not None and matches(agent, policy.agents):
-                return name
-        raise EndpointError(
-            f"no policy is for {'a call without an agent' if agent is None else f'agent {agent!r}'}",
-            hint=f"name it in training.policies, or ask for model {' or '.join(self.routes)}",
-        )
+        return policy_of(request, self.routes) if self.routes else super()._policy_of(request)

@@ -101,6 +101,8 @@ def test_show_lists_and_filters(run: Run, tmp_path: Path) -> None:
     ]  # fmt: skip
     (denied,) = json.loads(run("audit", "show", path, "--denied", "--json").stdout)
     assert (denied["effect"], denied["arguments"]) == ("deny", {"path": "private"})
+    one = json.loads(run("audit", "show", path, "--entry", denied["entry_id"], "--json").stdout)
+    assert [(entry["kind"], entry["name"]) for entry in one] == [("decision", "rm"), ("outcome", "rm")]
     assert json.loads(run("audit", "show", path, "--rollout", "r2", "--json").stdout) == []
     assert "never/deny" in run("audit", "show", path).stdout
     absent = run("audit", "show", tmp_path / "absent.db")

@@ -54,7 +54,7 @@ def test_a_test_asks_for_decisions_as_the_page_says(in_shop: Callable[[str], lis
 
 
 def test_shadow_mode_is_left_as_the_page_says(in_shop: Callable[[str], list[str]]) -> None:
-    assert ["PAID" in one for one in in_shop("docs/how-to/shadow-mode.md")] == [True, False, False, False]
+    assert ["PAID" in one for one in in_shop("docs/how-to/shadow-mode.md")] == [True, False, False, False, False]
 
 
 def test_a_program_of_agentmesh_runs_as_the_page_says(tmp_path: Path) -> None:

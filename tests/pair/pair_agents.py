@@ -14,11 +14,20 @@ from typing import Any
 
 def ask(resource: Any, text: str, **more: Any) -> str:
     """One chat completion by plain HTTP, as a program without any framework would do it."""
+    return _complete(resource, text, {}, more)
+
+
+def say(resource: Any, agent: str, text: str) -> str:
+    """`ask`, by the agent of this name."""
+    return _complete(resource, text, {"x-lgov-agent": agent}, {})
+
+
+def _complete(resource: Any, text: str, headers: dict[str, str], more: dict[str, Any]) -> str:
     body = {"model": "whatever", "messages": [{"role": "user", "content": text}], **more}
     request = urllib.request.Request(
         f"{resource.model_api}/chat/completions",
         json.dumps(body).encode(),
-        {"content-type": "application/json", "authorization": "Bearer not-used"},
+        {"content-type": "application/json", "authorization": "Bearer not-used", **headers},
     )
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=60) as answer:

@@ -263,7 +263,7 @@ def test_an_attached_server_that_lost_the_weights_gets_them_again(fake: Fake) ->
     attached = AttachedVllm(f"{fake.server.url}/v1", key=fake.server.key)
     with attached:
         assert attached.base == fake.server.base
-        fake.policy = fake.engine.policy = VllmPolicy(attached, fake.folder / "attached")
+        fake.policy = fake.engine.policies[""] = VllmPolicy(attached, fake.folder / "attached")
         fake.policy.publish(weights(5), version=5)
         assert fake.ask().response_ids == (15,) * 4
         vllm_server.ask(attached, "/v1/unload_lora_adapter", {"lora_name": fake.policy.current.name})

@@ -2,35 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from lgov_core.store import open_store
+from lgov_core.types import CapturedCall
 from tests.vllm.conftest import MODEL, PYTHON, ROOT
 
 TASKS = ("Is the sky blue?", "Do cats have wings?", "Is seven a prime number?", "Is Lyon in France?")
 CONFIG = """\
 model: {name: MODEL, max_new_tokens: 4, lora_rank: 8, dtype: float32}
-training: {batch_size: 4, group_size: 8, steps: STEPS, epochs: 20, learning_rate: 5.0e-4, kl_coef: 0.0, max_staleness: STALE}
+training: {batch_size: 4, group_size: 8, steps: STEPS, epochs: 20, learning_rate: 5.0e-4, kl_coef: 0.0, max_staleness: STALE
+  POLICIES}
 runtime: {nworkers: 16, workers: threads}
 vllm: {context_tokens: 512, arguments: [--max-num-seqs, "32"]}
 """
 
 
-def train(folder: Path, steps: int, stale: int, meanwhile: Any = None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def train(
+    folder: Path, steps: int, stale: int, meanwhile: Any = None, *, agent: str = "says_yes", policies: str = ""
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """What a training says at its end, and its lines."""
     config, tasks = folder / "config.yaml", folder / "tasks.jsonl"
-    config.write_text(CONFIG.replace("MODEL", str(MODEL)).replace("STEPS", str(steps)).replace("STALE", str(stale)))
+    values = {"MODEL": str(MODEL), "STEPS": str(steps), "STALE": str(stale), "POLICIES": policies}
+    config.write_text(re.sub("|".join(values), lambda found: values[found[0]], CONFIG))
     tasks.write_text("".join(json.dumps({"question": one}) + "\n" for one in TASKS))
     command = [
         sys.executable, "-m", "lgov_core.cli", "train", str(config), "--engine", "vllm", "--vllm-python", str(PYTHON),
-        "--agent", f"{Path(__file__).with_name('yes_agent.py')}:says_yes", "--tasks", str(tasks),
+        "--agent", f"{Path(__file__).with_name('yes_agent.py')}:{agent}", "--tasks", str(tasks),
         "--folder", str(folder / "run"), "--json",
     ]  # fmt: skip
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as training:
@@ -48,6 +57,16 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [line for line in found if line["phase"] == "train"]
 
 
+def share_of(word: str, calls: Sequence[CapturedCall], model: str, version: int) -> float:
+    """How many of the calls of a version of a policy begin with ``word``."""
+    texts = [
+        str(call.response["choices"][0]["message"]["content"])
+        for call in calls
+        if (call.model, call.weights_version) == (model, version)
+    ]
+    return sum(text.startswith(word) for text in texts) / len(texts)
+
+
 def vllm_of(pid: int) -> psutil.Process:
     """The server that a training started."""
     return next(one for one in psutil.Process(pid).children() if "vllm_child.py" in " ".join(one.cmdline()))
@@ -60,6 +79,21 @@ def test_reward_rises_in_three_updates(tmp_path: Path) -> None:
     assert [line["weights_version"] for line in updates] == [1, 2, 3, 4]
     assert all(line["logprob_drift"] < 1e-4 for line in updates), "recorded log-probabilities are those of the trainer"
     assert updates[-1]["vllm_restarts"] == updates[-1]["vllm_calls_lost"] == 0
+
+
+def test_policies_learn_other_words_in_the_same_steps(tmp_path: Path) -> None:
+    _, updates = train(
+        tmp_path, 4, 0, agent="one_says_yes_one_no", policies=", policies: {writer: null, checker: null, judge: frozen}"
+    )
+    assert [line["weights_version"] for line in updates] == [1, 2, 3, 4]
+    for line in updates:
+        assert all(one["logprob_drift"] < 1e-4 for one in line["policies"].values()), "each by its own weights"
+    with contextlib.closing(open_store(tmp_path / "run" / "store.sqlite")) as store:
+        calls = list(store.calls())
+    assert {(call.agent, call.model) for call in calls} == {("writer", "writer"), ("checker", "checker")}
+    for model, word in (("writer", "Yes"), ("checker", "No")):
+        before, after = (share_of(word, calls, model, version) for version in (0, 3))
+        assert after > before + 0.15, f"{model} says {word}"
 
 
 def test_a_training_whose_vllm_is_killed_finishes_and_counts_what_was_lost(tmp_path: Path) -> None:

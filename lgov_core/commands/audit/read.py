@@ -29,14 +29,17 @@ _ARGUMENTS_SHOWN = 80
 @click.option(
     "--denied", is_flag=True, help="Only decisions that blocked something, or would have outside shadow mode."
 )
+@click.option("--entry", "entry_id", metavar="ID", help="Only the entry with this id (aud_...), and its outcome.")
 @limit_option("Most recent rows")
-def show(path: Path, selection: Selection, denied: bool, limit: int, as_json: bool) -> None:
+def show(path: Path, selection: Selection, denied: bool, entry_id: str | None, limit: int, as_json: bool) -> None:
     """List the entries of the audit record PATH, in the order of writing. Times are in UTC."""
     from lgov_core.audit.export import plain
     from lgov_core.types import BLOCKING
 
     with opened_record(path) as record:
         entries = [one for one in record.entries(selection.rollout_id) if selection.holds(one)]
+    if entry_id is not None:
+        entries = [one for one in entries if entry_id in (one.entry_id, one.refers_to)]
     if denied:
         entries = [one for one in entries if one.verdict["effect"] in BLOCKING]
     shown = entries[-limit:] if limit else entries

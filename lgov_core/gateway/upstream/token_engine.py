@@ -30,7 +30,7 @@ class TokenPrompt:
 
     ``conversation`` is the same for calls that extend one another, so that they can go to one server. ``temperature`` 0
     is greedy. ``seed`` is None where the client asked for none. ``grammar`` is what the reply must be in (see
-    `lgov_core.gateway.engine.reply_grammar`), None for any text.
+    `lgov_core.gateway.engine.reply_grammar`), None for any text. ``policy`` is one of the engine's ``policies``, or empty.
     """
 
     prompt_ids: tuple[int, ...]
@@ -41,13 +41,15 @@ class TokenPrompt:
     seed: int | None
     conversation: str
     grammar: str | None = None
+    policy: str = ""
 
 
 class TokenEngine:
     """Answers chat completions through ``sample``, as an `lgov_core.gateway.protocol.Engine`.
 
     ``model`` writes prompts and reads replies; its weights are not used (`load_model` with ``weights=False``). ``also``
-    are further names of it. ``context_tokens`` bounds prompt and reply together (None: the model's own),
+    are further names of it, and ``policies`` models with weights of their own: ``route`` says which one answers a call (None:
+    the one that it asks for as its model). ``context_tokens`` bounds prompt and reply together (None: the model's own),
     ``max_new_tokens`` a reply. Requests for what it cannot do are refused (400). What ``sample`` raises, a reply without
     tokens and one whose log-probabilities do not fit its tokens are an `UpstreamError` (502). With ``grammars`` the server is
     asked for replies in JSON and demanded tool calls, else these are refused. For one event loop.
@@ -60,6 +62,8 @@ class TokenEngine:
         *,
         name: str = "tokens",
         also: Sequence[str] = (),
+        policies: Sequence[str] = (),
+        route: Callable[[ChatRequest], str] | None = None,
         context_tokens: int | None = None,
         max_new_tokens: int = 1024,
         grammars: bool = False,
@@ -67,13 +71,17 @@ class TokenEngine:
         if max_new_tokens < 1:
             raise EndpointError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
         self.name = name
-        self._names = tuple(dict.fromkeys((model.name, *also)))
+        self._names = tuple(dict.fromkeys((model.name, *policies, *also)))
         self._draw = sample
         self._grammars = grammars
         self._tool_format = model.format.name
         self._max_new_tokens = max_new_tokens
         context = min(context_tokens or model.context_length, model.context_length)
-        self._codec = ReplyCodec(model, name=model.name, context=context)
+        # One a policy: each may have written the same text with other tokens.
+        self._codecs = {
+            policy: ReplyCodec(model, name=policy or model.name, context=context) for policy in ("", *policies)
+        }
+        self._route = route
 
     @property
     def models(self) -> Sequence[str]:
@@ -89,31 +97,39 @@ class TokenEngine:
     async def chat(self, request: ChatRequest) -> Completion:
         """The whole reply, of one choice or several, which are drawn side by side."""
         check_fields(request, f"the engine {self.name}", grammars=self._grammars)
-        prompt = self._codec.prompt(request)
+        policy = self._policy_of(request)
+        codec = self._codecs[policy]
+        prompt = codec.prompt(request)
         asked = TokenPrompt(
             prompt.ids,
-            self._codec.reply_limit(request, prompt, self._max_new_tokens),
+            codec.reply_limit(request, prompt, self._max_new_tokens),
             request.temperature,
             request.top_p,
             request.stop,
             request.seed,
             caller().rollout_id or new_id("conv"),
             reply_grammar(request, self._tool_format) if self._grammars else None,
+            policy,
         )
         each = [asked] * request.n
         if request.seed is not None:  # each choice needs a seed of its own
             each = [replace(asked, seed=request.seed + choice) for choice in range(request.n)]
-        return self._codec.completion(request, prompt, await asyncio.gather(*map(self._ask, each)))
+        return codec.completion(request, prompt, await asyncio.gather(*map(self._ask, each)))
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """How many tokens the prompt has. Raises `EndpointError` (400) for a conversation that is not text."""
         check_fields(request, f"the engine {self.name}", grammars=self._grammars)
-        return self._codec.count(request)
+        return self._codecs[self._policy_of(request)].count(request)
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[StreamPiece]:
         """The reply in pieces, which come once it is whole: only then is it known what in it is a tool call."""
         for piece in completion_pieces(await self.chat(request), request.body):
             yield piece
+
+    def _policy_of(self, request: ChatRequest) -> str:
+        if self._route is not None:
+            return self._route(request)
+        return request.model if request.model in self._codecs else ""
 
     async def _ask(self, prompt: TokenPrompt) -> Generated:
         try:

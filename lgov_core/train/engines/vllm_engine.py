@@ -6,14 +6,16 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 
 from lgov_core.errors import EndpointError, UpstreamError
 from lgov_core.gateway.engine.reply_codec import Generated
+from lgov_core.gateway.protocol import ChatRequest
 from lgov_core.gateway.serving.metrics import Reading
 from lgov_core.gateway.upstream.token_engine import TokenEngine, TokenPrompt
 from lgov_core.train.engines.vllm_policy import Version, VllmPolicy
@@ -35,7 +37,8 @@ class VllmEngine(TokenEngine):
     Replies in JSON, demanded tool calls and ``top_p`` below 1 are possible, but vLLM's log-probabilities are then those of the
     narrowed choice; such calls are recorded without log-probabilities, and so are never trained on. ``lost`` counts the calls
     that the server did not answer: they are an `UpstreamError` (502), and clients ask again. While the server is being started
-    again calls wait. ``timeout_s`` bounds a reply.
+    again calls wait. ``timeout_s`` bounds a reply. ``policies`` are further models by name, on the same server: each call is
+    answered by one of them, or by ``policy`` (``route``: see `TokenEngine`).
     """
 
     def __init__(
@@ -44,20 +47,27 @@ class VllmEngine(TokenEngine):
         policy: VllmPolicy,
         *,
         also: Sequence[str] = (),
+        policies: Mapping[str, VllmPolicy] = MappingProxyType({}),
+        route: Callable[[ChatRequest], str] | None = None,
         context_tokens: int | None = None,
         max_new_tokens: int = 1024,
         timeout_s: float = 300.0,
     ) -> None:
         super().__init__(
-            model, self._sample, name="vllm", also=also, context_tokens=context_tokens,
-            max_new_tokens=max_new_tokens, grammars=True,
+            model, self._sample, name="vllm", also=also, policies=tuple(policies), route=route,
+            context_tokens=context_tokens, max_new_tokens=max_new_tokens, grammars=True,
         )  # fmt: skip
-        self.policy = policy
+        self.policies = {"": policy, **policies}
         self.lost = 0
         self._end_ids = sorted(model.eos_ids)
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=10.0)
         self._session: aiohttp.ClientSession | None = None
         self._chores: set[asyncio.Future[Any]] = set()
+
+    @property
+    def policy(self) -> VllmPolicy:
+        """What answers calls that are of no other policy."""
+        return self.policies[""]
 
     async def start(self) -> None:
         """Opens the connections."""
@@ -82,12 +92,13 @@ class VllmEngine(TokenEngine):
         yield "counter", "lgov_vllm_calls_lost", "Calls that vLLM did not answer.", None, {"": lost}
 
     async def _sample(self, prompt: TokenPrompt) -> Generated:
-        while not self.policy.server.ready:
+        policy = self.policies[prompt.policy]
+        while not policy.server.ready:
             await asyncio.sleep(_LOOK_S)
-        with self.policy.call() as version:
-            answer = await self._ask_vllm(prompt, version)
-        if self.policy.unused():
-            self._chore(self.policy.drop_unused)
+        with policy.call() as version:
+            answer = await self._ask_vllm(prompt, policy, version)
+        if policy.unused():
+            self._chore(policy.drop_unused)
         choice = answer["choices"][0]
         if answer.get("model") != version.name or choice["finish_reason"] not in ("stop", "length"):
             raise UpstreamError(f"vLLM answered for {answer.get('model')!r} and ended with {choice['finish_reason']!r}")
@@ -95,7 +106,7 @@ class VllmEngine(TokenEngine):
         logprobs = None if narrowed else tuple(choice["logprobs"]["token_logprobs"])
         return Generated(tuple(choice["token_ids"]), logprobs, version.number)
 
-    async def _ask_vllm(self, prompt: TokenPrompt, version: Version) -> dict[str, Any]:
+    async def _ask_vllm(self, prompt: TokenPrompt, policy: VllmPolicy, version: Version) -> dict[str, Any]:
         if self._session is None:
             raise EndpointError("the engine is not running", status=503)
         body: dict[str, Any] = {
@@ -105,7 +116,7 @@ class VllmEngine(TokenEngine):
             "return_token_ids": True, "stop_token_ids": self._end_ids,
             **({} if prompt.grammar is None else {"structured_outputs": {"grammar": prompt.grammar}}),
         }  # fmt: skip
-        server = self.policy.server
+        server = policy.server
         url, headers = f"{server.url}/v1/completions", authorization(server)
         try:
             async with self._session.post(url, json=body, headers=headers, timeout=self._timeout) as response:
@@ -113,10 +124,10 @@ class VllmEngine(TokenEngine):
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self.lost += 1
             raise UpstreamError(f"vLLM did not answer: {type(error).__name__} {error}", hint="ask again") from error
-        if response.status == 404 and version is self.policy.current:
+        if response.status == 404 and version is policy.current:
             # An attached server was restarted without our weights; no call was answered with others.
             self.lost += 1
-            await asyncio.to_thread(self.policy.reload)
+            await asyncio.to_thread(policy.reload)
             raise UpstreamError("vLLM had lost the weights, which are loaded again", hint="ask again")
         if response.status == 400:
             raise EndpointError(f"vLLM refuses the call: {text[:300]}")
@@ -140,6 +151,8 @@ def open_vllm(
     *,
     url: str | None = None,
     also: Sequence[str] = (),
+    policies: Sequence[str] = (),
+    route: Callable[[ChatRequest], str] | None = None,
     max_new_tokens: int = 1024,
 ) -> Generator[VllmEngine]:
     """The engine on a vLLM that serves ``source`` (a folder or hub name), started by ``options``, or that runs at ``url``.
@@ -157,6 +170,8 @@ def open_vllm(
             model,
             VllmPolicy(server, folder / "adapters"),
             also=also,
+            policies={name: VllmPolicy(server, folder / "adapters" / name, name=name) for name in policies},
+            route=route,
             context_tokens=options.context_tokens,
             max_new_tokens=max_new_tokens,
         )

@@ -74,9 +74,9 @@ class VllmOptions:
 
     ``python`` is the interpreter of the environment that has vLLM. ``dtype`` is float32, bfloat16 or float16.
     ``gpu_memory`` is the share of a GPU's memory that it takes, ``context_tokens`` bounds prompt and reply together (None:
-    the model's own). ``rank`` is the highest rank of adapters, ``adapters`` how many may be loaded at a time. ``start_s``
-    bounds the seconds of a start; ``eager`` starts sooner, without compiling the model. ``arguments`` go to ``vllm serve``
-    after lgov's own, and so win over them.
+    the model's own). ``rank`` is the highest rank of adapters, ``policies`` how many of them learn: of each, one batch may hold
+    calls of two versions, and eight versions may be loaded. ``start_s`` bounds the seconds of a start; ``eager`` starts sooner,
+    without compiling the model. ``arguments`` go to ``vllm serve`` after lgov's own, and so win over them.
     """
 
     python: Path
@@ -84,7 +84,7 @@ class VllmOptions:
     gpu_memory: float = 0.5
     context_tokens: int | None = None
     rank: int = 16
-    adapters: int = 8
+    policies: int = 1
     start_s: float = 600.0
     eager: bool = False
     arguments: Sequence[str] = ()
@@ -101,7 +101,8 @@ class VllmOptions:
             *([] if self.context_tokens is None else ["--max-model-len", str(self.context_tokens)]),
             # Raw log-probabilities ignore the temperature; a model's own settings would change how tokens are drawn.
             "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm",
-            "--enable-lora", "--max-lora-rank", str(rank), "--max-loras", "2", "--max-cpu-loras", str(self.adapters),
+            "--enable-lora", "--max-lora-rank", str(rank),
+            "--max-loras", str(2 * self.policies), "--max-cpu-loras", str(8 * self.policies),
             # Reads the grammars of `lgov_core.gateway.engine.reply_grammar`.
             "--structured-outputs-config", json.dumps({"backend": "guidance"}),
             "--disable-uvicorn-access-log", *self.arguments,

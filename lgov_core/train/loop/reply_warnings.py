@@ -32,7 +32,7 @@ def reply_warnings(
         if any(call.request.get("tools") for call in calls_of(rollouts)):
             found["no-tool-calls"] = (
                 f"none of {count} replies holds a tool call that can be read, though tools were offered: look at one with"
-                f" lgov traces show STORE {rollouts[0]}; teach the form by lgov train --algorithm sft, demand a call"
+                f" lgov traces show FOLDER {rollouts[0]}; teach the form by lgov train --algorithm sft, demand a call"
                 " (tool_choice), or try another model.tool_format"
             )
     return found

@@ -189,13 +189,14 @@ class TrainingRun:
 
         ``figures`` (JSON values) go into the update's line of ``metrics.jsonl``; ``mean_return`` among them rates the
         policy. ``progress(done, total)`` is called after every pass. When the learner raises `TrainError`, the batch is
-        discarded, a line with the phase ``failed_update`` says so, and the weights are as the learner left them.
+        discarded, a line with the phase ``failed_update`` says so, and the weights are as the learner left them. When they
+        cannot be published, the batch is kept, and nothing more is learned before a resume, which makes the update again.
         """
         self.begin()
         step = self.done + 1
         if self._updating:
             raise TrainError(
-                f"update {step} was interrupted, and the weights may be half-changed",
+                f"update {step} was interrupted: its weights may be half-changed, and are not served",
                 hint="start the program again and resume: the update is made again from its batch",
             )
         # An update that is made again after a kill takes the same calls for those of older weights.
@@ -211,7 +212,11 @@ class TrainingRun:
         if isinstance(value := record.figures.get("mean_return"), int | float):
             self._returns.append(float(value))
         began = time.monotonic()
-        self._publish(None)
+        try:
+            self._publish(None)
+        except BaseException:
+            self.done, self._updating = step - 1, True
+            raise
         if step % self.checkpoint_every == 0:
             self.checkpoint()
         self._line["publish_s"] = round(time.monotonic() - began, 3)
