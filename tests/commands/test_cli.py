@@ -231,12 +231,12 @@ def test_what_standard_output_cannot_write_is_escaped(shown: str, encoding: str,
     assert json.loads(done.stdout.splitlines()[0])["id"] == json.loads(f'"{shown}"')
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_table_in_a_pipe_has_one_line_a_row(capsys: pytest.CaptureFixture[str]) -> None:
     write_table(["rollout", "text"], [["r" * 100, "word " * 40], ["b", "c"]])
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["rollout", "r" * 100, "b"]
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_a_message(folder: Path) -> None:
     (folder / "policy.yaml").write_text(POLICY)
     with open("/dev/full", "w") as full:

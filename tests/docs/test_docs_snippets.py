@@ -111,7 +111,7 @@ RUN = {
     "docs/how-to/audit.md": (0,),
     "docs/how-to/confinement.md": (0,),
     "docs/how-to/policies.md": (0,),
-    "docs/how-to/tracing.md": (0, 1),
+    "docs/how-to/tracing.md": (0, 1, 2),
     "docs/reference/policy-files.md": (0,),
 }
 

@@ -56,7 +56,9 @@ class Decoder:
         self._layers = check_cacheable(model.module)
         self._model = model
         self._module = cast("Any", model.module)
-        self._cache_argument = cache_argument(self._module)
+        # transformers 5.24 renamed the argument; models that it has not renamed keep the old one.
+        parameters = inspect.signature(self._module.forward).parameters
+        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
         self._adapters = adapters
         self._prefixes = PrefixCache(keep_bytes)
         self._keeps = keep_bytes > 0
@@ -283,8 +285,3 @@ def _buckets(readings: Sequence[_Reading]) -> Iterator[list[_Reading]]:
         bucket.append(reading)
     if bucket:
         yield bucket
-
-
-def cache_argument(module: Any) -> str:
-    """What a model's forward pass calls its cache: transformers 5.24 renamed ``past_key_values``."""
-    return "cache" if "cache" in inspect.signature(module.forward).parameters else "past_key_values"

@@ -42,7 +42,7 @@ class SQLPolicy(BoundedPolicy):
 
     ``dialect`` (``sqlite``, ``postgres``, ``mysql``, ...) is the database's. ``"from_tool"`` takes it from
     ``action.context["dialect"]`` and denies where that is missing. In Python it may be left out: then the action's context
-    counts, and else the text must pass in each of `COMMON_DIALECTS` in which it is SQL. This proves nothing: name the dialect.
+    counts, and else the text must pass in each of `COMMON_DIALECTS` in which it is SQL. That proves nothing: name the dialect.
 
     ``argument`` names the arguments that may hold the SQL: each that is present is checked, and a call without any is
     denied. ``tools`` are globs for the tools that it checks; it has no opinion on others, on hand-offs and on agents.
