@@ -89,8 +89,8 @@ class TrainingSection:
     curriculum: bool = False
     """Draw tasks less often whose rollouts all passed, or all failed, in the last two updates."""
     seed: int = 0
-    """Seed of the adapters, the order of tasks, and sampling. Only with ``nworkers`` 1 do two runs sample the same replies: else
-    timing decides which calls are sampled together."""
+    """Seed of the adapters, the order of tasks, and sampling. Only with ``nworkers`` 1 do two runs sample the same replies:
+    else timing decides which calls are sampled together."""
 
 
 @dataclass(frozen=True, slots=True)
