@@ -74,9 +74,9 @@ class PolicySet:
     cannot be determined (``condition-error``); the others are still asked. A policy that does not promise bounded cost gets a
     copy of the arguments.
 
-    An act (``pre_tool_call``) is allowed when a rule that ``permits`` answers and no rule blocks; ``default`` is the answer
-    where none that permits does. A rule of a restricting kind (personal data, budgets, ...) can only take away, whatever it
-    answers; one whose policy has no opinion (None) does not cover the action. At other points nothing has to permit.
+    A call (``pre_tool_call``) is allowed when a rule that ``permits`` answers and no rule blocks; ``default`` is the answer
+    when no such rule does. A rule of a kind that only restricts (personal data, budgets, ...) never allows, whatever it
+    answers; one whose policy returns None does not cover the action. At other points no rule has to permit.
 
     In every decision and part ``policy`` is the rule's name, ``rule`` a slug, and ``reason`` is never empty. With ``mode``
     ``shadow`` everything is judged and recorded in ``parts`` (marked ``shadowed``), nothing is blocked or changed.
