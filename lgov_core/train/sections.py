@@ -89,7 +89,8 @@ class TrainingSection:
     curriculum: bool = False
     """Draw tasks less often whose rollouts all passed, or all failed, in the last two updates."""
     seed: int = 0
-    """Seed of the adapters, the order of tasks, and sampling."""
+    """Seed of the adapters, the order of tasks, and sampling. Only with ``nworkers`` 1 do two runs sample the same replies:
+    else timing decides which calls are sampled together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ class RuntimeSection:
     timeout_s: float = bounded(600.0, above=0.0)
     """Seconds that an attempt may take."""
     max_attempts: int = bounded(3, least=1)
-    """How often a rollout is tried that a machine or a timeout broke."""
+    """Maximum tries of a rollout when a machine or a timeout breaks it."""
     server_url: str | None = None
     """Address of a training server, for ``Client`` and ``Trainer``."""
 
@@ -161,7 +162,7 @@ class PromptSection:
     template: Path | None = None
     """File with the prompt to begin with."""
     name: str = "prompt"
-    """Name under which agents find it: ``resource.prompts[name]``."""
+    """Name under which agents find it in ``resource.prompts``."""
     critic_url: str | None = None
     """Base URL of the OpenAI-compatible model that criticises and rewrites."""
     critic_model: str = "gpt-4.1-mini"
