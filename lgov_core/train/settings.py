@@ -44,7 +44,7 @@ class ModelSection:
     trains all weights; None decides by size: adapters of rank 16 from ten million parameters on. ``max_new_tokens`` bounds a
     reply, ``max_batch`` how many calls are decoded together; a prompt may be as long as the model's context. ``served_as``
     is a further name for the model at the endpoint. ``engine`` samples: embedded, in the trainer's own process, or vllm
-    (section ``vllm``), which trains adapters only; ``engine_url`` is the base URL of a vLLM that runs already and reads this
+    (section ``vllm``); ``engine_url`` is the base URL of a vLLM that runs already and reads this
     machine's files.
     """
 
@@ -215,7 +215,8 @@ class VllmSection:
 
     ``python`` is the interpreter of the environment that has vLLM. ``dtype`` is that of its copy of the model (None:
     ``model.dtype``), ``gpu_memory`` the share of a GPU's memory that it takes. ``context_tokens`` bounds prompt and reply
-    together (None: the model's own), ``start_s`` the seconds of a start. ``arguments`` go to ``vllm serve``.
+    together (None: the model's own), ``start_s`` the seconds of a start. With ``sleep`` vLLM leaves its GPU memory to each
+    update, and ``max_staleness`` is 0 unless it is set. ``arguments`` go to ``vllm serve``.
     """
 
     python: Path = Path(".venv-vllm/bin/python")
@@ -223,6 +224,7 @@ class VllmSection:
     gpu_memory: float = bounded(0.5, above=0.0, below=1.0)
     context_tokens: int | None = bounded(None, least=1)
     start_s: float = bounded(600.0, above=0.0)
+    sleep: bool = False
     arguments: tuple[str, ...] = ()
 
 
@@ -243,7 +245,7 @@ class TrainSettings:
     def max_staleness(self) -> int:
         """``training.max_staleness``, or the default of the engine."""
         given = self.training.max_staleness
-        return int(self.model.engine == "vllm") if given is None else given
+        return int(self.model.engine == "vllm" and not self.vllm.sleep) if given is None else given
 
     def with_values(self, section: str, **values: Any) -> TrainSettings:
         """A copy with keys of one section set; None values count as not given. Raises `SettingsError` as a flag would."""
