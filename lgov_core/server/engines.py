@@ -17,10 +17,11 @@ from lgov_core.server.recipe import RANK, adapter_rank, policy_for
 from lgov_core.train.algorithms.config import UpdateConfig
 from lgov_core.train.algorithms.update import PolicyUpdate
 from lgov_core.train.engines.vllm_engine import open_vllm
-from lgov_core.train.engines.vllm_server import VllmOptions
+from lgov_core.train.engines.vllm_server import Vllm, VllmOptions
+from lgov_core.train.engines.vllm_sleep import UpdateWhileAsleep
 from lgov_core.train.loop.agents import adapter_policy
 from lgov_core.train.loop.joint import JointPublisher, JointUpdate, joint_policy
-from lgov_core.train.loop.policy_model import PolicyModel
+from lgov_core.train.loop.policy_model import PolicyModel, full_policy
 from lgov_core.train.loop.training_run import Learner, Publisher
 from lgov_core.train.sections import VllmSection
 from lgov_core.train.settings import TrainSettings
@@ -31,6 +32,7 @@ class Sampling:
     """What a training samples with: ``policy`` learns, ``publisher`` serves its weights, ``engine`` answers calls.
 
     ``figures`` returns JSON values for the line of each update. ``policies`` are the parts of a `joint_policy`, by name.
+    ``asleep`` is a server that sleeps during updates.
     """
 
     engine: Engine
@@ -38,17 +40,25 @@ class Sampling:
     policy: PolicyModel
     figures: Callable[[], Mapping[str, Any]] = dict
     policies: Mapping[str, PolicyModel] = field(default_factory=dict[str, PolicyModel])
+    asleep: Vllm | None = None
 
     def learner(self, config: UpdateConfig) -> Learner:
         """What updates ``policy``."""
-        if self.policies:
-            return JointUpdate({name: _update(one, config) for name, one in self.policies.items()})
-        return _update(self.policy, config)
+        found: Learner = (
+            JointUpdate({name: _update(one, config) for name, one in self.policies.items()})
+            if self.policies
+            else _update(self.policy, config)
+        )
+        return found if self.asleep is None else UpdateWhileAsleep(found, self.asleep)
 
 
 def open_engine(settings: TrainSettings, model: LanguageModel, folder: Path, opened: contextlib.ExitStack) -> Sampling:
     """The engine that the settings name, for ``model``; what it starts is closed with ``opened``. Raises `LgovError`."""
     given, policies = settings.model, settings.training.policies
+    if policies and given.lora_rank == 0:
+        raise SettingsError(
+            "training.policies are adapters, and model.lora_rank is 0", hint="leave it out, or set it to 16"
+        )
     if given.engine == "embedded":
         if given.engine_url is not None:
             raise SettingsError("model.engine_url is given without an engine there", hint="--engine vllm")
@@ -64,11 +74,6 @@ def open_engine(settings: TrainSettings, model: LanguageModel, folder: Path, ope
             return _joint(settings, model, engine, {name: engine.policy(name) for name in policies})
         return Sampling(engine, engine, policy_for(settings, model))
     rank = adapter_rank(settings, model)
-    if rank == 0:
-        raise SettingsError(
-            "the engine vllm is published adapters only, and model.lora_rank is 0",
-            hint="leave it out, or set it to 16",
-        )
     names = [] if given.served_as is None else [given.served_as]
     trained = [name for name, one in policies.items() if not one.frozen]
     vllm = opened.enter_context(
@@ -84,10 +89,12 @@ def open_engine(settings: TrainSettings, model: LanguageModel, folder: Path, ope
             max_new_tokens=given.max_new_tokens,
         )
     )
+    asleep = vllm.policy.server if settings.vllm.sleep else None
     if policies:
-        return _joint(settings, model, vllm, vllm.policies, vllm.figures)
-    policy = adapter_policy(model.module, rank=rank, seed=settings.training.seed)
-    return Sampling(vllm, vllm.policy, policy, vllm.figures)
+        return _joint(settings, model, vllm, vllm.policies, vllm.figures, asleep)
+    seed = settings.training.seed
+    policy = adapter_policy(model.module, rank=rank, seed=seed) if rank else full_policy(model.module)
+    return Sampling(vllm, vllm.policy, policy, vllm.figures, asleep=asleep)
 
 
 def _joint(
@@ -96,19 +103,16 @@ def _joint(
     engine: Engine,
     served: Mapping[str, Publisher],
     figures: Callable[[], Mapping[str, Any]] = dict,
+    asleep: Vllm | None = None,
 ) -> Sampling:
     """Adapters for each policy that is trained; the frozen ones are the model as it is."""
     rank, seed = settings.model.lora_rank, settings.training.seed
-    if rank == 0:
-        raise SettingsError(
-            "training.policies are adapters, and model.lora_rank is 0", hint="leave it out, or set it to 16"
-        )
     names = [name for name, one in settings.training.policies.items() if not one.frozen]
     policies = {
         name: adapter_policy(model.module, rank=rank or RANK, seed=seed + number) for number, name in enumerate(names)
     }
     publisher = JointPublisher({name: served[name] for name in names})
-    return Sampling(engine, publisher, joint_policy(policies), figures, policies)
+    return Sampling(engine, publisher, joint_policy(policies), figures, policies, asleep)
 
 
 def _update(policy: PolicyModel, config: UpdateConfig) -> PolicyUpdate:
@@ -119,6 +123,7 @@ def vllm_options(given: VllmSection, *, dtype: str, rank: int = 16, policies: in
     """How vLLM is started: without compiling on a machine that has no GPU, where that takes longer than it saves."""
     import torch
 
+    gpu = torch.cuda.is_available()
     return VllmOptions(
         given.python,
         dtype=given.dtype or dtype,
@@ -127,6 +132,8 @@ def vllm_options(given: VllmSection, *, dtype: str, rank: int = 16, policies: in
         rank=rank,
         policies=policies,
         start_s=given.start_s,
-        eager=not torch.cuda.is_available(),
-        arguments=given.arguments,
+        eager=not gpu,
+        sleep=given.sleep,
+        # On a CPU vLLM refuses the argument; it then sleeps without freeing anything.
+        arguments=("--enable-sleep-mode", *given.arguments) if given.sleep and gpu else given.arguments,
     )

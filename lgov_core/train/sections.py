@@ -37,7 +37,7 @@ class ModelSection:
     served_as: str | None = None
     """A further name of the model at the endpoint."""
     engine: Literal["embedded", "vllm"] = "embedded"
-    """What samples: ``embedded``, in the trainer's process, or ``vllm``, which trains adapters only."""
+    """What samples: ``embedded``, in the trainer's process, or ``vllm``."""
     engine_url: str | None = None
     """Base URL of a vLLM that runs already, and reads this machine's files. Default: lgov starts one."""
 
@@ -237,5 +237,7 @@ class VllmSection:
     """Maximum tokens of prompt and reply together. Default: the model's own."""
     start_s: float = bounded(600.0, above=0.0)
     """Seconds that a start may take."""
+    sleep: bool = False
+    """vLLM leaves its GPU memory to each update; `training.max_staleness` is then 0 unless it is set."""
     arguments: tuple[str, ...] = ()
     """Further arguments of ``vllm serve``; they win over lgov's."""

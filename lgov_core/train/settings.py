@@ -62,7 +62,7 @@ class TrainSettings:
     def max_staleness(self) -> int:
         """``training.max_staleness``, or the default of the engine."""
         given = self.training.max_staleness
-        return int(self.model.engine == "vllm") if given is None else given
+        return int(self.model.engine == "vllm" and not self.vllm.sleep) if given is None else given
 
     def with_values(self, section: str, **values: Any) -> TrainSettings:
         """A copy with keys of one section set; None values count as not given. Raises `SettingsError` as a flag would."""

@@ -133,8 +133,12 @@ def test_policies_that_mean_nothing(policies: Any, said: str) -> None:
 
 @pytest.mark.parametrize(
     ("more", "error"),
-    [({"lora_rank": 0}, SettingsError), ({"algorithm": "ppo"}, TrainError)],
-    ids=["all weights", "a critic"],
+    [
+        ({"lora_rank": 0}, SettingsError),
+        ({"lora_rank": 0, "engine": "vllm"}, SettingsError),
+        ({"algorithm": "ppo"}, TrainError),
+    ],
+    ids=["all weights", "all weights in vllm", "a critic"],
 )
 def test_what_several_policies_cannot_have(serve: Serve, more: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error, match=r"polic(y|ies)"):

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from lgov_core import Client
 from lgov_core._util import atomic_file
 from lgov_core._util.durable import sync_file
 from lgov_core.errors import LgovError, SettingsError
+from lgov_core.models import load_model
 from lgov_core.server.local import serving
 from lgov_core.store import open_store
 from lgov_core.train.loop.metrics_log import read_metrics, train_lines
@@ -88,6 +90,22 @@ def test_policies_have_adapters_of_their_own(model_folder: Path, tmp_path: Path,
     assert arguments[arguments.index("--max-loras") + 1] == str(2 * len(learned))
 
 
+def test_all_weights_are_trained_and_vllm_sleeps_meanwhile(model_folder: Path, tmp_path: Path) -> None:
+    given = with_vllm(model_folder, environment_of(tmp_path), rank=0, steps=2).with_values("vllm", sleep=True)
+    assert given.max_staleness == 0
+    with serving(given, tmp_path / "run") as server:
+        client = Client(server.url, quiet=True)
+        client.upload_data(TASKS)
+        assert client.train(unequal, nworkers=2, workers="threads").updates == 2
+        assert sorted(call.weights_version or 0 for call in server.store.calls()) == [0] * 8 + [1] * 8
+    log = (tmp_path / "log").read_text().splitlines()
+    controls = [line for line in log if line.startswith("/")]
+    assert controls == ["/sleep?level=1", "/wake_up", "/pause?mode=wait", "/collective_rpc", "/resume"] * 2
+    assert "--enable-lora" not in json.loads((tmp_path / "arguments").read_text())
+    (published,) = (tmp_path / "run" / "all_weights").iterdir()
+    assert load_file(published / "model.safetensors").keys() == load_model(model_folder).module.state_dict().keys()
+
+
 def test_a_full_disk_fails_the_run_and_a_resume_makes_the_update_again(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,9 +142,10 @@ def train_steps(folder: Path) -> list[int]:
 
 def test_settings_that_do_not_go_together_are_refused(model_folder: Path, tmp_path: Path) -> None:
     python = environment_of(tmp_path)
+    attached = with_vllm(model_folder, python, rank=0).with_values("model", engine_url="http://127.0.0.1:1")
     with (
-        pytest.raises(SettingsError, match=r"adapters only, and model.lora_rank is 0"),
-        serving(with_vllm(model_folder, python, rank=0), tmp_path / "run"),
+        pytest.raises(SettingsError, match=r"all weights .* are published to a vLLM that lgov starts"),
+        serving(attached, tmp_path / "run"),
     ):
         pass
     embedded = settings(model_folder).with_values("model", engine_url="http://127.0.0.1:1")

@@ -1,7 +1,7 @@
 """What a vLLM server answers, without a model: it stands in for the package in the environment that `VllmServer` starts.
 
 A completion is the number of the adapter's weights, again and again, so that a reply of mixed weights would show. Files in
-``VLLM_FAKE`` steer it and keep what it did.
+``VLLM_FAKE`` steer it and keep what it did. Weights of the model itself are a number too: its first value.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from safetensors.numpy import load_file
 
 FOLDER = Path(os.environ.get("VLLM_FAKE", "."))
 
+CONTROL = ("/pause?mode=wait", "/collective_rpc", "/resume", "/sleep?level=1", "/wake_up")
+
 
 def told(name: str) -> bool:
     return (FOLDER / name).exists()
@@ -32,6 +34,7 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     base = ""
     adapters: ClassVar[dict[str, int]] = {}
+    weights: ClassVar[list[int]] = [0]
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -67,10 +70,20 @@ class Handler(BaseHTTPRequestHandler):
             known = self.adapters.pop(body["lora_name"], None)
             log(f"unload {body['lora_name']}")
             self.answer(200 if known is not None else 404, {})
+        elif self.path in CONTROL:
+            log(self.path)
+            if self.path == "/collective_rpc":
+                assert body["method"] == "reload_weights"
+                file = Path(body["kwargs"]["weights_path"]) / "model.safetensors"
+                if told("refuse") and file.exists():
+                    self.answer(400, {"message": "no room"})
+                    return
+                self.weights[0] = int(next(iter(load_file(file).values())).flatten()[0]) if file.exists() else 0
+            self.answer(200, {})
         elif body["model"] not in (self.base, *self.adapters):
             self.answer(404, {"error": {"message": "no such model"}})
         else:
-            weights = self.adapters.get(body["model"], 0)
+            weights = self.adapters.get(body["model"], self.weights[0])
             log(f"call {body['model']}")
             (FOLDER / "asked").write_text(json.dumps(body))
             while told("hold"):

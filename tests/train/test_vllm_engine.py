@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -11,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,71 +18,19 @@ import pytest
 import torch
 
 from lgov_core.errors import EndpointError, ModelError, SettingsError, TrainError, UpstreamError
-from lgov_core.gateway.protocol import ChatRequest, Completion
 from lgov_core.train.engines import vllm_server
-from lgov_core.train.engines.vllm_engine import VllmEngine
 from lgov_core.train.engines.vllm_policy import VllmPolicy
 from lgov_core.train.engines.vllm_server import AttachedVllm, VllmOptions, VllmServer
-from tests.gateway.taught import TOOLS, tiny
+from tests.gateway.taught import TOOLS
 from tests.train.fake_vllm import environment_of
-
-MODEL = tiny()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-def weights(number: int) -> dict[str, torch.Tensor]:
-    layer = "model.layers.0.self_attn.q_proj"
-    return {f"{layer}.lora_A.weight": torch.zeros(2, 64), f"{layer}.lora_B.weight": torch.full((64, 2), float(number))}
-
-
-class Fake:
-    """A running server, the policy on it, and an engine that is asked from a thread of its own."""
-
-    def __init__(self, folder: Path, server: VllmServer) -> None:
-        self.folder, self.server = folder, server
-        self.policy = VllmPolicy(server, folder / "adapters")
-        self.engine = VllmEngine(MODEL, self.policy, max_new_tokens=8)
-        self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self.thread.start()
-        self.run(self.engine.start())
-
-    def run(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
-
-    def begin(self, **more: Any) -> Any:
-        request = ChatRequest(
-            **{"body": {}, "model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, **more}
-        )
-        return asyncio.run_coroutine_threadsafe(self.engine.chat(request), self.loop)
-
-    def ask(self, **more: Any) -> Completion:
-        return self.begin(**more).result(60)
-
-    def log(self) -> list[str]:
-        return (self.folder / "log").read_text().splitlines()
-
-    def calls(self) -> int:
-        return sum(line.startswith("call") for line in self.log())
-
-    def close(self) -> None:
-        self.run(self.engine.close())
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join()
-        self.loop.close()
+from tests.train.vllm_parts import Fake, until, weights
 
 
 @pytest.fixture
 def fake(tmp_path: Path) -> Iterator[Fake]:
     options = VllmOptions(environment_of(tmp_path), start_s=60)
     with VllmServer("folder", "tiny", options, tmp_path / "vllm.log") as server:
-        made = Fake(tmp_path, server)
+        made = Fake(tmp_path, server, VllmPolicy(server, tmp_path / "adapters"))
         yield made
         made.close()
 

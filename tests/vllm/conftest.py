@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from lgov_core.models import smollm2_folder
+from lgov_core.models import load_model, smollm2_folder
+from lgov_core.train.engines.vllm_engine import open_vllm
+from lgov_core.train.engines.vllm_server import VllmOptions
+from tests.vllm.asked import Asked
 
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("VLLM_PYTHON", "nowhere")).absolute()
@@ -24,3 +28,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(1800))
             if missing:
                 item.add_marker(pytest.mark.skip(reason=f"needs {missing}"))
+
+
+@pytest.fixture(scope="session")
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+    model = load_model(MODEL)
+    options = VllmOptions(PYTHON, context_tokens=1024, rank=8, eager=True, arguments=("--max-num-seqs", "32"))
+    with open_vllm(model, str(MODEL), tmp_path_factory.mktemp("vllm"), options) as engine:
+        asked = Asked(model, engine)
+        yield asked
+        asked.close()

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 
-from lgov_core.errors import EndpointError, UpstreamError
+from lgov_core.errors import EndpointError, SettingsError, UpstreamError
 from lgov_core.gateway.engine.reply_codec import Generated
 from lgov_core.gateway.protocol import ChatRequest
 from lgov_core.gateway.serving.metrics import Reading
 from lgov_core.gateway.upstream.token_engine import TokenEngine, TokenPrompt
 from lgov_core.train.engines.vllm_policy import Version, VllmPolicy
 from lgov_core.train.engines.vllm_server import AttachedVllm, VllmOptions, VllmServer, authorization
+from lgov_core.train.engines.vllm_weights import VllmWeights
 
 if TYPE_CHECKING:
     from lgov_core.models import LanguageModel
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 _MAX_CONNECTIONS: Final = 1024
 #: vLLM drops idle connections after five seconds; a call must not race with that.
 _KEEPALIVE_S: Final = 3.0
-#: Seconds between looks at a server that is being started again.
+#: Seconds between looks at a server that is started again, or whose weights are being replaced.
 _LOOK_S: Final = 0.1
 
 
@@ -93,10 +94,15 @@ class VllmEngine(TokenEngine):
 
     async def _sample(self, prompt: TokenPrompt) -> Generated:
         policy = self.policies[prompt.policy]
-        while not policy.server.ready:
+        server = policy.server
+        while not (server.ready and server.gate.enter()):
             await asyncio.sleep(_LOOK_S)
-        with policy.call() as version:
-            answer = await self._ask_vllm(prompt, policy, version)
+        try:
+            policy.check()
+            with policy.call() as version:
+                answer = await self._ask_vllm(prompt, policy, version)
+        finally:
+            server.gate.leave()
         if policy.unused():
             self._chore(policy.drop_unused)
         choice = answer["choices"][0]
@@ -157,9 +163,15 @@ def open_vllm(
 ) -> Generator[VllmEngine]:
     """The engine on a vLLM that serves ``source`` (a folder or hub name), started by ``options``, or that runs at ``url``.
 
-    ``model`` is the same model, whose weights are not used. ``folder`` gets ``vllm.log`` and ``adapters/``. The API key of a
-    server at ``url`` is the variable VLLM_API_KEY. Raises `UpstreamError` and `SettingsError`.
+    ``model`` is the same model, whose weights are not used. ``folder`` gets ``vllm.log``, and ``adapters/`` or
+    ``all_weights/``. The API key of a server at ``url`` is the variable VLLM_API_KEY. With rank 0 all weights are published
+    (`VllmWeights`), else adapters. Raises `UpstreamError` and `SettingsError`.
     """
+    if options.rank == 0 and url is not None:
+        raise SettingsError(
+            "all weights (model.lora_rank 0) are published to a vLLM that lgov starts",
+            hint="leave --engine-url out, or train adapters: after a restart yours would answer with other weights",
+        )
     key = os.environ.get("VLLM_API_KEY")
     with (
         VllmServer(source, model.name, options, folder / "vllm.log")
@@ -168,7 +180,9 @@ def open_vllm(
     ) as server:
         yield VllmEngine(
             model,
-            VllmPolicy(server, folder / "adapters"),
+            VllmPolicy(server, folder / "adapters")
+            if options.rank
+            else VllmWeights(server, folder / "all_weights", source),
             also=also,
             policies={name: VllmPolicy(server, folder / "adapters" / name, name=name) for name in policies},
             route=route,

@@ -47,7 +47,7 @@ class VllmPolicy:
         self.server = server
         # Of this process only: adapters that another run left in a server are never asked for.
         self._name = f"{name}-{secrets.token_hex(4)}"
-        self._folder = folder
+        self._folder = folder.absolute()
         self._publishing = threading.Lock()
         self._lock = threading.Lock()
         self._current = Version(0, server.base, None)
@@ -79,13 +79,13 @@ class VllmPolicy:
                 raise ModelError(f"version {number} of policy {self._name!r} is not above {self._current.number}")
             folder = self._folder / str(number)
             try:
-                _write_adapter(folder, state_dict, self.server.base)
+                self._write(folder, state_dict)
             except OSError as error:
                 raise TrainError(
                     f"version {number} cannot be written to {folder}: {error.strerror or error}",
                     hint="free some space and resume: the update is made again",
                 ) from error
-            made = Version(number, f"{self._name}@{number}", folder)
+            made = Version(number, self._name_of(number), folder)
             try:
                 self._switch(made)
             except BaseException:
@@ -106,6 +106,9 @@ class VllmPolicy:
             failure = str(error)
         if failure:
             raise UpstreamError(f"vLLM could not load version {current.number} again: {failure}", status=503)
+
+    def check(self) -> None:
+        """Raises `UpstreamError` when no call can be answered."""
 
     @contextlib.contextmanager
     def call(self) -> Generator[Version]:
@@ -130,7 +133,7 @@ class VllmPolicy:
             gone = [self._versions.pop(number) for number in [*self._versions] if self._idle(number)]
         for version in gone:
             with contextlib.suppress(OSError):  # a server that is down has unloaded it
-                ask(self.server, "/v1/unload_lora_adapter", {"lora_name": version.name})
+                self._unload(version)
             if version.folder is not None:
                 shutil.rmtree(version.folder, ignore_errors=True)
 
@@ -156,6 +159,16 @@ class VllmPolicy:
                 break
         raise TrainError(f"vLLM does not load version {made.number}: {failure or 'it was lost each time'}")
 
+    def _name_of(self, number: int) -> str:
+        return f"{self._name}@{number}"
+
+    def _write(self, folder: Path, state_dict: Mapping[str, torch.Tensor]) -> None:
+        """Writes what `_load` reads. Raises `ModelError` and `OSError`."""
+        _write_adapter(folder, state_dict, self.server.base)
+
+    def _unload(self, version: Version) -> None:
+        ask(self.server, "/v1/unload_lora_adapter", {"lora_name": version.name})
+
     def _load(self, version: Version) -> str:
         """Why vLLM does not load it; "" when it did. Raises `OSError` when it does not answer, or fails (5xx)."""
         body = {"lora_name": version.name, "lora_path": str(version.folder)}
@@ -169,7 +182,6 @@ class VllmPolicy:
 def _write_adapter(folder: Path, state_dict: Mapping[str, torch.Tensor], base: str) -> None:
     """A PEFT folder of ``LAYER.lora_A.weight`` and ``LAYER.lora_B.weight``. Raises `ModelError` and `OSError`."""
     from safetensors.torch import save_file
-    from torch import isfinite
 
     tensors = {f"base_model.model.{name.removeprefix('base_model.model.')}": one for name, one in state_dict.items()}
     strange = [name for name in tensors if not name.endswith((".lora_A.weight", ".lora_B.weight"))]
@@ -178,9 +190,7 @@ def _write_adapter(folder: Path, state_dict: Mapping[str, torch.Tensor], base: s
             f"vLLM is published adapters only, and {strange[0]!r} is none" if strange else "there are no weights",
             hint="train adapters: model.lora_rank above 0",
         )
-    spoilt = next((name for name, one in tensors.items() if not bool(isfinite(one).all())), None)
-    if spoilt is not None:
-        raise ModelError(f"published {spoilt!r} holds values that are not finite", hint="the update diverged")
+    check_finite(tensors)
     ranks = {one.shape[0] for name, one in tensors.items() if name.endswith("lora_A.weight")}
     if len(ranks) != 1:
         raise ModelError(f"the adapters have different ranks: {', '.join(map(str, sorted(ranks)))}")
@@ -200,3 +210,10 @@ def _write_adapter(folder: Path, state_dict: Mapping[str, torch.Tensor], base: s
             partial / "adapter_model.safetensors",
         )
         (partial / "adapter_config.json").write_text(json.dumps(about))
+
+
+def check_finite(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raises `ModelError` for weights that an update has spoilt."""
+    spoilt = next((name for name, one in tensors.items() if not bool(one.isfinite().all())), None)
+    if spoilt is not None:
+        raise ModelError(f"published {spoilt!r} holds values that are not finite", hint="the update diverged")

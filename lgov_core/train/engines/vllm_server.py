@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, Self
 
 from lgov_core.errors import SettingsError, UpstreamError
+from lgov_core.train.engines.call_gate import CallGate
 
 _CHILD: Final = Path(__file__).with_name("vllm_child.py")
 #: Seconds between looks at the process, and between questions after its health.
@@ -37,9 +38,11 @@ _open: Final = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 class Vllm(Protocol):
     """A server that `VllmPolicy` publishes to, at ``url``. Callable from any thread.
 
-    ``base`` is its name for the model without adapters, ``restarts`` how often it had to be started again.
+    ``base`` is its name for the model without adapters, ``restarts`` how often it had to be started again. Calls go through
+    ``gate``.
     """
 
+    gate: CallGate
     url: str
     base: str
     restarts: int
@@ -74,9 +77,10 @@ class VllmOptions:
 
     ``python`` is the interpreter of the environment that has vLLM. ``dtype`` is float32, bfloat16 or float16.
     ``gpu_memory`` is the share of a GPU's memory that it takes, ``context_tokens`` bounds prompt and reply together (None:
-    the model's own). ``rank`` is the highest rank of adapters, ``policies`` how many of them learn: of each, one batch may hold
-    calls of two versions, and eight versions may be loaded. ``start_s`` bounds the seconds of a start; ``eager`` starts sooner,
-    without compiling the model. ``arguments`` go to ``vllm serve`` after lgov's own, and so win over them.
+    the model's own). ``rank`` is the highest rank of adapters (0: all weights are replaced), ``policies`` how many of them
+    learn: of each, one batch may hold calls of two versions, and eight versions may be loaded. ``start_s`` bounds the seconds
+    of a start; ``eager`` starts sooner, without compiling the model. ``sleep``: it can be put to sleep. ``arguments`` go to
+    ``vllm serve`` after lgov's own, and so win over them.
     """
 
     python: Path
@@ -87,13 +91,11 @@ class VllmOptions:
     policies: int = 1
     start_s: float = 600.0
     eager: bool = False
+    sleep: bool = False
     arguments: Sequence[str] = ()
 
     def command(self, model: str, name: str, port: int) -> list[str]:
         """The command line that serves ``model``, a folder or hub name, under ``name``."""
-        rank = next((size for size in _RANKS if size >= self.rank), None)
-        if rank is None:
-            raise SettingsError(f"vLLM has no room for adapters of rank {self.rank}", hint=f"at most {_RANKS[-1]}")
         return [
             str(self.python), str(_CHILD), model, "--served-model-name", name, "--host", "127.0.0.1", "--port", str(port),
             "--dtype", self.dtype, "--gpu-memory-utilization", str(self.gpu_memory),
@@ -101,12 +103,23 @@ class VllmOptions:
             *([] if self.context_tokens is None else ["--max-model-len", str(self.context_tokens)]),
             # Raw log-probabilities ignore the temperature; a model's own settings would change how tokens are drawn.
             "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm",
-            "--enable-lora", "--max-lora-rank", str(rank),
-            "--max-loras", str(2 * self.policies), "--max-cpu-loras", str(8 * self.policies),
+            *(self._adapters() if self.rank else []),
             # Reads the grammars of `lgov_core.gateway.engine.reply_grammar`.
             "--structured-outputs-config", json.dumps({"backend": "guidance"}),
             "--disable-uvicorn-access-log", *self.arguments,
         ]  # fmt: skip
+
+    def _adapters(self) -> list[str]:
+        rank = next((size for size in _RANKS if size >= self.rank), None)
+        if rank is None:
+            raise SettingsError(f"vLLM has no room for adapters of rank {self.rank}", hint=f"at most {_RANKS[-1]}")
+        room = [str(most * self.policies) for most in (2, 8)]
+        return ["--enable-lora", "--max-lora-rank", str(rank), "--max-loras", room[0], "--max-cpu-loras", room[1]]
+
+    @property
+    def needs_control(self) -> bool:
+        """Whether vLLM has to serve the routes that replace weights and let it sleep, which no key guards."""
+        return self.sleep or not self.rank
 
 
 class VllmServer:
@@ -125,6 +138,7 @@ class VllmServer:
             )
         # A name and key that no other server has: an answer from elsewhere cannot be taken for this one's.
         self.base = f"{name}-{secrets.token_hex(4)}"
+        self.gate = CallGate()
         self.key: str = secrets.token_hex(16)
         self.log, self.restarts, self.url = log, 0, ""
         self._model, self._options = model, options
@@ -224,6 +238,7 @@ class VllmServer:
             "VLLM_API_KEY": self.key,
             "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",
             "VLLM_NO_USAGE_STATS": "1",
+            **({"VLLM_SERVER_DEV_MODE": "1"} if self._options.needs_control else {}),
         }
         environment.pop("PYTHONPATH", None)
         with self.log.open("ab") as log:
@@ -276,7 +291,7 @@ class AttachedVllm:
 
     def __init__(self, url: str, *, key: str | None = None, start_s: float = 600.0) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
-        self.key, self.base = key, ""
+        self.gate, self.key, self.base = CallGate(), key, ""
         self.restarts = self.generation = 0
         self._start_s = start_s
 
