@@ -132,7 +132,8 @@ def test_a_window_is_for_this_machine_only(place: Path) -> None:
 def test_a_path_without_a_store_says_what_to_name(tmp_path: Path) -> None:
     result = lgov("view", str(tmp_path), "--no-open", "--json")
     assert result.exit_code == 1
-    assert json.loads(result.output)["error"]["hint"] == "name a store, the folder of a run, or a folder of runs"
+    wanted = "name a store (lgov run --store traces.sqlite makes one) or the folder of a training"
+    assert json.loads(result.output)["error"]["hint"] == wanted
     assert "audit record" in lgov("view", _audit(tmp_path), "--no-open").output
 
 
