@@ -153,7 +153,7 @@ def test_what_is_written_while_a_store_is_read_does_no_harm() -> None:
     store.finish_attempt("r", 1, Outcome.SUCCEEDED, rewards=[Reward(1.0)])
     data = build_transitions(store)
     assert [(one.rollout_id, one.rewards) for one in data.transitions] == [("r", {"task": 1.0})]
-    assert data.counts() == {Finding.OPEN_ATTEMPT: 1}
+    assert data.counts() == {Finding.NO_ATTEMPT: 1}
 
 
 def sequences(tree: Any, count: int) -> list[tuple[int, ...]]:
