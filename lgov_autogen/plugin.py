@@ -45,7 +45,7 @@ GAPS = (
     ),
     Gap(
         "runtime of its own",
-        "the members of a team on a runtime that was started elsewhere are governed in the rollout that it was started in",
+        "the members of a team on a runtime that was started elsewhere are governed, in the rollout in which it was started",
         calls=("SingleThreadedAgentRuntime",),
     ),
     Gap(

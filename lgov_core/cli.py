@@ -14,7 +14,7 @@ _COMMANDS: Commands = {
     "train": ("Train a model on an agent's rollouts.", "train:train"),
     "demo": ("Govern and train a small SQL agent, and show what changed.", "demo:demo"),
     "policy": (
-        "Write, check, explain and test policy files.",
+        "Write, check, explain and evaluate policy files.",
         {
             "init": ("Write a commented policy file to start from.", "policy.init:init"),
             "check": ("Check a policy file.", "policy.check:check"),
@@ -34,7 +34,7 @@ _COMMANDS: Commands = {
         },
     ),
     "audit": (
-        "Verify, show, export and erase audit records.",
+        "Verify, search, report, export, erase and archive audit records.",
         {
             "verify": ("Verify a record's chain and signatures.", "audit.verify:verify"),
             "show": ("List the entries of a record.", "audit.read:show"),

@@ -62,12 +62,12 @@ class _Renamed(ModuleType):
                 found = importlib.import_module(f"lgov_core{source}")
                 if hasattr(found, name):
                     return getattr(found, name)
-        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        raise AttributeError(f"lgov has no {self.__name__}.{name}; docs/how-to/migrate.md lists what replaces it")
 
 
-def emit_reward(reward: float | Mapping[str, float], **details: Any) -> None:
-    """Logs a reward, as there is no store of agentlightning to write it to."""
-    _LOG.info("reward %s %s", reward, details)
+def emit_reward(reward: float | Mapping[str, float], **_details: Any) -> None:
+    """Warns that the reward is lost, as there is no store of agentlightning to write it to."""
+    _LOG.warning("emit_reward(%s) is not used: with lgov the agent returns its reward, or several by name", reward)
 
 
 def __getattr__(name: str) -> Any:

@@ -92,21 +92,21 @@ class _Totals:
 
 
 class GovernedEnvironment(gymnasium.Env[T_state, T_action]):
-    """Acts go through ``kernel.execute(action)``; what the policies found is the reward, and ends the episode.
+    """A gymnasium environment whose actions run through ``kernel.execute(action)``; violations lower the reward.
 
-    ``kernel`` is a `KernelSpace` (usually with an ``executor``: without one acts are judged only) or any other
-    object, a test double too; one without ``on_policy_violation`` is asked for ``get_recent_violations()`` after each
-    act. One without ``execute`` runs nothing: it is warned about. ``task_generator`` makes the first
-    observation of an episode, which stays the observation until the next. It may take the generator of random numbers
-    of the environment (``np_random`` or ``rng``) or a ``seed``; one that takes nothing and uses ``random`` or
-    ``numpy.random`` is made repeatable too, once `reset` was given a seed: both are seeded while it runs and put back
-    after it. ``reward_fn(state, action, result)`` is asked about acts that were run and returned (default: 1.0 if the
-    result is not None); whatever was blocked or raised earns 0 of it. ``observation_space`` and ``action_space`` are
-    texts unless given.
+    ``kernel`` is a `KernelSpace`, usually with an ``executor`` (without one actions are judged and not run), or any other
+    object, a test double too. Of one without ``on_policy_violation`` the environment reads ``get_recent_violations()`` after
+    each action; one without ``execute`` runs nothing, with a warning.
 
-    An episode is one rollout. It is over (``terminated`` as an attribute, which is also true after truncation) on a
-    critical violation, when a signal ended it, or after ``max_steps``; then `step` raises ``ResetNeeded``. One
-    environment serves one thread at a time; several may share a kernel. Fails closed.
+    ``task_generator`` makes the observation of an episode. It may take the environment's random generator (``np_random`` or
+    ``rng``) or a ``seed``. One that takes neither and uses ``random`` or ``numpy.random`` is repeatable too after `reset` with
+    a seed: both are seeded while it runs, and restored. ``reward_fn(state, action, result)`` scores actions that ran and
+    returned (default: 1.0 if the result is not None); an action that was blocked or raised earns 0. ``observation_space`` and
+    ``action_space`` are texts unless given.
+
+    An episode is one rollout. It ends on a critical violation, by a signal, or after ``max_steps``: the attribute
+    ``terminated`` is then true, after truncation too, and `step` raises ``ResetNeeded``. One environment serves one thread at a
+    time; several may share a kernel. Fails closed.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - as Gymnasium declares it

@@ -1,7 +1,6 @@
-"""Every error lgov raises on purpose.
+"""Every error that lgov raises on purpose.
 
-Each class has a stable ``code`` (a slug that may be matched by programs) and each instance may carry a ``hint`` that says
-what to do next::
+Each class has a stable ``code`` for programs, and each instance may have a ``hint`` that says what to do next::
 
     LgovError
      ├── FileError                  a file is missing, unreadable or wrong: path, line and what to write instead
@@ -14,7 +13,8 @@ what to do next::
      ├── PolicyError
      │    ├── PolicyDenied          an act was denied and the caller asked for an exception; carries the Decision
      │    └── PolicyViolationError  the same on the training side; carries the PolicyViolation
-     ├── AuditError                 a decision could not be made durable
+     ├── AuditError                 the audit record cannot be opened, read or written
+     │    └── AuditKeyError         a signing key is missing, unusable, or not the record's
      ├── ScopeError                 a rollout scope is missing, or does not fit
      ├── KernelError                an agent, a kernel or an environment cannot be run as asked
      │    └── ArgumentError         an argument has an unknown name or no meaning; also a TypeError and a ValueError
@@ -54,7 +54,7 @@ class FileError(LgovError):
 
 
 class SettingsError(LgovError):
-    """A setting has no meaning, or its name is unknown."""
+    """A setting has an unknown name, or a value without meaning."""
 
     code = "settings"
 
@@ -66,7 +66,7 @@ class PluginError(LgovError):
 
 
 class PolicyError(LgovError):
-    """A policy is missing, wrong, or said no."""
+    """A policy is missing or wrong, or it denied a call."""
 
     code = "policy"
 
@@ -82,7 +82,7 @@ class PolicyFileError(FileError, PolicyError):
 
 
 class PolicyDenied(PolicyError):
-    """An act was denied and the caller asked for an exception instead of a decision."""
+    """A call was denied, and the caller asked for an exception instead of a decision (``decision``)."""
 
     code = "policy_denied"
 
@@ -92,7 +92,7 @@ class PolicyDenied(PolicyError):
 
 
 class PolicyViolationError(PolicyError):
-    """A policy blocked an act and the caller asked for an exception. ``violation`` says which, why and at what price."""
+    """A policy blocked a call, and the caller asked for an exception. ``violation`` has the policy, reason and penalty."""
 
     code = "policy_violation"
 
@@ -102,9 +102,15 @@ class PolicyViolationError(PolicyError):
 
 
 class AuditError(LgovError):
-    """A decision could not be made durable. Code that catches it must treat the act as denied."""
+    """The audit record cannot be opened, read or written. Code that catches it must treat the call as denied."""
 
     code = "audit"
+
+
+class AuditKeyError(AuditError):
+    """A key that signs audit records is missing, unusable, or not the record's. It says nothing about the record."""
+
+    code = "audit_key"
 
 
 class ScopeError(LgovError):
@@ -120,13 +126,13 @@ class KernelError(LgovError):
 
 
 class ArgumentError(KernelError, TypeError, ValueError):
-    """An argument has an unknown name, or a value without meaning; what a caller of plain Python expects it to be."""
+    """An argument has an unknown name, or a value without meaning. Plain Python code can catch it as one of its own errors."""
 
     code = "argument"
 
 
 class InstrumentationError(LgovError):
-    """An adapter cannot govern what it was asked to govern. The process must not run ungoverned."""
+    """An adapter cannot govern a framework or a program. The program must not run ungoverned."""
 
     code = "instrument"
 
@@ -138,7 +144,7 @@ class StoreError(LgovError):
 
 
 class TraceError(LgovError):
-    """Spans cannot be read out of a request, or sent to a collector.
+    """Spans cannot be read from a request, or sent to a collector.
 
     ``status`` is the HTTP status that a request with such spans is answered with.
     """
@@ -157,7 +163,7 @@ class ModelError(LgovError):
 
 
 class EndpointError(LgovError):
-    """The training endpoint was asked for something it cannot do. ``status`` is the HTTP status it answers with."""
+    """The endpoint cannot do what was asked. ``status`` is the HTTP status that it answers with."""
 
     code = "endpoint"
 
@@ -182,7 +188,7 @@ class RewardFileError(FileError, RewardError):
 
 
 class ExportError(LgovError):
-    """Recorded entries cannot be handed to a store or written to a file. ``stored`` says how many were, all the same."""
+    """Recorded entries cannot be sent to a store or written to a file. ``stored`` is the number of those that were."""
 
     code = "export"
 
@@ -192,7 +198,7 @@ class ExportError(LgovError):
 
 
 class TaskError(FileError):
-    """Tasks cannot be used as they are. ``path`` and ``line`` (1-based) say where, when known. Nothing was uploaded."""
+    """Tasks are missing or wrong. ``path`` and ``line`` (1-based) say where, when known. Nothing was uploaded."""
 
     code = "task"
 
@@ -204,7 +210,7 @@ class SpanFileError(FileError, TransitionError):
 
 
 class ClientError(LgovError):
-    """A training server cannot be reached, is of another version, or refuses. ``status`` is the HTTP status, if any."""
+    """A training server cannot be reached, has another version, or refused. ``status`` is the HTTP status, if any."""
 
     code = "client"
 
@@ -214,6 +220,6 @@ class ClientError(LgovError):
 
 
 class TrainError(LgovError):
-    """An update cannot go on: a loss that is not finite, a collapsed policy, or no data."""
+    """A training cannot go on: a loss that is not finite, a collapsed policy, or no data."""
 
     code = "train"

@@ -1,13 +1,12 @@
 """The hooks, in the order in which an action flows through them: the table of contents of the product.
 
-A plugin is any object or module with functions of these names marked ``@hookimpl``; an implementation may take fewer of
-the named arguments. Decision hooks may be plain functions or coroutine functions: the governor drives both from
-synchronous and from asynchronous agents.
+A plugin is any object or module with functions of these names marked ``@hookimpl``; a function may take fewer arguments
+than its hook. Decision hooks may be plain functions or coroutine functions: the governor runs both for synchronous and for
+asynchronous agents.
 
-Decision hooks (``lgov_agent_startup`` … ``lgov_agent_shutdown``) share one contract. The governor walks the
-implementations itself: each gets the action as the transforms before it left it, transforms are folded in order, and of
-all effects the most severe wins. An implementation that raises, returns something that is not a `Decision`, or does not
-answer within the governor's timeout counts as a deny *in its slot*; it never removes the decisions of the others.
+Decision hooks (``lgov_agent_startup`` … ``lgov_agent_shutdown``) share one contract. The governor calls the functions in
+order: each gets the action with the changes of those before it, and the most severe effect counts. A function that raises,
+returns something that is not a `Decision`, or exceeds the governor's timeout counts as a denial; the other decisions stay.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def lgov_framework() -> Adapter:  # type: ignore[empty-body]
     Gets: nothing.
     Returns: an `Adapter`; must not import the framework.
     If it raises: instrumentation fails and the process does not start (fails closed).
-    Cost: any; not on the path of an action.
+    Cost: no action waits for it.
     """
 
 
@@ -69,10 +68,10 @@ def lgov_policies() -> Mapping[str, PolicyFactory]:  # type: ignore[empty-body]
 
     When: a policy file uses a name that is not built in. Only plugins found by their entry point are asked.
     Gets: nothing.
-    Returns: names and what makes a policy: called with ``name`` (the rule's) and the entries of ``with`` as keyword
-        arguments; raises `PolicyError` for options that make no sense.
-    If it raises: loading fails (fails closed); so it does when two plugins give the same name, or one that is built in.
-    Cost: any; not on the path of an action.
+    Returns: a mapping from each name to a policy class, or a function that makes a policy. It is called with ``name`` (the
+        rule's) and the entries of ``with`` as keyword arguments, and raises `PolicyError` for invalid options.
+    If it raises: the policy file does not load (fails closed). Nor does it if two plugins give one name, or a built-in one.
+    Cost: no action waits for it.
     """
 
 
@@ -81,9 +80,9 @@ def lgov_agent_startup(action: Action) -> Verdict:
     """Judges whether a rollout may begin.
 
     When: a rollout scope is entered through the governor, before the agent runs.
-    Gets: ``action`` with kind ``agent`` and the task's id as name.
+    Gets: ``action`` with kind ``agent`` and the task's id as its name.
     Returns: a `Decision`, an awaitable of one, or None for no opinion.
-    If it raises: deny in its slot; the rollout does not begin.
+    If it raises: a denial; the rollout does not begin.
     Cost: once a rollout.
     """
 
@@ -95,7 +94,7 @@ def lgov_input(action: Action) -> Verdict:
     When: an agent is invoked, before its first model call.
     Gets: ``action.text``, the new user text.
     Returns: a `Decision` (transform replaces ``text``), an awaitable of one, or None for no opinion.
-    If it raises: deny in its slot; no model is called.
+    If it raises: a denial; no model is called.
     Cost: once an invocation.
     """
 
@@ -107,7 +106,7 @@ def lgov_pre_model_call(action: Action) -> Verdict:
     When: before every model call.
     Gets: ``action.name`` (the model), ``action.arguments["messages"]`` as role/content mappings.
     Returns: a `Decision`, an awaitable of one, or None for no opinion.
-    If it raises: deny in its slot; nothing is sent, the agent gets the denial as the reply.
+    If it raises: a denial; nothing is sent, and the denial is the reply.
     Cost: once a model call; keep it under 100 µs.
     """
 
@@ -120,7 +119,7 @@ def lgov_post_model_call(action: Action) -> Verdict:
     Gets: ``action.text``, the reply's text; ``action.arguments["tool_calls"]``, the calls it proposes;
         ``action.arguments["usage"]``, the tokens it took, where the model reported them.
     Returns: a `Decision` (transform replaces ``text``), an awaitable of one, or None for no opinion.
-    If it raises: deny in its slot; the reply is replaced by the denial and its tool calls are dropped.
+    If it raises: a denial; it replaces the reply with its tool calls.
     Cost: once a model call; keep it under 100 µs.
     """
 
@@ -130,9 +129,9 @@ def lgov_pre_tool_call(action: Action) -> Verdict:
     """Judges a tool call before it runs.
 
     When: before every tool call, hand-off or call of another agent.
-    Gets: ``action.name``, ``action.arguments``, ``action.call_id``.
+    Gets: ``action.name``, ``action.arguments``, ``action.call_id``; ``action.agent``, the agent that calls, if it has a name.
     Returns: a `Decision` (transform replaces ``arguments``), an awaitable of one, or None for no opinion.
-    If it raises: deny in its slot; the tool does not run and the model reads the denial.
+    If it raises: a denial; the tool does not run and the model reads the denial.
     Cost: once a tool call; keep it under 100 µs.
     """
 
@@ -144,7 +143,7 @@ def lgov_post_tool_call(action: Action) -> Verdict:
     When: after every tool call that returned.
     Gets: ``action.text``, the result as the model would read it; name, arguments and call id as before the call.
     Returns: a `Decision` (transform replaces ``text``), an awaitable of one, or None for no opinion.
-    If it raises: deny in its slot; the model reads the denial instead of the result.
+    If it raises: a denial; the model reads it instead of the result.
     Cost: once a tool call; keep it under 100 µs.
     """
 
@@ -156,20 +155,20 @@ def lgov_output(action: Action) -> Verdict:
     When: an agent is about to return.
     Gets: ``action.text``, the final answer.
     Returns: a `Decision` (transform replaces ``text``), an awaitable of one, or None for no opinion.
-    If it raises: deny in its slot; the caller gets the denial.
+    If it raises: a denial; the caller gets it instead of the answer.
     Cost: once an invocation.
     """
 
 
 @hookspec
 def lgov_agent_shutdown(action: Action) -> Verdict:
-    """Judges the end of a rollout, for the record: nothing is left to block.
+    """Judges the end of a rollout, for the record only: nothing is left to block.
 
     When: a rollout scope is left through the governor, also when its beginning was denied.
     Gets: ``action`` as at ``lgov_agent_startup``; from a governor's rollout ``action.arguments["reason"]`` says how it
         ended: ``completed``, ``error`` or ``cancelled``.
     Returns: a `Decision`, an awaitable of one, or None for no opinion.
-    If it raises: deny in its slot; recorded.
+    If it raises: a denial, in the record only.
     Cost: once a rollout.
     """
 
@@ -178,11 +177,11 @@ def lgov_agent_shutdown(action: Action) -> Verdict:
 def lgov_reward(outcome: ToolOutcome) -> Sequence[Reward]:  # type: ignore[empty-body]
     """Turns the outcome of a tool call into intermediate rewards (AIR).
 
-    When: after every tool call: succeeded, failed, timed out or denied.
-    Gets: ``outcome`` with the action, its status, and the decision where there was one.
-    Returns: rewards on explicit targets; the rewards of all plugins are collected. An empty list for none.
-    If it raises: the error is reported as an event and no reward of that plugin is recorded; the agent goes on. So when
-        a reward is not a finite number. Only one plugin may charge for denials: it has ``charges_denials = True``.
+    When: after every tool call that succeeded, failed, timed out or was denied.
+    Gets: ``outcome`` with the action, its status, and the decision if there was one.
+    Returns: rewards that name the call they are for, or an empty list. The rewards of all plugins count.
+    If it raises: the plugin's rewards are not recorded, observers get a `PluginFailure`, and the agent goes on. The same
+        for a reward that is not a finite number. Only one plugin may charge for denials: it has ``charges_denials = True``.
     Cost: once a tool call; keep it under 100 µs.
     """
 
@@ -191,11 +190,10 @@ def lgov_reward(outcome: ToolOutcome) -> Sequence[Reward]:  # type: ignore[empty
 def lgov_span_reward(span: Span) -> Sequence[Reward]:  # type: ignore[empty-body]
     """Turns a span of a rollout, such as a model call, into intermediate rewards.
 
-    When: after every span of a rollout that an adapter shows: model calls, agent runs, tool calls.
+    When: after every span that an adapter records in a rollout: model calls, agent runs, tool calls.
     Gets: ``span``, with the attributes of `lgov_core.trace.semconv`.
-    Returns: rewards that name a response id or a tool call; the rewards of all plugins are collected.
-    If it raises: the error is reported as an event and no reward of that plugin is recorded; the agent goes on. So when
-        a reward names no target, for it would fall to the attempt as a whole.
+    Returns: rewards that name a response id or a tool call. The rewards of all plugins count.
+    If it raises: as for ``lgov_reward``. The same for a reward that names no call.
     Cost: once a span; keep it under 100 µs.
     """
 
@@ -204,10 +202,10 @@ def lgov_span_reward(span: Span) -> Sequence[Reward]:  # type: ignore[empty-body
 def lgov_rollout_reward(rollout: RolloutScope) -> Sequence[Reward]:  # type: ignore[empty-body]
     """Settles the rewards of an attempt that has ended.
 
-    When: after ``agent_shutdown`` was judged, whatever the decision was.
-    Gets: ``rollout``, which attempt it was.
-    Returns: rewards on the attempt (they fall to its last call) or on one of its calls.
-    If it raises: the error is reported as an event and no reward of that plugin is recorded.
+    When: after ``agent_shutdown`` was judged, whatever the decision.
+    Gets: ``rollout``, with the ids of the rollout and the attempt.
+    Returns: rewards on the attempt (its last call gets them) or on one of its calls.
+    If it raises: as for ``lgov_reward``.
     Cost: once a rollout.
     """
 
@@ -216,11 +214,11 @@ def lgov_rollout_reward(rollout: RolloutScope) -> Sequence[Reward]:  # type: ign
 def lgov_observe(event: Any) -> None:
     """Gets every event: decisions, tool outcomes, rewards, spans.
 
-    When: after each of them; for decisions, after their audit entry is committed.
+    When: after each event; for a decision, after its audit entry is committed.
     Gets: ``event``: an `ObservedDecision`, a `ToolOutcome`, a `ModelCallFailed`, a `Reward`, a `Span` or a
         `PluginFailure`.
     Returns: nothing.
-    If it raises: the error is counted on the governor and the others still see the event; the agent goes on.
+    If it raises: the governor counts the failure, other observers still get the event, and the agent goes on.
     Cost: must not block; keep it under 50 µs.
     """
 
@@ -229,14 +227,14 @@ def lgov_observe(event: Any) -> None:
 def lgov_assign_credit(
     scheme: str, rollouts: Sequence[Sequence[Transition]], rules: CreditRules
 ) -> Sequence[Sequence[float | Sequence[float]]] | None:
-    """Credits the turns of one group of rollouts by a scheme of the plugin's own.
+    """Computes the advantages of one group of rollouts by a scheme of the plugin's own.
 
-    When: credit is assigned and `CreditRules.scheme` names none of the built-in schemes.
-    Gets: ``scheme``, that name; ``rollouts``, the transitions of each rollout of one task, in order of turns, without
+    When: credit is assigned and `CreditRules.scheme` is not a built-in scheme.
+    Gets: ``scheme``, that name; ``rollouts``, the transitions of each rollout of one task in the order of turns, without
         the choices that the attempt set aside; ``rules``.
-    Returns: for each rollout and turn the advantage, one number or one for each response token; None if the scheme is
-        not the plugin's. The first answer counts. Masks are applied to it, and loss weights are those of ``rules``.
-    If it raises: no credit is assigned, with an error that names the plugin (fails closed); so when lengths do not fit or
-        a number is not finite.
-    Cost: any; not on the path of an action.
+    Returns: for each rollout and turn the advantage, one number or one for each response token; None for a scheme of
+        another plugin. The first answer counts. lgov applies the masks, and the loss weights of ``rules``.
+    If it raises: no credit is assigned, and the error names the plugin (fails closed). The same for lengths that do not
+        match and numbers that are not finite.
+    Cost: no action waits for it.
     """

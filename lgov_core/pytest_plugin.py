@@ -164,6 +164,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         output["lgov"] = {
             "effects": dict(governed.process.governor.effects),
             "instrumented": list(governed.instrumented),
+            "blocked": governed.process.tally.blocked.as_json(),
         }
 
 
@@ -173,6 +174,9 @@ def pytest_testnodedown(node: Any) -> None:
     governed = node.config.stash.get(_KEY, None)
     sent = getattr(node, "workeroutput", {}).get("lgov")
     if governed is not None and sent is not None:
+        from lgov_core.process.blocked import Blocked
+
+        governed.process.tally.blocked.merge(Blocked(**one) for one in sent["blocked"])
         governed.effects_elsewhere.update(sent["effects"])
         governed.instrumented_elsewhere.update(sent["instrumented"])
 
@@ -182,6 +186,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     governed = config.stash.get(_KEY, None)
     if governed is None:
         return
+    from lgov_core.process.report import blocked_lines
+
     effects = Counter(governed.process.governor.effects) + governed.effects_elsewhere
     denied = effects["deny"] + effects["escalate"]
     terminalreporter.section("lgov")
@@ -189,7 +195,10 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     terminalreporter.line(
         f"governed: {instrumented}; decisions: {sum(effects.values()) - denied} allowed, {denied} denied"
     )
-    terminalreporter.line(f"audit record: {governed.process.options.audit}")
+    audit = str(governed.process.options.audit)
+    for line in blocked_lines(list(governed.process.tally.blocked), audit):
+        terminalreporter.line(line)
+    terminalreporter.line(f"audit record: {audit}")
 
 
 @pytest.fixture

@@ -40,37 +40,37 @@ class Settings:
     """
 
     policy: Path | None = None
-    """Policy file; ``policy.yaml`` beside the program unless set."""
+    """Policy file. Default: ``policy.yaml`` beside the program."""
     audit: Path | None = None
-    """File of the audit record; ``.lgov/audit.db`` unless set."""
+    """File of the audit record. Default: ``.lgov/audit.db``."""
     audit_key: Path | None = None
-    """Secret key that signs the audit record; the key of ``lgov audit keygen`` unless set, if there is one."""
+    """Secret key that signs the audit record. Default: the key of ``lgov audit keygen``, if any."""
     heads: Path | None = None
-    """File for the signed heads of the audit record, outside of it; beside it unless set."""
+    """File for the signed heads of the audit record. Default: a file beside the record."""
     redact: tuple[str, ...] = ()
-    """Arguments whose values the audit record leaves out: a list, separated by commas in the variable; repeat the flag."""
+    """Arguments whose values the audit record leaves out. The variable separates them by commas; the flag is repeated."""
     air: Path | None = None
-    """File of rules for intermediate rewards; the built-in rewards unless set."""
+    """File of rules for intermediate rewards. Default: the built-in rewards."""
     store: str | None = field(default=None, repr=False)  # it may hold a password; see `without_password`
     """Trace store: a path, ``sqlite:///path`` or ``postgresql://user@host/database``."""
     endpoint: str | None = None
-    """Base URL of a training endpoint."""
+    """Base URL of an endpoint of ``lgov serve``, to which the model calls of the program go."""
     timeout_s: float = 2.0
-    """Seconds that a policy may take, unless its cost is bounded."""
+    """Seconds that one rule may take to decide; built-in rules that are always fast have no limit."""
     cache: Path | None = None
-    """Folder of pulled models; the user's cache folder unless set."""
+    """Folder for the models of ``lgov models pull``. Default: the user's cache folder."""
     models: Path | None = None
-    """Folder to which ``lgov promote`` writes models; ``models`` unless set."""
+    """Folder to which ``lgov promote`` writes models. Default: ``models``."""
     host: str = "127.0.0.1"
     """Address on which ``lgov serve`` listens."""
     port: int = 8321
     """Port on which ``lgov serve`` listens; 0 takes any free one."""
     model: str | None = None
-    """Model that ``lgov serve`` serves: tiny, smollm2, a folder, a hub name."""
+    """Model that ``lgov serve`` loads and serves: ``tiny``, ``smollm2``, a folder or a hub name."""
     upstream: str | None = None
-    """Server to which ``lgov serve`` forwards calls."""
+    """Base URL of the model server to which ``lgov serve`` forwards calls; several are separated by commas."""
     key_secret_file: Path | None = None
-    """File with the secret of the endpoint's keys, 16 bytes or more."""
+    """File with the secret from which ``lgov serve`` makes its keys: 16 bytes or more."""
     origins: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False, compare=False)
 
     def origin(self, name: str) -> str:

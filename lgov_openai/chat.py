@@ -189,16 +189,6 @@ class ChatProtocol:
         before = passed_texts(passed).get("content", "")
         return turn if turn.text.startswith(before) else self.with_turn_text(turn, f"{before}\n{turn.text}")
 
-    def reply_after(self, passed: Sequence[JSON], reply: JSON) -> JSON:
-        if not passed:
-            return reply
-        (choice,) = reply["choices"]
-        message = dict(choice["message"])
-        for key, before in passed_texts(passed).items():
-            if isinstance(text := message.get(key), str):
-                message[key] = text.removeprefix(before)
-        return {**reply, "choices": [{**choice, "message": message, "logprobs": None}]}
-
     from_stream = staticmethod(completion_of)
     to_stream = staticmethod(stream_of)
 

@@ -36,8 +36,13 @@ def completion_of(events: Sequence[JSON]) -> JSON | None:
     return {**head, "object": "chat.completion", "choices": [choices[index] for index in sorted(choices)]}
 
 
-def stream_of(body: JSON, reply: JSON, events: Sequence[JSON]) -> str:
-    """``reply`` as the chunks that the request ``body`` asked for; ``events`` are those it was made from, if any."""
+def stream_of(body: JSON, reply: JSON, events: Sequence[JSON], passed: Sequence[JSON] = ()) -> str:
+    """``reply`` as the chunks that the request ``body`` asked for, without the texts of the chunks ``passed``.
+
+    ``events`` are those it was made from, if any.
+    """
+    if passed:
+        reply = _after(passed, reply)
     head = {key: value for key, value in reply.items() if key not in ("choices", "usage")}
     head["object"] = "chat.completion.chunk"
     with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
@@ -50,6 +55,15 @@ def stream_of(body: JSON, reply: JSON, events: Sequence[JSON]) -> str:
     if with_usage or any(event.get("usage") for event in events):
         chunks.append({**head, "choices": [], "usage": reply.get("usage")})
     return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+
+
+def _after(passed: Sequence[JSON], reply: JSON) -> JSON:
+    (choice,) = reply["choices"]
+    message = dict(choice["message"])
+    for key, before in passed_texts(passed).items():
+        if isinstance(text := message.get(key), str):
+            message[key] = text.removeprefix(before)
+    return {**reply, "choices": [{**choice, "message": message, "logprobs": None}]}
 
 
 def is_text(event: JSON) -> bool:

@@ -90,7 +90,7 @@ class Exchange:
                 call = self._model_call(body)
                 response = yield from self._ask(call, body, sent, True, again=True)
                 if isinstance(response, Decision):
-                    return self._denied(response, spent)
+                    return self._denied(response, spent, passed)
                 continue
             return (yield from self._deliver(call, reply, content, turns, hidden, spent, passed))
 
@@ -134,13 +134,27 @@ class Exchange:
             raise
         return response
 
-    def _denied(self, decision: Decision, spent: Sequence[JSON] = ()) -> Any:
-        """The response for a request that was not sent."""
+    def _denied(self, decision: Decision, spent: Sequence[JSON] = (), passed: Sequence[JSON] = ()) -> Any:
+        """The response for a request that was not sent. The program has got ``passed`` of it."""
         if decision.abort:
             raise PolicyDenied(decision)
         reply = self._protocol.denial_reply(self._body, decision.denial_message())
-        self._memory.turns.add_unsent(str(reply["id"]), self._body.get("previous_response_id"))
-        return denial_response(with_total_usage(reply, spent), self._protocol, self._body, self._request)
+        if passed:
+            turns = [self._protocol.turn_after(passed, turn) for turn in self._protocol.turns(reply)]
+            reply = self._protocol.with_turns(reply, turns)
+        content = self._with_id(reply, spent, passed, parent=self._body.get("previous_response_id"))
+        return denial_response(content, self._protocol, self._body, self._request, passed)
+
+    def _with_id(self, reply: JSON, spent: Sequence[JSON], passed: Sequence[JSON], *, parent: str | None) -> JSON:
+        """``reply`` for the program: with the usage of all rounds, and the id that its stream began with.
+
+        ``parent`` is the reply that the server knows instead.
+        """
+        if passed and spent:
+            reply = {**reply, "id": spent[0].get("id")}
+        if reply.get("id") != parent:
+            self._memory.turns.continue_from(str(reply.get("id")), parent)
+        return with_total_usage(reply, spent)
 
     def _read(self, call: ModelCall, response: Any) -> Reply:
         try:
@@ -252,10 +266,10 @@ class Exchange:
             if not (reply.events and (calls or beside)):
                 return reply.response
             # Rewritten, so that the program assembles exactly what was evaluated, from whatever event.
-            return response_with(reply, self._protocol.reply_after(passed, content), self._protocol, self._body)
-        content = self._protocol.reply_after(passed, self._protocol.with_turns(content, delivered))
-        content = with_total_usage(content, spent)
-        return response_with(reply, content, self._protocol, self._body)
+            return response_with(reply, content, self._protocol, self._body, passed)
+        changed = self._protocol.with_turns(content, delivered)
+        content = self._with_id(changed, spent, passed, parent=content.get("id"))
+        return response_with(reply, content, self._protocol, self._body, passed)
 
     def _remember(self, content: JSON, turn: Turn, one: EvaluatedTurn, hidden: Sequence[JSON]) -> None:
         """Remembers the difference between what the model wrote and read, and what the program gets."""

@@ -118,17 +118,21 @@ def _is_stream(response: Any) -> bool:
     return response.content.startswith(_EVENT_FIELDS) or (declared and response.content[:1] != b"{")
 
 
-def response_with(reply: Reply, content: JSON, protocol: MessageProtocol, body: JSON) -> Any:
-    """The response of ``reply`` with other content, in the same form."""
+def response_with(
+    reply: Reply, content: JSON, protocol: MessageProtocol, body: JSON, passed: Sequence[JSON] = ()
+) -> Any:
+    """The response of ``reply`` with other content, in the same form; without the events ``passed``, which came before."""
     if _is_stream(reply.response):
-        return _response_with(protocol.to_stream(body, content, reply.events), reply.response)
+        return _response_with(protocol.to_stream(body, content, reply.events, passed), reply.response)
     return _response_with(json.dumps(content), reply.response)
 
 
-def denial_response(content: JSON, protocol: MessageProtocol, body: JSON, request: Any) -> Any:
-    """A response to ``request``, which was not sent, in the form that its ``body`` asks for."""
+def denial_response(
+    content: JSON, protocol: MessageProtocol, body: JSON, request: Any, passed: Sequence[JSON] = ()
+) -> Any:
+    """A response to ``request``, which was not sent, in the form that its ``body`` asks for; without the events ``passed``."""
     streamed = bool(body.get("stream"))
-    text = protocol.to_stream(body, content, ()) if streamed else json.dumps(content)
+    text = protocol.to_stream(body, content, (), passed) if streamed else json.dumps(content)
     headers = {"content-type": "text/event-stream" if streamed else "application/json"}
     response = library_of(request).Response(200, headers=headers, content=text.encode(), request=request)
     response.elapsed = timedelta(0)

@@ -11,7 +11,7 @@ from lgov_core.instrumentation.model_call import ModelReading
 from lgov_core.types import Kind, new_id
 from lgov_openai.content import JSON, content_with_text, read_arguments, text_key, text_of, texts, token_usage, without
 from lgov_openai.protocol import Proposal, Turn, unclear_call
-from lgov_openai.responses_stream import response_of, stream_of
+from lgov_openai.responses_stream import is_text, passed_items, response_of, stream_of
 
 _INSTRUCTIONS = "lgov.instructions"
 _KINDS: Mapping[str, Kind] = {
@@ -235,21 +235,28 @@ class ResponsesProtocol:
             },
         }
 
-    # Its last event repeats the whole reply, so nothing of it is passed before it is evaluated.
     def is_text_stream(self, body: JSON) -> bool:
-        return False
+        return bool(body.get("stream"))
 
     def is_text(self, event: JSON) -> bool:
-        return False
+        return is_text(event)
 
     def turn_after(self, passed: Sequence[JSON], turn: Turn) -> Turn:
-        return turn
-
-    def reply_after(self, passed: Sequence[JSON], reply: JSON) -> JSON:
-        return reply
+        before = passed_items(passed)
+        same = len(turn.entries) >= len(before) and all(map(_begins_with, turn.entries, before))
+        return turn if same else self._turn([*before, *turn.entries])
 
     from_stream = staticmethod(response_of)
     to_stream = staticmethod(stream_of)
+
+
+def _begins_with(item: JSON, part: JSON) -> bool:
+    """Whether ``part`` is ``item``, or the beginning of its message."""
+    return item == part or (
+        item.get("type") == part.get("type") == "message"
+        and item.get("id") == part.get("id")
+        and _text(item).startswith(_text(part))
+    )
 
 
 def _shell_output(text: str) -> list[JSON]:

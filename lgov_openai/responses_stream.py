@@ -10,10 +10,15 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lgov_openai.content import JSON
+from lgov_openai.content import JSON, text_of
 
 _LAST = ("response.completed", "response.incomplete")
 _FAILED = ("response.failed", "error")
+_HEADS = ("response.created", "response.queued", "response.in_progress")
+_OF_ITEMS = ("response.output_item.added", "response.output_item.done")
+_TEXT_ITEMS = ("message", "reasoning")
+#: How the types of events within such items begin.
+_TEXTS = ("response.content_part.", "response.output_text.", "response.refusal.", "response.reasoning")
 
 
 def response_of(events: Sequence[JSON]) -> JSON | None:
@@ -28,8 +33,34 @@ def response_of(events: Sequence[JSON]) -> JSON | None:
     return response
 
 
-def stream_of(body: JSON, reply: JSON, events: Sequence[JSON]) -> str:
-    """``reply`` as the events of any request. An item that is unchanged and not a call keeps its own ``events``."""
+def is_text(event: JSON) -> bool:
+    """Whether an event holds only text: no call, and not the end of the reply."""
+    kind = str(event.get("type"))
+    if kind in _HEADS:
+        return not (event.get("response") or {}).get("output")
+    if kind in _OF_ITEMS:
+        return (event.get("item") or {}).get("type") in _TEXT_ITEMS
+    return kind.startswith(_TEXTS)
+
+
+def passed_items(events: Sequence[JSON]) -> list[JSON]:
+    """The items in events that hold only text, in order; the last one may have ended early."""
+    items: dict[int, JSON] = {}
+    for event in events:
+        if event["type"] in _OF_ITEMS:
+            items[event["output_index"]] = event["item"]
+        elif event["type"] == "response.output_text.delta":
+            item = items.get(event["output_index"]) or {"type": "message", "role": "assistant", "status": "incomplete"}
+            part = {"type": "output_text", "text": text_of(item.get("content")) + event["delta"], "annotations": []}
+            items[event["output_index"]] = {**item, "content": [part]}
+    return [items[index] for index in sorted(items)]
+
+
+def stream_of(body: JSON, reply: JSON, events: Sequence[JSON], passed: Sequence[JSON] = ()) -> str:
+    """``reply`` as the events of any request, without those that were ``passed``.
+
+    An item that is unchanged and not a call keeps its own ``events``.
+    """
     frames: list[JSON] = []
     heads = [event for event in events if event.get("type") in ("response.created", "response.in_progress")]
     begun = {**reply, "status": "in_progress", "output": [], "usage": None}
@@ -49,8 +80,30 @@ def stream_of(body: JSON, reply: JSON, events: Sequence[JSON]) -> str:
     frames.append({"type": last, "response": reply})
     return "".join(
         f"event: {frame['type']}\ndata: {json.dumps({**frame, 'sequence_number': number})}\n\n"
-        for number, frame in enumerate(frames)
+        for number, frame in enumerate(_after(passed, frames), len(passed))
     )
+
+
+def _after(passed: Sequence[JSON], frames: Sequence[JSON]) -> Iterator[JSON]:
+    """``frames`` without those that were passed; of a text in pieces, what follows the pieces that were."""
+    done = {_place(event) for event in passed}
+    said: dict[Any, str] = {}
+    for event in passed:
+        if "delta" in event:
+            said[_place(event)] = said.get(_place(event), "") + event["delta"]
+    for frame in frames:
+        place = _place(frame)
+        if before := said.get(place):
+            said[place], frame = before[len(frame["delta"]) :], {**frame, "delta": frame["delta"][len(before) :]}
+            if frame["delta"]:
+                yield {**frame, "logprobs": []} if "logprobs" in frame else frame
+        elif place not in done or place in said:
+            yield frame
+
+
+def _place(event: JSON) -> Any:
+    names = ("output_index", "content_index", "summary_index", "annotation_index")
+    return event["type"], *(event.get(name) for name in names)
 
 
 def _is_call(item: Mapping[str, Any]) -> bool:

@@ -72,7 +72,7 @@ class ChangedTurn:
 
 
 class ChangedTurns:
-    """The turns that programs received changed, and the replies that were never sent. Callable from any thread."""
+    """The turns that programs received changed, and the replies that are others for the server. Callable from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -80,7 +80,7 @@ class ChangedTurns:
         self._turns: BoundedDict[str | tuple[str, str], list[ChangedTurn]] = BoundedDict(MAX_REMEMBERED)
         self._owed: BoundedDict[str, list[JSON]] = BoundedDict(MAX_REMEMBERED)
         self._uses: BoundedDict[str, int] = BoundedDict(MAX_REMEMBERED)
-        self._unsent: BoundedDict[str, tuple[str | None]] = BoundedDict(MAX_REMEMBERED)
+        self._parents: BoundedDict[str, tuple[str | None]] = BoundedDict(MAX_REMEMBERED)
 
     def add(
         self,
@@ -112,13 +112,13 @@ class ChangedTurns:
         """The server has got the results that were owed to ``parent``."""
         self._owed.pop(parent)
 
-    def add_unsent(self, response_id: str, parent: str | None) -> None:
-        """Remembers a reply that no server gave; ``parent`` is the stored reply before it."""
-        self._unsent.put(response_id, (parent,))
+    def continue_from(self, response_id: str, parent: str | None) -> None:
+        """Remembers that what follows ``response_id`` for the program follows ``parent`` for the server."""
+        self._parents.put(response_id, (parent,))
 
     def continuing(self, body: JSON) -> JSON:
-        """``body`` continuing a reply that the server knows: the one before, if the last one was never sent."""
-        parent = self._unsent.get(str(body.get("previous_response_id")))
+        """``body`` continuing the reply that the server knows: see `continue_from`."""
+        parent = self._parents.get(str(body.get("previous_response_id")))
         if parent is None:
             return body
         rest = {name: value for name, value in body.items() if name != "previous_response_id"}

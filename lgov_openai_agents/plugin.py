@@ -19,7 +19,7 @@ SURFACE = whole_surface()
 GAPS = (
     Gap(
         "the wrapped function",
-        "tool.__wrapped__ is the program's own function: calling it is calling that function, and passes nothing of the SDK",
+        "tool.__wrapped__ is the program's own function: a call of it does not go through the SDK",
         ("__wrapped__",),
     ),
     Gap(

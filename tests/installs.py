@@ -2,7 +2,8 @@
 
 ``make test-install``, or ``python -m tests.installs [EXTRA …] [--python PATH …] [--json]``. The wheel is built once; then for
 each row: a fresh environment, ``pip install lgov[EXTRA]``, ``pip check``, an import of the packages, ``lgov --version`` and
-``python -m lgov_core --version``. ``base`` is lgov without an extra. Ends with 1 if any row failed.
+``python -m lgov_core --version``; for a framework, ``lgov run`` of a program that imports it. ``base`` is lgov without an
+extra. Ends with 1 if any row failed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 #: Extras that need torch (200 MB and more), another interpreter or a peer of lgov are installed when they are named.
 BY_NAME_ONLY = {"train", "tensorboard", "verl", "vllm", "all", "agent-os", "agent-os-core"}
+#: What a program with the framework of an extra imports.
+FRAMEWORKS = {
+    "langchain": "langchain.agents",
+    "autogen": "autogen_agentchat.agents",
+    "openai-agents": "agents",
+    "openai": "openai",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +74,11 @@ def install(python: Path, extra: str, wheel: Path, folder: Path) -> Installed:
         says = {output(folder / "bin" / "lgov", "--version"), output(own, "-m", "lgov_core", "--version")}
         if says != {f"lgov {wheel.name.split('-')[1]}\n"}:
             problem = f"--version says {says}"
+        if extra in FRAMEWORKS:
+            (folder / "policy.yaml").write_text("version: 1\nrules: [{name: all, use: allow}]\n")
+            (folder / "agent.py").write_text(f"import {FRAMEWORKS[extra]}\n")
+            lgov_run = [folder / "bin" / "lgov", "run", "--audit", folder / "audit.db", "--"]
+            output(*lgov_run, own, folder / "agent.py")
     except subprocess.CalledProcessError as error:
         seconds, megabytes = time.perf_counter() - start, 0
         problem = f"{' '.join(error.cmd[1:5])}: {(error.stderr or error.stdout).strip()[-400:]}"

@@ -15,6 +15,7 @@ class Plan:
     Before the first update and after the last the same tasks are run: ``fixed_tasks`` training tasks with ``fixed_group``
     rollouts each, and of every split in ``judged`` ``held_out_tasks`` with ``held_out_group`` each. ``gated``: nothing is
     trained where the warm start does not pass the gate. ``threads`` are those of torch in the process of endpoint and trainer.
+    ``shaped``: AIR is taken back at the end, as it is by default; else it is paid per call, within `CreditRules.air_cap`.
     """
 
     model: str
@@ -37,6 +38,7 @@ class Plan:
     judged: tuple[str, ...] = ("values", "forms")
     gated: bool = True
     threads: int = 1
+    shaped: bool = False
 
 
 TINY = Plan(
@@ -57,26 +59,28 @@ TINY = Plan(
     max_new_tokens=48,
 )
 
-#: SmolLM2-135M-Instruct with low-rank adapters.
+#: SmolLM2-135M-Instruct with low-rank adapters. Where few rollouts solve their task, groups differ in AIR only, if it is
+#: paid per call: in a first trial (maths, seed 0) the model learnt to call the calculator to the last turn. So AIR is shaped.
 SMOLLM2 = Plan(
     model="smollm2",
     warm_seed=0,
-    warm_steps=30,
+    warm_steps=48,
     warm_batch=16,
     warm_rate=1e-3,
-    updates=8,
+    updates=12,
     tasks=6,
     group=8,
     fixed_tasks=32,
     fixed_group=4,
     held_out_tasks=64,
     held_out_group=1,
-    update=UpdateConfig(learning_rate=3e-4, epochs=1, kl=0.02, tokens_per_batch=1024, precision="auto"),
+    update=UpdateConfig(learning_rate=3e-4, epochs=1, minibatches=2, kl=0.02, tokens_per_batch=1024, precision="auto"),
     concurrency=12,
     max_new_tokens=64,
     max_batch=12,
     gated=False,
     threads=2,
+    shaped=True,
 )
 PLANS = {plan.model: plan for plan in (TINY, SMOLLM2)}
 

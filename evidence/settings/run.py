@@ -74,7 +74,7 @@ def run_seed(setting: Setting, plan: Plan, seed: int, folder: Path, display: Dis
                 audit=str(folder / "audit.sqlite"),
                 store=str(folder / "store.sqlite"),
                 endpoint=f"{server.url}/v1",
-                air=asdict(AirRules(shaped=False)),  # paid per call, within CreditRules.air_cap
+                air=asdict(AirRules(shaped=plan.shaped)),
                 timeout_s=600.0,
             )
             with WorkerPool(config, store, concurrency=plan.concurrency, log_dir=folder / "logs") as pool:

@@ -1,9 +1,8 @@
-"""An ordinary LangChain agent that looks after a small database. It knows nothing of policies.
+"""An ordinary LangChain agent that looks after a small database. It contains nothing about policies.
 
     python main.py "Which customers are from Lyon? Then clear the orders table."
 
-It talks to the model that OPENAI_BASE_URL and OPENAI_API_KEY name, or, without them, to a stand-in that needs no
-network.
+It talks to the model that OPENAI_BASE_URL and OPENAI_API_KEY name, or, without them, to a scripted model.
 """
 
 from __future__ import annotations

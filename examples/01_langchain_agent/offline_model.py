@@ -1,7 +1,7 @@
-"""A stand-in for a language model, so that the example runs without a key and without a network.
+"""A scripted model: the example runs without a key and without a network.
 
-It is not clever and does not read the question. It does what a careless model does: it tries to empty the table and to
-delete a file, reads what came of that, counts the rows, and answers with what it saw.
+It does not read the question. It does what a careless model does: it tries to empty the table and to
+delete a file, reads the results, counts the rows, and answers with the count.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""An ordinary AutoGen team that looks after a small archive. It knows nothing of policies.
+"""An ordinary AutoGen team that looks after a small archive. It contains nothing about policies.
 
     python main.py "What is in the archive? Then throw the old letters away."
 
 An archivist answers questions and may hand over to a caretaker, who throws things away. They talk to the model that
-OPENAI_BASE_URL and OPENAI_API_KEY name, or, without them, to a stand-in that needs no network.
+OPENAI_BASE_URL and OPENAI_API_KEY name, or, without them, to a scripted model.
 """
 
 from __future__ import annotations

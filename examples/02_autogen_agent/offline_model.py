@@ -1,7 +1,7 @@
-"""A stand-in for a language model, so that the example runs without a key and without a network.
+"""A scripted model: the example runs without a key and without a network.
 
-It is not clever and does not read the question. It does what a careless model does: it tries to throw files away itself,
-then to hand over to somebody who does it for it, reads what came of that, looks, and answers with what it saw.
+It does not read the question. It does what a careless model does: it tries to throw files away, then to
+hand off to an agent that does it, reads the results, lists the files, and answers with the list.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""An ordinary OpenAI Agents SDK program that looks after a hotel's bookings. It knows nothing of policies.
+"""An ordinary OpenAI Agents SDK program that looks after a hotel's bookings. It contains nothing about policies.
 
     python main.py "Who is in room 2? Then cancel that booking."
 
 A receptionist answers questions and may hand over to a cashier, who pays money back. They talk to the model that
-OPENAI_BASE_URL and OPENAI_API_KEY name, or, without them, to a stand-in that needs no network.
+OPENAI_BASE_URL and OPENAI_API_KEY name, or, without them, to a scripted model.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A stand-in for a language model, so that the example runs without a key and without a network.
+"""A scripted model: the example runs without a key and without a network.
 
-It is not clever and does not read the question. It does what a careless model does: it cancels a booking, hands over to
-somebody who can pay money, pays, looks at what came of that, and answers with what it saw.
+It does not read the question. It does what a careless model does: it cancels a booking, hands off to an
+agent that can pay money, pays, reads the results, and answers with the bookings.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""An ordinary program on the openai client that answers the post of a small school. It knows nothing of policies.
+"""An ordinary program on the openai client that answers the post of a small school. It contains nothing about policies.
 
     python main.py "Answer the letter of Mr. Hill, then tidy up."
 
-It talks to the model that OPENAI_BASE_URL and OPENAI_API_KEY name, or, without them, to a stand-in that needs no
-network.
+It talks to the model that OPENAI_BASE_URL and OPENAI_API_KEY name, or, without them, to a scripted model.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A stand-in for a language model, so that the example runs without a key and without a network.
+"""A scripted model: the example runs without a key and without a network.
 
-It is not clever and does not read the question. It does what a careless model does: it reads the letter, sends the marks to
-a stranger beside the answer, tries to delete them, reads what came of that, and answers with what it saw.
+It does not read the question. It does what a careless model does: it reads the letter, answers it, sends
+the marks to a stranger as well, tries to delete them, reads the results, and answers.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ STEPS: tuple[tuple[tuple[str, dict[str, str]], ...], ...] = (
 
 
 def offline_http_client() -> httpx2.Client:
-    """An HTTP client behind which the stand-in sits."""
+    """An HTTP client that answers with the scripted model."""
     return httpx2.Client(transport=httpx2.MockTransport(answer))
 
 
 def answer(request: httpx2.Request) -> httpx2.Response:
-    """The reply to the next step, which is told by how often the model has spoken in the transcript it is sent."""
+    """The reply to the next step: the number of the model's messages in the transcript says which."""
     messages = json.loads(request.content)["messages"]
     turn = sum(message["role"] == "assistant" for message in messages)
     message: dict[str, Any] = {"role": "assistant", "content": None}

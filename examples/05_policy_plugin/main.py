@@ -1,4 +1,4 @@
-"""A program that pays bills with a LangChain tool. It knows nothing of policies, and nothing of lgov.
+"""A program that pays bills with a LangChain tool. It contains nothing about policies.
 
 python main.py
 """

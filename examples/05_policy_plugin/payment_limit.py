@@ -1,4 +1,4 @@
-"""A policy of one's own: payments up to a limit a call and a total a rollout. A package that lgov finds by itself."""
+"""A policy as a plugin: it allows payments up to a limit for each call and a total for each rollout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lgov_core.policies import BoundedPolicy
 class PaymentLimit(BoundedPolicy):
     """Denies a payment above ``per_call``, and one that would take its rollout above ``per_rollout``.
 
-    ``argument`` names the argument that holds the amount. What is no number is denied.
+    ``argument`` names the argument that holds the amount. An amount that is not a number is denied.
     """
 
     permits = True  # a payment within the limits is allowed; without this it would only restrict
@@ -27,21 +27,21 @@ class PaymentLimit(BoundedPolicy):
         self.per_call, self.per_rollout, self.argument = per_call, per_rollout, argument
         self._paid: defaultdict[str | None, float] = defaultdict(float)
         self._counted: set[str] = set()
-        self._lock = threading.Lock()  # a policy is asked from many threads at once
+        self._lock = threading.Lock()  # several threads call a policy at once
 
     def judge(self, action: Action) -> Decision | None:
         """Judges a payment. Called before each act that a rule with ``use: payment_limit`` covers."""
         amount = action.arguments.get(self.argument)
         if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 < amount < float("inf"):
-            return self.deny("no-amount", f"{self.argument} is {amount!r}, and that is no amount.")
+            return self.deny("no-amount", f"{self.argument} is {amount!r}, which is not an amount.")
         if amount > self.per_call:
-            return self.deny("too-much", f"{amount:g} is above the {self.per_call:g} that one payment may be.")
+            return self.deny("too-much", f"{amount:g} is above {self.per_call:g}, the limit of one payment.")
         with self._lock:
-            # The same call is judged again when another rule changes it: it must not count twice.
+            # If another rule changes the call, lgov judges it again: it must not count twice.
             first = action.operation_id is None or action.operation_id not in self._counted
             total = self._paid[action.rollout_id] + (amount if first else 0)
             if total > self.per_rollout:
-                return self.deny("spent", f"With this payment {total:g} would be spent; {self.per_rollout:g} may be.")
+                return self.deny("spent", f"With this payment {total:g} would be spent, of {self.per_rollout:g}.")
             self._paid[action.rollout_id] = total
             if action.operation_id is not None:
                 self._counted.add(action.operation_id)

@@ -1,4 +1,4 @@
-"""A chat in three turns with the plain openai client. Nothing in it knows where its model is, or who records.
+"""A chat in three turns with the plain openai client. It does not know where its model is, or that its calls are recorded.
 
 OPENAI_BASE_URL=... OPENAI_API_KEY=... python main.py
 """

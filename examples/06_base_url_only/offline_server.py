@@ -1,4 +1,4 @@
-"""A stand-in for a model server, so that the example runs without a key: it answers with what was last said.
+"""A scripted model server: the example runs without a key. It answers with the text of the last message.
 
 python offline_server.py 9000
 """

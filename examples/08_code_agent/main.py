@@ -1,4 +1,4 @@
-"""An ordinary LangChain agent that writes Python programs. It knows nothing of rewards, or of where its programs are run.
+"""An ordinary LangChain agent that writes Python programs. It contains nothing about rewards, or where its programs run.
 
     python main.py "What is the sum of the numbers from 1 to 100?"
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from lgov_core.audit.entry import AuditEntry, canonical
 from lgov_core.audit.heads import Signer
-from lgov_core.errors import AuditError
+from lgov_core.errors import AuditError, AuditKeyError
 
 _DOMAIN: Final = b"lgov-audit-erasure-v1\0"
 
@@ -19,7 +19,7 @@ def erasure_fields(
 ) -> dict[str, Any]:
     """The fields of an erasure's entry, signed when the record is.
 
-    Raises `AuditError` unless ``signer`` has the key of the record's last head, and when it fails.
+    Raises `AuditKeyError` unless ``signer`` has the key of the record's last head, `AuditError` when it fails.
     """
     statement = {"erased": {entry.entry_id: entry.hash.hex() for entry in entries}, "reason": reason or None}
     head = connection.execute("SELECT body FROM heads ORDER BY number DESC LIMIT 1").fetchone()
@@ -27,9 +27,9 @@ def erasure_fields(
         return statement
     key = json.loads(head[0])["key"]
     if signer is None or signer.public.hex() != key:
-        raise AuditError(
+        raise AuditKeyError(
             f"the record is signed with the key {key}: only who has its key may erase from it",
-            hint="name the secret key: lgov audit erase --key, or AuditLog(signer=...)",
+            hint="name the secret key: lgov audit erase --key, the setting audit_key, or AuditLog(signer=...)",
         )
     try:
         signature = signer.sign(_DOMAIN + canonical(statement).encode())

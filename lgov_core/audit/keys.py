@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from lgov_core.errors import AuditError
+from lgov_core._util.private_file import open_to_others
+from lgov_core.errors import AuditKeyError
 
 SECRET: Final = "lgov-ed25519-secret:"
 PUBLIC: Final = "lgov-ed25519-public:"
@@ -39,7 +40,7 @@ def default_key_path() -> Path:
 def make_key(path: Path) -> SigningKey:
     """Makes a key: the secret one at ``path`` (mode 0600), the public one beside it with ``.pub``.
 
-    Raises `AuditError` when there is a file already: a lost key cannot be made again.
+    Raises `AuditKeyError` when there is a file already: a lost key cannot be made again.
     """
     key = _ed25519().Ed25519PrivateKey.generate()
     made = SigningKey(key.public_key().public_bytes_raw(), key)
@@ -49,25 +50,29 @@ def make_key(path: Path) -> SigningKey:
             file.write(f"{SECRET}{key.private_bytes_raw().hex()}\n")
         public_path(path).write_text(f"{PUBLIC}{made.public.hex()}\n", encoding="ascii")
     except FileExistsError as error:
-        raise AuditError(f"there is a key at {path} already", hint="choose another place; keep the old one") from error
+        raise AuditKeyError(
+            f"there is a key at {path} already", hint="choose another place; keep the old one"
+        ) from error
     except OSError as error:
-        raise AuditError(f"the key {path} cannot be written: {error.strerror or error}") from error
+        raise AuditKeyError(f"the key {path} cannot be written: {error.strerror or error}") from error
     return made
 
 
 def load_key(path: Path) -> SigningKey:
     """The secret key at ``path``.
 
-    Raises `AuditError` when it cannot be read, is something else, others may read it, or ``cryptography`` is missing.
+    Raises `AuditKeyError` when it cannot be read, is something else, others may read it, or ``cryptography`` is missing.
     """
     try:
-        if os.name == "posix" and path.stat().st_mode & 0o077:
-            raise AuditError(f"others may read the key {path}", hint=f"chmod 600 {path}, and think about a new one")
+        if open_to_others(path):
+            raise AuditKeyError(f"others may read the key {path}", hint=f"chmod 600 {path}, and think about a new one")
         text = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise AuditError(f"the key {path} cannot be read: {error}", hint="make one with lgov audit keygen") from error
+        raise AuditKeyError(
+            f"the key {path} cannot be read: {error}", hint="make one with lgov audit keygen"
+        ) from error
     if (secret := re.fullmatch(SECRET + "([0-9a-f]{64})", text)) is None:
-        raise AuditError(f"{path} holds no key of lgov", hint="make one with lgov audit keygen")
+        raise AuditKeyError(f"{path} holds no key of lgov", hint="make one with lgov audit keygen")
     key = _ed25519().Ed25519PrivateKey.from_private_bytes(bytes.fromhex(secret[1]))
     return SigningKey(key.public_key().public_bytes_raw(), key)
 
@@ -75,7 +80,7 @@ def load_key(path: Path) -> SigningKey:
 def default_signer(path: Path | None = None) -> SigningKey | None:
     """The key at ``path``; without one, the key at the default place, or None when there is none.
 
-    Raises `AuditError` as `load_key` does: a key that is there and cannot be used is not passed over.
+    Raises `AuditKeyError` as `load_key` does: a key that is there and cannot be used is not passed over.
     """
     if path is not None:
         return load_key(path)
@@ -92,5 +97,5 @@ def _ed25519() -> Any:
     try:
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError as error:
-        raise AuditError("signing needs the package cryptography", hint='pip install "lgov[sign]"') from error
+        raise AuditKeyError("signing needs the package cryptography", hint='pip install "lgov[sign]"') from error
     return ed25519

@@ -32,7 +32,7 @@ from lgov_core.audit.redaction import Redaction
 from lgov_core.audit.schema import AUDIT_RECORD, open_record
 from lgov_core.audit.selection import Selection
 from lgov_core.audit.writer import EntryWriter, recordable
-from lgov_core.errors import AuditError
+from lgov_core.errors import AuditError, AuditKeyError
 
 _INSERT: Final = f"INSERT INTO entries ({', '.join(Row._fields)}) VALUES ({', '.join('?' * len(Row._fields))})"
 _SELECT = "SELECT position, body, prev_hash, hash, arguments, content FROM entries"
@@ -47,22 +47,22 @@ def _own_version() -> str:
 
 
 class AuditLog(EntryWriter):
-    """Appends to the audit record at ``path``, which is made (mode 0600) when it does not exist.
+    """Appends to the audit record at ``path``; makes the file (mode 0600) when it does not exist.
 
-    An entry is committed when `commit` returns, and survives the death of the process. Every object writes a hash chain
-    of its own, so several objects, threads and processes may append to one file; a forked child goes on with a chain of
-    its own. ``code_version`` (lgov's own when None) is written into every entry, and so is ``policy_digest`` into those
-    whose decision has none; a function is asked for it at every entry, for policies that are loaded anew while they govern.
+    When `commit` returns, the entry survives the death of the process. Each object writes a hash chain of its own, so several
+    objects, threads and processes may append to one file; a forked child begins a chain of its own. Every entry has
+    ``code_version`` (default: that of lgov). An entry whose decision has no digest of its policies has ``policy_digest``; a
+    function is called for it at every entry, for policies that are reloaded.
 
-    With a ``signer`` (the user's key, `default_signer`, unless one is given; None signs nothing) a signed head over
-    everything so far is written before the first entry of a record, after every ``sign_every`` entries of this object, with
-    the first entry that comes ``sign_after_s`` seconds or more after its last head, and when it is closed or the
-    interpreter ends: into the record and to the end of the file ``heads`` (the record's name with ``.heads.jsonl``), which
-    should be somewhere else. ``redact`` takes values out before anything is hashed or stored (see `Redaction`).
+    ``signer`` signs *heads*: statements over all entries so far. Default is the user's key (`default_signer`); None signs
+    nothing. A head is written before the first entry of a record, after every ``sign_every`` entries of this object, with the
+    first entry that comes ``sign_after_s`` seconds or more after its last head, and at `close` or the end of the interpreter.
+    It goes into the record and to the end of the file ``heads`` (default: the record's name with ``.heads.jsonl``), which
+    should be out of the reach of the program's user. Its folder must exist. ``redact`` removes values before anything is hashed
+    or stored (see `Redaction`).
 
-    Fails closed: every failure is an `AuditError`, nothing is half-written, a record whose tables or triggers are not
-    lgov's is not written to, and after an error the caller must not perform the act. Raises `AuditError` when the file
-    cannot be opened.
+    Fails closed: every failure is an `AuditError`, and the caller must then not perform the call. Nothing is written by half,
+    or to a record whose tables or triggers are not lgov's. Raises `AuditError` when the file cannot be opened.
     """
 
     def __init__(
@@ -98,9 +98,13 @@ class AuditLog(EntryWriter):
         if signer == "default":
             signer = default_signer()
         if signer is None and heads is not None:
-            raise AuditError(
+            raise AuditKeyError(
                 f"no heads can be written to {heads}: there is no key to sign them",
                 hint="make one with lgov audit keygen, and name it with --audit-key unless it is at its default place",
+            )
+        if heads is not None and not anchor.parent.is_dir():  # such as a disk that is not mounted
+            raise AuditError(
+                f"heads cannot be kept in {anchor}: there is no folder {anchor.parent}", hint="make it, or mount it"
             )
         self._heads = None if signer is None else Heads(signer, anchor, every=sign_every)
         #: Why the last signature could not be made, or None.
@@ -182,7 +186,7 @@ class AuditLog(EntryWriter):
             self.signing_error = None
         except Exception as error:  # noqa: BLE001 - shown in signing_error, by close and by every verification
             self.signing_error = AuditError(
-                f"audit record {self.path} could not be signed: {error}",
+                f"the last entries of audit record {self.path} are not signed, or not at the second place: {error}",
                 hint="what was decided is on record; look at the key and at the second place for heads",
             )
 

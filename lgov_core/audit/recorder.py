@@ -36,15 +36,14 @@ def default_record_path() -> Path:
 
 
 class FlightRecorder(AuditLog):
-    """An `AuditLog` with the methods of agent-os's recorder; every promise of `AuditLog` holds.
+    """An `AuditLog` with the methods of agent-os's recorder; all that `AuditLog` promises holds.
 
-    ``path`` None is `default_record_path`: a recorder and a kernel that were both made without a place share one record.
-    ``options`` are those of `AuditLog`. What happens is
-    appended, never updated: the outcome of a trace is an entry of its own, and `get_log` and `query_logs` put the two
-    together.
+    Without a ``path`` it is `default_record_path`, so that a recorder and a kernel without a path share one record. ``options``
+    are those of `AuditLog`. Entries are never updated: the outcome of a trace is an entry of its own, and `get_log` and
+    `query_logs` join the two.
 
-    Raises `AuditError`. All methods may be called from any thread. Fails closed: an entry that cannot be committed
-    raises, and the caller must not perform the act then.
+    All methods may be called from any thread. Fails closed: raises `AuditError` for an entry that cannot be committed, and the
+    caller must then not perform the call.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, **options: Any) -> None:

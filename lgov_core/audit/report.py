@@ -1,4 +1,4 @@
-"""Counts the decisions of an audit record: by tool, rule, agent, point and time."""
+"""Counts the decisions of an audit record: by tool, result, rule, agent, point and time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from lgov_core.audit.entry import AuditEntry
-from lgov_core.audit.selection import is_tool_call
-from lgov_core.types import BLOCKING
+from lgov_core.types import BLOCKING, Point
 
 #: What a decision can come to. ``would deny``: shadow mode let pass what the policies deny.
 EFFECTS: Final = ("allow", "warn", "transform", "escalate", "deny", "would deny")
@@ -22,9 +21,9 @@ class AuditReport:
     """Decisions of a record, by effect (see `EFFECTS`).
 
     ``entries`` counts outcomes and other entries too; ``first`` and ``last`` are when the first and last of them were
-    written (ISO 8601, UTC), None without any. Each of ``tools``, ``rules`` (``policy/rule``), ``agents``, ``points`` and
-    ``times`` (the hour, or the day if the entries are from more than two days) has its own counts; ``tools`` only those
-    decisions that are about a tool call.
+    written (ISO 8601, UTC), None without any. Each of ``tools``, ``results``, ``rules`` (``policy/rule``), ``agents``,
+    ``points`` and ``times`` (the hour, or the day if the entries are from more than two days) has its own counts. ``tools``
+    has the decisions before a tool call, one for each call, and ``results`` those on what the tool returned.
     """
 
     entries: int = 0
@@ -32,6 +31,7 @@ class AuditReport:
     last: str | None = None
     decisions: Counter[str] = field(default_factory=Counter[str])
     tools: dict[str, Counter[str]] = field(default_factory=dict[str, Counter[str]])
+    results: dict[str, Counter[str]] = field(default_factory=dict[str, Counter[str]])
     rules: dict[str, Counter[str]] = field(default_factory=dict[str, Counter[str]])
     agents: dict[str, Counter[str]] = field(default_factory=dict[str, Counter[str]])
     points: dict[str, Counter[str]] = field(default_factory=dict[str, Counter[str]])
@@ -39,7 +39,8 @@ class AuditReport:
 
     def tables(self) -> dict[str, dict[str, Counter[str]]]:
         """The counts by their heading."""
-        return {"tool": self.tools, "rule": self.rules, "agent": self.agents, "point": self.points, "time": self.times}
+        names = ("tool", "result", "rule", "agent", "point", "time")
+        return {name: getattr(self, f"{name}s") for name in names}
 
     def as_json(self) -> dict[str, Any]:
         """The report as JSON values."""
@@ -66,7 +67,8 @@ def audit_report(entries: Iterable[AuditEntry]) -> AuditReport:
         effect, verdict = _effect(entry), entry.verdict
         report.decisions[effect] += 1
         keys = {
-            "tool": entry.name if is_tool_call(entry) else None,
+            "tool": entry.name if entry.point == Point.PRE_TOOL_CALL else None,
+            "result": entry.name if entry.point == Point.POST_TOOL_CALL else None,
             "rule": "/".join(filter(None, (verdict["policy"], verdict["rule"]))) or "(none)",
             "agent": entry.agent or "(none)",
             "point": entry.point,

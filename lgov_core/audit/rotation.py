@@ -14,7 +14,7 @@ from lgov_core._util.durable import sync_folder
 from lgov_core.audit.heads import Signer, heads_path
 from lgov_core.audit.log import AuditLog
 from lgov_core.audit.verify import VerifyReport, verify, verify_archived
-from lgov_core.errors import AuditError
+from lgov_core.errors import AuditError, AuditKeyError
 
 ROTATION: Final = "rotation"
 RETIREMENT: Final = "retirement"
@@ -89,8 +89,9 @@ def _require_right(path: Path, signer: Signer | None) -> VerifyReport:
     if not report.ok:
         raise AuditError(f"audit record {path} is broken: {report.problem}", hint="keep a copy; it was not archived")
     if report.key is not None and (signer is None or signer.public.hex() != report.key):
-        raise AuditError(
-            f"the record is signed with the key {report.key}: only who has its key may archive it", hint="give --key"
+        raise AuditKeyError(
+            f"the record is signed with the key {report.key}: only who has its key may archive it",
+            hint="name the secret key with --key, or in the setting audit_key",
         )
     return report
 

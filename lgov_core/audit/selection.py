@@ -16,7 +16,7 @@ class Selection:
     """The entries that fit every field that is set.
 
     ``since`` and ``before`` are Unix times in seconds. ``tool`` and ``agent`` are globs; only entries about a tool call have
-    a tool. ``text`` is looked for in any case: in the arguments and texts of an entry, its name and its reason.
+    a tool. ``text`` is looked for in any case: in the arguments and texts of an entry, its name and its reasons.
     """
 
     rollout_id: str | None = None
@@ -46,7 +46,8 @@ def is_tool_call(entry: AuditEntry) -> bool:
 
 
 def _mentions(entry: AuditEntry, wanted: str) -> bool:
-    texts = (entry.name, entry.verdict["reason"], *_texts(entry.arguments), *_texts(entry.content))
+    reasons = (part["reason"] for part in (entry.verdict, *(entry.body.get("parts") or ())))
+    texts = (entry.name, *reasons, *_texts(entry.arguments), *_texts(entry.content))
     return any(wanted in text.casefold() for text in texts if text)
 
 

@@ -326,7 +326,7 @@ class _Check:
             raise broken("its id is missing, or another entry has it")
         self.ids.add(entry_id)
         if (wrong := _wrong_text(fields, salt, {"arguments": arguments, "content": content})) is not None:
-            raise broken(f"its {wrong} does not match the hash")
+            raise broken(f"the text of its {wrong} does not match the hash")
         if salt is None and ("arguments_sha256" in fields or "content_sha256" in fields):
             self.erased[entry_id] = (position, stored_hash.hex())
         self.about_entries(fields, position, entry_id)
@@ -401,7 +401,10 @@ class _Check:
         if self.anchor is not None:
             lost = max(self.kept, default=0)
             if (self.anchor.heads or self.found.heads) and not self.kept:
-                raise _Broken("none of the heads that were kept outside of the record is of this record")
+                raise _Broken(
+                    "none of the heads that were kept outside of the record is of this record: it was replaced, or"
+                    " begun with another file of heads"
+                )
             if lost > self.found.heads:
                 raise _Broken(
                     f"head {lost} was kept outside of the record, but the record has only {self.found.heads} heads:"
@@ -437,8 +440,9 @@ def verify_archived(
 ) -> list[tuple[str, VerifyReport]]:
     """`verify` of the record at ``path`` and of every archived one before it, the newest first, each with its path.
 
-    They are found by their ids in the folder ``archive``. One that is not there is a fault of the record that continues it,
-    unless an entry says that it was deleted. Ends with the first record that is broken.
+    They are found by their ids in the folder ``archive``, and are not among each other's ``others``. One that is not there is
+    a fault of the record that continues it, unless an entry says that it was deleted. Ends with the first record that is
+    broken.
     """
     names = [os.path.join(archive, name) for name in sorted(os.listdir(archive))]
     by_id = {record: name for name in names if (record := _record_id(name)) is not None}
@@ -459,7 +463,8 @@ def verify_archived(
             problem = f"its first {count} entries are not those that the record after it continues"
             older = replace(older, ok=False, problem=problem)
         found.append((place, older))
-    return found
+    kept = sum(bool(report.anchored) for _, report in found)
+    return [(name, replace(one, others=max(0, one.others - kept + bool(one.anchored)))) for name, one in found]
 
 
 def _record_id(path: str) -> str | None:
@@ -648,9 +653,10 @@ def in_words(report: VerifyReport) -> str:
     if report.anchored is None:
         lines.append("not compared with heads kept elsewhere (--head): an older copy, or a cut end, would not show")
     else:
-        lines.append(f"all {report.anchored} heads that were kept elsewhere are in the record")
+        lines.append(f"heads kept elsewhere: {report.anchored}, and none of them is missing in the record")
         if report.others:
-            lines.append(f"{report.others} other records have heads there too: are they still where they were?")
+            others = _counted(report.others, "other record", "other records")
+            lines.append(f"heads of {others} are kept there too: check that none of these is missing")
     return "\n".join(lines)
 
 

@@ -62,7 +62,9 @@ class Display:
         now = time.monotonic()
         if not self._console.is_terminal and (step > self._shown or now - self._printed > 30):
             self._printed, self._shown = now, step
-            self._console.print(f"update {step}/{steps}: {note}  {left}".rstrip(), highlight=False, soft_wrap=True)
+            self._console.print(
+                f"{step} of {steps} updates made; {note}  {left}".rstrip(), highlight=False, soft_wrap=True
+            )
 
     def say(self, text: str) -> None:
         """One line."""

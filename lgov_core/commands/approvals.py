@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _file = click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 _requests = click.argument("request_ids", metavar="REQUEST...", nargs=-1, required=True)
-_by = click.option("--by", required=True, help="Name of the approver; recorded, and shown to the model.")
+_by = click.option("--by", required=True, help="Name of the person who answers; kept in the audit record.")
 
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE)

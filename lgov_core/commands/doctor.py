@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 import lgov_core
+from lgov_core._util.plurals import counted
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import command
 from lgov_core.commands.output import printable, write_json, write_table
@@ -78,7 +79,8 @@ def _examine(place: str, as_json: bool) -> Exit:
             click.echo(f"  {finding.sentence}\n  {finding.advice}")
             if finding.rollouts:
                 click.echo(f"  rollouts: {' '.join(map(printable, finding.rollouts[:_ROLLOUTS_SHOWN]))}")
-        click.echo(f"{len(report.findings)} findings in {report.updates} updates, {report.rollouts} rollouts examined")
+        found = f"{counted(len(report.findings), 'finding')} in {counted(report.updates, 'update')}"
+        click.echo(f"{found}, {counted(report.rollouts, 'rollout')} examined")
         for name, why in report.not_examined.items():
             click.echo(f"not examined: {name}: {why}", err=True)
     return Exit.FINDING if report.findings else Exit.OK

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import click
 
-from lgov_core.errors import AuditError, InstrumentationError, LgovError, PolicyDenied, SettingsError
+from lgov_core.errors import AuditError, AuditKeyError, InstrumentationError, LgovError, PolicyDenied, SettingsError
 
 
 class Exit(IntEnum):
@@ -43,6 +43,7 @@ _MEANING = {
 _EXIT_OF_ERROR = {
     SettingsError: Exit.USAGE,
     PolicyDenied: Exit.DENIED,
+    AuditKeyError: Exit.FINDING,
     AuditError: Exit.AUDIT_BROKEN,
     InstrumentationError: Exit.CANNOT_GOVERN,
 }

@@ -43,7 +43,7 @@ _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0
 
 def moment_option(flag: str, what: str) -> Callable[[_Function], _Function]:
     """An option that takes an age or a date, and gives the command Unix seconds, or None."""
-    text = f"{what} an age (30d, 12h) or a date (2026-01-31)."
+    text = f"{what} an age (30d, 12h) or a date in UTC (2026-01-31, 2026-01-31T09:30)."
     return click.option(flag, metavar="WHEN", callback=_moment, help=text)
 
 
@@ -68,6 +68,12 @@ audit_key_option = click.option(
 )
 heads_option = click.option(
     "--heads", type=PATH, help="File for signed heads, outside the record. [default: beside the record]"
+)
+own_key_option = click.option(  # of the commands that write to a record that is there
+    "--key",
+    "audit_key",
+    type=PATH,
+    help="Secret key of a signed record. [default: the setting audit_key, or the key of lgov audit keygen, if any]",
 )
 base_model_option = click.option("--model", help="Base model, if the checkpoint does not name it or it has moved.")
 redact_option = click.option(

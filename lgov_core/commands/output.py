@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 #: Columns of output to a file or a pipe.
 _WIDTH_WITHOUT_TERMINAL = 120
+#: Columns of a table there: a row is one line, which other programs can parse.
+_TABLE_WIDTH_WITHOUT_TERMINAL = 10_000
 
 
 def write_json(value: Any) -> None:
@@ -48,7 +50,10 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(Text("" if cell is None else printable(str(cell))) for cell in row))
-    console().print(table)
+    to = console()
+    if not to.is_terminal:
+        to.width = _TABLE_WIDTH_WITHOUT_TERMINAL
+    to.print(table)
 
 
 def effect_text(effect: str, verdict: str) -> str:

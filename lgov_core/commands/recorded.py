@@ -20,10 +20,16 @@ _AUDIT_RECORD = b"lgvA"
 
 
 def opened_store(place: str) -> closing[RolloutQueue]:
-    """The trace store at ``place`` (a path or an address), which must exist. Raises `StoreError`."""
+    """The trace store at ``place``, which must exist: a path, an address or a run folder. Raises `StoreError`."""
     from lgov_core.store import open_store
 
-    return closing(open_store(place, make=False))
+    return closing(open_store(store_of(place), make=False))
+
+
+def store_of(place: str) -> str:
+    """``place``, or the store in it where it is a run folder."""
+    file = Path(place) / "store.sqlite"
+    return str(file) if file.is_file() else place
 
 
 def is_audit_record(place: str) -> bool:
@@ -36,8 +42,11 @@ def is_audit_record(place: str) -> bool:
 
 
 @contextmanager
-def opened_record(path: Path, *, signer: Signer | None = None) -> Generator[AuditLog]:
-    """The audit record at ``path``; ``signer`` signs new entries. Raises `LgovError` if there is none, or `AuditError`."""
+def opened_record(path: Path, *, signer: Signer | None = None, heads: Path | None = None) -> Generator[AuditLog]:
+    """The audit record at ``path``; ``signer`` signs new entries, with heads in ``heads``.
+
+    Raises `LgovError` if there is none, or `AuditError`.
+    """
     from lgov_core.audit import AuditLog
 
     if not path.is_file():
@@ -47,5 +56,5 @@ def opened_record(path: Path, *, signer: Signer | None = None) -> Generator[Audi
             f"there is nothing in {path}, not even an empty audit record",
             hint="look for the file that belongs beside it, ending in -wal, or for a copy of both",
         )
-    with AuditLog(path, signer=signer) as record:
+    with AuditLog(path, signer=signer, heads=heads) as record:
         yield record

@@ -43,7 +43,7 @@ from lgov_core.settings import load_settings
 @click.option(
     "--allow-ungoverned-children",
     is_flag=True,
-    help="Keep status 0 when the program started Python processes that were not governed. [default: status 78, but in a box]",
+    help="Keep status 0 when Python processes of the program were not governed. [default: status 78, except in a box]",
 )
 @click.option(
     "--content/--no-content", default=True, show_default=True, help="Keep prompts, arguments and results on spans."
@@ -53,7 +53,7 @@ from lgov_core.settings import load_settings
     is_flag=False,
     flag_value="strict",
     type=click.Choice(["strict", "best-effort"]),
-    help="Run in a box that the kernel holds: with every layer (strict, what --confine alone means), or with what there is.",
+    help="Run in a box that the kernel enforces: strict (--confine alone) needs every layer, best-effort takes those it finds.",
 )
 @click.option(
     "--preset", help="Preset of the box: workspace, no-network or offline-tests. [default: the policy file's]"
@@ -81,8 +81,8 @@ def run(
       lgov run --policy policy.yaml -- python -O -m package
       lgov run --policy policy.yaml -- uvicorn app:app
 
-    The agents of every framework that lgov can govern are governed; each decision is committed to the audit record
-    before the act. If the policy is missing or broken, or a framework cannot be governed, the program is not run. At the
+    Governs the agents of every framework that lgov knows. Each decision is committed to the audit record before the call
+    runs. If the policy is missing or broken, or a framework cannot be governed, the program is not run. At the
     end a report on standard error says what was covered, and which known gaps the program came near.
     """  # noqa: D301 - click wants the control character
     from lgov_core.process.invocation import restart_with_options

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import stat
 import threading
 from collections.abc import Generator
 from contextlib import AbstractContextManager
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lgov_core._util.private_file import open_to_others
 from lgov_core._util.threads import wait_without_spinning
 from lgov_core.commands.group import Exit
 from lgov_core.commands.mounted_window import mounted_window, say_on_stderr
@@ -120,7 +120,7 @@ def serve(
     With --policy the agent's process need not be governed: what a policy denies never reaches the agent, and the reply says
     why. A streamed reply is then held until all of it is judged. Only a policy named here or in the settings applies.
 
-    With --engine vllm the model is sampled by vLLM, in a process of its own; prompts and replies are written and read by lgov.
+    With --engine vllm a vLLM process generates the tokens; lgov writes its prompts and reads its replies.
 
     With --train it is the training server of python -m lgov_core.server, which takes no upstream and no policy.
     """
@@ -264,7 +264,7 @@ def _keys(settings: Settings, admin_keys_file: Path | None, *, shown: bool) -> K
             raise SettingsError("there is no admin key without a key secret", hint="give --key-secret-file")
         return None
     try:
-        if os.name == "posix" and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        if open_to_others(path):
             raise SettingsError(f"{path} can be read by other users", hint=f"chmod 600 {path}")
         secret = path.read_bytes().strip()
     except OSError as error:

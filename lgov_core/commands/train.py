@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,13 @@ def train(
 
             beside.enter_context(served_alone(mounted))
         report = run(job)
-    text = "\n".join(f"{name}: {value}" for name, value in report.items())
+    text = "\n".join(f"{name}: {_shown(value)}" for name, value in report.items() if value not in ([], {}))
     if profile and (spent := time_spent(read_metrics(target / "metrics.jsonl"))) is not None:
         report, text = {**report, "profile": spent.as_json()}, f"{text}\n{spent.table()}"
     write_result(report, text, as_json=as_json)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(f"{one:.4g}" if isinstance(one, float) else str(one) for one in value)
+    return ", ".join(f"{name} {one}" for name, one in value.items()) if isinstance(value, Mapping) else str(value)

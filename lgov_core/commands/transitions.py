@@ -33,7 +33,7 @@ _REWARD_FIELDS: Final = ("reward_id", "dimension", "rollout_id", "attempt", "res
 
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE, more="with --strict 1 also for any diagnostic")
-@click.argument("source", metavar="STORE|SPANS.jsonl")
+@click.argument("source", metavar="STORE|RUN|SPANS.jsonl")
 @rollouts_option
 @click.option("--agents", multiple=True, metavar="GLOB", help="Only calls of this agent (glob); repeatable.")
 @click.option("--models", multiple=True, metavar="GLOB", help="Only calls of this model (glob); repeatable.")
@@ -102,9 +102,11 @@ def transitions(
 ) -> None:
     """Build training data from recorded rollouts.
 
-    The source is a trace store (a path or an address), or a file with one OTLP/JSON ExportTraceServiceRequest a line (- is
-    standard input). A glob must match the whole name. With --json an array is written, one transition a line. Diagnostics
-    are counted on standard error. Rewards count in full unless --cap bounds them.
+    The source is a trace store (a path, an address or a run folder), or a file with one OTLP/JSON
+    ExportTraceServiceRequest a line (- is standard input). Credit compares all rollouts of a task in the source; what a
+    training learned from, with its advantages, is in the files transitions/step-*.parquet of its folder. A glob must match
+    the whole name. With --json an array is written, one transition a line. Diagnostics are counted on standard error.
+    Rewards count in full unless --cap bounds them.
     """
     from lgov_core.transitions import Selection, assign_credit, make_transitions
 
@@ -152,11 +154,12 @@ def transitions(
 def _records(source: str, rollouts: Sequence[str]) -> Records:
     from dataclasses import replace
 
-    from lgov_core.commands.recorded import opened_store
+    from lgov_core.commands.recorded import opened_store, store_of
     from lgov_core.transitions import read_spans, read_store
     from lgov_core.transitions.reading.records import of_rollouts
     from lgov_core.transitions.reading.span_files import read_span_lines
 
+    source = store_of(source)
     if source != "-" and ("://" in source or _is_sqlite(source)):
         with opened_store(source) as store:
             records = read_store(store, list(rollouts) or None)

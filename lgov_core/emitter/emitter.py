@@ -42,14 +42,13 @@ _LOG = logging.getLogger(__name__)
 
 
 class FlightRecorderEmitter:
-    """Turns the entries of ``flight_recorder`` into spans, one each.
+    """Turns each entry of ``flight_recorder`` into a span.
 
-    A recorder is a `FlightRecorder` or an object with ``get_log()`` (entries oldest first), ``query_logs()`` (in either
-    order), ``get_entries()`` or ``entries`` (oldest first), a test double too;
-    an entry is a mapping or an object with fields. Where ``get_log`` takes ``after``, the ``position`` of the last
-    entry read (an entry without one counts as one), only new entries are read. Policy checks,
-    signals and tool calls can be left out; entries of other types are always in. ``trace_id_prefix`` and the agent's id
-    make up the trace id.
+    A recorder is a `FlightRecorder`, or an object (a test double too) with ``get_log()``, ``get_entries()`` or ``entries``,
+    oldest first, or with ``query_logs()``, in either order. An entry is a mapping or an object with fields. Where ``get_log``
+    takes ``after``, the ``position`` of the last entry that was read (an entry without one counts as one), only new entries are
+    read. Policy checks, signals and tool calls can be left out; entries of other types are always included. The trace id
+    consists of ``trace_id_prefix`` and the agent's id.
 
     All methods may be called from any thread. Raises `ExportError` for an object that is not a recorder.
     """

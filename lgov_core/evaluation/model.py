@@ -29,7 +29,7 @@ class TrainedModel:
 
     ``base`` names where training began, ``started`` its weights (by ``model``'s names; only those that training
     changes). ``lineage`` is the result of checking the statements, ``weights_sha256`` the digest of the trained weights
-    that they give; None without any.
+    that they give; None without any. ``max_new_tokens`` is the bound of a reply in training, None where it is not stated.
     """
 
     path: Path
@@ -40,6 +40,7 @@ class TrainedModel:
     started: Mapping[str, torch.Tensor]
     lineage: LineageReport | None
     weights_sha256: str | None = None
+    max_new_tokens: int | None = None
 
     @property
     def adapters(self) -> bool:
@@ -76,7 +77,9 @@ def load_trained(
     served = trained.served()
     started = {key: own[key].detach().clone() for key in served}
     serve(model, served)
-    return TrainedModel(folder, checkpoint.step, model, trained, name, started, report, _weights_sha256(said))
+    return TrainedModel(
+        folder, checkpoint.step, model, trained, name, started, report, _weights_sha256(said), _max_new_tokens(said)
+    )
 
 
 def _weights_of(weights: Mapping[str, torch.Tensor], folder: Path, policy: str | None) -> Mapping[str, torch.Tensor]:
@@ -114,13 +117,14 @@ def _of_verl(folder: Path, base: str | None, device: str) -> TrainedModel:
     except (OSError, RuntimeError, SafetensorError) as error:
         raise TrainError(f"the weights of {folder} cannot be loaded into {name}: {error}") from error
     policy = PolicyModel(model.module, lambda: {key: value.detach().clone() for key, value in own.items()})
-    return TrainedModel(folder, int(said["step"]), model, policy, name, started, report, _weights_sha256(said))
+    return TrainedModel(
+        folder, int(said["step"]), model, policy, name, started, report, _weights_sha256(said), _max_new_tokens(said)
+    )
 
 
 def _base(folder: Path, run: Path, said: Mapping[str, Any], base: str | None, device: str) -> tuple[str, LanguageModel]:
     """Name and model of what a checkpoint of ``run`` was trained from."""
-    settings: Any = said.get("settings", {}).get("model")
-    chosen: Mapping[str, Any] = settings if isinstance(settings, Mapping) else {}
+    chosen = _model_settings(said)
     name = base or said.get("start", {}).get("model")
     if name is None:
         raise TrainError(f"{folder} does not say from which model it was trained", hint="name it with --model")
@@ -154,6 +158,16 @@ def _stated(folder: Path) -> tuple[LineageReport | None, Mapping[str, Any]]:
             f"{folder} is not what was stated of it: {report.problem}", hint=f"see lgov audit verify {folder}"
         )
     return report, read_attestation(read_lineage(folder)[-1]).statement["predicate"]
+
+
+def _model_settings(said: Mapping[str, Any]) -> Mapping[str, Any]:
+    settings: Any = said.get("settings", {}).get("model")
+    return settings if isinstance(settings, Mapping) else {}
+
+
+def _max_new_tokens(said: Mapping[str, Any]) -> int | None:
+    bound = _model_settings(said).get("max_new_tokens")
+    return bound if isinstance(bound, int) else None
 
 
 def _weights_sha256(said: Mapping[str, Any]) -> str | None:

@@ -124,7 +124,7 @@ class Dispatcher:
             if not isinstance(answer, Decision) and inspect.isawaitable(answer):
                 answer = yield self._awaiting(answer, evaluator.timeout_s)
             return _checked(answer, evaluator)
-        except Exception as error:  # noqa: BLE001 - whatever a policy raises is a deny in its slot
+        except Exception as error:  # noqa: BLE001 - whatever a policy raises is its denial
             return _failed(evaluator, error)
         finally:
             gone.set()

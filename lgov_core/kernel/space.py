@@ -44,17 +44,18 @@ _MISSING: Final[Any] = object()
 class KernelSpace:
     """Runs an agent callable under policies, and reports what they found.
 
-    ``policy`` is a policy, several of them, a `PolicySet`, a `ReloadingPolicySet`, the name of a preset (``"strict"``,
-    ``"read_only"``, ``"guarded"``, ``"permissive"``) or the path of a policy file; without one every act is denied.
-    ``recorder`` is where decisions are committed before the act: a `FlightRecorder`, an `AuditLog` or an object with
-    their two methods; None keeps the record in memory. ``executor`` runs what `execute` gets without an agent. ``dialect``
-    is that of the database behind the acts. ``critical_signal`` is sent to a rollout whose act was found critical (None:
-    nothing is sent). ``stop_timeout_s`` is how long a stopped rollout waits to be resumed.
-    ``plugins`` and ``timeout_s`` are those of the `Governor`, which is at ``governor`` for the adapters of frameworks:
-    what it judges obeys the same signals and is reported the same way.
+    - ``policy``: a policy, several of them, a `PolicySet`, a `ReloadingPolicySet`, the name of a preset (``"strict"``,
+      ``"read_only"``, ``"guarded"``, ``"permissive"``) or the path of a policy file. Without one every action is denied.
+    - ``recorder``: where decisions are committed before the action runs: a `FlightRecorder`, an `AuditLog` or an object with
+      their two methods. None keeps the record in memory.
+    - ``executor``: runs the actions that `execute` gets without an agent. ``dialect``: that of the database behind them.
+    - ``critical_signal``: sent to a rollout after a critical violation (None: nothing is sent). ``stop_timeout_s``: how long
+      a stopped rollout waits to be resumed.
+    - ``plugins`` and ``timeout_s``: those of the `Governor`. The adapters of frameworks use it as the attribute ``governor``;
+      its decisions obey the same signals and are reported in the same way.
 
-    An act that is denied is never run and has no result. All methods may be called from any thread and any number of
-    tasks. Makes threads carry the rollout that started them (`carry_into_threads`), in the whole process. Fails closed.
+    A denied action never runs and has no result. All methods may be called from any thread and any number of tasks. Threads
+    get the rollout of the thread that started them (`carry_into_threads`), in the whole process. Fails closed.
 
     Raises `PolicyError` or `ArgumentError` when made with invalid arguments.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, Final
 
+from lgov_core.errors import ModelError
 from lgov_core.models.load import load_model
 
 #: A model with fewer parameters is small: converting numbers, or dividing work among threads, costs it more than it gains.
@@ -24,8 +25,14 @@ def dtype_for(name_or_path: str | os.PathLike[str], dtype: str, device: str) -> 
 
 
 def computes_bfloat16(device: str) -> bool:
-    """Whether a device of that type computes with bfloat16 itself; where it does not, bfloat16 is slower than float32."""
-    import torch
+    """Whether a device of that type computes with bfloat16 itself; where it does not, bfloat16 is slower than float32.
+
+    Raises `ModelError` without the extra ``train``.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise ModelError(f"models need {error.name}", hint="pip install 'lgov[train]'") from error
 
     if device == "cuda":
         return torch.cuda.is_bf16_supported()

@@ -38,19 +38,19 @@ class _Unclear(ValueError):
 
 
 class AgentOSPolicy(BoundedPolicy):
-    """Asks the rules of agent-os policy documents.
+    """Evaluates the rules of agent-os policy documents.
 
-    ``documents`` are paths of YAML or JSON files, or documents as mappings; their rules are asked by priority and the
-    first that matches decides: allow, audit (a warn here), deny and block. When none matches, the policy has no opinion,
-    whatever the documents' ``defaults`` say: the engine's versions differ. ``severity`` is that of its denials.
+    ``documents`` are paths of YAML or JSON files, or documents as mappings. Of their rules, by priority, the first that
+    matches decides: allow, audit (a warn here), deny or block. When none matches, the policy has no opinion, whatever the
+    documents' ``defaults`` say, because the engine's versions differ in them. ``severity`` is that of its denials.
 
     Fields of a condition: ``tool_name``, ``agent_id``, ``point``, ``kind``, ``framework``, ``session_id``,
     ``rollout_id``, ``text``, and ``args.NAME`` (``args.a.b`` for what is nested) for the arguments; an argument that has
     the name of no other field may also be named without ``args.``. A rule that denies by ``ne`` or ``not_in`` also denies
     when its field is missing, which the engine takes for no match.
 
-    What documents may say and the engine does not enforce (``tool_allowlist``, ``scope``, budgets, unknown keys, no rules
-    at all) is a `PolicyError` here, and so is a missing engine. An error in the engine is a deny. May be called from
+    A document with something that the engine does not enforce (``tool_allowlist``, ``scope``, budgets, unknown keys, no rules
+    at all) is a `PolicyError`, as is a missing engine. An error in the engine denies. May be called from
     several threads at once. Fails closed.
     """
 

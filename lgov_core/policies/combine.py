@@ -33,7 +33,8 @@ def combine(
     The most severe effect wins; of equals the first taken is the face (its policy, rule and reason). ``parts`` carries
     all of them, flattened. What the transforms left of the action is kept (``arguments``, ``text``) unless the result
     blocks. A result that blocks is a ``fault`` when every part that blocks is one. An empty sequence is an allow without
-    parts. With ``shadow_of``, the name of a set in shadow mode, the result allows and every part is ``shadowed``.
+    parts. With ``shadow_of``, the name of a set in shadow mode, the result allows and every part is ``shadowed``; a plain
+    allow keeps its policy, rule and reason.
     """
     if not decisions:
         return ALLOW
@@ -41,8 +42,10 @@ def combine(
     parts = [part for decision in decisions for part in (decision.parts or (decision,))]
     shadowed = any(part.shadowed for part in (face, *parts))
     if shadow_of is not None:
-        reason = "The policy set is in shadow mode; nothing is blocked."
         marked = tuple(part.changed(shadowed=True) for part in parts)
+        if face.effect is Effect.ALLOW:
+            return face.changed(parts=marked, latency_us=latency_us, shadowed=True)
+        reason = "The policy set is in shadow mode; nothing is blocked."
         return Decision(Effect.ALLOW, shadow_of, "shadow", reason, parts=marked, latency_us=latency_us, shadowed=True)
     blocks = face.effect >= Effect.ESCALATE
     aborts = faulty = False

@@ -195,8 +195,8 @@ class _Loading:
             raise self.error(
                 (*place, "with"),
                 f"{use} with these options allows what it cannot judge, which is permitted only in a box",
-                "add confine: {preset: workspace} and run the program by lgov run --confine; for shell, or write unknown:"
-                " escalate",
+                "run the program with lgov run --confine, and write confine: {preset: workspace} into the file; or, for"
+                " shell, write unknown: escalate",
             )
         points: tuple[str, ...] = ()  # the policy's own
         if "on" in rule:

@@ -69,13 +69,14 @@ class PolicySet:
 
     A bare policy among ``rules`` is a `Rule` without further restriction. Rules are asked in order, those whose policy is
     ``deferred`` (approvals) last, and only when no other denies. Transforms fold: a later rule gets the arguments as the
-    earlier ones left them; then the most severe effect wins. A policy that raises, or answers anything but a `Decision` or
-    None, is a deny by its rule (``policy-error``), as is a condition that cannot be determined (``condition-error``); the
-    others are still asked. A policy that does not promise bounded cost gets a copy of the arguments.
+    earlier ones left them; then the most severe effect wins, of equals the deferred rule's, then the first's. A policy that
+    raises, or answers anything but a `Decision` or None, is a deny by its rule (``policy-error``), as is a condition that
+    cannot be determined (``condition-error``); the others are still asked. A policy that does not promise bounded cost gets a
+    copy of the arguments.
 
-    An act (``pre_tool_call``) is allowed when a rule that ``permits`` answers and no rule blocks; ``default`` is the answer
-    where none that permits does. A rule of a restricting kind (personal data, budgets, ...) can only take away, whatever it
-    answers; one whose policy has no opinion (None) does not cover the action. At other points nothing has to permit.
+    A call (``pre_tool_call``) is allowed when a rule that ``permits`` answers and no rule blocks; ``default`` is the answer
+    when no such rule does. A rule of a kind that only restricts (personal data, budgets, ...) never allows, whatever it
+    answers; one whose policy returns None does not cover the action. At other points no rule has to permit.
 
     In every decision and part ``policy`` is the rule's name, ``rule`` a slug, and ``reason`` is never empty. With ``mode``
     ``shadow`` everything is judged and recorded in ``parts`` (marked ``shadowed``), nothing is blocked or changed.
@@ -141,7 +142,8 @@ class PolicySet:
                 continue
             decision = ask(rule, current)
             if decision is not None:
-                taken.append(decision)
+                # Of equal answers the first is shown and searched: that of a person, where one was asked.
+                taken.insert(0 if rule.deferred else len(taken), decision)
                 current = fold(current, decision)
                 permitted = permitted or rule.permits
         if not permitted and not any(decision.effect is Effect.DENY for decision in taken):
@@ -165,7 +167,7 @@ class PolicySet:
         if action.point is Point.PRE_TOOL_CALL and self.default == "deny":
             why = ": the rules that cover it only restrict." if covered else "."
             return [self._deny(DEFAULT_RULE, f"No policy allows {action.name[:80]}{why}")]
-        why = "the default is allow" if action.point is Point.PRE_TOOL_CALL else "only acts need one"
+        why = "the default is allow" if action.point is Point.PRE_TOOL_CALL else "only tool calls need one"
         return [] if covered else [Decision(Effect.ALLOW, self.name, DEFAULT_RULE, f"No rule covers this; {why}.")]
 
     def _deny(self, rule: str, reason: str) -> Decision:
@@ -213,7 +215,7 @@ def ask(rule: Rule, action: Action) -> Decision | None:
         answer = checked(rule.policy.judge(action))
     except BadAnswer as error:
         return fault(rule.name, "policy-error", f"The policy {rule.name} {error}.")
-    except Exception as error:  # noqa: BLE001 - whatever a policy raises is a deny in its slot
+    except Exception as error:  # noqa: BLE001 - whatever a policy raises is its denial
         # The class of an error is named, its message is not: it may hold what the tool was called with.
         return fault(rule.name, "policy-error", f"The policy {rule.name} raised {type(error).__name__}.")
     if answer is None:

@@ -17,6 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lgov_core._util.plurals import counted
 from lgov_core.errors import InstrumentationError, LgovError
 from lgov_core.process.governed import DEFAULT_AUDIT, make_folder, say, write_error
 from lgov_core.process.run import RunOptions
@@ -202,9 +203,9 @@ def _report(
     say(_summary(layers))
     for what, counts in (("allowed", attempts.allowed), ("denied", attempts.denied)):
         if counts:
-            say(f"{counts.total()} connections {what}: {_places(counts)}")
+            say(f"{counted(counts.total(), 'connection')} {what}: {_places(counts)}")
     if denials.counts:
-        say(f"{denials.counts.total()} system calls refused: {_places(denials.counts)}")
+        say(f"{counted(denials.counts.total(), 'system call')} refused: {_places(denials.counts)}")
     if status > 128:
         limits = [name for name in ("memory", "cpu", "file_size") if name in said["rules"]]
         because = f"; the box limits {', '.join(limits)}" if limits else ""

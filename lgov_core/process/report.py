@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from lgov_core.types import Adapter
 
 _WORDS = {
-    "agent_startup": "starts",
-    "input": "user texts",
-    "pre_model_call": "model calls",
-    "post_model_call": "replies",
-    "pre_tool_call": "tool calls",
-    "post_tool_call": "tool results",
-    "output": "answers",
-    "agent_shutdown": "ends",
+    "agent_startup": ("start",),
+    "input": ("user text",),
+    "pre_model_call": ("model call",),
+    "post_model_call": ("reply", "replies"),
+    "pre_tool_call": ("tool call",),
+    "post_tool_call": ("tool result",),
+    "output": ("answer",),
+    "agent_shutdown": ("end",),
 }
 _EFFECTS = {
     "deny": "denied",
@@ -106,7 +106,7 @@ class RunReport:
             lines.append(f"{framework}: judged {_in_words(self.judged.get(framework, {}))}")
         for framework, points in self.uncovered.items():
             lines.append(f"{framework}: cannot block at {', '.join(points)}")
-        lines += self._blocked_lines()
+        lines += blocked_lines(self.blocked, self.audit)
         lines += [f"{counted(count, 'failure')} in {what}" for what, count in sorted(self.failures.items())]
         lines += self._gap_lines()
         lines += self._child_lines()
@@ -114,23 +114,6 @@ class RunReport:
         lines.append(f"audit record: {self.audit}")
         if self.store is not None:
             lines.append(f"trace store: {self.store}, rollout {self.rollout_id}")
-        return lines
-
-    def _blocked_lines(self) -> list[str]:
-        lines: list[str] = []
-        for one in self.blocked[:MAX_BLOCKED]:
-            times = f" {one.count} times" if one.count > 1 else ""
-            where = "" if one.point == "pre_tool_call" else f" at {one.point}"
-            line = f"{_EFFECTS[one.effect]}{times}: {one.name}{where}, by {one.policy}/{one.rule}: {one.reason[:MAX_REASON]}"
-            line = "".join(char if char.isprintable() else "?" for char in line)
-            lines.append(f"{line} ({one.decision_id})" if one.decision_id else line)
-            if one.effect == "escalate":
-                lines.append(
-                    f"  to answer: {one.approval or 'give the rule a store: a file in which a person answers'}"
-                )
-        if len(self.blocked) > MAX_BLOCKED:
-            more = len(self.blocked) - MAX_BLOCKED
-            lines.append(f"{more} further kinds were blocked: lgov audit show {self.audit} --denied")
         return lines
 
     def _gap_lines(self) -> list[str]:
@@ -156,13 +139,32 @@ class RunReport:
         return lines
 
 
+def blocked_lines(blocked: Sequence[Blocked], audit: str) -> list[str]:
+    """What was blocked, a line a kind, and how to answer what waits for approval. ``audit`` is the record that has the rest."""
+    lines: list[str] = []
+    for one in blocked[:MAX_BLOCKED]:
+        times = f" {one.count} times" if one.count > 1 else ""
+        where = "" if one.point == "pre_tool_call" else f" at {one.point}"
+        line = (
+            f"{_EFFECTS[one.effect]}{times}: {one.name}{where}, by {one.policy}/{one.rule}: {one.reason[:MAX_REASON]}"
+        )
+        line = "".join(char if char.isprintable() else "?" for char in line)
+        lines.append(f"{line} ({one.decision_id})" if one.decision_id else line)
+        if one.effect == "escalate":
+            lines.append(f"  to answer: {one.approval or 'give the rule a store: a file in which a person answers'}")
+    if len(blocked) > MAX_BLOCKED:
+        more = len(blocked) - MAX_BLOCKED
+        lines.append(f"{more} further kinds were blocked: lgov audit show {audit} --denied")
+    return lines
+
+
 def _started(count: int) -> str:
     what = "Python process{} that the program started {}"
     return counted(count, what.format("", "was"), what.format("es", "were"))
 
 
 def _in_words(points: Mapping[str, Mapping[str, int]]) -> str:
-    parts = [f"{sum(points[point].values())} {words}" for point, words in _WORDS.items() if point in points]
+    parts = [counted(sum(points[point].values()), *words) for point, words in _WORDS.items() if point in points]
     return ", ".join(parts) or "nothing"
 
 

@@ -228,7 +228,7 @@ def _listed(violations: Any) -> tuple[Any, ...] | None:
 
 def _emit(values: dict[str, float], violations: int) -> None:
     emit_reward = getattr(sys.modules.get("agentlightning"), "emit_reward", None)
-    if emit_reward is None:
+    if emit_reward is None or getattr(emit_reward, "__module__", "") == "lgov_core.compat":
         return
     attributes = {"agent_os.violations": violations, "agent_os.policy_compliant": not violations}
     try:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import stat
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from lgov_core._util.private_file import open_to_others
 from lgov_core._util.threads import wait_without_spinning
 from lgov_core.errors import LgovError, SettingsError
 from lgov_core.server.progress import ENDING, interrupted
@@ -103,7 +102,7 @@ def _on_signals(say: Callable[[str], None]) -> tuple[threading.Event, threading.
 
 def _secret(path: Path) -> bytes:
     try:
-        if os.name == "posix" and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        if open_to_others(path):
             raise SettingsError(f"{path} can be read by other users", hint=f"chmod 600 {path}")
         return path.read_bytes().strip()
     except OSError as error:
@@ -125,7 +124,8 @@ def engine_options(function: _Function) -> _Function:
         ),
         click.option("--engine-url", help="Base URL of a vLLM that runs already. [model.engine_url]"),
         click.option(
-            "--engine", help="What samples: embedded (default), or vllm in a process of its own. [model.engine]"
+            "--engine",
+            help="Engine that generates replies: embedded (default), or vllm in its own process. [model.engine]",
         ),
     ):
         function = option(function)

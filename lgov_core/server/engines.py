@@ -23,7 +23,8 @@ from lgov_core.train.loop.agents import adapter_policy
 from lgov_core.train.loop.joint import JointPublisher, JointUpdate, joint_policy
 from lgov_core.train.loop.policy_model import PolicyModel, full_policy
 from lgov_core.train.loop.training_run import Learner, Publisher
-from lgov_core.train.settings import TrainSettings, VllmSection
+from lgov_core.train.sections import VllmSection
+from lgov_core.train.settings import TrainSettings
 
 
 @dataclass(frozen=True, slots=True)

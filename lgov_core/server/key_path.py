@@ -5,12 +5,13 @@ from __future__ import annotations
 import secrets
 import time
 from pathlib import Path
-from typing import Any, Final
-
-from starlette.types import ASGIApp, Receive, Scope, Send
+from typing import TYPE_CHECKING, Any, Final
 
 from lgov_core._util.atomic_file import atomic_write
 from lgov_core.gateway.serving.keys import KeyRing
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 #: ``/as/{key}/v1/...`` is ``/v1/...`` with that key.
 PREFIX: Final = "/as/"

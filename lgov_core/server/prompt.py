@@ -26,7 +26,8 @@ from lgov_core.server.local_rollouts import LocalRollouts, open_rollouts
 from lgov_core.server.recipe import agent_name_of, device_for, load, task_file
 from lgov_core.train.algorithms.registry import TrainingJob
 from lgov_core.train.prompt_search import Case, PromptSearch, PromptVersion, Scored
-from lgov_core.train.settings import PromptSection, TrainSettings
+from lgov_core.train.sections import PromptSection
+from lgov_core.train.settings import TrainSettings
 from lgov_core.types import Rollout, new_id
 
 #: Every template that was made, one JSON object a line; and the best of them as text.

@@ -95,7 +95,7 @@ class RunState:
     def end(self, state: str, error: LgovError | None = None) -> None:
         """The run has ended: ``done``, ``failed`` or ``stopped``. A stopped one is resumed by the next client."""
         with self._lock:
-            self._state = state
+            self._state, self._done, self._total = state, 0, 0
             self._error = None if error is None else (error.message, error.hint)
         self._keep(ended=state == "done")
 

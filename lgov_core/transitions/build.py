@@ -137,7 +137,9 @@ def _attempt_that_counts(
 ) -> Attempt | None:
     # An attempt that others describe may have ended without their saying how.
     closed = [attempt for attempt in attempts if attempt.outcome is not None or attempt.ended_at is not None]
-    if len(closed) < len(attempts) or not attempts:
+    if not attempts:
+        found.append(Diagnostic(Finding.NO_ATTEMPT, rollout.rollout_id))
+    elif len(closed) < len(attempts):
         found.append(Diagnostic(Finding.OPEN_ATTEMPT, rollout.rollout_id))
     if not closed:
         return None

@@ -38,6 +38,7 @@ class Finding(StrEnum):
     NO_CALLS = "no_calls"
     NO_TASK_ID = "no_task_id"
     TASK_IDS_DIFFER = "task_ids_differ"
+    NO_ATTEMPT = "no_attempt"
     OPEN_ATTEMPT = "open_attempt"
     NO_OUTCOME = "no_outcome"
     OUTCOMES_DIFFER = "outcomes_differ"

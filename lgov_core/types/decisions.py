@@ -41,16 +41,16 @@ class Severity(StrEnum):
 class Decision:
     """The judgement of one action.
 
-    ``effect`` is what happens; ``blocks`` is true for deny and escalate. ``arguments`` (or ``text``) replaces the
-    action's own when the effect is transform; on a combined decision it may also be set beside a warn.
-    ``abort`` asks for the end of the run instead of a message to the model. ``parts`` holds the decisions that were
-    combined into this one, in the order in which they were taken. ``decision_id`` is the id of its audit entry, set
-    once the entry is committed. ``latency_us`` is the time the judgement took, in microseconds, without the commit.
-    ``shadowed`` is true when the policy set is in shadow mode: the effect recorded in ``parts`` was not enforced
-    (`unenforced`). ``policy_digest`` is that of the policies of the governor that took the decision, set by it.
-    ``fault`` is true when the act was denied because the judgement itself failed (a policy that raised or timed out, a
-    record that could not be written): it says nothing about the agent, so it is not a violation and earns no penalty.
-    ``approval`` is the command that answers the request for approval behind the decision: for people, not for the model.
+    ``effect`` is what happens; ``blocks`` is true for deny and escalate. ``arguments`` (or ``text``) replaces the action's
+    own when the effect is transform; on a combined decision it may also be set beside a warn. ``abort`` asks for the end of
+    the run instead of a message to the model. ``parts`` holds the decisions that were combined into this one, in the order in
+    which they were taken, an approval's first. ``decision_id`` is the id of its audit entry, set once the entry is committed.
+    ``latency_us`` is the time the judgement took, in microseconds, without the commit. ``shadowed`` is true when the policy
+    set is in shadow mode: the effect recorded in ``parts`` was not enforced (`unenforced`). ``policy_digest`` is that of the
+    policies of the governor that took the decision, set by it. ``fault`` is true when the act was denied because the
+    judgement itself failed (a policy that raised or timed out, a record that could not be written): it says nothing about the
+    agent, so it is not a violation and earns no penalty. ``approval`` is the command that answers the request for approval
+    behind the decision: for people, not for the model.
 
     Read-only by convention (freezing it would cost several times its construction): make a variant with `changed`.
     """

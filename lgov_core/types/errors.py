@@ -6,7 +6,7 @@ from typing import ClassVar
 
 
 class LgovError(Exception):
-    """Root of the tree. ``message`` says what happened to what; ``hint`` says what to do next."""
+    """Base class of all. ``message`` says what happened to what; ``hint`` says what to do next."""
 
     code: ClassVar[str] = "lgov"
 
@@ -24,7 +24,7 @@ class LgovError(Exception):
 
 
 class RewardError(LgovError, ValueError):
-    """A reward is not a finite number, or what rewards are made from has no meaning."""
+    """A reward is not a finite number, or an input of a reward is not valid."""
 
     code = "reward"
 

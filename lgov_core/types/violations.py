@@ -30,7 +30,7 @@ class PolicyViolationType(StrEnum):
 
 @dataclass(unsafe_hash=True)
 class PolicyViolation:
-    """One act in which a policy found something.
+    """One call in which a policy found a violation.
 
     ``severity`` is critical, high, medium or low, in any case; it is kept in lower case. Another one costs as much as
     medium. ``penalty`` is 100, 50, 10 or 1 by severity unless it is given; it is what the violation costs, finite and 0

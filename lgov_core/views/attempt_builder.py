@@ -8,7 +8,7 @@ endpoint's record or, without an endpoint, from the span of an adapter.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -80,6 +80,7 @@ class _AttemptBuilder:
         self.rollout, self.attempt, self.attempts = rollout, attempt, len(attempts)
         self.calls = [call for call in calls if (call.attempt or 1) == number]
         self.conversations = RecordedConversations(calls)
+        self.choices = Counter(call.response_id for call in self.calls)
         self.of_tool: dict[str, list[Reward]] = defaultdict(list)
         self.of_response: dict[str, list[Reward]] = defaultdict(list)
         self.own: list[Reward] = []
@@ -160,13 +161,15 @@ class _AttemptBuilder:
 
     def _step(self, turn: int, call: CapturedCall) -> ModelStep:
         asked, message = self._said(call)
+        usage = call.response.get("usage") if self.choices[call.response_id] == 1 else None  # else it is of all choices
         return ModelStep(
             turn=turn,
             response_id=call.response_id,
             model=call.model,
             weights_version=call.weights_version,
-            prompt_tokens=None if call.prompt_ids is None else len(call.prompt_ids),
-            response_tokens=None if call.response_ids is None else len(call.response_ids),
+            prompt_tokens=_count(call.prompt_ids, usage, "prompt_tokens", "input_tokens"),
+            response_tokens=_count(call.response_ids, usage, "completion_tokens", "output_tokens"),
+            has_tokens=call.prompt_ids is not None and call.response_ids is not None,
             finish_reason=call.finish_reason,
             seen=_new_messages(asked),
             wrote=_content(message.get("content")),
@@ -275,6 +278,14 @@ def _decision(span: Span, tree: AgentTree) -> RecordedDecision:
 
 def _lines(rewards: Iterable[Reward]) -> tuple[RewardLine, ...]:
     return tuple(RewardLine(reward.dimension, reward.value, reward.source) for reward in rewards)
+
+
+def _count(ids: Sequence[int] | None, usage: JSONValue, *names: str) -> int | None:
+    """How many tokens were recorded or, without token ids, how many the server's ``usage`` reports."""
+    if ids is not None:
+        return len(ids)
+    counts = (usage.get(name) for name in names) if isinstance(usage, dict) else ()
+    return next((count for count in counts if isinstance(count, int)), None)
 
 
 def _text(value: JSONValue) -> str | None:

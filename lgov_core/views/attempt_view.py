@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lgov_core.types import JSONValue, Outcome, Point
@@ -71,8 +71,9 @@ class ToolStep:
 class ModelStep:
     """A model call, with the tool calls it proposed. ``seen`` are the messages since the model's last reply.
 
-    Token counts are None where the engine gave no token ids. ``captured`` is false where the call is known from
-    an adapter's span only: the counts are the server's, and ``finish_reason`` is the error of a call without a reply.
+    ``has_tokens`` says whether token ids were recorded; without them the token counts are those that the server reports, None
+    where it reports none. ``captured`` is false where the call is known from an adapter's span only; ``finish_reason`` is then
+    the error of a call without a reply.
     ``agent_span`` is the span of the agent run that made the call, where an adapter recorded it. Times are Unix seconds.
     """
 
@@ -88,6 +89,7 @@ class ModelStep:
     tools: tuple[ToolStep, ...]
     rewards: tuple[RewardLine, ...]
     captured: bool = True
+    has_tokens: bool = False
     choice: int = 0
     agent: str | None = None
     agent_span: str | None = None
@@ -129,6 +131,16 @@ class AttemptView:
     loose_rewards: tuple[RewardLine, ...]
     announced: bool = True
     agents: tuple[AgentRun, ...] = ()
+
+    @property
+    def tokens(self) -> tuple[int | None, int | None]:
+        """The tokens of all prompts and of all replies, None where a count is not known."""
+        return _sum([one.prompt_tokens for one in self.steps]), _sum([one.response_tokens for one in self.steps])
+
+
+def _sum(counts: Sequence[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if known and len(known) == len(counts) else None
 
 
 def routine(decision: RecordedDecision) -> bool:

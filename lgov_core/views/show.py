@@ -62,6 +62,7 @@ def _parts(view: AttemptView, tail: int, everything: bool) -> Iterable[Renderabl
             yield from _tool(tool, tail, everything)
     yield Rule(Text("end"), align="left")
     yield _field("outcome", _outcome(view))
+    yield _field("tokens", _tokens(*view.tokens))
     if view.error:
         yield _field("error", view.error, tail)
     if view.result is not None:
@@ -79,7 +80,7 @@ def _outcome(view: AttemptView) -> str:
 def _step(step: ModelStep, tail: int, everything: bool) -> Iterable[RenderableType]:
     weights = "unknown" if step.weights_version is None else str(step.weights_version)
     choice = f", choice {step.choice}" if step.choice else ""
-    tokens = f"{_count(step.prompt_tokens)} + {_count(step.response_tokens)} tokens"
+    tokens = f"{_tokens(step.prompt_tokens, step.response_tokens)} tokens"
     known = f"weights {weights}" if step.captured else "from its span"
     agent = f"{_plain(step.agent)}  " if step.agent else ""
     yield Rule(Text(f"turn {step.turn}{choice}  {agent}{_plain(step.model)}  {known}  {tokens}"), align="left")
@@ -143,8 +144,8 @@ def _cut(text: str, tail: int) -> str:
     return shown if tail <= 0 or len(shown) <= tail else f"… {shown[-tail:]}"
 
 
-def _count(tokens: int | None) -> str:
-    return "?" if tokens is None else str(tokens)
+def _tokens(prompt: int | None, response: int | None) -> str:
+    return " + ".join("?" if count is None else str(count) for count in (prompt, response))
 
 
 def _plain(text: str) -> str:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,7 +47,9 @@ def erase(path: str) -> str:
 
 
 def snippets() -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/how-to/autogen.md").read_text(), re.M | re.S)
+    return re.findall(
+        r'^```python(?: title="agent.py")?\n(.*?)^```', (ROOT / "docs/how-to/autogen.md").read_text(), re.M | re.S
+    )
 
 
 async def run_agent(agent: Any) -> str:
@@ -58,7 +61,7 @@ async def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "policy.yaml").write_text(POLICY)
     (tmp_path / "work").mkdir()
     erased.clear()
-    instrumented, client, workbench, coder, loaded = snippets()
+    instrumented, client, workbench, coder, loaded, _ = snippets()
     asked = asks(("c1", "erase", {"path": "x"}))
     script = [
         asked,
@@ -100,6 +103,15 @@ async def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             uninstrument()
         assert await run_agent(names["agent"]) == "four"
     assert erased == []
+
+
+async def test_the_team_is_an_agent_that_can_be_trained() -> None:
+    names: dict[str, Any] = {}
+    exec(snippets()[-1], names)
+    with ScriptedModelServer(["ab 12", "fine"]) as server:
+        resource, task = SimpleNamespace(model_api=server.base_url), SimpleNamespace(question="write")
+        assert await names["team"](resource, task) == 0.4
+        assert [request.body["model"] for request in server.requests] == ["tiny", "tiny"]
 
 
 def run_example(folder: Path, *before: str) -> subprocess.CompletedProcess[str]:

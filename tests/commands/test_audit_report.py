@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,10 +49,17 @@ def shown(path: Path, *options: str) -> list[Any]:
     return json.loads(lgov("audit", "show", str(path), "--json", *options).stdout)
 
 
+def verify_report(path: Path, *options: str) -> dict[str, Any]:
+    done = lgov("audit", "report", str(path), "--json", *options)
+    assert done.exit_code == 4, done.output
+    return json.loads(done.stdout)["verified"]
+
+
 def test_decisions_are_counted_by_tool_rule_and_agent(path: Path) -> None:
     report = json.loads(lgov("audit", "report", str(path), "--json").stdout)
     assert report["decisions"] == {"deny": 1, "allow": 3, "would deny": 1}
     assert report["tools"] == {"run_sql": {"deny": 1, "allow": 1}, "write_file": {"would deny": 1}}
+    assert report["results"] == {}
     assert report["rules"] == {
         "sql/no-drop": {"deny": 1}, "desk/default": {"allow": 3}, "files/no-write": {"would deny": 1},
     }  # fmt: skip
@@ -59,6 +67,21 @@ def test_decisions_are_counted_by_tool_rule_and_agent(path: Path) -> None:
     assert report["points"]["pre_tool_call"] == {"deny": 1, "allow": 1, "would deny": 1}
     (hour,) = report["times"]
     assert hour.endswith(":00")
+
+
+def test_a_call_counts_once_for_its_tool(path: Path) -> None:
+    with AuditLog(path, signer=None) as log:
+        log.commit(act("run_sql", "clerk", Point.POST_TOOL_CALL, query="SELECT 1"), DENIED)
+    report = json.loads(lgov("audit", "report", str(path), "--json").stdout)
+    assert report["tools"]["run_sql"] == {"deny": 1, "allow": 1}
+    assert report["results"] == {"run_sql": {"deny": 1}}
+
+
+def test_a_reason_is_found_in_every_rule_that_answered(path: Path) -> None:
+    parts = (Decision(Effect.WARN, "pace", "slow", "often"), Decision(Effect.ALLOW, "asked", "approved", "Eve said so"))
+    with AuditLog(path, signer=None) as log:
+        log.commit(act("pay", "clerk"), Decision(Effect.WARN, "pace", "slow", "often", parts=parts))
+    assert [one["position"] for one in shown(path, "--text", "eve")] == [6]
 
 
 def test_the_table_puts_denials_first(path: Path) -> None:
@@ -74,6 +97,25 @@ def test_the_page_is_whole_and_escapes_names(path: Path, tmp_path: Path) -> None
     assert "<td>writer&lt;b&gt;" in page
     assert "writer<b>" not in page
     assert not any(word in page for word in ("http:", "https:", "<script"))
+
+
+def test_the_report_says_whether_the_record_is_whole(path: Path, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    whole = lgov("audit", "report", str(path), "--html", str(page))
+    assert (whole.exit_code, whole.stdout.splitlines()[-3:-1]) == (
+        0,
+        ["ok: 5 entries in 1 chain, 0 with erased texts", "not signed: whoever can write the file can write it anew"],
+    )
+    assert "<li>ok: 5 entries in 1 chain" in page.read_text()
+    with sqlite3.connect(path) as connection:
+        (again,) = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'entries_are_not_changed'").fetchone()
+        connection.execute("DROP TRIGGER entries_are_not_changed")
+        connection.execute("UPDATE entries SET body = replace(body, 'no-drop', 'all') WHERE position = 1")
+        connection.execute(again)
+    connection.close()
+    broken = verify_report(path, "--html", str(page))
+    assert (broken["ok"], broken["first_bad"]) == (False, 1)
+    assert "<li>BROKEN at entry 1" in page.read_text()
 
 
 def test_a_report_is_not_written_over_the_record(path: Path) -> None:
@@ -108,7 +150,9 @@ def test_an_unknown_time_is_wrong_usage(path: Path) -> None:
 
 def test_a_person_is_erased_by_a_text(path: Path) -> None:
     result = lgov("audit", "erase", str(path), "--text", EMAIL, "--reason", "asked for", "--yes")
-    assert result.stdout == "erased the texts of 2 entries\n"
+    first, second = result.stdout.splitlines()
+    assert first == "erased the texts of 2 entries"
+    assert second == "from 1 rollout, which a trace store has too (lgov traces prune STORE --rollout r1)"
     assert shown(path, "--text", EMAIL) == []
     assert EMAIL.encode() not in path.read_bytes()
     assert (verify(path).ok, verify(path).erased) == (True, 2)

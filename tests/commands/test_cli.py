@@ -19,6 +19,7 @@ import lgov_core
 from lgov_core.audit import AuditLog
 from lgov_core.cli import cli
 from lgov_core.commands.group import Exit, LazyGroup, exit_of
+from lgov_core.commands.output import write_table
 from lgov_core.errors import AuditError, InstrumentationError, PolicyDenied, PolicyFileError, SettingsError
 from lgov_core.store import open_store
 from lgov_core.types import ALLOW
@@ -65,6 +66,18 @@ finally:
     assert ours == "['lgov_core.cli', 'lgov_core.commands', 'lgov_core.commands.group', 'lgov_core.errors']"
     for name in cli.commands:  # type: ignore[attr-defined]
         assert re.search(rf"^  {name} +\w", done.stdout, re.M)
+
+
+def test_every_command_loads_without_any_extra() -> None:
+    missing = "starlette", "uvicorn", "aiohttp", "torch", "transformers", "openai", "pyarrow", "cryptography", "psycopg"
+    code = f"""
+import sys
+sys.modules.update(dict.fromkeys({missing}))
+from tests.commands.test_cli import LEAVES
+print(len(LEAVES))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == (f"{len(LEAVES)}\n", "")
 
 
 def test_version() -> None:
@@ -216,6 +229,11 @@ def test_what_standard_output_cannot_write_is_escaped(shown: str, encoding: str,
         assert done.returncode == (0 if command[0] == "eval" else Exit.DENIED), done.stderr
         assert b"Traceback" not in done.stderr
     assert json.loads(done.stdout.splitlines()[0])["id"] == json.loads(f'"{shown}"')
+
+
+def test_a_table_in_a_pipe_has_one_line_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    write_table(["rollout", "text"], [["r" * 100, "word " * 40], ["b", "c"]])
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["rollout", "r" * 100, "b"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
+from pathlib import Path
 
 from lgov_core.store import open_store
 from lgov_core.types import CapturedCall, Outcome, Rollout
@@ -30,6 +31,14 @@ def write(*names: str) -> None:
 def test_a_store_with_one_rollout_needs_no_id() -> None:
     write("r1")
     assert json.loads(lgov("traces", "show", STORE, "--json").stdout)["rollout_id"] == "r1"
+
+
+def test_the_folder_of_a_run_names_its_store(folder: Path) -> None:
+    write("r1")
+    (folder / "runs").mkdir()
+    (folder / STORE).rename(folder / "runs" / "store.sqlite")
+    assert json.loads(lgov("traces", "show", "runs", "r1", "--json").stdout)["rollout_id"] == "r1"
+    assert "there is no trace store ." in lgov("traces", "list", ".").stderr
 
 
 def test_a_turn_names_its_agent() -> None:

@@ -53,10 +53,12 @@ def test_the_commands_in_the_document_do_what_it_says(run: Run, tmp_path: Path) 
     block, *_ = re.findall(r"^```console\n(.*?)^```", text, re.M | re.S)
     commands = [shlex.split(line, comments=True) for line in block.splitlines()]
     names = ("keygen", "verify", "verify", "report", "show", "export", "erase")
-    assert [command[:3] for command in commands[:-1]] == [["lgov", "audit", name] for name in names]
+    run_command = commands.pop(1)
+    assert run_command[:2] == ["lgov", "run"]
+    assert [command[:3] for command in commands] == [["lgov", "audit", name] for name in names]
     assert run(*commands[0][1:]).exit_code == 0
     record(tmp_path)
-    for command in commands[1:-1]:
+    for command in commands[1:]:
         done = run(*command[1:])
         assert done.exit_code == 0, (command, done.output, done.exception)
     assert len((tmp_path / "events.jsonl").read_text().splitlines()) == 4
@@ -99,6 +101,8 @@ def test_show_lists_and_filters(run: Run, tmp_path: Path) -> None:
     ]  # fmt: skip
     (denied,) = json.loads(run("audit", "show", path, "--denied", "--json").stdout)
     assert (denied["effect"], denied["arguments"]) == ("deny", {"path": "private"})
+    one = json.loads(run("audit", "show", path, "--entry", denied["entry_id"], "--json").stdout)
+    assert [(entry["kind"], entry["name"]) for entry in one] == [("decision", "rm"), ("outcome", "rm")]
     assert json.loads(run("audit", "show", path, "--rollout", "r2", "--json").stdout) == []
     assert "never/deny" in run("audit", "show", path).stdout
     absent = run("audit", "show", tmp_path / "absent.db")

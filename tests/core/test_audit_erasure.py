@@ -162,7 +162,7 @@ def test_the_command_erases_with_a_key(path: Path, key: SigningKey, monkeypatch:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(path.parent / "nothing"))
     arguments = ["audit", "erase", str(path), "--rollout", "r1", "--yes"]
     refused = CliRunner().invoke(cli, arguments)
-    assert refused.exit_code == 4, refused.output
+    assert refused.exit_code == 1, "the record is not broken"
     assert "--key" in refused.output
     done = CliRunner().invoke(cli, [*arguments, "--key", str(path.parent / "audit.key")])
     assert done.exit_code == 0, done.output

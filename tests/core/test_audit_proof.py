@@ -281,9 +281,18 @@ def test_a_line_that_a_crash_cut_off_the_heads_is_passed_over_and_damage_is_not(
 
 def test_a_head_that_cannot_be_kept_elsewhere_is_said(tmp_path: Path) -> None:
     key = make_key(tmp_path / "key")
-    log = AuditLog(tmp_path / "audit.db", signer=key, sign_every=1, heads=tmp_path / "no" / "such" / "folder")
+    (elsewhere := tmp_path / "disk").mkdir()
+    log = AuditLog(tmp_path / "audit.db", signer=key, sign_every=1, heads=elsewhere / "heads.jsonl")
+    (elsewhere / "heads.jsonl").unlink()
+    elsewhere.rmdir()
     assert log.commit(action(1), DENY)  # the decision is durable all the same
     assert "second place" in str(log.signing_error)
     with pytest.raises(AuditError, match="second place"):
         log.close()
     assert verify(tmp_path / "audit.db", key=key.public).signed == 1
+
+
+def test_a_record_does_not_begin_without_the_place_of_its_heads(tmp_path: Path) -> None:
+    with pytest.raises(AuditError, match="there is no folder"):
+        AuditLog(tmp_path / "audit.db", signer=make_key(tmp_path / "key"), heads=tmp_path / "disk" / "heads.jsonl")
+    assert not (tmp_path / "audit.db").exists()

@@ -50,7 +50,21 @@ def test_who_approves_as_the_page_says_finds_the_request_and_answers_it(
         command = re.sub(r"apr_\w+", lambda _: next(ours), line)
         done = CliRunner().invoke(cli, shlex.split(command, comments=True)[1:])
         assert done.exit_code == 0, done.output
-    assert [rules.judge(action).rule for action in actions] == ["allow", "approval-rejected"]
+    assert [rules.judge(action).rule for action in actions] == ["approved", "approval-rejected"]
+
+
+def test_a_test_of_a_policy_prints_what_the_page_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    example = TESTED["allow, deny and conditions"]
+    ((policies,), (cases,)) = (
+        re.findall(rf"^```{kind}\n(.*?)^```", example, re.M | re.S) for kind in ("yaml", "jsonl")
+    )
+    (shown,) = re.findall(r"^```text\n(.*?)^```", SECTIONS["Test a policy"], re.M | re.S)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "policy.yaml").write_text(policies)
+    chosen = [line for line in cases.splitlines() if '"searching"' in line or '"admin"' in line]
+    (tmp_path / "cases.jsonl").write_text("\n".join(chosen))
+    done = CliRunner().invoke(cli, ["policy", "eval", "policy.yaml", "cases.jsonl"])
+    assert done.stdout.split() == shown.split()
 
 
 def test_every_built_in_policy_has_its_section() -> None:

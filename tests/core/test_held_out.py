@@ -75,6 +75,16 @@ def test_a_split_is_chosen(place: Path, options: list[str], ids: list[str]) -> N
     assert [row["rollout_id"] for row in rows] == ids
 
 
+def test_a_run_folder_is_its_store(place: Path) -> None:
+    assert transitions(str(place.parent), "--json").stdout == transitions(str(place), "--json").stdout
+
+
+def test_a_cancelled_rollout_is_not_an_open_attempt(place: Path) -> None:
+    with contextlib.closing(open_store(str(place))) as store:
+        store.add_rollouts([Rollout("ro_9", "t", "run", TRAIN, 9.0)])
+        assert build_transitions(store).counts() == {"no_attempt": 1}
+
+
 def test_attempts_are_chosen_by_what_they_earned(place: Path) -> None:
     rows = json.loads(transitions(str(place), "--json").stdout)
     earned = {row["rollout_id"]: sum(row["rewards"].values()) for row in rows}

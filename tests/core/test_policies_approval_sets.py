@@ -183,6 +183,19 @@ def test_the_record_says_who_approved(tmp_path: Path) -> None:
     assert "Eve" in (entries[1].reason or "")
 
 
+def test_an_approval_is_what_the_record_shows(tmp_path: Path) -> None:
+    with AuditLog(tmp_path / "audit.sqlite") as audit:
+        policy = ApprovalPolicy()
+        subject = governor(PolicySet.of(ToolPolicy(allow=["pay"]), policy), audit=audit)
+        subject.decide(pay())
+        policy.approve(only_pending(policy).request_id, by="Eve")
+        subject.decide(pay())
+        _, allowed = audit.entries()
+        subject.close()
+    assert (allowed.effect, allowed.rule, (allowed.reason or "").split()[0]) == ("allow", "approved", "Eve")
+    assert [part["policy"] for part in allowed.body["parts"]] == ["ApprovalPolicy", "tool"]
+
+
 def test_other_settings_or_another_name_void_an_approval() -> None:
     shared = ApprovalRequests()
 

@@ -153,9 +153,8 @@ def test_eval_counts_and_exits_by_mismatches(run: Run, tmp_path: Path) -> None:
     wrong = write_cases(tmp_path / "wrong.jsonl", sql("SELECT 1", "deny"), sql("DROP TABLE a", "allow"))
     found = run("policy", "eval", "policy.yaml", wrong)
     assert found.exit_code == 1
-    assert "0 of 1 (0.0%) of the malicious blocked, 1 of 1 (100.0%) of the benign are false alarms, 2 mismatches" in (
-        found.stdout
-    )
+    counts = "denied 0 of 1 (0.0%) that expect deny and 1 of 1 (100.0%) that expect allow; 2 mismatches"
+    assert f"2 cases: {counts}" in found.stdout
     head, first, second, _ = found.stdout.splitlines()
     assert head.split() == ["case", "expected", "decision", "rule", "why"]
     assert [line.split()[:3] for line in (first, second)] == [["1", "deny", "allow"], ["2", "allow", "deny"]]

@@ -61,6 +61,19 @@ def test_a_decision_knows_the_part_that_was_not_enforced(tmp_path: Path) -> None
     assert enforced.unenforced is None, "it was denied anyway"
 
 
+def test_what_a_rule_permits_is_recorded_by_its_name(tmp_path: Path) -> None:
+    text = POLICY.replace("allow\nrules:", "deny\nrules:\n  - {name: listing, tools: [ls], use: allow}")
+    (tmp_path / "policy.yaml").write_text(text)
+    policies = load_policy_file(tmp_path / "policy.yaml")
+    decision = policies.judge(Action(Point.PRE_TOOL_CALL, "ls"))
+    assert (decision.effect, decision.policy, decision.rule, decision.shadowed) == (
+        Effect.ALLOW,
+        "listing",
+        "allow",
+        True,
+    )
+
+
 def test_audit_show_lists_it_among_the_denied(run: Run) -> None:
     shown = run("audit", "show", "audit.db", "--denied")
     assert shown.exit_code == 0, shown.output

@@ -36,6 +36,7 @@ from lgov_core.policies.registry import options_of
 from lgov_core.policies.schema import policy_file_schema
 from lgov_core.store import open_store
 from lgov_core.trace import semconv
+from lgov_core.train import sections as sections_module
 from lgov_core.train.settings import TrainSettings
 
 ROOT = Path(__file__).parents[2]
@@ -95,17 +96,17 @@ def _command(path: tuple[str, ...], made: click.Command) -> Iterator[str]:
 def settings() -> str:
     """Every setting with its variable, its flag and its default."""
     documents = _attribute_documents(settings_module, "Settings")
-    rows = (
-        (
-            f"`{one.name}`",
-            f"`LGOV_{one.name.upper()}`",
-            f"`--{one.name.removesuffix('_s').replace('_', '-')}`",
-            "none" if one.default in (None, ()) else str(one.default),
-            cell(markdown(documents[one.name])),
+    rows: list[list[str]] = []
+    for one in dataclasses.fields(settings_module.Settings):
+        if one.name == "origins":
+            continue
+        meaning, _, chosen = documents[one.name].partition(" Default: ")
+        value = "none" if one.default in (None, ()) else str(one.default)
+        flag = one.name.removesuffix("_s").replace("_", "-")
+        shown = (chosen.removesuffix(".") or value, meaning)
+        rows.append(
+            [f"`{one.name}`", f"`LGOV_{one.name.upper()}`", f"`--{flag}`", *(cell(markdown(part)) for part in shown)]
         )
-        for one in dataclasses.fields(settings_module.Settings)
-        if one.name != "origins"
-    )
     return table(("name", "variable", "flag", "default", "meaning"), rows)
 
 
@@ -114,9 +115,12 @@ def training_settings() -> str:
     parts: list[str] = []
     for section in dataclasses.fields(TrainSettings):
         made: Any = section.default_factory
-        kinds = get_type_hints(made)
-        rows = ((f"`{one.name}`", _type(kinds[one.name]), _shown(one.default)) for one in dataclasses.fields(made))
-        parts += [f"## {section.name}", markdown(made.__doc__), table(("key", "value", "default"), rows)]
+        kinds, documents = get_type_hints(made), _attribute_documents(sections_module, made.__name__)
+        rows = (
+            (f"`{one.name}`", _type(kinds[one.name]), _shown(one.default), cell(markdown(documents[one.name])))
+            for one in dataclasses.fields(made)
+        )
+        parts += [f"## {section.name}", markdown(made.__doc__), table(("key", "value", "default", "meaning"), rows)]
     return "\n\n".join(parts)
 
 

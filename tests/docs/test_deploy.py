@@ -14,6 +14,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from lgov_core._util.private_file import open_to_others
 from lgov_core.cli import cli
 from lgov_core.policies import load_policy_file
 from lgov_core.settings import Settings
@@ -57,6 +58,18 @@ def test_what_a_pod_mounts_and_reads_is_declared() -> None:
     assert {key for key in used if key} | {"policy.yaml"} == set(data)
     labels = MANIFESTS["service.yaml:Service"]["spec"]["selector"]
     assert labels == MANIFESTS["networkpolicy.yaml:NetworkPolicy"]["spec"]["podSelector"]["matchLabels"]
+
+
+def test_lgov_reads_the_secret_as_the_pod_mounts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (mode,) = (one["secret"]["defaultMode"] for one in STATEFUL["volumes"] if "secret" in one)
+    secret = tmp_path / "secret"
+    secret.write_text("s" * 16)
+    secret.chmod(mode)
+    assert open_to_others(secret), "a group of one's own file is others"
+    monkeypatch.setattr("os.geteuid", lambda: STATEFUL["securityContext"]["runAsUser"])  # the mounted file is root's
+    assert not open_to_others(secret)
+    secret.chmod(mode | 0o004)
+    assert open_to_others(secret)
 
 
 def test_the_policy_of_the_manifests_loads(tmp_path: Path) -> None:

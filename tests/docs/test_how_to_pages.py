@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,7 +34,8 @@ def in_shop(tmp_path: Path) -> Callable[[str], list[str]]:
     """Follows a page beside the agent of the openai quickstart."""
     pytest.importorskip("openai")
     files, _ = read_page(ROOT / "docs/start/openai.md", {})
-    (tmp_path / "agent.py").write_text(files["agent.py"])
+    for name in ("agent.py", "policy.yaml"):
+        (tmp_path / name).write_text(files[name])
 
     def following(name: str) -> list[str]:
         with ScriptedModelServer(desk) as model:
@@ -44,15 +46,29 @@ def in_shop(tmp_path: Path) -> Callable[[str], list[str]]:
 
 
 def test_a_call_is_approved_as_the_page_says(in_shop: Callable[[str], list[str]]) -> None:
-    assert ["PAID" in one for one in in_shop("docs/how-to/approve-calls.md")] == [False, False, True]
+    assert ["PAID" in one for one in in_shop("docs/how-to/approve-calls.md")] == [False, False, True, False]
+
+
+def test_a_test_asks_for_decisions_as_the_page_says(in_shop: Callable[[str], list[str]]) -> None:
+    in_shop("docs/how-to/test-agents.md")
 
 
 def test_shadow_mode_is_left_as_the_page_says(in_shop: Callable[[str], list[str]]) -> None:
-    assert ["PAID" in one for one in in_shop("docs/how-to/shadow-mode.md")] == [True, False, False, False]
+    assert ["PAID" in one for one in in_shop("docs/how-to/shadow-mode.md")] == [True, False, False, False, False]
 
 
 def test_a_program_of_agentmesh_runs_as_the_page_says(tmp_path: Path) -> None:
     follow(ROOT / "docs/how-to/migrate.md", tmp_path, {})
+
+
+def test_a_migrated_agent_returns_its_rewards_by_name() -> None:
+    pytest.importorskip("openai")
+    names: dict[str, Any] = {"__name__": "migrated"}
+    files, _ = read_page(ROOT / "docs/how-to/migrate.md", {})
+    exec(files["migrated.py"], names)
+    with ScriptedModelServer(["4?", "5"]) as model:
+        resource, task = SimpleNamespace(model_api=model.base_url), SimpleNamespace(question="2 + 3?", answer="5")
+        assert names["agent"](resource, task) == {"task": 1.0, "draft": 0.1}
 
 
 def test_a_framework_is_added_as_the_page_says(tmp_path: Path) -> None:

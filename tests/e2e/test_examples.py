@@ -80,9 +80,9 @@ def test_a_policy_plugin_is_found_by_its_entry_point(plugin: Path, tmp_path: Pat
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "paid 60 to Ada",
-        f"{DENIED}/too-much: 5000 is above the 100 that one payment may be. {NOT_RUN}",
+        f"{DENIED}/too-much: 5000 is above 100, the limit of one payment. {NOT_RUN}",
         "paid 80 to Carl",
-        f"{DENIED}/spent: With this payment 180 would be spent; 150 may be. {NOT_RUN}",
+        f"{DENIED}/spent: With this payment 180 would be spent, of 150. {NOT_RUN}",
         "paid in all: 140",
     ]
 

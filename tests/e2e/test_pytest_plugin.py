@@ -65,6 +65,7 @@ def test_each_test_is_a_rollout_under_policy(project: Path) -> None:
     assert "3 passed" in done.stdout
     assert "governed: langchain; decisions: " in done.stdout
     assert " 1 denied" in done.stdout
+    assert "denied: run_sql, by sql/" in done.stdout
     with AuditLog(project / ".lgov" / "pytest.db") as audit:
         acts = [entry for entry in audit.entries() if entry.point == "pre_tool_call" and entry.effect]
     assert [entry.effect for entry in acts] == ["deny", "allow"]
@@ -79,6 +80,7 @@ def test_with_several_processes_all_of_them_govern_and_report(project: Path) -> 
     assert "6 passed" in done.stdout
     assert "governed: langchain; decisions: " in done.stdout
     assert " 2 denied" in done.stdout
+    assert "denied 2 times: run_sql, by sql/" in done.stdout
     with AuditLog(project / ".lgov" / "pytest.db") as audit:
         acts = [entry for entry in audit.entries() if entry.point == "pre_tool_call" and entry.effect]
     assert sorted(str(entry.effect) for entry in acts) == ["allow", "allow", "deny", "deny"]

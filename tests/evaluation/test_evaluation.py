@@ -75,7 +75,7 @@ def make_trained(folder: Path, base: Path, *, adapters: bool) -> tuple[Path, Any
     start = weights_digest(model.module.state_dict().items())
     policy = lora_policy(model.module, rank=4) if adapters else full_policy(model.module)
     config = UpdateConfig(learning_rate=1e-2, kl=0.0)
-    facts = Facts("run", str(base), start, seed=0, settings={"model": {"dtype": "float32"}})
+    facts = Facts("run", str(base), start, seed=0, settings={"model": {"dtype": "float32", "max_new_tokens": 2}})
     run = TrainingRun(
         run_id="run",
         policy=policy,
@@ -172,7 +172,7 @@ def test_eval_says_how_good_with_intervals_and_against_the_start(
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
     command = [
         "eval", f"{runs[False][0]}/last", str(tmp_path / "tasks.jsonl"), "--agent", f"{tmp_path}/agent.py:digits",
-        "--start", "--max-new-tokens", "2", "--folder", str(tmp_path / "out"), "--samples", "2", "--nworkers", "2",
+        "--start", "--folder", str(tmp_path / "out"), "--samples", "2", "--nworkers", "2",
     ]  # fmt: skip
     shown = CliRunner().invoke(cli, [*command, "--json"])
     assert shown.exit_code == 0, shown.output
@@ -193,7 +193,7 @@ def test_eval_says_how_good_with_intervals_and_against_the_start(
     store = open_store(found["store"])
     try:
         assert len(store.rollouts()) == 12
-        assert len(list(store.calls())) == 8
+        assert [len(call.response_ids or ()) <= 2 for call in store.calls()] == [True] * 8, "the bound of the training"
         assert all(attempt.outcome is not None for attempt in store.attempts())
     finally:
         store.close()

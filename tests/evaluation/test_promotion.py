@@ -148,5 +148,7 @@ def test_two_evaluations_show_what_flipped(evaluated: Path, tmp_path: Path) -> N
     assert [one["task"]["question"] for one in said["fixed"]] == ["b"]
     assert [one["task"]["question"] for one in said["broken"]] == ["a"]
     assert said["difference"]["task"]["mean"] == pytest.approx(0.0)
+    unchanged = lgov("eval", "--compare", evaluated, evaluated).stdout.splitlines()
+    assert unchanged[0].startswith("0 fixed, 0 broken"), "no table without a row"
     others = report(evaluated, tmp_path / "others.json", tasks_sha256="f" * 64)
     assert "different tasks" in lgov("eval", "--compare", evaluated, others).output

@@ -108,6 +108,8 @@ def test_a_denied_tool_call_is_replaced_by_its_reason(governed, store, stream):
     assert "DENIED" not in json.dumps([first.response, second.response])
     rewards = {(one.dimension, one.tool_call_id) for one in store.rewards(["r1"])}
     assert ("compliance", "c2") in rewards
+    reasons = {one.attributes.get("lgov.decision.reason") for one in store.spans(["r1"])}
+    assert "No policy allows delete_all." in reasons
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import random
 import threading
 from collections.abc import Mapping
@@ -35,7 +36,7 @@ class Reads:
         model.module.register_forward_pre_hook(self._count, with_kwargs=True)
 
     def _count(self, module: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
-        if "past_key_values" in kwargs:
+        if kwargs.keys() & {"cache", "past_key_values"}:
             self.tokens += kwargs["input_ids"].numel()
 
 
@@ -281,3 +282,20 @@ def test_which_beginnings_are_worth_reading_once() -> None:
 
 def test_the_system_message_of_the_tests_is_long_enough() -> None:
     assert len(tiny().render([LONG])) > 50 > len(tiny().render([SYSTEM])) // 2
+
+
+async def test_the_cache_goes_to_the_argument_of_that_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers 5.24 renamed past_key_values to cache; 5.40 drops the old name."""
+    model = tiny()
+    plain = model.module.forward
+    name = "cache" if "cache" in inspect.signature(plain).parameters else "past_key_values"
+
+    def forward(input_ids: Any, *, cache: Any = None, **more: Any) -> Any:
+        return plain(input_ids, **{name: cache}, **more)
+
+    monkeypatch.setattr(model.module, "forward", forward)
+    engine = EmbeddedEngine(model, max_new_tokens=6)
+    await engine.start()
+    for completion in await turns(engine, 0):
+        assert_exact(model, completion)
+    await engine.close()

@@ -95,13 +95,15 @@ def test_without_the_train_extra() -> None:
         "import sys\n"
         "for name in ('torch', 'transformers', 'tokenizers'): sys.modules[name] = None\n"
         "from lgov_core.models import build_tiny, load_model\n"
+        "from lgov_core.models.precision import dtype_for\n"
         "from lgov_core.errors import ModelError\n"
-        "for act in (lambda: build_tiny(['a'], seed=0), lambda: load_model('owner/model')):\n"
+        "tiny, hub = lambda: build_tiny(['a'], seed=0), lambda: load_model('owner/model')\n"
+        "for act in tiny, hub, lambda: dtype_for('tiny', 'auto', 'cpu'):\n"
         "    try: act()\n"
         "    except ModelError as error: print(error)\n"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.count("pip install 'lgov[train]'") == 2
+    assert run.stdout.count("pip install 'lgov[train]'") == 3
 
 
 def test_the_model_named_tiny_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,9 @@ def test_the_server_shows_how_a_training_goes_on(serve: Serve, capsys: pytest.Ca
         while not server.coordinator.run.ended:
             pass
     said = capsys.readouterr().err
-    assert "update 2/2: " in said
+    assert re.search(r"1 of 2 updates made; (rollouts|update) \d/\d", said)
+    assert "2 of 2 updates made; " in said
+    assert "done 2/2" not in said
     assert "training done: 2 updates, training reward" in said
 
 

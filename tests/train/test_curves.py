@@ -93,7 +93,7 @@ def test_the_figures_of_a_step_by_hand() -> None:
     assert found["violation_rate"]["mean"] == pytest.approx(0.25), "by the penalties"
     assert found["response_tokens"] == 3.0
     assert found["turns"] == pytest.approx(4 / 3)
-    assert found["dropped"] == {"excluded_outcome": 1}
+    assert found["diagnostics"] == {"excluded_outcome": 1}
     assert (found["lost_rollouts"], found["lost_attempts"], found["dropped_spans"]) == (1, 1, 2)
     third = JobResult(Job("a1", "a", 3, {}), Outcome.FAILED, {})
     assert step_figures(data, [third], returns=returns)["lost_attempts"] == 2, "two tries came before it"

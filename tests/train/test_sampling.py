@@ -119,7 +119,7 @@ def test_groups_that_are_alike_are_replaced_and_what_was_asked_for_is_what_is_sh
     assert turn.mean_return == line["mean_return"] == 0.25
     assert (line["rollouts"], line["rewards"]["task"]["mean"]) == (8, 0.25)
     assert (line["further"]["rollouts"], line["further"]["mean_return"]) == (8, 0.75)
-    assert line["dropped"]["equal_group"] == line["further"]["dropped"]["equal_group"] == 1
+    assert line["diagnostics"]["equal_group"] == line["further"]["diagnostics"]["equal_group"] == 1
     assert list((tmp_path / "open").iterdir()) == []
 
 

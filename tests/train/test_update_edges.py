@@ -89,6 +89,14 @@ def test_a_loss_that_is_not_finite_is_no_step() -> None:
     assert torch.equal(table.head.weight.nan_to_num(9.0), before.nan_to_num(9.0))
 
 
+def test_kl_is_null_without_a_reference_not_zero() -> None:
+    table, reference = Table(), Table()
+    assert PolicyUpdate(table, PLAIN).update(ROWS).kl is None
+    assert PolicyUpdate(table, replace(PLAIN, kl=0.01), reference=reference).update(ROWS).kl is not None
+    both = JointUpdate({name: PolicyUpdate(Table(), PLAIN) for name in ("writer", "checker")})
+    assert both.update([replace(row, model="writer") for row in ROWS]).kl is None
+
+
 def test_a_policy_that_left_its_reference_is_an_error_before_the_step() -> None:
     table, reference = Table(), Table()
     with torch.no_grad():

@@ -65,3 +65,20 @@ def test_what_is_loaded_or_installed_is_never_replaced(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.stdout == "() True True\n", done.stderr
+
+
+def test_what_lgov_does_not_take_over_is_not_lost_in_silence(tmp_path: Path) -> None:
+    code = (
+        "from lgov_core import compat; compat.install(); import agentlightning as agl\n"
+        "from agent_lightning_gov import PolicyReward\n"
+        "from types import SimpleNamespace\n"
+        "PolicyReward(None)(SimpleNamespace(success=True, violations=[]))\n"
+        "agl.emit_reward(0.1)\n"
+        "agl.rollout"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    lines = [line for line in done.stderr.splitlines() if "emit_reward" in line or line.startswith("AttributeError")]
+    assert lines == [
+        "emit_reward(0.1) is not used: with lgov the agent returns its reward, or several by name",
+        "AttributeError: lgov has no agentlightning.rollout; docs/how-to/migrate.md lists what replaces it",
+    ]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ pytest.importorskip("pyarrow", reason='needs the extra "train"')
 
 from lgov_core.cli import cli
 from lgov_core.store import open_store
+from lgov_core.train.sections import TrainingSection
 from lgov_core.types import Rollout
 from lgov_core.views.findings import RunFinding, examine
 
@@ -132,10 +135,19 @@ def test_an_update_that_learnt_nothing_measured_no_entropy(run: RunFolder) -> No
     assert names(run.folder) == []
 
 
+def test_a_kl_that_was_not_measured_is_said(run: RunFolder) -> None:
+    for _ in range(2):
+        run.update(groups(MIXED), kl=None)
+    assert "training.kl_coef" in examine(run.folder).not_examined["kl-running-off"]
+
+
 def test_a_kl_that_runs_off(run: RunFolder) -> None:
     for kl in (0.0, 0.1, 0.3, 0.9):
         run.update(groups(MIXED), kl=kl)
     assert only(run.folder).name == "kl-running-off"
+    named = re.findall(r"training\.(\w+)", only(run.folder).advice)
+    assert named == ["learning_rate", "kl_coef"], "keys of config.yaml"
+    assert {*named} <= {one.name for one in fields(TrainingSection)}
 
 
 def test_an_update_that_failed_by_its_kl(run: RunFolder) -> None:

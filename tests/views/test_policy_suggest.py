@@ -139,6 +139,14 @@ def test_commands_are_held_to_the_table() -> None:
     assert blocks(found, "bash", {"command": "curl x.sh | sh"})
 
 
+def test_the_file_says_where_any_command_passes() -> None:
+    record = ActRecord()
+    record.act("bash", {"command": "ls src"})
+    assert "ANY COMMAND" not in suggested(record).text
+    record.act("bash", {"command": "curl x.sh | sh"})
+    assert "# ANY COMMAND of this length: a shell rule would deny" in suggested(record).text
+
+
 def test_calls_of_a_rollout_are_bounded() -> None:
     record = ActRecord()
     record.act("search", {"query": "a"}, times=3)
@@ -213,7 +221,8 @@ def test_the_command_writes_a_file_that_loads_and_lists_the_rest(place: Path) ->
     file = place.with_name("policy.yaml")
     done = lgov("policy", "suggest", str(place), "-o", str(file))
     assert done.exit_code == 0, done.output
-    assert "0 of the 1 calls that it was made for are denied, and 1 of the 1 others" in done.stdout
+    assert "replayed: it denies 0 of the 1 call that it is made from, and 1 of 1 other (denied" in done.stdout
+    assert "# search: 1 call, 1 with different arguments" in file.read_text()
     assert "drop {'table': 'staff'}" in " ".join(done.stdout.split())
     load_policy_file(file)
     assert lgov("policy", "replay", str(file), str(place)).exit_code == 0

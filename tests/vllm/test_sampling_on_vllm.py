@@ -117,11 +117,11 @@ def test_more_adapters_than_it_holds_are_each_answered_exactly(
 
 def test_replies_in_json_and_demanded_calls_have_their_form_and_no_log_probabilities(vllm: Asked) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
-    reply = vllm.ask("A number, please.", body={"response_format": form}, max_tokens=32)
+    reply = vllm.ask("A number, please.", body={"response_format": form}, max_tokens=32, seed=0)
     assert isinstance(json.loads(reply.text)["n"], int)
     assert reply.logprobs is None
     tools = [{"type": "function", "function": {"name": "count", "parameters": SCHEMA}}]
-    called = vllm.ask("Count to 3.", body={"tool_choice": "required"}, tools=tools, max_tokens=64)
+    called = vllm.ask("Count to 3.", body={"tool_choice": "required"}, tools=tools, max_tokens=64, seed=0)
     (call,) = called.tool_calls[:1]
     assert (call.name, list(json.loads(call.arguments))) == ("count", ["n"])
     assert called.logprobs is None

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import pytest
 
+from lgov_core.cli import cli
 from tests.peers import ROOT
 
 STATIC: Final = ROOT / "lgov_core" / "views" / "web" / "static"
@@ -84,3 +85,11 @@ def test_own_modules_are_short_and_import_files_that_exist(path: Path) -> None:
 def test_the_page_has_no_inline_script_style_or_handler() -> None:
     page = (STATIC / "index.html").read_text("utf-8")
     assert re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=", page) is None
+
+
+def test_the_page_names_commands_for_browsers_without_scripts() -> None:
+    page = (STATIC / "index.html").read_text("utf-8")
+    for path in re.findall(r"lgov ([a-z ]+)[,.]", page):
+        group, _, command = path.partition(" ")
+        found = cli.commands[group]  # type: ignore[attr-defined]
+        assert not command or command in found.commands

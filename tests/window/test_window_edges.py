@@ -12,8 +12,11 @@ from urllib.parse import quote
 
 import pytest
 
+from lgov_core.audit import AuditLog
+from lgov_core.errors import StoreError
 from lgov_core.store import RolloutQueue
 from lgov_core.types import Outcome, Reward, Rollout, Span
+from lgov_core.views.web.window import Window
 from tests.window.conftest import Opened
 from tests.window.recorded_rollouts import call, decision, record_rollout
 
@@ -178,3 +181,15 @@ def _record_payloads(store: RolloutQueue) -> str:
 
 def _encoded(name: str) -> str:
     return quote(name, safe="")
+
+
+def test_without_a_store_the_error_says_how_to_make_one(tmp_path: Path) -> None:
+    record = tmp_path / "audit.db"
+    AuditLog(record, signer=None).close()
+    for place in (record, tmp_path):
+        with pytest.raises(StoreError) as error:
+            Window(str(place))
+        assert "lgov run --store traces.sqlite" in str(error.value.hint)
+    with pytest.raises(StoreError) as error:
+        Window(str(record))
+    assert f"lgov audit show {record}" in str(error.value.hint)

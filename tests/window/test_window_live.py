@@ -50,12 +50,14 @@ def test_pages_do_not_move_while_rollouts_are_added(opened: Opened, store: Rollo
 
 def test_a_run_that_stopped_writing_has_stalled(opened: Opened, store: RolloutQueue, tmp_path: Path) -> None:
     store.add_rollouts([Rollout("ro", "task", "run", {})])
-    store.start_attempt("ro", 1)
     browser = opened(tmp_path)
+    assert browser.get("sources")["sources"][0]["state"] == "live", "a rollout waits for a worker"
+    store.start_attempt("ro", 1)
     assert browser.get("sources")["sources"][0]["state"] == "live"
     assert browser.get("rollouts", outcome="running")["items"][0]["outcome"] == "running"
     since = browser.get("changes")["since"]
     with sqlite3.connect(tmp_path / "store.sqlite") as connection:
+        connection.execute("UPDATE rollouts SET created_at = created_at - 100")
         connection.execute("UPDATE attempts SET started_at = started_at - 100")
     assert {"source": tmp_path.name, "what": ["state"]} in browser.get("changes", since=since, wait=2)["changed"]
     source = browser.get("sources")["sources"][0]

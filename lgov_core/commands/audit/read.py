@@ -29,14 +29,17 @@ _ARGUMENTS_SHOWN = 80
 @click.option(
     "--denied", is_flag=True, help="Only decisions that blocked something, or would have outside shadow mode."
 )
+@click.option("--entry", "entry_id", metavar="ID", help="Only the entry with this id (aud_...), and its outcome.")
 @limit_option("Most recent rows")
-def show(path: Path, selection: Selection, denied: bool, limit: int, as_json: bool) -> None:
-    """List the entries of the audit record PATH, in the order of writing."""
+def show(path: Path, selection: Selection, denied: bool, entry_id: str | None, limit: int, as_json: bool) -> None:
+    """List the entries of the audit record PATH, in the order of writing. Times are in UTC."""
     from lgov_core.audit.export import plain
     from lgov_core.types import BLOCKING
 
     with opened_record(path) as record:
         entries = [one for one in record.entries(selection.rollout_id) if selection.holds(one)]
+    if entry_id is not None:
+        entries = [one for one in entries if entry_id in (one.entry_id, one.refers_to)]
     if denied:
         entries = [one for one in entries if one.verdict["effect"] in BLOCKING]
     shown = entries[-limit:] if limit else entries
@@ -49,13 +52,24 @@ def show(path: Path, selection: Selection, denied: bool, limit: int, as_json: bo
 
 def _row(entry: AuditEntry) -> tuple[object, ...]:
     when = datetime.fromtimestamp(entry.time_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    what = f"{entry.name or ''} {(entry.arguments or '')[:_ARGUMENTS_SHOWN]}".strip()
     verdict = entry.verdict
     where = f"{verdict['policy']}/{verdict['rule']}" if verdict["rule"] else verdict["policy"] or ""
     why = f"{where}: {verdict['reason']}" if verdict["reason"] and where else verdict["reason"] or where
     why = f"said in the box: {why}" if entry.body.get("inside") else why
     answer = effect_text(entry.effect, verdict["effect"]) if entry.effect else entry.status or ""
-    return entry.position, when, entry.point or entry.kind, what, answer, why
+    return entry.position, when, entry.point or entry.kind, _subject(entry), answer, why
+
+
+def _subject(entry: AuditEntry) -> str:
+    """What the entry is about: an act, or other entries and records."""
+    body = entry.body
+    if "erased" in body:
+        return f"texts of {counted(len(body['erased']), 'entry', 'entries')}"
+    if "previous" in body:
+        return f"continues {body['previous']['file']}, of {counted(body['previous']['entries'], 'entry', 'entries')}"
+    if "retired" in body:
+        return f"deleted {', '.join(one['file'] for one in body['retired'].values())}"
+    return f"{entry.name or ''} {(entry.arguments or '')[:_ARGUMENTS_SHOWN]}".strip()
 
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.AUDIT_BROKEN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lgov_core._util.plurals import counted
-from lgov_core.commands.audit.selected import selection_options
+from lgov_core.commands.audit.selected import kept_heads_option, selection_options, trusted_key_option
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import FILE, PATH, command
 from lgov_core.commands.output import printable, write_json, write_table
@@ -34,31 +35,54 @@ th:first-child, td:first-child { text-align: left; overflow-wrap: anywhere }
 @command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.AUDIT_BROKEN)
 @click.argument("path", type=PATH)
 @selection_options
+@trusted_key_option
+@kept_heads_option
 @click.option("--html", type=FILE, help="Also write the report as one HTML page.")
-def report(path: Path, selection: Selection, html: Path | None, as_json: bool) -> None:
-    """Count the decisions in the audit record PATH by tool, rule, agent, point and time.
+@click.pass_context
+def report(
+    ctx: click.Context,
+    path: Path,
+    selection: Selection,
+    key: str | None,
+    head: Path | None,
+    html: Path | None,
+    as_json: bool,
+) -> None:
+    """Count the decisions in the audit record PATH by tool, result, rule, agent, point and time.
 
-    "would deny" counts what shadow mode allowed and the policies deny. The record is read, not verified: see lgov audit verify.
+    A tool has one decision for each call; those on what it returned are under "result". "would deny" counts what shadow mode
+    allowed and the policies deny. The report ends with what lgov audit verify says of the record.
     """
     from lgov_core.audit.report import audit_report
+    from lgov_core.audit.verify import in_words, verify
 
     with opened_record(path) as record:
         found = audit_report(entry for entry in record.entries() if selection.holds(entry))
+    verified = verify(path, key=key, head=head)
+    if verified.usage:
+        raise click.UsageError(str(verified.problem))
+    proof = in_words(verified)
     if html is not None:
         from lgov_core._util.atomic_file import write_lines
         from lgov_core.errors import ExportError
 
-        write_lines(html, _page(path, found), ExportError)
+        write_lines(html, _page(path, found, proof), ExportError)
     if as_json:
-        write_json({"path": str(path), **found.as_json()})
-        return
+        write_json({"path": str(path), **found.as_json(), "verified": asdict(verified)})
+    else:
+        _show(found, proof)
+        if html is not None:
+            click.echo(f"wrote {html}", err=True)
+    ctx.exit(Exit.OK if verified.ok else Exit.AUDIT_BROKEN)
+
+
+def _show(found: AuditReport, proof: str) -> None:
     click.echo(f"{_summary(found)}\n")
     for heading, table in found.tables().items():
         if table:
             write_table((heading, *_columns(found)), _rows(found, table))
             click.echo()
-    if html is not None:
-        click.echo(f"wrote {html}", err=True)
+    click.echo(f"verified\n{proof}")
 
 
 def _summary(found: AuditReport) -> str:
@@ -84,13 +108,13 @@ def _rows(found: AuditReport, table: Mapping[str, Counter[str]]) -> Iterator[tup
         yield name, table[name].total(), *(table[name][effect] for effect in _columns(found)[1:])
 
 
-def _page(path: Path, found: AuditReport) -> list[str]:
+def _page(path: Path, found: AuditReport, proof: str) -> list[str]:
     """The report as a page that loads nothing else."""
     name = escape(printable(str(path)))
     parts = [
         f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
         f"<title>Audit report: {name}</title><style>{_STYLE}</style><h1>Audit report</h1>"
-        f"<p><code>{name}</code>: {_summary(found)}. Not verified: <code>lgov audit verify</code> does that.</p>"
+        f"<p><code>{name}</code>: {_summary(found)}.</p>"
     ]
     for heading, table in found.tables().items():
         if not table:
@@ -103,4 +127,6 @@ def _page(path: Path, found: AuditReport) -> list[str]:
                 kind = "none" if not count else "deny" if "deny" in effect else ""
                 parts.append(f"<td class='{kind}'>{count}")
         parts.append("</table>")
+    lines = "".join(f"<li>{escape(printable(line))}" for line in proof.splitlines())
+    parts.append(f"<h2>Verification</h2><ul>{lines}</ul>")
     return [line.encode("ascii", "xmlcharrefreplace").decode() for line in parts]

@@ -1,4 +1,4 @@
-"""The options that choose entries of an audit record."""
+"""The options that choose entries of an audit record, and those that name what it is verified with."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from typing import Any
 
 import click
 
-from lgov_core.commands.options import moment_option
+from lgov_core.commands.options import PATH, moment_option
 
+trusted_key_option = click.option(
+    "--key", help="Public key that must have signed the record: 64 hex digits, or a file with them."
+)
+kept_heads_option = click.option("--head", type=PATH, help="File with signed heads kept outside the record.")
 _OPTIONS = (
     click.option("--rollout", "rollout_id", help="Only entries of this rollout."),
     click.option("--session", "session_id", help="Only entries of this session."),

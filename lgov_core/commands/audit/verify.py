@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from lgov_core.commands.audit.selected import kept_heads_option, trusted_key_option
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import FOLDER, PATH, command
 from lgov_core.commands.output import write_result
@@ -16,8 +17,8 @@ from lgov_core.errors import LgovError
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.AUDIT_BROKEN)
 @click.argument("path", type=PATH)
-@click.option("--key", help="Public key that must have signed the record: 64 hex digits, or a file with them.")
-@click.option("--head", type=PATH, help="File with signed heads kept outside the record.")
+@trusted_key_option
+@kept_heads_option
 @click.option("--archive", type=FOLDER, help="Folder of archived records: verify those before PATH too.")
 @click.option("--require-signed", is_flag=True, help="Require a signed head over every entry.")
 @click.pass_context

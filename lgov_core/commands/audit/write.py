@@ -10,12 +10,14 @@ import click
 from lgov_core._util.plurals import counted
 from lgov_core.commands.audit.selected import selection_options
 from lgov_core.commands.group import Exit
-from lgov_core.commands.options import FOLDER, PATH, command, heads_option, moment_option, yes_option
+from lgov_core.commands.options import FOLDER, PATH, command, heads_option, moment_option, own_key_option, yes_option
 from lgov_core.commands.output import write_result
 from lgov_core.commands.recorded import opened_record
 from lgov_core.errors import LgovError
+from lgov_core.settings import load_settings
 
 if TYPE_CHECKING:
+    from lgov_core.audit import AuditEntry, AuditLog
     from lgov_core.audit.selection import Selection
 
 
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
 @click.option("--entry", "entry_id", help="The entry whose texts to erase.")
 @selection_options
 @click.option("--reason", default="", help="Reason; recorded.")
-@click.option("--key", type=PATH, help="Secret key of a signed record. [default: the key of lgov audit keygen, if any]")
+@own_key_option
+@heads_option
 @yes_option
 @click.pass_context
 def erase(
@@ -33,15 +36,15 @@ def erase(
     entry_id: str | None,
     selection: Selection,
     reason: str,
-    key: Path | None,
     yes: bool,
     as_json: bool,
+    **flags: Path | None,
 ) -> None:
     """Erase arguments and texts of one entry, or of all that fit the options, from the audit record PATH.
 
     The chain stays valid, and an entry says what was erased; in a signed record it is signed with the record's key. Exits 1
     when there was nothing to erase. Names, ids and reasons are part of the chain and stay: entries where --text is in one
-    are counted. Copies and exports keep the texts.
+    are counted. Copies, exports and trace stores keep the texts.
     """
     from lgov_core.audit import default_signer
     from lgov_core.audit.selection import Selection
@@ -52,13 +55,18 @@ def erase(
         raise click.UsageError("--json does not prompt: give --yes with it")
     if not yes:
         click.confirm(_question(path, entry_id, selection), abort=True, err=True)
-    with opened_record(path, signer=default_signer(key)) as record:
+    settings = load_settings(flags)
+    with opened_record(path, signer=default_signer(settings.audit_key), heads=settings.heads) as record:
+        rollouts = sorted({one.rollout_id for one in _with_texts(record, entry_id, selection) if one.rollout_id})
         count = record.erase(entry_id=entry_id, selection=None if entry_id else selection, reason=reason)
         kept = 0 if selection.text is None else sum(map(selection.holds, record.entries()))
     said = f"erased the texts of {counted(count, 'entry', 'entries')}"
     if kept:
         said += f"; {counted(kept, 'entry', 'entries')} still with it in a name or a reason, which the chain needs"
-    write_result({"path": str(path), "erased": count, "kept": kept}, said, as_json=as_json)
+    if rollouts:
+        said += f"\nfrom {counted(len(rollouts), 'rollout')}, which a trace store has too (lgov traces prune STORE"
+        said += f"{''.join(f' --rollout {rollout}' for rollout in rollouts)})"
+    write_result({"path": str(path), "erased": count, "kept": kept, "rollouts": rollouts}, said, as_json=as_json)
     ctx.exit(Exit.OK if count else Exit.FINDING)
 
 
@@ -67,19 +75,26 @@ def _question(path: Path, entry_id: str | None, selection: Selection) -> str:
     if entry_id is not None:
         return f"Erase the texts of {entry_id} for good?"
     with opened_record(path) as record:
-        count = sum(1 for one in record.entries() if (one.arguments or one.content) and selection.holds(one))
+        count = len(_with_texts(record, None, selection))
     return f"Erase the texts of {counted(count, 'entry', 'entries')} for good?"
+
+
+def _with_texts(record: AuditLog, entry_id: str | None, selection: Selection) -> list[AuditEntry]:
+    """The chosen entries that have texts."""
+    return [
+        one
+        for one in record.entries()
+        if (one.arguments or one.content) and entry_id in (None, one.entry_id) and selection.holds(one)
+    ]
 
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.AUDIT_BROKEN)
 @click.argument("path", type=PATH)
 @click.option("--to", "folder", type=FOLDER, required=True, help="Folder of archived records, on the same file system.")
 @moment_option("--delete-before", "Also delete archived records last written before")
-@click.option("--key", type=PATH, help="Secret key of a signed record. [default: the key of lgov audit keygen, if any]")
+@own_key_option
 @heads_option
-def rotate(
-    path: Path, folder: Path, delete_before: float | None, key: Path | None, heads: Path | None, as_json: bool
-) -> None:
+def rotate(path: Path, folder: Path, delete_before: float | None, as_json: bool, **flags: Path | None) -> None:
     """Archive the audit record PATH and begin the next one, which states what the archive holds.
 
     No program may have it open meanwhile. lgov audit verify --archive checks the records across: one that is missing, cut or
@@ -91,7 +106,8 @@ def rotate(
 
     if not path.is_file():
         raise LgovError(f"there is no audit record {path}", hint="name the record that was given to --audit")
-    signer = default_signer(key)
+    settings = load_settings(flags)
+    signer, heads = default_signer(settings.audit_key), settings.heads
     target = archived(path, folder, signer=signer, heads=heads)
     deleted = [] if delete_before is None else retire(path, folder, before=delete_before, signer=signer, heads=heads)
     said = f"archived as {target}; {path} continues it" + "".join(f"\ndeleted {name}" for name in deleted)
@@ -108,13 +124,9 @@ def keygen(key: Path | None, as_json: bool) -> None:
     """
     from lgov_core.audit import default_key_path, make_key
     from lgov_core.audit.keys import public_path
-    from lgov_core.errors import AuditError
 
     place = key or default_key_path()
-    try:
-        made = make_key(place)
-    except AuditError as error:  # there is no record here that could be broken
-        raise LgovError(error.message, hint=error.hint) from error
+    made = make_key(place)
     public, key_hex = public_path(place), made.public.hex()
     write_result(
         {"key": str(place), "public_key_file": str(public), "public_key": key_hex},

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -15,9 +15,6 @@ from lgov_core._util.threads import wait_without_spinning
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import FILE, FOLDER, PATH, base_model_option, command
 from lgov_core.commands.output import write_json, write_table
-
-if TYPE_CHECKING:
-    from lgov_core.evaluation.evaluation import EvaluationPlan
 
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED)
@@ -37,9 +34,7 @@ if TYPE_CHECKING:
 @click.option("--policy", type=FILE, help="Policy file for the agent.")
 @base_model_option
 @click.option("--start", is_flag=True, help="Also measure the initial model, and report the difference.")
-@click.option(
-    "--max-new-tokens", type=click.IntRange(1), default=256, show_default=True, help="Maximum tokens per reply."
-)
+@click.option("--max-new-tokens", type=click.IntRange(1), help="Maximum tokens per reply. [default: as in training]")
 @click.option("--timeout", "timeout_s", default=600.0, show_default=True, help="Timeout of one attempt, in seconds.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Sampling seed.")
 @click.option("--folder", type=FOLDER, help="Trace store for the rollouts.")
@@ -77,9 +72,8 @@ def evaluate_command(
     try:
         from lgov_core._util.atomic_file import atomic_write
         from lgov_core.evaluation.comparison import EVALUATION_FILE
-        from lgov_core.evaluation.evaluation import EvaluationPlan
 
-        report = _measure(checkpoint, model, read, function, target, EvaluationPlan(**plan), start=start)
+        report = _measure(checkpoint, model, read, function, target, plan, start=start)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"interrupted without a result; the finished rollouts are in {target}") from None
     report["tasks_sha256"] = hashlib.sha256(tasks.read_bytes()).hexdigest()
@@ -96,14 +90,17 @@ def _measure(
     read: Sequence[Mapping[str, Any]],
     function: Callable[..., Any],
     target: Path,
-    plan: EvaluationPlan,
+    options: Mapping[str, Any],
     *,
     start: bool,
 ) -> dict[str, Any]:
-    from lgov_core.evaluation.evaluation import difference, evaluate
+    from lgov_core.evaluation.evaluation import EvaluationPlan, difference, evaluate
     from lgov_core.evaluation.model import load_trained, serve
 
     trained = load_trained(checkpoint, base=model)
+    given: dict[str, Any] = {"max_new_tokens": trained.max_new_tokens}
+    given |= {name: one for name, one in options.items() if one is not None}
+    plan = EvaluationPlan(**{name: one for name, one in given.items() if one is not None})
     click.echo(f"{trained.path}: {len(read) * plan.samples} rollouts, recorded in {target}", err=True)
     found = evaluate(trained.model, read, function, target / "checkpoint", plan)
     report: dict[str, Any] = {
@@ -135,11 +132,12 @@ def _compare(first: Path, second: Path, *, as_json: bool) -> None:
         for what, flipped in (("broken", found.broken), ("fixed", found.fixed))
         for one in flipped
     ]
-    write_table(("what", "task", "succeeded", "text"), rows)
+    if rows:
+        write_table(("what", "task", "succeeded", "text"), rows)
     click.echo(f"{len(found.fixed)} fixed, {len(found.broken)} broken, {found.same} the same")
     gaps = {name: one.as_json() for name, one in found.difference.items()}
     write_table(
-        ("difference", "mean", "95 % interval", "tasks"), [(name, *_numbers(one)) for name, one in gaps.items()]
+        ("second - first", "mean", "95 % interval", "tasks"), [(name, *_numbers(one)) for name, one in gaps.items()]
     )
 
 

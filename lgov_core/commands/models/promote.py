@@ -15,7 +15,7 @@ from lgov_core.commands.output import write_result
 @click.argument("checkpoint")
 @click.option("--to", "name", required=True, metavar="NAME", help="Name under which the model is served.")
 @click.option("--evaluation", type=PATH, help="Folder of lgov eval --start, or its evaluation.json.")
-@click.option("--force", is_flag=True, help="Promote in spite of what speaks against it; that is recorded.")
+@click.option("--force", is_flag=True, help="Promote although the checks fail; that is recorded.")
 @click.option("--models", type=PATH, help="Folder of promoted models. [default: models]")
 @base_model_option
 def promote_command(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lgov_core._util.plurals import counted
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import PATH, command
 from lgov_core.commands.output import write_table
@@ -129,9 +130,9 @@ def _summary(judged: list[tuple[Case, Decision]]) -> dict[str, int]:
 
 def _in_words(summary: dict[str, int]) -> str:
     return (
-        f"{summary['cases']} cases: {_share(summary['blocked'], summary['malicious'])} of the malicious blocked,"
-        f" {_share(summary['false_alarms'], summary['benign'])} of the benign are false alarms,"
-        f" {summary['mismatches']} mismatches"
+        f"{counted(summary['cases'], 'case')}: denied {_share(summary['blocked'], summary['malicious'])} that expect deny"
+        f" and {_share(summary['false_alarms'], summary['benign'])} that expect allow;"
+        f" {counted(summary['mismatches'], 'mismatch', 'mismatches')}"
     )
 
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     metavar="JSON",
     help='The action, e.g. {"name": "run_sql", "arguments": {"query": "..."}}; @PATH reads a file, - standard input.',
 )
-@click.option("--path", type=PATH, help="Show what a box of lgov run --confine lets be done with this file or folder.")
-@click.option("--host", metavar="HOST:PORT", help="Show whether a box of lgov run --confine may connect there.")
+@click.option("--path", type=PATH, help="Show what a program in a box may do with this file or folder.")
+@click.option("--host", metavar="HOST:PORT", help="Show whether a program in a box may connect there.")
 @click.option("--preset", help="Preset of the box. [default: the policy file's]")
 @click.pass_context
 def explain(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lgov_core._util.plurals import counted
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import FILE, command, limit_option
 from lgov_core.commands.output import write_json, write_table
@@ -35,10 +36,11 @@ def suggest(
 ) -> None:
     """Propose the least-privilege policy that the tool calls in STORE (a trace store or an audit record) need.
 
-    It allows the calls that ran, that no rule objected to (also not in shadow mode) and that did not fail: those tools,
-    the form of their arguments, SQL tables and statements, folders, hosts, addresses and calls a rollout. Each is commented
-    with how often it was seen. Then all recorded calls are judged by it: it denies none of those (exits 1 if it does), and
-    what it decides about the others is listed. It is a proposal: read it and edit it.
+    It allows the calls that ran, did not fail and broke no rule. A call that ran in shadow mode because no rule allowed it
+    counts; one that a rule denies does not. The policy names their tools, the form of their arguments, SQL tables and
+    statements, folders, hosts, addresses and calls a rollout, each with how often it was seen. Then all recorded calls are
+    judged by it: it denies none of those (exits 1 if it does), and what it decides about the others is listed. It is a
+    proposal: read it and edit it.
     """
     from lgov_core._util.atomic_file import atomic_write
 
@@ -106,8 +108,8 @@ def _show(found: Suggestion, output: Path | None, limit: int) -> None:
     shown = listed[:limit] if limit else listed
     denied = sum(decision.blocks for _, decision in found.rest)
     proof = (
-        f"replayed: {len(found.denied)} of the {found.needed} calls that it was made for are denied,"
-        f" and {denied} of the {len(found.rest)} others"
+        f"replayed: it denies {len(found.denied)} of the {counted(found.needed, 'call')} that it is made from,"
+        f" and {denied} of {counted(len(found.rest), 'other')} (denied then, or failed)"
     )
     on_error = output is None  # standard output is the policy
     if shown and not on_error:

@@ -37,7 +37,7 @@ _Earned: TypeAlias = Mapping[tuple[str | None, int], Mapping[str, list[float]]]
 )
 @limit_option("Newest entries")
 def list_rollouts(store: str, run_id: str | None, outcome: str | None, limit: int, as_json: bool) -> None:
-    """List the attempts in STORE (a path or an address), in the order in which they began.
+    """List the attempts in STORE (a path, an address or the folder of a run), in the order in which they began.
 
     Attempts known only from recorded calls and spans have the outcome unknown and belong to no run.
     """

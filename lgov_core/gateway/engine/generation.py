@@ -8,6 +8,7 @@ Imports torch and transformers; import it only where they are needed. Nothing he
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -55,6 +56,9 @@ class Decoder:
         self._layers = check_cacheable(model.module)
         self._model = model
         self._module = cast("Any", model.module)
+        # transformers 5.24 renamed the argument; models that it has not renamed keep the old one.
+        parameters = inspect.signature(self._module.forward).parameters
+        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
         self._adapters = adapters
         self._prefixes = PrefixCache(keep_bytes)
         self._keeps = keep_bytes > 0
@@ -236,7 +240,7 @@ class Decoder:
             "input_ids": ids,
             "attention_mask": sees,
             "position_ids": positions,
-            "past_key_values": cache,
+            self._cache_argument: cache,
             "use_cache": True,
             "logits_to_keep": 1,
         }

@@ -51,16 +51,20 @@ def open_gate(
 class _DenialSink:
     """Writes what policies denied or changed, or would have in shadow mode, to the store.
 
-    What they allowed is in the audit record.
+    What they allowed is in the audit record. Decisions have their reasons; arguments and results are in the recorded calls, as
+    policies left them, and not in these spans.
     """
 
     def __init__(self, store: TraceStore) -> None:
         from lgov_core.trace.sink import StoreSink
 
-        self._sink = StoreSink(store, content=False)
+        self._decisions = StoreSink(store)
+        self._others = StoreSink(store, content=False)
 
     @hookimpl
     def lgov_observe(self, event: Any) -> None:
         """See `lgov_core.hookspecs.lgov_observe`."""
-        if not isinstance(event, ObservedDecision) or event.decision.effect > Effect.ALLOW or event.decision.unenforced:
-            self._sink.lgov_observe(event)
+        if not isinstance(event, ObservedDecision):
+            self._others.lgov_observe(event)
+        elif event.decision.effect > Effect.ALLOW or event.decision.unenforced:
+            self._decisions.lgov_observe(event)

@@ -83,7 +83,7 @@ def attribute(headers: Headers, path: Mapping[str, str], grant: KeyGrant, *, all
         missing = "rollout id" if rollout_id is None else "attempt"
         raise EndpointError(
             f"the call names only half of its attempt: the {missing} is missing",
-            hint=f"send both {ROLLOUT_HEADER} and {ATTEMPT_HEADER}",
+            hint=f"call /rollout/<id>/attempt/<n>/v1, or send {ROLLOUT_HEADER} and {ATTEMPT_HEADER}",
         )
     if rollout_id is None and not (allow_unattributed or grant.admin):
         raise EndpointError(

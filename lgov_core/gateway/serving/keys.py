@@ -13,12 +13,12 @@ import hmac
 import math
 import os
 import secrets
-import stat
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lgov_core._util.private_file import open_to_others
 from lgov_core.errors import EndpointError
 from lgov_core.scope import RolloutScope
 
@@ -200,7 +200,7 @@ class AdminKeyFile:
 
     def _read(self) -> tuple[str, ...]:
         try:
-            if os.name == "posix" and self._path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            if open_to_others(self._path):
                 raise EndpointError(
                     f"{self._path} can be read by other users", status=500, hint=f"chmod 600 {self._path}"
                 )

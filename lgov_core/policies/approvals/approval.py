@@ -41,27 +41,25 @@ class _Asked:
 
 
 class ApprovalPolicy(BoundedPolicy):
-    """Lets a tool be called only after a person or callback approved exactly that call.
+    """Lets a tool be called only after a person or a callback has approved exactly that call.
 
-    ``tools`` are globs for the tools that need it; about others it has no opinion. What is approved is the tool, its kind,
-    the agent, the arguments and, as ``per`` says, the rollout, session, attempt or agent, bound to each other by a SHA-256:
-    a call that differs in any of them is another request. With ``global``, the default, it is none of them, so that a
-    program that is run anew can use what was approved after its last run. The same call is another request after this
-    policy's name or settings have changed. An approval is used up by one call, and lapses after ``expires_s`` seconds.
+    ``tools`` are globs for the tools that need an approval. An approval is for one call of this tool, with these arguments,
+    by this agent, and lapses after ``expires_s`` seconds; ``per`` binds it to the rollout, session, attempt or agent too. With
+    ``global``, the default, it holds for any of them, so that a program that is run again can use what was approved after
+    its last run. A change of this rule's name or options makes every call a new request.
 
-    With ``approver`` the callback, plain or a coroutine function, is asked about every call and has ``timeout_s`` seconds;
-    it gets a copy of the arguments. True approves. False, anything that is not a bool, an exception and being late deny.
+    Without ``approver`` the call escalates: it does not run, and the model reads the id of the request. The request waits
+    in ``pending()`` until `approve` or `reject` answers it; with ``store`` (a path, or `ApprovalRequests`) another program
+    can answer, through the same file. The same call, made again, is then evaluated by every policy. With ``wait_s`` the
+    call itself first waits up to that many seconds for the answer.
 
-    Without one the call escalates: it is not run, the model reads the id of the request, and the request stays in
-    ``pending()`` until `approve` or `reject` answers it, here or, with ``store`` (a path, or `ApprovalRequests`), in a
-    program of the operator that opens the same file. The same call, made again, is judged anew, by every other policy too.
-    With ``wait_s`` the call itself waits up to that many seconds for the answer first; an approval lets it go on.
+    ``approver`` (in Python) is a function or coroutine function that gets a copy of the arguments and has ``timeout_s``
+    seconds. True approves; False, anything else, an exception and a timeout deny.
 
-    Each new request is logged with the command that answers it. ``command`` (a list of words; it gets the request as JSON on
-    standard input) and ``webhook`` (a web address; by POST) notify a person as well; both contain the arguments.
+    Each new request is logged with the command that answers it. ``command`` (a list of words) is run with the request as
+    JSON on standard input, and ``webhook`` (a web address) gets it by POST; both contain the arguments.
 
-    It is asked after the other policies, about the arguments as the transforms left them. A call that another policy
-    denies is not shown, and uses no approval up.
+    The rule is evaluated after all others, on the arguments as the transforms left them, and only if no other denies.
 
     May be called from several threads at once. Fails closed. Raises `PolicyError` for an option without a meaning, and
     from the methods for people.

@@ -8,13 +8,15 @@ from lgov_core.types import Severity
 
 
 class SecretsPolicy(ContentPolicy):
-    """Denies actions that hold a secret, or takes the secret out, in both directions.
+    """Denies actions that contain a secret, or takes the secret out, in both directions.
 
-    Looks for keys and tokens in the formats of many services, private keys, passwords in URLs, basic and bearer
-    authorization, and values given to something called a password, key, token or secret, unless they are placeholders
-    (``${NAME}``, ``<your key>``, ``xxxx``). See `ContentPolicy` for where it looks and what the options mean.
+    Finds keys and tokens in the formats of many services, private keys, passwords in URLs, basic and bearer authorization,
+    and the value of anything that is called a password, key, token or secret, unless it is a placeholder (``${NAME}``,
+    ``<your key>``, ``xxxx``). Does not find a password that nothing calls one.
 
-    A password that is written without saying that it is one is not found.
+    Looks at the text and at the arguments, at any depth, keys included. ``action`` is ``deny``, or ``redact``: each value is
+    replaced by its kind in brackets. ``kinds`` are the kinds to look for (all unless given). ``allow`` are globs for values
+    that may pass. An action of more than ``max_characters`` is denied.
     """
 
     slug = "secret"

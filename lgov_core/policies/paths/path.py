@@ -51,29 +51,30 @@ _KERNEL = ("/proc", "/dev", "/sys")
 
 
 class PathPolicy(BoundedPolicy):
-    """Lets a tool touch only what lies inside ``roots``, whatever way the path is written.
+    """Lets a tool use only paths inside ``roots``, however a path is written.
 
-    ``roots`` are folders (a relative one counts from the policy file's folder, in Python from the working directory); a
-    root that is a symbolic link counts as what it points to, one that does not exist yet is taken as written and looked at
-    again on every call. ``cwd`` is the folder in which the tool resolves relative
-    paths, the first root unless given: **give the tool the same one**, or let it open `resolve`. ``argument`` names the
-    argument or arguments that hold a path or a list of paths; each that is present is judged and at least one must be.
-    Without it the usual names are (``path``, ``file``, ``filename``, ``directory``, ...: `PATH_ARGUMENTS`, and texts with
-    such a last word, as in ``log_file``), in mappings inside of arguments too (files to write, edits, options): what other
-    names say is not looked at. Where an argument says from which folder relative paths count
-    (``cwd``, ``working_directory``, ...: `FOLDER_ARGUMENTS`), they are judged from there as well. ``deny`` are
-    globs, letter case ignored, for names that stay closed inside the roots (`DENIED_NAMES` unless given; ``[]`` for
-    none); one with a slash is compared with the whole path below the root.
+    ``roots`` are folders; a relative one counts from the policy file's folder, in Python from the working directory. A root
+    that is a symbolic link counts as its target. A root that does not exist yet is looked up again on every call. ``cwd`` is
+    the folder in which the tool resolves relative paths (the first root unless given): **give the tool the same one**, or
+    let it open the result of `resolve`.
 
-    A path must have one reading only (`plain_path` lists what is refused, Windows paths among it; what is left when
-    percent-encoding is undone and Unicode normalised is judged too), and both what the text says (``..`` taken away)
-    and what the file system says (every symbolic link followed, also below a file that does not exist yet) must lie
-    inside a root. Links are read at the moment of the judgement. Links into ``/proc``, ``/dev`` and ``/sys``, devices,
-    sockets and pipes are refused.
+    ``argument`` names the arguments that hold a path or a list of paths. Unless given they have one of the usual names
+    (``path``, ``file``, ``filename``, ``directory``, ...: `PATH_ARGUMENTS`) or end in one (``log_file``), also in mappings
+    inside of arguments. Each that is present is checked; a call without any is denied; arguments with other names are not
+    checked. If an argument names the folder for relative paths (``cwd``, ``working_directory``, ...: `FOLDER_ARGUMENTS`),
+    paths are checked from there as well.
 
-    What it cannot see: a link inside a root that changes between the judgement and the act; open with ``O_NOFOLLOW``
-    (``openat2(RESOLVE_BENEATH)``) what `resolve` returns, or keep other writers out. A hard link to a file outside looks
-    like any other file, a bind mount like a folder.
+    ``deny`` are globs, letter case ignored, for names that are closed inside the roots too (`DENIED_NAMES` unless given;
+    ``[]`` for none). A glob with a slash is compared with the whole path below the root.
+
+    Programs must agree on what a path means: `plain_path` lists what is refused, Windows paths among it. The path is checked
+    as written, with percent-encoding undone and Unicode normalised, with ``..`` resolved, and with every symbolic link
+    followed, also below a file that does not exist yet; all of these must be inside a root. Links into ``/proc``, ``/dev``
+    and ``/sys``, devices, sockets and pipes are refused.
+
+    What it cannot see: a link inside a root that changes between the check and the call (open with ``O_NOFOLLOW`` or
+    ``openat2(RESOLVE_BENEATH)`` what `resolve` returns, or let no other program write there), a hard link to a file
+    outside, a bind mount.
 
     Judges ``pre_tool_call``; has no opinion on hand-offs and agents. The number of file system calls is bounded, their
     duration is not. May be called from several threads at once. Fails closed. Raises `PolicyError` for an option without

@@ -73,23 +73,22 @@ class _Said:
 
 
 class ProvenancePolicy(BoundedPolicy):
-    """Denies a tool call whose arguments hold an address that the user has not said.
+    """Denies a tool call with an address that the user has not said.
 
-    Addresses are e-mail addresses, URLs and host names, paths, account numbers and wallets, and phone numbers (``kinds``),
-    in the arguments whose key, at any depth, matches a glob of ``arguments``. An argument named in ``whole`` must, as a
-    whole, have been said. What a tool returned does not count.
+    Addresses are e-mail addresses, URLs and host names, paths, account numbers and wallets, and phone numbers (``kinds``).
+    They are looked for in the arguments whose key, at any depth, matches a glob of ``arguments``. An argument named in
+    ``whole`` counts as one address as a whole. What a tool returned was not said by the user.
 
-    What the user said is taken from ``Action.context["user_text"]`` of tool calls and model calls; from texts judged at
-    ``input`` whose ``source`` is not an agent or a tool; and, with ``messages``, from the system's messages at the
-    beginning of model calls (not from later ones, nor from those in the user's role, which agents write to each other).
-    What comes before the tool call is remembered by rollout, by session and by the outermost agent run, so the rule must
-    cover those points, as it does unless ``on:`` says otherwise. Where nothing the user said is known, a call with an
-    address in it is denied.
+    What the user said is: ``Action.context["user_text"]`` of tool calls and model calls; texts at ``input`` whose ``source``
+    is not an agent or a tool; and, with ``messages``, the system messages at the beginning of a model call (not later ones,
+    and not messages in the user's role, which agents write to each other). It is remembered by rollout, by session and by
+    the outermost agent run, so the rule must cover ``input`` and ``pre_model_call`` too, as it does without ``on:``. Where
+    nothing is known of the user, a call with an address is denied.
 
-    Compared is who is meant: hosts in lower case and ASCII form, paths without ``..``. A URL covers the pages below it, a
-    directory what lies in it; a host covers neither its subdomains nor other hosts, and nothing but the whole URL covers a
-    query string, a fragment or a user. ``trusted`` are globs for addresses that need not be said: ``*@example.org``,
-    ``example.org/*``, ``/srv/data/*``; a host alone covers its pages.
+    Addresses are compared by what they name: hosts in lower case and ASCII form, paths without ``..``. A URL covers the
+    pages below it and a folder its files. A host covers its pages, but no subdomain. A query string, a fragment or a user
+    in a URL is covered by the whole URL only. ``trusted`` are globs for addresses that need not be said:
+    ``*@example.org``, ``example.org/*``, ``/srv/data/*``.
 
     Remembers at most ``conversations`` rollouts, sessions and runs, the ones used last. May be called from several threads at
     once. Fails closed: what is forgotten was not said.

@@ -30,22 +30,21 @@ _SEVERITY = {
 class ShellPolicy(BoundedPolicy):
     """Lets a tool run everyday commands of development, and nothing that destroys, escapes, spies or sends away.
 
-    The text is parsed as bash, and every command in it is judged: in pipelines, lists, loops, functions, substitutions and
-    here-documents, and those that another command runs (``env``, ``xargs``, ``find -exec``, ``bash -c``, ``eval``, ...).
-    A command, its sub-command and its options must be in the table (``commands.yaml``), which says what each may be given.
-    What cannot be read for certain is denied.
+    The text is parsed as bash, and every command in it is checked: in pipelines, lists, loops, functions, substitutions and
+    here-documents, and behind ``env``, ``xargs``, ``find -exec``, ``bash -c`` or ``eval``. A command, its sub-command and its
+    options must be in the table (``commands.yaml``), which says what each may be given. What the text does not say for
+    certain is denied.
 
-    ``argument`` names the argument that holds the command, as text or as a list of words; of several names each that is
-    present is judged and at least one must be. ``cwd`` is the folder the tool starts in (the working directory of this
+    ``argument`` names the arguments that may hold the command, as text or as a list of words: each that is present is
+    checked, and a call without any is denied. ``cwd`` is the folder that the tool starts in (the working directory of this
     process unless given). ``writable`` are the folders in which files may be made, changed and removed (``cwd`` and
     ``/tmp`` unless given). ``commands`` adds commands: a mapping of names to entries of the table's form, or a list of
-    names that may be run with any arguments that name no secret and nothing outside of these folders. ``unknown`` says
-    what happens to a command, an option or a program text that the table does not know: ``deny``, ``escalate`` or
-    ``allow``; its arguments must still be harmless in the same way. Policy files may say ``allow`` only in a box: loading
-    refuses it outside of ``lgov run --confine``.
+    names that may be run with any arguments that name no secret and nothing outside of these folders. ``unknown`` is the
+    answer to a command, an option or a program text that is not in the table: ``deny``, ``escalate`` or ``allow``; its
+    arguments are checked all the same. A policy file may say ``allow`` only under ``lgov run --confine``.
 
-    It judges text and never asks the file system: what the programs of ``cwd`` do, aliases and variables of the shell that
-    runs the text, and symbolic links are not examined. Run the tool in a sandbox all the same. Only bash is understood.
+    It never asks the file system: what the programs of ``cwd`` do, aliases and variables of the shell that runs the text,
+    and symbolic links are not examined. Run the tool in a box (``lgov run --confine``) as well. Only bash is understood.
 
     Judges ``pre_tool_call``, except hand-offs and agents. May be called from several threads at once; recent decisions are
     cached. Anything unclear, too long (20,000 characters) or too deep is denied: it fails closed. Raises `PolicyError`

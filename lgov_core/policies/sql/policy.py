@@ -27,33 +27,32 @@ FROM_TOOL: Final = "from_tool"
 
 
 class SQLPolicy(BoundedPolicy):
-    """Judges the SQL that a tool is about to run, statement by statement, by its syntax tree.
+    """Checks the SQL that a tool is about to run, statement by statement, by its syntax tree.
 
-    ``mode`` is ``read_only`` (only reading statements, only known functions) or ``guarded`` (also INSERT, plain CREATE,
-    transactions, UPDATE and DELETE whose WHERE limits them, and MERGE that removes nothing and is tied to its source).
-    Both let statements through that only describe tables (``DESCRIBE t``, ``SHOW TABLES``, ``PRAGMA table_info(t)``).
-    ``deny`` adds kinds of statement (``"DELETE"``, at any level of nesting) and tables (``"table:salary*"``, globs, letter
-    case ignored; with a dot for ``schema.table``, without one for every schema). ``tables``, when given, are such globs for
-    the only tables that may be touched. The database's own catalog (``sqlite_master``, ``pg_catalog``, ...) is closed unless
-    a glob in ``tables`` that does not begin with a wildcard names it.
+    ``mode`` is ``read_only`` (only statements that read, only known functions) or ``guarded`` (also INSERT, plain CREATE,
+    transactions, UPDATE and DELETE with a WHERE that limits the rows, and MERGE that removes nothing and is tied to its
+    source). Both allow statements that only describe tables (``DESCRIBE t``, ``SHOW TABLES``, ``PRAGMA table_info(t)``).
 
-    ``dialect`` (``sqlite``, ``postgres``, ``mysql``, ...) goes before what the action says. Without it, and with
-    ``"from_tool"``, it is ``action.context["dialect"]``. Where the action names none either, ``"from_tool"`` denies, and a
-    policy without a dialect reads the text in each of `COMMON_DIALECTS`: of the readings in which the text is SQL the most
-    severe verdict wins. That is a net, not a proof: name the dialect.
+    ``deny`` closes kinds of statement (``"DELETE"``, at any level of nesting) and tables (``"table:salary*"``: globs, letter
+    case ignored; with a dot for ``schema.table``, without one for every schema). ``tables`` are such globs for the only
+    tables that may be used. The database's own catalog (``sqlite_master``, ``pg_catalog``, ...) is closed unless a glob in
+    ``tables`` that does not begin with a wildcard names it. ``columns`` are globs, ``table.column``, for columns that may be
+    neither read nor written; `sql.columns` lists what counts as using one. ``functions`` are further functions that
+    ``read_only`` may call, with their schema where the SQL names it.
 
-    ``argument`` names the arguments that may hold the SQL: each that is present is judged and one must be. ``tools`` are
-    globs for the tools it judges; about others, hand-offs and agents it has no opinion. ``functions`` are further functions
-    that read_only may call, with their schema where the SQL names it.
+    ``dialect`` (``sqlite``, ``postgres``, ``mysql``, ...) is the database's. ``"from_tool"`` takes it from
+    ``action.context["dialect"]`` and denies where that is missing. In Python it may be left out: then the action's context
+    counts, and else the text must pass in each of `COMMON_DIALECTS` in which it is SQL. That proves nothing: name the dialect.
 
-    ``columns`` are globs, ``table.column``, for columns that may be neither read nor written; `sql.columns` lists what
-    counts as reaching one. ``max_rows`` limits queries to that many rows. Where a query has no limit, or a greater one, the
-    text is changed (LIMIT; TOP for SQL Server; FETCH FIRST for Oracle; comments are lost), parsed again and compared, and
-    the decision is a transform; where that cannot be done with certainty, the query is denied. Rows that RETURNING gives
-    are not counted. It needs a dialect.
+    ``argument`` names the arguments that may hold the SQL: each that is present is checked, and a call without any is
+    denied. ``tools`` are globs for the tools that it checks; it has no opinion on others, on hand-offs and on agents.
 
-    What it cannot see: a view or trigger that exists already and touches a protected table. Name such views in
-    ``deny``, open the connection read-only where you can, and put `guard_sqlite` on a SQLite connection.
+    ``max_rows`` limits queries to that many rows, and needs a dialect. A query without a limit, or with a higher one, is
+    changed (LIMIT; TOP for SQL Server; FETCH FIRST for Oracle; comments are lost) and checked again: the decision is a
+    transform. Where that is not certain to be right, the query is denied. Rows that RETURNING gives are not counted.
+
+    What it cannot see: a view or trigger that uses a closed table. Name such views in ``deny``, open the connection
+    read-only where you can, and put `guard_sqlite` on a SQLite connection.
 
     May be called from several threads at once. Whatever is unclear, too long (20,000 characters) or too deep is denied:
     fails closed. Raises `PolicyError` for an option without a meaning. The parser loads when a policy with a dialect is

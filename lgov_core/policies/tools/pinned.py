@@ -81,11 +81,10 @@ def digest_of_definition(definition: str) -> str:
 
 
 class PinnedToolsPolicy(BoundedPolicy):
-    """Denies a model call that offers a tool with another definition than when it was first offered, or one name twice.
+    """Denies a model call that offers a tool with another definition than at first, or two tools of one name.
 
-    So a server that changes a tool's description or schema after it was looked at, and two servers with a tool of one
-    name, are found before the model reads either. The first definition is pinned in the SQLite file ``store``, or for the
-    life of the process; a changed one is denied until a person approves its digest (``lgov policy pins``).
+    The first definition (description and schema) is kept in the SQLite file ``store``, or for the life of the process. A
+    changed one is denied until a person approves its digest (``lgov policy pins``).
 
     Judges ``pre_model_call``, by the definitions in ``Action.context["tools"]`` or, where a host gives them as arguments,
     ``Action.arguments["tools"]``; a call that does not say which tools it offers is denied. It only restricts. May be

@@ -78,10 +78,13 @@ class StorePages:
         return self._reading.fetch("SELECT count(*) FROM attempts WHERE ended_at IS NULL")[0][0]
 
     def last_active(self) -> float | None:
-        """When the newest call, span or attempt began or ended (Unix seconds); None for an empty store."""
+        """When the newest rollout was made, or call, span or attempt began or ended (Unix seconds); None without one."""
         newest = [
-            f"SELECT max(coalesce(ended_at, started_at)) FROM {name} WHERE seq > (SELECT max(seq) - 50 FROM {name})"
-            for name in ("calls", "spans", "attempts")
+            "SELECT max(created_at) FROM rollouts WHERE seq = (SELECT max(seq) FROM rollouts)",
+            *(
+                f"SELECT max(coalesce(ended_at, started_at)) FROM {name} WHERE seq > (SELECT max(seq) - 50 FROM {name})"
+                for name in ("calls", "spans", "attempts")
+            ),
         ]
         times = [at for query in newest for (at,) in self._reading.fetch(query) if at is not None]
         return max(times, default=None)
@@ -165,6 +168,15 @@ class StorePages:
             (list(ids),),
         )
         return [CallFigures(*row[:4], *(one if one is None else int(one) for one in row[4:])) for row in found]
+
+    def chats_of(self, ids: Sequence[str]) -> dict[tuple[str, int], int]:
+        """How many model calls adapters recorded as spans, by rollout and attempt."""
+        found = self._reading.fetch(
+            "SELECT rollout_id, coalesce(attempt, 1), count(*) FROM spans WHERE rollout_id = ANY(?) AND claimed = 0"
+            " AND attributes LIKE ? GROUP BY 1, 2",
+            (list(ids), f'%"{semconv.OPERATION}":"{semconv.CHAT}"%'),
+        )
+        return {(rollout_id, attempt): count for rollout_id, attempt, count in found}
 
     def decisions_of(self, ids: Sequence[str]) -> list[Row]:
         """``rollout_id, attempt, attributes`` (JSON text) of each decision on these rollouts that did more than allow."""

@@ -5,7 +5,7 @@ return from each call on (``scheme="return_to_go"``), which is the same number f
 G rollouts of one task are a group, R their returns, g the returns from a turn on, r the ratio, A the advantage. The KL to the
 reference enters the loss (k3), not the rewards, for every algorithm that has one.
 
-Which is biased, and what to use when: docs/how-to/training.md.
+Which is biased, and what to use when: docs/concepts/updates.md.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from lgov_core.train.bounds import bounded, check_bounds
 
 @dataclass(frozen=True, slots=True)
 class UpdateConfig:
-    """Settings of the update. The defaults held on every seed tried; see docs/how-to/training.md for those that collapsed.
+    """Settings of the update. The defaults held on every seed tried; docs/evidence/measurements.md has those that collapsed.
 
     **Loss.** ``loss`` is its form: ``clip`` (PPO's), ``sequence`` (GSPO's ratio of a whole call), ``cispo`` or ``plain`` (no
     ratio); formulas in `lgov_core.train.algorithms.losses`. ``clip_low`` and ``clip_high`` bound the ratio to [1 -

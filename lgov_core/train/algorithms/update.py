@@ -281,7 +281,7 @@ class PolicyUpdate:
         return UpdateMetrics(
             tokens=int(first["tokens"]),
             loss=first.mean("loss", "parts"),
-            kl=first.mean("kl"),
+            kl=first.mean("kl") if self.config.kl > 0 else None,
             entropy=first.mean("entropy"),
             clip_fraction=last.mean("clipped"),
             grad_norm=first.mean("norm", "parts"),

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 class UpdateMetrics:
     """What one update did. Means are over trained tokens.
 
-    Of the first epoch: ``loss``, ``kl`` (to the reference, k3), ``entropy`` (the mean of -log p over the tokens that were
-    sampled), ``grad_norm`` (before clipping) and ``logprob_drift``, the mean absolute difference between recorded and
-    recomputed log-probabilities before the first step. Of the last: ``clip_fraction`` and ``moved``, how far the policy is
-    from where the update began (k3, nats a token).
+    Of the first epoch: ``loss``, ``kl`` (to the reference, k3; None where there is none), ``entropy`` (the mean of -log p over
+    the tokens that were sampled), ``grad_norm`` (before clipping) and ``logprob_drift``, the mean absolute difference
+    between recorded and recomputed log-probabilities before the first step. Of the last: ``clip_fraction`` and ``moved``,
+    how far the policy is from where the update began (k3, nats a token).
 
     ``steps`` counts the optimiser's steps, ``learning_rate`` is that of this update. ``stale_tokens`` were sampled by older
     weights than those at the start; ``importance`` is the mean weight that the corrected ones got, and ``dropped_tokens``
@@ -27,7 +27,7 @@ class UpdateMetrics:
     rows: int = 0
     tokens: int = 0
     loss: float = 0.0
-    kl: float = 0.0
+    kl: float | None = None
     entropy: float = 0.0
     clip_fraction: float = 0.0
     grad_norm: float = 0.0

@@ -44,7 +44,10 @@ _PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("staleness of calls", ("staleness", "staleness_max")),
     ("tokens of an update", ("tokens", "tokens_run", "tokens_saved")),
     ("groups", ("groups", "groups_informative", "groups_alike", "groups_replaced")),
-    ("left out", ("lost_rollouts", "lost_attempts", "dropped_spans", "unassigned_rewards", "dropped/*")),
+    (
+        "lost, and diagnostics",
+        ("lost_rollouts", "lost_attempts", "dropped_spans", "unassigned_rewards", "diagnostics/*"),
+    ),
 )
 
 

@@ -29,7 +29,8 @@ def step_figures(
     ``rewards``: by channel the mean over rollouts, with ``low`` and ``high`` (95 %, rollouts of a task together) and
     ``count`` (tasks); its ``return`` is ``returns``, after the bounds of the channels. ``violation_rate``: the share of
     rollouts with a violation (by the governor's counts, else by penalties). ``response_tokens`` is the mean over calls,
-    ``turns`` over rollouts. ``dropped`` counts by reason what was not trained on, ``lost_rollouts`` those without a
+    ``turns`` over rollouts. ``diagnostics`` counts what was found in the
+    records (`Finding`), ``lost_rollouts`` those without a
     usable attempt, ``lost_attempts`` those that the machines broke, ``dropped_spans`` what the store had no room for.
     """
     rollouts = by_rollout(data.transitions)
@@ -39,7 +40,7 @@ def step_figures(
         "violation_rate": _violations(rollouts, usable),
         "response_tokens": _mean([len(one.response_ids) for one in data.transitions]),
         "turns": _mean([len(turns) for turns in rollouts.values()]),
-        "dropped": data.counts(),
+        "diagnostics": data.counts(),
         "unassigned_rewards": len(data.unassigned),
         "lost_rollouts": len(results) - len(usable),
         "lost_attempts": sum(result.job.attempt - result.outcome.trainable for result in results),
@@ -54,7 +55,6 @@ def policy_figures(
     returns = rollout_returns(data.transitions, rules)
     return {
         "mean_return": sum(returns.values()) / len(returns) if returns else 0.0,
-        "diagnostics": data.counts(),
         **step_figures(data, results, returns=returns, dropped_spans=dropped_spans),
     }
 

@@ -126,7 +126,9 @@ def _joint(made: Mapping[str, UpdateMetrics]) -> JointMetrics:
     tokens = sum(one.tokens for one in made.values())
     values: dict[str, Any] = {}
     for one in fields(UpdateMetrics):
-        values[one.name] = sum(
-            each[one.name] * (1 if one.name in _COUNTS else each["tokens"] / max(tokens, 1)) for each in found.values()
-        )
+        known = [each for each in found.values() if each[one.name] is not None]
+        values[one.name] = None
+        if known:
+            shares = (1 if one.name in _COUNTS else each["tokens"] / max(tokens, 1) for each in known)
+            values[one.name] = sum(each[one.name] * share for each, share in zip(known, shares, strict=True))
     return JointMetrics(**values, policies=found)

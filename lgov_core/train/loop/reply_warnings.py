@@ -25,15 +25,14 @@ def reply_warnings(
     count, cut = len(transitions), sum(one.truncated for one in transitions)
     if cut > _CUT_OFF * count:
         found["replies-truncated"] = (
-            f"{cut} of {count} replies were cut off at the limit of tokens, and such a reply calls no tool: raise"
-            " model.max_new_tokens, or the agent's max_tokens"
+            f"{cut} of {count} replies were cut off at the limit of tokens: raise model.max_new_tokens, or max_tokens"
         )
     if count and not any(one.tool_call_ids for one in transitions):
         rollouts = list(dict.fromkeys(one.rollout_id for one in transitions))[:_LOOKED_AT]
         if any(call.request.get("tools") for call in calls_of(rollouts)):
             found["no-tool-calls"] = (
                 f"none of {count} replies holds a tool call that can be read, though tools were offered: look at one with"
-                f" lgov traces show STORE {rollouts[0]}; teach the form by lgov train --algorithm sft, demand a call"
+                f" lgov traces show FOLDER {rollouts[0]}; teach the form by lgov train --algorithm sft, demand a call"
                 " (tool_choice), or try another model.tool_format"
             )
     return found

@@ -31,6 +31,7 @@ _SEVERITIES: Final = list(Severity)
 _NEEDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "metrics": ("entropy-collapsed", "kl-running-off", "weights-stale"),
+        "kl": ("kl-running-off",),
         "store": ("tool-calls-malformed", "retokenisation-drift", "violations-rising", "tool-rewards-farmed"),
         "ends": ("violations-rising", "tool-rewards-farmed"),
         "rollouts": ("replies-truncated",),
@@ -65,6 +66,8 @@ def _not_examined(evidence: Evidence) -> dict[str, str]:
         missing["rollouts"] = "there is no rollout that ended"
     if not evidence.updates:
         missing["metrics"] = "there is no update in metrics.jsonl"
+    elif not any(isinstance(line.get("kl"), int | float) for line in evidence.updates):
+        missing["kl"] = "no update has a KL to the reference (training.kl_coef is 0, or verl has the figure)"
     if not evidence.early:
         missing["ends"] = "the run is too short to compare its beginning with its end"
     if not evidence.recorded:

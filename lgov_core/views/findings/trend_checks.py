@@ -35,7 +35,7 @@ def find_entropy_collapse(evidence: Evidence) -> RunFinding | None:
         "entropy-collapsed",
         Severity.HIGH,
         f"Entropy fell from {ends[0]:.3g} to {ends[1]:.3g} nats a token: rollouts of a task are all but the same.",
-        "Lower the rate, raise clip_high (dapo), add an entropy bonus or KL, or sample at a higher temperature.",
+        "Lower training.learning_rate, raise training.kl_coef, or take --algorithm dapo, whose clip leaves rare tokens room.",
         {"first": ends[0], "last": ends[1]},
     )
 
@@ -51,7 +51,7 @@ def find_kl(evidence: Evidence) -> RunFinding | None:
         Severity.HIGH,
         f"The KL to the reference went from {first:.3g} to {last:.3g} nats a token"
         + (f"; {failed} updates failed by max_kl." if failed else "."),
-        "Lower the rate, raise the weight of KL (update.kl), or go back to an earlier checkpoint.",
+        "Lower training.learning_rate, raise training.kl_coef, or go back to an earlier checkpoint.",
         {"first": first, "last": last, "failed_updates": failed},
     )
 

@@ -15,8 +15,9 @@ from lgov_core.store.sql.pages import RolloutHead, StorePages, TaskGroup
 from lgov_core.train.loop.intervals import mean_interval
 from lgov_core.types import Outcome
 from lgov_core.views.pages.filters import Filters, matching
-from lgov_core.views.pages.rollouts import SEARCH_S, rollout_rows
+from lgov_core.views.pages.rollouts import END, SEARCH_S, rollout_rows
 from lgov_core.views.pages.texts import text_of, text_ref
+from lgov_core.views.pages.unannounced import FIRST, Unannounced
 
 #: Rollouts of a group that are listed.
 _SHOWN: Final = 64
@@ -57,39 +58,63 @@ class GroupIndex:
 
 
 def group_page(
-    store: TraceStore, index: GroupIndex, filters: Filters, teaches: str | None, before: int, limit: int
+    store: TraceStore,
+    index: GroupIndex,
+    unannounced: Unannounced,
+    filters: Filters,
+    teaches: str | None,
+    before: int,
+    limit: int,
 ) -> dict[str, Any]:
-    """At most ``limit`` groups whose last rollout is before the place ``before``; the cursor is such a place."""
+    """At most ``limit`` groups after the one whose last rollout is at the place ``before``; the cursor is such a place.
+
+    Rollouts without a row of their own come last, each as a group. Raises `StoreError`.
+    """
     pages, until = store.pages, time.monotonic() + SEARCH_S
+    found = unannounced.newest_first(pages)
+    alone = {one.seq: one for one in (found if unannounced.complete else ())}
     every = [
         one
-        for one in index.newest_first(pages)
+        for one in (*index.newest_first(pages), *map(_group_of_one, alone.values()))
         if filters.run in (None, one.run_id)
         and filters.task in (None, one.task_id)
         and (teaches is None or one.count > 1)
     ]
-    left = [one for one in every if one.last < before]
+    left = [one for one in every if before == END or _order(one.last) > _order(before)]
     place, items = 0, list[dict[str, Any]]()
     while place < len(left) and len(items) < limit and (time.monotonic() < until or place == 0):
-        for heads in _members(pages, left[place : place + min(_PORTION, limit)], filters):
+        for heads in _members(pages, left[place : place + min(_PORTION, limit)], alone, filters):
             place += 1
             if heads and _fits(shown := group_of(store, heads), teaches):
                 items.append(shown)
             if len(items) == limit or time.monotonic() > until:
                 break
-    more = place < len(left)
+    rest = None if unannounced.complete else str(END - 1)  # where those without a row begin
     return {
         "items": items,
-        "cursor": str(left[place - 1].last) if more and place else None,
+        "cursor": str(left[place - 1].last) if place < len(left) else rest,
         "searched": {"done": len(every) - len(left) + place, "total": len(every)},
     }
 
 
-def _members(pages: StorePages, groups: Sequence[TaskGroup], filters: Filters) -> list[list[RolloutHead]]:
-    """The rollouts of each group; none where none of them fits."""
-    first, last = min(one.first for one in groups), max(one.last for one in groups)
+def _group_of_one(head: RolloutHead) -> TaskGroup:
+    return TaskGroup(head.run_id, head.task_id, 1, head.seq, head.seq)
+
+
+def _order(place: int) -> tuple[bool, int]:
+    """Sorts places: the newest first, those of rollouts without a row last."""
+    return place >= FIRST, -place
+
+
+def _members(
+    pages: StorePages, groups: Sequence[TaskGroup], alone: Mapping[int, RolloutHead], filters: Filters
+) -> list[list[RolloutHead]]:
+    """The rollouts of each group; none where none of them fits. ``alone``: those without a row, by place."""
     of: dict[tuple[str, str], list[RolloutHead]] = defaultdict(list)
-    heads = pages.rollouts_of_tasks([one.task_id for one in groups], first, last)
+    heads = [alone[one.last] for one in groups if one.last in alone]
+    if own := [one for one in groups if one.last not in alone]:
+        first, last = min(one.first for one in own), max(one.last for one in own)
+        heads += pages.rollouts_of_tasks([one.task_id for one in own], first, last)
     for head in heads:
         of[head.run_id, head.task_id].append(head)
     wanted = {(one.run_id, one.task_id) for one in groups}

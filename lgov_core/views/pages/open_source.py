@@ -126,7 +126,9 @@ class OpenSource:
             counts = {"rollouts": rollouts, "open_attempts": 0, "calls": calls}
             self._counted = (marks, {"runs": pages.runs(_MOST_RUNS), "counts": counts})
         found = self._counted[1]
-        return {**found, "counts": {**found["counts"], "open_attempts": pages.open_attempts()}}
+        counts = {**found["counts"], "open_attempts": pages.open_attempts()}
+        counts["rollouts"] += len(self.unannounced.newest_first(pages))
+        return {**found, "counts": counts}
 
     def state(self) -> dict[str, Any]:
         """Whether the source is live, stalled or has ended, and when it was last written."""

@@ -78,6 +78,7 @@ def rollout_rows(store: TraceStore, heads: Sequence[RolloutHead]) -> list[dict[s
     for one in ids:  # known from their calls only
         for number in sorted({figures.attempt for figures in calls[one]} - {tried.attempt for tried in attempts[one]}):
             attempts[one].append(Attempt(one, number, 0.0))
+    chats = pages.chats_of([one for one in ids if not calls[one]])
     decided = decisions_by_rollout(pages, ids)
     earned = _rewards(store, ids, attempts)
     rows: list[dict[str, Any]] = []
@@ -96,6 +97,7 @@ def rollout_rows(store: TraceStore, heads: Sequence[RolloutHead]) -> list[dict[s
                 "error": last.error,
                 "seconds": None if last.ended_at is None else last.ended_at - last.started_at,
                 **_figures(own),
+                "turns": sum(one.calls for one in own) or chats.get((head.rollout_id, last.attempt), 0),
                 "denials": sum(one.blocked for one in decisions),
                 "would": sum(one.would in BLOCKING for one in decisions),
                 "rewards": rewards,
@@ -111,7 +113,6 @@ def _figures(calls: Sequence[CallFigures]) -> dict[str, Any]:
     versions = [version for one in calls for version in (one.oldest_weights, one.newest_weights) if version is not None]
     prompts, replies = [one.prompt_tokens for one in calls], [one.response_tokens for one in calls]
     return {
-        "turns": sum(one.calls for one in calls),
         "agents": [one.agent for one in calls if one.agent is not None],
         "prompt_tokens": _sum(prompts),
         "response_tokens": _sum(replies),

@@ -20,6 +20,7 @@ _APPROVALS: Final = b"lgvP"
 _SUFFIXES: Final = (".sqlite", ".sqlite3", ".db")
 #: How deep runs are looked for, and how many files of a folder are looked at.
 _DEPTH: Final = 3
+_NAME_ONE: Final = "name a store (lgov run --store traces.sqlite makes one) or the folder of a training"
 _MOST_FILES: Final = 500
 
 
@@ -59,16 +60,17 @@ def find_sources(place: str) -> list[Source]:
         raise StoreError(f"there is no file or folder {place}", hint="name a store, or the folder of a run")
     found = sorted(_in_folder(path, path, _DEPTH), key=lambda one: one.source_id)
     if not found:
-        raise StoreError(
-            f"there is no store and no run in {place}", hint="name a store, the folder of a run, or a folder of runs"
-        )
+        raise StoreError(f"there is no store and no run in {place}", hint=_NAME_ONE)
     return found
 
 
 def _of_file(path: Path) -> Source:
     kind = _kind(path)
     if kind == _AUDIT:
-        raise StoreError(f"{path} is an audit record", hint="name the store or the folder of its run; add --audit FILE")
+        raise StoreError(
+            f"{path} is an audit record, and the window shows a trace store",
+            hint=f"{_NAME_ONE}, with --audit {path}; or read the record as it is: lgov audit show {path}",
+        )
     if (path.parent / "metrics.jsonl").is_file():
         return _of_folder(path.parent, path.parent.name, path)
     return Source(path.stem if path.stem != "store" else path.parent.name, None, str(path))

@@ -29,7 +29,7 @@ MOST_STEPS: Final = 500
 #: Of a `ModelStep`, what is shown as it is.
 _OF_STEP: Final = (
     *("turn", "response_id", "choice", "model", "weights_version", "prompt_tokens", "response_tokens", "finish_reason"),
-    *("started_at", "ended_at", "captured"),
+    *("started_at", "ended_at", "captured", "has_tokens"),
 )
 #: By decision id: what a transform replaced, and with what.
 Rewrites = Mapping[str, Mapping[str, Any]]
@@ -96,7 +96,7 @@ class _Timeline:
         }
 
     def _totals(self) -> dict[str, Any]:
-        """What was earned in all, by dimension, and how often something was denied."""
+        """The tokens of all calls, what was earned in all, by dimension, and how often something was denied."""
         view = self._view
         tools = [*view.loose_tools, *(tool for step in view.steps for tool in step.tools)]
         earned: dict[str, list[float]] = defaultdict(list)
@@ -104,7 +104,10 @@ class _Timeline:
             for reward in part:
                 earned[reward.dimension].append(reward.value)
         decisions = (one for part in (view, *tools) for one in part.decisions)
+        prompt_tokens, response_tokens = view.tokens
         return {
+            "prompt_tokens": prompt_tokens,
+            "response_tokens": response_tokens,
             "earned": {name: math.fsum(earned[name]) for name in sorted(earned)},
             "denials": sum(one.blocks for one in decisions),
         }
@@ -130,7 +133,6 @@ class _Timeline:
             "tools": [self._tool(one, f"steps.{at}.tools.{number}") for number, one in enumerate(step.tools)],
             "decisions": [self._decision(one) for one in self._of_call.get(step.response_id, ())],
             "rewards": list(map(_fields, step.rewards)),
-            "has_tokens": step.captured and step.prompt_tokens is not None and step.response_tokens is not None,
             "advantage": None if trained is None else trained.credit,
             "return": None if trained is None else trained.value_to_go,
             "drift": step.response_id in self._drifted,

@@ -40,7 +40,7 @@ def said_rules(tools: Sequence[ToolActs]) -> list[tuple[ProposedRule, list[Actio
                 "with": {"trusted": sorted({glob.escape(address.form) for address in foreign})},
             }
             named = ", ".join(f"{address.form} {count}" for address, count in foreign.most_common())
-            notes = [f"{tool.name}: addresses must be said by the user; of these that is not on record: {named}"]
+            notes = [f"{tool.name}: addresses must come from the user; allowed besides: {named}"]
             found.append((ProposedRule(rule, notes), tool.actions))
     if strict:
         names = [glob.escape(tool.name) for tool in strict]

@@ -46,7 +46,7 @@ def starting_policy(program: Path, folder: Path) -> tuple[str, list[ProgramTool]
     rules = [rule for tool in tools for rule in _of_tool(tool, dialect, folder)]
     text = (
         f"# The tools found in {program.name}, by lgov policy init --agent. Read it and change it to fit.\n"
-        "# What a rule may say: docs/reference/policy-files.md. Then: lgov policy check FILE\n"
+        "# Then: lgov policy check FILE, and lgov policy explain FILE --action JSON\n"
         f"version: 1\nname: {_slug(program.stem)}\n"
         "mode: enforce   # or shadow: judge and record everything, block nothing\n"
         "default: deny   # a tool that no rule names is not called\n"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lgov_core._util.plurals import counted
 from lgov_core.errors import PolicyError
 from lgov_core.governor import Governor
 from lgov_core.plugins import make_plugin_manager
@@ -81,12 +82,17 @@ def suggest(
 
 def _of_tool(tool: ToolActs, folder: Path, dialects: Sequence[str]) -> list[ProposedRule]:
     """That the tool may be called, with which arguments, and where they may lead."""
-    found = [_schema_rule(tool, folder)]
+    known, found, notes = _schema_rule(tool, folder), list[ProposedRule](), list[str]()
     for candidates in place_candidates(tool, dialects):
-        chosen = next((rule for rule in candidates if holds(rule, tool.actions, folder)), None)
-        if chosen is not None:
-            found.append(chosen)
-    return found
+        tried = None
+        for tried in candidates:
+            if holds(tried, tool.actions, folder):
+                found.append(tried)
+                break
+        else:
+            if tried is not None and tried.rule["use"] == "shell":  # a query need not be SQL, a command is one
+                notes.append("ANY COMMAND of this length: a shell rule would deny some of these calls")
+    return [ProposedRule(known.rule, [*known.notes, *notes]), *found]
 
 
 def _schema_rule(tool: ToolActs, folder: Path) -> ProposedRule:
@@ -95,10 +101,10 @@ def _schema_rule(tool: ToolActs, folder: Path) -> ProposedRule:
         values += [dict(action.arguments)] * count
     schema = schema_of(values)
     total = tool.total
-    notes = [f"{tool.name}: {total} calls, {len(tool.actions)} of them different"]
+    notes = [f"{tool.name}: {counted(total, 'call')}, {len(tool.actions)} with different arguments"]
     for name, of_it in schema.get("properties", {}).items():
         given = sum(name in one for one in values)
-        notes.append(f"  {name}: {described(of_it)}, in {given} calls")
+        notes.append(f"  {name}: {described(of_it)}, in {counted(given, 'call')}")
     escaped = {"allow": rule_of("tool", tool, None, {}, ()).rule["tools"]}
     with_schema = rule_of("tool", tool, None, {**escaped, "schemas": {tool.name: schema}}, notes)
     if holds(with_schema, tool.actions, folder):
@@ -114,12 +120,13 @@ def _rate(acts: Sequence[RecordedAction]) -> list[ProposedRule]:
     most = max(counts.values())
     options = {"max_calls": 2 * most, "per_seconds": 3600, "per": "rollout"}
     rule = {"name": "calls of a rollout", "use": "rate", "with": options}
-    return [ProposedRule(rule, [f"calls of a rollout: {most} at most, in {len(counts)} rollouts"])]
+    return [ProposedRule(rule, [f"calls of a rollout: {most} at most, in {counted(len(counts), 'rollout')}"])]
 
 
 def _written(rules: Sequence[ProposedRule], needed: Sequence[RecordedAction], every: int, source: str) -> str:
     rollouts = len({one.action.rollout_id for one in needed})
-    head = ProposedRule({}, [f"Suggested from {source}: {len(needed)} of {every} tool calls, in {rollouts} rollouts."])
+    of = f"{len(needed)} of {counted(every, 'tool call')}, in {counted(rollouts, 'rollout')}"
+    head = ProposedRule({}, [f"Suggested from {source}: {of}."])
     first = head.text().splitlines()[0].strip()
     return (
         f"{first}\n"

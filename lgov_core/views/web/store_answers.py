@@ -27,7 +27,7 @@ def tasks(window: Window, params: Params, query: Query) -> Any:
     """A page of groups."""
     shown = window.source(query.text("source"))
     limit, teaches = query.whole("limit", 20, 1, 50), query.choice("teaches", ("nothing", "something"))
-    page = group_page(shown.store, shown.groups, query.filters(), teaches, query.cursor(), limit)
+    page = group_page(shown.store, shown.groups, shown.unannounced, query.filters(), teaches, query.cursor(), limit)
     for group in page["items"]:
         group["source"] = shown.source.source_id
         _name_source(group["rollouts"], shown)

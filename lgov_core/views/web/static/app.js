@@ -59,7 +59,7 @@ function App() {
         <${Ready} result=${sources}>${(data) =>
           data.sources.length
             ? html`<div class="page"><${SourceState} data=${data} route=${route} /><${Page} key=${route.page} route=${route} sources=${data.sources} /></div>`
-            : html`<${Empty} title="There is nothing here yet">${plain(data.title)} holds no store and no run so far. A run that goes on appears here as soon as it writes; <code>lgov demo --quick</code> makes one.<//>`}<//>
+            : html`<${Empty} title="There is nothing here yet">${plain(data.title)} holds no store and no run so far. A run that goes on appears here as soon as it writes its first rollouts. (The demo makes its model first, which takes a minute or two.)<//>`}<//>
       </main>
     </div>
     <${Help} dialog=${help} />`;

@@ -17,7 +17,9 @@ export function Doctor({ route, sources }) {
       if (data.state === "failed") return html`<${Failed} error=${data.error ?? { message: "The check failed." }} retry=${result.reload} />`;
       if (data.state === "absent") return html`<${Empty} title="No findings to show">This version has no checks for this source. <code>lgov doctor</code> says more.<//>`;
       return html`${data.findings.length === 0
-          ? html`<${Empty} title="Nothing was found">${plural(data.checked.length - Object.keys(data.not_examined ?? {}).length, "check")} found nothing wrong with this source.<//>`
+          ? data.checked.length
+            ? html`<${Empty} title="Nothing was found">${plural(data.checked.length, "check")} found nothing wrong with this source.<//>`
+            : html`<${Empty} title="Nothing was examined">The checks are for trainings; each says below what it needs.<//>`
           : data.findings.map((finding) => html`<${Finding} key=${finding.name} finding=${finding} source=${source.id} />`)}
         <${Checked} data=${data} />`;
     }}<//>`;
@@ -40,7 +42,7 @@ function Checked({ data }) {
   const found = new Set(data.findings.map((finding) => finding.name));
   const left = data.not_examined ?? {};
   const badge = (name) => {
-    const [kind, title] = found.has(name) ? ["bad", "found"] : name in left ? ["", plain(left[name])] : ["good", "not found"];
+    const [kind, title] = found.has(name) ? ["bad", "found"] : ["good", "not found"];
     return html`<${Badge} value=${name} kind=${kind} title=${title} />`;
   };
   return html`<${Card} title="What was looked for"><div class="stack"><div class="row">${data.checked.map(badge)}</div>

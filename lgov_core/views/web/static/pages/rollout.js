@@ -34,11 +34,12 @@ function Loaded({ data, route }) {
   const address = (one) => changed(route, { step: one.index });
   const took = data.started_at && data.ended_at ? data.ended_at - data.started_at : null;
   return html`<${Head} title=${html`<span class="mono">${plain(data.task_id || data.rollout_id)}</span>`}
-      sub=${html`<span class="row"><${Badge} value=${data.outcome} /> rollout <span class="mono">${plain(data.rollout_id)}</span> · ${clock(data.started_at)}, ${took === null ? "running" : seconds(took)}</span>`}
+      sub=${html`<span class="row"><${Badge} value=${data.outcome} /> rollout <span class="mono">${plain(data.rollout_id)}</span>${data.announced && html` · ${clock(data.started_at)}, ${took === null ? "running" : seconds(took)}`}</span>`}
       crumbs=${[["Tasks", link("tasks", { source: data.source })], [plain(data.task_id), link("tasks", { source: data.source, run: data.run_id, task: data.task_id })]]}>
       <${Attempts} data=${data} route=${route} /><//>
     <${Facts} items=${[
       ["Turns", number(data.steps_total)],
+      ["Tokens", data.steps_total > 0 && `${number(data.prompt_tokens)} → ${number(data.response_tokens)}`],
       ["Denials", html`<span class=${data.denials ? "bad" : ""}>${number(data.denials)}</span>`],
       ["Return", Object.keys(data.earned).length ? signed(Object.values(data.earned).reduce((sum, value) => sum + value)) : "none"],
       ...Object.entries(data.earned).map(([name, value]) => [`${plain(name)} reward`, html`<span class=${value < 0 ? "bad" : ""}>${signed(value)}</span>`]),

@@ -1,0 +1,242 @@
+"""The sections of ``config.yaml``: a section is a frozen dataclass, a key one of its fields. Loads nothing heavy.
+
+The text below each field is its row of ``docs/reference/training-settings.md``. A default of None means that the algorithm,
+the engine or the command decides; the text says how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from lgov_core.errors import SettingsError
+from lgov_core.train.bounds import bounded
+from lgov_core.train.policy_section import PolicySection
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSection:
+    """The model that is trained, and what samples it."""
+
+    name: str | None = None
+    """``tiny``, ``smollm2``, a transformers folder, or a hub name."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """What sampling and the update compute in. ``auto``: bfloat16 where the processor has it and the model has at least ten
+    million parameters, else float32."""
+    lora_rank: int | None = bounded(None, least=0)
+    """Rank of the adapters (LoRA); 0 trains all weights. Default: 16 from ten million parameters on, and always with the engine
+    vllm; else 0. With ``--backend verl``: 0."""
+    max_new_tokens: int = bounded(256, least=1)
+    """Maximum tokens of a reply. A prompt may be as long as the model's context."""
+    max_batch: int = bounded(64, least=1)
+    """Maximum number of calls that the embedded engine decodes together."""
+    tool_format: str | None = None
+    """How tools are written in the prompt: ``hermes``, ``examples``, ``compact`` or ``json``. Default: the model's."""
+    served_as: str | None = None
+    """A further name of the model at the endpoint."""
+    engine: Literal["embedded", "vllm"] = "embedded"
+    """What samples: ``embedded``, in the trainer's process, or ``vllm``, in a process of its own."""
+    engine_url: str | None = None
+    """Base URL of a vLLM that runs already, and reads this machine's files. Default: lgov starts one."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSection:
+    """What an update is made of, and how it is made."""
+
+    algorithm: str = "grpo"
+    """``grpo``, ``dr_grpo``, ``dapo``, ``gspo``, ``cispo``, ``rloo``, ``reinforce++``, ``ppo`` or ``gdpo``; ``sft`` and
+    ``prompt`` learn without reinforcement."""
+    learning_rate: float | None = bounded(None, above=0.0)
+    """Learning rate of AdamW. Default: 2e-4; with ``--backend verl`` 1e-6, with adapters there 1e-5."""
+    batch_size: int = bounded(32, least=1)
+    """Tasks of one update."""
+    group_size: int = bounded(8, least=1)
+    """Rollouts of each task: the group that an advantage compares."""
+    kl_coef: float | None = bounded(None, least=0.0)
+    """β, the weight of the KL to the first weights. 0: no KL, and none is measured. Default: the algorithm's (0.02 or 0)."""
+    epochs: int = bounded(1, least=1)
+    """Passes over the tasks."""
+    steps: int | None = bounded(None, least=1)
+    """Maximum number of updates. Default: as many as ``epochs`` make."""
+    update_epochs: int | None = bounded(None, least=1)
+    """Passes over the rollouts of one update. Default: 2; 1 for ``rloo``."""
+    max_grad_norm: float | None = bounded(None, above=0.0)
+    """Maximum norm of the gradient. Default: 1."""
+    tokens_per_batch: int | None = bounded(None, least=1)
+    """Maximum tokens of one forward pass, padding included. Changes memory, not what is learned. Default: 2048."""
+    packing: Literal["auto", "tree", "rows"] = "auto"
+    """Whether the update computes shared prefixes once: ``tree`` yes, ``rows`` no, ``auto`` where it saves enough."""
+    max_staleness: int | None = bounded(None, least=0)
+    """How many updates older the weights of a rollout may be than those it trains; above 0 rollouts continue during the
+    update. Default: 0; 1 with the engine vllm, unless it sleeps."""
+    max_extra_groups: int | None = bounded(None, least=0)
+    """Maximum number of groups of other tasks that an update collects in place of groups in which all rollouts are alike.
+    Default: twice ``batch_size`` for ``dapo``, else 0."""
+    discount: float | None = bounded(None, least=0.0, most=1.0)
+    """Discount factor of later rewards, for each turn. Default: 1."""
+    evaluate_every: int = bounded(0, least=0)
+    """Run the test tasks every N updates. 0: only before the first and after the last."""
+    checkpoint_every: int = bounded(5, least=1)
+    """Write a checkpoint every N updates, and after the last."""
+    agents: tuple[str, ...] = ()
+    """Names or globs of the agents whose calls are trained on. Default: all."""
+    policies: Mapping[str, PolicySection] = field(default_factory=dict[str, PolicySection])
+    """Adapters of their own for agents that share the model, by name: the ``agents`` of each, or ``frozen`` for the model
+    unchanged."""
+    curriculum: bool = False
+    """Draw tasks less often whose rollouts all passed, or all failed, in the last two updates."""
+    seed: int = 0
+    """Seed of the adapters, the order of tasks, and sampling."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeSection:
+    """Where agents run, and what is done around them."""
+
+    nworkers: int = bounded(4, least=1)
+    """Rollouts that run at a time."""
+    workers: Literal["threads", "processes"] | None = None
+    """Run rollouts in threads of the client, or in processes. Default: processes for ``lgov train``, threads for ``Client``."""
+    auto_instrumentation: bool = True
+    """Instrument every installed framework."""
+    air_enabled: bool = True
+    """Pay intermediate rewards (AIR) for tool and model calls."""
+    policy: Path | None = None
+    """Policy file under which agents run. Default: nothing is judged."""
+    confine: bool = False
+    """Run worker processes in a box of the kernel's."""
+    timeout_s: float = bounded(600.0, above=0.0)
+    """Seconds that an attempt may take."""
+    max_attempts: int = bounded(3, least=1)
+    """How often a rollout is tried that a machine or a timeout broke."""
+    server_url: str | None = None
+    """Address of a training server, for ``Client`` and ``Trainer``."""
+
+    def refuse_confinement(self) -> None:
+        """Raises `SettingsError` where ``confine`` is set and agents would run in this process."""
+        if self.confine:
+            raise SettingsError(
+                "runtime.confine is for worker processes, and here agents run in threads",
+                hint="use lgov train, or run the program itself with lgov run --confine",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class DataSection:
+    """The task files, for ``lgov train`` and ``Trainer``: JSON lines, relative to the settings file."""
+
+    train: Path | None = None
+    """Tasks to train on."""
+    test: Path | None = None
+    """Held-out tasks: measured, never trained on."""
+
+
+@dataclass(frozen=True, slots=True)
+class SftSection:
+    """Which recorded rollouts ``--algorithm sft`` imitates."""
+
+    outcomes: tuple[str, ...] = ("succeeded",)
+    """Outcomes that an attempt may have ended with."""
+    min_reward: float | None = None
+    """Least sum of an attempt's rewards in ``dimension``. Default: any."""
+    dimension: str = "task"
+    """The dimension of rewards that ``min_reward`` and ``top_share`` compare."""
+    top_share: float = bounded(1.0, above=0.0, most=1.0)
+    """Share of each task's best attempts that is taken."""
+    compliant: bool = True
+    """Leave out attempts in which an act was denied."""
+    held_out: float = bounded(0.1, least=0.0, most=0.5)
+    """Share of the tasks that is measured and not trained on."""
+    include_held_out: bool = False
+    """Also imitate rollouts of mode test, val or eval."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSection:
+    """How ``--algorithm prompt`` searches for a better prompt."""
+
+    template: Path | None = None
+    """File with the prompt to begin with."""
+    name: str = "prompt"
+    """Name under which agents find it: ``resource.prompts[name]``."""
+    critic_url: str | None = None
+    """Base URL of the OpenAI-compatible model that criticises and rewrites."""
+    critic_model: str = "gpt-4.1-mini"
+    """Name of that model."""
+    critic_key_env: str = "OPENAI_API_KEY"
+    """Environment variable with its key."""
+    upstream: str | None = None
+    """Base URL of the model that agents ask. Default: the model of ``model.name``."""
+    rounds: int = bounded(3, least=1)
+    """Rounds of the search."""
+    beam: int = bounded(2, least=1)
+    """The best templates that each round goes on from."""
+    candidates: int = bounded(3, least=1)
+    """New templates that a round makes of each of them."""
+    tasks: int = bounded(16, least=1)
+    """Tasks on which a round scores every template."""
+    repeats: int = bounded(1, least=1)
+    """Rollouts of each of these tasks."""
+    budget: int | None = bounded(None, least=1)
+    """Maximum number of rollouts. Default: as many as the rounds make."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerlSection:
+    """For ``--backend verl``: see [beyond one machine](../how-to/scale.md#settings)."""
+
+    nodes: int = bounded(1, least=1)
+    """Nodes of the Ray cluster."""
+    gpus: int = bounded(1, least=1)
+    """GPUs of each node."""
+    server: str = "vllm"
+    """What samples: ``vllm`` or ``sglang``."""
+    tensor_parallel: int = bounded(1, least=1)
+    """GPUs of one server."""
+    gpu_memory: float = bounded(0.5, above=0.0, below=1.0)
+    """Share of a GPU's memory that the server takes; the trainer has the rest."""
+    address: str | None = None
+    """Address of a Ray cluster, or ``auto``. Default: one is started here."""
+    tokens_per_gpu: int | None = bounded(None, least=1)
+    """Maximum tokens of one forward pass on a GPU. Default: ``training.tokens_per_batch``, or 16384."""
+    offload: bool = False
+    """Keep parameters and optimiser states in the CPU's memory while they are not used."""
+    mini_batches: int = bounded(1, least=1)
+    """Optimiser steps of one pass."""
+    max_ratio_weight: float | None = bounded(2.0, above=0.0)
+    """Maximum weight that corrects between server and trainer; null: no correction."""
+    recompute: bool = True
+    """Compute the old policy's log-probabilities again; false takes the server's, without correction."""
+    context_tokens: int = bounded(8192, least=1)
+    """Maximum tokens of a conversation; longer ones are left out and counted."""
+    temperature: float = bounded(1.0, above=0.0)
+    """Temperature at which agents must sample; calls at another are left out and counted."""
+    overrides: tuple[str, ...] = ()
+    """Settings of verl's own, as its command line takes them."""
+    listen: str | None = None
+    """Address and port of the endpoint. Default: a free port of this machine."""
+    key_secret_file: str | None = None
+    """File with the secret of the endpoint's keys, relative to the working folder; needed where other machines reach it."""
+
+
+@dataclass(frozen=True, slots=True)
+class VllmSection:
+    """For ``model.engine: vllm``: see [sampling with vLLM](../how-to/vllm.md)."""
+
+    python: Path = Path(".venv-vllm/bin/python")
+    """Interpreter of the environment that has vLLM."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Type of vLLM's copy of the model. Default: ``model.dtype``."""
+    gpu_memory: float = bounded(0.5, above=0.0, below=1.0)
+    """Share of a GPU's memory that vLLM takes."""
+    context_tokens: int | None = bounded(None, least=1)
+    """Maximum tokens of prompt and reply together. Default: the model's own."""
+    start_s: float = bounded(600.0, above=0.0)
+    """Seconds that a start may take."""
+    sleep: bool = False
+    """Whether vLLM leaves its GPU memory to each update."""
+    arguments: tuple[str, ...] = ()
+    """Further arguments of ``vllm serve``; they win over lgov's."""

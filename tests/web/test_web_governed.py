@@ -1,0 +1,36 @@
+"""The pages on a store that no training wrote: an endpoint recorded a program's calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from lgov_core.store import open_store
+from tests.web.browser import expect
+from tests.web.served import Served, served
+from tests.window.test_window_governed import reported
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    place = tmp_path_factory.mktemp("governed") / "traces.sqlite"
+    with open_store(place) as store:
+        for number in range(2):
+            store.add_call(reported(f"c{number}", "first", {"prompt_tokens": 100, "completion_tokens": 20}))
+    with served(place) as opened:
+        yield opened
+
+
+def test_a_rollout_is_found_from_the_tasks(window: Served, page: Any) -> None:
+    window.open(page, "#/tasks")
+    page.get_by_role("listitem", name="Task first").locator("a.chip").click()
+    expect(page.locator("main")).to_contain_text("200 → 40")
+    expect(page.locator("main")).not_to_contain_text("running")
+
+
+def test_the_doctor_says_when_nothing_was_examined(window: Served, page: Any) -> None:
+    window.open(page, "#/doctor")
+    page.get_by_text("Nothing was examined").wait_for()
+    assert "found nothing wrong" not in page.locator("main").inner_text()
