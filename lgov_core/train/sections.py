@@ -37,7 +37,11 @@ class ModelSection:
     served_as: str | None = None
     """A further name of the model at the endpoint."""
     engine: Literal["embedded", "vllm"] = "embedded"
+<<<<<<< HEAD
+    """What samples: ``embedded``, in the trainer's process, or ``vllm``, in a process of its own."""
+=======
     """What samples: ``embedded``, in the trainer's process, or ``vllm``."""
+>>>>>>> main
     engine_url: str | None = None
     """Base URL of a vLLM that runs already, and reads this machine's files. Default: lgov starts one."""
 
@@ -71,7 +75,7 @@ class TrainingSection:
     """Whether the update computes shared prefixes once: ``tree`` yes, ``rows`` no, ``auto`` where it saves enough."""
     max_staleness: int | None = bounded(None, least=0)
     """How many updates older the weights of a rollout may be than those it trains; above 0 rollouts continue during the
-    update. Default: 0; 1 with the engine vllm."""
+    update. Default: 0; 1 with the engine vllm, unless it sleeps."""
     max_extra_groups: int | None = bounded(None, least=0)
     """Maximum number of groups of other tasks that an update collects in place of groups in which all rollouts are alike.
     Default: twice ``batch_size`` for ``dapo``, else 0."""
@@ -238,6 +242,10 @@ class VllmSection:
     start_s: float = bounded(600.0, above=0.0)
     """Seconds that a start may take."""
     sleep: bool = False
+<<<<<<< HEAD
+    """Whether vLLM leaves its GPU memory to each update."""
+=======
     """vLLM leaves its GPU memory to each update; `training.max_staleness` is then 0 unless it is set."""
+>>>>>>> main
     arguments: tuple[str, ...] = ()
     """Further arguments of ``vllm serve``; they win over lgov's."""
