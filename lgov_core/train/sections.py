@@ -37,11 +37,7 @@ class ModelSection:
     served_as: str | None = None
     """A further name of the model at the endpoint."""
     engine: Literal["embedded", "vllm"] = "embedded"
-<<<<<<< HEAD
-    """What samples: ``embedded``, in the trainer's process, or ``vllm``, in a process of its own."""
-=======
     """What samples: ``embedded``, in the trainer's process, or ``vllm``."""
->>>>>>> main
     engine_url: str | None = None
     """Base URL of a vLLM that runs already, and reads this machine's files. Default: lgov starts one."""
 
@@ -242,10 +238,6 @@ class VllmSection:
     start_s: float = bounded(600.0, above=0.0)
     """Seconds that a start may take."""
     sleep: bool = False
-<<<<<<< HEAD
-    """Whether vLLM leaves its GPU memory to each update."""
-=======
     """vLLM leaves its GPU memory to each update; `training.max_staleness` is then 0 unless it is set."""
->>>>>>> main
     arguments: tuple[str, ...] = ()
     """Further arguments of ``vllm serve``; they win over lgov's."""
