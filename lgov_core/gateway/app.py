@@ -99,7 +99,13 @@ def _of_capture(capture: Capture, store: TraceStore | None) -> Iterable[Reading]
     counts = capture.counters.as_dict()
     tokens = {name: counts.pop(f"{name}_tokens") for name in ("prompt", "response")}
     yield "counter", "lgov_tokens", "Tokens of the recorded calls.", "of", tokens
-    yield "counter", "lgov_commit_seconds", "Time that calls waited to be durable.", None, {"": counts.pop("commit_s")}
+    yield (
+        "counter",
+        "lgov_commit_seconds",
+        "Seconds that calls waited until they were stored.",
+        None,
+        {"": counts.pop("commit_s")},
+    )
     yield "counter", "lgov_calls", "Model calls, by outcome.", "what", counts
     if store is not None:
         yield "counter", "lgov_dropped_spans", "Spans that were dropped.", None, {"": float(store.dropped_spans)}

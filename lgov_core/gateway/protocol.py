@@ -198,8 +198,9 @@ class GateRefusal(EndpointError):
 class Gate(Protocol):
     """Judges model calls on their way through the endpoint. Called from its event loop, many calls at once.
 
-    `admit` is called before the engine is asked, `release` with the whole reply before any of it goes out (a stream is
-    held until then). What is recorded is the model's own reply. Fails closed: whatever goes wrong is a `GateRefusal`.
+    `admit` is called before the engine is asked, `release` with the whole reply before any of it goes out; if the gate does not
+    read replies, text of a stream goes out before. What is recorded is the model's own reply. Fails closed: whatever goes wrong
+    is a `GateRefusal`.
     """
 
     async def admit(self, asked: GateRequest) -> GateRequest:
@@ -208,6 +209,10 @@ class Gate(Protocol):
 
     async def failed(self, asked: GateRequest, error: BaseException) -> None:
         """An admitted call brought no reply. Raises nothing."""
+        ...
+
+    def reads_replies(self) -> bool:
+        """Whether anything evaluates what models write; if not, their text passes while it arrives."""
         ...
 
     async def release(self, asked: GateRequest, replies: Sequence[GateReply]) -> Sequence[GateReply]:

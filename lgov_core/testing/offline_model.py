@@ -52,7 +52,7 @@ def _completion(body: Mapping[str, Any], calls: Sequence[tuple[str, Mapping[str,
     else:
         results = [str(message["content"]) for message in messages if message["role"] == "tool"]
         refused = sum(result.startswith(("DENIED", "NOT RUN YET")) for result in results)
-        said = f"{refused} of my calls were refused. " if refused else ""
+        said = f"Refused calls: {refused}. " if refused else ""
         reply["content"] = f"{said}The last answer I got: {results[-1] if results else 'none'}"
     choice = {"index": 0, "message": reply, "finish_reason": "tool_calls" if turn < len(calls) else "stop"}
     usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}

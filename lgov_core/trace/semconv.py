@@ -105,7 +105,7 @@ RESPONSE_TOKEN_IDS: Final = "lgov.response_token_ids"
 RESPONSE_LOGPROBS: Final = "lgov.response_logprobs"
 """model calls | list of numbers | log-probability of each token of the reply, at the temperature sampled"""
 WEIGHTS_VERSION: Final = "lgov.weights_version"
-"""model calls | integer from 0 | number of updates of the weights that answered"""
+"""model calls | integer from 0 | version of the weights that answered: updates in a training, 0 where a model is only served"""
 # Which choice of a reply of several (from 0), on a model call or a reward; the tool calls that a model call proposed.
 CHOICE: Final = "lgov.choice"
 """model calls, rewards | integer from 0 | which of several choices of one reply"""

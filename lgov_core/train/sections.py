@@ -37,7 +37,7 @@ class ModelSection:
     served_as: str | None = None
     """A further name of the model at the endpoint."""
     engine: Literal["embedded", "vllm"] = "embedded"
-    """What samples: ``embedded``, in the trainer's process, or ``vllm``, in a process of its own."""
+    """What samples: ``embedded``, in the trainer's process, or ``vllm``."""
     engine_url: str | None = None
     """Base URL of a vLLM that runs already, and reads this machine's files. Default: lgov starts one."""
 
@@ -71,7 +71,7 @@ class TrainingSection:
     """Whether the update computes shared prefixes once: ``tree`` yes, ``rows`` no, ``auto`` where it saves enough."""
     max_staleness: int | None = bounded(None, least=0)
     """How many updates older the weights of a rollout may be than those it trains; above 0 rollouts continue during the
-    update. Default: 0; 1 with the engine vllm, unless it sleeps."""
+    update. Default: 0; 1 with the engine vllm."""
     max_extra_groups: int | None = bounded(None, least=0)
     """Maximum number of groups of other tasks that an update collects in place of groups in which all rollouts are alike.
     Default: twice ``batch_size`` for ``dapo``, else 0."""
@@ -89,7 +89,8 @@ class TrainingSection:
     curriculum: bool = False
     """Draw tasks less often whose rollouts all passed, or all failed, in the last two updates."""
     seed: int = 0
-    """Seed of the adapters, the order of tasks, and sampling."""
+    """Seed of the adapters, the order of tasks, and sampling. Only with ``nworkers`` 1 do two runs sample the same replies:
+    else timing decides which calls are sampled together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ class RuntimeSection:
     timeout_s: float = bounded(600.0, above=0.0)
     """Seconds that an attempt may take."""
     max_attempts: int = bounded(3, least=1)
-    """How often a rollout is tried that a machine or a timeout broke."""
+    """Maximum tries of a rollout when a machine or a timeout breaks it."""
     server_url: str | None = None
     """Address of a training server, for ``Client`` and ``Trainer``."""
 
@@ -161,7 +162,7 @@ class PromptSection:
     template: Path | None = None
     """File with the prompt to begin with."""
     name: str = "prompt"
-    """Name under which agents find it: ``resource.prompts[name]``."""
+    """Name under which agents find it in ``resource.prompts``."""
     critic_url: str | None = None
     """Base URL of the OpenAI-compatible model that criticises and rewrites."""
     critic_model: str = "gpt-4.1-mini"
@@ -237,6 +238,6 @@ class VllmSection:
     start_s: float = bounded(600.0, above=0.0)
     """Seconds that a start may take."""
     sleep: bool = False
-    """Whether vLLM leaves its GPU memory to each update."""
+    """vLLM leaves its GPU memory to each update; `training.max_staleness` is then 0 unless it is set."""
     arguments: tuple[str, ...] = ()
     """Further arguments of ``vllm serve``; they win over lgov's."""

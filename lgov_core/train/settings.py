@@ -106,7 +106,7 @@ def _from_file(settings: TrainSettings, path: Path) -> TrainSettings:
     except PolicyFileError as error:
         raise SettingsError(error.message, hint=error.hint) from error
     except FileNotFoundError as error:
-        raise SettingsError(f"there is no file {source}", hint="check the path given to --config") from error
+        raise SettingsError(f"there is no file {source}", hint="check the path of the settings") from error
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{source} cannot be read as UTF-8 text: {error}") from error
     if document is None:

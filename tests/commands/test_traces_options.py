@@ -53,6 +53,16 @@ def test_a_store_with_several_rollouts_needs_an_id() -> None:
     assert lgov("traces", "show", STORE, "r2", "--denied").exit_code == 2
 
 
+def test_the_beginning_of_an_id_names_a_rollout() -> None:
+    write("ro_1", "ro_10", "ro_22")
+    for given, found in (("ro_2", "ro_22"), ("ro_1", "ro_1"), ("ro_10", "ro_10")):
+        assert json.loads(lgov("traces", "show", STORE, given, "--json").stdout)["rollout_id"] == found
+    assert (
+        "the store holds 3 rollouts whose id begins with ro_: give an id" in lgov("traces", "show", STORE, "ro_").stderr
+    )
+    assert "there is no rollout ro_9" in lgov("traces", "show", STORE, "ro_9").stderr
+
+
 def test_a_rollout_is_pruned_by_its_id() -> None:
     write("r1", "r2", "r3")
     done = lgov("traces", "prune", STORE, "--rollout", "r1", "--rollout", "r3", "--yes")

@@ -65,7 +65,7 @@ def test_every_field_of_a_transition_is_documented_once() -> None:
 
 
 def test_every_finding_is_documented_once() -> None:
-    assert sorted(first_column("What is wrong is said")) == sorted(finding.value for finding in Finding)
+    assert sorted(first_column("Diagnostics")) == sorted(finding.value for finding in Finding)
 
 
 def test_fields_of_chains_and_of_rows_for_others_are_documented() -> None:

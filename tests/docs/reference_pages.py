@@ -139,7 +139,9 @@ def _type(hint: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    return "" if value is None or value == () or value is dataclasses.MISSING else f"`{value}`"
+    if isinstance(value, tuple):
+        value = ", ".join(value) or None
+    return "" if value is None or value is dataclasses.MISSING else f"`{value}`"
 
 
 def _attribute_documents(module: Any, of_class: str | None = None) -> dict[str, str]:

@@ -126,6 +126,9 @@ class Stage:
         if hasattr(self._gate, "failed"):
             await self._gate.failed(asked, error)
 
+    def reads_replies(self) -> bool:
+        return True
+
     async def release(self, asked: Any, replies: Any) -> Any:
         """As `admit`."""
         return await self._gate.release(asked, replies)

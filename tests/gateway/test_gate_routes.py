@@ -38,6 +38,9 @@ class Rules:
         self.asked.append(asked)
         return self._admit(asked)
 
+    def reads_replies(self) -> bool:
+        return True
+
     async def release(self, asked: GateRequest, replies: Sequence[GateReply]) -> Sequence[GateReply]:
         self.replies.append(replies)
         return self._release(replies)

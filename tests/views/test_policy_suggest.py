@@ -222,7 +222,7 @@ def test_the_command_writes_a_file_that_loads_and_lists_the_rest(place: Path) ->
     done = lgov("policy", "suggest", str(place), "-o", str(file))
     assert done.exit_code == 0, done.output
     assert "replayed: it denies 0 of the 1 call that it is made from, and 1 of 1 other (denied" in done.stdout
-    assert "# search: 1 call, 1 with different arguments" in file.read_text()
+    assert "# search: 1 call, 1 set of arguments" in file.read_text()
     assert "drop {'table': 'staff'}" in " ".join(done.stdout.split())
     load_policy_file(file)
     assert lgov("policy", "replay", str(file), str(place)).exit_code == 0

@@ -41,7 +41,7 @@ def show(
 ) -> None:
     """Show one attempt in STORE: what the model saw and wrote, each decision, what each tool answered, each reward.
 
-    ROLLOUT_ID may be left out when STORE holds one rollout.
+    The beginning of ROLLOUT_ID is enough. It may be left out when STORE holds one rollout.
     """
     if rollout_id is not None and denied:
         raise click.UsageError("give a rollout id or --denied, not both")
@@ -51,8 +51,7 @@ def show(
         if denied:
             rollout_id, first = first_denied(recorded)
             attempt = attempt or first
-        rollout_id = rollout_id or _only_rollout(recorded)
-        view = read_attempt(recorded, rollout_id, attempt)
+        view = read_attempt(recorded, _named(recorded, rollout_id or ""), attempt)
     if as_json:
         write_json(asdict(view))
         return
@@ -61,10 +60,14 @@ def show(
     show_attempt(view, console(), tail=tail, everything=all_decisions)
 
 
-def _only_rollout(recorded: RolloutQueue) -> str:
-    """The rollout of a store with one. Raises `click.UsageError` for none or several."""
-    found = {one.rollout_id for one in (*recorded.attempts(), *recorded.unannounced())}
+def _named(recorded: RolloutQueue, beginning: str) -> str:
+    """The rollout whose id begins so. Raises `click.UsageError` where that is not one; a whole id is returned in any case."""
+    known = {one.rollout_id for one in (*recorded.attempts(), *recorded.unannounced())}
+    found = {one for one in known if one.startswith(beginning)}
+    if beginning and (beginning in known or not found):
+        return beginning
     if len(found) != 1:
+        what = counted(len(found), "rollout") + (f" whose id begins with {beginning}" if beginning else "")
         hint = "give an id from lgov traces list, or --denied" if found else "nothing is recorded there"
-        raise click.UsageError(f"the store holds {counted(len(found), 'rollout')}: {hint}")
+        raise click.UsageError(f"the store holds {what}: {hint}")
     return found.pop()

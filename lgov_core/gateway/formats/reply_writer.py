@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Protocol
 
 from lgov_core.errors import LgovError
@@ -163,11 +165,36 @@ class TranslatedWriter(ChunkWriter):
         raise NotImplementedError
 
 
-def written_anew(completion: Completion, request: ChatRequest, writer: ReplyWriter) -> tuple[Mapping[str, Any], bytes]:
-    """A finished completion written out whole by a fresh ``writer``: its body, and its events from first to last."""
+def text_in(piece: StreamPiece) -> str | None:
+    """The text in a chat chunk of the first choice that has nothing else; None for any other piece."""
+    try:
+        choices = json.loads(piece.data)["choices"]
+        deltas = [choice["delta"] for choice in choices if not choice.get("index") and not choice.get("finish_reason")]
+        if not choices or len(deltas) < len(choices):
+            return None
+        if any(value and not isinstance(value, str) for delta in deltas for value in delta.values()):
+            return None
+        return "".join(delta.get("content") or "" for delta in deltas)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None
+
+
+def written_anew(
+    completion: Completion, request: ChatRequest, writer: ReplyWriter, passed: Sequence[StreamPiece] = ()
+) -> tuple[Mapping[str, Any], bytes]:
+    """A finished completion written out by a fresh ``writer``: its body, and its events from first to last.
+
+    If the client has got the texts of the pieces ``passed``, the body begins with them, and the events follow theirs.
+    """
     plain = replace(completion, raw=None)
-    events = b"".join(
-        writer.piece(piece)[0] for piece in completion_pieces(plain, request.body) if piece.completion is None
-    )
+    for piece in passed:
+        writer.piece(piece)
+    if before := "".join(text_in(piece) or "" for piece in passed):
+        content = plain.content or ""
+        whole = content if content.startswith(before) else f"{before}\n{content}"
+        plain = replace(plain, content=whole, text=whole)
+    rest = replace(plain, content=(plain.content or "")[len(before) :] or None) if before else plain
+    pieces = islice(completion_pieces(rest, request.body), 1 if passed else 0, None)  # the first one begins the message
+    events = b"".join(writer.piece(piece)[0] for piece in pieces if piece.completion is None)
     _, body, last = writer.settle(plain)
     return body, events + last

@@ -11,7 +11,6 @@ from lgov_core.gateway.formats.json_body import json_text
 from lgov_core.gateway.formats.reply_writer import TranslatedWriter, frame
 from lgov_core.gateway.formats.turn_items import Item
 from lgov_core.gateway.protocol import ChatRequest, Completion
-from lgov_core.types import new_id
 
 _ECHOED: Mapping[str, Any] = {
     "instructions": None,
@@ -74,7 +73,7 @@ class ResponsesWriter(TranslatedWriter):
 
     def _item(self, what: str, item: Item, delta: str) -> Iterator[bytes]:
         if what == "open":
-            item.item_id = new_id(_PREFIX[item.kind])
+            item.item_id = f"{_PREFIX[item.kind]}_{self._response_id.partition('_')[2]}{item.index}"
         at = {"output_index": item.index, "item_id": item.item_id}
         if item.kind == "call":
             yield from self._call(what, item, delta, at)

@@ -99,6 +99,10 @@ class PolicyGate:
         action = endpoint_action(asked, Point.PRE_MODEL_CALL, asked.model, "model", operation_id=asked.operation_id)
         self.governor.observe(ModelCallFailed(action, type(error).__name__, isinstance(error, LgovError)))
 
+    def reads_replies(self) -> bool:
+        """Whether a rule reads texts of the model."""
+        return self.governor.reads_replies()
+
     async def release(self, asked: GateRequest, replies: Sequence[GateReply]) -> Sequence[GateReply]:
         """The replies as the agent may get them. Raises `GateRefusal`."""
         if any(reply.text or reply.tool_calls or reply.reasoning for reply in replies):

@@ -63,9 +63,10 @@ class _Call:
         """Whether the engine is asked in the API of the client."""
         return self.asked.route == self.api.route
 
-    def written(self, completion: Completion) -> tuple[Mapping[str, Any], bytes]:
-        """A finished completion as the body, and as the events, of the reply."""
-        return written_anew(completion, self.asked, self.api.rewrite(self.asked, self.body, completion.response_id))
+    def written(self, completion: Completion, passed: Sequence[StreamPiece] = ()) -> tuple[Mapping[str, Any], bytes]:
+        """A finished completion as the body, and as the events after those ``passed``, of the reply."""
+        writer = self.api.rewrite(self.asked, self.body, completion.response_id)
+        return written_anew(completion, self.asked, writer, passed)
 
 
 class ApiRoutes:
@@ -161,6 +162,7 @@ class ApiRoutes:
                 writer,
                 partial(self.refuse, api=api),
                 release=None if call.judged is None else partial(self._release, call),
+                passes_text=self._gate is not None and call.asked.n == 1 and not self._gate.reads_replies(),
                 kept=partial(self._keep, call),
             )
         try:
@@ -231,8 +233,10 @@ class ApiRoutes:
             asked = self._translated(api, call.body, call.who, call.engine)
         call.asked, call.rewritten = with_contents(asked, judged, call.judged), True
 
-    async def _release(self, call: _Call, completion: Completion) -> tuple[Mapping[str, Any], bytes] | None:
-        """The body and the events that replace a finished reply; None where the gate changed nothing."""
+    async def _release(
+        self, call: _Call, completion: Completion, passed: Sequence[StreamPiece] = ()
+    ) -> tuple[Mapping[str, Any], bytes] | None:
+        """The body of a finished reply and the events that follow those ``passed``; None if the gate changed nothing."""
         assert self._gate is not None
         assert call.judged is not None
         replies = gate_replies(completion)
@@ -242,7 +246,7 @@ class ApiRoutes:
             if refusal.status != 200:
                 raise
             changed = refusal_completion(refusal.text, completion.response_id, completion.model)
-        return None if changed is completion else call.written(changed)
+        return None if changed is completion else call.written(changed, passed)
 
     def _refused(self, call: _Call, refusal: GateRefusal) -> Response:
         """The answer to a call that was not made."""

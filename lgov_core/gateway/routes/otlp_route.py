@@ -83,7 +83,13 @@ class TracesRoute:
 
     def readings(self) -> Iterable[Reading]:
         """The metrics of the route."""
-        yield "counter", "lgov_received_spans", "Spans that came in over OTLP.", "what", dict(self._counts)
+        yield (
+            "counter",
+            "lgov_received_spans",
+            "Spans received over OTLP, by what was done with them.",
+            "what",
+            dict(self._counts),
+        )
 
     async def receive(self, request: Request) -> Response:
         """``POST .../v1/traces``."""

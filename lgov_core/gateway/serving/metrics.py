@@ -28,14 +28,16 @@ class Metrics(Collector):
         self._sources: list[Callable[[], Iterable[Reading]]] = [self._of_admission]
         self._registry = registry = CollectorRegistry(auto_describe=False)
         self._requests = Counter(
-            "lgov_requests", "Requests answered, by route and status.", ["route", "status"], registry=registry
+            "lgov_requests", "Requests that were answered, by route and status.", ["route", "status"], registry=registry
         )
-        self._running = Gauge("lgov_requests_in_flight", "Requests being answered.", ["route"], registry=registry)
+        self._running = Gauge(
+            "lgov_requests_in_flight", "Requests that are being answered, by route.", ["route"], registry=registry
+        )
         self._took, self._first = (
             Histogram(name, what, ["route"], buckets=_BUCKETS, registry=registry)
             for name, what in (
-                ("lgov_request_seconds", "Time to the end of an answer."),
-                ("lgov_first_byte_seconds", "Time to the first byte of an answer."),
+                ("lgov_request_seconds", "Seconds to the end of an answer, by route."),
+                ("lgov_first_byte_seconds", "Seconds to the first byte of an answer, by route."),
             )
         )
         registry.register(self)
@@ -71,7 +73,19 @@ class Metrics(Collector):
 
     def _of_admission(self) -> Iterable[Reading]:
         at = self._admission
-        yield "gauge", "lgov_calls_running", "Model calls that have a place.", None, {"": at.running}
-        yield "gauge", "lgov_calls_waiting", "Model calls that wait for a place.", None, {"": at.waiting}
-        yield "counter", "lgov_calls_turned_away", "Model calls that got no place.", None, {"": at.refused}
-        yield "gauge", "lgov_paused", "1 while new calls are held.", None, {"": float(at.paused)}
+        yield "gauge", "lgov_calls_running", "Model calls that are running.", None, {"": at.running}
+        yield (
+            "gauge",
+            "lgov_calls_waiting",
+            "Model calls that wait because --max-running others run.",
+            None,
+            {"": at.waiting},
+        )
+        yield (
+            "counter",
+            "lgov_calls_turned_away",
+            "Model calls that were refused because too many waited, or after waiting too long.",
+            None,
+            {"": at.refused},
+        )
+        yield "gauge", "lgov_paused", "1 while the endpoint is paused, else 0.", None, {"": float(at.paused)}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final, cast
 
 from lgov_core.errors import EndpointError, LgovError, UpstreamError
-from lgov_core.gateway.formats.reply_writer import ReplyWriter
+from lgov_core.gateway.formats.reply_writer import ReplyWriter, text_in
 from lgov_core.gateway.protocol import Completion, StreamPiece
 from lgov_core.gateway.serving.capture import Capture, Exchange
 
@@ -21,8 +21,9 @@ _ENDED: Final = "ended"
 _Item = StreamPiece | Exception | str
 _Send = Callable[[dict[str, Any]], Awaitable[None]]
 _Receive = Callable[[], Awaitable[dict[str, Any]]]
-#: Judges a finished reply: None passes it unchanged, else the body and the bytes that replace it.
-Release = Callable[[Completion], Awaitable[tuple[Mapping[str, Any], bytes] | None]]
+#: Judges a finished reply, of which the client has got some pieces: None passes the rest unchanged, else the body and the bytes
+#: that replace the rest.
+Release = Callable[[Completion, Sequence[StreamPiece]], Awaitable[tuple[Mapping[str, Any], bytes] | None]]
 
 
 def as_lgov_error(error: Exception, engine: str) -> LgovError:
@@ -37,7 +38,8 @@ class StreamedReply:
     """An ASGI response that relays one engine stream, as ``writer`` writes it.
 
     Each piece is sent when it comes; the one that completes the reply waits for the commit, and with ``release``
-    everything waits until the reply is judged. ``kept`` gets the body that the client gets, after the commit. An error
+    everything waits until the reply is judged; with ``passes_text``, everything from the first piece that has more than
+    text. ``kept`` gets the body that the client gets, after the commit. An error
     before the first piece is an ordinary response (``error_response``), a later one an event of the API. When the client
     disconnects, the engine's stream is closed and what came is recorded with the finish reason ``cancelled``.
     """
@@ -51,6 +53,7 @@ class StreamedReply:
         error_response: Callable[[LgovError], Any],
         *,
         release: Release | None,
+        passes_text: bool,
         kept: Callable[[Mapping[str, Any]], None],
     ) -> None:
         self._exchange = exchange
@@ -59,6 +62,7 @@ class StreamedReply:
         self._writer = writer
         self._error_response = error_response
         self._release = release
+        self._passes_text = passes_text
         self._kept = kept
         self._started = False
 
@@ -101,7 +105,8 @@ class StreamedReply:
         """Sends until the reply is complete (None), or returns what stopped it."""
         ready: list[bytes] = []
         held: list[bytes] = []
-        holding = self._release is not None
+        passed: list[StreamPiece] = []
+        holding = self._release is not None and not self._passes_text
         while True:
             if ready and queue.empty():
                 await self._send(send, b"".join(ready))
@@ -118,7 +123,9 @@ class StreamedReply:
                     written, ends = self._writer.piece(item)
                 except LgovError as error:
                     return error
-                holding = holding or ends
+                holding = holding or ends or (self._passes_text and text_in(item) is None)
+                if self._passes_text and not holding:
+                    passed.append(item)
                 if written:
                     (held if holding else ready).append(written)
                 continue
@@ -126,7 +133,7 @@ class StreamedReply:
                 await self._send(send, b"".join(ready))
             try:
                 completion, body, last = await self._commit(item.completion)
-                instead = None if self._release is None else await self._release(completion)
+                instead = None if self._release is None else await self._release(completion, passed)
             except LgovError as error:
                 return error
             sent, written = (body, b"".join(held) + last) if instead is None else instead

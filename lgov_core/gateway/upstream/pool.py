@@ -164,11 +164,29 @@ class UpstreamPool:
         """The metrics of the servers."""
         now = time.monotonic()
         up = {one.label: float(one.up(now)) for one in self.replicas}
-        yield "gauge", "lgov_upstream_up", "1 while an upstream gets calls.", "upstream", up
+        yield (
+            "gauge",
+            "lgov_upstream_up",
+            "1 while the upstream gets calls, 0 while it is left out after failures; by upstream.",
+            "upstream",
+            up,
+        )
         running = {one.label: float(one.running) for one in self.replicas}
-        yield "gauge", "lgov_upstream_running", "Calls that an upstream is answering.", "upstream", running
+        yield (
+            "gauge",
+            "lgov_upstream_running",
+            "Calls that the upstream is answering, by upstream.",
+            "upstream",
+            running,
+        )
         failed = {one.label: float(one.failed) for one in self.replicas}
-        yield "counter", "lgov_upstream_failures", "Calls in which an upstream failed.", "upstream", failed
+        yield (
+            "counter",
+            "lgov_upstream_failures",
+            "Calls in which the upstream failed, by upstream.",
+            "upstream",
+            failed,
+        )
 
 
 async def _check_one(replica: Replica, check: Callable[[str], Awaitable[bool]]) -> None:

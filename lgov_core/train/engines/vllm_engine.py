@@ -89,7 +89,7 @@ class VllmEngine(TokenEngine):
     def readings(self) -> Iterable[Reading]:
         """For the endpoint's metrics."""
         restarts, lost = self.figures().values()
-        yield "counter", "lgov_vllm_restarts", "How often vLLM had to be started again.", None, {"": restarts}
+        yield "counter", "lgov_vllm_restarts", "Restarts of vLLM.", None, {"": restarts}
         yield "counter", "lgov_vllm_calls_lost", "Calls that vLLM did not answer.", None, {"": lost}
 
     async def _sample(self, prompt: TokenPrompt) -> Generated:

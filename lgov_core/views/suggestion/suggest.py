@@ -101,7 +101,7 @@ def _schema_rule(tool: ToolActs, folder: Path) -> ProposedRule:
         values += [dict(action.arguments)] * count
     schema = schema_of(values)
     total = tool.total
-    notes = [f"{tool.name}: {counted(total, 'call')}, {len(tool.actions)} with different arguments"]
+    notes = [f"{tool.name}: {counted(total, 'call')}, {counted(len(tool.actions), 'set')} of arguments"]
     for name, of_it in schema.get("properties", {}).items():
         given = sum(name in one for one in values)
         notes.append(f"  {name}: {described(of_it)}, in {counted(given, 'call')}")
