@@ -71,7 +71,7 @@ class TrainingSection:
     """Whether the update computes shared prefixes once: ``tree`` yes, ``rows`` no, ``auto`` where it saves enough."""
     max_staleness: int | None = bounded(None, least=0)
     """How many updates older the weights of a rollout may be than those it trains; above 0 rollouts continue during the
-    update. Default: 0; 1 with the engine vllm, unless it sleeps."""
+    update. Default: 0; 1 with the engine vllm."""
     max_extra_groups: int | None = bounded(None, least=0)
     """Maximum number of groups of other tasks that an update collects in place of groups in which all rollouts are alike.
     Default: twice ``batch_size`` for ``dapo``, else 0."""
