@@ -110,6 +110,7 @@ def test_a_rollout_says_what_its_denial_cost(window: Served, page: Any) -> None:
     facts = page.locator("main .facts").inner_text().splitlines()
     assert dict(zip(facts[::2], facts[1::2], strict=True)) == {
         "Turns": "3",
+        "Tokens": "36 → 21",
         "Denials": "1",
         "Return": "+0.550",
         "air reward": "+0.050",
