@@ -22,12 +22,9 @@ class DataFile:
     file: str
 
     @property
-    @cache  # noqa: B019 - the files are constants of modules
     def content(self) -> Mapping[str, Any]:
         """The whole file."""
-        import yaml
-
-        return yaml.safe_load(files(self.package).joinpath(self.file).read_text(encoding="utf-8"))
+        return _content(self.package, self.file)
 
     @cache  # noqa: B019 - the files are constants of modules
     def words(self, table: str, key: str | None = None) -> frozenset[str]:
@@ -45,3 +42,10 @@ class DataFile:
         """``regex`` with its fragments written out."""
         fragments: Mapping[str, str] = self.content.get("fragments", {})
         return re.sub(r"<<(\w+)>>", lambda name: self.written_out(fragments[name[1]]), regex)
+
+
+@cache
+def _content(package: str, file: str) -> Mapping[str, Any]:
+    import yaml
+
+    return yaml.safe_load(files(package).joinpath(file).read_text(encoding="utf-8"))
