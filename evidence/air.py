@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import walking
-from intervals import difference, interval, shown, table, verdict
+from intervals import detectable, difference, interval, shown, shown_detectable, table, verdict
 from walking import Arm, Walks
 
 from evidence import Options, run_all
 from lgov_core.reward import AirRules
 from lgov_core.transitions import CreditRules
 
-SEEDS = 3
+SEEDS = 5
 ARMS = {
     "off": Arm(),
     # What lgov does unless told otherwise: paid by progress, taken back at the end.
@@ -85,7 +85,10 @@ def run(options: Options) -> dict[str, Any]:
                 "second": second,
                 "area": difference(area[first], area[second]),
                 "end": difference(last[first], last[second]),
+                "area_detectable": detectable(area[first], area[second]),
+                "end_detectable": detectable(last[first], last[second]),
                 "looks": difference(last_looks[first], last_looks[second]),
+                "looks_detectable": detectable(last_looks[first], last_looks[second]),
             }
             for first, second in PAIRS
         ],
@@ -111,11 +114,18 @@ def tables(result: dict[str, Any]) -> str:
         ],
     )
     pairs = table(
-        ["difference", "mean after the first update", "shows", "at the end", "shows", "looks", "shows"],
+        [
+            "difference",
+            *(
+                part
+                for name in ("mean after the first update", "at the end", "looks")
+                for part in (name, "shows", "could have been seen")
+            ),
+        ],
         [
             [
                 f"`{pair['first']}` - `{pair['second']}`",
-                *(text for name in ("area", "end", "looks") for text in _shows(pair[name])),
+                *(text for name in ("area", "end", "looks") for text in _shows(pair, name)),
             ]
             for pair in result["differences"]
         ],
@@ -124,8 +134,8 @@ def tables(result: dict[str, Any]) -> str:
     return f"{before}\n\n{arms}\n\n{pairs}"
 
 
-def _shows(value: dict[str, Any]) -> tuple[str, str]:
-    return shown(value, signed=True), verdict(value)
+def _shows(pair: dict[str, Any], name: str) -> tuple[str, str, str]:
+    return shown(pair[name], signed=True), verdict(pair[name]), shown_detectable(pair[f"{name}_detectable"])
 
 
 def draw(result: dict[str, Any], path: Path) -> None:

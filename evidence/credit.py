@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import walking
-from intervals import difference, interval, shown, table, verdict
+from intervals import detectable, difference, interval, shown, shown_detectable, table, verdict
 from walking import Arm, Walks
 
 from evidence import Options, run_all
 from lgov_core.transitions import CreditRules
 
-SEEDS = 3
+SEEDS = 5
 ARMS = {
     "identical": Arm(CreditRules(scheme="identical")),
     "return_to_go": Arm(CreditRules(scheme="return_to_go")),
@@ -74,6 +74,8 @@ def run(options: Options) -> dict[str, Any]:
                 "second": second,
                 "area": difference(area[first], area[second]),
                 "end": difference(last[first], last[second]),
+                "area_detectable": detectable(area[first], area[second]),
+                "end_detectable": detectable(last[first], last[second]),
             }
             for first, second in PAIRS
         ],
@@ -90,14 +92,24 @@ def tables(result: dict[str, Any]) -> str:
         [[f"`{arm}`", shown(result["area"][arm]), shown(result["end"][arm])] for arm in result["curves"]],
     )
     pairs = table(
-        ["difference", "mean after the first update", "shows", "at the end", "shows"],
+        [
+            "difference",
+            "mean after the first update",
+            "shows",
+            "could have been seen",
+            "at the end",
+            "shows",
+            "could have been seen",
+        ],
         [
             [
                 f"`{pair['first']}` - `{pair['second']}`",
                 shown(pair["area"], signed=True),
                 verdict(pair["area"]),
+                shown_detectable(pair["area_detectable"]),
                 shown(pair["end"], signed=True),
                 verdict(pair["end"]),
+                shown_detectable(pair["end_detectable"]),
             ]
             for pair in result["differences"]
         ],

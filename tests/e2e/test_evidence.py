@@ -176,6 +176,22 @@ print(json.dumps([interval([[0.5] * 9] * 3), interval(first), difference(first, 
     assert (gap["mean"], gap["low"], gap["high"]) == (0.25, 0.25, 0.25)
 
 
+def test_a_difference_that_could_have_been_seen_is_seen_four_times_of_five() -> None:
+    # Five seeds whose differences spread by 1 around a true difference of that size: a t-test shows it with 80 % probability.
+    code = """
+import numpy as np
+from intervals import detectable
+normal = [-1.2649, -0.6325, 0.0, 0.6325, 1.2649]  # standard deviation 1
+size = detectable([[value] for value in normal], [[0.0]] * 5)
+drawn = np.random.default_rng(7).normal(size, 1, (100_000, 5))
+t = drawn.mean(axis=1) / (drawn.std(axis=1, ddof=1) / 5**0.5)
+print((t > 2.7764).mean(), detectable([[1.0]], [[0.0]]))
+"""
+    power, of_one_seed = inside(code).split()
+    assert float(power) == pytest.approx(0.8, abs=0.05)
+    assert of_one_seed == "None"
+
+
 def test_a_command_that_was_interrupted_repeats_no_finished_run_of_the_same_code(tmp_path: Path) -> None:
     code = f"""
 import types
