@@ -13,7 +13,9 @@ from tests.slow import SLOW
 from tests.vllm.conftest import PYTHON
 
 KILLS = 5 if SLOW else 1
-DEADLINE_S = 1700
+DEADLINE_S = 600 * KILLS
+
+pytestmark = pytest.mark.timeout(DEADLINE_S + 120)
 
 # They ask here about the run below.
 test_every_call_was_sampled_with_the_weights_of_the_trainer = (
