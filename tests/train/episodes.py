@@ -304,14 +304,16 @@ class Asker:
     """A real LangChain agent that asks once and is paid every second time that it gets a task, whatever it said.
 
     A job with ``paid`` is always paid that, and every second time ``air`` in addition. A job that names a behaviour behaves
-    so instead.
+    so instead. ``options``: ``max_retries``.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         from langchain.agents import create_agent
         from langchain_openai import ChatOpenAI
 
-        self.agent: Any = create_agent(ChatOpenAI(model="tiny", max_retries=0, timeout=60), [], name="asker")
+        self.agent: Any = create_agent(
+            ChatOpenAI(model="tiny", max_retries=options.get("max_retries", 0), timeout=60), [], name="asker"
+        )
         self.counts: Counter[str] = Counter()
 
     async def run(self, job: Job) -> Episode:

@@ -59,8 +59,8 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(401, {})
         elif self.path == "/v1/load_lora_adapter":
             name, path = body["lora_name"], Path(body["lora_path"])
-            if told("refuse"):
-                self.answer(400, {"message": "no room"})
+            if told("dead") or told("refuse"):
+                self.answer(500 if told("dead") else 400, {"message": "no room"})
                 return
             tensors = load_file(path / "adapter_model.safetensors")
             self.adapters[name] = int(next(tensors[key] for key in tensors if "lora_B" in key).flatten()[0])

@@ -108,6 +108,20 @@ def test_publishing_into_a_killed_server_waits_for_it(fake: Fake) -> None:
     assert fake.ask().response_ids == (12,) * 4
 
 
+def test_publishing_outlasts_a_server_whose_engine_died(fake: Fake) -> None:
+    """It answers 500 for some seconds, until it ends."""
+
+    def end() -> None:
+        (fake.folder / "dead").unlink()
+        os.kill(fake.server.pid or 0, signal.SIGKILL)
+
+    (fake.folder / "dead").touch()
+    threading.Timer(4.0, end).start()
+    assert fake.policy.publish(weights(1)) == 1
+    assert fake.server.restarts == 1
+    assert fake.ask().response_ids == (11,) * 4
+
+
 def test_a_server_that_is_no_longer_healthy_is_started_again(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_server, "_HEALTH_S", 0.0)
     pid = fake.server.pid
@@ -186,21 +200,28 @@ def test_replies_that_are_narrowed_have_no_log_probabilities(fake: Fake) -> None
         fake.ask(body={"logit_bias": {"5": 1}})
 
 
-def test_the_server_ends_with_a_trainer_that_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fork", ["0", "os.fork()"], ids=["alone", "whose forked child lives on"])
+def test_the_server_ends_with_a_trainer_that_is_killed(tmp_path: Path, fork: str) -> None:
     program = (
-        "import sys, time; from pathlib import Path\n"
+        "import os, sys, time; from pathlib import Path\n"
         "from lgov_core.train.engines.vllm_server import VllmOptions, VllmServer\n"
-        "folder = Path(sys.argv[1])\n"
+        "folder, trainer = Path(sys.argv[1]), os.getpid()\n"
         "with VllmServer('folder', 'tiny', VllmOptions(folder / 'python', start_s=60), folder / 'vllm.log') as server:\n"
-        "    print(server.pid, server.url, flush=True); time.sleep(60)\n"
+        f"    child = {fork}\n"
+        "    if child or os.getpid() == trainer: print(server.pid, server.url, child, flush=True)\n"
+        "    time.sleep(60)\n"
     )
     environment_of(tmp_path)
     with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True) as trainer:
         assert trainer.stdout is not None
-        pid, url = trainer.stdout.readline().split()
+        pid, url, child = trainer.stdout.readline().split()
         assert vllm_server.is_healthy(url)
         trainer.kill()
-    until(lambda: not vllm_server.is_healthy(url))
+        try:
+            until(lambda: not vllm_server.is_healthy(url))
+        finally:
+            if int(child):
+                os.kill(int(child), signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError):  # reaped by whoever adopts it
         os.kill(int(pid), 0)
         assert "Z" in Path(f"/proc/{pid}/stat").read_text().split(")")[1]

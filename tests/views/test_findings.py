@@ -18,7 +18,7 @@ pytest.importorskip("pyarrow", reason='needs the extra "train"')
 
 from lgov_core.cli import cli
 from lgov_core.store import open_store
-from lgov_core.train.sections import TrainingSection
+from lgov_core.train.sections import RuntimeSection, TrainingSection
 from lgov_core.types import Rollout
 from lgov_core.views.findings import RunFinding, examine
 
@@ -102,6 +102,8 @@ def test_advantages_from_air_alone(tmp_path: Path) -> None:
     found = only(made(run, groups(alike, alike, alike, MIXED)))
     assert found.name == "advantages-from-air-alone"
     assert found.figures == {"groups_with_advantages": 16, "groups_from_air_alone": 12}
+    (named,) = re.findall(r"runtime\.(\w+)", found.advice)
+    assert named in {one.name for one in fields(RuntimeSection)}, "a key of config.yaml"
 
 
 def test_groups_that_differ_by_a_denial_have_no_advantages_from_air_alone(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     missing = "vLLM (make test-vllm)" if not PYTHON.exists() else "smollm2" if not MODEL.exists() else ""
     for item in items:
         if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.timeout(1800))
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(1800))
             if missing:
                 item.add_marker(pytest.mark.skip(reason=f"needs {missing}"))
 

@@ -1,10 +1,11 @@
-"""`lgov train --engine vllm`: reward rises, and a vLLM that is killed in mid-update costs calls but not the run."""
+"""`lgov train --engine vllm`: reward rises; a vLLM, or a training, that is killed in mid-update costs calls but not the run."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -30,9 +31,16 @@ vllm: {context_tokens: 512, arguments: [--max-num-seqs, "32"]}
 
 
 def train(
-    folder: Path, steps: int, stale: int, meanwhile: Any = None, *, agent: str = "says_yes", policies: str = ""
+    folder: Path,
+    steps: int,
+    stale: int,
+    meanwhile: Any = None,
+    *more: str,
+    agent: str = "says_yes",
+    policies: str = "",
+    status: int = 0,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What a training says at its end, and its lines."""
+    """What a training says at its end, and its lines; ``more`` are arguments of the command."""
     config, tasks = folder / "config.yaml", folder / "tasks.jsonl"
     values = {"MODEL": str(MODEL), "STEPS": str(steps), "STALE": str(stale), "POLICIES": policies}
     config.write_text(re.sub("|".join(values), lambda found: values[found[0]], CONFIG))
@@ -40,21 +48,21 @@ def train(
     command = [
         sys.executable, "-m", "lgov_core.cli", "train", str(config), "--engine", "vllm", "--vllm-python", str(PYTHON),
         "--agent", f"{Path(__file__).with_name('yes_agent.py')}:{agent}", "--tasks", str(tasks),
-        "--folder", str(folder / "run"), "--json",
+        "--folder", str(folder / "run"), "--json", *more,
     ]  # fmt: skip
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as training:
         if meanwhile is not None:
             threading.Thread(target=meanwhile, args=(training.pid,), daemon=True).start()
         assert training.stdout is not None
         said = training.stdout.read()
-    assert training.returncode == 0
-    return json.loads(said), lines(folder)
+    assert training.returncode == status
+    return json.loads(said or "{}"), lines(folder)
 
 
-def lines(folder: Path) -> list[dict[str, Any]]:
+def lines(folder: Path, phase: str = "train") -> list[dict[str, Any]]:
     path = folder / "run" / "metrics.jsonl"
     found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return [line for line in found if line["phase"] == "train"]
+    return [line for line in found if line["phase"] == phase]
 
 
 def share_of(word: str, calls: Sequence[CapturedCall], model: str, version: int) -> float:
@@ -114,3 +122,25 @@ def test_a_training_whose_vllm_is_killed_finishes_and_counts_what_was_lost(tmp_p
     assert all(line["staleness_max"] <= 1 for line in updates)
     assert updates[-1]["vllm_restarts"] == 1
     assert updates[-1]["vllm_calls_lost"] > 0
+
+
+def test_a_training_that_is_killed_leaves_no_vllm_and_resumes_with_its_weights(tmp_path: Path) -> None:
+    left: list[psutil.Process] = []
+
+    def kill(pid: int) -> None:
+        while not (tmp_path / "run" / "transitions" / "step-000002.json").exists():
+            time.sleep(0.05)
+        server = vllm_of(pid)
+        group = [server, *server.children(recursive=True)]
+        psutil.Process(pid).kill()  # the second update is being made, from a batch that is on disk
+        left.extend(psutil.wait_procs(group, timeout=20)[1])
+
+    train(tmp_path, 3, 0, kill, status=-signal.SIGKILL)
+    assert len(lines(tmp_path)) == 1
+    report, updates = train(tmp_path, 3, 0, None, "--resume")
+    assert left == [], "vLLM ended with the training"
+    (resumed,) = lines(tmp_path, "resume")
+    assert (resumed["step"], resumed["replayed"], resumed["differing"]) == (2, 2, 0)
+    assert report["updates"] == 3
+    assert [line["step"] for line in updates] == [1, 2, 3]
+    assert updates[2]["logprob_drift"] < 1e-4, "the calls after it are of the weights that were resumed"

@@ -1,14 +1,20 @@
 """Runs ``vllm serve`` and ends with the process that started it: run as a file by vLLM's own Python, which has no lgov."""
 
 import os
+import select
 import signal
 import sys
 import threading
 
 
 def _end_with_parent() -> None:
-    """Ends this process and all that it started once the parent, which holds the other end of standard input, is gone."""
-    os.read(0, 1)  # not sys.stdin, which must not be in use when the interpreter ends
+    """Ends this process and all that it started once the parent is gone.
+
+    The other end of standard input closes with it, unless a process that it forked, which lives on, holds that end too.
+    """
+    parent = os.getppid()
+    while os.getppid() == parent and not select.select([0], [], [], 1.0)[0]:
+        pass
     os.killpg(0, signal.SIGKILL)
 
 

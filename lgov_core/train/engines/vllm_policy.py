@@ -7,23 +7,18 @@ import json
 import secrets
 import shutil
 import threading
-import time
 from collections import Counter
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from lgov_core._util.atomic_file import atomic_folder
 from lgov_core.errors import ModelError, TrainError, UpstreamError
-from lgov_core.train.engines.vllm_server import Vllm, ask
+from lgov_core.train.engines.vllm_server import Vllm, ask, attempts
 
 if TYPE_CHECKING:
     import torch
-
-#: How often loading an adapter is tried while the server is lost again and again, and seconds between two tries.
-_TRIES: Final = 5
-_PAUSE_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +138,11 @@ class VllmPolicy:
     def _switch(self, made: Version) -> None:
         """Loads a version and makes it the current one, in a server that has not been lost meanwhile."""
         failure = ""
-        for _ in range(_TRIES):
-            generation = self.server.wait()
+        for generation in attempts(self.server):
             try:
                 failure = self._load(made)
             except OSError as error:
                 failure = str(error)
-                time.sleep(_PAUSE_S)
                 continue
             with self._lock:  # a server that was started after this has loaded what is current then
                 if not failure and self.server.generation == generation:

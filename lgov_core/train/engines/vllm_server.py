@@ -13,7 +13,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, Self
@@ -29,6 +29,10 @@ _HEALTH_S: Final = 5.0
 _MISSED: Final = 3
 #: A server that ends so often in a row before it ever answered is not started again.
 _FAILED_STARTS: Final = 2
+#: How often a request is tried that a server does not answer, and seconds before the second try, doubled for each further
+#: one: together longer than it takes to notice that the server is lost.
+_TRIES: Final = 6
+_PAUSE_S: Final = 0.5
 #: The ranks that vLLM has room for.
 _RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
 #: A proxy of the environment has nothing to do with a server of this machine.
@@ -332,6 +336,17 @@ def is_healthy(url: str) -> bool:
             return answer.status == 200
     except (OSError, ValueError):
         return False
+
+
+def attempts(server: Vllm) -> Iterator[int]:
+    """Waits for the server before each try of a request, and yields its generation. Raises as `Vllm.wait`.
+
+    A vLLM whose engine died answers 500 until it ends itself, or is started again because its health does not answer.
+    """
+    for number in range(_TRIES):
+        if number:
+            time.sleep(_PAUSE_S * 2 ** (number - 1))
+        yield server.wait()
 
 
 def ask(server: Vllm, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = 300.0) -> tuple[int, str]:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from lgov_core.errors import UpstreamError
-from lgov_core.train.engines.vllm_server import Vllm, ask
+from lgov_core.train.engines.vllm_server import Vllm, ask, attempts
 from lgov_core.train.layout.rows import TrainRow
 from lgov_core.train.loop.training_run import Learner, Progress
 from lgov_core.transitions import CreditRules, TransitionSet
-
-#: How often a server that is lost again and again is asked, and seconds between two tries.
-_TRIES: Final = 5
-_PAUSE_S: Final = 0.5
 
 
 class UpdateWhileAsleep:
@@ -63,13 +58,11 @@ def asleep(server: Vllm) -> Generator[None]:
 
 def _do(server: Vllm, what: str) -> None:
     failure = ""
-    for _ in range(_TRIES):
-        server.wait()
+    for _ in attempts(server):
         try:
             status, text = ask(server, what, {})
         except OSError as error:  # it is lost, and is started again
             failure = str(error)
-            time.sleep(_PAUSE_S)
             continue
         if status == 200:
             return

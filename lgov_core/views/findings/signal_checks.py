@@ -86,7 +86,7 @@ def find_air_alone(evidence: Evidence) -> RunFinding | None:
         Severity.HIGH,
         f"In {len(alone)} of {len(taught)} recent groups that have advantages, nothing differs but tool rewards (AIR).",
         "The policy is taught to please its tools. Repair the task reward, or leave AIR out until it differs"
-        " (channel_weights: {air: 0}).",
+        " (runtime.air_enabled: false).",
         {"groups_with_advantages": len(taught), "groups_from_air_alone": len(alone)},
         named(one.rollout_id for group in alone for one in group if one.air),
     )
