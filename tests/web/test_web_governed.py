@@ -30,6 +30,12 @@ def test_a_rollout_is_found_from_the_tasks(window: Served, page: Any) -> None:
     expect(page.locator("main")).not_to_contain_text("running")
 
 
+def test_without_tokens_to_train_on_nothing_is_said_of_training(window: Served, page: Any) -> None:
+    window.open(page, "#/rollout/first")
+    page.get_by_role("list", name="Turns").wait_for()
+    assert page.get_by_role("region", name="What training leaves out").count() == 0
+
+
 def test_the_doctor_says_when_nothing_was_examined(window: Served, page: Any) -> None:
     window.open(page, "#/doctor")
     page.get_by_text("Nothing was examined").wait_for()
