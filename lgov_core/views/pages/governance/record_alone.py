@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Final
 
 from lgov_core.audit import AuditEntry, AuditLog
 from lgov_core.errors import StoreError
 from lgov_core.store import RolloutQueue, open_store
 from lgov_core.trace import semconv
 from lgov_core.types import Span
-
-#: Spans between two waits for the store, which drops what its queue cannot hold.
-_BATCH: Final = 500
 
 
 class RecordAlone:
@@ -30,13 +26,10 @@ class RecordAlone:
         if not self._path.is_file():
             raise StoreError(f"the audit record {self._path} is gone", hint="it was moved or deleted; put it back")
         with self._lock, AuditLog(self._path, signer=None) as log:
-            for entry in log.entries(after=self._read):
-                if entry.kind == "decision":
-                    self.store.add_span(_span(entry))
-                if entry.position % _BATCH == 0:
-                    self.store.flush()
-                self._read = entry.position
-            self.store.flush()
+            entries = log.entries(after=self._read)
+            if entries:
+                self.store.add_spans([_span(entry) for entry in entries if entry.kind == "decision"])
+                self._read = entries[-1].position
 
 
 def _span(entry: AuditEntry) -> Span:
