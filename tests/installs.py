@@ -3,7 +3,7 @@
 ``make test-install``, or ``python -m tests.installs [EXTRA …] [--python PATH …] [--json]``. The wheel is built once; then for
 each row: a fresh environment, ``pip install lgov[EXTRA]``, ``pip check``, an import of the packages, ``lgov --version`` and
 ``python -m lgov_core --version``; for a framework, ``lgov run`` of a program that imports it. ``base`` is lgov without an
-extra. Ends with 1 if any row failed.
+extra: a program asks a governor, and its record is verified. Ends with 1 if any row failed.
 """
 
 from __future__ import annotations
@@ -28,6 +28,17 @@ FRAMEWORKS = {
     "openai-agents": "agents",
     "openai": "openai",
 }
+POLICY = "version: 1\nrules: [{name: reads, tools: [run_sql], use: sql, with: {dialect: sqlite}}]\n"
+#: What the base installation governs by itself: the calls that a program asks about.
+BASE = """
+from lgov_core import Action, AuditLog, Governor, Point, load_policy_file
+
+with AuditLog("audit.db") as log:
+    governor = Governor(load_policy_file("policy.yaml"), audit=log)
+    for query, blocked in (("SELECT 1", False), ("DROP TABLE staff", True)):
+        decision = governor.decide(Action(Point.PRE_TOOL_CALL, "run_sql", arguments={"query": query}))
+        assert decision.blocks is blocked, decision
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +60,10 @@ def build(folder: Path) -> Path:
     return next(folder.glob("lgov-*.whl"))
 
 
-def output(*command: str | Path) -> str:
+def output(*command: str | Path, cwd: Path | None = None) -> str:
     """What a command printed. Raises `CalledProcessError`."""
     return subprocess.run(
-        [str(part) for part in command], check=True, capture_output=True, text=True, timeout=1200
+        [str(part) for part in command], check=True, capture_output=True, text=True, timeout=1200, cwd=cwd
     ).stdout
 
 
@@ -74,6 +85,11 @@ def install(python: Path, extra: str, wheel: Path, folder: Path) -> Installed:
         says = {output(folder / "bin" / "lgov", "--version"), output(own, "-m", "lgov_core", "--version")}
         if says != {f"lgov {wheel.name.split('-')[1]}\n"}:
             problem = f"--version says {says}"
+        if extra == "base":
+            (folder / "policy.yaml").write_text(POLICY)
+            (folder / "agent.py").write_text(BASE)
+            output(own, "agent.py", cwd=folder)
+            output(folder / "bin" / "lgov", "audit", "verify", folder / "audit.db")
         if extra in FRAMEWORKS:
             (folder / "policy.yaml").write_text("version: 1\nrules: [{name: all, use: allow}]\n")
             (folder / "agent.py").write_text(f"import {FRAMEWORKS[extra]}\n")

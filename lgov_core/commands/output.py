@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -40,18 +40,25 @@ def console() -> Console:
     return Console(file=sys.stdout, width=width, markup=False, highlight=False, emoji=False)
 
 
-def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Writes rows under their column names, without a frame, so that other programs can parse them."""
+def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, shortened: Collection[str] = ()) -> None:
+    """Writes rows under their column names, without a frame, so that other programs can parse them.
+
+    With ``shortened`` a row is one line of the terminal, or of 120 characters where there is none: these columns are cut.
+    """
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", no_wrap=bool(shortened) and column not in shortened)
     for row in rows:
-        table.add_row(*(Text("" if cell is None else printable(str(cell))) for cell in row))
+        cells = ["" if cell is None else printable(str(cell)) for cell in row]
+        if shortened:
+            table.add_row(*(Text(cell.replace("\n", " "), no_wrap=True, overflow="ellipsis") for cell in cells))
+        else:
+            table.add_row(*map(Text, cells))
     to = console()
-    if not to.is_terminal:
+    if not to.is_terminal and not shortened:
         to.width = _TABLE_WIDTH_WITHOUT_TERMINAL
     to.print(table)
 

@@ -56,8 +56,8 @@ def view(
 ) -> None:
     """Look at a store or at runs in the browser: figures, rollouts, tokens, decisions, approvals.
 
-    PATH is a trace store (a path or an address), the folder of a run, or a folder of runs. The page is for this machine
-    only: the printed address opens it once. Ctrl-C ends it. With --export no server is started.
+    PATH is a trace store (a path or an address), an audit record, the folder of a run, or a folder of runs. The page is for
+    this machine only: the printed address opens it once. Ctrl-C ends it. With --export no server is started.
     """
     try:
         from lgov_core.views.pages.governance.approvals import approval_files

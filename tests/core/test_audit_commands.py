@@ -92,6 +92,17 @@ def test_verify_says_what_is_proved_and_ends_with_4_when_broken(run: Run, tmp_pa
     assert run("audit", "verify").exit_code == 2
 
 
+def test_show_cuts_a_long_row_to_one_line(run: Run, tmp_path: Path) -> None:
+    with AuditLog(tmp_path / "audit.db", signer=None) as log:
+        never = ConstantPolicy(Effect.DENY, name="never", reason="no\nand " + "again " * 50)
+        Governor([never], audit=log).decide(Action(Point.PRE_TOOL_CALL, "pay", arguments={"note": "much " * 50}))
+    header, row = run("audit", "show", tmp_path / "audit.db").stdout.splitlines()
+    assert (len(header), len(row)) == (120, 120)
+    assert 'pay {"note":"much much much' in row
+    assert "never/deny: no and again" in row
+    assert row.endswith("…")
+
+
 def test_show_lists_and_filters(run: Run, tmp_path: Path) -> None:
     make_key(tmp_path / "audit.key")
     path = record(tmp_path)

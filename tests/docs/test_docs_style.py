@@ -41,3 +41,8 @@ def test_nothing_is_misspelt() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_the_site_draws_nothing_with_a_script_from_elsewhere() -> None:
+    """The site's theme loads Mermaid from a public server; the site works without one."""
+    assert [path.name for path in (ROOT / "docs").rglob("*.md") if "```mermaid" in path.read_text("utf-8")] == []

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,21 +63,10 @@ def test_a_running_call_ends_with_the_weights_it_began_with(fake: Fake) -> None:
 
 
 def test_twenty_swaps_under_load_lose_and_mix_no_call(fake: Fake) -> None:
-    stop, replies = threading.Event(), []
-
-    def keep_asking() -> None:
-        while not stop.is_set():
-            replies.append(fake.ask())
-
-    threads = [threading.Thread(target=keep_asking) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for number in range(1, 21):
-        fake.policy.publish(weights(number))
-        time.sleep(0.03)
-    stop.set()
-    for thread in threads:
-        thread.join(30)
+    with fake.under_load() as replies:
+        for number in range(1, 21):
+            fake.policy.publish(weights(number))
+            time.sleep(0.03)
     assert len({reply.weights_version for reply in replies}) > 10
     assert all(set(reply.response_ids) == {10 + reply.weights_version} for reply in replies)
     assert fake.engine.figures() == {"vllm_restarts": 0, "vllm_calls_lost": 0}

@@ -55,21 +55,10 @@ def test_all_weights_are_replaced_between_calls(fake: Fake) -> None:
 
 
 def test_swaps_of_all_weights_under_load_mix_no_call(fake: Fake) -> None:
-    stop, replies = threading.Event(), []
-
-    def keep_asking() -> None:
-        while not stop.is_set():
-            replies.append(fake.ask())
-
-    threads = [threading.Thread(target=keep_asking) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for number in range(1, 11):
-        fake.policy.publish(all_weights(number))
-        time.sleep(0.1)
-    stop.set()
-    for thread in threads:
-        thread.join(30)
+    with fake.under_load() as replies:
+        for number in range(1, 11):
+            fake.policy.publish(all_weights(number))
+            time.sleep(0.1)
     assert len({reply.weights_version for reply in replies}) > 5
     assert all(set(reply.response_ids) == {10 + reply.weights_version} for reply in replies)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,24 @@ class Fake:
 
     def ask(self, **more: Any) -> Completion:
         return self.begin(**more).result(60)
+
+    @contextmanager
+    def under_load(self) -> Generator[list[Completion]]:
+        """Four threads ask, one call after another, until the block ends; their replies are in the list then."""
+        done, replies = threading.Event(), list[Completion]()
+
+        def keep_asking() -> None:
+            while not done.is_set():
+                replies.append(self.ask())
+
+        with ThreadPoolExecutor(4) as pool:
+            asking = [pool.submit(keep_asking) for _ in range(4)]
+            try:
+                yield replies
+            finally:
+                done.set()
+        for one in asking:
+            one.result()
 
     def log(self) -> list[str]:
         return (self.folder / "log").read_text().splitlines()

@@ -7,8 +7,14 @@ from typing import Any
 
 import pytest
 
+from lgov_core.governor import Governor
+from lgov_core.policies import ApprovalPolicy
+from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.store import open_store
+from lgov_core.trace.sink import StoreSink
+from lgov_core.types import Action, Point
 from tests.web.browser import expect
+from tests.web.recorded_run import DeniesDrops, Planted
 from tests.web.served import Served, served
 from tests.window.test_window_governed import reported
 
@@ -19,6 +25,10 @@ def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with open_store(place) as store:
         for number in range(2):
             store.add_call(reported(f"c{number}", "first", {"prompt_tokens": 100, "completion_tokens": 20}))
+        governor = Governor([ApprovalPolicy(["refund"]), DeniesDrops(Planted())], plugins=[StoreSink(store)])
+        with enter_scope(RolloutScope("first")):
+            for name, arguments in (("refund", {"euros": 120}), ("run_sql", {"query": "DROP TABLE staff"})):
+                governor.decide(Action(Point.PRE_TOOL_CALL, name, arguments=arguments))
     with served(place) as opened:
         yield opened
 
@@ -28,6 +38,23 @@ def test_a_rollout_is_found_from_the_tasks(window: Served, page: Any) -> None:
     page.get_by_role("listitem", name="Task first").locator("a.chip").click()
     expect(page.locator("main")).to_contain_text("200 → 40")
     expect(page.locator("main")).not_to_contain_text("running")
+
+
+def test_without_tokens_to_train_on_nothing_is_said_of_training(window: Served, page: Any) -> None:
+    window.open(page, "#/rollout/first")
+    page.get_by_role("list", name="Turns").wait_for()
+    assert page.get_by_role("region", name="What training leaves out").count() == 0
+
+
+def test_a_pending_approval_does_not_count_as_denied(window: Served, page: Any) -> None:
+    window.open(page, "#/governance")
+    expect(page.get_by_role("region", name="Denied, by policy").locator(".legend")).to_have_text("read-only 1")
+    facts = page.locator("main .facts").first.inner_text().splitlines()
+    assert dict(zip(facts[::2], facts[1::2], strict=True)) == {"Decisions": "2", "pending approval": "1", "deny": "1"}
+    listed = page.get_by_role("region", name="Decisions", exact=True)
+    listed.get_by_label("Effect").select_option("pending approval")
+    expect(listed.locator("tbody tr")).to_have_count(1)
+    assert listed.locator("tbody .badge").all_inner_texts() == ["pending approval"]
 
 
 def test_the_doctor_says_when_nothing_was_examined(window: Served, page: Any) -> None:

@@ -120,6 +120,14 @@ def test_a_rollout_says_what_its_denial_cost(window: Served, page: Any) -> None:
     }
 
 
+def test_what_training_leaves_out_comes_last(window: Served, page: Any) -> None:
+    window.open(page, "#/rollout/ro_mixed1")
+    page.get_by_role("list", name="Turns").wait_for()
+    last = page.locator("main section").last
+    assert last.get_attribute("aria-label") == "What training leaves out"
+    assert "resp_ro_mixed1_4" in last.inner_text()
+
+
 def test_a_page_of_a_run_leads_to_its_denials(window: Served, page: Any) -> None:
     window.open(page)
     page.get_by_role("region", name="Runs").locator("tbody a").nth(1).click()

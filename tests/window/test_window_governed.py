@@ -6,9 +6,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from lgov_core.audit import AuditLog
+from lgov_core.governor import Governor
+from lgov_core.policies import ConstantPolicy, PolicySet, Rule
 from lgov_core.store import RolloutQueue
 from lgov_core.trace import semconv
-from lgov_core.types import CapturedCall, Outcome, Rollout, Span
+from lgov_core.types import Action, CapturedCall, Effect, Outcome, Point, Rollout, Span
 from tests.window.conftest import Opened
 from tests.window.recorded_rollouts import call, record_rollout
 
@@ -76,3 +79,22 @@ def test_usage_of_several_choices_is_no_count_of_one(opened: Opened, store: Roll
     shown = opened(tmp_path).get("rollouts/ro")
     assert [one["response_tokens"] for one in shown["steps"]] == [None, None]
     assert shown["response_tokens"] is None
+
+
+def test_an_audit_record_alone_shows_its_decisions(opened: Opened, tmp_path: Path) -> None:
+    deny = PolicySet([Rule(ConstantPolicy(Effect.DENY, name="never", reason="no"))])
+    with AuditLog(tmp_path / "audit.db", signer=None) as log:
+        for policies in (deny, deny.in_shadow()):
+            action = Action(Point.PRE_TOOL_CALL, "rm", agent="clerk", rollout_id="ro", attempt=1, call_id="c")
+            Governor(policies, audit=log).decide(action)
+        browser = opened(tmp_path / "audit.db")
+        assert browser.get("governance")["effects"] == {"deny": 1, "allow": 1}
+        assert browser.get("governance")["would"] == {"deny": 1}
+        shown = [
+            (one["tool"], one["agent"], one["policy"], one["reason"], one["rollout_id"], one["effect"])
+            for one in browser.all("governance/decisions")
+        ]
+        assert shown == [("rm", "clerk", "never", "no", "ro", effect) for effect in ("allow", "deny")]
+        Governor(deny, audit=log).decide(Action(Point.PRE_TOOL_CALL, "rm"))
+        assert browser.get("governance")["effects"] == {"deny": 2, "allow": 1}
+    assert browser.get("doctor")["findings"] == []

@@ -134,11 +134,3 @@ def test_a_path_without_a_store_says_what_to_name(tmp_path: Path) -> None:
     assert result.exit_code == 1
     wanted = "name a store (lgov run --store traces.sqlite makes one) or the folder of a training"
     assert json.loads(result.output)["error"]["hint"] == wanted
-    assert "audit record" in lgov("view", _audit(tmp_path), "--no-open").output
-
-
-def _audit(folder: Path) -> str:
-    from lgov_core.audit import AuditLog
-
-    AuditLog(folder / "audit.sqlite", signer=None).close()
-    return str(folder / "audit.sqlite")

@@ -32,7 +32,10 @@ _ARGUMENTS_SHOWN = 80
 @click.option("--entry", "entry_id", metavar="ID", help="Only the entry with this id (aud_...), and its outcome.")
 @limit_option("Most recent rows")
 def show(path: Path, selection: Selection, denied: bool, entry_id: str | None, limit: int, as_json: bool) -> None:
-    """List the entries of the audit record PATH, in the order of writing. Times are in UTC."""
+    """List the entries of the audit record PATH, in the order of writing. Times are in UTC.
+
+    A row is one line, where long values are cut; --json has everything.
+    """
     from lgov_core.audit.export import plain
     from lgov_core.types import BLOCKING
 
@@ -46,12 +49,13 @@ def show(path: Path, selection: Selection, denied: bool, entry_id: str | None, l
     if as_json:
         write_json([plain(entry) for entry in shown])
         return
-    write_table(("#", "time", "what", "action", "answer", "why"), [_row(entry) for entry in shown])
+    columns = ("#", "time", "what", "action", "answer", "why")
+    write_table(columns, [_row(entry) for entry in shown], shortened=("action", "why"))
     click.echo(f"{len(shown)} of {counted(len(entries), 'entry', 'entries')}", err=True)
 
 
 def _row(entry: AuditEntry) -> tuple[object, ...]:
-    when = datetime.fromtimestamp(entry.time_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    when = datetime.fromtimestamp(entry.time_ns / 1e9, UTC).strftime("%m-%d %H:%M:%S")
     verdict = entry.verdict
     where = f"{verdict['policy']}/{verdict['rule']}" if verdict["rule"] else verdict["policy"] or ""
     why = f"{where}: {verdict['reason']}" if verdict["reason"] and where else verdict["reason"] or where

@@ -17,6 +17,9 @@ Owner = tuple[str | None, int | None]
 
 #: The number of responses kept by an upstream whose owner is remembered.
 _MOST_NOTED = 65_536
+#: Turns, and bytes of text, that are kept here.
+_MOST_TURNS = 4096
+_MOST_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +33,11 @@ class _Turn:
 class ResponseMemory:
     """The latest conversations of the Responses API, as chat messages, in this process only.
 
-    Each turn is kept once, with the id of the turn before it: at most ``most`` turns and about ``most_bytes`` of text, least
-    recently used first to go. Only calls of the same rollout and attempt find a conversation. For one event loop.
+    Each turn is kept once, with the id of the turn before it: at most 4,096 turns and about 64 MiB of text, least recently
+    used first to go. Only calls of the same rollout and attempt find a conversation. For one event loop.
     """
 
-    def __init__(self, most: int = 4096, most_bytes: int = 64 * 1024 * 1024) -> None:
-        self._most = most
-        self._most_bytes = most_bytes
+    def __init__(self) -> None:
         self._bytes = 0
         self._turns: OrderedDict[str, _Turn] = OrderedDict()
         self._elsewhere: BoundedDict[str, Owner] = BoundedDict(_MOST_NOTED)
@@ -59,7 +60,7 @@ class ResponseMemory:
         size = len(repr(messages))
         self._turns[response_id] = _Turn((who.rollout_id, who.attempt), previous, tuple(messages), size)
         self._bytes += size
-        while len(self._turns) > self._most or (self._bytes > self._most_bytes and len(self._turns) > 1):
+        while len(self._turns) > _MOST_TURNS or (self._bytes > _MOST_BYTES and len(self._turns) > 1):
             _, dropped = self._turns.popitem(last=False)
             self._bytes -= dropped.size
 

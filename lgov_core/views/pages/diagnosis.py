@@ -6,6 +6,8 @@ from typing import Any
 
 from lgov_core.errors import LgovError
 from lgov_core.views.findings import Report, examine
+from lgov_core.views.findings.evidence import Evidence
+from lgov_core.views.findings.examine import examine_evidence
 from lgov_core.views.pages.background import Background
 from lgov_core.views.pages.open_source import OpenSource
 
@@ -21,7 +23,7 @@ class Diagnosis:
         """The findings, ``running`` until they are there."""
         source, work = self._shown.source, self._work
         place = source.store if source.metrics is None else str(source.folder)
-        work.start(lambda: examine(str(place)), self._written())
+        work.start(lambda: examine(place) if place else examine_evidence(source.place, Evidence()), self._written())
         report, error = work.result, work.error
         return {
             "state": work.state,

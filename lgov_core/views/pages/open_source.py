@@ -17,6 +17,7 @@ from lgov_core.store import RolloutQueue, open_store
 from lgov_core.store.sql.pages import StorePages
 from lgov_core.views.attempt_builder import NotRecorded
 from lgov_core.views.pages.governance.decision_counts import DecisionCounts
+from lgov_core.views.pages.governance.record_alone import RecordAlone
 from lgov_core.views.pages.groups import GroupIndex
 from lgov_core.views.pages.sources import Source
 from lgov_core.views.pages.texts import text_of
@@ -32,7 +33,8 @@ _MOST_RUNS: Final = 200
 class OpenSource:
     """One source. Callable from any thread.
 
-    The store is opened when it is first needed, and again when its file was replaced.
+    The store is opened when it is first needed, and again when its file was replaced. For an audit record alone it is one in
+    memory, with the record's decisions.
     """
 
     def __init__(self, source: Source, *, tokenizer: Path | None = None) -> None:
@@ -41,6 +43,8 @@ class OpenSource:
         self.unannounced = Unannounced()
         self.counts = DecisionCounts()
         self.batches = TrainedBatches(None if source.folder is None else source.folder / "transitions")
+        alone = source.audit if source.store is None and source.folder is None else None
+        self._record = None if alone is None else RecordAlone(alone)
         self._tokenizer = tokenizer
         self._texts: TokenTexts | None = None
         self._lock = threading.Lock()
@@ -53,6 +57,9 @@ class OpenSource:
     def store(self) -> RolloutQueue:
         """The store. Raises `NotRecorded` when there is none, `StoreError` when it cannot be opened."""
         place = self.source.store
+        if self._record is not None:
+            self._record.read()
+            return self._record.store
         if place is None:
             raise NotRecorded(f"{self.source.place} has no store", hint="its figures are all that there is")
         with self._lock:
@@ -177,6 +184,8 @@ class OpenSource:
     def close(self) -> None:
         """Closes the store."""
         with self._lock:
+            if self._record is not None:
+                self._record.store.close()
             if self._store is not None:
                 self._store.close()
                 self._store = None

@@ -26,7 +26,7 @@ _MOST_FILES: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A run's folder, or a store alone. ``store`` is a path or an address; the other files are None where there are none."""
+    """A run's folder, or a store or an audit record alone. ``store`` is a path or an address; what there is not is None."""
 
     source_id: str
     folder: Path | None
@@ -43,11 +43,13 @@ class Source:
     @property
     def place(self) -> str:
         """The path or address, without a password."""
-        return without_password(self.store) if self.folder is None and self.store is not None else str(self.folder)
+        if self.folder is None and self.store is not None:
+            return without_password(self.store)
+        return str(self.folder or self.audit)
 
 
 def find_sources(place: str) -> list[Source]:
-    """The sources at ``place``: a store (path or address), the folder of a run, or a folder with such.
+    """The sources at ``place``: a store (path or address), an audit record, the folder of a run, or a folder with such.
 
     Raises `StoreError` when there is none.
     """
@@ -65,12 +67,8 @@ def find_sources(place: str) -> list[Source]:
 
 
 def _of_file(path: Path) -> Source:
-    kind = _kind(path)
-    if kind == _AUDIT:
-        raise StoreError(
-            f"{path} is an audit record, and the window shows a trace store",
-            hint=f"{_NAME_ONE}, with --audit {path}; or read the record as it is: lgov audit show {path}",
-        )
+    if _kind(path) == _AUDIT:
+        return Source(path.stem, None, None, path)
     if (path.parent / "metrics.jsonl").is_file():
         return _of_folder(path.parent, path.parent.name, path)
     return Source(path.stem if path.stem != "store" else path.parent.name, None, str(path))

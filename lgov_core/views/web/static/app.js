@@ -1,5 +1,5 @@
 // The frame around the pages: navigation, source, live state, keys, theme.
-import { html, render, useEffect, useRef, useState } from "./lib/html.js";
+import { html, render, useEffect, useRef } from "./lib/html.js";
 import { useApi } from "./lib/api.js";
 import { EXPORTED } from "./lib/exported.js";
 import { KEYS, keyListener } from "./lib/keys.js";

@@ -2,7 +2,7 @@
 import { html, useEffect, useState } from "../lib/html.js";
 import { post, useApi } from "../lib/api.js";
 import { ago, asText, clock, plain, plural, pretty, seconds } from "../lib/format.js";
-import { Badge, Card, Empty, Head, Ready } from "../parts/ui.js";
+import { Badge, Empty, Head, Ready } from "../parts/ui.js";
 
 const STATES = { pending: "accent", approved: "good", rejected: "bad", used: "good", lapsed: "warn" };
 

@@ -2,7 +2,7 @@
 import { html } from "../lib/html.js";
 import { useApi, usePages } from "../lib/api.js";
 import { number, plain, signed } from "../lib/format.js";
-import { changed, go, link } from "../lib/router.js";
+import { changed, go } from "../lib/router.js";
 import { Estimate } from "../parts/estimate.js";
 import { Choice, More } from "../parts/filters.js";
 import { SideBySide } from "../parts/pair.js";

@@ -6,11 +6,11 @@ import { changed, go, link } from "../lib/router.js";
 import { AuditState, Replay } from "../parts/audit.js";
 import { Chart, Legend } from "../parts/chart.js";
 import { Choice, More, SourceChoice, sourceOf } from "../parts/filters.js";
-import { Badge, Card, Empty, Facts, Head, Ready, Tabs, kindOf } from "../parts/ui.js";
+import { Badge, Card, Empty, Facts, Head, Ready, Tabs, effectName, kindOf } from "../parts/ui.js";
 
 const BY = [["policy", "Policy"], ["rule", "Rule"], ["tool", "Tool"], ["agent", "Agent"]];
 const EFFECTS = ["allow", "warn", "transform", "escalate", "deny"];
-const SHOWN = ["deny", "escalate", "transform", "warn", ["blocked", "deny or escalate"], ["would", "shadow mode would have"], "allow"];
+const SHOWN = ["deny", ["escalate", "pending approval"], "transform", "warn", ["blocked", "deny or pending approval"], ["would", "shadow mode would have"], "allow"];
 const CURVES = 6;
 const COLORS = { allow: 2, warn: 1, transform: 3, escalate: 0, deny: 4 };
 
@@ -36,7 +36,7 @@ function Counts({ data }) {
   const would = Object.values(data.would).reduce((sum, count) => sum + count, 0);
   return html`<${Facts} items=${[
       ["Decisions", number(data.decisions)],
-      ...EFFECTS.map((effect) => data.effects[effect] > 0 && [effect, html`<span class=${kindOf(effect)}>${number(data.effects[effect])}</span>`]),
+      ...EFFECTS.map((effect) => data.effects[effect] > 0 && [effectName(effect), html`<span class=${kindOf(effect)}>${number(data.effects[effect])}</span>`]),
       would > 0 && ["Shadow mode would have blocked", number(would)],
     ]} />
     ${progress && progress.done < progress.total && html`<p class="small muted" role="status">Counting: ${number(progress.done)} of ${number(progress.total)} rows</p>`}`;
@@ -50,24 +50,24 @@ const total = (values, length) => {
 
 function Curves({ data, by }) {
   const x = data.bins.at;
-  const [effects, blocked] = useMemo(() => {
+  const [effects, denied] = useMemo(() => {
     const of = (effect) => total(data.series.map((one) => one.values[effect] ?? []), x.length);
-    const keys = data.series.filter((one) => one.blocked > 0).slice(0, CURVES);
+    const keys = data.series.filter((one) => one.values.deny).slice(0, CURVES);
     return [
-      EFFECTS.filter((effect) => data.effects[effect]).map((effect) => ({ label: effect, color: COLORS[effect], values: of(effect) })),
-      keys.map((one, color) => ({ label: one.key, color, count: one.blocked, values: total([one.values.deny ?? [], one.values.escalate ?? []], x.length) })),
+      EFFECTS.filter((effect) => data.effects[effect]).map((effect) => ({ label: effectName(effect), color: COLORS[effect], count: data.effects[effect], values: of(effect) })),
+      keys.map((one, color) => ({ label: one.key, color, count: one.values.deny.reduce((sum, count) => sum + count), values: one.values.deny })),
     ];
   }, [data]);
-  const card = (title, series, count, none) => html`<${Card} title=${title} flush aside=${html`<span class="muted small">per ${number(data.bins.width_s, 1)} s</span>`}>
-    ${series.length ? html`<${Chart} title=${title} x=${x} series=${series} time /><${Legend} items=${series.map((one) => ({ ...one, value: number(count(one)) }))} />` : html`<div class="state">${none}</div>`}<//>`;
+  const card = (title, series, none) => html`<${Card} title=${title} flush aside=${html`<span class="muted small">per ${number(data.bins.width_s, 1)} s</span>`}>
+    ${series.length ? html`<${Chart} title=${title} x=${x} series=${series} time /><${Legend} items=${series.map((one) => ({ ...one, value: number(one.count) }))} />` : html`<div class="state">${none}</div>`}<//>`;
   return html`<div class="grid">
-    ${card("Decisions by effect", effects, (one) => data.effects[one.label])}
-    ${card(`Blocked, by ${by}`, blocked, (one) => one.count, "Nothing was blocked.")}
+    ${card("Decisions by effect", effects)}
+    ${card(`Denied, by ${by}`, denied, "Nothing was denied.")}
   </div>`;
 }
 
 function Frequent({ data, route }) {
-  if (!data.table.length) return html`<${Empty} title="Everything was allowed">No policy warned, rewrote, escalated or denied.<//>`;
+  if (!data.table.length) return html`<${Empty} title="Everything was allowed">No policy warned, rewrote, denied or asked for an approval.<//>`;
   const most = Math.max(...data.table.map((row) => row.count));
   return html`<${Card} title="Most frequent, other than allow" flush><div class="scroll" tabindex="0"><table>
     <thead><tr><th>Effect</th><th>Policy</th><th>Rule</th><th>Tool</th><th>Agent</th><th class="num">Count</th><th><span class="visually-hidden">Share</span></th></tr></thead>

@@ -14,15 +14,15 @@ import { Badge, Card, Empty, Facts, Head, Ready, Tabs } from "../parts/ui.js";
 
 export function Rollout({ route, sources }) {
   const id = route.parts[0];
-  const source = sourceOf(route, sources).id;
+  const { id: source, has } = sourceOf(route, sources);
   const attempt = route.query.get("attempt");
   const path = id ? `rollouts/${encodeURIComponent(id)}` : null;
   const result = useApi(path, { source, attempt }, { what: ["rollouts", "calls", "decisions"] });
   if (!id) return html`<${Empty} title="No rollout is named"><a href=${link("tasks")}>Choose one in Tasks</a>.<//>`;
-  return html`<${Ready} result=${result} lines=${12}>${(data) => html`<${Loaded} key=${id + data.attempt} data=${data} route=${route} />`}<//>`;
+  return html`<${Ready} result=${result} lines=${12}>${(data) => html`<${Loaded} key=${id + data.attempt} data=${data} route=${route} training=${has.metrics} />`}<//>`;
 }
 
-function Loaded({ data, route }) {
+function Loaded({ data, route, training }) {
   const { steps, next, more, error } = useSteps(data);
   const wanted = route.query.get("step");
   const at = wanted === null ? firstToLookAt(steps) : Number(wanted);
@@ -54,7 +54,8 @@ function Loaded({ data, route }) {
         ${next !== null && html`<p class="row between small muted"><span>${steps.length} of ${data.steps_total} turns</span><button onClick=${more}>Show more</button></p>`}
         ${error && html`<p class="bad">${plain(error.message)}</p>`}</div>
       ${step ? html`<${Detail} key=${step.index} step=${step} data=${data} route=${route} view=${view} />` : html`<${Empty} title="No such turn">Choose one from the list.<//>`}
-    </div>`}`;
+    </div>`}
+    ${(training || steps.some((one) => one.has_tokens)) && html`<${LeftOut} diagnostics=${data.diagnostics} />`}`;
 }
 
 /** The step that was denied, or else the last. */
@@ -79,12 +80,16 @@ function About({ data }) {
       <${Card} title="Result"><${Text} value=${data.result} source=${source} json label="result" none=${data.ended_at ? "none" : "not ended yet"} />
         ${data.error && html`<div class="bad"><${Text} value=${data.error} source=${source} label="error" /></div>`}<//>
     </div>
-    ${data.diagnostics.length > 0 && html`<${Card} title="What training leaves out" flush><div class="scroll" tabindex="0"><table><tbody>${data.diagnostics.map(
-      (one) => html`<tr><td><${Badge} value=${one.finding} kind="warn" /></td><td class="mono">${plain(one.subject)}</td><td>${plain(one.detail)}</td></tr>`)}</tbody></table></div><//>`}
     ${(told.length > 0 || loose > 0) && html`<${Card} title="Belongs to no single call"><div class="stack">
       <${Decisions} decisions=${data.decisions} source=${source} />
       ${data.loose_tools.map((tool) => html`<${Tool} tool=${tool} source=${source} />`)}
       <div class="row"><${Rewards} rewards=${data.loose_rewards} /></div></div><//>`}`;
+}
+
+function LeftOut({ diagnostics }) {
+  if (!diagnostics.length) return null;
+  return html`<${Card} title="What training leaves out" flush><div class="scroll" tabindex="0"><table><tbody>${diagnostics.map(
+    (one) => html`<tr><td><${Badge} value=${one.finding} kind="warn" /></td><td class="mono">${plain(one.subject)}</td><td>${plain(one.detail)}</td></tr>`)}</tbody></table></div><//>`;
 }
 
 function Detail({ step, data, route, view }) {

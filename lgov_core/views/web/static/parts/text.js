@@ -1,5 +1,5 @@
 // Texts of the API ({text, length, ref}): their beginning at once, the rest on request, always as text.
-import { html, useEffect, useState } from "../lib/html.js";
+import { html, useState } from "../lib/html.js";
 import { get } from "../lib/api.js";
 import { number, plain, pretty } from "../lib/format.js";
 

@@ -54,9 +54,12 @@ const KINDS = {
   transform: "other", handoff: "other", infrastructure: "other", running: "accent", pending: "accent",
 };
 
+/** What people read for an effect: a call that escalates waits for an approval. */
+export const effectName = (effect) => (effect === "escalate" ? "pending approval" : effect);
+
 export function Badge({ value, kind, title }) {
   if (value === null || value === undefined || value === "") return null;
-  return html`<span class=${"badge " + (kind ?? KINDS[value] ?? "")} title=${title}>${plain(value)}</span>`;
+  return html`<span class=${"badge " + (kind ?? KINDS[value] ?? "")} title=${title}>${plain(effectName(value))}</span>`;
 }
 
 /** How an outcome, an effect or a status is coloured: good, bad, warn, other or "". */
