@@ -18,7 +18,7 @@ from lgov_core.train.verl.resume import tasks_file
 MANAGER = "lgov_core.train.verl.manager.GovernedRollouts"
 ESTIMATOR = "lgov_precomputed"
 
-_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+_ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 _LOSSES = {"clip": "vanilla", "gspo": "gspo", "cispo": "cispo", "plain": "gpg"}
 
 #: What no override may touch, with what says it instead: a job would learn something else than it says, or could not be
@@ -35,7 +35,9 @@ _OWNED: Final[Mapping[str, str]] = {
     "training.seed": "data.seed data.shuffle data.sampler",
     "training.checkpoint_every": "trainer.save_freq {actor}.checkpoint",
     "data.train": "data.train_files",
-    "model.name": "actor_rollout_ref.model.path",
+    "model.name": "{model}.path",
+    "model.lora_rank": "{model}.lora_rank {model}.lora_alpha {model}.lora_adapter_path {model}.target_modules"
+    " {model}.target_parameters {model}.exclude_modules",
     "verl.temperature": "{rollout}.temperature {rollout}.top_p {rollout}.top_k",
     "verl.mini_batches": "{actor}.ppo_mini_batch_size",
     "--folder": "trainer.default_local_dir",
@@ -60,7 +62,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
         match = _OVERRIDE.match(override)
         name = (match.group(1) if match else override).replace("/", ".")
         for instead, names in _OWNED.items():
-            for owned in names.format(actor=_ACTOR, rollout=_ROLLOUT).split():
+            for owned in names.format(actor=_ACTOR, rollout=_ROLLOUT, model=_MODEL).split():
                 if name == owned or name.startswith(f"{owned}.") or owned.startswith(f"{name}."):
                     raise SettingsError(
                         f"the override {override!r} sets {owned}, which is lgov's", hint=f"set {instead}"
@@ -166,9 +168,9 @@ def _trainer(job: VerlJob, epochs: int) -> Mapping[str, Any]:
 def _actor(job: VerlJob) -> Mapping[str, Any]:
     update, cluster = job.update, job.cluster
     return {
-        "actor_rollout_ref.model.path": job.model,
-        "actor_rollout_ref.model.lora_rank": update.lora_rank,
-        "actor_rollout_ref.model.lora_alpha": update.lora_alpha,
+        f"{_MODEL}.path": job.model,
+        f"{_MODEL}.lora_rank": update.lora_rank,
+        f"{_MODEL}.lora_alpha": 2 * update.lora_rank,
         f"{_ACTOR}.strategy": "fsdp2",
         f"{_ACTOR}.ppo_mini_batch_size": job.tasks_per_step // update.mini_batches,
         f"{_ACTOR}.ppo_epochs": update.epochs,
@@ -209,6 +211,8 @@ def _servers(job: VerlJob) -> Mapping[str, Any]:
     cluster = job.cluster
     return {
         f"{_ROLLOUT}.name": cluster.server,
+        # With adapters the servers load the model themselves, and are sent the adapters only.
+        f"{_ROLLOUT}.load_format": "auto" if job.update.lora_rank else "dummy",
         f"{_ROLLOUT}.n": job.group,
         f"{_ROLLOUT}.temperature": job.temperature,
         f"{_ROLLOUT}.top_p": 1.0,

@@ -24,7 +24,7 @@ class VerlUpdate:
     has. ``warmup_steps`` and ``schedule`` shape the learning rate. ``max_ratio_weight`` truncates the importance weight
     between the server that sampled and the trainer (None: no such correction). ``recompute`` False takes the server's
     log-probabilities for the old policy's and saves a forward pass (there is then no such correction either).
-    ``lora_rank`` 0 trains all weights.
+    ``lora_rank`` 0 trains all weights; else adapters on every linear layer, with alpha twice the rank.
     """
 
     learning_rate: float = bounded(1e-6, above=0.0)
@@ -43,7 +43,6 @@ class VerlUpdate:
     max_ratio_weight: float | None = 2.0
     recompute: bool = True
     lora_rank: int = bounded(0, least=0)
-    lora_alpha: int = 32
 
     def __post_init__(self) -> None:
         check_bounds(self)
