@@ -118,12 +118,13 @@ class VerlJob:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> VerlJob:
         """A job as `as_dict` wrote it."""
+        verl: dict[str, Any] = {**values["verl"], "overrides": tuple(values["verl"]["overrides"])}
         given: dict[str, Any] = {
             **values,
             "folder": Path(values["folder"]),
             "agents": tuple(values["agents"]),
             "credit": CreditRules(**values["credit"]),
             "update": VerlUpdate(**values["update"]),
-            "verl": VerlSection(**{**values["verl"], "overrides": tuple(values["verl"]["overrides"])}),
+            "verl": VerlSection(**verl),
         }
         return cls(**given)
