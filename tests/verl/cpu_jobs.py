@@ -18,7 +18,7 @@ from lgov_core.audit import make_key
 
 HERE = Path(__file__).parent
 
-#: What stands for GPUs and vLLM: see verl_on_cpu.py.
+#: What replaces a GPU: see verl_on_cpu.py.
 ON_CPU = (
     "trainer.device=cpu",
     "actor_rollout_ref.model.external_lib=verl_on_cpu_servers",
@@ -28,6 +28,10 @@ ON_CPU = (
     "actor_rollout_ref.actor.use_torch_compile=false",
     "actor_rollout_ref.actor.fsdp_config.use_torch_compile=false",
     "actor_rollout_ref.rollout.free_cache_engine=false",
+    "+actor_rollout_ref.rollout.enable_sleep_mode=false",
+    "actor_rollout_ref.rollout.enforce_eager=true",
+    "actor_rollout_ref.rollout.max_num_seqs=16",
+    "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=32",
     # Ray believes in more CPUs than there are, and in a GPU: verl counts them.
     "ray_kwargs.ray_init.num_cpus=12",
     "+ray_kwargs.ray_init.num_gpus=1",
@@ -37,23 +41,26 @@ ON_CPU = (
 )
 
 
-def write_job(folder: Path, *, tasks: int, training: Mapping[str, Any], **model: Any) -> None:
+def write_job(
+    folder: Path, *, tasks: int, training: Mapping[str, Any], server: str = "transformers", **model: Any
+) -> None:
     """Writes model, policy, tasks, key and ``config.yaml`` of a job in which agents fetch reports."""
     make_key(folder / "config" / "lgov" / "audit.key")
     drawers.taught_model(folder / "model")
     (folder / "policy.yaml").write_text(drawers.POLICY)
     lines = [{"say": drawers.say(number), "opened": str(folder / "opened.txt")} for number in range(tasks)]
     (folder / "tasks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    write_config(folder, training=training, **model)
+    write_config(folder, training=training, server=server, **model)
 
 
-def write_config(folder: Path, *, training: Mapping[str, Any], **model: Any) -> None:
+def write_config(folder: Path, *, training: Mapping[str, Any], server: str, **model: Any) -> None:
     settings = {
         "model": {"name": str(folder / "model"), "max_new_tokens": 24, **model},
         "training": dict(training),
         "runtime": {"nworkers": 16, "policy": str(folder / "policy.yaml")},
         "verl": {
-            "server": "transformers",
+            "server": server,
+            "gpu_memory": 0.05,
             "context_tokens": 512,
             "tokens_per_gpu": 4096,
             "overrides": list(ON_CPU),
@@ -79,8 +86,10 @@ def start(folder: Path, log: Path, *more: str, run: str = "run") -> subprocess.P
         "VERL_PLATFORM": "cpu",
         "VERL_USE_EXTERNAL_MODULES": "verl_on_cpu",
         "TOKENIZERS_PARALLELISM": "false",
-        # Ray gives itself 30 s to start, which a busy machine may exceed.
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        # Ray gives itself 30 s to start, and ends jobs where memory is short: a machine may have other work.
         "RAY_raylet_start_wait_time_s": "600",
+        "RAY_memory_monitor_refresh_ms": "0",
     }
     with log.open("ab") as output:
         return subprocess.Popen(
