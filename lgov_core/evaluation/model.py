@@ -97,7 +97,7 @@ def _weights_of(weights: Mapping[str, torch.Tensor], folder: Path, policy: str |
 
 
 def _of_verl(folder: Path, base: str | None, device: str) -> TrainedModel:
-    """The checkpoint with the transformers folder ``folder``. verl trains all weights, and writes all of them."""
+    """The checkpoint with the transformers folder ``folder``, which holds the whole model: adapters are merged in it."""
     report, said = _stated(folder)
     name, model = _base(folder, folder.parents[3], said, base, device)
     _require_start(folder, said, name, start_sha256(model_place(name)))
@@ -108,10 +108,7 @@ def _of_verl(folder: Path, base: str | None, device: str) -> TrainedModel:
             weights |= load_file(file)
         odd = sorted(weights.keys() - own.keys())
         if odd:
-            raise TrainError(
-                f"the weights of {folder} are not those of {name} (others: {', '.join(odd[:3])})",
-                hint="adapters that were trained on verl cannot be read",
-            )
+            raise TrainError(f"the weights of {folder} are not those of {name} (others: {', '.join(odd[:3])})")
         started = {key: own[key].detach().clone() for key in weights}
         serve(model, weights)
     except (OSError, RuntimeError, SafetensorError) as error:

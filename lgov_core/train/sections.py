@@ -201,8 +201,8 @@ class VerlSection:
     """Share of a GPU's memory that the server takes; the trainer has the rest."""
     address: str | None = None
     """Address of a Ray cluster, or ``auto``. Default: one is started here."""
-    tokens_per_gpu: int | None = bounded(None, least=1)
-    """Maximum tokens of one forward pass on a GPU. Default: ``training.tokens_per_batch``, or 16384."""
+    tokens_per_gpu: int = bounded(16384, least=1)
+    """Maximum tokens of one forward pass on a GPU."""
     offload: bool = False
     """Keep parameters and optimiser states in the CPU's memory while they are not used."""
     mini_batches: int = bounded(1, least=1)

@@ -26,13 +26,14 @@ class CreditRules:
     has. ``leave_one_out`` leaves a rollout out of the mean that it is compared with: with γ = 1 and ``loss="rollouts"`` the
     gradient of ``return_to_go`` and ``identical`` is then unbiased.
 
-    ``std_floor`` None divides by nothing; a number divides by the group's standard deviation of returns, but never by
-    less: dividing by a tiny deviation blows AIR noise up to full-size advantages, and runs collapsed. ``deviation`` is that
-    of the ``population``, or of the ``sample`` (divided by G - 1, as verl and TRL do). Where it divides, each reward channel
-    (``task``, ``air``, ``compliance``, ...) is credited and normalised on its own and the results are added, so that a large
-    penalty cannot drown the task (GDPO, arXiv 2601.05242); ``apart=False`` normalises the sum. ``channel_weights`` multiply
-    a channel's credit (1 unless given, 0 or more). ``normalise_batch`` then gives the advantages of all trained tokens of
-    the batch mean 0 and deviation 1 (REINFORCE++, arXiv 2501.03262; PPO; the last step of GDPO).
+    ``std_floor`` None divides by nothing; a number divides by the group's standard deviation of returns (where turns are
+    compared, the largest of any turn), but never by less: dividing by a tiny deviation blows AIR noise up to full-size
+    advantages, and runs collapsed. ``deviation`` is that of the ``population``, or of the ``sample`` (divided by G - 1, as
+    verl and TRL do). Where it divides, each reward channel (``task``, ``air``, ``compliance``, ...) is credited and
+    normalised on its own and the results are added, so that a large penalty cannot drown the task (GDPO, arXiv 2601.05242);
+    ``apart=False`` normalises the sum. ``channel_weights`` multiply a channel's credit (1 unless given, 0 or more).
+    ``normalise_batch`` then gives the advantages of all trained tokens of the batch mean 0 and deviation 1 (REINFORCE++,
+    arXiv 2501.03262; PPO; the last step of GDPO).
 
     ``air_cap`` bounds the absolute sum of a rollout's ``air`` rewards, scaling them together, so that they never outweigh
     the task; None switches the bound off. ``caps`` does the same for other channels. ``min_group`` is the fewest rollouts

@@ -230,6 +230,15 @@ def test_a_group_in_which_all_are_alike_learns_nothing_and_says_so(
     assert credited.counts() == {Finding.EQUAL_GROUP: 1}
 
 
+@pytest.mark.parametrize("scheme", ["return_to_go", "step"])
+def test_a_channel_that_sums_to_nothing_is_not_divided_by_nothing(scheme: str) -> None:
+    """AIR is taken back when an attempt ends: whole returns are alike, and those from the second turn on are not."""
+    data = group([{"air": 0.05}, {"air": -0.05, "task": 1.0}], [{}, {"task": 1.0}])
+    found = credit(data, CreditRules(scheme=scheme, std_floor=1e-6, deviation="sample", apart=False))
+    assert all(abs(value) < 2 for row in found for value in row)
+    assert found[0][1] == pytest.approx(-math.sqrt(0.5))
+
+
 @pytest.mark.parametrize("scheme", ["identical", "return_to_go", "step", "gigpo", "flow_grpo"])
 def test_a_group_of_one_has_nothing_to_compare_and_says_so(scheme: str) -> None:
     rules = CreditRules(scheme=scheme)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from safetensors.torch import save_file  # noqa: E402
 from update_twins import Shelf, batch  # noqa: E402
 
 from lgov_core.audit import verify_lineage  # noqa: E402
+from lgov_core.audit.tensor_files import tensors_sha256  # noqa: E402
 from lgov_core.cli import cli  # noqa: E402
 from lgov_core.errors import TrainError  # noqa: E402
 from lgov_core.evaluation.evaluation import EvaluationResult, Score, difference  # noqa: E402
@@ -32,11 +34,11 @@ from lgov_core.train.algorithms.config import UpdateConfig  # noqa: E402
 from lgov_core.train.algorithms.update import PolicyUpdate  # noqa: E402
 from lgov_core.train.loop.batch_record import read_record, write_batch  # noqa: E402
 from lgov_core.train.loop.lineage import Facts, Lineage  # noqa: E402
-from lgov_core.train.loop.policy_model import full_policy, lora_policy  # noqa: E402
+from lgov_core.train.loop.policy_model import full_policy, lora_policy, with_adapters  # noqa: E402
 from lgov_core.train.loop.training_run import TrainingRun  # noqa: E402
 from lgov_core.train.loop.weights_digest import weights_digest  # noqa: E402
 from lgov_core.train.verl.checkpoints import seal, start_sha256, weights_folder  # noqa: E402
-from lgov_core.train.verl.job import VerlJob  # noqa: E402
+from lgov_core.train.verl.job import VerlJob, VerlUpdate  # noqa: E402
 
 SMALL = {"hidden": 32, "layers": 1, "heads": 2, "intermediate": 64, "max_positions": 256, "vocab_size": 300}
 IDS = torch.tensor([[1, 5, 9, 40, 3]])
@@ -304,14 +306,31 @@ def test_a_checkpoint_of_verl_that_is_not_what_was_stated_is_refused(
         load_trained(copied)
 
 
-def test_adapters_that_were_trained_on_verl_are_refused(base: Path, tmp_path: Path) -> None:
+def test_adapters_of_verl_are_merged_where_they_are_stated(base: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     job = VerlJob("run", folder, str(base), "memory://", "nobody:at_all", {}, 1, tasks_per_step=1, group=2,
-                  stated={"model": str(base)})  # fmt: skip
+                  update=VerlUpdate(lora_rank=4), stated={"model": str(base)})  # fmt: skip
     made = folder / "checkpoints" / "global_step_1"
-    weights_folder(made).mkdir(parents=True)
-    save_file({"base_model.model.x.lora_A.weight": torch.zeros(2)}, weights_folder(made) / "model.safetensors")
+    module = with_adapters(load_model(base).module, 4)
+    with torch.no_grad():
+        for name, value in module.named_parameters():
+            if "lora_B" in name:
+                value.normal_(std=0.1)
+        wanted = module(IDS).logits
+    # What verl writes: a configuration, and the weights by PEFT's names.
+    module.config.save_pretrained(weights_folder(made))
+    weights = {name: value.clone() for name, value in module.state_dict().items() if "lm_head" not in name}
+    save_file(weights, weights_folder(made) / "model.safetensors", {"format": "pt"})
     write_batch(folder / "transitions", 1, batch(1), {})
+    with pytest.raises(TrainError, match="do not fit"):
+        seal(replace(job, update=VerlUpdate(lora_rank=2)), 1, made)
     seal(job, 1, made)
-    with pytest.raises(TrainError, match="adapters that were trained on verl"):
-        load_trained(folder)
+
+    trained = load_trained(folder)
+    with torch.no_grad():
+        assert torch.allclose(trained.model.module(IDS).logits, wanted, atol=1e-5)
+        plain = transformers.AutoModelForCausalLM.from_pretrained(weights_folder(made))
+        assert torch.allclose(plain(IDS).logits, wanted, atol=1e-5)
+        adapter = peft.PeftModel.from_pretrained(load_model(base).module, weights_folder(made) / "adapter")
+        assert torch.allclose(adapter(IDS).logits, wanted, atol=1e-5)
+    assert trained.weights_sha256 == tensors_sha256(weights_folder(made) / "model.safetensors"), "of what is served"

@@ -173,17 +173,17 @@ verl:
         tmp_path,
     )
     assert (job.tasks_per_step, job.group, job.steps) == (30, 4, 6), "2 passes over 100 tasks, 3 whole batches each"
-    assert (job.reply_tokens, job.context_tokens, job.agents) == (100, 2000, ("writer",))
+    assert (job.reply_tokens, job.verl.context_tokens, job.agents) == (100, 2000, ("writer",))
     assert (job.update.learning_rate, job.update.kl, job.update.lora_rank) == (3e-5, 0.1, 8)
-    assert (job.update.mini_batches, job.update.max_ratio_weight, job.update.loss) == (3, None, "clip")
-    assert (job.cluster.nodes, job.cluster.gpus, job.cluster.tensor_parallel) == (2, 4, 2)
+    assert (job.verl.mini_batches, job.verl.max_ratio_weight, job.update.loss) == (3, None, "clip")
+    assert (job.verl.nodes, job.verl.gpus, job.verl.tensor_parallel) == (2, 4, 2)
     assert job.credit == algorithm_for(settings("training: {algorithm: grpo}", tmp_path))[0], (
         "credit is the algorithm's, as with every other backend"
     )
     assert (job.options["host"], job.options["port"]) == ("0.0.0.0", 8321)
     assert job.options["key_secret_file"] == "/run/secret"
     assert (job.options["timeout_s"], job.options["max_attempts"]) == (50.0, 5)
-    assert job.overrides == ("trainer.logger=[console]",)
+    assert job.verl.overrides == ("trainer.logger=[console]",)
     assert job.model == str(tmp_path.resolve())
     assert VerlJob.from_dict(job.as_dict()) == job
 

@@ -109,6 +109,8 @@ def test_what_verl_cannot_do_is_refused_with_what_it_can(tmp_path: Path) -> None
         "actor_rollout_ref.actor.clip_ratio_high=0.5",
         "actor_rollout_ref.actor.use_kl_loss=false",
         "actor_rollout_ref.rollout.n=1",
+        "actor_rollout_ref.model.lora_alpha=16",
+        "actor_rollout_ref.model.target_modules=[q_proj]",
         "+actor_rollout_ref.rollout.agent.agent_loop_manager_class=other.Manager",
         "trainer.v1.trainer_mode=separate_async",
         "trainer.resume_mode=disable",
@@ -123,7 +125,7 @@ def test_an_override_cannot_make_another_algorithm_of_it(override: str, tmp_path
 
 def test_other_overrides_are_the_users(tmp_path: Path) -> None:
     given = ["trainer.logger=[console,wandb]", "+actor_rollout_ref.model.override_config.attn_implementation=sdpa"]
-    assert job(tmp_path, "grpo", f"verl: {{overrides: {given}}}").overrides == tuple(given)
+    assert job(tmp_path, "grpo", f"verl: {{overrides: {given}}}").verl.overrides == tuple(given)
 
 
 @pytest.mark.parametrize(

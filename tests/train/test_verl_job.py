@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from lgov_core.errors import TrainError, TransitionError
+from lgov_core.train.sections import VerlSection
 from lgov_core.train.verl.hydra_config import ESTIMATOR, MANAGER, overrides, settings
-from lgov_core.train.verl.job import VerlCluster, VerlJob, VerlUpdate
+from lgov_core.train.verl.job import VerlJob, VerlUpdate
 from lgov_core.train.verl.rows import queue_rows
 from lgov_core.transitions import CreditRules, TransitionSet, assign_credit
 from lgov_core.transitions.transition_set import Transition
@@ -162,10 +163,11 @@ def job(**changes: Any) -> VerlJob:
 def test_a_job_travels_as_json() -> None:
     one = job(
         credit=CreditRules(scheme="identical", caps={"compliance": 0.5}),
-        update=VerlUpdate(learning_rate=1e-5, loss="gspo", kl=0.01, mini_batches=2),
-        cluster=VerlCluster(nodes=2, gpus=8, tensor_parallel=4, address="auto"),
+        update=VerlUpdate(learning_rate=1e-5, loss="gspo", kl=0.01),
+        verl=VerlSection(
+            nodes=2, gpus=8, tensor_parallel=4, address="auto", overrides=("trainer.logger=[console,wandb]",)
+        ),
         agents=("writer",),
-        overrides=("trainer.logger=[console,wandb]",),
     )
     assert VerlJob.from_dict(json.loads(json.dumps(one.as_dict()))) == one
 
@@ -174,8 +176,8 @@ def test_settings_for_verl() -> None:
     one = job(
         tasks_per_step=4,
         group=6,
-        update=VerlUpdate(learning_rate=1e-5, loss="cispo", kl=0.01, mini_batches=2, lora_rank=16),
-        cluster=VerlCluster(nodes=2, gpus=8, tensor_parallel=4, address="auto"),
+        update=VerlUpdate(learning_rate=1e-5, loss="cispo", kl=0.01, lora_rank=16),
+        verl=VerlSection(nodes=2, gpus=8, tensor_parallel=4, address="auto", mini_batches=2),
     )
     found = settings(one, tasks=9)
     expected = {
@@ -192,6 +194,8 @@ def test_settings_for_verl() -> None:
         "actor_rollout_ref.actor.use_kl_loss": True,
         "actor_rollout_ref.actor.kl_loss_coef": 0.01,
         "actor_rollout_ref.model.lora_rank": 16,
+        "actor_rollout_ref.model.lora_alpha": 32,
+        "actor_rollout_ref.rollout.load_format": "auto",
         "trainer.nnodes": 2,
         "trainer.n_gpus_per_node": 8,
         "trainer.total_training_steps": 10,
@@ -204,14 +208,14 @@ def test_settings_for_verl() -> None:
 
 
 def test_settings_as_hydra_writes_them() -> None:
-    lines = overrides(job(overrides=("trainer.logger=[console,wandb]",)), tasks=16)
+    lines = overrides(job(verl=VerlSection(overrides=("trainer.logger=[console,wandb]",))), tasks=16)
     assert 'data.train_files="/runs/one/tasks.parquet"' in lines
     assert 'trainer.logger=["console","file"]' in lines
     assert "actor_rollout_ref.actor.use_kl_loss=false" in lines
     assert "actor_rollout_ref.actor.optim.lr=1e-06" in lines
     assert lines[-1] == "trainer.logger=[console,wandb]", "the job's own come last, and win"
     assert "algorithm.rollout_correction.rollout_is=null" in overrides(
-        job(update=VerlUpdate(max_ratio_weight=None)), tasks=16
+        job(verl=VerlSection(max_ratio_weight=None)), tasks=16
     )
 
 
@@ -220,19 +224,19 @@ def test_settings_as_hydra_writes_them() -> None:
     [
         ({"steps": 0}, "VerlJob.steps must be a whole number at least 1, not 0"),
         ({"group": 1}, "VerlJob.group is 1"),
-        ({"temperature": 0.0}, "temperature must be above 0"),
-        ({"context_tokens": 100, "reply_tokens": 100}, "leave no room for a prompt"),
-        ({"tasks_per_step": 5, "update": {"mini_batches": 2}}, "2 mini_batches cannot be made of 5"),
-        ({"cluster": {"tokens_per_gpu": 4096}}, "does not fit tokens_per_gpu 4096"),
-        ({"cluster": {"gpus": 3, "tensor_parallel": 2}}, "does not divide 3 GPUs"),
-        ({"cluster": {"gpu_memory": 1.0}}, "gpu_memory must be above 0 and below 1"),
+        ({"verl": {"temperature": 0.0}}, "temperature must be above 0"),
+        ({"verl": {"context_tokens": 100}, "reply_tokens": 100}, "leave no room for a prompt"),
+        ({"tasks_per_step": 5, "verl": {"mini_batches": 2}}, "2 mini_batches cannot be made of 5"),
+        ({"verl": {"tokens_per_gpu": 4096}}, "does not fit tokens_per_gpu 4096"),
+        ({"verl": {"gpus": 3, "tensor_parallel": 2}}, "does not divide 3 GPUs"),
+        ({"verl": {"gpu_memory": 1.0}}, "gpu_memory must be above 0 and below 1"),
         ({"update": {"loss": "ppo"}}, "loss must be one of clip, .*, not 'ppo'"),
         ({"update": {"kl": -1.0}}, "kl must be at least 0"),
         ({"update": {"dual_clip": 1.0}}, "dual_clip must be above 1"),
     ],
 )
 def test_values_without_meaning(changes: dict[str, Any], says: str) -> None:
-    makers: dict[str, Any] = {"update": VerlUpdate, "cluster": VerlCluster}
+    makers: dict[str, Any] = {"update": VerlUpdate, "verl": VerlSection}
     with pytest.raises(TrainError, match=says):
         job(**{name: makers[name](**value) if name in makers else value for name, value in changes.items()})
 
@@ -291,4 +295,4 @@ def test_both_files_of_versions_agree() -> None:
 
     common, verl = pins("constraints.txt"), pins("constraints-verl.txt")
     differ = {name for name in common.keys() & verl.keys() if common[name] != verl[name]}
-    assert differ == {"transformers", "huggingface-hub", "tokenizers"}
+    assert differ == {"transformers", "huggingface-hub", "tokenizers", "numpy"}

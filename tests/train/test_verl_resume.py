@@ -33,9 +33,10 @@ from lgov_core.errors import TrainError  # noqa: E402
 from lgov_core.train.loop.batch_record import read_batch, write_batch  # noqa: E402
 from lgov_core.train.loop.loop import Task  # noqa: E402
 from lgov_core.train.loop.metrics_log import read_metrics  # noqa: E402
+from lgov_core.train.sections import VerlSection  # noqa: E402
 from lgov_core.train.verl.checkpoints import seal, sealed_checkpoints, start_sha256, weights_folder  # noqa: E402
 from lgov_core.train.verl.hydra_config import settings  # noqa: E402
-from lgov_core.train.verl.job import VerlCluster, VerlJob, VerlUpdate  # noqa: E402
+from lgov_core.train.verl.job import VerlJob, VerlUpdate  # noqa: E402
 from lgov_core.train.verl.resume import left_by, only_job  # noqa: E402
 from lgov_core.train.verl.run import read_report, write_tasks  # noqa: E402
 from lgov_core.train.verl.steps import Steps  # noqa: E402
@@ -196,8 +197,10 @@ def drop_tasks(job: VerlJob) -> None:
         ({"options": {"algorithm": "gspo"}}, None, "begun with algorithm 'grpo', and is to continue with 'gspo'"),
         ({"model": "other"}, None, "begun with model"),
         ({"update": VerlUpdate(loss="gspo")}, None, "begun with update.loss 'clip', and is to continue with 'gspo'"),
+        ({"verl": VerlSection(temperature=0.5)}, None, "begun with temperature 1.0, and is to continue with 0.5"),
+        ({"verl": VerlSection(mini_batches=2)}, None, "begun with mini_batches 1, and is to continue with 2"),
         ({"credit": CreditRules(scheme="identical")}, None, "begun with credit.scheme 'return_to_go'"),
-        ({"cluster": VerlCluster(gpus=2)}, None, "were written by 1 GPUs, and 2 are to resume"),
+        ({"verl": VerlSection(gpus=2)}, None, "were written by 1 GPUs, and 2 are to resume"),
         ({"stated": {"policy": {"sha256": "b" * 64}}}, None, "were collected under another policy"),
         ({"steps": 2}, None, "3 steps are done, and 2 are asked for"),
         ({}, drop_batch, "says that update 4 was made, and holds neither a finished checkpoint nor the batch"),
@@ -224,7 +227,7 @@ def test_other_tasks_are_refused(job: VerlJob) -> None:
 
 def test_more_steps_and_other_ways_to_run_them_are_not_another_job(job: VerlJob) -> None:
     other = replace(
-        job, steps=60, checkpoint_every=1, options={"algorithm": "grpo", "port": 1}, cluster=VerlCluster(offload=True)
+        job, steps=60, checkpoint_every=1, options={"algorithm": "grpo", "port": 1}, verl=VerlSection(offload=True)
     )
     assert left_by(other, TASKS).step == 3
 

@@ -7,19 +7,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 # By distribution: this folder itself would be found as a package of that name.
 for needed in ("verl", "langchain-openai"):
@@ -28,9 +22,8 @@ for needed in ("verl", "langchain-openai"):
     except importlib.metadata.PackageNotFoundError:
         pytest.skip(f"needs {needed}: make test-verl", allow_module_level=True)
 
-import drawers  # noqa: E402
+from cpu_jobs import lgov, start, until, write_job  # noqa: E402
 
-from lgov_core.audit import make_key  # noqa: E402
 from lgov_core.audit.attestation import read_attestation  # noqa: E402
 from lgov_core.audit.lineage import read_lineage  # noqa: E402
 from lgov_core.audit.tensor_files import tensors_sha256  # noqa: E402
@@ -42,100 +35,26 @@ from lgov_core.train.verl.checkpoints import sealed_checkpoints  # noqa: E402
 from lgov_core.train.verl.resume import only_job  # noqa: E402
 from lgov_core.train.verl.run import VerlReport, read_report  # noqa: E402
 
-HERE = Path(__file__).parent
 STEPS, TASKS, GROUP = 5, 8, 8
 
-#: What stands for GPUs and vLLM: see verl_on_cpu.py.
-ON_CPU = (
-    "trainer.device=cpu",
-    "actor_rollout_ref.model.external_lib=verl_on_cpu_servers",
-    "actor_rollout_ref.model.use_remove_padding=false",
-    "actor_rollout_ref.model.enable_gradient_checkpointing=false",
-    "+actor_rollout_ref.model.override_config.attn_implementation=sdpa",
-    "actor_rollout_ref.actor.use_torch_compile=false",
-    "actor_rollout_ref.actor.fsdp_config.use_torch_compile=false",
-    "actor_rollout_ref.rollout.free_cache_engine=false",
-    # Ray believes in more CPUs than there are, and in a GPU: verl counts them.
-    "ray_kwargs.ray_init.num_cpus=12",
-    "+ray_kwargs.ray_init.num_gpus=1",
-    "+ray_kwargs.ray_init.object_store_memory=200000000",
-    "+ray_kwargs.ray_init.include_dashboard=false",
-    "+ray_kwargs.ray_init.log_to_driver=false",
-)
-
 pytestmark = pytest.mark.timeout(1800)
-
-
-def config(folder: Path) -> str:
-    return yaml.safe_dump(
-        {
-            "model": {"name": str(folder / "model"), "max_new_tokens": 24},
-            "training": {
-                "algorithm": "dr_grpo",
-                "learning_rate": 1e-3,
-                "update_epochs": 3,
-                "batch_size": TASKS,
-                "group_size": GROUP,
-                "epochs": STEPS,
-                "steps": STEPS,
-                "checkpoint_every": 2,
-            },
-            "runtime": {"nworkers": 16, "policy": str(folder / "policy.yaml")},
-            "verl": {
-                "server": "transformers",
-                "context_tokens": 512,
-                "tokens_per_gpu": 4096,
-                "overrides": list(ON_CPU),
-            },
-        }
-    )
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("verl")
-    make_key(made / "config" / "lgov" / "audit.key")
-    drawers.taught_model(made / "model")
-    (made / "policy.yaml").write_text(drawers.POLICY)
-    (made / "config.yaml").write_text(config(made))
-    tasks = [{"say": drawers.say(number), "opened": str(made / "opened.txt")} for number in range(2 * TASKS)]
-    (made / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
-    return made
-
-
-def command(folder: Path, *more: str, run: str = "run") -> list[str]:
-    """What users write."""
-    return [
-        *(sys.executable, "-m", "lgov_core.cli", "train", str(folder / "config.yaml"), "--backend", "verl"),
-        *("--agent", f"{HERE / 'drawers.py'}:fetch", "--tasks", str(folder / "tasks.jsonl")),
-        *("--folder", str(folder / run), "--json", *more),
-    ]
-
-
-def start(folder: Path, log: Path, *more: str, run: str = "run") -> subprocess.Popen[bytes]:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
-        "XDG_CONFIG_HOME": str(folder / "config"),
-        "VERL_PLATFORM": "cpu",
-        "VERL_USE_EXTERNAL_MODULES": "verl_on_cpu",
-        "TOKENIZERS_PARALLELISM": "false",
-        # Ray gives itself 30 s to start, which a busy machine may exceed.
-        "RAY_raylet_start_wait_time_s": "600",
+    training = {
+        "algorithm": "dr_grpo",
+        "learning_rate": 1e-3,
+        "update_epochs": 3,
+        "batch_size": TASKS,
+        "group_size": GROUP,
+        "epochs": STEPS,
+        "steps": STEPS,
+        "checkpoint_every": 2,
     }
-    with log.open("ab") as output:
-        return subprocess.Popen(
-            command(folder, *more, run=run), env=environment, stdout=output, stderr=subprocess.STDOUT
-        )
-
-
-def until(there: Callable[[], bool], job: subprocess.Popen[bytes]) -> bool:
-    """Whether it came to that before the job ended."""
-    while job.poll() is None:
-        if there():
-            return True
-        time.sleep(0.05)
-    return there()
+    write_job(made, tasks=2 * TASKS, training=training)
+    return made
 
 
 @dataclass(frozen=True)
@@ -255,13 +174,7 @@ def test_a_job_that_was_killed_goes_on_and_makes_no_update_twice(
 
 
 def test_every_checkpoint_says_what_it_was_made_of(report: VerlReport, folder: Path) -> None:
-    verified = subprocess.run(
-        [sys.executable, "-m", "lgov_core.cli", "audit", "verify", str(folder / "run"), "--require-signed", "--json"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found = json.loads(verified.stdout)["checkpoints"]
+    found = json.loads(lgov(folder, "audit", "verify", "run", "--require-signed", "--json"))["checkpoints"]
     assert {one["step"]: one["batches_checked"] for one in found} == {2: 2, 4: 4, 5: 5}
     assert report.model is not None
     last = read_attestation(read_lineage(report.model)[-1]).statement["predicate"]
@@ -282,9 +195,8 @@ def test_the_figures_are_those_of_every_run(report: VerlReport) -> None:
 
 
 def test_the_trained_model_is_handed_on(report: VerlReport, folder: Path) -> None:
-    environment = {**os.environ, "XDG_CONFIG_HOME": str(folder / "config")}
-    for what in (("export", "run", "handed"), ("audit", "verify", "handed", "--require-signed")):
-        subprocess.run([sys.executable, "-m", "lgov_core.cli", *what], check=True, cwd=folder, env=environment)
+    lgov(folder, "export", "run", "handed")
+    lgov(folder, "audit", "verify", "handed", "--require-signed")
     assert report.model is not None
     wanted, handed = load_model(report.model).module.state_dict(), load_model(folder / "handed").module.state_dict()
     assert all(tensor.equal(handed[name]) for name, tensor in wanted.items())

@@ -1,8 +1,8 @@
 """verl on a machine without accelerators, for tests: a platform `cpu`, and servers that sample with transformers.
 
 verl loads this module into every process of a job by ``VERL_USE_EXTERNAL_MODULES=verl_on_cpu``; the servers are added by
-``actor_rollout_ref.model.external_lib=verl_on_cpu_servers``. It stands where CUDA stands on a real machine; everything else
-(trainer, Ray, FSDP2, TransferQueue, the way of the weights) is verl's own.
+``actor_rollout_ref.model.external_lib=verl_on_cpu_servers``. It replaces CUDA; everything else (trainer, Ray, FSDP2,
+TransferQueue, the transport of the weights, and the servers where vLLM samples) is verl's own.
 """
 
 from __future__ import annotations
@@ -107,10 +107,10 @@ class CPUPlatform(PlatformBase):
     def profiler_stop(self) -> None: ...
 
     def ray_resource_name(self) -> str:
-        return "CPU"
+        return "GPU"  # Ray is told of one: vLLM's server looks for those of the workers
 
     def ray_resource_options(self, num_gpus: float) -> dict[str, float]:
-        return {"num_cpus": num_gpus}
+        return {"num_gpus": num_gpus}
 
     def ray_noset_envvars(self) -> list[str]:
         return ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"]

@@ -32,9 +32,15 @@ class WeightsSender(BaseRollout):
 
     async def release(self) -> None: ...
 
-    async def update_weights(self, weights: Iterator[Any], global_steps: int | None = None, **_: Any) -> None:
+    async def update_weights(
+        self,
+        weights: Iterator[Any],
+        global_steps: int | None = None,
+        peft_config: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
         state = {name: tensor.detach().to(torch.float32).clone() for name, tensor in weights}
-        await ray.get_actor(self.server).load.remote(state, global_steps)
+        await ray.get_actor(self.server).load.remote(state, global_steps, peft_config)
 
 
 @ray.remote(num_cpus=0)
@@ -49,12 +55,28 @@ class Server:
         self.step = -1  # as made: nothing was sent yet
         self.random = torch.Generator().manual_seed(0)
 
-    async def load(self, state: dict[str, Any], step: int | None) -> None:
+    async def load(self, state: dict[str, Any], step: int | None, adapters: dict[str, Any] | None) -> None:
+        if adapters is None:
+            self._load_all(state)
+        else:
+            self._load_adapters(state, adapters)
+        self.step = step or 0
+
+    def _load_adapters(self, state: dict[str, Any], config: dict[str, Any]) -> None:
+        """As vLLM's ``add_lora``: the model stays as it was loaded, and the adapters before are replaced."""
+        from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+
+        if not hasattr(self.model, "peft_config"):
+            self.model = get_peft_model(self.model, LoraConfig(**config)).eval()
+        if state.keys() != get_peft_model_state_dict(self.model).keys():
+            raise RuntimeError(f"other adapters came than {config} has: {sorted(state)[:3]}")
+        set_peft_model_state_dict(self.model, state)
+
+    def _load_all(self, state: dict[str, Any]) -> None:
         missing = self.model.load_state_dict(state, strict=False).missing_keys
         tied = {"lm_head.weight"} if self.model.config.tie_word_embeddings else set()
         if set(missing) - tied:
             raise RuntimeError(f"no weights came for {sorted(set(missing) - tied)}")
-        self.step = step or 0
 
     async def generate(
         self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any

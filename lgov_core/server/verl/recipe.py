@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +14,7 @@ from lgov_core.train.algorithms.config import UpdateConfig
 from lgov_core.train.algorithms.registry import REINFORCEMENT, algorithm_name
 from lgov_core.train.settings import TrainSettings
 from lgov_core.train.verl.hydra_config import check_overrides
-from lgov_core.train.verl.job import VerlCluster, VerlJob, VerlUpdate
+from lgov_core.train.verl.job import VerlJob, VerlUpdate
 
 _FORMS: Final[Mapping[str, Any]] = {"clip": "clip", "sequence": "gspo", "cispo": "cispo", "plain": "plain"}
 _AS_IN_UPDATE: Final = ("clip_low", "clip_high", "kl", "entropy", "epochs", "max_grad_norm")
@@ -45,8 +44,6 @@ def verl_job(settings: TrainSettings, *, run_id: str, folder: Path, tasks: int, 
         )
     algorithm = algorithm_name(training.algorithm)
     credit, update = algorithm_for(settings)
-    cluster = {one.name: getattr(section, one.name) for one in fields(VerlCluster)}
-    cluster["tokens_per_gpu"] = section.tokens_per_gpu or training.tokens_per_batch or VerlCluster().tokens_per_gpu
     batch = min(training.batch_size, tasks)
     steps = training.epochs * (tasks // batch)
     host, asked_port = listening(settings, port)
@@ -76,14 +73,11 @@ def verl_job(settings: TrainSettings, *, run_id: str, folder: Path, tasks: int, 
         agents=training.agents,
         credit=credit,
         update=verl_update(algorithm, update, settings),
-        cluster=VerlCluster(**cluster),
+        verl=section,
         reply_tokens=settings.model.max_new_tokens,
         tool_format=settings.model.tool_format,
         served_as=settings.model.served_as,
         checkpoint_every=training.checkpoint_every,
-        context_tokens=section.context_tokens,
-        temperature=section.temperature,
-        overrides=section.overrides,
     )
 
 
@@ -129,5 +123,4 @@ def verl_update(name: str, update: UpdateConfig, settings: TrainSettings) -> Ver
         dual_clip=update.dual_clip or _NO_DUAL_CLIP,
         lora_rank=rank,
         **{name: getattr(update, name) for name in _AS_IN_UPDATE},
-        **{name: getattr(settings.verl, name) for name in ("mini_batches", "max_ratio_weight", "recompute")},
     )

@@ -5,7 +5,7 @@ Needs the extra ``verl`` (Python below 3.13); importing this package loads nothi
 """
 
 from lgov_core.train.verl.hosts import Host
-from lgov_core.train.verl.job import VerlCluster, VerlJob, VerlUpdate
+from lgov_core.train.verl.job import VerlJob, VerlUpdate
 from lgov_core.train.verl.run import VerlReport, run_verl
 
-__all__ = ["Host", "VerlCluster", "VerlJob", "VerlReport", "VerlUpdate", "run_verl"]
+__all__ = ["Host", "VerlJob", "VerlReport", "VerlUpdate", "run_verl"]

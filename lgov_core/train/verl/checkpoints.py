@@ -1,9 +1,9 @@
 """verl's checkpoints: the statement of each, and which of them count.
 
-verl writes ``checkpoints/global_step_N``: in ``actor`` its state, in ``actor/huggingface`` the weights as a
-transformers folder. Then it calls `Sealed.on_save`, which states there what the weights were made of
-(`lgov_core.train.loop.lineage`). A checkpoint without a statement was not finished, and does not count. Importing this
-module loads neither verl nor torch.
+verl writes ``checkpoints/global_step_N``: in ``actor`` its state, in ``actor/huggingface`` the weights. Then it calls
+`Sealed.on_save`, which merges adapters into them, so that it is a transformers folder, and states there what they were
+made of (`lgov_core.train.loop.lineage`). A checkpoint without a statement was not finished, and does not count. Importing
+this module loads neither verl nor torch.
 """
 
 # pyright: reportMissingImports=false
@@ -20,6 +20,7 @@ from lgov_core.audit import default_signer
 from lgov_core.audit.lineage import LINEAGE_FILE, read_lineage
 from lgov_core.audit.tensor_files import tensors_sha256
 from lgov_core.errors import TrainError
+from lgov_core.train.verl.adapters import merge_adapters
 from lgov_core.train.verl.job import VerlJob
 from lgov_core.train.verl.steps import Steps
 
@@ -91,12 +92,16 @@ class Sealed:
 
 
 def seal(job: VerlJob, step: int, checkpoint: Path) -> None:
-    """Writes the statement of a checkpoint whose files are all there. Raises `TrainError`, `AuditError`."""
+    """Merges adapters, and writes the statement of a checkpoint whose files are all there.
+
+    Raises `TrainError`, `AuditError`, and `ModelError` where adapters were trained on a model that cannot be loaded.
+    """
     folder = weights_folder(checkpoint)
-    weights = sorted(path.name for path in folder.glob("*.safetensors"))
-    if not weights:
+    if not any(folder.glob("*.safetensors")):
         raise TrainError(f"verl wrote no weights to {folder}", hint="leave actor.checkpoint.save_contents as it is")
     try:
+        if job.update.lora_rank:
+            merge_adapters(folder, job.model, job.update.lora_rank)
         details = Path(job.model) / _DETAILS
         if details.is_file():
             shutil.copyfile(details, folder / _DETAILS)
@@ -105,6 +110,7 @@ def seal(job: VerlJob, step: int, checkpoint: Path) -> None:
                 sync_file(path)
         earlier = [path for number, path in sealed_checkpoints(job.folder).items() if number < step]
         before = read_lineage(weights_folder(earlier[-1])) if earlier else []
+        weights = sorted(path.name for path in folder.glob("*.safetensors"))
         _lineage(job).state(folder, step, weights, before)
     except OSError as error:
         raise TrainError(f"{folder} could not be sealed: {error}", hint="free some space") from error

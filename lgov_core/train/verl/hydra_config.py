@@ -11,14 +11,14 @@ from typing import Any, Final
 
 from lgov_core.errors import SettingsError, TrainError
 from lgov_core.train.verl.checkpoints import CALLBACK
-from lgov_core.train.verl.job import VerlJob, VerlUpdate
+from lgov_core.train.verl.job import VerlJob
 from lgov_core.train.verl.resume import tasks_file
 
 #: The class that verl asks for rollouts, and the estimator that passes on lgov's advantages.
 MANAGER = "lgov_core.train.verl.manager.GovernedRollouts"
 ESTIMATOR = "lgov_precomputed"
 
-_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+_ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 _LOSSES = {"clip": "vanilla", "gspo": "gspo", "cispo": "cispo", "plain": "gpg"}
 
 #: What no override may touch, with what says it instead: a job would learn something else than it says, or could not be
@@ -35,7 +35,9 @@ _OWNED: Final[Mapping[str, str]] = {
     "training.seed": "data.seed data.shuffle data.sampler",
     "training.checkpoint_every": "trainer.save_freq {actor}.checkpoint",
     "data.train": "data.train_files",
-    "model.name": "actor_rollout_ref.model.path",
+    "model.name": "{model}.path",
+    "model.lora_rank": "{model}.lora_rank {model}.lora_alpha {model}.lora_adapter_path {model}.target_modules"
+    " {model}.target_parameters {model}.exclude_modules",
     "verl.temperature": "{rollout}.temperature {rollout}.top_p {rollout}.top_k",
     "verl.mini_batches": "{actor}.ppo_mini_batch_size",
     "--folder": "trainer.default_local_dir",
@@ -60,7 +62,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
         match = _OVERRIDE.match(override)
         name = (match.group(1) if match else override).replace("/", ".")
         for instead, names in _OWNED.items():
-            for owned in names.format(actor=_ACTOR, rollout=_ROLLOUT).split():
+            for owned in names.format(actor=_ACTOR, rollout=_ROLLOUT, model=_MODEL).split():
                 if name == owned or name.startswith(f"{owned}.") or owned.startswith(f"{name}."):
                     raise SettingsError(
                         f"the override {override!r} sets {owned}, which is lgov's", hint=f"set {instead}"
@@ -85,25 +87,25 @@ def settings(job: VerlJob, tasks: int, checkpoint: Path | None = None) -> dict[s
         "trainer.resume_from_path": None if checkpoint is None else str(checkpoint),
         "trainer.checkpoint_callback_class": CALLBACK,
         **_actor(job),
-        **_update(job.update),
+        **_update(job),
         **_servers(job),
         # Advantages are computed by lgov, so verl's discounts, baselines and deviations stay unset.
         "algorithm.adv_estimator": ESTIMATOR,
         "algorithm.use_kl_in_reward": False,
         "+actor_rollout_ref.rollout.agent.agent_loop_manager_class": MANAGER,
         "reward.num_workers": 1,
-        "transfer_queue.backend.SimpleStorage.num_data_storage_units": job.cluster.nodes,
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units": job.verl.nodes,
         # Where verl's own figures go; Ray's processes do not see what this one has in its environment.
         "+ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH": str(job.folder / "verl.jsonl"),
-        **({} if job.cluster.address is None else {"+ray_kwargs.ray_init.address": job.cluster.address}),
+        **({} if job.verl.address is None else {"+ray_kwargs.ray_init.address": job.verl.address}),
     }
 
 
 def overrides(job: VerlJob, tasks: int, checkpoint: Path | None = None) -> list[str]:
     """`settings` as Hydra's command line writes them, then the job's own overrides. Raises as `check_overrides`."""
-    check_overrides(job.overrides)
+    check_overrides(job.verl.overrides)
     own = settings(job, tasks, checkpoint)
-    return [f"{name}={_written(value)}" for name, value in own.items()] + list(job.overrides)
+    return [f"{name}={_written(value)}" for name, value in own.items()] + list(job.verl.overrides)
 
 
 def composed(job: VerlJob, tasks: int, checkpoint: Path | None = None) -> Any:
@@ -137,7 +139,7 @@ def _data(job: VerlJob) -> Mapping[str, Any]:
         "data.train_files": str(tasks_file(job.folder)),
         "data.val_files": str(tasks_file(job.folder)),
         "data.train_batch_size": job.tasks_per_step,
-        "data.max_prompt_length": job.context_tokens - job.reply_tokens,
+        "data.max_prompt_length": job.verl.context_tokens - job.reply_tokens,
         "data.max_response_length": job.reply_tokens,
         "data.seed": job.seed,
         "data.dataloader_num_workers": 0,
@@ -149,8 +151,8 @@ def _trainer(job: VerlJob, epochs: int) -> Mapping[str, Any]:
         "trainer.project_name": "lgov",
         "trainer.experiment_name": job.run_id,
         "trainer.logger": ["console", "file"],
-        "trainer.nnodes": job.cluster.nodes,
-        "trainer.n_gpus_per_node": job.cluster.gpus,
+        "trainer.nnodes": job.verl.nodes,
+        "trainer.n_gpus_per_node": job.verl.gpus,
         "trainer.use_v1": True,
         "trainer.v1.trainer_mode": "sync",
         "trainer.total_epochs": epochs,
@@ -164,25 +166,26 @@ def _trainer(job: VerlJob, epochs: int) -> Mapping[str, Any]:
 
 
 def _actor(job: VerlJob) -> Mapping[str, Any]:
-    update, cluster = job.update, job.cluster
+    update, verl = job.update, job.verl
     return {
-        "actor_rollout_ref.model.path": job.model,
-        "actor_rollout_ref.model.lora_rank": update.lora_rank,
-        "actor_rollout_ref.model.lora_alpha": update.lora_alpha,
+        f"{_MODEL}.path": job.model,
+        f"{_MODEL}.lora_rank": update.lora_rank,
+        f"{_MODEL}.lora_alpha": 2 * update.lora_rank,
         f"{_ACTOR}.strategy": "fsdp2",
-        f"{_ACTOR}.ppo_mini_batch_size": job.tasks_per_step // update.mini_batches,
+        f"{_ACTOR}.ppo_mini_batch_size": job.tasks_per_step // verl.mini_batches,
         f"{_ACTOR}.ppo_epochs": update.epochs,
         f"{_ACTOR}.data_loader_seed": job.seed,
         f"{_ACTOR}.use_dynamic_bsz": True,
-        f"{_ACTOR}.ppo_max_token_len_per_gpu": cluster.tokens_per_gpu,
-        f"{_ACTOR}.fsdp_config.param_offload": cluster.offload,
-        f"{_ACTOR}.fsdp_config.optimizer_offload": cluster.offload,
+        f"{_ACTOR}.ppo_max_token_len_per_gpu": verl.tokens_per_gpu,
+        f"{_ACTOR}.fsdp_config.param_offload": verl.offload,
+        f"{_ACTOR}.fsdp_config.optimizer_offload": verl.offload,
         f"{_ACTOR}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
         f"{_ACTOR}.checkpoint.load_contents": ["model", "optimizer", "extra"],
     }
 
 
-def _update(update: VerlUpdate) -> Mapping[str, Any]:
+def _update(job: VerlJob) -> Mapping[str, Any]:
+    update, verl = job.update, job.verl
     correction = "algorithm.rollout_correction"
     return {
         f"{_ACTOR}.loss_agg_mode": "token-mean",  # loss weights are in the advantages: see rows.py
@@ -199,22 +202,24 @@ def _update(update: VerlUpdate) -> Mapping[str, Any]:
         f"{_ACTOR}.optim.lr_scheduler_type": update.schedule,
         f"{_ACTOR}.optim.weight_decay": update.weight_decay,
         f"{_ACTOR}.optim.clip_grad": update.max_grad_norm,
-        f"{correction}.bypass_mode": not update.recompute,
-        f"{correction}.rollout_is": "token" if update.max_ratio_weight is not None else None,
-        f"{correction}.rollout_is_threshold": update.max_ratio_weight or 2.0,
+        f"{correction}.bypass_mode": not verl.recompute,
+        f"{correction}.rollout_is": "token" if verl.max_ratio_weight is not None else None,
+        f"{correction}.rollout_is_threshold": verl.max_ratio_weight or 2.0,
     }
 
 
 def _servers(job: VerlJob) -> Mapping[str, Any]:
-    cluster = job.cluster
+    verl = job.verl
     return {
-        f"{_ROLLOUT}.name": cluster.server,
+        f"{_ROLLOUT}.name": verl.server,
+        # With adapters the servers load the model themselves, and are sent the adapters only.
+        f"{_ROLLOUT}.load_format": "auto" if job.update.lora_rank else "dummy",
         f"{_ROLLOUT}.n": job.group,
-        f"{_ROLLOUT}.temperature": job.temperature,
+        f"{_ROLLOUT}.temperature": verl.temperature,
         f"{_ROLLOUT}.top_p": 1.0,
-        f"{_ROLLOUT}.tensor_model_parallel_size": cluster.tensor_parallel,
-        f"{_ROLLOUT}.gpu_memory_utilization": cluster.gpu_memory,
-        f"{_ROLLOUT}.max_model_len": job.context_tokens,
+        f"{_ROLLOUT}.tensor_model_parallel_size": verl.tensor_parallel,
+        f"{_ROLLOUT}.gpu_memory_utilization": verl.gpu_memory,
+        f"{_ROLLOUT}.max_model_len": verl.context_tokens,
         f"{_ROLLOUT}.calculate_log_probs": True,
         f"{_ROLLOUT}.seed": job.seed,
     }

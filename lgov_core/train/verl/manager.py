@@ -81,7 +81,7 @@ class GovernedRollouts:
             _Sampler(llm_client),
             name="verl",
             also=(*([] if job.served_as is None else [job.served_as]), ANY_MODEL),
-            context_tokens=job.context_tokens,
+            context_tokens=job.verl.context_tokens,
             max_new_tokens=job.reply_tokens,
         )
         module, _, function = job.host.partition(":")
@@ -182,8 +182,8 @@ class GovernedRollouts:
         return queue_rows(
             transitions,
             sessions,
-            temperature=self.job.temperature,
-            context_tokens=self.job.context_tokens,
+            temperature=self.job.verl.temperature,
+            context_tokens=self.job.verl.context_tokens,
             apart=update.loss == "gspo",
             all_of_them=update.kl > 0 or update.entropy > 0,
         )
@@ -192,14 +192,14 @@ class GovernedRollouts:
         """Sets the mini-batch size of this step in verl's configuration, which its trainer reads in every step."""
         job = self.job
         self._config.actor_rollout_ref.actor.ppo_mini_batch_size = mini_batch_tasks(
-            rows, group=job.group, mini_batches=job.update.mini_batches, shards=job.cluster.nodes * job.cluster.gpus
+            rows, group=job.group, mini_batches=job.verl.mini_batches, shards=job.verl.nodes * job.verl.gpus
         )
 
     def _nothing(self, prompt: _Prompt, made: QueueRows, step: int) -> QueueRow:
         """The one row of a step in which nothing can be trained on: verl cannot take none. It is worth 0."""
         if made.left_out.get("other_temperature"):
             raise TrainError(
-                f"every call of step {step} was sampled at another temperature than {self.job.temperature:g}",
+                f"every call of step {step} was sampled at another temperature than {self.job.verl.temperature:g}",
                 hint="let the agent leave temperature out, or set the job's temperature to the agent's",
             )
         end = self.model.end_id

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 #: What must be as it was: with others verl would take other tasks, or the updates behind a checkpoint would not be the same.
 _SAME: Final = (
-    "algorithm", "run_id", "model", "seed", "tasks_per_step", "group", "agents", "credit", "update", "temperature",
-    "context_tokens", "reply_tokens", "tool_format",
+    "algorithm", "run_id", "model", "seed", "tasks_per_step", "group", "agents", "credit", "update", "mini_batches",
+    "max_ratio_weight", "recompute", "temperature", "context_tokens", "reply_tokens", "tool_format",
 )  # fmt: skip
 _LOCK: Final = "verl.lock"
 #: Seconds that the processes of a job have to end after the one that started it was killed.
@@ -133,7 +133,7 @@ def _same_job(job: VerlJob, before: VerlJob, left: Left) -> None:
                 f"the run in {job.folder} was begun with {what} {old!r}, and is to continue with {new!r}",
                 hint="give the settings that it was begun with, or choose another --folder",
             )
-    gpus, wrote = (part["cluster"]["nodes"] * part["cluster"]["gpus"] for part in (now, then))
+    gpus, wrote = (part["nodes"] * part["gpus"] for part in (now, then))
     if left.step and gpus != wrote:
         raise TrainError(
             f"the checkpoints in {job.folder} were written by {wrote} GPUs, and {gpus} are to resume from them",
@@ -158,8 +158,9 @@ def _first_difference(name: str, new: Any, old: Any) -> tuple[str, Any, Any]:
 
 
 def _plain(job: VerlJob) -> dict[str, Any]:
-    """The job as JSON values, with the name that people know its credit and update by."""
-    return {**json.loads(json.dumps(job.as_dict())), "algorithm": job.options.get("algorithm")}
+    """The job and its section ``verl`` as JSON values, with the name that people know its credit and update by."""
+    values = json.loads(json.dumps(job.as_dict()))
+    return {**values, **values["verl"], "algorithm": job.options.get("algorithm")}
 
 
 def _same_tasks(folder: Path, tasks: Sequence[Task]) -> None:

@@ -88,7 +88,7 @@ def return_to_go(channel: Channel, rules: CreditRules) -> Turns:
     values = channel.returns(rules.discount)
     firsts = [row[0] for row in values]
     scores = _less_baseline(values, firsts, _means(firsts, True), rules)
-    return _divided(scores, _divisor(firsts, rules.std_floor, rules))
+    return _divided(scores, _largest_divisor(values, rules))
 
 
 def step(channel: Channel, rules: CreditRules) -> Turns:
@@ -100,7 +100,8 @@ def step(channel: Channel, rules: CreditRules) -> Turns:
     """
     rewards = [list(row) for row in channel.rewards]
     scores = _less_baseline(rewards, [sum(row) / len(row) for row in rewards], [0.0] * len(rewards), rules)
-    return _divided(scores, _divisor([row[0] for row in channel.returns(1.0)], rules.std_floor, rules))
+    whole = [[row[0]] for row in channel.returns(1.0)]
+    return _divided(scores, max(_largest_divisor(one, rules) for one in (whole, rewards)))
 
 
 def gigpo(channel: Channel, rules: CreditRules) -> Turns:
@@ -243,6 +244,16 @@ def _divisor(values: Sequence[float], floor: float | None, rules: CreditRules) -
     mean = sum(values) / len(values)
     count = len(values) - 1 if rules.deviation == "sample" and len(values) > 1 else len(values)
     return max(math.sqrt(sum((value - mean) ** 2 for value in values) / count), floor)
+
+
+def _largest_divisor(values: Turns, rules: CreditRules) -> float:
+    """The largest deviation of a turn's values over the rollouts that reached it.
+
+    Whole returns may be alike where those from a later turn on are not: AIR sums to 0 over an attempt.
+    """
+    longest = max(len(row) for row in values)
+    columns = [[row[turn] for row in values if len(row) > turn] for turn in range(longest)]
+    return max(_divisor(column, rules.std_floor, rules) for column in columns)
 
 
 def _divided(scores: Turns, divisor: float) -> Turns:
