@@ -27,7 +27,7 @@ class CreditRules:
     gradient of ``return_to_go`` and ``identical`` is then unbiased.
 
     ``std_floor`` None divides by nothing; a number divides by the group's standard deviation of returns (where turns are
-    compared, the largest of any turn), but never by less: dividing by a tiny deviation blows AIR noise up to full-size
+    compared, of those from each turn on), but never by less: dividing by a tiny deviation blows AIR noise up to full-size
     advantages, and runs collapsed. ``deviation`` is that of the ``population``, or of the ``sample`` (divided by G - 1, as
     verl and TRL do). Where it divides, each reward channel (``task``, ``air``, ``compliance``, ...) is credited and
     normalised on its own and the results are added, so that a large penalty cannot drown the task (GDPO, arXiv 2601.05242);

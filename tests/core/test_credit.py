@@ -236,7 +236,17 @@ def test_a_channel_that_sums_to_nothing_is_not_divided_by_nothing(scheme: str) -
     data = group([{"air": 0.05}, {"air": -0.05, "task": 1.0}], [{}, {"task": 1.0}])
     found = credit(data, CreditRules(scheme=scheme, std_floor=1e-6, deviation="sample", apart=False))
     assert all(abs(value) < 2 for row in found for value in row)
-    assert found[0][1] == pytest.approx(-math.sqrt(0.5))
+    assert found[0][1] == pytest.approx(-math.sqrt(2 / 3))
+
+
+@pytest.mark.parametrize("scheme", ["return_to_go", "step"])
+def test_an_outcome_alone_is_divided_by_the_deviation_of_returns(scheme: str) -> None:
+    """As in GRPO, however many turns a rollout has."""
+    data = group([{"task": 1.0}], [{}, {}, {"task": 0.0}], [{}, {"task": 0.0}])
+    found = credit(data, CreditRules(scheme=scheme, std_floor=1e-6, deviation="sample", baseline="rollout"))
+    plain = credit(data, CreditRules(scheme=scheme, baseline="rollout"))
+    deviation = statistics.stdev([1.0, 0.0, 0.0])
+    assert found == [[pytest.approx(value / deviation) for value in row] for row in plain]
 
 
 @pytest.mark.parametrize("scheme", ["identical", "return_to_go", "step", "gigpo", "flow_grpo"])

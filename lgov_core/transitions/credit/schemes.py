@@ -88,7 +88,7 @@ def return_to_go(channel: Channel, rules: CreditRules) -> Turns:
     values = channel.returns(rules.discount)
     firsts = [row[0] for row in values]
     scores = _less_baseline(values, firsts, _means(firsts, True), rules)
-    return _divided(scores, _largest_divisor(values, rules))
+    return _divided(scores, _turns_divisor(values, rules))
 
 
 def step(channel: Channel, rules: CreditRules) -> Turns:
@@ -100,8 +100,7 @@ def step(channel: Channel, rules: CreditRules) -> Turns:
     """
     rewards = [list(row) for row in channel.rewards]
     scores = _less_baseline(rewards, [sum(row) / len(row) for row in rewards], [0.0] * len(rewards), rules)
-    whole = [[row[0]] for row in channel.returns(1.0)]
-    return _divided(scores, max(_largest_divisor(one, rules) for one in (whole, rewards)))
+    return _divided(scores, _turns_divisor(channel.returns(1.0), rules))
 
 
 def gigpo(channel: Channel, rules: CreditRules) -> Turns:
@@ -241,19 +240,26 @@ def _divisor(values: Sequence[float], floor: float | None, rules: CreditRules) -
     """The deviation of ``values``, never below ``floor``; 1 where nothing is divided by."""
     if floor is None:
         return 1.0
-    mean = sum(values) / len(values)
-    count = len(values) - 1 if rules.deviation == "sample" and len(values) > 1 else len(values)
-    return max(math.sqrt(sum((value - mean) ** 2 for value in values) / count), floor)
+    mean = _mean(values)
+    return max(math.sqrt(sum((value - mean) ** 2 for value in values) / _degrees(len(values), rules)), floor)
 
 
-def _largest_divisor(values: Turns, rules: CreditRules) -> float:
-    """The largest deviation of a turn's values over the rollouts that reached it.
+def _turns_divisor(values: Turns, rules: CreditRules) -> float:
+    """The deviation of ``values`` over the turns of the group, each rollout weighing the same.
 
-    Whole returns may be alike where those from a later turn on are not: AIR sums to 0 over an attempt.
+    Where only the outcome pays, that of the returns. They may be alike where those from a later turn on are not: AIR is
+    taken back when an attempt ends.
     """
-    longest = max(len(row) for row in values)
-    columns = [[row[turn] for row in values if len(row) > turn] for turn in range(longest)]
-    return max(_divisor(column, rules.std_floor, rules) for column in columns)
+    if rules.std_floor is None:
+        return 1.0
+    mean = _mean([_mean(row) for row in values])
+    spreads = [_mean([(value - mean) ** 2 for value in row]) for row in values]
+    return max(math.sqrt(sum(spreads) / _degrees(len(values), rules)), rules.std_floor)
+
+
+def _degrees(rollouts: int, rules: CreditRules) -> int:
+    """What the squares are divided by."""
+    return rollouts - 1 if rules.deviation == "sample" and rollouts > 1 else rollouts
 
 
 def _divided(scores: Turns, divisor: float) -> Turns:
