@@ -57,7 +57,7 @@ def write_config(folder: Path, *, training: Mapping[str, Any], server: str, **mo
     settings = {
         "model": {"name": str(folder / "model"), "max_new_tokens": 24, **model},
         "training": dict(training),
-        "runtime": {"nworkers": 16, "policy": str(folder / "policy.yaml")},
+        "runtime": {"nworkers": 4, "policy": str(folder / "policy.yaml")},
         "verl": {
             "server": server,
             "gpu_memory": 0.05,
