@@ -78,8 +78,8 @@ def test_every_step_is_sampled_by_the_adapters_before_it(job: Job) -> None:
 
 def test_the_kl_is_to_the_model_without_adapters(job: Job) -> None:
     first, *later = (step["data"]["actor/kl_loss"] for step in job.report.verl)
-    assert abs(first) < 1e-3
-    assert all(value > 1e-3 for value in later)
+    assert 0 <= first < 5e-3, "all but the second pass is of adapters that change nothing yet"
+    assert all(value > first for value in later)
 
 
 def test_the_figures_have_every_reward(job: Job) -> None:
