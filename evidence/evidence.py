@@ -98,7 +98,7 @@ def run_all(options: Options, arms: Sequence[str], settings: Mapping[str, Any]) 
                 if future in warming:
                     seed = warming.pop(future)
                     future.result()
-                    running |= {pool.submit(_one, options, arm, seed, key): (arm, seed) for arm in arms}
+                    running |= {pool.submit(_in_pool, options, arm, seed, key): (arm, seed) for arm in arms}
                 else:
                     arm, seed = running.pop(future)
                     done[arm, seed] = future.result()
@@ -123,6 +123,14 @@ def _one(options: Options, arm: str, seed: int, key: dict[str, Any]) -> dict[str
         found = importlib.import_module(options.name).one(arm, seed, folder, warm, options.quick)
         _keep(path, key, found)
     return found
+
+
+def _in_pool(options: Options, arm: str, seed: int, key: dict[str, Any]) -> dict[str, Any]:
+    """`_one`, whose error can be sent to the pool's process: those of some libraries cannot."""
+    try:
+        return _one(options, arm, seed, key)
+    except Exception as error:
+        raise RuntimeError(f"{arm}, seed {seed}: {type(error).__name__}: {error}") from error
 
 
 def _kept(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from lgov_core.errors import EndpointError, LgovError
 from lgov_core.gateway.agent_lightning.rollouts import LightningRollouts
-from lgov_core.gateway.agent_lightning.routes import LightningOptions, LightningRoutes
+from lgov_core.gateway.agent_lightning.routes import LightningRoutes
 from lgov_core.gateway.protocol import Engine, Gate
 from lgov_core.gateway.routes.admin_routes import AdminRoutes
 from lgov_core.gateway.routes.api_routes import ApiRoutes
@@ -45,11 +45,10 @@ def create_app(
     allow_unattributed: bool = True,
     limits: Limits | None = None,
     gate: Gate | None = None,
-    lightning: LightningOptions | None = None,
     more: Sequence[RuledRoute] = (),
 ) -> Starlette:
     """The endpoint: `ApiRoutes` and `TracesRoute`, each also under ``/rollout/{id}/attempt/{n}``, `AdminRoutes`,
-    `LightningRoutes` with the options ``lightning``, and the routes ``more``.
+    `LightningRoutes`, and the routes ``more``.
 
     Each call goes to the engine that has its model (`RegisteredModels` first) and is committed to ``store`` before the
     client gets the end of the reply; None records nothing. ``gate`` judges requests and replies.
@@ -77,7 +76,6 @@ def create_app(
             api,
             admission,
             max_body=limits.max_body,
-            options=lightning,
         ).routes(),
         *more,
     ]

@@ -113,8 +113,6 @@ class RuntimeSection:
     """Seconds that an attempt may take."""
     max_attempts: int = bounded(3, least=1)
     """Maximum tries of a rollout when a machine or a timeout breaks it."""
-    server_url: str | None = None
-    """Address of a training server, for ``Client`` and ``Trainer``."""
 
     def refuse_confinement(self) -> None:
         """Raises `SettingsError` where ``confine`` is set and agents would run in this process."""

@@ -2,7 +2,7 @@
 
 Later sources win over earlier ones::
 
-    default  <  config.yaml  <  LIGHTNING_MODEL_PATH, LIGHTNING_RL_ALGORITHM, AGENT_LIGHTNING_SERVER_URL  <  flags
+    default  <  config.yaml  <  LIGHTNING_MODEL_PATH, LIGHTNING_RL_ALGORITHM  <  flags
 
 The sections are the dataclasses of `lgov_core.train.sections`: the type of a field says what may be written there, and `Bound`
 which values. An unknown key, a wrong type and a value out of bounds are errors that name the file and the line.
@@ -40,7 +40,6 @@ VARIABLES: Final[Mapping[str, tuple[str, str]]] = types.MappingProxyType(
     {
         "LIGHTNING_MODEL_PATH": ("model", "name"),
         "LIGHTNING_RL_ALGORITHM": ("training", "algorithm"),
-        "AGENT_LIGHTNING_SERVER_URL": ("runtime", "server_url"),
     }
 )
 

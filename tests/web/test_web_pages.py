@@ -73,7 +73,7 @@ def test_tasks_show_groups_side_by_side(window: Served, page: Any) -> None:
     group.get_by_role("button", name="Side by side").click()
     lines = [line.split("\t") for line in group.locator("table").inner_text().splitlines()]
     assert [line[1:] for line in lines if line[0] == "task reward"] == [["+1", "+1", "0", "0"]]
-    assert [line[1:] for line in lines if line[0] == "denials"] == [["0", "1", "0", "0"]]
+    assert [line[1:] for line in lines if line[0] == "blocked calls"] == [["0", "1", "0", "0"]]
 
 
 def test_a_group_that_teaches_nothing_is_marked(window: Served, page: Any) -> None:
@@ -84,7 +84,7 @@ def test_a_group_that_teaches_nothing_is_marked(window: Served, page: Any) -> No
 
 def test_filters_are_in_the_address_and_back_undoes_them(window: Served, page: Any) -> None:
     window.open(page, "#/tasks")
-    page.get_by_label("Denials").select_option("1")
+    page.get_by_label("Decisions").select_option("1")
     expect(page.locator("main [data-row]")).to_have_count(4)
     assert page.url.endswith("#/tasks?denied=1")
     page.go_back()
@@ -111,7 +111,7 @@ def test_a_rollout_says_what_its_denial_cost(window: Served, page: Any) -> None:
     assert dict(zip(facts[::2], facts[1::2], strict=True)) == {
         "Turns": "3",
         "Tokens": "36 → 21",
-        "Denials": "1",
+        "Blocked": "1",
         "Return": "+0.550",
         "air reward": "+0.050",
         "compliance reward": "-0.500",
@@ -138,7 +138,7 @@ def test_a_narrow_window_has_filters_in_two_columns_and_all_pages_in_sight(
     window: Served, new_page: Callable[..., Any]
 ) -> None:
     page = window.open(new_page(viewport=NARROW), "#/tasks")
-    for name in ("Denials", "Rule", "Text"):
+    for name in ("Decisions", "Rule", "Text"):
         assert page.get_by_label(name).bounding_box()["width"] > 150
     for link in page.get_by_role("navigation", name="Pages").get_by_role("link").all():
         box = link.bounding_box()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -28,12 +28,8 @@ _PROXY = "/proxy/rollout/{rollout_id}/attempt/{attempt_id}/mode/{mode}/openai/v1
 _PATHS = ("chat/completions", "completions")
 
 
-@dataclass(frozen=True, slots=True)
-class LightningOptions:
-    """What the proxy routes do to a call: its temperature by mode, None for the client's own."""
-
-    train_temperature: float | None = 1.0
-    val_temperature: float | None = 0.7
+#: The temperature of a call through the proxy routes, by the mode in its path.
+_TEMPERATURES: Final = types.MappingProxyType({"train": 1.0, "val": 0.7})
 
 
 class LightningRoutes:
@@ -52,14 +48,12 @@ class LightningRoutes:
         admission: Admission,
         *,
         max_body: int,
-        options: LightningOptions | None = None,
     ) -> None:
         self._rollouts = rollouts
         self._models = models
         self._api = api
         self._admission = admission
         self._max_body = max_body
-        self._options = options or LightningOptions()
 
     def routes(self) -> list[RuledRoute]:
         """The routes, each with its rule."""
@@ -155,11 +149,11 @@ class LightningRoutes:
     async def _proxy(self, request: Request) -> Response:
         path = request.path_params
         _grant_of(request)
-        if path["mode"] not in ("train", "val") or path["upstream_path"] not in _PATHS:
+        if path["mode"] not in _TEMPERATURES or path["upstream_path"] not in _PATHS:
             raise EndpointError(f"there is no {path['mode']}/{path['upstream_path']} here", status=404)
         await asyncio.to_thread(self._kept.exists, path["rollout_id"])
         body = await read_object(request, self._max_body)
-        body = _prepared(body, path["mode"], self._models.models, self._options)
+        body = _prepared(body, path["mode"], self._models.models)
         path["attempt"] = str(attempt_number(path["attempt_id"]))
         try:
             return await self._api.call(f"/{path['upstream_path']}", request, body)
@@ -202,15 +196,14 @@ def _grant_of(request: Request) -> KeyGrant:
     return grant
 
 
-def _prepared(body: Mapping[str, Any], mode: str, models: Any, options: LightningOptions) -> dict[str, Any]:
+def _prepared(body: Mapping[str, Any], mode: str, models: Any) -> dict[str, Any]:
     """The call as it goes on: the one registered model, and the temperature of the mode."""
     prepared = dict(body)
     if len(models) == 1:
         prepared["model"] = models[0]
     elif not models:
         raise EndpointError(f"No servers available for model {str(body.get('model'))!r}", status=503)
-    temperature = options.train_temperature if mode == "train" else options.val_temperature
-    return prepared if temperature is None else {**prepared, "temperature": temperature}
+    return {**prepared, "temperature": _TEMPERATURES[mode]}
 
 
 def _error_json(error: EndpointError) -> dict[str, Any]:

@@ -40,7 +40,7 @@ function Loaded({ data, route, training }) {
     <${Facts} items=${[
       ["Turns", number(data.steps_total)],
       ["Tokens", data.steps_total > 0 && `${number(data.prompt_tokens)} → ${number(data.response_tokens)}`],
-      ["Denials", html`<span class=${data.denials ? "bad" : ""}>${number(data.denials)}</span>`],
+      ["Blocked", html`<span class=${data.denials ? "bad" : ""}>${number(data.denials)}</span>`],
       ["Return", Object.keys(data.earned).length ? signed(Object.values(data.earned).reduce((sum, value) => sum + value)) : "none"],
       ...Object.entries(data.earned).map(([name, value]) => [`${plain(name)} reward`, html`<span class=${value < 0 ? "bad" : ""}>${signed(value)}</span>`]),
       ["Trained on", data.trained_step && `update ${data.trained_step}`],

@@ -7,7 +7,7 @@ import { Choice, More, Search, SourceChoice, sourceOf } from "../parts/filters.j
 import { Badge, Empty, Failed, Head, Ready, kindOf } from "../parts/ui.js";
 
 const FILTERS = ["run", "task", "agent", "outcome", "denied", "policy", "rule", "teaches", "text"];
-const DENIED = [["1", "something was denied"], ["would", "shadow mode would have denied"], ["0", "nothing was denied"]];
+const DENIED = [["1", "something was blocked"], ["would", "shadow mode would have blocked"], ["0", "nothing was blocked"]];
 
 export function Tasks({ route, sources }) {
   const source = sourceOf(route, sources);
@@ -22,13 +22,13 @@ export function Tasks({ route, sources }) {
       ${(choices.runs?.length ?? 0) > 1 && html`<${Choice} route=${route} name="run" label="Run" options=${choices.runs} />`}
       ${(choices.agents?.length ?? 0) > 1 && html`<${Choice} route=${route} name="agent" label="Agent" options=${choices.agents} />`}
       <${Choice} route=${route} name="outcome" label="Outcome" options=${choices.outcomes} />
-      <${Choice} route=${route} name="denied" label="Denials" options=${DENIED} />
+      <${Choice} route=${route} name="denied" label="Decisions" options=${DENIED} />
       <${Choice} route=${route} name="policy" label="Policy" options=${choices.policies} />
       <${Choice} route=${route} name="rule" label="Rule" options=${choices.rules} />
       <${Choice} route=${route} name="teaches" label="Teaches" options=${[["nothing", "nothing"], ["something", "something"]]} />
       ${filtered && html`<a href=${link("tasks", { source: route.query.get("source") })}>Clear filters</a>`}
     </form>
-    <p class="small muted">A box is a rollout with its return: <span class="bad">✕</span> denied, <span class="warn">◌</span> shadow mode would have denied, <span class="warn">…</span> a reply cut at the limit of tokens.</p>
+    <p class="small muted">A box is a rollout with its return: <span class="bad">✕</span> blocked, <span class="warn">◌</span> shadow mode would have blocked, <span class="warn">…</span> a reply cut at the limit of tokens.</p>
     <${Ready} result=${pages.first} lines=${12}>${() =>
       !pages.items.length && !pages.cursor
         ? pages.error
@@ -49,7 +49,7 @@ function Group({ group }) {
       <div class="row small muted">
         ${group.return && html`<span>${group.count > 1 ? "mean return" : "return"} <b>${signed(group.return.mean)}</b></span>${group.count > 1 && html` <span title="greatest less least return">spread <b>${number(group.return.spread)}</b></span>`}`}
         ${Object.entries(group.outcomes).map(([outcome, count]) => html`<${Badge} value=${`${count} ${outcome}`} kind=${kindOf(outcome)} />`)}
-        ${group.denials > 0 && html`<${Badge} value=${plural(group.denials, "denial")} kind="bad" />`}
+        ${group.denials > 0 && html`<${Badge} value=${plural(group.denials, "blocked call")} kind="bad" />`}
         ${group.count > 1 && html`<button class="link" aria-expanded=${String(open)} onClick=${() => setOpen(!open)}>${open ? "Fold" : "Side by side"}</button>`}
       </div>
     </header>
@@ -65,7 +65,7 @@ function Group({ group }) {
 const address = (row) => link(["rollout", row.rollout_id], { source: row.source, attempt: row.attempt });
 
 function RolloutChip({ row }) {
-  const words = `${row.outcome}, return ${number(row.return)}, ${plural(row.turns, "turn")}, ${plural(row.denials, "denial")}`;
+  const words = `${row.outcome}, return ${number(row.return)}, ${plural(row.turns, "turn")}, ${plural(row.denials, "blocked call")}`;
   return html`<a class="chip ${kindOf(row.outcome)}" href=${address(row)} title=${words}>
     <span class="visually-hidden">Rollout ${words}: </span>
     ${row.return === null ? row.outcome : signed(row.return, 2)}
@@ -82,7 +82,7 @@ function SideBySide({ rollouts, rewards }) {
     ...dimensions.map((name) => [`${name} reward`, (row) => signed(row.rewards[name], 2), (row) => row.rewards[name]]),
     ["return", (row) => signed(row.return, 2), (row) => row.return],
     ["turns", (row) => row.turns],
-    ["denials", (row) => row.denials],
+    ["blocked calls", (row) => row.denials],
     ["would be denied", (row) => row.would],
     ["reply tokens", (row) => number(row.response_tokens)],
     ["truncated replies", (row) => row.truncated],
