@@ -144,3 +144,14 @@ def test_a_training_that_is_killed_leaves_no_vllm_and_resumes_with_its_weights(t
     assert report["updates"] == 3
     assert [line["step"] for line in updates] == [1, 2, 3]
     assert updates[2]["logprob_drift"] < 1e-4, "the calls after it are of the weights that were resumed"
+
+
+def test_the_langchain_example_learns(tmp_path: Path) -> None:
+    example = ROOT / "examples" / "09_langchain_on_vllm"
+    command = [
+        sys.executable, "-m", "lgov_core.cli", "train", "config.yaml", "--engine", "vllm", "--vllm-python", str(PYTHON),
+        "--agent", "main.py:agent", "--steps", "4", "--folder", str(tmp_path / "run"), "--json",
+    ]  # fmt: skip
+    report = json.loads(subprocess.run(command, cwd=example, stdout=subprocess.PIPE, check=True).stdout)
+    assert report["updates"] == 4
+    assert report["reward"][3] > report["reward"][0] + 0.05, report["reward"]
