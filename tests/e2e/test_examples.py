@@ -54,7 +54,7 @@ def test_an_example_is_short_and_imports_no_lgov(folder: Path) -> None:
 
 def test_the_examples_are_numbered_once() -> None:
     names = sorted(path.name for path in (ROOT / "examples").iterdir() if path.name != "notebooks")
-    assert [name[:3] for name in names] == [f"{number:02}_" for number in range(1, 9)]
+    assert [name[:3] for name in names] == [f"{number:02}_" for number in range(1, 10)]
 
 
 @pytest.fixture(scope="module")
