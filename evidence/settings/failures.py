@@ -8,6 +8,8 @@ from collections.abc import Sequence
 #: What went wrong. ``copying``: a name or number that stands in the question or in a result; ``relation``: what is asked for;
 #: ``operator``: what is done with it; ``early stop``, ``late stop``: too few steps, too many; ``format``: no step or no answer.
 CLASSES = ("copying", "relation", "operator", "early stop", "late stop", "format")
+#: Of a task whose right steps are not known, or have another form: those on real questions.
+UNKNOWN = "unknown"
 
 _SEARCH = re.compile(r"(\w+) of (.+)")
 _EXPRESSION = re.compile(r"(-?[\d.e+]+) ([-+*/]) (-?[\d.e+]+)")
@@ -32,7 +34,9 @@ def failed_expressions(expected: Sequence[str], made: Sequence[str], said: str) 
 def failed_query(expected: str, made: str) -> str:
     """The class of a failed query: the first part that differs; ``early stop`` where the condition is missing."""
     right, found = _QUERY.fullmatch(expected), _QUERY.fullmatch(made)
-    if right is None or found is None:
+    if right is None:
+        return UNKNOWN
+    if found is None:
         return "format"
     if bool(right["limit"]) != bool(found["limit"]):
         return "early stop" if right["limit"] else "late stop"
@@ -43,6 +47,8 @@ def failed_query(expected: str, made: str) -> str:
 def _first(
     expected: Sequence[re.Match[str] | None], made: Sequence[re.Match[str] | None], kind: str, group: int, said: str
 ) -> str:
+    if not expected:
+        return UNKNOWN
     for right, found in zip(expected, made, strict=False):
         if right is None or found is None:
             return "format"

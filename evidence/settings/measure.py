@@ -66,7 +66,8 @@ def gate_text(found: Mapping[str, Any], before: Mapping[str, Mapping[str, Any]])
     ]
     for name, figures in before.items():
         counts = ", ".join(f"{kind} {count}" for kind, count in figures["failures"].items() if count)
-        lines.append(f"  failures, {name}: {counts or 'none'} of {figures['rollouts']} rollouts")
+        if counts:
+            lines.append(f"  failures, {name}: {counts} of {figures['rollouts']} rollouts")
     return "\n".join(lines)
 
 

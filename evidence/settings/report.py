@@ -22,7 +22,8 @@ SPLITS = {
 
 def tables(result: dict[str, Any]) -> str:
     """The figures of one setting: before, after and gain by questions and seed; how training went; why attempts failed."""
-    return "\n\n".join((_gains(result), _sizes(result), _courses(result), _failures(result)))
+    parts = (_gains(result), _sizes(result), _courses(result), _failures(result))
+    return "\n\n".join(filter(None, parts))
 
 
 def summary(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -164,13 +165,16 @@ def _share(part: int, whole: int) -> str:
 
 
 def _failures(result: dict[str, Any]) -> str:
-    """Why held-out attempts failed, shares of all rollouts, all seeds together."""
+    """Why held-out attempts failed, shares of all rollouts, all seeds together; nothing where no class is known."""
 
     def share(moment: str, kind: str) -> str:
         judged = [one[moment][split] for one in result["runs"] for split in _judged(one)]
         return f"{sum(one['failures'][kind] for one in judged) / max(sum(one['rollouts'] for one in judged), 1):.1%}"
 
     kinds = list(result["runs"][0]["before"]["train"]["failures"])
+    known = (one[moment][split] for one in result["runs"] for moment in ("before", "after") for split in _judged(one))
+    if not any(figures["failures"][kind] for figures in known for kind in kinds):
+        return ""
     rows = [[moment, *(share(moment, kind) for kind in kinds)] for moment in ("before", "after")]
     return f"Why held-out rollouts failed, by the first step that was wrong:\n\n{table(('', *kinds), rows)}"
 

@@ -264,6 +264,9 @@ def test_a_failure_is_classed_by_the_first_step_that_is_wrong(inside: None) -> N
     assert failed_query(query, query.replace("staff", "projects")) == "relation"
     assert failed_query(query, query.partition(" AND")[0]) == "early stop"
     assert failed_query(query, "none") == "format"
+    assert failed_query("SELECT 1", query) == failed_expressions((), ["1 + 2"], "3") == "unknown", (
+        "nobody knows what was right"
+    )
 
 
 def test_a_failure_class_is_found_for_every_task_of_every_setting(inside: None, tmp_path: Path) -> None:
