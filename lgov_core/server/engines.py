@@ -132,7 +132,7 @@ def vllm_options(given: VllmSection, *, dtype: str, rank: int = 16, policies: in
         rank=rank,
         policies=policies,
         start_s=given.start_s,
-        eager=not gpu,
+        cpu=not gpu,
         sleep=given.sleep,
         # On a CPU vLLM refuses the argument; it then sleeps without freeing anything.
         arguments=("--enable-sleep-mode", *given.arguments) if given.sleep and gpu else given.arguments,

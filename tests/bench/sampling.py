@@ -84,7 +84,7 @@ def main() -> None:
     from lgov_core.train.engines.vllm_server import VllmOptions
 
     model = load_model(given.model, dtype=given.dtype)
-    options = VllmOptions(given.vllm_python.absolute(), dtype=given.dtype, context_tokens=1024, eager=True)
+    options = VllmOptions(given.vllm_python.absolute(), dtype=given.dtype, context_tokens=1024, cpu=True)
     embedded = EmbeddedEngine(model, max_new_tokens=given.tokens)
     folder = Path(tempfile.mkdtemp(prefix="lgov-bench-vllm-"))
     with open_vllm(model, model_source(given.model), folder, options, max_new_tokens=given.tokens) as vllm:

@@ -70,7 +70,7 @@ def sampling(folder: Path, vllm: Path | None) -> Generator[tuple[Engine, Publish
         engine = EmbeddedEngine(model, max_new_tokens=4, threads=1)
         yield engine, engine
         return
-    options = VllmOptions(vllm, context_tokens=256, rank=RANK, eager=True, arguments=("--max-num-seqs", "16"))
+    options = VllmOptions(vllm, context_tokens=256, rank=RANK, cpu=True, arguments=("--max-num-seqs", "16"))
     with open_vllm(model, str(folder / "model"), folder / "vllm", options, max_new_tokens=4) as engine:
         yield engine, engine.policy
 

@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
     model = load_model(MODEL)
-    options = VllmOptions(PYTHON, context_tokens=1024, rank=8, eager=True, arguments=("--max-num-seqs", "32"))
+    options = VllmOptions(PYTHON, context_tokens=1024, rank=8, cpu=True, arguments=("--max-num-seqs", "32"))
     with open_vllm(model, str(MODEL), tmp_path_factory.mktemp("vllm"), options) as engine:
         asked = Asked(model, engine)
         yield asked

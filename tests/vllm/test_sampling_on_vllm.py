@@ -60,6 +60,16 @@ def test_adapters_are_those_of_peft(vllm: Asked, policy: PolicyModel) -> None:
     assert off(vllm.model.module, reply) > 100 * EXACT, "they differ from the model's own"
 
 
+def test_long_prompts_with_seeds_come_at_once(vllm: Asked) -> None:
+    """More tokens than vLLM reads in one step: on a CPU it may not read such a prompt in chunks."""
+    restarts = vllm.engine.policy.server.restarts
+    with ThreadPoolExecutor(8) as threads:
+        texts = [f"{number} " + "sea and " * 400 for number in range(8)]
+        replies = list(threads.map(lambda text: vllm.ask(text, max_tokens=4, seed=1), texts))
+    assert all(len(reply.prompt_ids) > 800 for reply in replies)
+    assert vllm.engine.policy.server.restarts == restarts
+
+
 def test_twenty_swaps_under_load(vllm: Asked, policy: PolicyModel) -> None:
     stop = threading.Event()
     replies: list[Completion] = []

@@ -25,7 +25,7 @@ from tests.vllm.conftest import MODEL, PYTHON
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
     model = load_model(MODEL)
-    options = VllmOptions(PYTHON, context_tokens=512, rank=0, eager=True, sleep=True)
+    options = VllmOptions(PYTHON, context_tokens=512, rank=0, cpu=True, sleep=True)
     with open_vllm(model, str(MODEL), tmp_path_factory.mktemp("vllm"), options) as engine:
         asked = Asked(model, engine)
         yield asked
