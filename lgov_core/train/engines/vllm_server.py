@@ -103,8 +103,8 @@ class VllmOptions:
         return [
             str(self.python), str(_CHILD), model, "--served-model-name", name, "--host", "127.0.0.1", "--port", str(port),
             "--dtype", self.dtype, "--gpu-memory-utilization", str(self.gpu_memory),
-            # Not compiled, it starts sooner. A prompt with a seed that is read in chunks ends vLLM 0.32 on a CPU, whose generators
-            # have no offset that could be set back.
+            # Not compiled, it starts sooner. A prompt with a seed that is read in chunks ends vLLM 0.32 on a CPU: it sets back
+            # the generator's offset, and a CPU's generators have none.
             *(["--enforce-eager", "--no-enable-chunked-prefill"] if self.cpu else []),
             *([] if self.context_tokens is None else ["--max-model-len", str(self.context_tokens)]),
             # Raw log-probabilities ignore the temperature; a model's own settings would change how tokens are drawn.
