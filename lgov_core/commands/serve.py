@@ -44,7 +44,9 @@ _SPEAKS = "chat,completions,embeddings"
 
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED)
-@click.option("--model", help="Model to serve from this process: tiny, smollm2, a transformers folder, or a hub name.")
+@click.option(
+    "--model", help="Model to serve from this process: tiny, smollm2, a promoted name, a folder, or a hub name."
+)
 @engine_options
 @click.option(
     "--upstream",

@@ -73,6 +73,10 @@ def train(
     settings = load_train_settings(config, flags={**values, **engine})
     if resume and folder is None:
         raise SettingsError("--resume needs the folder of the run", hint="give --folder")
+    if flags["include_held_out"] and algorithm_name(settings.training.algorithm) != "sft":
+        raise SettingsError(
+            "--include-held-out is for --algorithm sft", hint="leave it out: nothing else would take them"
+        )
     run = find_run(settings.training.algorithm, backend)
     has_endpoint = backend == "torch" and algorithm_name(settings.training.algorithm) in REINFORCEMENT
     if profile and not has_endpoint:

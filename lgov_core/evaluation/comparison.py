@@ -12,18 +12,53 @@ from lgov_core.errors import TrainError
 from lgov_core.train.loop.intervals import Estimate, mean_interval
 
 EVALUATION_FILE: Final = "evaluation.json"
+_NUMBER: Final = {"type": ["number", "null"]}
+_MEASURED: Final = {
+    "lost": {"type": "integer"},
+    "violation_rate": {"type": "object", "properties": {"mean": _NUMBER}},
+}
+_TASK: Final = {
+    "type": "object",
+    "required": ["task", "rollouts", "rewards", "succeeded"],
+    "properties": {
+        "rollouts": {"type": "integer"},
+        "rewards": {"type": "object", "additionalProperties": {"type": "number"}},
+        "succeeded": _NUMBER,
+    },
+}
+#: What is read of a report here and by `lgov promote`, as a JSON schema.
+EVALUATION_SCHEMA: Final = {
+    "type": "object",
+    "required": ["by_task"],
+    "properties": {
+        **_MEASURED,
+        "start": {"type": "object", "properties": _MEASURED},
+        "difference": {
+            "type": "object",
+            "additionalProperties": {
+                "type": "object",
+                "required": ["low", "high"],
+                "properties": {"low": _NUMBER, "high": _NUMBER},
+            },
+        },
+        "policy": {"type": ["object", "null"]},
+        "by_task": {"type": "array", "items": _TASK},
+    },
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """``fixed`` and ``broken`` are tasks (by number and text) whose share of successes rose or fell, with both shares.
 
-    ``same`` counts the others, ``difference`` is the second evaluation minus the first, by channel, paired by task.
+    ``same`` counts the others, and ``lost`` the tasks that have no usable rollout in one of the two. ``difference`` is the
+    second evaluation minus the first, by channel, paired by task.
     """
 
     fixed: tuple[Mapping[str, Any], ...]
     broken: tuple[Mapping[str, Any], ...]
     same: int
+    lost: int
     difference: Mapping[str, Estimate]
 
     def as_json(self) -> dict[str, Any]:
@@ -32,32 +67,40 @@ class Comparison:
             "fixed": list(self.fixed),
             "broken": list(self.broken),
             "same": self.same,
+            "lost": self.lost,
             "difference": {name: one.as_json() for name, one in self.difference.items()},
         }
 
 
 def read_evaluation(path: Path) -> dict[str, Any]:
     """The report that `lgov eval` left in a folder, or in the file itself. Raises `TrainError`."""
+    import fastjsonschema
+
     file = path / EVALUATION_FILE if path.is_dir() else path
     try:
-        report: Any = json.loads(file.read_text("utf-8"))
-        if not isinstance(report["by_task"], list):
-            raise TypeError("by_task is not a list")
-        return report
-    except (OSError, ValueError, LookupError, TypeError) as error:
+        report: Any = json.loads(file.read_text("utf-8"), parse_constant=_refuse)
+        fastjsonschema.compile(EVALUATION_SCHEMA)(report)
+    except (OSError, ValueError) as error:  # of which fastjsonschema's are
         raise TrainError(f"{file} is not an evaluation: {error}", hint="name the --folder of lgov eval") from error
+    return report
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")
 
 
 def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Comparison:
     """Raises `TrainError` when the two are not of the same tasks."""
-    if before.get("tasks_sha256") != after.get("tasks_sha256"):
+    pairs = [*zip(before["by_task"], after["by_task"], strict=False)]
+    if before.get("tasks_sha256") != after.get("tasks_sha256") or len(before["by_task"]) != len(after["by_task"]):
         raise TrainError("the two evaluations are of different tasks", hint="run lgov eval on the same file")
     flipped: dict[bool, list[Mapping[str, Any]]] = {True: [], False: []}
     gaps: dict[str, list[float]] = {}
-    same = 0
-    for number, (one, other) in enumerate(zip(before["by_task"], after["by_task"], strict=True)):
-        if not (one["rollouts"] and other["rollouts"]):
-            continue  # one of them was lost on the way: there is nothing to compare
+    same = lost = 0
+    for number, (one, other) in enumerate(pairs):
+        if one["succeeded"] is None or other["succeeded"] is None:
+            lost += 1
+            continue
         for channel in {*one["rewards"], *other["rewards"]}:
             gap = other["rewards"].get(channel, 0.0) - one["rewards"].get(channel, 0.0)
             gaps.setdefault(channel, []).append(gap)
@@ -67,4 +110,4 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Comparison:
         about = {"number": number, "task": one["task"], "before": one["succeeded"], "after": other["succeeded"]}
         flipped[other["succeeded"] > one["succeeded"]].append(about)
     difference = {name: mean_interval(gaps[name]) for name in sorted(gaps)}
-    return Comparison(tuple(flipped[True]), tuple(flipped[False]), same, difference)
+    return Comparison(tuple(flipped[True]), tuple(flipped[False]), same, lost, difference)

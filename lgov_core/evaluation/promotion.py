@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from lgov_core._util.atomic_file import atomic_folder, atomic_write
+from lgov_core._util.file_lock import HeldByAnother, hold
+from lgov_core._util.plurals import counted
+from lgov_core.audit.lineage import verify_lineage
 from lgov_core.errors import TrainError
 from lgov_core.evaluation.export import export
 from lgov_core.evaluation.model import TrainedModel
@@ -31,18 +35,28 @@ class Promoted:
 def objections(trained: TrainedModel, report: Mapping[str, Any] | None, channel: str = "task") -> list[str]:
     """Why a checkpoint should not be served, judged by a report of `lgov eval --start`; empty when nothing speaks against it.
 
-    It must be of this checkpoint; the 95 % interval of the paired difference in ``channel`` must not reach below 0; and the
-    share of rollouts in which a violation was attempted must not have risen.
+    It must be of this checkpoint, which its lineage tells from others; under the policy that it was trained with, if the
+    lineage states one; and without lost rollouts. The 95 % interval of the paired difference in ``channel`` must not reach
+    below 0, and the share of rollouts in which a violation was attempted must not have risen. ``report`` is from
+    `read_evaluation`.
     """
     if report is None:
         return ["it was not evaluated"]
     found: list[str] = []
-    if (report.get("step"), report.get("weights_sha256")) != (trained.step, trained.weights_sha256):
+    if trained.lineage is None or trained.weights_sha256 is None:
+        found.append("it has no lineage, so nothing says which weights were evaluated")
+    elif (report.get("step"), report.get("weights_sha256")) != (trained.step, trained.weights_sha256):
         found.append(f"the evaluation is of another checkpoint, {report.get('checkpoint')}")
+    policy = None if trained.lineage is None else trained.lineage.policy
+    if policy is not None and policy != (report.get("policy") or {}).get("sha256"):
+        found.append("it was not evaluated under the policy that it was trained with (lgov eval --policy)")
+    lost = sum(one.get("lost", 0) for one in (report, report.get("start", {})))
+    if lost:
+        found.append(f"the evaluation lost {counted(lost, 'rollout')}")
     gap: Any = report.get("difference", {}).get(channel)
     if gap is None:
         found.append(f"the evaluation does not compare {channel!r} with the initial model (lgov eval --start)")
-    elif gap["low"] is None or gap["low"] < 0:
+    elif gap["low"] is None or not gap["low"] >= 0:
         low, high = (one if one is None else f"{one:+.3f}" for one in (gap["low"], gap["high"]))
         found.append(f"it may be worse: the interval of the difference in {channel!r} is {low} to {high}")
     rates = [one.get("violation_rate", {}).get("mean") for one in (report, report.get("start", {}))]
@@ -55,7 +69,8 @@ def promote(trained: TrainedModel, root: Path, name: str, report: Mapping[str, A
     """Writes the next version of ``name`` below ``root`` and serves it from now on (`lgov serve --model NAME`).
 
     The version's folder is written whole before ``current.json`` names it; a server that runs keeps the version it loaded.
-    Raises `TrainError` with all `objections` unless ``force``, which records them; `ModelError` for a bad name.
+    Raises `TrainError` with all `objections` unless ``force``, which records them, and while another process promotes to
+    ``name``; `ModelError` for a bad name.
     """
     check_name(name)
     against = objections(trained, report)
@@ -64,44 +79,65 @@ def promote(trained: TrainedModel, root: Path, name: str, report: Mapping[str, A
             f"{trained.path} is not promoted: {'; '.join(against)}",
             hint="lgov eval --start, then --evaluation its folder; --force promotes it all the same, on record",
         )
-    state = promoted_state(root, name)
-    version = 1 + max((int(one.name) for one in (root / name).glob("[0-9]*") if one.name.isdecimal()), default=0)
-    folder = root / name / str(version)
-    about = {
-        "name": name,
-        "version": version,
-        "checkpoint": str(trained.path),
-        "step": trained.step,
-        "weights_sha256": trained.weights_sha256,
-        "lineage": None if trained.lineage is None else "signed" if trained.lineage.covered else "unsigned",
-        "forced": against,
-        "evaluation": None if report is None else dict(report),
-    }
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+    with _only_promotion(root, name):
+        state = promoted_state(root, name)
+        version = 1 + max((int(one.name) for one in (root / name).glob("[0-9]*") if one.name.isdecimal()), default=0)
+        folder = root / name / str(version)
+        about = {
+            "name": name,
+            "version": version,
+            "checkpoint": str(trained.path),
+            "step": trained.step,
+            "weights_sha256": trained.weights_sha256,
+            "lineage": None if trained.lineage is None else "signed" if trained.lineage.covered else "unsigned",
+            "forced": against,
+            "evaluation": None if report is None else dict(report),
+        }
         with atomic_folder(folder) as partial:
             export(trained, partial / MODEL_FOLDER)
             (partial / PROMOTION_FILE).write_text(json.dumps(about, indent=2) + "\n", "utf-8")
         _serve(root, name, version, state)
-    except OSError as error:
-        raise TrainError(
-            f"{folder} could not be written: {error}", hint="the version before is still served"
-        ) from error
     return Promoted(name, version, folder, tuple(against))
 
 
 def roll_back(root: Path, name: str, folder: Path) -> Promoted:
-    """Serves an earlier version of ``name`` again, which `promote` left in ``folder``. Raises `TrainError`."""
+    """Serves an earlier version of ``name`` again, which `promote` left in ``folder``.
+
+    Its files must be those that its lineage states. Raises `TrainError`, also while another process promotes to ``name``.
+    """
     if folder.parent.resolve() != (root / name).resolve():
         raise TrainError(
             f"{folder} is not a version of {name}", hint="only a version of the same name can be served again"
         )
     try:
-        forced = json.loads((folder / PROMOTION_FILE).read_text("utf-8"))["forced"]
+        about = json.loads((folder / PROMOTION_FILE).read_text("utf-8"))
+        forced, stated = [str(one) for one in about["forced"]], about["lineage"] is not None
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise TrainError(f"{folder / PROMOTION_FILE} cannot be read: {error}", hint="choose another version") from error
+    problem = verify_lineage(folder / MODEL_FOLDER).problem if stated else None
+    if problem is not None:
+        raise TrainError(
+            f"{folder / MODEL_FOLDER} is not what was stated of it: {problem}", hint="choose another version"
+        )
+    with _only_promotion(root, name):
         _serve(root, name, int(folder.name), promoted_state(root, name))
-    except (OSError, ValueError, LookupError) as error:
-        raise TrainError(f"{folder} cannot be served again: {error}") from error
     return Promoted(name, int(folder.name), folder, tuple(forced))
+
+
+@contextlib.contextmanager
+def _only_promotion(root: Path, name: str) -> Generator[None]:
+    """Holds ``name``, so that versions and ``current.json`` are written by one process at a time. Raises `TrainError`."""
+    try:
+        with hold(root / name / ".lock"):
+            yield
+    except HeldByAnother as error:
+        raise TrainError(
+            f"process {error.holder} promotes to {name} at this moment", hint="try again when it is done"
+        ) from error
+    except OSError as error:
+        raise TrainError(
+            f"{root / name} could not be written: {error}", hint="the version before is still served"
+        ) from error
 
 
 def _serve(root: Path, name: str, version: int, state: Mapping[str, Any] | None) -> None:

@@ -38,12 +38,11 @@ def load_model(
     on torch's device ``meta``: it has a configuration and cannot compute. Raises `ModelError`: not found, not reachable, not a
     causal language model, no chat template, or without the ``train`` extra.
     """
-    promoted = promoted_folder(os.fspath(name_or_path))
-    source, name, local = _source(name_or_path if promoted is None else promoted / MODEL_FOLDER)
+    source, name, local = _source(name_or_path)
     module, tokenizer = _load(source, name, dtype, device if weights else None, local=local)
     details = _details(source) if local else {}
-    if promoted is not None:
-        details = {**details, "name": promoted.parent.name}
+    if promoted_folder(os.fspath(name_or_path)) is not None:
+        details = {**details, "name": name}
     if os.fspath(name_or_path) == SMOLLM2:
         details = {**details, "tool_format": SMOLLM2_FORMAT}  # one that an earlier lgov has pulled says another
     return LanguageModel(
@@ -63,6 +62,9 @@ def model_source(name_or_path: str | os.PathLike[str]) -> str:
 def _source(name_or_path: str | os.PathLike[str]) -> tuple[str, str, bool]:
     """Where to load from, the model's name, and whether that is a folder."""
     given = os.fspath(name_or_path)
+    promoted = promoted_folder(given)
+    if promoted is not None:
+        return str(promoted / MODEL_FOLDER), promoted.parent.name, True
     if given == TINY:
         return str(make_tiny()), TINY, True
     if given == SMOLLM2:

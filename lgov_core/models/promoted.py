@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from lgov_core.errors import ModelError
+from lgov_core.models.smollm2 import SMOLLM2
+from lgov_core.models.tiny import TINY
 from lgov_core.settings import load_settings
 
 CURRENT_FILE: Final = "current.json"
@@ -25,7 +27,9 @@ def promoted_root(given: Path | None = None) -> Path:
 
 
 def check_name(name: str) -> None:
-    """Raises `ModelError` unless ``name`` can name a promoted model: it is a single folder's name."""
+    """Raises `ModelError` unless ``name`` can name a promoted model: a single folder's name, and not a built-in model's."""
+    if name in (TINY, SMOLLM2):
+        raise ModelError(f"{name} is the name of a built-in model", hint="choose another name")
     if not _NAME.fullmatch(name):
         raise ModelError(
             f"{name!r} cannot name a model", hint="letters, digits, dots, dashes and underscores, 64 at most"
@@ -44,7 +48,13 @@ def promoted_state(root: Path, name: str) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise ModelError(f"{path} cannot be read: {error}", hint="restore it, or promote a checkpoint again") from error
+        raise ModelError(f"{path} cannot be read: {error}", hint="restore it, or choose another name") from error
+
+
+def promoted_versions(root: Path) -> dict[str, int]:
+    """The promoted names below ``root`` with their current versions. Raises `ModelError`."""
+    names = sorted(path.parent.name for path in root.glob(f"*/{CURRENT_FILE}"))
+    return {name: state["version"] for name in names if (state := promoted_state(root, name)) is not None}
 
 
 def promoted_folder(given: str, root: Path | None = None) -> Path | None:
@@ -53,7 +63,7 @@ def promoted_folder(given: str, root: Path | None = None) -> Path | None:
     Raises `ModelError` for a version that does not exist.
     """
     name, at, version = given.partition("@")
-    if not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(name) or name in (TINY, SMOLLM2):
         return None
     root = root or promoted_root()
     state = promoted_state(root, name)
@@ -63,3 +73,9 @@ def promoted_folder(given: str, root: Path | None = None) -> Path | None:
     if (at and not version.isdecimal()) or not (folder / MODEL_FOLDER).is_dir():
         raise ModelError(f"{name} has no version {folder.name}", hint=f"see {root / name}")
     return folder
+
+
+def pinned(given: str) -> str:
+    """``NAME@VERSION`` for a promoted name, with its current version; any other name of a model unchanged."""
+    folder = promoted_folder(given)
+    return given if folder is None else f"{folder.parent.name}@{folder.name}"

@@ -8,6 +8,7 @@ from typing import Any
 from lgov_core.errors import SettingsError
 from lgov_core.models import LanguageModel, load_model
 from lgov_core.models.precision import SMALL, dtype_for
+from lgov_core.models.promoted import pinned
 from lgov_core.train.algorithms.algorithms import algorithm
 from lgov_core.train.algorithms.config import UpdateConfig
 from lgov_core.train.algorithms.registry import OTHERS, TrainingJob, algorithm_name
@@ -65,13 +66,17 @@ def client_options(settings: TrainSettings, folder: Path) -> dict[str, Any]:
     }
 
 
-def with_dtype(settings: TrainSettings, device: str) -> TrainSettings:
-    """``settings`` in which ``model.dtype`` is not auto. Raises `SettingsError` when no model is named."""
-    return settings.with_values("model", dtype=dtype_for(_model_name(settings), settings.model.dtype, device))
+def with_exact_model(settings: TrainSettings, device: str) -> TrainSettings:
+    """``settings`` with the version of a promoted model, and a ``model.dtype`` that is not auto.
+
+    Raises `SettingsError` when no model is named, and `ModelError`.
+    """
+    name = pinned(_model_name(settings))
+    return settings.with_values("model", name=name, dtype=dtype_for(name, settings.model.dtype, device))
 
 
 def load(settings: TrainSettings, device: str, dtype: str | None = None) -> LanguageModel:
-    """The model that is served and trained, in ``model.dtype`` unless another is given. Raises as `with_dtype`."""
+    """The model that is served and trained, in ``model.dtype`` unless another is given. Raises as `with_exact_model`."""
     name, given = _model_name(settings), settings.model
     dtype = dtype_for(name, given.dtype if dtype is None else dtype, device)
     return load_model(name, dtype=dtype, tool_format=given.tool_format, device=device)

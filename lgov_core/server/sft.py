@@ -7,6 +7,7 @@ import json
 import math
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ import torch
 from lgov_core._util.atomic_file import atomic_folder, atomic_write
 from lgov_core.errors import SettingsError, TrainError
 from lgov_core.models import LanguageModel
-from lgov_core.server.recipe import device_for, load, policy_for, with_dtype
+from lgov_core.server.recipe import device_for, load, policy_for, with_exact_model
 from lgov_core.store import open_store
 from lgov_core.train.algorithms.config import SupervisedConfig
 from lgov_core.train.algorithms.imitation import Imitated, choose, imitation_rows, mean_loss
@@ -54,7 +55,7 @@ def _trained(job: TrainingJob) -> Mapping[str, Any]:
     chosen = _chosen(job)
     training = job.settings.training
     device = device_for(None)
-    settings = with_dtype(job.settings, device)
+    settings = with_exact_model(job.settings, device)
     model = load(
         settings, device, "float32"
     )  # the model that is written: it is not rounded, whatever passes compute in
@@ -129,10 +130,17 @@ def _chosen(job: TrainingJob) -> Imitated:
         held_out=given.held_out,
         seed=job.settings.training.seed,
     )
+    measuring = 0 if given.include_held_out else sum(one.held_out for one in records.rollouts)
+    left_out = {**chosen.left_out, **({"held_out": measuring} if measuring else {})}
     if not chosen.transitions:
-        why = ", ".join(f"{name}: {count}" for name, count in chosen.left_out.items()) or "no call has token ids"
-        raise TrainError(f"nothing in {place} is worth imitating ({why})", hint="lower sft.min_reward, or record more")
-    return chosen
+        why = ", ".join(f"{name}: {count}" for name, count in left_out.items()) or "no call has token ids"
+        raise TrainError(
+            f"nothing in {place} is worth imitating ({why})",
+            hint="record rollouts to train on, or take those that measured the model: --include-held-out"
+            if left_out.keys() == {"held_out"}
+            else "lower sft.min_reward, or record more",
+        )
+    return replace(chosen, left_out=left_out)
 
 
 def _require_vocabulary(model: LanguageModel, rows: list[TrainRow]) -> None:

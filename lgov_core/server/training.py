@@ -23,7 +23,7 @@ from lgov_core.server.coordinator import Coordinator
 from lgov_core.server.engines import open_engine
 from lgov_core.server.key_path import KeyInPath, kept_keys
 from lgov_core.server.one_trainer import only_trainer
-from lgov_core.server.recipe import algorithm_for, device_for, extra_groups_for, load, with_dtype
+from lgov_core.server.recipe import algorithm_for, device_for, extra_groups_for, load, with_exact_model
 from lgov_core.server.routes import train_routes
 from lgov_core.server.run_state import RunState
 from lgov_core.server.task_order import batch_of, further_of, numbered, passed, settled_tasks, updates_of
@@ -98,7 +98,7 @@ class TrainingServer:
 
     def _start(self, opened: contextlib.ExitStack) -> None:
         device = device_for(self._gpus)
-        self.settings = settings = with_dtype(self.settings, device)
+        self.settings = settings = with_exact_model(self.settings, device)
         training = settings.training
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self._resume and (self.folder / "checkpoints").exists():
@@ -111,10 +111,13 @@ class TrainingServer:
         store = opened.enter_context(contextlib.closing(open_store(self._place)))
         model = load(settings, device)
         start_sha256 = weights_digest(model.module.state_dict().items())
+        self._loop_id = _loop_id(self.folder)
+        lineage = self._lineage(start_sha256)
+        if self._resume:
+            lineage.require_same_start()
         sampling = open_engine(settings, model, self.folder, opened)
         self._engine_figures = sampling.figures
         self._small = model.module.num_parameters() < SMALL
-        self._loop_id = _loop_id(self.folder)
         config = RolloutConfig(
             max_attempts=settings.runtime.max_attempts, timeout_s=settings.runtime.timeout_s, retry_delay_s=0.5
         )
@@ -134,7 +137,7 @@ class TrainingServer:
             checkpoint_every=training.checkpoint_every,
             max_staleness=settings.max_staleness,
             max_extra_groups=self._extra_groups,
-            seal=self._lineage(start_sha256).seal,
+            seal=lineage.seal,
         )
         about = {"model": model.name, "algorithm": algorithm_name(training.algorithm), "folder": str(self.folder)}
         keys = kept_keys(self.folder) if self._keys is None else self._keys

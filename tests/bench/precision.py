@@ -49,13 +49,13 @@ def measure(model: Path | str, load: Load, dtype: str) -> str:
     import torch
 
     from lgov_core.server.engines import open_engine
-    from lgov_core.server.recipe import algorithm_for, with_dtype
+    from lgov_core.server.recipe import algorithm_for, with_exact_model
     from lgov_core.server.recipe import load as load_settings_model
     from lgov_core.train.settings import load_train_settings
 
     torch.set_num_threads(load.threads)
     flags = {("model", "name"): str(model), ("model", "dtype"): dtype, ("model", "max_new_tokens"): load.reply}
-    settings = with_dtype(load_train_settings(flags=flags, environ={}), "cpu")
+    settings = with_exact_model(load_train_settings(flags=flags, environ={}), "cpu")
     language = load_settings_model(settings, "cpu")
     with contextlib.ExitStack() as opened, tempfile.TemporaryDirectory() as folder:
         sampling = open_engine(settings, language, Path(folder), opened)

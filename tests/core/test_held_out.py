@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,20 @@ from click.testing import CliRunner
 
 from lgov_core.cli import cli
 from lgov_core.store import open_store
+from lgov_core.trace import semconv
 from lgov_core.trace.rollout_spans import rollout_spans
-from lgov_core.transitions import Selection, build_transitions, make_transitions, read_spans, write_parquet
+from lgov_core.transitions import (
+    Finding,
+    Selection,
+    assign_credit,
+    build_transitions,
+    make_transitions,
+    read_spans,
+    read_store,
+    write_parquet,
+)
 from lgov_core.transitions.export.files import read_parquet
+from lgov_core.transitions.export.messages import preference_pairs
 from lgov_core.types import CapturedCall, JSONValue, Outcome, Reward, Rollout
 
 #: The input of a rollout to train on, and of those that measure: as lgov, agent-lightning and a runner write it.
@@ -107,6 +119,29 @@ def test_spans_keep_what_a_rollout_is_for(place: Path) -> None:
     records = read_spans(spans)
     assert [one.rollout_id for one in make_transitions(records).transitions] == ["ro_0", "ro_1"]
     assert len(make_transitions(records, Selection(held_out=True)).transitions) == 5
+
+
+def test_a_mode_that_is_not_text_is_a_finding(place: Path) -> None:
+    with contextlib.closing(open_store(str(place))) as store:
+        spans = list(rollout_spans(store, "ro_0"))
+    for mode in (["test"], {"a": 1}, 3):
+        odd = [replace(one, attributes={**one.attributes, semconv.ROLLOUT_MODE: mode}) for one in spans]
+        records = read_spans(odd)
+        assert {one.finding for one in records.diagnostics} == {Finding.INVALID_ATTRIBUTE}
+        assert [one.rollout_id for one in make_transitions(records).transitions] == ["ro_0"]
+
+
+def test_a_pair_with_a_held_out_reply_is_marked(place: Path) -> None:
+    with contextlib.closing(open_store(str(place))) as store:
+        records = read_store(store)
+    rollouts = [
+        replace(one, input=TRAIN if one.rollout_id == "ro_1" else MEASURE["test"])
+        for one in records.rollouts
+        if one.rollout_id in ("ro_0", "ro_1")
+    ]
+    data = make_transitions(replace(records, rollouts=tuple(rollouts)), Selection(held_out=True))
+    (pair,) = preference_pairs(assign_credit(data), records.calls).records
+    assert (pair["chosen_response_id"], pair["held_out"]) == ("call_1", True)
 
 
 def test_parquet_keeps_the_mark(place: Path, tmp_path: Path) -> None:

@@ -61,7 +61,10 @@ class Parts:
             found = self.children(name) if name == "endpoint" else []
             self.running[name].kill()
             self.running[name].join()
-            self.orphans += psutil.wait_procs(found, timeout=20)[1]
+            left = psutil.wait_procs(found, timeout=20)[1]
+            for process in left:
+                process.kill()
+            self.orphans += left
             self.start(name)
         self.kills[name] += 1
         return True

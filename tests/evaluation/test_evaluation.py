@@ -165,6 +165,16 @@ def test_another_model_or_a_changed_checkpoint_is_refused(runs: dict[bool, tuple
         load_trained(changed)
 
 
+def test_an_evaluation_without_a_usable_rollout_fails(runs: dict[bool, tuple[Path, Any]], tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "tasks.jsonl").write_text('{"question": "b", "lost": true}\n')
+    command = ["eval", str(runs[False][0]), str(tmp_path / "tasks.jsonl"), "--agent", f"{tmp_path}/agent.py:digits"]
+    shown = CliRunner().invoke(cli, [*command, "--folder", str(tmp_path / "out")])
+    assert shown.exit_code == 1
+    assert "nothing was measured: every rollout was lost" in shown.output
+    assert json.loads((tmp_path / "out" / "evaluation.json").read_text("utf-8"))["rollouts"] == 0
+
+
 def test_eval_says_how_good_with_intervals_and_against_the_start(
     runs: dict[bool, tuple[Path, Any]], tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,19 @@ for _module in ("transformers", "peft", "starlette", "pyarrow"):
 sys.path.insert(0, str(Path(__file__).parent))
 from test_evaluation import AGENT, IDS, SMALL, make_trained  # noqa: E402
 
+from lgov_core._util.file_lock import hold  # noqa: E402
 from lgov_core.audit import verify_lineage  # noqa: E402
 from lgov_core.cli import cli  # noqa: E402
-from lgov_core.models import build_tiny, load_model  # noqa: E402
+from lgov_core.errors import TrainError  # noqa: E402
+from lgov_core.evaluation.model import load_trained  # noqa: E402
+from lgov_core.evaluation.promotion import objections  # noqa: E402
+from lgov_core.models import build_tiny, load_model, model_source  # noqa: E402
+from lgov_core.models.promoted import pinned  # noqa: E402
+from lgov_core.server.recipe import with_exact_model  # noqa: E402
+from lgov_core.server.verl.recipe import model_place  # noqa: E402
+from lgov_core.train.loop.lineage import Facts, Lineage  # noqa: E402
+from lgov_core.train.loop.weights_digest import weights_digest  # noqa: E402
+from lgov_core.train.settings import TrainSettings  # noqa: E402
 
 GOOD = {"mean": 0.3, "low": 0.1, "high": 0.5, "count": 40}
 
@@ -86,7 +97,10 @@ def test_a_promoted_checkpoint_is_served_under_its_name(
     [
         ({"difference": {"task": {**GOOD, "low": -0.01}}}, "it may be worse"),
         ({"difference": {}}, "does not compare 'task' with the initial model"),
+        ({"difference": {"task": {**GOOD, "low": None}}}, "it may be worse"),
         ({"step": 1}, "of another checkpoint"),
+        ({"lost": 2}, "the evaluation lost 2 rollouts"),
+        ({"start": {"lost": 1}}, "the evaluation lost 1 rollout"),
         ({"weights_sha256": "0" * 64}, "of another checkpoint"),
         (
             {"violation_rate": {"mean": 0.2}, "start": {"violation_rate": {"mean": 0.1}}},
@@ -102,6 +116,101 @@ def test_what_the_evaluation_does_not_speak_for_is_refused(
     assert done.exit_code == 1
     assert why in done.output
     assert not (models / "writer" / "current.json").exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"difference": {"task": {"high": 1.0}}},
+        {"difference": {"task": {**GOOD, "low": "x"}}},
+        {"difference": {"task": {**GOOD, "low": float("nan")}}},
+        {"difference": [1]},
+        {"start": None},
+        {"violation_rate": None},
+        {"by_task": [{"task": {}, "rollouts": 1, "rewards": [], "succeeded": 1.0}]},
+    ],
+)
+@pytest.mark.parametrize("command", [["promote", "--to", "writer", "--evaluation"], ["eval", "--compare"]])
+def test_a_damaged_evaluation_is_refused(
+    changes: dict[str, Any], command: list[str], run: tuple[Path, Any], evaluated: Path, tmp_path: Path
+) -> None:
+    given = report(evaluated, tmp_path / "report.json", **changes)
+    done = lgov(*command, given, run[0] if command[0] == "promote" else given)
+    assert done.exit_code == 1
+    assert "report.json is not an evaluation" in done.output
+
+
+def stated(trained: Any, **changes: Any) -> Any:
+    return replace(trained, lineage=replace(trained.lineage, **changes))
+
+
+def test_the_evaluation_must_be_under_the_policy_of_the_training(run: tuple[Path, Any], evaluated: Path) -> None:
+    trained = stated(load_trained(run[0]), policy="a" * 64)
+    good = {**json.loads((evaluated / "evaluation.json").read_text("utf-8")), "difference": {"task": GOOD}}
+    assert good["policy"] is None
+    for policy in (None, {"sha256": "b" * 64}):
+        (why,) = objections(trained, {**good, "policy": policy})
+        assert "not evaluated under the policy" in why
+    assert objections(trained, {**good, "policy": {"sha256": "a" * 64}}) == []
+
+
+def test_without_a_lineage_no_evaluation_speaks_for_a_checkpoint(run: tuple[Path, Any], evaluated: Path) -> None:
+    bare = replace(load_trained(run[0]), lineage=None, weights_sha256=None)
+    good = {**json.loads((evaluated / "evaluation.json").read_text("utf-8")), "difference": {"task": GOOD}}
+    (why,) = objections(bare, {**good, "weights_sha256": None})
+    assert "no lineage" in why
+
+
+def test_two_promotions_to_one_name_do_not_mix(run: tuple[Path, Any], models: Path) -> None:
+    assert lgov("promote", run[0], "--to", "writer", "--force").exit_code == 0
+    with hold(models / "writer" / ".lock"):
+        for command in (["promote", run[0], "--to", "writer", "--force"], ["promote", "writer@1", "--to", "writer"]):
+            refused = lgov(*command)
+            assert refused.exit_code == 1
+            assert "promotes to writer at this moment" in refused.output
+    assert [one.name for one in sorted((models / "writer").glob("[0-9]*"))] == ["1"]
+    assert lgov("promote", run[0], "--to", "writer", "--force").exit_code == 0
+
+
+def test_a_version_whose_files_changed_is_not_served_again(run: tuple[Path, Any], models: Path) -> None:
+    for _ in range(2):
+        assert lgov("promote", run[0], "--to", "writer", "--force").exit_code == 0
+    weights = models / "writer" / "1" / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x7f")
+    refused = lgov("promote", "writer@1", "--to", "writer")
+    assert refused.exit_code == 1
+    assert "not what was stated of it" in refused.output
+    (models / "writer" / "2" / "promotion.json").write_text("[]")
+    assert "cannot be read" in lgov("promote", "writer@2", "--to", "writer").output
+    assert json.loads((models / "writer" / "current.json").read_text("utf-8"))["version"] == 2
+    assert lgov("promote", "writer@1", "--to", "writer", "--force").exit_code == 2
+
+
+def test_every_reader_of_a_model_knows_promoted_names(run: tuple[Path, Any], models: Path) -> None:
+    assert lgov("promote", run[0], "--to", "writer", "--force").exit_code == 0
+    folder = str(models / "writer" / "1" / "model")
+    assert model_source("writer") == model_source("writer@1") == model_place("writer") == folder
+    assert (pinned("writer"), pinned("writer@1"), pinned("tiny")) == ("writer@1", "writer@1", "tiny")
+    listed = json.loads(lgov("models", "list", "--json").stdout)
+    assert {one["name"]: one["about"] for one in listed}["writer"] == "promoted, version 1"
+    settings = TrainSettings().with_values("model", name="writer")
+    assert with_exact_model(settings, "cpu").model.name == "writer@1"
+
+
+def test_a_training_goes_on_from_the_model_it_began_with(run: tuple[Path, Any]) -> None:
+    start = weights_digest(load_model(run[0].parent / "base").module.state_dict().items())
+    Lineage(Facts("run", "base", start), folder=run[0]).require_same_start()
+    with pytest.raises(TrainError, match=r"began with .*base, and writer@2 has other weights") as refused:
+        Lineage(Facts("run", "writer@2", "0" * 64), folder=run[0]).require_same_start()
+    assert "continue with --model" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize("name", ["tiny", "smollm2"])
+def test_a_built_in_model_keeps_its_name(name: str, run: tuple[Path, Any], models: Path) -> None:
+    done = lgov("promote", run[0], "--to", name, "--force")
+    assert done.exit_code == 1
+    assert "the name of a built-in model" in done.output
+    assert not models.exists()
 
 
 def test_without_an_evaluation_it_takes_force_which_is_recorded(run: tuple[Path, Any], models: Path) -> None:
@@ -150,5 +259,12 @@ def test_two_evaluations_show_what_flipped(evaluated: Path, tmp_path: Path) -> N
     assert said["difference"]["task"]["mean"] == pytest.approx(0.0)
     unchanged = lgov("eval", "--compare", evaluated, evaluated).stdout.splitlines()
     assert unchanged[0].startswith("0 fixed, 0 broken"), "no table without a row"
+    gone = [{**found["by_task"][0], "rollouts": 0, "succeeded": None}, found["by_task"][1]]
+    some = report(evaluated, tmp_path / "some.json", by_task=gone)
+    assert lgov("eval", "--compare", evaluated, some).stdout.startswith(
+        "0 fixed, 0 broken, 1 the same, 1 lost in one of them"
+    )
+    short = report(evaluated, tmp_path / "short.json", by_task=gone[:1])
+    assert "different tasks" in lgov("eval", "--compare", evaluated, short).output
     others = report(evaluated, tmp_path / "others.json", tasks_sha256="f" * 64)
     assert "different tasks" in lgov("eval", "--compare", evaluated, others).output

@@ -128,7 +128,7 @@ def test_held_out_rollouts_are_not_imitated_unless_asked(model_folder: Path, tmp
         call = next(iter(store.calls(["ro_0"])))
         store.add_call(replace(call, response_id="call_test", rollout_id="ro_test", response_ids=(7, 7)))
         store.finish_attempt("ro_test", 1, Outcome.SUCCEEDED, rewards=[Reward(1.0, "task", "ro_test", 1)])
-    kept: list[int] = []
+    kept: list[tuple[int, dict[str, int]]] = []
     for flags in ([], ["--include-held-out"]):
         folder = tmp_path / str(len(kept))
         run = train(
@@ -144,8 +144,9 @@ def test_held_out_rollouts_are_not_imitated_unless_asked(model_folder: Path, tmp
             *flags,
         )
         assert run.exit_code == 0, run.output
-        kept.append(json.loads(run.stdout)["kept_attempts"])
-    assert kept == [1, 2]
+        said = json.loads(run.stdout)
+        kept.append((said["kept_attempts"], said["left_out"]))
+    assert kept == [(1, {"held_out": 1}), (2, {})]
 
 
 @pytest.mark.parametrize(

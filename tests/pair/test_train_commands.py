@@ -18,10 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from click.testing import CliRunner
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from lgov_core import Client
+from lgov_core.cli import cli
 from lgov_core.errors import ClientError, LgovError, TrainError
+from lgov_core.models import load_model
 from lgov_core.server.local import serving
 from lgov_core.server.training import TrainingServer
 from lgov_core.store import open_store
@@ -243,6 +247,36 @@ def test_an_update_that_is_given_up_is_not_made_until_the_run_goes_on(model_fold
     with TrainingServer(chosen, folder=tmp_path / "run", resume=True) as server:
         assert server.updates == 1, "it is made of the batch on record, before anybody asks"
         assert len(server.store.rollouts()) == 8
+
+
+def test_a_run_is_resumed_with_the_model_it_began_with(model_folder: Path, tmp_path: Path) -> None:
+    stop, numbers = threading.Event(), itertools.count()
+
+    def agent(resource: Any, task: Any) -> float:
+        agents.ask(resource, task.question)
+        return float(next(numbers) % 2)
+
+    with TrainingServer(settings(model_folder, steps=1), folder=tmp_path / "run") as server:
+        thread = threading.Thread(target=server.serve, args=(stop,))
+        thread.start()
+        client = Client(server.url, quiet=True)
+        client.upload_data(TASKS)
+        client.train(agent, nworkers=1)
+        stop.set()
+        thread.join()
+    other = load_model(model_folder)
+    with torch.no_grad():
+        next(other.module.parameters()).add_(0.1)
+    other.save(tmp_path / "other")
+    resumed = TrainingServer(settings(tmp_path / "other", steps=2), folder=tmp_path / "run", resume=True)
+    with pytest.raises(TrainError, match=r"began with .*, and .*other has other weights"), resumed:
+        raise AssertionError("not reached")
+
+
+def test_held_out_rollouts_are_asked_for_where_they_are_learned_from(tmp_path: Path) -> None:
+    run = CliRunner().invoke(cli, ["train", "--model", "tiny", "--include-held-out", "--folder", str(tmp_path / "run")])
+    assert run.exit_code == 2
+    assert "--include-held-out is for --algorithm sft" in run.output
 
 
 def test_ctrl_c_while_the_update_in_progress_ends_gives_it_up(

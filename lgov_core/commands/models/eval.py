@@ -15,6 +15,7 @@ from lgov_core._util.threads import wait_without_spinning
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import FILE, FOLDER, PATH, base_model_option, command
 from lgov_core.commands.output import write_json, write_table
+from lgov_core.errors import TrainError
 
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED)
@@ -35,7 +36,14 @@ from lgov_core.commands.output import write_json, write_table
 @base_model_option
 @click.option("--start", is_flag=True, help="Also measure the initial model, and report the difference.")
 @click.option("--max-new-tokens", type=click.IntRange(1), help="Maximum tokens per reply. [default: as in training]")
-@click.option("--timeout", "timeout_s", default=600.0, show_default=True, help="Timeout of one attempt, in seconds.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600.0,
+    show_default=True,
+    help="Timeout of one attempt, in seconds.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Sampling seed.")
 @click.option("--folder", type=FOLDER, help="Trace store for the rollouts.")
 def evaluate_command(
@@ -82,6 +90,10 @@ def evaluate_command(
         write_json(report)
     else:
         _write(report)
+    if not report["rollouts"]:
+        raise TrainError(
+            "nothing was measured: every rollout was lost", hint=f"lgov view {target / 'checkpoint'} shows why"
+        )
 
 
 def _measure(
@@ -96,6 +108,7 @@ def _measure(
 ) -> dict[str, Any]:
     from lgov_core.evaluation.evaluation import EvaluationPlan, difference, evaluate
     from lgov_core.evaluation.model import load_trained, serve
+    from lgov_core.train.loop.lineage import policy_facts
 
     trained = load_trained(checkpoint, base=model)
     given: dict[str, Any] = {"max_new_tokens": trained.max_new_tokens}
@@ -108,6 +121,7 @@ def _measure(
         "step": trained.step,
         "lineage": "signed" if trained.lineage and trained.lineage.covered else "unsigned" if trained.lineage else None,
         "weights_sha256": trained.weights_sha256,
+        "policy": None if plan.policy is None else policy_facts(plan.policy),
         **found.as_json(),
         "by_task": found.by_task(read),
     }
@@ -134,7 +148,8 @@ def _compare(first: Path, second: Path, *, as_json: bool) -> None:
     ]
     if rows:
         write_table(("what", "task", "succeeded", "text"), rows)
-    click.echo(f"{len(found.fixed)} fixed, {len(found.broken)} broken, {found.same} the same")
+    lost = f", {found.lost} lost in one of them" if found.lost else ""
+    click.echo(f"{len(found.fixed)} fixed, {len(found.broken)} broken, {found.same} the same{lost}")
     gaps = {name: one.as_json() for name, one in found.difference.items()}
     write_table(
         ("second - first", "mean", "95 % interval", "tasks"), [(name, *_numbers(one)) for name, one in gaps.items()]

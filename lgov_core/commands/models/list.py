@@ -16,8 +16,9 @@ _MADE = "made when it is first used"
 
 @command(Exit.OK, Exit.USAGE)
 def list_models(as_json: bool) -> None:
-    """List the models that lgov knows by name. Any transformers folder works as well."""
+    """List the models that lgov knows by name: its own, and those of lgov promote. Any transformers folder works as well."""
     from lgov_core.models.cache import models_folder
+    from lgov_core.models.promoted import promoted_root, promoted_versions
 
     folder = models_folder(load_settings().cache)
     about = {
@@ -33,6 +34,16 @@ def list_models(as_json: bool) -> None:
             "folder": str(folder / name) if name in kept else None,
         }
         for name, text in about.items()
+    ]
+    root = promoted_root()
+    known += [
+        {
+            "name": name,
+            "about": f"promoted, version {version}",
+            "available": True,
+            "folder": str(root / name / str(version)),
+        }
+        for name, version in promoted_versions(root).items()
     ]
     if as_json:
         write_json(known)

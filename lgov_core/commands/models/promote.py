@@ -31,7 +31,7 @@ def promote_command(
 
     CHECKPOINT is the folder of a checkpoint, or of a run (its newest), or RUN/best. Refused without an evaluation, when its
     interval reaches below the initial model, and when more violations were attempted. NAME@VERSION as CHECKPOINT serves
-    an earlier version again.
+    an earlier version again, if its files are still those that were promoted.
     """
     from lgov_core.evaluation.comparison import read_evaluation
     from lgov_core.evaluation.model import load_trained
@@ -41,11 +41,14 @@ def promote_command(
     root = promoted_root(models)
     earlier = promoted_folder(checkpoint, root) if "@" in checkpoint else None
     if earlier is not None:
+        if evaluation or force or model:
+            raise click.UsageError("NAME@VERSION was judged when it was promoted: it takes none of these options")
         done = roll_back(root, name, earlier)
     else:
         trained = load_trained(Path(checkpoint), base=model)
         report = None if evaluation is None else read_evaluation(evaluation)
         done = promote(trained, root, name, report, force=force)
     about = {"name": name, "version": done.version, "folder": str(done.folder), "forced": list(done.forced)}
-    text = f"{name} is version {done.version} now: lgov serve --model {name}"
+    where = "" if models is None else f"LGOV_MODELS={models} "
+    text = f"{name} is version {done.version} now: {where}lgov serve --model {name}"
     write_result(about, "\n".join([text, *(f"  forced: {one}" for one in done.forced)]), as_json=as_json)

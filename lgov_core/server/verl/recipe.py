@@ -94,9 +94,10 @@ def listening(settings: TrainSettings, port: int) -> tuple[str, int]:
 
 def model_place(name: str) -> str:
     """The model as verl names it: a local folder, or a hub name."""
-    if name in ("tiny", "smollm2"):
-        from lgov_core.models import model_source
+    from lgov_core.models import model_source
+    from lgov_core.models.promoted import promoted_folder
 
+    if name in ("tiny", "smollm2") or promoted_folder(name) is not None:
         return model_source(name)
     path = Path(name).expanduser()
     return str(path.resolve()) if path.is_dir() else name

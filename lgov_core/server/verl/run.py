@@ -84,11 +84,12 @@ def run_on_verl(job: TrainingJob) -> Mapping[str, Any]:
 
 def _stated(settings: TrainSettings) -> Mapping[str, Any]:
     """What the checkpoints state of the run. Raises `PolicyError`, and `AuditError` for a key that cannot be used."""
+    from lgov_core.models.promoted import pinned
     from lgov_core.train.loop.lineage import policy_facts
 
     rules = settings.runtime.policy
     return {
-        "model": settings.model.name,
+        "model": pinned(str(settings.model.name)),
         "settings": settings.as_json(),
         "policy": None if rules is None else policy_facts(rules),
         "key": None if default_signer() is None else str(default_key_path().absolute()),

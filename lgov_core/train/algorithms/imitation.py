@@ -22,8 +22,8 @@ class Imitated:
     """What is imitated: ``transitions`` to train on and those of tasks ``held_out``; ``kept`` attempts are in the two.
 
     ``left_out`` counts attempts by the reason why they are not (``outcome``, ``not_compliant``, ``reward``,
-    ``not_among_best``), as ``repeated`` the calls that say word for word what another one says to the same prompt, and
-    as ``set_aside`` the choices that an attempt did not continue with.
+    ``not_among_best``; for `lgov_core.server.sft` ``held_out`` too), as ``repeated`` the calls that say word for word what
+    another one says to the same prompt, and as ``set_aside`` the choices that an attempt did not continue with.
     """
 
     transitions: tuple[Transition, ...]

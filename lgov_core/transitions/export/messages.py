@@ -151,7 +151,7 @@ def preference_pairs(
                     **({"tools": list(chosen.tools)} if chosen.tools else {}),
                     "task_id": task,
                     "agent": best.agent,
-                    "held_out": best.held_out,
+                    "held_out": best.held_out or worst.held_out,
                     "chosen_response_id": best.response_id,
                     "rejected_response_id": worst.response_id,
                     "chosen_return": better,

@@ -99,8 +99,11 @@ class SpanReading:
             self._tasks[rollout_id].add(str(task_id))
         if semconv.RUN_ID in attributes:
             self._runs[rollout_id].add(str(attributes[semconv.RUN_ID]))
-        if attributes.get(semconv.ROLLOUT_MODE) in HELD_OUT_MODES:
-            self._held_out[rollout_id] = str(attributes[semconv.ROLLOUT_MODE])
+        mode = attributes.get(semconv.ROLLOUT_MODE)
+        if mode is not None and not isinstance(mode, str):
+            self.found.append(invalid(span, semconv.ROLLOUT_MODE))
+        elif mode in HELD_OUT_MODES:
+            self._held_out[rollout_id] = str(mode)
 
     def _read_call(self, span: Span, place: Place, seen: _Seen) -> None:
         attributes = span.attributes
