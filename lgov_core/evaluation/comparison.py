@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from lgov_core.train.loop.intervals import Estimate, mean_interval
 EVALUATION_FILE: Final = "evaluation.json"
 _NUMBER: Final = {"type": ["number", "null"]}
 _MEASURED: Final = {
-    "lost": {"type": "integer"},
+    "lost": {"type": "integer", "minimum": 0},
     "violation_rate": {"type": "object", "properties": {"mean": _NUMBER}},
 }
 _TASK: Final = {
@@ -78,26 +79,28 @@ def read_evaluation(path: Path) -> dict[str, Any]:
 
     file = path / EVALUATION_FILE if path.is_dir() else path
     try:
-        report: Any = json.loads(file.read_text("utf-8"), parse_constant=_refuse)
+        report: Any = json.loads(file.read_text("utf-8"), parse_constant=_finite, parse_float=_finite)
         fastjsonschema.compile(EVALUATION_SCHEMA)(report)
-    except (OSError, ValueError) as error:  # of which fastjsonschema's are
+    except (OSError, ValueError, RecursionError) as error:  # fastjsonschema's errors are ValueErrors
         raise TrainError(f"{file} is not an evaluation: {error}", hint="name the --folder of lgov eval") from error
     return report
 
 
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is not JSON")
+def _finite(number: str) -> float:
+    if not math.isfinite(float(number)):
+        raise ValueError(f"{number} is not a finite number")
+    return float(number)
 
 
 def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Comparison:
     """Raises `TrainError` when the two are not of the same tasks."""
-    pairs = [*zip(before["by_task"], after["by_task"], strict=False)]
-    if before.get("tasks_sha256") != after.get("tasks_sha256") or len(before["by_task"]) != len(after["by_task"]):
+    ones, others = before["by_task"], after["by_task"]
+    if before.get("tasks_sha256") != after.get("tasks_sha256") or len(ones) != len(others):
         raise TrainError("the two evaluations are of different tasks", hint="run lgov eval on the same file")
     flipped: dict[bool, list[Mapping[str, Any]]] = {True: [], False: []}
     gaps: dict[str, list[float]] = {}
     same = lost = 0
-    for number, (one, other) in enumerate(pairs):
+    for number, (one, other) in enumerate(zip(ones, others, strict=True)):
         if one["succeeded"] is None or other["succeeded"] is None:
             lost += 1
             continue

@@ -77,7 +77,7 @@ def promote(trained: TrainedModel, root: Path, name: str, report: Mapping[str, A
     if against and not force:
         raise TrainError(
             f"{trained.path} is not promoted: {'; '.join(against)}",
-            hint="lgov eval --start, then --evaluation its folder; --force promotes it all the same, on record",
+            hint="lgov eval --start (and the training's --policy), then --evaluation FOLDER; --force promotes it, on record",
         )
     with _only_promotion(root, name):
         state = promoted_state(root, name)

@@ -51,22 +51,31 @@ def promoted_state(root: Path, name: str) -> dict[str, Any] | None:
         raise ModelError(f"{path} cannot be read: {error}", hint="restore it, or choose another name") from error
 
 
-def promoted_versions(root: Path) -> dict[str, int]:
-    """The promoted names below ``root`` with their current versions. Raises `ModelError`."""
-    names = sorted(path.parent.name for path in root.glob(f"*/{CURRENT_FILE}"))
-    return {name: state["version"] for name in names if (state := promoted_state(root, name)) is not None}
+def promoted_versions(root: Path) -> dict[str, int | None]:
+    """The promoted names below ``root`` with their current versions, None where that cannot be read."""
+    found: dict[str, int | None] = {}
+    for name in sorted({path.parent.name for path in root.glob(f"*/{CURRENT_FILE}")} - {TINY, SMOLLM2}):
+        try:
+            found[name] = (promoted_state(root, name) or {})["version"]
+        except (ModelError, LookupError):
+            found[name] = None
+    return found
 
 
 def promoted_folder(given: str, root: Path | None = None) -> Path | None:
     """The version folder that ``NAME`` (its current version) or ``NAME@VERSION`` names; None when there is no such name.
 
-    Raises `ModelError` for a version that does not exist.
+    Raises `ModelError` for a version that does not exist, and for ``NAME@VERSION`` of an unknown name.
     """
     name, at, version = given.partition("@")
     if not _NAME.fullmatch(name) or name in (TINY, SMOLLM2):
         return None
     root = root or promoted_root()
     state = promoted_state(root, name)
+    if state is None and at and not Path(given).exists():
+        raise ModelError(
+            f"there is no promoted model {name} in {root.absolute()}", hint="name its folder with LGOV_MODELS"
+        )
     if state is None:
         return None
     folder = root / name / (version if at else str(state["version"]))

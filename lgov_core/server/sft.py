@@ -130,8 +130,9 @@ def _chosen(job: TrainingJob) -> Imitated:
         held_out=given.held_out,
         seed=job.settings.training.seed,
     )
-    measuring = 0 if given.include_held_out else sum(one.held_out for one in records.rollouts)
-    left_out = {**chosen.left_out, **({"held_out": measuring} if measuring else {})}
+    measuring = {one.rollout_id for one in records.rollouts if one.held_out and not given.include_held_out}
+    attempts = sum(one.rollout_id in measuring for one in records.attempts)
+    left_out = {**chosen.left_out, **({"held_out": attempts} if attempts else {})}
     if not chosen.transitions:
         why = ", ".join(f"{name}: {count}" for name, count in left_out.items()) or "no call has token ids"
         raise TrainError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import threading
 from collections.abc import Generator, Sequence
@@ -25,6 +24,7 @@ from lgov_core.server.key_path import KeyInPath, kept_keys
 from lgov_core.server.one_trainer import only_trainer
 from lgov_core.server.recipe import algorithm_for, device_for, extra_groups_for, load, with_exact_model
 from lgov_core.server.routes import train_routes
+from lgov_core.server.run_start import begin, read_start
 from lgov_core.server.run_state import RunState
 from lgov_core.server.task_order import batch_of, further_of, numbered, passed, settled_tasks, updates_of
 from lgov_core.store import RolloutConfig, RolloutQueue, open_store
@@ -37,7 +37,6 @@ from lgov_core.train.settings import TrainSettings
 from lgov_core.train.workers.failures import UsableSteps
 from lgov_core.train.workers.jobs import JobResult
 from lgov_core.transitions import Selection
-from lgov_core.types import new_id
 
 
 class TrainingServer:
@@ -98,6 +97,10 @@ class TrainingServer:
 
     def _start(self, opened: contextlib.ExitStack) -> None:
         device = device_for(self._gpus)
+        start = read_start(self.folder)
+        self._loop_id = start.id
+        if self._resume and start.dtype is not None and self.settings.model.dtype == "auto":
+            self.settings = self.settings.with_values("model", dtype=start.dtype)
         self.settings = settings = with_exact_model(self.settings, device)
         training = settings.training
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -111,10 +114,8 @@ class TrainingServer:
         store = opened.enter_context(contextlib.closing(open_store(self._place)))
         model = load(settings, device)
         start_sha256 = weights_digest(model.module.state_dict().items())
-        self._loop_id = _loop_id(self.folder)
-        lineage = self._lineage(start_sha256)
-        if self._resume:
-            lineage.require_same_start()
+        name, dtype = str(settings.model.name), settings.model.dtype
+        begin(self.folder, start, model=name, dtype=dtype, weights_sha256=start_sha256, resume=self._resume)
         sampling = open_engine(settings, model, self.folder, opened)
         self._engine_figures = sampling.figures
         self._small = model.module.num_parameters() < SMALL
@@ -137,7 +138,7 @@ class TrainingServer:
             checkpoint_every=training.checkpoint_every,
             max_staleness=settings.max_staleness,
             max_extra_groups=self._extra_groups,
-            seal=lineage.seal,
+            seal=self._lineage(start_sha256).seal,
         )
         about = {"model": model.name, "algorithm": algorithm_name(training.algorithm), "folder": str(self.folder)}
         keys = kept_keys(self.folder) if self._keys is None else self._keys
@@ -310,16 +311,6 @@ class TrainingServer:
     def _is_stopped(self) -> bool:
         run = self.coordinator.run
         return self._stop.is_set() or (run is not None and run.stop_asked.is_set())
-
-
-def _loop_id(folder: Path) -> str:
-    """The name of this server's rollouts in the store: that of its folder, so that a later process knows them again."""
-    path = folder / "server.json"
-    if path.exists():
-        return str(json.loads(path.read_text())["id"])
-    name = new_id("train")
-    path.write_text(json.dumps({"id": name}))
-    return name
 
 
 @contextlib.contextmanager

@@ -21,15 +21,13 @@ from test_evaluation import AGENT, IDS, SMALL, make_trained  # noqa: E402
 from lgov_core._util.file_lock import hold  # noqa: E402
 from lgov_core.audit import verify_lineage  # noqa: E402
 from lgov_core.cli import cli  # noqa: E402
-from lgov_core.errors import TrainError  # noqa: E402
+from lgov_core.errors import ModelError  # noqa: E402
 from lgov_core.evaluation.model import load_trained  # noqa: E402
 from lgov_core.evaluation.promotion import objections  # noqa: E402
 from lgov_core.models import build_tiny, load_model, model_source  # noqa: E402
 from lgov_core.models.promoted import pinned  # noqa: E402
 from lgov_core.server.recipe import with_exact_model  # noqa: E402
 from lgov_core.server.verl.recipe import model_place  # noqa: E402
-from lgov_core.train.loop.lineage import Facts, Lineage  # noqa: E402
-from lgov_core.train.loop.weights_digest import weights_digest  # noqa: E402
 from lgov_core.train.settings import TrainSettings  # noqa: E402
 
 GOOD = {"mean": 0.3, "low": 0.1, "high": 0.5, "count": 40}
@@ -125,6 +123,7 @@ def test_what_the_evaluation_does_not_speak_for_is_refused(
         {"difference": {"task": {**GOOD, "low": "x"}}},
         {"difference": {"task": {**GOOD, "low": float("nan")}}},
         {"difference": [1]},
+        {"lost": -2},
         {"start": None},
         {"violation_rate": None},
         {"by_task": [{"task": {}, "rollouts": 1, "rewards": [], "succeeded": 1.0}]},
@@ -138,6 +137,13 @@ def test_a_damaged_evaluation_is_refused(
     done = lgov(*command, given, run[0] if command[0] == "promote" else given)
     assert done.exit_code == 1
     assert "report.json is not an evaluation" in done.output
+
+
+def test_a_number_that_is_not_finite_is_refused(run: tuple[Path, Any], evaluated: Path, tmp_path: Path) -> None:
+    given = report(evaluated, tmp_path / "report.json", difference={"task": {**GOOD, "low": "HUGE"}})
+    given.write_text(given.read_text().replace('"HUGE"', "1e999"))
+    done = lgov("promote", run[0], "--to", "writer", "--evaluation", given)
+    assert "1e999 is not a finite number" in done.output
 
 
 def stated(trained: Any, **changes: Any) -> Any:
@@ -186,23 +192,22 @@ def test_a_version_whose_files_changed_is_not_served_again(run: tuple[Path, Any]
     assert lgov("promote", "writer@1", "--to", "writer", "--force").exit_code == 2
 
 
-def test_every_reader_of_a_model_knows_promoted_names(run: tuple[Path, Any], models: Path) -> None:
+def test_every_reader_of_a_model_knows_promoted_names(
+    run: tuple[Path, Any], models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert lgov("promote", run[0], "--to", "writer", "--force").exit_code == 0
-    folder = str(models / "writer" / "1" / "model")
-    assert model_source("writer") == model_source("writer@1") == model_place("writer") == folder
+    monkeypatch.chdir(models.parent)
+    monkeypatch.setenv("LGOV_MODELS", "models")
+    folder = str(Path("models") / "writer" / "1" / "model")
+    assert model_source("writer") == model_source("writer@1") == folder
+    assert model_place("writer") == str(Path(folder).absolute())
     assert (pinned("writer"), pinned("writer@1"), pinned("tiny")) == ("writer@1", "writer@1", "tiny")
     listed = json.loads(lgov("models", "list", "--json").stdout)
     assert {one["name"]: one["about"] for one in listed}["writer"] == "promoted, version 1"
+    with pytest.raises(ModelError, match="no promoted model reader in "):
+        load_model("reader@1")
     settings = TrainSettings().with_values("model", name="writer")
     assert with_exact_model(settings, "cpu").model.name == "writer@1"
-
-
-def test_a_training_goes_on_from_the_model_it_began_with(run: tuple[Path, Any]) -> None:
-    start = weights_digest(load_model(run[0].parent / "base").module.state_dict().items())
-    Lineage(Facts("run", "base", start), folder=run[0]).require_same_start()
-    with pytest.raises(TrainError, match=r"began with .*base, and writer@2 has other weights") as refused:
-        Lineage(Facts("run", "writer@2", "0" * 64), folder=run[0]).require_same_start()
-    assert "continue with --model" in str(refused.value.hint)
 
 
 @pytest.mark.parametrize("name", ["tiny", "smollm2"])

@@ -39,9 +39,9 @@ def list_models(as_json: bool) -> None:
     known += [
         {
             "name": name,
-            "about": f"promoted, version {version}",
-            "available": True,
-            "folder": str(root / name / str(version)),
+            "about": "promoted; its current.json cannot be read" if version is None else f"promoted, version {version}",
+            "available": version is not None,
+            "folder": str(root / name / str(version or "")),
         }
         for name, version in promoted_versions(root).items()
     ]

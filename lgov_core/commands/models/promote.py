@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -29,8 +30,9 @@ def promote_command(
 ) -> None:
     """Serve the model of CHECKPOINT under NAME from now on: lgov serve --model NAME.
 
-    CHECKPOINT is the folder of a checkpoint, or of a run (its newest), or RUN/best. Refused without an evaluation, when its
-    interval reaches below the initial model, and when more violations were attempted. NAME@VERSION as CHECKPOINT serves
+    CHECKPOINT is the folder of a checkpoint, or of a run (its newest), or RUN/best. Refused without a lineage or an
+    evaluation of it under the training's policy, when its interval reaches below the initial model, when it lost rollouts, and
+    when more violations were attempted. NAME@VERSION as CHECKPOINT serves
     an earlier version again, if its files are still those that were promoted.
     """
     from lgov_core.evaluation.comparison import read_evaluation
@@ -42,13 +44,15 @@ def promote_command(
     earlier = promoted_folder(checkpoint, root) if "@" in checkpoint else None
     if earlier is not None:
         if evaluation or force or model:
-            raise click.UsageError("NAME@VERSION was judged when it was promoted: it takes none of these options")
+            raise click.UsageError(
+                "--evaluation, --force and --model are not for NAME@VERSION, which was promoted before"
+            )
         done = roll_back(root, name, earlier)
     else:
         trained = load_trained(Path(checkpoint), base=model)
         report = None if evaluation is None else read_evaluation(evaluation)
         done = promote(trained, root, name, report, force=force)
     about = {"name": name, "version": done.version, "folder": str(done.folder), "forced": list(done.forced)}
-    where = "" if models is None else f"LGOV_MODELS={models} "
+    where = "" if models is None else f"LGOV_MODELS={shlex.quote(str(models))} "
     text = f"{name} is version {done.version} now: {where}lgov serve --model {name}"
     write_result(about, "\n".join([text, *(f"  forced: {one}" for one in done.forced)]), as_json=as_json)

@@ -98,7 +98,7 @@ def model_place(name: str) -> str:
     from lgov_core.models.promoted import promoted_folder
 
     if name in ("tiny", "smollm2") or promoted_folder(name) is not None:
-        return model_source(name)
+        name = model_source(name)
     path = Path(name).expanduser()
     return str(path.resolve()) if path.is_dir() else name
 

@@ -51,18 +51,6 @@ class Lineage:
     folder: Path
     signer: Signer | None = None
 
-    def require_same_start(self) -> None:
-        """Raises `TrainError` when the newest checkpoint was trained from another model than ``facts`` name."""
-        newest = complete_checkpoints(self.folder / "checkpoints")[-1:]
-        if not newest or not (newest[0] / LINEAGE_FILE).exists():
-            return
-        start = read_attestation(read_lineage(newest[0])[-1]).statement["predicate"]["start"]
-        if start["weights_sha256"] not in (None, self.facts.start_sha256):
-            raise TrainError(
-                f"the training in {self.folder} began with {start['model']}, and {self.facts.model} has other weights",
-                hint=f"continue with --model {start['model']}, and with the same --dtype",
-            )
-
     def seal(self, partial: Path, checkpoint: Checkpoint) -> None:
         """Writes ``lineage.jsonl`` into a checkpoint's folder: the chain of the checkpoint before, and its own
         statement.
