@@ -156,12 +156,12 @@ def serve(
     keys = _keys(settings, admin_keys_file, shown=show_admin_key)
     limits = Limits(max_running=max_running, max_waiting=max_waiting)
     stopped = threading.Event()  # by SIGTERM, so that the store is closed before the process ends
-    signal.signal(signal.SIGTERM, lambda _number, _frame: stopped.set())
     with contextlib.ExitStack() as opened:
         if engine_settings["model", "engine"] == "vllm":
             engine: Engine = opened.enter_context(_vllm(settings, engine_settings, dtype=dtype))
         else:
             engine = _engine(settings, dtype=dtype, upstream_key_env=upstream_key_env, speaks=upstream_speaks)
+        signal.signal(signal.SIGTERM, lambda _number, _frame: stopped.set())  # until here it ends the process at once
         server = opened.enter_context(_serving(settings, engine, keys, limits, drain_s))
         _write_address(server, engine, settings, keys if show_admin_key else None, as_json=as_json)
         stopped.wait()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final, Literal
 
+from safetensors import SafetensorError
+
 from lgov_core._util.atomic_file import atomic_folder
 from lgov_core.audit import default_signer
 from lgov_core.audit.attestation import attest, read_attestation
@@ -42,7 +44,7 @@ def export(trained: TrainedModel, folder: Path, form: Form = "transformers", *, 
                 trained.policy.module.save_pretrained(partial)
             if trained.lineage is not None:
                 _state(trained, partial, form, signer or default_signer())
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise TrainError(f"{folder} could not be written: {error}", hint="free some space") from error
     return folder
 

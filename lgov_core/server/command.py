@@ -125,6 +125,7 @@ def engine_options(function: _Function) -> _Function:
         click.option("--engine-url", help="Base URL of a vLLM that runs already. [model.engine_url]"),
         click.option(
             "--engine",
+            type=click.Choice(["embedded", "vllm"]),
             help="Engine that generates replies: embedded (default), or vllm in its own process. [model.engine]",
         ),
     ):
@@ -135,6 +136,8 @@ def engine_options(function: _Function) -> _Function:
 def engine_flags(values: dict[str, Any]) -> dict[tuple[str, str], Any]:
     """The settings of `engine_options`, which are taken out of ``values``. A URL means vLLM."""
     engine, url, python = (values.pop(name) for name in ("engine", "engine_url", "vllm_python"))
+    if engine == "embedded" and url is not None:
+        raise SettingsError("--engine-url is the address of a vLLM", hint="--engine vllm, or leave it out")
     return {
         ("model", "engine"): "vllm" if engine is None and url is not None else engine,
         ("model", "engine_url"): url,

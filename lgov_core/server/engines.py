@@ -59,6 +59,8 @@ def open_engine(settings: TrainSettings, model: LanguageModel, folder: Path, ope
         raise SettingsError(
             "training.policies are adapters, and model.lora_rank is 0", hint="leave it out, or set it to 16"
         )
+    for name in {model.name, given.served_as} & policies.keys():
+        raise SettingsError(f"the policy {name!r} has the name of the model itself", hint="choose another name for it")
     if given.engine == "embedded":
         if given.engine_url is not None:
             raise SettingsError("model.engine_url is given without an engine there", hint="--engine vllm")

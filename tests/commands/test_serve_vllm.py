@@ -34,6 +34,9 @@ def test_serve_samples_with_vllm_and_ends_it(folder: Path) -> None:
 def test_serve_says_what_vllm_needs(folder: Path) -> None:
     refused = lgov("serve", "--engine", "vllm")
     assert (refused.exit_code, "--engine vllm serves one model" in refused.output) == (Exit.USAGE, True)
+    assert lgov("serve", "--engine", "vlllm", "--model", "tiny").exit_code == Exit.USAGE
+    refused = lgov("serve", "--engine", "embedded", "--engine-url", "http://127.0.0.1:1", "--model", "tiny")
+    assert (refused.exit_code, "--engine-url is the address of a vLLM" in refused.output) == (Exit.USAGE, True)
     tiny().save(folder / "model")
     refused = lgov("serve", "--engine", "vllm", "--model", "model")
     assert refused.exit_code == Exit.USAGE

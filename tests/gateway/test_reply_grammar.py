@@ -175,6 +175,11 @@ async def test_with_tools_an_answer_in_json_may_be_calls_instead(taught: Languag
         ({"response_format": {"type": "xml"}}, (), "'response_format'"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "odd"}}}}, (), "JSON schema"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": 7}}}, (), "'schema' must be an object"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"anyOf": [{"minItems": 10**9}]}}}},
+            (),
+            "'minItems' of a JSON schema is 1000000000",
+        ),
         ({"tool_choice": "required"}, (), "needs 'tools'"),
         ({"tool_choice": "sometimes"}, STAFF, "names no tool"),
         ({"tool_choice": {"type": "function", "function": {"name": "drop"}}}, STAFF, "names no tool"),

@@ -11,6 +11,7 @@ import pytest
 from lgov_core import Client
 from lgov_core.errors import SettingsError, TrainError
 from lgov_core.evaluation.model import load_trained
+from lgov_core.models import load_model
 from lgov_core.server.local import serving
 from lgov_core.server.training import TrainingServer
 from lgov_core.train.loop.checkpoint import latest_checkpoint
@@ -143,3 +144,10 @@ def test_policies_that_mean_nothing(policies: Any, said: str) -> None:
 def test_what_several_policies_cannot_have(serve: Serve, more: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error, match=r"polic(y|ies)"):
         serve(policies=BOTH, **more)
+
+
+@pytest.mark.parametrize("more", [{}, {"engine": "vllm"}])
+def test_a_policy_has_another_name_than_the_model(serve: Serve, model_folder: Path, more: dict[str, Any]) -> None:
+    for name in (load_model(model_folder).name, "best"):
+        with pytest.raises(SettingsError, match=f"the policy '{name}' has the name of the model itself"):
+            serve(policies={name: BOTH["writer"]}, lora_rank=4, served_as="best", **more)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +24,7 @@ from lgov_core.errors import EndpointError, ModelError, SettingsError, TrainErro
 from lgov_core.train.engines import vllm_server
 from lgov_core.train.engines.vllm_policy import VllmPolicy
 from lgov_core.train.engines.vllm_server import AttachedVllm, VllmOptions, VllmServer
+from lgov_core.train.engines.vllm_weights import VllmWeights
 from tests.gateway.taught import TOOLS
 from tests.train.fake_vllm import environment_of
 from tests.train.vllm_parts import Fake, until, weights
@@ -177,8 +181,30 @@ def test_a_full_disk_is_said_and_leaves_the_version_before(fake: Fake, monkeypat
     assert fake.policy.publish(weights(2)) == 2
 
 
+@pytest.mark.parametrize("kind", [VllmPolicy, lambda server, folder: VllmWeights(server, folder, "folder")])
+def test_a_disk_that_is_full_while_weights_are_written_is_said(kind: Any, fake: Fake, tmp_path: Path) -> None:
+    policy = kind(fake.server, tmp_path / "written")
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, limit[1]))
+    try:
+        with pytest.raises(TrainError, match="version 1 cannot be written"):
+            policy.publish(weights(1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_seeds_are_those_that_vllm_takes(fake: Fake) -> None:
+    for seed, sent in ((7, 7), (-1, 2**63 - 1), (2**63, 0), (None, None)):
+        fake.ask(seed=seed)
+        assert json.loads((fake.folder / "asked").read_text())["seed"] == sent
+
+
 def test_replies_that_are_narrowed_have_no_log_probabilities(fake: Fake) -> None:
     assert fake.ask(top_p=0.9).logprobs is None
+    assert fake.ask(temperature=0.001).logprobs is None
+    assert fake.ask(temperature=0.0).logprobs is not None
     schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
     assert fake.ask(body={"response_format": schema}).logprobs is None
     assert "%json" in json.loads((fake.folder / "asked").read_text())["structured_outputs"]["grammar"]
@@ -242,3 +268,35 @@ def test_prompts_repeat_the_tokens_of_earlier_replies(fake: Fake) -> None:
     assert second.prompt_ids is not None
     whole = (*first.prompt_ids, *first.response_ids)
     assert second.prompt_ids[: len(whole)] == whole
+
+
+def test_what_does_not_speak_http_is_no_vllm(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        url = f"http://127.0.0.1:{other.getsockname()[1]}"
+
+        def greet() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = other.accept()
+                    connection.sendall(b"SSH-2.0-other\r\n")
+                    connection.close()
+
+        threading.Thread(target=greet, daemon=True).start()
+        with pytest.raises(UpstreamError, match="does not answer"), AttachedVllm(url, key=None, start_s=1.0):
+            pass
+    for wrong in ("localhost:8000", "vllm"):
+        with pytest.raises(SettingsError, match="is not the URL of a vLLM"):
+            AttachedVllm(wrong, key=None)
+
+
+def test_a_start_that_another_server_answers_fails_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def odd(*_: Any, **__: Any) -> Any:
+        raise http.client.BadStatusLine("SSH-2.0")
+
+    monkeypatch.setattr(vllm_server, "_open", odd)
+    options = VllmOptions(environment_of(tmp_path), start_s=0.5)
+    with (
+        pytest.raises(UpstreamError, match="did not answer within"),
+        VllmServer("folder", "tiny", options, tmp_path / "vllm.log"),
+    ):
+        pass

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 #: JSON in one line, as Python's json writes it: free white space could be endless.
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _MOST_GRAMMARS = 64
+#: An array's bounds may be this much: llguidance 1.7, which vLLM 0.32 has, takes memory for each possible item.
+_MOST_ITEMS = 10_000
 
 
 def reply_grammar(request: ChatRequest, tool_format: str) -> str | None:
@@ -123,6 +125,16 @@ def _narrow(schema: Mapping[str, Any]) -> bool:
 
 
 def _styled(schema: Mapping[str, Any]) -> str:
+    parts: list[Any] = [schema]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, dict):
+            for name in ("minItems", "maxItems"):
+                if isinstance(bound := part.get(name), int | float) and bound > _MOST_ITEMS:
+                    raise EndpointError(f"'{name}' of a JSON schema is {bound}", hint=f"{_MOST_ITEMS} at most")
+            parts += part.values()
+        elif isinstance(part, list):
+            parts += part
     return json.dumps({**schema, "x-guidance": _STYLE})
 
 

@@ -35,11 +35,11 @@ _LOOK_S: Final = 0.1
 class VllmEngine(TokenEngine):
     """Answers chat completions through a vLLM, each call with one exact version of the weights.
 
-    Replies in JSON, demanded tool calls and ``top_p`` below 1 are possible, but vLLM's log-probabilities are then those of the
-    narrowed choice; such calls are recorded without log-probabilities, and so are never trained on. ``lost`` counts the calls
-    that the server did not answer: they are an `UpstreamError` (502), and clients ask again. While the server is being started
-    again calls wait. ``timeout_s`` bounds a reply. ``policies`` are further models by name, on the same server: each call is
-    answered by one of them, or by ``policy`` (``route``: see `TokenEngine`).
+    Replies in JSON, demanded tool calls, ``top_p`` below 1 and temperatures above 0 and below 0.01 are possible, but vLLM's
+    log-probabilities are then those of another choice; such calls are recorded without log-probabilities, and so are never
+    trained on. ``lost`` counts the calls that the server did not answer: they are an `UpstreamError` (502), and clients ask
+    again. While the server is being started again calls wait. ``timeout_s`` bounds a reply. ``policies`` are further models by
+    name, on the same server: each call is answered by one of them, or by ``policy`` (``route``: see `TokenEngine`).
     """
 
     def __init__(
@@ -108,17 +108,19 @@ class VllmEngine(TokenEngine):
         choice = answer["choices"][0]
         if answer.get("model") != version.name or choice["finish_reason"] not in ("stop", "length"):
             raise UpstreamError(f"vLLM answered for {answer.get('model')!r} and ended with {choice['finish_reason']!r}")
-        narrowed = prompt.grammar is not None or prompt.top_p < 1.0
+        # Temperatures below 0.01 are raised to that by vLLM.
+        narrowed = prompt.grammar is not None or prompt.top_p < 1.0 or 0.0 < prompt.temperature < 0.01
         logprobs = None if narrowed else tuple(choice["logprobs"]["token_logprobs"])
         return Generated(tuple(choice["token_ids"]), logprobs, version.number)
 
     async def _ask_vllm(self, prompt: TokenPrompt, policy: VllmPolicy, version: Version) -> dict[str, Any]:
         if self._session is None:
             raise EndpointError("the engine is not running", status=503)
+        seed = None if prompt.seed is None else prompt.seed % 2**63  # vLLM takes no others, and -1 for none
         body: dict[str, Any] = {
             "model": version.name, "prompt": list(prompt.prompt_ids), "max_tokens": prompt.max_tokens,
             "temperature": prompt.temperature, "top_p": prompt.top_p, "top_k": -1, "min_p": 0.0,
-            "repetition_penalty": 1.0, "seed": prompt.seed, "stop": list(prompt.stop), "logprobs": 0,
+            "repetition_penalty": 1.0, "seed": seed, "stop": list(prompt.stop), "logprobs": 0,
             "return_token_ids": True, "stop_token_ids": self._end_ids,
             **({} if prompt.grammar is None else {"structured_outputs": {"grammar": prompt.grammar}}),
         }  # fmt: skip

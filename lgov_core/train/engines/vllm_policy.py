@@ -68,6 +68,8 @@ class VllmPolicy:
         by one). Raises `ModelError` for weights that are not adapters or not finite and a version that does not rise,
         `TrainError` when they cannot be written or loaded; the version before is then still served.
         """
+        from safetensors import SafetensorError
+
         with self._publishing:
             number = self._current.number + 1 if version is None else version
             if number <= self._current.number:
@@ -75,9 +77,9 @@ class VllmPolicy:
             folder = self._folder / str(number)
             try:
                 self._write(folder, state_dict)
-            except OSError as error:
+            except (OSError, SafetensorError) as error:
                 raise TrainError(
-                    f"version {number} cannot be written to {folder}: {error.strerror or error}",
+                    f"version {number} cannot be written to {folder}: {error}",
                     hint="free some space and resume: the update is made again",
                 ) from error
             made = Version(number, self._name_of(number), folder)

@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final, Protocol, Self
 
@@ -296,6 +297,8 @@ class AttachedVllm:
     """A vLLM that runs at ``url`` already. Its base model must be the one that is named; it must read our folders."""
 
     def __init__(self, url: str, *, key: str | None = None, start_s: float = 600.0) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise SettingsError(f"{url} is not the URL of a vLLM", hint="such as http://127.0.0.1:8000")
         self.url = url.rstrip("/").removesuffix("/v1")
         self.gate, self.key, self.base = CallGate(), key, ""
         self.restarts = self.generation = 0
@@ -336,7 +339,7 @@ def is_healthy(url: str) -> bool:
     try:
         with _open(f"{url}/health", timeout=10.0) as answer:
             return answer.status == 200
-    except (OSError, ValueError):
+    except (OSError, ValueError, HTTPException):
         return False
 
 
@@ -362,6 +365,8 @@ def ask(server: Vllm, path: str, body: Mapping[str, Any] | None = None, timeout_
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read().decode(errors="replace")
+    except HTTPException as error:
+        raise OSError(f"{server.url}{path} was not answered in HTTP: {error!r}") from error
 
 
 def authorization(server: Vllm) -> dict[str, str]:
