@@ -31,9 +31,9 @@ def promote_command(
     """Serve the model of CHECKPOINT under NAME from now on: lgov serve --model NAME.
 
     CHECKPOINT is the folder of a checkpoint, or of a run (its newest), or RUN/best. Refused without a lineage or an
-    evaluation of it under the training's policy, when its interval reaches below the initial model, when it lost rollouts, and
-    when more violations were attempted. NAME@VERSION as CHECKPOINT serves
-    an earlier version again, if its files are still those that were promoted.
+    evaluation of it under the training's policy, when its interval reaches below the initial model, when it lost rollouts,
+    and when more violations were attempted. NAME@VERSION as CHECKPOINT serves an earlier version again, if its files are
+    still those that were promoted.
     """
     from lgov_core.evaluation.comparison import read_evaluation
     from lgov_core.evaluation.model import load_trained
