@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from lgov_core import Client
-from lgov_core.server.progress import shown_progress
+from lgov_core.server import progress
 from tests.pair import pair_agents as agents
 
 TASKS = [{"question": "digits 1"}, {"question": "digits 2"}]
@@ -23,14 +24,22 @@ def with_tools(resource: Any, task: Any) -> float:
     return sum(one.isdigit() for one in agents.ask(resource, task.question, tools=TOOLS)) / 4
 
 
-def test_the_server_shows_how_a_training_goes_on(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+def unhurried(resource: Any, task: Any) -> float:
+    time.sleep(0.3)  # an update takes longer than a look at it
+    return agents.digits(resource, task)
+
+
+def test_the_server_shows_how_a_training_goes_on(
+    serve: Serve, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "_PAUSE_S", 0.01)
     server = serve()
-    with shown_progress(server.coordinator):
+    with progress.shown_progress(server.coordinator):
         client = Client(server.url, quiet=True)
         client.upload_data(TASKS)
-        client.train(agents.digits)
+        client.train(unhurried)
         while not server.coordinator.run.ended:
-            pass
+            time.sleep(0.01)
     said = capsys.readouterr().err
     assert re.search(r"1 of 2 updates made; (rollouts|update) \d/\d", said)
     assert "2 of 2 updates made; " in said

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from lgov_core.types import Outcome, Rollout
+from tests.slow import SLOW
 from tests.web.browser import expect
 from tests.web.recorded_run import RUN, recording, write_tokenizer
 from tests.web.served import Served, served
@@ -67,6 +68,7 @@ def frame_cost_ms(page: Any, scroll: Callable[[], int]) -> float:
 
 
 def test_32_000_tokens_scroll_at_30_frames_a_second(window: Served, page: Any) -> None:
+    """By the page's own time: what else the machine does while it scrolls is counted by `make test-all` only."""
     window.open(page, "#/rollout/ro_tokens?step=0&view=tokens&by=logprobs")
     box = page.get_by_role("listbox")
     box.wait_for()
@@ -84,7 +86,7 @@ def test_32_000_tokens_scroll_at_30_frames_a_second(window: Served, page: Any) -
     print(f"{frames[0] / 3:.0f} frames a second, an idle page {idle / 3:.0f}; {cost:.1f} ms of the main thread a frame")
     assert cost < 1000 / 30
     # A machine that gives an empty page fewer than 60 frames is busy with something else.
-    assert frames[0] / 3 >= 30 * min(1.0, idle / 3 / 60)
+    assert not SLOW or frames[0] / 3 >= 30 * min(1.0, idle / 3 / 60)
 
 
 def test_all_32_000_tokens_can_be_reached(window: Served, page: Any) -> None:
