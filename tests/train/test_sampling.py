@@ -170,6 +170,7 @@ def test_what_the_machines_broke_is_replaced_but_not_for_ever(place: Place, tmp_
     assert groups_of(tmp_path) == {"hello": 4}
     turn = place.loop(tmp_path / "all").iterate(broken[:1], GROUP, further=[COUNT])
     assert collected(turn) == ["broken 0"]
+    assert "; 4 of 4 rollouts ended with an error, the first: " in line_of(tmp_path / "all")["note"]
 
 
 def test_further_groups_are_collected_when_the_step_has_its_turn_by_the_weights_of_then(

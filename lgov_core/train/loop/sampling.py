@@ -12,11 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lgov_core._util.plurals import counted
 from lgov_core.errors import TrainError
 from lgov_core.train.loop.step_rollouts import StepRollouts, Task
 from lgov_core.train.workers.jobs import JobResult
 from lgov_core.transitions import CreditRules, Finding, TransitionSet
 from lgov_core.transitions.reading.reward_targets import INTERMEDIATE
+
+#: So much of an error is told in a note.
+_ERROR_CHARACTERS = 400
 
 
 def compares_groups(rules: CreditRules) -> bool:
@@ -105,6 +109,10 @@ class Sampled:
         if informative == 0:
             rest = f"{collected - alike} have too few rollouts that can be used"
             found["note"] = f"nothing to learn from: of {collected} groups {alike} are alike, {rest}"
+            errors = [result.error for result in self.results if result.error]
+            if errors:
+                ended = f"{len(errors)} of {counted(len(self.results), 'rollout')} ended with an error"
+                found["note"] += f"; {ended}, the first: {errors[0][:_ERROR_CHARACTERS]}"
         elif self.further and informative < asked:
             found["note"] = f"{informative} of {asked} groups are informative, of {collected} that were collected"
         return found
