@@ -58,7 +58,7 @@ def test_a_healthy_run_has_no_finding(run: RunFolder) -> None:
     report = examine(made(run, groups(MIXED, MIXED, MIXED, (Rolled(1.0),) * 4), updates=4))
     assert (report.findings, dict(report.not_examined)) == ((), {})
     assert (report.updates, report.rollouts) == (4, 128)
-    assert len(report.checked) == 12
+    assert len(report.checked) == 13
 
 
 def test_a_run_that_learns_has_no_finding(tmp_path: Path) -> None:
@@ -169,6 +169,12 @@ def test_stale_weights(run: RunFolder) -> None:
     assert only(run.folder).name == "weights-stale"
 
 
+def test_another_model_that_samples(run: RunFolder) -> None:
+    for _ in range(2):
+        run.update(groups(MIXED), logprob_drift=0.7)
+    assert only(run.folder).name == "logprobs-differ"
+
+
 def test_retokenisation_drift(run: RunFolder) -> None:
     found = only(made(run, groups((Rolled(1.0), Rolled(0.0, drift=True)) * 2)))
     assert (found.name, found.figures["share"]) == ("retokenisation-drift", 0.5)
@@ -229,7 +235,7 @@ def test_a_few_rollouts_are_not_enough_for_a_finding(run: RunFolder) -> None:
     report = examine(run.folder)
     assert report.findings == ()
     assert set(report.not_examined) == {"violations-rising", "tool-rewards-farmed"}
-    assert len(report.checked) == 10
+    assert len(report.checked) == 11
 
 
 def test_a_store_without_a_run_is_examined_as_far_as_it_goes(tmp_path: Path) -> None:
@@ -238,7 +244,7 @@ def test_a_store_without_a_run_is_examined_as_far_as_it_goes(tmp_path: Path) -> 
         run.update({f"{share}-{task}": group for task, group in cheating(share).items()})
     report = examine(run.folder / "store.sqlite")
     assert [finding.name for finding in report.findings] == ["violations-rising"]
-    assert set(report.not_examined) == {"entropy-collapsed", "kl-running-off", "weights-stale"}
+    assert set(report.not_examined) == {"entropy-collapsed", "kl-running-off", "weights-stale", "logprobs-differ"}
 
 
 def test_held_out_rollouts_of_a_store_are_not_examined(run: RunFolder) -> None:

@@ -24,13 +24,14 @@ _CHECKS: Final[tuple[Callable[[Evidence], RunFinding | None], ...]] = (
     trend_checks.find_entropy_collapse,
     trend_checks.find_kl,
     reply_checks.find_stale_weights,
+    reply_checks.find_other_weights,
     reply_checks.find_drift,
 )
 _SEVERITIES: Final = list(Severity)
 #: All findings, by the part of the evidence that they need; some need two.
 _NEEDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "metrics": ("entropy-collapsed", "kl-running-off", "weights-stale"),
+        "metrics": ("entropy-collapsed", "kl-running-off", "weights-stale", "logprobs-differ"),
         "kl": ("kl-running-off",),
         "store": ("tool-calls-malformed", "retokenisation-drift", "violations-rising", "tool-rewards-farmed"),
         "ends": ("violations-rising", "tool-rewards-farmed"),

@@ -1,4 +1,4 @@
-"""Are the replies what the trainer takes them for? Truncation, tool calls that cannot be read, drift, old weights."""
+"""Are the replies what the trainer takes them for? Truncation, tool calls that cannot be read, drift, other weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from lgov_core.views.findings.signal_checks import exceeds
 _SHARE: Final = 0.05
 #: How many versions older than the update the weights of its calls may be, on average.
 _STALE: Final = 2.0
-#: Updates at the end of a run whose staleness is averaged.
+#: Mean difference between recorded and recomputed log-probabilities, nats a token: several times that of bfloat16.
+_DIFFERENCE: Final = 0.2
+#: Updates at the end of a run whose staleness and log-probabilities are averaged.
 _LAST: Final = 10
 
 
@@ -79,4 +81,20 @@ def find_stale_weights(evidence: Evidence) -> RunFinding | None:
         f"The weights that wrote the recent replies were {mean:.1f} updates old on average, and at most {most:g}.",
         "Check that the agents ask the endpoint that gets the new weights, and lower training.max_staleness.",
         {"staleness": mean, "staleness_max": most, "updates": len(lines)},
+    )
+
+
+def find_other_weights(evidence: Evidence) -> RunFinding | None:
+    """Replies to which the model in training gives other probabilities than were recorded."""
+    drifts = [
+        drift for line in evidence.updates[-_LAST:] if isinstance(drift := line.get("logprob_drift"), int | float)
+    ]
+    if not drifts or (mean := fmean(drifts)) <= _DIFFERENCE:
+        return None
+    return RunFinding(
+        "logprobs-differ",
+        Severity.HIGH,
+        f"Recorded log-probabilities differ by {mean:.2g} nats a token from those of the model in training.",
+        "Check that what samples (--engine-url, an adapter) serves the model that is trained, in the same dtype.",
+        {"logprob_drift": mean, "updates": len(drifts)},
     )
