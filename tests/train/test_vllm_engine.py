@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import http.server
 import json
 import os
 import resource
@@ -237,9 +238,14 @@ def test_the_server_ends_with_a_trainer_that_is_killed(tmp_path: Path, fork: str
         finally:
             if int(child):
                 os.kill(int(child), signal.SIGKILL)
-    with contextlib.suppress(ProcessLookupError):  # reaped by whoever adopts it
-        os.kill(int(pid), 0)
-        assert "Z" in Path(f"/proc/{pid}/stat").read_text().split(")")[1]
+    until(lambda: _has_ended(int(pid)))
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return "Z" in Path(f"/proc/{pid}/stat").read_text().split(")")[1]  # not reaped yet by whoever adopted it
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def test_an_attached_server_that_lost_the_weights_gets_them_again(fake: Fake) -> None:
@@ -270,7 +276,25 @@ def test_prompts_repeat_the_tokens_of_earlier_replies(fake: Fake) -> None:
     assert second.prompt_ids[: len(whole)] == whole
 
 
-def test_what_does_not_speak_http_is_no_vllm(tmp_path: Path) -> None:
+class Pages(http.server.BaseHTTPRequestHandler):
+    """Answers everything with a page, as a web site would."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<html>Welcome</html>")
+
+
+def test_a_web_site_is_no_vllm() -> None:
+    with http.server.HTTPServer(("127.0.0.1", 0), Pages) as site:
+        threading.Thread(target=site.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{site.server_port}"
+        with pytest.raises(UpstreamError, match="names no model"), AttachedVllm(url):
+            pass
+        site.shutdown()
+
+
+def test_what_does_not_speak_http_is_no_vllm(caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         url = f"http://127.0.0.1:{other.getsockname()[1]}"
 
@@ -284,6 +308,7 @@ def test_what_does_not_speak_http_is_no_vllm(tmp_path: Path) -> None:
         threading.Thread(target=greet, daemon=True).start()
         with pytest.raises(UpstreamError, match="does not answer"), AttachedVllm(url, key=None, start_s=1.0):
             pass
+    assert "waiting for it, at most 1 s" in caplog.text
     for wrong in ("localhost:8000", "vllm"):
         with pytest.raises(SettingsError, match="is not the URL of a vLLM"):
             AttachedVllm(wrong, key=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import secrets
 import signal
@@ -22,6 +23,7 @@ from typing import Any, Final, Protocol, Self
 from lgov_core.errors import SettingsError, UpstreamError
 from lgov_core.train.engines.call_gate import CallGate
 
+_LOG = logging.getLogger(__name__)
 _CHILD: Final = Path(__file__).with_name("vllm_child.py")
 #: Seconds between looks at the process, and between questions after its health.
 _LOOK_S: Final = 0.25
@@ -307,8 +309,10 @@ class AttachedVllm:
     def __enter__(self) -> Self:
         self.wait()
         status, text = ask(self, "/v1/models")
-        bases = [one["id"] for one in json.loads(text)["data"] if not one.get("parent")] if status == 200 else []
-        if not bases:
+        bases: list[str] = []
+        with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):  # it is no vLLM
+            bases = [one["id"] for one in json.loads(text)["data"] if not one.get("parent")]
+        if status != 200 or not bases:
             raise UpstreamError(f"the vLLM at {self.url} names no model ({status}: {text[:200]})")
         self.base = str(bases[0])
         return self
@@ -327,6 +331,8 @@ class AttachedVllm:
     def wait(self) -> int:
         """Blocks until the server answers."""
         deadline = time.monotonic() + self._start_s
+        if not is_healthy(self.url):
+            _LOG.warning("the vLLM at %s does not answer: waiting for it, at most %g s", self.url, self._start_s)
         while not is_healthy(self.url):
             if time.monotonic() > deadline:
                 raise UpstreamError(f"the vLLM at {self.url} does not answer", status=503, hint="is it running?")
