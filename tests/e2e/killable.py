@@ -29,7 +29,7 @@ from lgov_core.store import open_store
 from lgov_core.train.algorithms.config import UpdateConfig
 from lgov_core.train.algorithms.update import PolicyUpdate
 from lgov_core.train.engines.vllm_engine import open_vllm
-from lgov_core.train.engines.vllm_server import VllmOptions
+from lgov_core.train.engines.vllm_options import VllmOptions
 from lgov_core.train.loop.agents import adapter_policy
 from lgov_core.train.loop.checkpoint import load_weights, save_weights
 from lgov_core.train.loop.loop import Task, TrainingLoop

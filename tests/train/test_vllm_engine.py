@@ -22,9 +22,11 @@ import pytest
 import torch
 
 from lgov_core.errors import EndpointError, ModelError, SettingsError, TrainError, UpstreamError
-from lgov_core.train.engines import vllm_server
+from lgov_core.train.engines import vllm_calls, vllm_server
+from lgov_core.train.engines.vllm_attached import AttachedVllm
+from lgov_core.train.engines.vllm_options import VllmOptions
 from lgov_core.train.engines.vllm_policy import VllmPolicy
-from lgov_core.train.engines.vllm_server import AttachedVllm, VllmOptions, VllmServer
+from lgov_core.train.engines.vllm_server import VllmServer
 from lgov_core.train.engines.vllm_weights import VllmWeights
 from tests.gateway.taught import TOOLS
 from tests.train.fake_vllm import environment_of
@@ -220,7 +222,8 @@ def test_replies_that_are_narrowed_have_no_log_probabilities(fake: Fake) -> None
 def test_the_server_ends_with_a_trainer_that_is_killed(tmp_path: Path, fork: str) -> None:
     program = (
         "import os, sys, time; from pathlib import Path\n"
-        "from lgov_core.train.engines.vllm_server import VllmOptions, VllmServer\n"
+        "from lgov_core.train.engines.vllm_options import VllmOptions\n"
+        "from lgov_core.train.engines.vllm_server import VllmServer\n"
         "folder, trainer = Path(sys.argv[1]), os.getpid()\n"
         "with VllmServer('folder', 'tiny', VllmOptions(folder / 'python', start_s=60), folder / 'vllm.log') as server:\n"
         f"    child = {fork}\n"
@@ -231,10 +234,10 @@ def test_the_server_ends_with_a_trainer_that_is_killed(tmp_path: Path, fork: str
     with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True) as trainer:
         assert trainer.stdout is not None
         pid, url, child = trainer.stdout.readline().split()
-        assert vllm_server.is_healthy(url)
+        assert vllm_calls.is_healthy(url)
         trainer.kill()
         try:
-            until(lambda: not vllm_server.is_healthy(url))
+            until(lambda: not vllm_calls.is_healthy(url))
         finally:
             if int(child):
                 os.kill(int(child), signal.SIGKILL)
@@ -255,7 +258,7 @@ def test_an_attached_server_that_lost_the_weights_gets_them_again(fake: Fake) ->
         fake.policy = fake.engine.policies[""] = VllmPolicy(attached, fake.folder / "attached")
         fake.policy.publish(weights(5), version=5)
         assert fake.ask().response_ids == (15,) * 4
-        vllm_server.ask(attached, "/v1/unload_lora_adapter", {"lora_name": fake.policy.current.name})
+        vllm_calls.ask(attached, "/v1/unload_lora_adapter", {"lora_name": fake.policy.current.name})
         with pytest.raises(UpstreamError, match="had lost the weights"):
             fake.ask()
         assert fake.ask().response_ids == (15,) * 4
@@ -318,7 +321,7 @@ def test_a_start_that_another_server_answers_fails_in_time(tmp_path: Path, monke
     def odd(*_: Any, **__: Any) -> Any:
         raise http.client.BadStatusLine("SSH-2.0")
 
-    monkeypatch.setattr(vllm_server, "_open", odd)
+    monkeypatch.setattr(vllm_calls, "_open", odd)
     options = VllmOptions(environment_of(tmp_path), start_s=0.5)
     with (
         pytest.raises(UpstreamError, match="did not answer within"),

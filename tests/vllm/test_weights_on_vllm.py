@@ -16,7 +16,8 @@ import torch
 from lgov_core.gateway.protocol import Completion
 from lgov_core.models import load_model
 from lgov_core.train.engines.vllm_engine import open_vllm
-from lgov_core.train.engines.vllm_server import VllmOptions, VllmServer
+from lgov_core.train.engines.vllm_options import VllmOptions
+from lgov_core.train.engines.vllm_server import VllmServer
 from lgov_core.train.engines.vllm_sleep import asleep
 from tests.vllm.asked import EXACT, Asked, off
 from tests.vllm.conftest import MODEL, PYTHON

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from lgov_core.errors import UpstreamError
-from lgov_core.train.engines.vllm_server import Vllm, ask, attempts
+from lgov_core.train.engines.vllm_calls import Vllm, ask, attempts
 from lgov_core.train.layout.rows import TrainRow
 from lgov_core.train.loop.training_run import Learner, Progress
 from lgov_core.transitions import CreditRules, TransitionSet

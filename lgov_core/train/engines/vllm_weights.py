@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from lgov_core._util.atomic_file import atomic_folder
 from lgov_core.errors import ModelError, UpstreamError
+from lgov_core.train.engines.vllm_calls import Vllm, ask
 from lgov_core.train.engines.vllm_policy import Version, VllmPolicy, check_finite
-from lgov_core.train.engines.vllm_server import Vllm, ask
 
 if TYPE_CHECKING:
     import torch
