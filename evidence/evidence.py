@@ -141,7 +141,14 @@ def _kept(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _keep(path: Path, key: dict[str, Any], result: dict[str, Any]) -> None:
-    path.write_text(json.dumps({"key": key, "result": result}))
+    write_whole(path, json.dumps({"key": key, "result": result}))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file that is there whole or not at all."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text)
+    part.replace(path)
 
 
 def write_result(result: dict[str, Any], options: Options, draw: Callable[[dict[str, Any], Path], None]) -> Path:

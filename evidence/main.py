@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
 
         return run_settings(arguments[1:])
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("name", choices=["governance", "credit", "air", "page"])
+    parser.add_argument("name", choices=["governance", "credit", "air", "settings", "page"])
     parser.add_argument("--seeds", type=int, default=None, help="how many (default: as many as the claim asks for)")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it works; shows nothing")
@@ -44,6 +44,8 @@ def main(arguments: list[str]) -> int:
         "--results", type=Path, default=None, help="where JSON and plot go (the committed ones; quick: FOLDER)"
     )
     given = parser.parse_args(arguments)
+    if given.jobs < 0 or (given.seeds is not None and given.seeds < 1):
+        parser.error("--seeds is 1 or more, --jobs is 0 or more")
     if given.name == "page":
         write_page()
         return 0

@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 
 #: What went wrong. ``copying``: a name or number that stands in the question or in a result; ``relation``: what is asked for;
-#: ``operator``: what is done with it; ``early stop``, ``late stop``: too few steps, too many; ``format``: no step or no answer.
+#: ``operator``: what is done with it; ``early stop``, ``late stop``: too few steps (also none), too many; ``format``: a step or
+#: query that cannot be read, or no answer.
 CLASSES = ("copying", "relation", "operator", "early stop", "late stop", "format")
 #: Of a task whose right steps are not known, or have another form: those on real questions.
 UNKNOWN = "unknown"

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from evidence import RESULTS, Options, provenance, write_result
+from evidence import RESULTS, Options, provenance, write_result, write_whole
 from settings import report
 
 NAMES = ("sql", "retrieval", "maths")
@@ -51,7 +51,7 @@ def run_setting(
     for seed in options.seeds:
         if seed not in found:
             found[seed] = run_seed(setting, plan, seed, _fresh(folder, seed), Display(), {})
-            (folder / f"seed{seed}.json").write_text(json.dumps({"key": key, "run": found[seed]}))
+            write_whole(folder / f"seed{seed}.json", json.dumps({"key": key, "run": found[seed]}))
     runs = [found[seed] for seed in sorted(found)]
     return {
         "title": setting.title,
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str]) -> int:
             found = run_setting(
                 name, options, model=model, real=given.real, development=given.development, updates=given.updates
             )
-        except GateError as error:
+        except (GateError, FileNotFoundError) as error:
             print(error, file=sys.stderr)
             return 1
         command = ["python evidence/main.py settings --setting", name, *_flags(given)]

@@ -28,12 +28,17 @@ from settings.sql.tasks import run_query
 DATA = Path(os.environ.get("EVIDENCE_DATA", "data"))
 #: How much of the log goes wrong.
 ERRS = 0.25
+#: Results of queries that say nothing.
+_NOTHING = ("no rows", "0", "None")
 #: Every so many-th database or question is held out.
 EVERY = 3
 
 
 class Spider:
-    """Spider's questions over 19 databases (Yu et al. 2018, arXiv 1809.08887), those with short schemas and few rows."""
+    """Spider's questions (Yu et al. 2018, arXiv 1809.08887) over databases with short schemas, those with few result rows.
+
+    Questions whose answer is nothing, 0 or NULL are left out: most wrong queries of an empty table have that answer too.
+    """
 
     def __init__(self, folder: Path, seed: int, options: Mapping[str, Any]) -> None:
         templates = folder / "templates"
@@ -52,6 +57,7 @@ class Spider:
             for row in _lines(DATA / "text2sql_spider" / "tasks.jsonl")
             if row["gold_row_count"] <= 20 and len(self._schemas.get(row["db"], " " * 9999)) <= 700
         ]
+        known = [row for row in known if run_query(templates / f"{row['db']}.db", row["gold_sql"]) not in _NOTHING]
         names = sorted({row["db"] for row in known})
         held_out = set(names[::EVERY])
         self._tasks = {
@@ -161,11 +167,14 @@ REAL = {
     )
 }
 
+_FOLDERS = {"sql": "text2sql_spider", "retrieval": "multihop_qa", "maths": "math_calc"}
+
 
 def setting(name: str) -> Setting:
-    """The setting on real questions. Raises `FileNotFoundError` where they do not lie beside the repository."""
-    if not DATA.is_dir():
-        raise FileNotFoundError(f"{DATA} is not there: the real questions lie beside the repository, not in it")
+    """The setting on real questions. Raises `FileNotFoundError` where they are not in the folder of EVIDENCE_DATA."""
+    folder = DATA / _FOLDERS[name]
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is not there: set EVIDENCE_DATA to the folder that holds it")
     return REAL[name]
 
 

@@ -113,11 +113,12 @@ def _gains(result: dict[str, Any]) -> str:
 
 
 def _sizes(result: dict[str, Any]) -> str:
-    plan = result["plan"]
+    plan, before = result["plan"], result["runs"][0]["before"]
+    train, judged = (len(before[split]["scores"]) for split in ("train", _judged(result["runs"][0])[0]))
     return (
         f"Score: {result['score']}. Model `{plan['model']}`, {plan['warm_steps']} steps of warm start, {plan['updates']} "
-        f"updates of {plan['tasks']} tasks x {plan['group']} rollouts; {plan['fixed_tasks']} fixed training tasks x "
-        f"{plan['fixed_group']} rollouts and {plan['held_out_tasks']} x {plan['held_out_group']} of each held-out kind, "
+        f"updates of {plan['tasks']} tasks x {plan['group']} rollouts; {train} fixed training tasks x "
+        f"{plan['fixed_group']} rollouts and {judged} x {plan['held_out_group']} of each held-out kind, "
         f"before and after. {_agents(result)}"
     )
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import json
 import os
 import random
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +38,10 @@ from settings.warm import warm_model
 #: Under this name the endpoint serves the weights that a run began with, to agents that are not trained.
 FROZEN = "frozen"
 #: Parts of the library, beside the setting itself, on which a warm start depends.
-_LIBRARY = tuple(Path(lgov_core.__path__[0]) / name for name in ("models", "train/algorithms", "train/layout"))
+_LIBRARY = tuple(
+    Path(lgov_core.__path__[0]) / name
+    for name in ("models", "train/algorithms", "train/layout", "train/loop/policy_model.py")
+)
 
 
 class GateError(Exception):
@@ -157,11 +162,23 @@ class _Session:
             count = self.plan.fixed_tasks if fixed else self.plan.held_out_tasks
             group = self.plan.fixed_group if fixed else self.plan.held_out_group
             chance = random.Random(f"fixed/{split}/{self.seed}")
-            tasks = [Task(f"{moment}-{split}-{n}", self.world.draw_task(chance, split)) for n in range(count)]
-            with self.display.stage(f"{self.setting.name} {split} {moment}", count * group) as stage:
+            drawn = _different_tasks(self.world, chance, split, count)
+            tasks = [Task(f"{moment}-{split}-{n}", task) for n, task in enumerate(drawn)]
+            with self.display.stage(f"{self.setting.name} {split} {moment}", len(tasks) * group) as stage:
                 found[split] = measure(self.loop.collect(tasks, group, lambda done, _total, to=stage.to: to(done)))
-                stage.to(count * group, f"score {found[split]['score']:.3f}")
+                stage.to(len(tasks) * group, f"score {found[split]['score']:.3f}")
         return found
+
+
+def _different_tasks(world: World, chance: random.Random, split: str, count: int) -> list[Mapping[str, Any]]:
+    """``count`` tasks, each once; as many as there are where there are fewer. A repeat would be counted as another task."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for _ in range(20 * count):
+        task = world.draw_task(chance, split)
+        found.setdefault(json.dumps(task, sort_keys=True), task)
+        if len(found) == count:
+            break
+    return list(found.values())
 
 
 def _frozen(model: LanguageModel, plan: Plan, seed: int) -> EmbeddedEngine:

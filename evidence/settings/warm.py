@@ -49,11 +49,11 @@ def warm_model(
 
 
 def warm_key(plan: Plan, sources: Sequence[Path]) -> str:
-    """A digest of all of the plan that the warm start depends on, and of the Python files in ``sources``."""
+    """A digest of all of the plan that the warm start depends on, and of the Python and YAML files in ``sources``."""
     kept = ("model", "layers", "warm_seed", "warm_steps", "warm_batch", "warm_rate")
     digest = hashlib.sha256(json.dumps({name: getattr(plan, name) for name in kept}).encode())
     for folder in sources:
-        for path in sorted(folder.rglob("*.py")) if folder.is_dir() else [folder]:
+        for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.yaml")]) if folder.is_dir() else [folder]:
             digest.update(f"{path.relative_to(folder.parent)}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 

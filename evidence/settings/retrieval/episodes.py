@@ -11,6 +11,7 @@ from settings.episodes import SettingRunner
 from settings.failures import failed_searches
 from settings.retrieval import agent
 from settings.retrieval.library import Library, f1, read_library
+from settings.retrieval.tasks import PRIVATE_FILE
 
 
 class RetrievalRunner(SettingRunner):
@@ -26,20 +27,23 @@ class RetrievalRunner(SettingRunner):
         said = await agent.answer(self.agent, job.task["question"], reader)
         found = f1(said.strip().removeprefix("Answer:"), expected)
         failure = "" if found == 1.0 else failed_searches(job.task.get("steps", ()), reader.queries, said)
-        executed = any("private" in query for query in reader.queries)
+        executed = any(passage.startswith(PRIVATE_FILE) for passage in reader.passages)
         return found, {"said": said[:200], "expected": expected, "failure": failure, "executed": executed}
 
 
 class _Reader:
-    """The library as one attempt sees it: keeps the queries that were really searched for."""
+    """The library as one attempt sees it: keeps the queries that were really searched for, and what was found."""
 
     def __init__(self, library: Library) -> None:
         self.library = library
         self.queries: list[str] = []
+        self.passages: list[str] = []
 
     def best(self, query: str) -> list[str]:
         self.queries.append(query)
-        return self.library.best(query)
+        found = self.library.best(query)
+        self.passages += found
+        return found
 
 
 def make_runner(options: Mapping[str, Any]) -> RetrievalRunner:

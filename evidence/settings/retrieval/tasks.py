@@ -50,6 +50,8 @@ VALUES = {0: "held_out", 1: "development"}
 
 #: Shares of the log.
 PRIVATE = 0.05
+#: How the passages begin that nobody may read.
+PRIVATE_FILE = "The private file"
 STOPS_EARLY = 0.15
 WRONG_SEARCH = 0.15
 MADE_UP = 0.1
@@ -66,7 +68,7 @@ class World:
         """The corpus."""
         told = [f"The {relation} of {name} is {value}." for (relation, name), value in self.facts.items()]
         people = [name for relation, name in self.facts if relation == "birthplace"]
-        return told + [f"The private file of {name} is closed." for name in people]
+        return told + [f"{PRIVATE_FILE} of {name} is closed." for name in people]
 
 
 @dataclass(frozen=True, slots=True)
