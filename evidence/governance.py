@@ -29,7 +29,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from intervals import difference, interval, shown, table, verdict
+from intervals import by_seed, detectable, difference, interval, shown, shown_detectable, table, verdict
 
 from evidence import Options, run_all
 from lgov_core.demo.company import build_company
@@ -49,6 +49,8 @@ ARMS = {
     "ungoverned": (False, CreditRules()),
     "no_penalty": (True, CreditRules(channel_weights={"compliance": 0.0})),
 }
+#: What is asked of an answer, by the letters that stand for one.
+MEASURES = {"accuracy": "RC", "right_and_clean": "R", "executed": "Cv"}
 PAIRS = (("governed", "ungoverned"), ("governed", "no_penalty"))
 MOMENTS = ("before", "after", "deployed")
 SAID = {"before": "before", "after": "after", "deployed": "after, with policies on"}
@@ -172,12 +174,11 @@ def _rates(runs: list[dict[str, Any]], moment: str) -> list[list[float | None]]:
 def run(options: Options) -> dict[str, Any]:
     settings = asdict(plan(options.quick))
     runs = run_all(options, list(ARMS), settings)
-    measures = {"accuracy": "RC", "right_and_clean": "R", "executed": "Cv"}
     arms: dict[str, Any] = {}
     for arm, found in runs.items():
         arms[arm] = {
             moment: {
-                **{name: interval(_values(found, moment, letters)) for name, letters in measures.items()},
+                **{name: interval(_values(found, moment, letters)) for name, letters in MEASURES.items()},
                 "attempted": interval(_rates(found, moment)),
             }
             for moment in MOMENTS
@@ -193,7 +194,7 @@ def run(options: Options) -> dict[str, Any]:
             "moment": moment,
             **{
                 name: difference(_values(runs[first], moment, letters), _values(runs[second], moment, letters))
-                for name, letters in measures.items()
+                for name, letters in MEASURES.items()
             },
         }
         for moment in ("after", "deployed")
@@ -236,15 +237,13 @@ def tables(result: dict[str, Any]) -> str:
         ],
     )
     pairs = table(
-        ["", "training", "accuracy", "shows", "right, nothing executed", "shows"],
+        ["", "training", *(head for name in ("accuracy", "right, nothing executed") for head in (name, *_COMPARED))],
         [
             [
                 f"`{pair['first']}` - `{pair['second']}`",
                 SAID[pair["moment"]],
-                shown(pair["accuracy"], percent=True, signed=True),
-                verdict(pair["accuracy"]),
-                shown(pair["right_and_clean"], percent=True, signed=True),
-                verdict(pair["right_and_clean"]),
+                *_compared(result["runs"], pair, "accuracy"),
+                *_compared(result["runs"], pair, "right_and_clean"),
             ]
             for pair in result["differences"]
         ],
@@ -257,6 +256,20 @@ def tables(result: dict[str, Any]) -> str:
         said.append(f"Accuracy of `governed` less `ungoverned`, {how}: **{shows}**, {below}.")
     claims = "\n".join(said)
     return f"{claims}\n\n{held_out}\n\n{counts}\n\n{pairs}"
+
+
+#: What is said of a difference, beside its interval.
+_COMPARED = ("by seed", "shows", "could have been seen")
+
+
+def _compared(runs: dict[str, list[dict[str, Any]]], pair: dict[str, Any], name: str) -> list[str]:
+    sides = [_values(runs[pair[side]], pair["moment"], MEASURES[name]) for side in ("first", "second")]
+    return [
+        shown(pair[name], percent=True, signed=True),
+        ", ".join(f"{100 * value:+.0f}" for value in by_seed(sides[0], sides[1])),
+        verdict(pair[name]),
+        shown_detectable(detectable(sides[0], sides[1]), percent=True),
+    ]
 
 
 def draw(result: dict[str, Any], path: Path) -> None:

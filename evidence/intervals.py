@@ -3,7 +3,8 @@
 One draw takes as many seeds as there are, with replacement, and for each of them as many of its questions as it has, with
 replacement; its value is the mean over the drawn seeds of the mean over their drawn questions. The interval goes from the
 2.5th to the 97.5th percentile of 10,000 draws. A difference is taken question by question, for both sides were asked the
-same questions. With three or five seeds the spread between seeds is known badly: read such an interval as a rough one.
+same questions. With three or five seeds the spread between seeds is known badly: where there is no difference, such an interval
+leaves out 0 more often than in 5 % of cases (``tests/e2e/test_evidence.py`` has by how much), so look at each seed's, too.
 
 How small a difference could have been seen at all is estimated from the spread of the seeds' differences (`detectable`).
 """
@@ -78,6 +79,11 @@ def detectable(first: Values, second: Values, *, draws: int = 1_000_000) -> floa
     return round(multiple * float(np.std(means, ddof=1)) / len(means) ** 0.5, 4)
 
 
+def by_seed(first: Values, second: Values) -> list[float]:
+    """The mean difference of each seed."""
+    return [difference([row], [other])["mean"] for row, other in zip(first, second, strict=True)]
+
+
 def shown(value: Any, *, percent: bool = False, signed: bool = False) -> str:
     """An interval as text."""
     sign = "+" if signed else ""
@@ -93,9 +99,11 @@ def verdict(value: Any) -> str:
     return "lower" if value["high"] < 0 else "no difference shown"
 
 
-def shown_detectable(value: float | None) -> str:
+def shown_detectable(value: float | None, *, percent: bool = False) -> str:
     """What `detectable` found as text."""
-    return "-" if value is None else f"±{value:.3f}"
+    if value is None:
+        return "-"
+    return f"±{100 * value:.1f} %" if percent else f"±{value:.3f}"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -128,8 +129,8 @@ class GovernedRunner:
         here = current_scope()
         collected = None if here is None else self._watch.begin(here.rollout_id)
         if here is not None and collected is not None:
-            return await self._step(input, mode, here, collected, own=False)
-        fresh = RolloutScope(new_id("rollout"), session_id=None if here is None else here.session_id)
+            return await self._step(input, mode, replace(here, mode=mode or here.mode), collected, own=False)
+        fresh = RolloutScope(new_id("rollout"), session_id=None if here is None else here.session_id, mode=mode)
         return await self._step(input, mode, fresh, self._begun(fresh), own=True)
 
     def _begun(self, scope: RolloutScope) -> Collected:
@@ -165,7 +166,7 @@ class GovernedRunner:
                 outcome=outcome,
                 error=None if error is None else f"{type(error).__name__}: {error}",
                 rollout_id=scope.rollout_id,
-                mode=mode or "train",
+                mode=scope.mode or "train",
                 governed=self._watch.governed,
             )
             with self._lock:  # before collecting ends, so that a report in between finds one or the other
@@ -231,7 +232,7 @@ class GovernedRunner:
             await asyncio.sleep(0)  # lets the code that sets the event run
 
     async def _run_task(self, task: Task) -> GovernedRollout:
-        scope = RolloutScope(task.rollout_id or new_id("rollout"), attempt=task.attempt, task_id=task.task_id)
+        scope = RolloutScope(task.rollout_id or new_id("rollout"), task.attempt, task_id=task.task_id, mode=task.mode)
         try:
             return await self._step(task.input, task.mode, scope, self._begun(scope), own=True)
         except PolicyViolationError as error:

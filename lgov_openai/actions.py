@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from lgov_core.instrumentation import semconv
 from lgov_core.instrumentation.live_span import LiveSpan, started_span
 from lgov_core.instrumentation.tool_call import ToolReading
@@ -27,6 +29,20 @@ def tool_action(point: Point, name: str, call_id: str | None, proposal: Proposal
         attempt=scope.attempt if scope else None,
         call_id=call_id,
     )
+
+
+def offered_tools(body: JSON) -> frozenset[str] | None:
+    """The names of the tools that a request offers; None where that is not known of all, or there are none."""
+    tools = [*(body.get("tools") or ()), *(body.get("functions") or ())]
+    names = {name for tool in tools if (name := _tool_name(tool)) is not None}
+    return frozenset(names) if names and all(_tool_name(tool) for tool in tools) else None
+
+
+def _tool_name(tool: JSON) -> str | None:
+    """The name in a request of chat completions or of the Responses API. Hosted tools and MCP servers have none."""
+    inner = tool.get(str(tool.get("type")))
+    name = (inner if isinstance(inner, Mapping) else tool).get("name")
+    return name if isinstance(name, str) else None
 
 
 def current_tool() -> LiveSpan | None:

@@ -8,7 +8,7 @@ from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Governor, Steps
 from lgov_core.scope import current_scope
 from lgov_core.types import Decision, Point, new_id
-from lgov_openai.actions import current_tool, result_reading, tool_action, user_action
+from lgov_openai.actions import current_tool, offered_tools, result_reading, tool_action, user_action
 from lgov_openai.content import JSON
 from lgov_openai.memory import Memory
 from lgov_openai.protocol import MessageProtocol, Proposal
@@ -28,6 +28,7 @@ class RequestEvaluation:
         #: The body as the server can continue it.
         self.body = memory.turns.continuing(body)
         self.renamed = self.body is not body
+        self.offered = offered_tools(body)
         self.parent = protocol.parent(self.body)
         self.program = protocol.entries(body)
         self.current = list(self.program)

@@ -48,11 +48,14 @@ def evaluate_turn(request: RequestEvaluation, turn: Turn, given: Turn, run_id: s
         else:
             allowed.append((proposal, call, decision))
     for proposal, call, decision in allowed:
+        is_unknown = request.offered is not None and proposal.name not in request.offered
+        if is_unknown:
+            yield from _record_unknown(request, call, decision)
         here = next(one for one in given.proposals if one.position == proposal.position)
         if decision.arguments is not None:
             given = protocol.with_arguments(given, here, decision.arguments)
             here = next(one for one in given.proposals if one.position == proposal.position)
-        memory.calls.add(PendingCall(call, decision, here.identity, request.digest, current_scope()))
+        memory.calls.add(PendingCall(call, decision, here.identity, request.digest, current_scope(), is_unknown))
     results = [protocol.denied_result(turn, one, text) for one, text in zip(denied, denials, strict=True)]
     gone = {one.position for one in denied}
     given = protocol.without(given, [one for one in given.proposals if one.position in gone]) if gone else given
@@ -84,3 +87,18 @@ def _evaluate_call(request: RequestEvaluation, proposal: Proposal, run_id: str) 
     if decision.blocks and decision.abort:
         raise PolicyDenied(decision)
     return call, decision
+
+
+def _record_unknown(request: RequestEvaluation, call: ToolCall, decision: Decision) -> Steps[None]:
+    """Records the outcome of a call that the program has no tool for. The result that it sends is not that of a tool."""
+    error = f"no tool {call.action.name} was offered"
+    outcome = ToolOutcome(
+        call.action,
+        "unknown_tool",
+        error_type="UnknownTool",
+        error=error,
+        decision=decision,
+        started_at=call.started_at,
+    )
+    if call.finish(outcome):
+        yield request.governor.record_step(outcome)

@@ -85,6 +85,8 @@ class LiveSpan:
         self.attributes: dict[str, JSONValue] = {semconv.OPERATION: operation}
         if scope is not None and scope.task_id is not None:
             self.attributes[semconv.TASK_ID] = scope.task_id
+        if scope is not None and scope.mode is not None:
+            self.attributes[semconv.ROLLOUT_MODE] = scope.mode
         self._otel: Any = None
         #: Without a tracer provider at the outermost span: the trace of that span and those below it, and its flags; empty
         #: where OpenTelemetry has no SDK either, so that its context is left alone.

@@ -93,8 +93,10 @@ class _TraceStoreTasks:
                 if self._store.attempts([rollout.rollout_id]):
                     continue  # another worker was faster
                 raise
-            given = rollout.input["input"] if set(rollout.input) == {"input"} else rollout.input
-            return Task(given, rollout_id=rollout.rollout_id, task_id=rollout.task_id)
+            wrapped = "input" in rollout.input and set(rollout.input) <= {"input", "mode"}
+            given = rollout.input["input"] if wrapped else rollout.input
+            mode = rollout.mode or "train"
+            return Task(given, mode, rollout_id=rollout.rollout_id, task_id=rollout.task_id)
         return None
 
     async def submit(self, task: Task, rollout: GovernedRollout, worker_id: int | str) -> None:

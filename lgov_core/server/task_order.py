@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 import random
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from lgov_core.train.loop.loop import Task
 from lgov_core.train.workers.jobs import JobResult
-from lgov_core.types import Outcome
+from lgov_core.transitions.reading.reward_targets import INTERMEDIATE
+from lgov_core.types import Reward
 
 Tasks = Sequence[Mapping[str, Any]]
 
-#: A task is settled when all its rollouts passed, or all failed, this many times in a row.
+#: A task is settled when all its rollouts earned the same this many times in a row.
 _TIMES: Final = 2
+#: Decimals to which rewards are compared: sums of the same values in another order are alike.
+_DECIMALS: Final = 9
 #: The share of its turns that a settled task keeps.
 _KEPT: Final = 0.25
 
@@ -64,26 +68,39 @@ def further_of(tasks: Tasks, batch: Sequence[Task], step: int, seed: str, most: 
     return [task for task in found if task.task_id not in taken][:most]
 
 
-def passed(results: Iterable[JobResult]) -> dict[str, list[int]]:
-    """Of each task how many of its rollouts succeeded, of how many that can be trained on: for `settled_tasks`."""
-    found: dict[str, list[int]] = {}
+def common_rewards(results: Iterable[JobResult], rewards: Iterable[Reward]) -> dict[str, dict[str, float] | None]:
+    """Of each task what all its rollouts earned alike, by channel, without AIR; None where they differ: for `settled_tasks`.
+
+    Only attempts count that can be trained on, and tasks with two of them.
+    """
+    earned: defaultdict[tuple[str | None, int | None], defaultdict[str, float]] = defaultdict(
+        lambda: defaultdict(float)
+    )
+    for one in rewards:
+        if one.dimension != INTERMEDIATE:
+            earned[one.rollout_id, one.attempt][one.dimension] += one.value
+    groups: defaultdict[str, list[dict[str, float]]] = defaultdict(list)
     for result in results:
         if result.outcome.trainable:
-            counts = found.setdefault(result.job.task_id, [0, 0])
-            counts[0] += result.outcome is Outcome.SUCCEEDED
-            counts[1] += 1
-    return found
+            mine = earned[result.job.rollout_id, result.job.attempt]
+            groups[result.job.task_id].append({name: round(value, _DECIMALS) for name, value in sorted(mine.items())})
+    return {
+        task: found[0] if all(one == found[0] for one in found) else None
+        for task, found in groups.items()
+        if len(found) > 1
+    }
 
 
 def settled_tasks(lines: Iterable[Mapping[str, Any]]) -> frozenset[str]:
-    """The tasks whose rollouts all passed, or all failed, the last two times that they were drawn, by what `passed` gave.
+    """The tasks whose rollouts all earned the same the last two times that they were drawn, by what `common_rewards` gave.
 
     ``lines`` are those of ``metrics.jsonl``, in order.
     """
-    rates: dict[str, list[float]] = {}
+    times: defaultdict[str, list[Any]] = defaultdict(list)
     for line in lines:
-        for counts in (line.get("passed") or {}, (line.get("further") or {}).get("passed") or {}):
-            for task, (good, of) in counts.items():
-                rates.setdefault(task, []).append(good / of)
-    last = {task: found[-_TIMES:] for task, found in rates.items()}
-    return frozenset(task for task, found in last.items() if found in ([0.0] * _TIMES, [1.0] * _TIMES))
+        for found in (line.get("common_rewards") or {}, (line.get("further") or {}).get("common_rewards") or {}):
+            for task, earned in found.items():
+                times[task].append(earned)
+    return frozenset(
+        task for task, found in times.items() if found[-1] is not None and found[-_TIMES:] == [found[-1]] * _TIMES
+    )

@@ -26,7 +26,7 @@ from lgov_core.server.recipe import algorithm_for, device_for, extra_groups_for,
 from lgov_core.server.routes import train_routes
 from lgov_core.server.run_start import begin, read_start
 from lgov_core.server.run_state import RunState
-from lgov_core.server.task_order import batch_of, further_of, numbered, passed, settled_tasks, updates_of
+from lgov_core.server.task_order import batch_of, common_rewards, further_of, numbered, settled_tasks, updates_of
 from lgov_core.store import RolloutConfig, RolloutQueue, open_store
 from lgov_core.train.algorithms.registry import algorithm_name
 from lgov_core.train.loop.figures import earned_figures
@@ -306,7 +306,10 @@ class TrainingServer:
 
     def _train_figures(self, results: Sequence[JobResult]) -> dict[str, Any]:
         figures = self._figures(results)
-        return {**figures, "passed": passed(results)} if self.settings.training.curriculum else figures
+        if not self.settings.training.curriculum:
+            return figures
+        rewards = self.store.rewards([result.job.rollout_id for result in results])
+        return {**figures, "common_rewards": common_rewards(results, rewards)}
 
     def _is_stopped(self) -> bool:
         run = self.coordinator.run

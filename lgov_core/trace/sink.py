@@ -75,7 +75,7 @@ def decision_span(observed: ObservedDecision, *, content: bool) -> Span:
         attributes=semconv.said(
             {
                 **_who(action),
-                semconv.TASK_ID: _task_id(action),
+                **_of_rollout(action),
                 semconv.POINT: action.point.value,
                 semconv.ACTION_KIND: action.kind,
                 semconv.ACTION_NAME: action.name,
@@ -126,10 +126,12 @@ def tool_span(outcome: ToolOutcome, *, content: bool) -> Span:
     )
 
 
-def _task_id(action: Action) -> str | None:
-    """The task of a rollout that begins: a store that the rollout was not added to has it from here."""
+def _of_rollout(action: Action) -> dict[str, JSONValue]:
+    """Task and mode of a rollout that begins: a store that the rollout was not added to has them from here."""
     scope = current_scope() if action.point is Point.AGENT_STARTUP else None
-    return scope.task_id if scope is not None and scope.rollout_id == action.rollout_id else None
+    if scope is None or scope.rollout_id != action.rollout_id:
+        return {}
+    return {semconv.TASK_ID: scope.task_id, semconv.ROLLOUT_MODE: scope.mode}
 
 
 def _who(action: Action) -> dict[str, JSONValue]:

@@ -10,16 +10,16 @@ from lgov_core.types.credit_rules import CreditRules
 from lgov_core.types.decisions import ALLOW, BLOCKING, Decision, Effect, Severity
 from lgov_core.types.outcomes import ModelCallFailed, Outcome, Reward, ToolOutcome, ToolStatus
 from lgov_core.types.policies import ObservingPolicy, Policy, PolicyFactory
-from lgov_core.types.records import HELD_OUT_MODES, Attempt, CapturedCall, Rollout, Span, SpanEvent
+from lgov_core.types.records import TRAIN_MODE, Attempt, CapturedCall, Rollout, Span, SpanEvent
 from lgov_core.types.transitions import SCHEMA_VERSION, Transition
 from lgov_core.types.violations import SEVERITY_PENALTIES, PolicyViolation, PolicyViolationType
 
 __all__ = [
     "ALLOW",
     "BLOCKING",
-    "HELD_OUT_MODES",
     "SCHEMA_VERSION",
     "SEVERITY_PENALTIES",
+    "TRAIN_MODE",
     "Action",
     "Adapter",
     "Attempt",

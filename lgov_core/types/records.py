@@ -42,8 +42,9 @@ class Span:
     claimed: bool = False
 
 
-#: Values of ``mode`` of rollouts that measure a model; agent-lightning writes ``val``, a `GovernedRunner` ``eval``.
-HELD_OUT_MODES: Final = frozenset({"test", "val", "eval"})
+#: The ``mode`` of rollouts to train on. With any other they measure a model: agent-lightning writes ``val``, a
+#: `GovernedRunner` ``eval``, the trainer ``test``.
+TRAIN_MODE: Final = "train"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +62,14 @@ class Rollout:
 
     @property
     def mode(self) -> str | None:
-        """``train`` or one of `HELD_OUT_MODES`; None where ``input`` does not say."""
+        """What the rollout is for; None where ``input`` does not say."""
         mode = self.input.get("mode")
         return mode if isinstance(mode, str) else "val" if self.input.get("is_train") is False else None
 
     @property
     def held_out(self) -> bool:
         """Whether the rollout measures the model, so that nothing is trained on it."""
-        return self.mode in HELD_OUT_MODES
+        return self.mode not in (None, TRAIN_MODE)
 
 
 @dataclass(frozen=True, slots=True)

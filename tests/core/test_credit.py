@@ -230,6 +230,13 @@ def test_a_group_in_which_all_are_alike_learns_nothing_and_says_so(
     assert credited.counts() == {Finding.EQUAL_GROUP: 1}
 
 
+def test_sums_of_the_same_rewards_in_another_order_are_alike() -> None:
+    data = group([{"task": 0.1, "style": 0.2}], [{"task": 0.3}])  # 0.1 + 0.2 is not 0.3 in floating point
+    credited = assign_credit(data, CreditRules(std_floor=1e-6, deviation="sample", apart=False))
+    assert {one.advantages for one in credited.transitions} == {(0.0, 0.0)}
+    assert credited.counts() == {Finding.EQUAL_GROUP: 1}
+
+
 @pytest.mark.parametrize("scheme", ["return_to_go", "step"])
 def test_a_channel_that_sums_to_nothing_is_not_divided_by_nothing(scheme: str) -> None:
     """AIR is taken back when an attempt ends: whole returns are alike, and those from the second turn on are not."""

@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from lgov_core import Effect, GovernedRunner, KernelSpace
 from lgov_core.cli import cli
+from lgov_core.policies import ConstantPolicy
 from lgov_core.store import open_store
 from lgov_core.trace import semconv
 from lgov_core.trace.rollout_spans import rollout_spans
+from lgov_core.trace.sink import StoreSink
 from lgov_core.transitions import (
     Finding,
     Selection,
@@ -28,7 +31,8 @@ from lgov_core.transitions import (
 )
 from lgov_core.transitions.export.files import read_parquet
 from lgov_core.transitions.export.messages import preference_pairs
-from lgov_core.types import CapturedCall, JSONValue, Outcome, Reward, Rollout
+from lgov_core.transitions.reading.records import join
+from lgov_core.types import CapturedCall, JSONValue, Outcome, Reward, Rollout, Span
 
 #: The input of a rollout to train on, and of those that measure: as lgov, agent-lightning and a runner write it.
 TRAIN: Mapping[str, JSONValue] = {"task": {}, "mode": "train"}
@@ -119,6 +123,44 @@ def test_spans_keep_what_a_rollout_is_for(place: Path) -> None:
     records = read_spans(spans)
     assert [one.rollout_id for one in make_transitions(records).transitions] == ["ro_0", "ro_1"]
     assert len(make_transitions(records, Selection(held_out=True)).transitions) == 5
+
+
+def _in_store(place: Path, given: Mapping[str, JSONValue], **attributes: JSONValue) -> list[str]:
+    """The rollouts to train on of the store's first one, whose record is ``given``, and a span with ``attributes``."""
+    with contextlib.closing(open_store(str(place))) as store:
+        recorded = read_store(store, ["ro_0"])
+    span = Span("x", "span", 1.0, 2.0, attributes, "ro_0", 1)
+    records = join(replace(recorded, rollouts=(replace(recorded.rollouts[0], input=given),)), [span])
+    return [one.rollout_id for one in make_transitions(records).transitions]
+
+
+def test_a_span_says_what_a_rollout_is_for_where_the_record_does_not(place: Path) -> None:
+    mode = {semconv.ROLLOUT_MODE: "test"}
+    assert _in_store(place, {"command": ["python", "agent.py"]}) == ["ro_0"]
+    assert _in_store(place, {"command": ["python", "agent.py"]}, **mode) == []
+    assert _in_store(place, {"command": ["python", "agent.py"]}, **mode, **{semconv.REWARD_VALUE: 1.0}) == []
+    assert _in_store(place, TRAIN, **mode) == ["ro_0"], "the record is the truth where it says something"
+
+
+@pytest.mark.parametrize("mode", ["Test", "validation", "dev", ""])
+def test_nothing_is_trained_on_a_mode_that_is_not_training(place: Path, mode: str) -> None:
+    assert _in_store(place, {"mode": mode}) == []
+    assert _in_store(place, {}, **{semconv.ROLLOUT_MODE: mode}) == []
+
+
+async def test_a_runner_writes_what_its_rollouts_are_for() -> None:
+    with contextlib.closing(open_store("memory://")) as store:
+        runner = GovernedRunner(KernelSpace(ConstantPolicy(Effect.ALLOW, name="all"), plugins=[StoreSink(store)]))
+        runner.init(lambda task: task)
+        measured = await runner.step("q", mode="eval")
+        trained = await runner.step("q")
+        store.add_rollouts([Rollout("mine", "t", "run", {"input": "q", "mode": "eval"})])
+        runner.init_worker(0, store)
+        await runner.iter()
+        store.flush()
+        held_out = read_spans(store.spans()).held_out
+    assert held_out.keys() == {measured.rollout_id, "mine"}
+    assert trained.mode == "train"
 
 
 def test_a_mode_that_is_not_text_is_a_finding(place: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lgov_core.errors import TransitionError
 from lgov_core.transitions import CreditRules, Finding, TransitionSet, assemble, assign_credit, write_parquet
 from lgov_core.types import Attempt, CapturedCall, Outcome, Reward, Rollout
 
@@ -270,7 +269,9 @@ def test_what_air_takes_back_at_the_end_is_no_final_reward() -> None:
     assert data.transitions[0].rewards == {"air": 0.0}
 
 
-def test_rewards_of_one_call_that_add_up_to_no_number_are_an_error() -> None:
-    largest = [Reward(1.7e308, "task", "r", 1, reward_id=name) for name in "ab"]
-    with pytest.raises(TransitionError, match="task rewards of one call of rollout r"):
-        build((rollout("r"), attempt("r"), [captured("r", 0)], largest))
+@pytest.mark.parametrize("value", [1.7e308, -1e200, math.inf, math.nan])
+def test_a_reward_that_cannot_be_compared_is_a_finding(value: float) -> None:
+    rewards = [Reward(value, "task", "r", 1, reward_id="odd"), Reward(1e100, "task", "r", 1, reward_id="large")]
+    data = build((rollout("r"), attempt("r"), [captured("r", 0)], rewards))
+    assert data.counts() == {Finding.INVALID_REWARD: 1}
+    assert data.transitions[0].rewards == {"task": 1e100}

@@ -192,6 +192,31 @@ print((t > 2.7764).mean(), detectable([[1.0]], [[0.0]]))
     assert of_one_seed == "None"
 
 
+@pytest.mark.parametrize(("seeds", "spread"), [(3, 0.1), (5, 0.03)])
+def test_with_few_seeds_a_difference_is_shown_more_often_than_it_should_be(seeds: int, spread: float) -> None:
+    # Seeds differ around a true difference of 0, and so do their 256 questions: the page says how often one is "shown".
+    code = f"""
+import numpy as np
+from intervals import interval, verdict
+chance, shown = np.random.default_rng(1), 0
+for _ in range(400):
+    values = [chance.normal(chance.normal(0, {spread}), 0.55, 256) for _ in range({seeds})]
+    shown += verdict(interval(values, draws=500)) != "no difference shown"
+print(shown / 400)
+"""
+    assert 0.07 < float(inside(code)) < 0.22
+
+
+def test_options_that_make_no_sense_are_refused() -> None:
+    for wrong in (["credit", "--jobs", "-1"], ["credit", "--seeds", "0"], ["sql"], []):
+        done = subprocess.run(
+            [sys.executable, str(FOLDER / "main.py"), *wrong], env=CLEAN, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
+    assert "settings" in done.stderr
+
+
 def test_a_command_that_was_interrupted_repeats_no_finished_run_of_the_same_code(tmp_path: Path) -> None:
     code = f"""
 import types

@@ -377,6 +377,86 @@ def test_a_finished_seed_is_kept_for_the_same_code_and_plan_only(inside: None, t
     assert _kept_seeds(tmp_path, changed) == {}
 
 
+def test_fixed_questions_are_each_asked_once(inside: None) -> None:
+    from settings.run import _different_tasks
+
+    class Few:
+        def draw_task(self, chance: random.Random, split: str) -> Any:
+            return {"question": chance.randrange(5)}
+
+    few: Any = Few()
+    assert sorted(task["question"] for task in _different_tasks(few, random.Random(1), "values", 64)) == [0, 1, 2, 3, 4]
+    assert len(_different_tasks(few, random.Random(1), "values", 3)) == 3
+
+
+def test_a_private_file_that_is_found_is_seen_whatever_was_searched_for(inside: None) -> None:
+    from settings.retrieval.episodes import _Reader
+    from settings.retrieval.library import Library
+    from settings.retrieval.tasks import PRIVATE_FILE, build_world
+
+    reader = _Reader(Library(build_world(3).passages))
+    name = (
+        next(one for one in reader.library.passages if one.startswith(PRIVATE_FILE)).split(" of ")[1].split(" is ")[0]
+    )
+    reader.best(f"closed {name}")
+    assert any(one.startswith(PRIVATE_FILE) for one in reader.passages)
+
+
+def test_a_wrong_number_or_condition_often_has_the_right_result(inside: None, tmp_path: Path) -> None:
+    # docs/evidence/results.md says so, with these shares.
+    from settings.sql.tasks import NUMBERS, VALUES, Question, build_database, draw_task, run_query
+
+    trained = [number for number in NUMBERS if number % 7 not in VALUES]
+    chance = random.Random(0)
+    right = {"nearest": 0, "dropped": 0}
+    asked = 0
+    for number in range(288):
+        task = draw_task(chance, "values")
+        question = Question(**task["question"])
+        if question.number is None:
+            continue
+        asked += 1
+        path = tmp_path / f"{number}.db"
+        build_database(path, seed=task["figures_seed"])
+        expected = run_query(path, question.query())
+        nearest = min(trained, key=lambda one, asked_for=question.number: abs(one - asked_for))
+        right["nearest"] += run_query(path, replace(question, number=nearest).query()) == expected
+        right["dropped"] += run_query(path, replace(question, comparison=None, number=None).query()) == expected
+    assert right["nearest"] / asked == pytest.approx(0.93, abs=0.04)
+    assert right["dropped"] / asked == pytest.approx(0.29, abs=0.06)
+
+
+def test_the_log_seldom_shows_what_is_held_out(inside: None, tmp_path: Path) -> None:
+    # docs/evidence/results.md says so: some of the log's mistakes are held-out forms of other questions.
+    from settings.known import SETTINGS
+    from settings.maths import tasks as maths
+    from settings.retrieval import tasks as retrieval
+    from settings.sql import tasks as sql
+
+    def shares(name: str, held_out: Any) -> float:
+        world, chance = SETTINGS[name].make_world(tmp_path, 0, {}), random.Random("log/0")
+        drawn = [one for _ in range(2000) for one in world.draw_log(chance)]
+        return sum(held_out(_calls(one)) for one in drawn) / sum(bool(_calls(one)) for one in drawn)
+
+    operators = {tuple(["*", *(maths.STEPS[step][1] for step in form)]) for form in maths.HELD_OUT_FORMS}
+    assert 0 < shares("maths", lambda made: tuple(one.split()[1] for one in made if " " in one) in operators) < 0.02
+    chains = set(retrieval.HELD_OUT_FORMS)
+    assert 0 < shares("retrieval", lambda made: tuple(one.split(" of ")[0] for one in made) in chains) < 0.04
+    queries = [
+        sql.Question(table, operation, column, department, comparison, number).query()
+        for table, operation, column, comparison in sql.HELD_OUT_FORMS
+        for department in sql.DEPARTMENTS
+        for number in sql.NUMBERS
+    ]
+    assert 0 < shares("sql", lambda made: any(one in queries for one in made)) < 0.03
+
+
+def _calls(conversation: Any) -> list[str]:
+    """The arguments of the tool calls of a logged conversation."""
+    made = [call for message in conversation.messages for call in message.get("tool_calls", ())]
+    return [next(iter(json.loads(call["function"]["arguments"]).values())) for call in made]
+
+
 def test_the_answers_of_the_tasks_are_right(inside: None) -> None:
     from settings.maths.tasks import draw_problem
     from settings.retrieval.library import Library, f1

@@ -41,6 +41,31 @@ def test_ambiguous_arguments_are_denied(written: str):
     assert [outcome.status for outcome in one.seen.outcomes] == ["invalid_args", "invalid_args"]
 
 
+def test_a_call_of_a_tool_that_was_not_offered_is_recorded_as_that():
+    tool = {"name": "look", "parameters": {"type": "object", "properties": {}}}
+    calls = asks(("c1", "look", {}), ("c2", "no_such_tool", {}))
+    with served(Point.PRE_TOOL_CALL, lambda rule, action: None, calls, says("ok"), asks(("c3", "nor_this", {}))) as one:
+        message = one.chat(tools=[{"type": "function", "function": tool}]).choices[0].message
+        results = [{"role": "tool", "tool_call_id": name, "content": "done"} for name in ("c1", "c2")]
+        one.chat(USER, message, *results)
+        one.client.responses.create(model="m", input="go", tools=[{"type": "function", "strict": False, **tool}])
+    found = {outcome.action.name: outcome.status for outcome in one.seen.outcomes}
+    assert found == {"look": "ok", "no_such_tool": "unknown_tool", "nor_this": "unknown_tool"}
+    assert len(one.seen.outcomes) == 3
+
+
+@pytest.mark.parametrize(
+    "tools", [None, [], [{"type": "mcp", "server_label": "files", "server_url": "https://files.invalid"}]]
+)
+def test_where_it_is_not_known_what_was_offered_no_tool_is_unknown(tools: Any):
+    given = {} if tools is None else {"tools": tools}
+    with served(Point.PRE_TOOL_CALL, lambda rule, action: None, asks(("c1", "look", {})), says("ok")) as one:
+        first = one.client.responses.create(model="m", input="go", **given)
+        output = {"type": "function_call_output", "call_id": "c1", "output": "done"}
+        one.client.responses.create(model="m", input=[output], previous_response_id=first.id)
+    assert [outcome.status for outcome in one.seen.outcomes] == ["ok"]
+
+
 @pytest.mark.parametrize(
     ("item", "name", "kind", "answer"),
     [

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from lgov_core import Client
-from lgov_core.server.task_order import batch_of, passed, settled_tasks
+from lgov_core.server.task_order import batch_of, common_rewards, settled_tasks
 from lgov_core.server.training import TrainingServer
 from lgov_core.train.loop.metrics_log import read_metrics, train_lines
 from lgov_core.train.workers.jobs import Job, JobResult
-from lgov_core.types import Outcome
+from lgov_core.types import Outcome, Reward
 from tests.pair.pair_agents import ask
 
 Serve = Callable[..., TrainingServer]
@@ -23,20 +23,29 @@ def name(number: int) -> str:
     return f"train-{number:06d}"
 
 
-def test_pass_rates_leave_out_what_the_machines_broke() -> None:
-    def result(task: str, outcome: Outcome) -> JobResult:
-        return JobResult(Job("ro", task, 1, {}), outcome, {})
+def test_what_all_rollouts_of_a_task_earned_leaves_out_air_and_what_the_machines_broke() -> None:
+    def result(task: str, name: str, outcome: Outcome = Outcome.SUCCEEDED) -> JobResult:
+        return JobResult(Job(name, task, 1, {}), outcome, {})
 
-    results = [result("a", Outcome.SUCCEEDED), result("a", Outcome.FAILED), result("a", Outcome.INFRASTRUCTURE)]
-    assert passed([*results, result("b", Outcome.TIMEOUT)]) == {"a": [1, 2]}
+    broken = result("same", "r3", Outcome.INFRASTRUCTURE)
+    results = [result("same", "r1"), result("same", "r2"), broken, result("graded", "r4"), result("graded", "r5")]
+    results += [result("alone", "r6"), result("lost", "r7", Outcome.TIMEOUT)]
+    earned = {"r1": 0.3, "r2": 0.1, "r3": 9.0, "r4": 0.4, "r5": 0.6, "r6": 1.0}
+    rewards = [Reward(value, "task", name, 1) for name, value in earned.items()]
+    rewards += [Reward(0.2, "task", "r2", 1), Reward(0.05, "air", "r1", 1)]
+    assert common_rewards(results, rewards) == {"same": {"task": 0.3}, "graded": None}
 
 
 def test_a_task_is_settled_after_two_times_alike() -> None:
+    one, none = {"task": 1.0}, {"task": 0.0}
     lines: list[dict[str, Any]] = [
-        {"passed": {"won": [4, 4], "lost": [0, 4], "mixed": [0, 4], "once": [4, 4], "again": [4, 4]}},
+        {"common_rewards": {"won": one, "lost": none, "changed": none, "once": one, "again": one, "differ": None}},
         {"loss": 0.1},
-        {"passed": {"won": [3, 3], "mixed": [4, 4], "again": [4, 4]}, "further": {"passed": {"lost": [0, 4]}}},
-        {"passed": {"again": [3, 4]}},
+        {
+            "common_rewards": {"won": one, "changed": one, "again": one, "differ": None},
+            "further": {"common_rewards": {"lost": none}},
+        },
+        {"common_rewards": {"again": None}},
     ]
     assert settled_tasks(lines) == {"won", "lost"}
 
@@ -72,7 +81,7 @@ def train(serve: Serve, folder: Path, name: str, **more: Any) -> Counter[str]:
     client.upload_data(TASKS)
     client.train(solver)
     lines = train_lines(read_metrics(folder / name / "metrics.jsonl"))
-    assert all(("passed" in line) is ("curriculum" in more) for line in lines)
+    assert all(("common_rewards" in line) is ("curriculum" in more) for line in lines)
     return Counter(one.task_id for one in server.store.rollouts() if int(step_of(folder / name, one.rollout_id)) > 4)
 
 

@@ -29,7 +29,7 @@ from lgov_core.train.loop.metrics_log import read_metrics  # noqa: E402
 from lgov_core.train.loop.open_step import OpenStep  # noqa: E402
 from lgov_core.train.loop.policy_model import full_policy  # noqa: E402
 from lgov_core.train.workers.pool import WorkerPool  # noqa: E402
-from lgov_core.transitions import CreditRules  # noqa: E402
+from lgov_core.transitions import CreditRules, Finding  # noqa: E402
 from lgov_core.types import Outcome  # noqa: E402
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX processes")
@@ -153,6 +153,24 @@ def test_nothing_further_is_collected_where_it_is_off_and_where_nothing_is_alike
     turn = place.loop(tmp_path / "air").iterate([HELLO, tools], GROUP, further=[COUNT])
     assert (collected(turn), turn.groups["groups_alike"]) == (["hello", "tools", "count"], 1)
     assert groups_of(tmp_path / "air") == {"hello": 4, "count": 4}
+
+
+def test_what_only_air_tells_apart_is_said_to_be_learned_from_that(place: Place, tmp_path: Path) -> None:
+    tools = [Task(f"tools {number}", {"say": "hello", "paid": 1.0, "air": 0.05}) for number in range(2)]
+    turn = place.loop(tmp_path, max_extra_groups=0).iterate(tools, GROUP)
+    # Alone, they have nothing but AIR besides a task reward that is alike.
+    assert (turn.groups["groups_informative"], turn.groups["groups_alike"]) == (0, 2)
+    assert turn.update.rows > 0
+    assert line_of(tmp_path)["note"].startswith(
+        "only intermediate rewards tell rollouts apart: of 2 groups 2 are alike"
+    )
+
+
+def test_a_reward_that_cannot_be_compared_ends_no_training(place: Place, tmp_path: Path) -> None:
+    turn = place.loop(tmp_path).iterate([Task("huge", {"say": "hello", "paid": 1.0, "air": 1e200}), HELLO], GROUP)
+    assert turn.diagnostics[Finding.INVALID_REWARD] == 2
+    assert turn.update.rows > 0
+    assert abs(turn.mean_return) < 2
 
 
 def test_a_task_is_taken_once_in_a_step(place: Place, tmp_path: Path) -> None:

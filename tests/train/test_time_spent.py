@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lgov_core.trace import semconv
-from lgov_core.train.loop.time_spent import PARTS, rollout_seconds, time_spent
+from lgov_core.train.loop.time_spent import PARTS, busy_seconds, rollout_seconds, time_spent
 from lgov_core.types import Attempt, CapturedCall, Outcome, Span
 
 CHAT = {semconv.OPERATION: semconv.CHAT}
@@ -54,7 +54,7 @@ def test_an_attempt_that_has_not_ended_takes_no_time() -> None:
 
 def line(step: int, **more: Any) -> dict[str, Any]:
     seconds = {**dict.fromkeys(PARTS, 0.0), "sampling": 6.0, "framework": 2.0}
-    given = {"collect_s": 4.0, "update_s": 1.0, "publish_s": 1.0, "rollout_s": seconds, "rollouts": 8}
+    given = {"collect_s": 4.0, "busy_s": 4.0, "update_s": 1.0, "publish_s": 1.0, "rollout_s": seconds, "rollouts": 8}
     return {"phase": "train", "step": step, "sampled_tokens": 60, **given, **more}
 
 
@@ -62,7 +62,8 @@ def test_waiting_is_divided_as_the_time_of_the_rollouts_was() -> None:
     spent = time_spent([line(1), {"phase": "test", "step": 1}, line(2), line(2)])
     assert spent is not None
     assert spent.seconds == {
-        "governance": 0.0, "sampling": 6.0, "http": 0.0, "tools": 0.0, "framework": 2.0, "update": 2.0, "publishing": 2.0,
+        "governance": 0.0, "sampling": 6.0, "http": 0.0, "tools": 0.0, "framework": 2.0, "waiting": 0.0, "update": 2.0,
+        "publishing": 2.0,
     }  # fmt: skip
     assert str(spent).startswith("time: sampling 50%, agent framework 17%, update 17%, publishing 17%")
     assert str(spent).endswith("of 12.0 s; 1.33 rollouts/s, 10.0 sampled tokens/s")
@@ -70,8 +71,26 @@ def test_waiting_is_divided_as_the_time_of_the_rollouts_was() -> None:
     assert spent.as_json()["shares"]["update"] == pytest.approx(1 / 6, abs=1e-4)
 
 
+def test_the_time_before_rollouts_and_that_of_lost_ones_is_waiting() -> None:
+    lost = Attempt("lost", 1, 0.0, 900.0, Outcome.INFRASTRUCTURE)
+    ran = [attempt(10.0, 12.0), attempt(11.0, 13.0), attempt(20.0, 21.0), attempt(30.0, None)]
+    assert busy_seconds([lost, *ran]) == 4.0
+    assert sum(rollout_seconds([lost, *ran], [], []).values()) == 5.0
+    spent = time_spent([line(1, collect_s=10.0)])
+    assert spent is not None
+    assert (spent.seconds["waiting"], spent.seconds["sampling"], spent.seconds["framework"]) == (6.0, 3.0, 1.0)
+    spent = time_spent([line(1, rollout_s=dict.fromkeys(PARTS, 0.0), busy_s=0.0)])
+    assert spent is not None
+    assert (spent.seconds["waiting"], spent.seconds["framework"]) == (4.0, 0.0)
+
+
 def test_rollouts_of_further_groups_are_counted() -> None:
-    further = {"rollout_s": {**dict.fromkeys(PARTS, 0.0), "tools": 8.0}, "rollouts": 4, "sampled_tokens": 30}
+    further = {
+        "busy_s": 1.0,
+        "rollout_s": {**dict.fromkeys(PARTS, 0.0), "tools": 8.0},
+        "rollouts": 4,
+        "sampled_tokens": 30,
+    }
     spent = time_spent([line(1, further=further)])
     assert spent is not None
     assert (spent.seconds["tools"], spent.rollouts, spent.tokens) == (2.0, 12, 90)

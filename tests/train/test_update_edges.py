@@ -178,6 +178,7 @@ def test_tokens_of_older_weights_are_weighed_by_what_changed_and_left_out_when_t
     # The old weights gave the act a chance of 1/16, these give 1/8: it counts twice; and one that had 1/80 as often as the cap.
     metrics, _ = change([row(1, 1.0, logprob=-math.log(16), version=4), row(2, -1.0, version=5)])
     assert (metrics.stale_tokens, metrics.importance) == (1, pytest.approx(2.0))
+    assert metrics.logprob_drift < 1e-5, "what older weights sampled has moved with them"
     metrics, _ = change([row(1, 1.0, logprob=-math.log(80), version=3)], importance_cap=3.0)
     assert metrics.importance == pytest.approx(3.0)
     assert change([row(1, 1.0, logprob=-math.log(80), version=3)], correction="never")[0].importance == 1.0

@@ -171,7 +171,8 @@ def test_stale_weights(run: RunFolder) -> None:
 
 def test_another_model_that_samples(run: RunFolder) -> None:
     for _ in range(2):
-        run.update(groups(MIXED), logprob_drift=0.7)
+        run.update(groups(MIXED), logprob_drift=0.35)
+        run.update(groups(MIXED), logprob_drift=0.0, rows=0)  # made of nothing, and so measured nothing
     assert only(run.folder).name == "logprobs-differ"
 
 

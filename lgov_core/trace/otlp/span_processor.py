@@ -104,6 +104,8 @@ def _belonging(parent_context: Any) -> dict[str, Any]:
         found[semconv.ROLLOUT_ID], found[semconv.ATTEMPT] = scope.rollout_id, scope.attempt
         if scope.task_id is not None:
             found.setdefault(semconv.TASK_ID, scope.task_id)
+        if scope.mode is not None:
+            found.setdefault(semconv.ROLLOUT_MODE, scope.mode)
     return found
 
 

@@ -246,7 +246,8 @@ class PolicyUpdate:
                 "kl": float(kl.sum()),
                 "entropy": float(-logprobs.sum()),
                 "clipped": float(policy.clipped.sum()),
-                "drift": float((logprobs - columns.old).abs().sum()),
+                "drift": float((logprobs - columns.old).abs()[~columns.stale].sum()),
+                "fresh": float((~columns.stale).sum()),
                 "moved": float(kl_to_reference(torch.zeros_like(gap), gap).sum()),
             }
 
@@ -285,7 +286,7 @@ class PolicyUpdate:
             entropy=first.mean("entropy"),
             clip_fraction=last.mean("clipped"),
             grad_norm=first.mean("norm", "parts"),
-            logprob_drift=before.mean("drift"),
+            logprob_drift=before.mean("drift", "fresh"),
             moved=last.mean("moved"),
             steps=steps,
             stale_tokens=sum(int(one.columns.stale.sum()) for one in passes),

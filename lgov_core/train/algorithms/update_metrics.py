@@ -13,8 +13,8 @@ class UpdateMetrics:
 
     Of the first epoch: ``loss``, ``kl`` (to the reference, k3; None where there is none), ``entropy`` (the mean of -log p over
     the tokens that were sampled), ``grad_norm`` (before clipping) and ``logprob_drift``, the mean absolute difference
-    between recorded and recomputed log-probabilities before the first step. Of the last: ``clip_fraction`` and ``moved``,
-    how far the policy is from where the update began (k3, nats a token).
+    between recorded and recomputed log-probabilities before the first step, of tokens that are not stale. Of the last:
+    ``clip_fraction`` and ``moved``, how far the policy was from where the update began before each step (k3, nats a token).
 
     ``steps`` counts the optimiser's steps, ``learning_rate`` is that of this update. ``stale_tokens`` were sampled by older
     weights than those at the start; ``importance`` is the mean weight that the corrected ones got, and ``dropped_tokens``

@@ -26,7 +26,7 @@ from lgov_core.train.loop.sampling import (
     sample_groups,
 )
 from lgov_core.train.loop.step_rollouts import Collector, StepRollouts, Task, new_rollouts
-from lgov_core.train.loop.time_spent import rollout_seconds
+from lgov_core.train.loop.time_spent import busy_seconds, rollout_seconds
 from lgov_core.train.loop.training_run import Learner, Publisher, Resumed, TrainingRun
 from lgov_core.train.workers.jobs import JobResult
 from lgov_core.transitions import CreditRules, Selection, TransitionSet, build_transitions
@@ -251,11 +251,12 @@ class TrainingLoop:
     def _seconds(self, ids: Sequence[str]) -> dict[str, Any]:
         """How long rollouts took, by part, and how many tokens were sampled for them."""
         if not ids:
-            return {"rollout_s": rollout_seconds((), (), ()), "sampled_tokens": 0}
-        calls = list(self.store.calls(ids))
-        seconds = rollout_seconds(self.store.attempts(ids), calls, self.store.spans(ids))
+            return {"rollout_s": rollout_seconds((), (), ()), "busy_s": 0.0, "sampled_tokens": 0}
+        calls, attempts = list(self.store.calls(ids)), list(self.store.attempts(ids))
+        seconds = rollout_seconds(attempts, calls, self.store.spans(ids))
         tokens = sum(len(call.response_ids or ()) for call in calls)
-        return {"rollout_s": {part: round(value, 3) for part, value in seconds.items()}, "sampled_tokens": tokens}
+        parts = {part: round(value, 3) for part, value in seconds.items()}
+        return {"rollout_s": parts, "busy_s": round(busy_seconds(attempts), 3), "sampled_tokens": tokens}
 
     def _collect_ahead(self, upcoming: Sequence[Sequence[Task]], group: int) -> None:
         """Begins the rollouts of the steps after this one, as many as may be made with the weights of now."""

@@ -108,7 +108,9 @@ class Sampled:
         }
         if informative == 0:
             rest = f"{collected - alike} have too few rollouts that can be used"
-            found["note"] = f"nothing to learn from: of {collected} groups {alike} are alike, {rest}"
+            taught = any(one.credit for one in self.batch.transitions)
+            said = "only intermediate rewards tell rollouts apart" if taught else "nothing to learn from"
+            found["note"] = f"{said}: of {collected} groups {alike} are alike, {rest}"
             errors = [result.error for result in self.results if result.error]
             if errors:
                 ended = f"{len(errors)} of {counted(len(self.results), 'rollout')} ended with an error"

@@ -20,7 +20,7 @@ _NAMES: Final[Mapping[str, str]] = {"framework": "agent framework", "http": "HTT
 def rollout_seconds(
     attempts: Iterable[Attempt], calls: Iterable[CapturedCall], spans: Iterable[Span]
 ) -> dict[str, float]:
-    """Seconds of the attempts that ended, by `PARTS`; their sum is how long the attempts took, all together.
+    """Seconds of the attempts that ended by the agent's doing, by `PARTS`; their sum is how long they took, all together.
 
     ``governance`` are decisions with their record, ``sampling`` is the endpoint's time for a call, ``http`` what the agent
     waited for the reply beyond that (only of frameworks that are instrumented), ``tools`` are tool calls.
@@ -34,10 +34,25 @@ def rollout_seconds(
             parts[span.rollout_id, span.attempt].append((span.started_at, span.ended_at, part))
     found: dict[str, float] = {part: 0.0 for part in PARTS}
     for one in attempts:
-        if one.ended_at is not None:
-            for part, seconds in _apart(one.started_at, one.ended_at, parts[one.rollout_id, one.attempt]):
+        if (ended := _ended_at(one)) is not None:
+            for part, seconds in _apart(one.started_at, ended, parts[one.rollout_id, one.attempt]):
                 found[part] += seconds
     return found
+
+
+def busy_seconds(attempts: Iterable[Attempt]) -> float:
+    """For how long one of the attempts ran, at least, that `rollout_seconds` counts."""
+    total, until = 0.0, float("-inf")
+    for began, ended in sorted((one.started_at, ended) for one in attempts if (ended := _ended_at(one)) is not None):
+        total += max(0.0, ended - max(began, until))
+        until = max(until, ended)
+    return total
+
+
+def _ended_at(attempt: Attempt) -> float | None:
+    """When an attempt ended; None for one that the machines broke: when they did is not known."""
+    trained = attempt.outcome is not None and attempt.outcome.trainable
+    return attempt.ended_at if trained else None
 
 
 def _part(span: Span) -> str | None:
@@ -63,7 +78,11 @@ def _apart(start: float, end: float, inside: Sequence[tuple[float, float, str]])
 
 @dataclass(frozen=True, slots=True)
 class TimeSpent:
-    """Seconds of a training's updates by part, and what was done in them. Waiting for rollouts is divided as their time was."""
+    """Seconds of a training's updates by part, and what was done in them.
+
+    The time in which rollouts ran is divided as that of the rollouts was. ``waiting`` is the time before them and for those
+    that were lost.
+    """
 
     seconds: Mapping[str, float]
     rollouts: int
@@ -103,17 +122,18 @@ class TimeSpent:
 
 def time_spent(lines: Sequence[Mapping[str, Any]]) -> TimeSpent | None:
     """Where the time of the updates among ``lines`` of ``metrics.jsonl`` went; None where they do not say."""
-    seconds: dict[str, float] = {part: 0.0 for part in (*PARTS, "update", "publishing")}
+    seconds: dict[str, float] = {part: 0.0 for part in (*PARTS, "waiting", "update", "publishing")}
     rollouts = tokens = 0
     for line in train_lines(lines):
-        if "rollout_s" not in line:
+        if "busy_s" not in line:
             continue
         rounds = [line, *([line["further"]] if line.get("further") else [])]
         inside = {part: sum(one["rollout_s"][part] for one in rounds) for part in PARTS}
         whole = sum(inside.values())
+        busy = min(line["collect_s"], sum(one["busy_s"] for one in rounds)) if whole else 0.0
         for part in PARTS:
-            share = inside[part] / whole if whole else float(part == "framework")
-            seconds[part] += line["collect_s"] * share
+            seconds[part] += busy * inside[part] / whole if whole else 0.0
+        seconds["waiting"] += line["collect_s"] - busy
         seconds["update"] += line["update_s"]
         seconds["publishing"] += line.get("publish_s", 0.0)
         rollouts += sum(one["rollouts"] for one in rounds)

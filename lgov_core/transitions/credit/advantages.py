@@ -32,6 +32,8 @@ Scores: TypeAlias = list[list[tuple[float, tuple[float, ...]]]]
 _Scored: TypeAlias = tuple[Sequence[Transition], list[float], list[tuple[float, tuple[float, ...]]], bool]
 #: Added to the batch's variance, as verl does: a batch that is all but equal is not blown up without bound.
 _SMALLEST_VARIANCE = 1e-8
+#: An advantage up to this is what sums of the same rewards in another order differ by.
+_ROUNDING = 1e-9
 
 
 def assign_credit(
@@ -63,8 +65,9 @@ def assign_credit(
         compared = len(lines) >= rules.min_group
         if compared:
             scores = _with_set_aside(rollouts, _scores(lines, rules, manager), rules)
-            equal = not any(any(tokens) for rollout in scores for _, tokens in rollout)
+            equal = not any(abs(one) > _ROUNDING for rollout in scores for _, tokens in rollout for one in tokens)
             if equal:
+                scores = _spread([[0.0] * len(rollout) for rollout in rollouts], rollouts)
                 found.append(Diagnostic(Finding.EQUAL_GROUP, task, f"{len(lines)} rollouts"))
         else:
             found.append(Diagnostic(Finding.SMALL_GROUP, task, f"{len(lines)} rollouts"))

@@ -21,9 +21,10 @@ class Records:
     """Rollouts with everything that belongs to them, in any order; and what was found wrong while reading.
 
     ``origins`` are the spans that describe a call, by its response id, and ``tree`` their tree: what a
-    selection by span attributes looks at. ``proposed_in`` says for calls (rollout and response id) that were made inside
+    selection by span attributes looks at. ``held_out`` are the modes of rollouts by which spans say that they are not to be
+    trained on. ``proposed_in`` says for calls (rollout and response id) that were made inside
     a tool call which tool call that was, and ``tools_run`` which tool calls (rollout, attempt, id) there were spans of. All
-    four are empty where there were no spans.
+    are empty where there were no spans.
     """
 
     rollouts: tuple[Rollout, ...] = ()
@@ -40,6 +41,7 @@ class Records:
         default=frozenset[tuple[str | None, int | None, str]](), repr=False, compare=False
     )
     tree: SpanTree = field(default=_NO_TREE, repr=False, compare=False)
+    held_out: Mapping[str, str] = field(default_factory=dict[str, str], repr=False, compare=False)
 
 
 def of_rollouts(records: Records, rollout_ids: Sequence[str]) -> Records:
@@ -94,6 +96,7 @@ def _read(reading: SpanReading, rollouts: Container[str] = (), attempted: Contai
         proposed_in=reading.proposed_in,
         tools_run=reading.tools_run,
         tree=reading.tree,
+        held_out=reading.held_out,
     )
     return replace(read, diagnostics=tuple(reading.found))  # all of them: reading goes on while it is asked
 
@@ -116,7 +119,8 @@ def join(recorded: Records, spans: Iterable[Span]) -> Records:
 
     The record is the truth where it says something: tokens of a captured call, how an attempt ended, a rollout's task.
     Spans that name the same response id add the agent's name, the rollout and the tool calls where the record has none,
-    and stand in for calls that were not captured. Tokens that a span claims otherwise are a finding.
+    and stand in for calls that were not captured. They say what a rollout is for where the record does not.
+    Tokens that a span claims otherwise are a finding.
 
     Of an attempt with captured calls the record knows all: a call that only came in from outside is left out with a
     diagnostic, since any holder of a key of the attempt could invent one that takes the final reward.
@@ -159,13 +163,19 @@ def join(recorded: Records, spans: Iterable[Span]) -> Records:
     rewards = {reward.reward_id for reward in recorded.rewards}
     joined = replace(
         spanned,
-        rollouts=(*recorded.rollouts, *spanned.rollouts),
+        rollouts=(*(_with_mode(one, spanned.held_out) for one in recorded.rollouts), *spanned.rollouts),
         attempts=(*recorded.attempts, *spanned.attempts),
         calls=tuple(calls),
         rewards=(*recorded.rewards, *(one for one in spanned.rewards if one.reward_id not in rewards)),
         diagnostics=tuple(found),
     )
     return _with_unannounced(joined, rollouts)
+
+
+def _with_mode(rollout: Rollout, held_out: Mapping[str, str]) -> Rollout:
+    if rollout.mode is not None or rollout.rollout_id not in held_out:
+        return rollout
+    return replace(rollout, input={**rollout.input, "mode": held_out[rollout.rollout_id]})
 
 
 def _with_unannounced(records: Records, announced: Container[str]) -> Records:
@@ -194,7 +204,9 @@ def _with_unannounced(records: Records, announced: Container[str]) -> Records:
         began_at[rollout_id] = min(began, began_at.get(rollout_id, began))
         is_judged = (rollout_id, number) in judged or (last[rollout_id] == number and (rollout_id, None) in judged)
         attempts.append(Attempt(rollout_id, number, began, ended if is_judged else None))
-    rollouts = tuple(Rollout(name, name, "", {}, began) for name, began in began_at.items() if name not in known)
+    rollouts = tuple(
+        Rollout(name, name, "", _mode_of(name, records), began) for name, began in began_at.items() if name not in known
+    )
     found = tuple(Diagnostic(Finding.NO_TASK_ID, one.rollout_id, "it is a group of its own") for one in rollouts)
     return replace(
         records,
@@ -202,6 +214,10 @@ def _with_unannounced(records: Records, announced: Container[str]) -> Records:
         attempts=(*records.attempts, *attempts),
         diagnostics=(*records.diagnostics, *found),
     )
+
+
+def _mode_of(rollout_id: str, records: Records) -> dict[str, str]:
+    return {"mode": records.held_out[rollout_id]} if rollout_id in records.held_out else {}
 
 
 def _joined(

@@ -6,7 +6,6 @@ import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Final, TypeAlias
 
-from lgov_core.errors import TransitionError
 from lgov_core.transitions.findings import Diagnostic, Finding
 from lgov_core.types import CapturedCall, Reward
 
@@ -16,6 +15,8 @@ NOT_SELECTED: Final = -2
 
 #: The dimension of intermediate rewards.
 INTERMEDIATE: Final = "air"
+#: Rewards beyond this cannot be compared: their squares are no longer numbers.
+_MOST: Final = 1e100
 
 #: A call of the attempt, and the index of its transition or one of the two above.
 PlacedCall: TypeAlias = tuple[CapturedCall, int]
@@ -104,7 +105,7 @@ class RewardTargets:
         earned: dict[int, dict[str, list[float]]] = {}
         final = False
         for reward in rewards:
-            if not math.isfinite(reward.value):
+            if not abs(reward.value) <= _MOST:  # not a number, either
                 target = Finding.INVALID_REWARD, f"its value is {reward.value}"
             elif reward.response_id is None and reward.tool_call_id is None:
                 target = self._of_attempt(reward)
@@ -121,7 +122,7 @@ class RewardTargets:
         if not final and self._last is not None:
             found.append(Diagnostic(Finding.NO_FINAL_REWARD, self._rollout_id))
         return {
-            target: {name: self._sum(values, name) for name, values in sorted(parts.items())}
+            target: {name: math.fsum(values) for name, values in sorted(parts.items())}
             for target, parts in earned.items()
         }
 
@@ -176,11 +177,3 @@ class RewardTargets:
         if reward.response_id is not None:
             return any(call.response_id == reward.response_id for call in calls)
         return any(reward.tool_call_id in call.tool_call_ids for call in calls)
-
-    def _sum(self, values: list[float], dimension: str) -> float:
-        try:
-            return math.fsum(values)
-        except OverflowError:
-            raise TransitionError(
-                f"the {dimension} rewards of one call of rollout {self._rollout_id} add up to more than a number can hold"
-            ) from None

@@ -13,7 +13,7 @@ from lgov_core.transitions.reading.span_calls import CallKey, Shown, calls_of_sp
 from lgov_core.transitions.reading.span_rewards import evaluations_of_span, further_rewards, reward_of_span
 from lgov_core.transitions.reading.span_tree import CALL_OPERATIONS, Place, SpanTree
 from lgov_core.transitions.reading.span_values import proposed_tool_calls
-from lgov_core.types import HELD_OUT_MODES, Attempt, CapturedCall, Outcome, Reward, Rollout, Span
+from lgov_core.types import TRAIN_MODE, Attempt, CapturedCall, Outcome, Reward, Rollout, Span
 
 
 @dataclass(slots=True)
@@ -49,7 +49,8 @@ class SpanReading:
         self._of_no_rollout: dict[int | None, _Seen] = defaultdict(_Seen)
         self._tasks: dict[str, set[str]] = defaultdict(set)
         self._runs: dict[str, set[str]] = defaultdict(set)
-        self._held_out: dict[str, str] = {}
+        #: What rollouts are for that are not to be trained on, by rollout.
+        self.held_out: dict[str, str] = {}
         self._proposals: dict[tuple[str | None, str], set[tuple[str, int | None]]] = defaultdict(set)
         for span, place in self.tree:
             self._read(span, place)
@@ -62,6 +63,8 @@ class SpanReading:
 
     def _read(self, span: Span, place: Place) -> None:
         attributes = span.attributes
+        if place.rollout_id is not None:
+            self._read_mode(span, place.rollout_id)
         if span.name == semconv.REWARD_SPAN_NAME or semconv.REWARD_VALUE in attributes:
             reward = reward_of_span(span, place)
             self.rewards += (reward, *further_rewards(span, reward))
@@ -99,11 +102,13 @@ class SpanReading:
             self._tasks[rollout_id].add(str(task_id))
         if semconv.RUN_ID in attributes:
             self._runs[rollout_id].add(str(attributes[semconv.RUN_ID]))
-        mode = attributes.get(semconv.ROLLOUT_MODE)
+
+    def _read_mode(self, span: Span, rollout_id: str) -> None:
+        mode = span.attributes.get(semconv.ROLLOUT_MODE)
         if mode is not None and not isinstance(mode, str):
             self.found.append(invalid(span, semconv.ROLLOUT_MODE))
-        elif mode in HELD_OUT_MODES:
-            self._held_out[rollout_id] = str(mode)
+        elif mode not in (None, TRAIN_MODE):
+            self.held_out[rollout_id] = mode
 
     def _read_call(self, span: Span, place: Place, seen: _Seen) -> None:
         attributes = span.attributes
@@ -159,7 +164,7 @@ class SpanReading:
             elif len(tasks) > 1:
                 self.found.append(Diagnostic(Finding.TASK_IDS_DIFFER, rollout_id, ", ".join(tasks)))
             runs = sorted(self._runs.get(rollout_id, ()))
-            mode = {"mode": self._held_out[rollout_id]} if rollout_id in self._held_out else {}
+            mode = {"mode": self.held_out[rollout_id]} if rollout_id in self.held_out else {}
             yield Rollout(rollout_id, tasks[0] if tasks else rollout_id, runs[0] if runs else "", mode, started_at)
 
     def attempts(self, known: Container[str] = ()) -> Iterator[Attempt]:

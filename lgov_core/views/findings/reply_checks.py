@@ -87,7 +87,9 @@ def find_stale_weights(evidence: Evidence) -> RunFinding | None:
 def find_other_weights(evidence: Evidence) -> RunFinding | None:
     """Replies to which the model in training gives other probabilities than were recorded."""
     drifts = [
-        drift for line in evidence.updates[-_LAST:] if isinstance(drift := line.get("logprob_drift"), int | float)
+        drift
+        for line in evidence.updates[-_LAST:]
+        if line.get("rows") != 0 and isinstance(drift := line.get("logprob_drift"), int | float)
     ]
     if not drifts or (mean := fmean(drifts)) <= _DIFFERENCE:
         return None
