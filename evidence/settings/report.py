@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("score")
     panels[-1].legend(fontsize=8)
-    figure.suptitle(f"{result['title']} ({result['framework']})", fontsize=10)
+    title = f"{result['title']} ({result['framework']})"
+    figure.suptitle(textwrap.fill(title, 32 * len(splits)), fontsize=10)
     figure.savefig(path, dpi=110, metadata={"Software": None})
     pyplot.close(figure)
 
