@@ -192,7 +192,7 @@ print((t > 2.7764).mean(), detectable([[1.0]], [[0.0]]))
     assert of_one_seed == "None"
 
 
-@pytest.mark.parametrize(("seeds", "spread"), [(3, 0.1), (5, 0.03)])
+@pytest.mark.parametrize(("seeds", "spread"), [(3, 0.1), (5, 0.1)])
 def test_with_few_seeds_a_difference_is_shown_more_often_than_it_should_be(seeds: int, spread: float) -> None:
     # Seeds differ around a true difference of 0, and so do their 256 questions: the page says how often one is "shown".
     code = f"""
