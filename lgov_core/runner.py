@@ -129,9 +129,9 @@ class GovernedRunner:
         here = current_scope()
         collected = None if here is None else self._watch.begin(here.rollout_id)
         if here is not None and collected is not None:
-            return await self._step(input, mode, replace(here, mode=mode or here.mode), collected, own=False)
+            return await self._step(input, replace(here, mode=mode or here.mode), collected, own=False)
         fresh = RolloutScope(new_id("rollout"), session_id=None if here is None else here.session_id, mode=mode)
-        return await self._step(input, mode, fresh, self._begun(fresh), own=True)
+        return await self._step(input, fresh, self._begun(fresh), own=True)
 
     def _begun(self, scope: RolloutScope) -> Collected:
         collected = self._watch.begin(scope.rollout_id)
@@ -139,9 +139,7 @@ class GovernedRunner:
             raise ArgumentError(f"rollout {scope.rollout_id} is being run already", hint="give each run its own id")
         return collected
 
-    async def _step(
-        self, task_input: Any, mode: str | None, scope: RolloutScope, collected: Collected, *, own: bool
-    ) -> GovernedRollout:
+    async def _step(self, task_input: Any, scope: RolloutScope, collected: Collected, *, own: bool) -> GovernedRollout:
         worker_id = self._workers.current()
         try:
             self._watch.listen()
@@ -234,7 +232,7 @@ class GovernedRunner:
     async def _run_task(self, task: Task) -> GovernedRollout:
         scope = RolloutScope(task.rollout_id or new_id("rollout"), task.attempt, task_id=task.task_id, mode=task.mode)
         try:
-            return await self._step(task.input, task.mode, scope, self._begun(scope), own=True)
+            return await self._step(task.input, scope, self._begun(scope), own=True)
         except PolicyViolationError as error:
             rollout = getattr(error, "rollout", None)
             if not isinstance(rollout, GovernedRollout):

@@ -9,7 +9,7 @@ from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Steps
 from lgov_core.instrumentation.tool_call import ToolCall
 from lgov_core.scope import current_scope
-from lgov_core.types import Decision, Effect, Point, ToolOutcome
+from lgov_core.types import Decision, Effect, Point, ToolOutcome, ToolStatus
 from lgov_openai.actions import tool_action
 from lgov_openai.content import JSON, read_arguments
 from lgov_openai.memory import PendingCall
@@ -50,7 +50,8 @@ def evaluate_turn(request: RequestEvaluation, turn: Turn, given: Turn, run_id: s
     for proposal, call, decision in allowed:
         is_unknown = request.offered is not None and proposal.name not in request.offered
         if is_unknown:
-            yield from _record_unknown(request, call, decision)
+            error = f"no tool {proposal.name} was offered"
+            yield from _recorded(request, call, decision, "unknown_tool", "UnknownTool", error)
         here = next(one for one in given.proposals if one.position == proposal.position)
         if decision.arguments is not None:
             given = protocol.with_arguments(given, here, decision.arguments)
@@ -72,16 +73,7 @@ def _evaluate_call(request: RequestEvaluation, proposal: Proposal, run_id: str) 
     if unreadable and governor.evaluates(Point.PRE_TOOL_CALL):
         reason = f"the arguments of {proposal.name} are not one JSON object with each key once; write them anew"
         decision = Decision(Effect.DENY, "lgov", "unreadable-arguments", reason)
-        outcome = ToolOutcome(
-            call.action,
-            "invalid_args",
-            error_type="InvalidToolCall",
-            error=reason,
-            decision=decision,
-            started_at=call.started_at,
-        )
-        if call.finish(outcome):
-            yield governor.record_step(outcome)
+        yield from _recorded(request, call, decision, "invalid_args", "InvalidToolCall", reason)
         return call, decision
     decision = yield from call.judge_steps()
     if decision.blocks and decision.abort:
@@ -89,16 +81,13 @@ def _evaluate_call(request: RequestEvaluation, proposal: Proposal, run_id: str) 
     return call, decision
 
 
-def _record_unknown(request: RequestEvaluation, call: ToolCall, decision: Decision) -> Steps[None]:
-    """Records the outcome of a call that the program has no tool for. The result that it sends is not that of a tool."""
-    error = f"no tool {call.action.name} was offered"
+def _recorded(
+    request: RequestEvaluation, call: ToolCall, decision: Decision, status: ToolStatus, error_type: str, error: str
+) -> Steps[None]:
+    """Records the outcome of a call that no tool can answer. The result that the program sends is not that of a tool."""
+    started_at = call.started_at
     outcome = ToolOutcome(
-        call.action,
-        "unknown_tool",
-        error_type="UnknownTool",
-        error=error,
-        decision=decision,
-        started_at=call.started_at,
+        call.action, status, error_type=error_type, error=error, decision=decision, started_at=started_at
     )
     if call.finish(outcome):
         yield request.governor.record_step(outcome)

@@ -15,7 +15,7 @@ from lgov_core.client.wire import Report
 from lgov_core.models import LanguageModel
 from lgov_core.reward import RuleSet
 from lgov_core.server.local_rollouts import LocalRollouts, open_rollouts
-from lgov_core.server.policy_engine import PolicyEngine
+from lgov_core.train.engines.policy_engine import PolicyEngine
 from lgov_core.train.loop.intervals import Estimate, grouped_interval, mean_interval, share_interval
 from lgov_core.types import Outcome, Rollout, new_id
 

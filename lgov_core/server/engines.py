@@ -12,10 +12,10 @@ from typing import Any
 from lgov_core.errors import SettingsError
 from lgov_core.gateway.protocol import ANY_MODEL, Engine
 from lgov_core.models import LanguageModel, model_source
-from lgov_core.server.policy_engine import PolicyEngine, policy_of
 from lgov_core.server.recipe import RANK, adapter_rank, policy_for
 from lgov_core.train.algorithms.config import UpdateConfig
 from lgov_core.train.algorithms.update import PolicyUpdate
+from lgov_core.train.engines.policy_engine import PolicyEngine, policy_of
 from lgov_core.train.engines.vllm_calls import Vllm
 from lgov_core.train.engines.vllm_engine import open_vllm
 from lgov_core.train.engines.vllm_options import VllmOptions

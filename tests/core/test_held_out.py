@@ -31,7 +31,7 @@ from lgov_core.transitions import (
 )
 from lgov_core.transitions.export.files import read_parquet
 from lgov_core.transitions.export.messages import preference_pairs
-from lgov_core.transitions.reading.records import join
+from lgov_core.transitions.reading.records import Records, join
 from lgov_core.types import CapturedCall, JSONValue, Outcome, Reward, Rollout, Span
 
 #: The input of a rollout to train on, and of those that measure: as lgov, agent-lightning and a runner write it.
@@ -140,6 +140,16 @@ def test_a_span_says_what_a_rollout_is_for_where_the_record_does_not(place: Path
     assert _in_store(place, {"command": ["python", "agent.py"]}, **mode) == []
     assert _in_store(place, {"command": ["python", "agent.py"]}, **mode, **{semconv.REWARD_VALUE: 1.0}) == []
     assert _in_store(place, TRAIN, **mode) == ["ro_0"], "the record is the truth where it says something"
+
+
+@pytest.mark.parametrize("mode", [None, "test"])
+def test_a_reward_span_says_it_of_a_rollout_that_only_calls_name(place: Path, mode: str | None) -> None:
+    with contextlib.closing(open_store(str(place))) as store:
+        calls = read_store(store, ["ro_0"]).calls
+    attributes = {semconv.REWARD_VALUE: 1.0, **({} if mode is None else {semconv.ROLLOUT_MODE: mode})}
+    span = Span(semconv.REWARD_SPAN_NAME, "span", 1.0, 2.0, attributes, "ro_0", 1)
+    found = make_transitions(join(Records(calls=calls), [span]))
+    assert [one.rollout_id for one in found.transitions] == (["ro_0"] if mode is None else [])
 
 
 @pytest.mark.parametrize("mode", ["Test", "validation", "dev", ""])

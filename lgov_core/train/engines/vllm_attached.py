@@ -1,4 +1,4 @@
-"""A vLLM that somebody else has started."""
+"""A vLLM that was started elsewhere."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from lgov_core.train.workers.jobs import JobResult
 from lgov_core.transitions import CreditRules, Finding, TransitionSet
 from lgov_core.transitions.reading.reward_targets import INTERMEDIATE
 
-#: So much of an error is told in a note.
+#: The most characters of an error in a note.
 _ERROR_CHARACTERS = 400
 
 

@@ -205,7 +205,9 @@ def _with_unannounced(records: Records, announced: Container[str]) -> Records:
         is_judged = (rollout_id, number) in judged or (last[rollout_id] == number and (rollout_id, None) in judged)
         attempts.append(Attempt(rollout_id, number, began, ended if is_judged else None))
     rollouts = tuple(
-        Rollout(name, name, "", _mode_of(name, records), began) for name, began in began_at.items() if name not in known
+        _with_mode(Rollout(name, name, "", {}, began), records.held_out)
+        for name, began in began_at.items()
+        if name not in known
     )
     found = tuple(Diagnostic(Finding.NO_TASK_ID, one.rollout_id, "it is a group of its own") for one in rollouts)
     return replace(
@@ -214,10 +216,6 @@ def _with_unannounced(records: Records, announced: Container[str]) -> Records:
         attempts=(*records.attempts, *attempts),
         diagnostics=(*records.diagnostics, *found),
     )
-
-
-def _mode_of(rollout_id: str, records: Records) -> dict[str, str]:
-    return {"mode": records.held_out[rollout_id]} if rollout_id in records.held_out else {}
 
 
 def _joined(
