@@ -25,9 +25,10 @@ class Served:
         self._addresses += _ADDRESS.findall(line)
 
     def open(self, page: Any, route: str = "#/runs") -> Any:
-        """Opens a route with a new session."""
+        """Opens a route with a new session, and waits until the page has what it first asks for."""
         page.goto(self._addresses.pop() + route)
         page.wait_for_selector("main h1, main h2")
+        page.wait_for_selector("main [aria-label=Loading]", state="hidden")
         return page
 
 

@@ -29,7 +29,7 @@ def test_new_rollouts_and_steps_appear_without_a_reload(tmp_path: Path, page: An
             expect(rows).to_have_count(1)
             run.rollout("ro_1", "task-1", ["SELECT 1"])
             expect(rows).to_have_count(2)
-            assert page.get_by_text("live", exact=True).is_visible()
+            expect(page.get_by_text("live", exact=True)).to_be_visible()
             page.goto(window.base + "#/runs")
             label = page.locator(".chart[role=img]").first
             expect(label).to_have_attribute("aria-label", FIGURES.format("0.250"))
@@ -58,7 +58,7 @@ def test_an_open_rollout_grows_and_then_ends(tmp_path: Path, page: Any) -> None:
             window.open(page, "#/rollout/ro_0")
             steps = page.locator("ol.timeline a")
             expect(steps).to_have_count(1)
-            assert page.get_by_text("running").count() >= 1
+            expect(page.get_by_text("running").first).to_be_visible()
             run.call("ro_0", [{"role": "user", "content": "More?"}], {"content": "No."})
             expect(steps).to_have_count(2)
             run.store.finish_attempt("ro_0", 1, Outcome.SUCCEEDED)

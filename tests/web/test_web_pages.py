@@ -78,8 +78,8 @@ def test_tasks_show_groups_side_by_side(window: Served, page: Any) -> None:
 
 def test_a_group_that_teaches_nothing_is_marked(window: Served, page: Any) -> None:
     window.open(page, "#/tasks?task=train-alike")
-    assert page.get_by_text("teaches nothing").is_visible()
-    assert page.get_by_text("all rewards are alike").is_visible()
+    expect(page.get_by_text("teaches nothing")).to_be_visible()
+    expect(page.get_by_text("all rewards are alike")).to_be_visible()
 
 
 def test_filters_are_in_the_address_and_back_undoes_them(window: Served, page: Any) -> None:
@@ -247,7 +247,7 @@ def test_keys_move_over_rows_and_open_pages_and_help(window: Served, page: Any) 
     assert page.evaluate("document.activeElement.hasAttribute('data-filter')")
     page.keyboard.press("Escape")
     page.keyboard.press("?")
-    assert page.get_by_role("dialog").is_visible()
+    expect(page.get_by_role("dialog")).to_be_visible()
     page.keyboard.press("Escape")
     page.keyboard.press("g")
     page.keyboard.press("c")
@@ -267,7 +267,7 @@ def test_the_theme_is_the_systems_until_one_is_chosen(window: Served, new_page: 
 
 def test_an_unknown_address_and_an_unknown_rollout_say_so(window: Served, page: Any) -> None:
     window.open(page, "#/nothing")
-    assert page.get_by_role("heading", name="There is no such page").is_visible()
+    expect(page.get_by_role("heading", name="There is no such page")).to_be_visible()
     page.goto(window.base + "#/rollout/ro_gone")
     page.get_by_role("alert").wait_for()
     assert "ro_gone" in page.get_by_role("alert").inner_text()
