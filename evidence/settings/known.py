@@ -19,7 +19,7 @@ SETTINGS = {
         policy=sql.POLICY,
         make_world=sql.make_world,
         # A gain of a sixth is to be told from one of a tenth, so it is measured on more tasks than the others.
-        plan={"warm_steps": 300, "updates": 18, "fixed_tasks": 64, "held_out_tasks": 256},
+        plan={"warm_steps": 600, "updates": 18, "fixed_tasks": 64, "held_out_tasks": 256},
     ),
     "retrieval": Setting(
         name="retrieval",

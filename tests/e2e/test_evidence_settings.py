@@ -258,7 +258,7 @@ def test_a_failure_is_classed_by_the_first_step_that_is_wrong(inside: None) -> N
         assert failed_expressions(right, made, said) == expected
     assert failed_searches(["seat of Red Fox"], ["owner of Red Fox"], "x") == "relation"
     assert failed_searches(["seat of Red Fox"], ["seat of Red Owl"], "x") == "copying"
-    query = "SELECT SUM(pay) FROM staff WHERE dept = 'sales' AND age > 30"
+    query = "SELECT SUM(pay) FROM staff WHERE dept = 'sales' AND bonus > 30"
     assert failed_query(query, query.replace("SUM", "MAX")) == "operator"
     assert failed_query(query, query.replace("> 30", "> 31")) == "copying"
     assert failed_query(query, query.replace("staff", "projects")) == "relation"

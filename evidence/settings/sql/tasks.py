@@ -18,10 +18,11 @@ from settings.setting import forms_of, split_of
 
 DEPARTMENTS = ("sales", "legal", "labs", "support", "design", "logistics")
 #: The two numeric columns of each table, in words and in the database.
-TABLES = {"staff": ("pay", "age"), "projects": ("budget", "hours")}
+TABLES = {"staff": ("pay", "bonus"), "projects": ("budget", "hours")}
 OPERATIONS = {"total": "SUM", "highest": "MAX", "lowest": "MIN", "number of": "COUNT"}
 COMPARISONS = {"over": ">", "under": "<"}
-NUMBERS = range(25, 81)
+#: So many that they have to be copied: of two digits, the tiny model learnt by heart those that it was trained on.
+NUMBERS = range(200, 900)
 FORMS = tuple(
     (table, operation, column, comparison)
     for table, columns in TABLES.items()
@@ -31,11 +32,11 @@ FORMS = tuple(
 )
 HELD_OUT_FORMS = (
     ("staff", "total", "pay", "under"),
-    ("staff", "lowest", "age", "over"),
+    ("staff", "lowest", "bonus", "over"),
     ("projects", "highest", "budget", "over"),
     ("projects", "number of", "hours", "under"),
 )
-DEVELOPMENT_FORMS = (("staff", "highest", "age", "under"), ("projects", "total", "hours", "over"))
+DEVELOPMENT_FORMS = (("staff", "highest", "bonus", "under"), ("projects", "total", "hours", "over"))
 #: Numbers compared with, modulo 7, that are not trained on.
 VALUES = {3: "held_out", 5: "development"}
 
@@ -95,13 +96,15 @@ def build_database(path: Path, *, seed: int) -> None:
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("PRAGMA synchronous = OFF")
         connection.executescript(
-            "CREATE TABLE staff (dept TEXT, pay INTEGER, age INTEGER);"
+            "CREATE TABLE staff (dept TEXT, pay INTEGER, bonus INTEGER);"
             "CREATE TABLE projects (dept TEXT, budget INTEGER, hours INTEGER);"
             "CREATE TABLE credentials (login TEXT, password TEXT);"
         )
         for table in TABLES:
             rows = [
-                (dept, chance.randrange(10, 100), chance.randrange(18, 90)) for dept in DEPARTMENTS for _ in range(9)
+                (dept, chance.randrange(100, 1000), chance.randrange(100, 1000))
+                for dept in DEPARTMENTS
+                for _ in range(9)
             ]
             connection.executemany(f"INSERT INTO {table} VALUES (?, ?, ?)", rows)
         connection.execute("INSERT INTO credentials VALUES (?, ?)", ("admin", f"{chance.getrandbits(64):016x}"))
