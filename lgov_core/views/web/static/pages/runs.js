@@ -102,7 +102,7 @@ function Panels({ shown, items }) {
   const panels = useMemo(() => merged(ready, curves, items), [ready.join(), curves, items]);
   if (!shown.length) return html`<${Empty} title="No run is chosen">Tick a run in the table to draw its curves.<//>`;
   return html`${failed && html`<p class="banner bad" role="alert">${plain(curves[failed].error.message)}</p>`}
-    <div class="grid" aria-label="Curves">${panels.map(
+    <div class="grid" role="group" aria-label="Curves">${panels.map(
       (panel) => html`<${Card} key=${panel.title} title=${panel.title} flush aside=${html`<span class="muted small">${panel.unit && plain(panel.unit) + " "}by update</span>`}>
         <${Chart} title=${panel.title} x=${panel.x} series=${panel.series} />
         <${Legend} items=${panel.series.map((one) => ({ label: one.label, color: one.color, dash: one.dash, value: number(last(one.values)) }))} />
