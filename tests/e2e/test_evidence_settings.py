@@ -58,12 +58,15 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def inside(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The modules of the example, importable for one test."""
+    from agents import set_tracing_disabled
+
     monkeypatch.syspath_prepend(str(EVIDENCE))
     before = set(sys.modules)
     yield
     for name in set(sys.modules) - before:
         if name == "settings" or name.startswith("settings."):
             del sys.modules[name]
+    set_tracing_disabled(False)  # the retrieval agent switches it off in its process
 
 
 def read(folder: Path, name: str) -> dict[str, Any]:

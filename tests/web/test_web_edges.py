@@ -29,7 +29,7 @@ def window(tmp_path: Path) -> Generator[Served]:
 
 
 def test_a_store_that_is_locked_says_so_and_comes_back(tmp_path: Path, page: Any) -> None:
-    page.set_default_timeout(60_000)  # a store is waited for
+    page.set_default_timeout(180_000)  # a store is waited for, by each of the first questions
     with recording(tmp_path / "run") as run:
         run.rollout("ro_0", "task-0")
     with closing(sqlite3.connect(tmp_path / "run" / "store.sqlite", isolation_level=None)) as holder:
