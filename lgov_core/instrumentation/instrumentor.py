@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextvars
 import importlib.metadata
+import re
 import threading
 import warnings
 from collections.abc import Callable, Container, Generator, Mapping
@@ -166,17 +167,33 @@ def outside_tested_range(
     tested: Mapping[str, str], version_of: Callable[[str], str] = importlib.metadata.version
 ) -> list[str]:
     """One sentence for each installed distribution whose version lies outside the range it was tested in."""
-    from packaging.specifiers import SpecifierSet
-
     found: list[str] = []
     for name, tested_range in tested.items():
         try:
             version = version_of(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-        if not SpecifierSet(tested_range).contains(version, prereleases=True):
+        if not _in_range(version, tested_range):
             found.append(f"{name} {version} is outside the range lgov was tested with ({tested_range})")
     return found
+
+
+def _in_range(version: str, tested_range: str) -> bool:
+    """Compares the release of ``version`` with a range such as ``>=1.4,<2``; other operators than these two are ignored."""
+    release = _release(version)
+    bounds = [(bound.strip(), _release(bound)) for bound in tested_range.split(",")]
+    least = max((limit for bound, limit in bounds if bound.startswith(">=")), default=())
+    below = [limit for bound, limit in bounds if bound.startswith("<") and not bound.startswith("<=")]
+    return release >= least and all(release < limit for limit in below)
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """The numbers of a release, without zeros at its end: those of 1.4 and 1.4.0 are equal."""
+    matched = re.search(r"\d+(\.\d+)*", version)
+    numbers = [int(number) for number in matched[0].split(".")] if matched else []
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return tuple(numbers)
 
 
 def in_fresh_thread(function: Callable[[], None], timeout_s: float = 60.0) -> None:
