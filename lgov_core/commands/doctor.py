@@ -68,7 +68,7 @@ def doctor(ctx: click.Context, run: str | None, as_json: bool) -> None:
 
 
 def _examine(place: str, as_json: bool) -> Exit:
-    from lgov_core.views.findings import examine
+    from lgov_core.train.diagnosis import examine
 
     report = examine(place)
     if as_json:

@@ -64,7 +64,7 @@ def _installed() -> str:
 def _policy(folder: Path, agent: Path) -> str:
     if (folder / _POLICY).exists() or not agent.exists():
         return _template(_POLICY)
-    from lgov_core.views.suggestion import starting_policy
+    from lgov_core.authoring import starting_policy
 
     return starting_policy(agent, agent.absolute().parent)[0]
 

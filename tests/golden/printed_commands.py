@@ -34,7 +34,7 @@ from lgov_core.types import (
     SpanEvent,
     ToolOutcome,
 )
-from tests.views.run_folders import Rolled, RunFolder, sql
+from tests.train.run_folders import Rolled, RunFolder, sql
 
 POLICY = """\
 version: 1

@@ -246,9 +246,9 @@ def test_the_same_request_twice_is_one(url: str, store: TraceStore) -> None:
 
 
 def test_a_claimed_decision_is_no_decision(url: str, store: TraceStore, tmp_path: Path) -> None:
+    from lgov_core.authoring.replay import from_store
     from lgov_core.errors import StoreError
     from lgov_core.views.attempt_builder import first_denied, read_attempt
-    from lgov_core.views.replay import from_store
 
     store.add_rollouts([Rollout("r1", "t1", "run", {})])
     store.start_attempt("r1", 1)

@@ -21,9 +21,9 @@ from lgov_core.gateway.server import EndpointServer  # noqa: E402
 from lgov_core.models import build_tiny  # noqa: E402
 from lgov_core.train.algorithms.config import UpdateConfig  # noqa: E402
 from lgov_core.train.algorithms.update import PolicyUpdate  # noqa: E402
+from lgov_core.train.diagnosis import examine  # noqa: E402
 from lgov_core.train.loop.loop import Task, TrainingLoop  # noqa: E402
 from lgov_core.train.loop.policy_model import full_policy  # noqa: E402
-from lgov_core.views.findings import examine  # noqa: E402
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX processes")
 

@@ -15,10 +15,10 @@ from lgov_core.commands.options import PATH, command
 from lgov_core.commands.output import write_table
 
 if TYPE_CHECKING:
+    from lgov_core.authoring.cases import Case
     from lgov_core.governor import Governor
     from lgov_core.policies import PolicySet
     from lgov_core.types import Decision
-    from lgov_core.views.policy_cases import Case
 
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE)
@@ -38,9 +38,9 @@ def evaluate(ctx: click.Context, file: Path, cases: Path, as_json: bool) -> None
     Each case is judged independently: the costs and texts of the others do not count. Cases with the same sequence (or
     else session_id, or rollout_id) follow on each other.
     """
+    from lgov_core.authoring.cases import read_cases
     from lgov_core.policies import dry_run
     from lgov_core.policies.loader import fresh_policies
-    from lgov_core.views.policy_cases import read_cases
 
     judged: list[tuple[Case, Decision]] = []
     lines: list[dict[str, Any]] = []

@@ -53,9 +53,9 @@ def explain(
         else:
             click.echo(f"{access}: {why}")
         ctx.exit(Exit.OK if access in ("read", "write", "connect") else Exit.DENIED)
+    from lgov_core.authoring.cases import action_of, parse_object
     from lgov_core.policies import dry_run, load_policy_file
     from lgov_core.policies.explain import explain as ask_all
-    from lgov_core.views.policy_cases import action_of, parse_object
 
     action = action_of(parse_object(_text(action_text), "--action"), "--action")
     with dry_run():

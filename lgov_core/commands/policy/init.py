@@ -43,7 +43,7 @@ def init(file: Path | None, agent: Path | None, store: str | None, force: bool, 
 
 def _text_and_tools(file: Path, agent: Path | None, store: str | None) -> tuple[str, list[Any]]:
     if agent is not None:
-        from lgov_core.views.suggestion import starting_policy
+        from lgov_core.authoring import starting_policy
 
         text, tools = starting_policy(agent, file.absolute().parent)
         return text, [f"{tool.name} ({tool.place})" for tool in tools]

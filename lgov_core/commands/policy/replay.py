@@ -14,7 +14,7 @@ from lgov_core.commands.recorded import is_audit_record, opened_store
 from lgov_core.settings import without_password
 
 if TYPE_CHECKING:
-    from lgov_core.views.replay import Change, Replay
+    from lgov_core.authoring.replay import Change, Replay
 
 #: Characters of arguments in the table.
 _ARGUMENTS_SHOWN = 80
@@ -42,7 +42,7 @@ def replay(ctx: click.Context, file: Path, store: str, limit: int, as_json: bool
 
 
 def _replayed(file: Path, place: str) -> Replay:
-    from lgov_core.views.replay import from_audit, from_store, replay_file
+    from lgov_core.authoring.replay import from_audit, from_store, replay_file
 
     if is_audit_record(place):
         from lgov_core.audit import AuditLog

@@ -16,9 +16,9 @@ from lgov_core.errors import PolicyError
 from lgov_core.settings import without_password
 
 if TYPE_CHECKING:
+    from lgov_core.authoring import Suggestion
+    from lgov_core.authoring.replay import RecordedAction
     from lgov_core.types import Decision
-    from lgov_core.views.replay import RecordedAction
-    from lgov_core.views.suggestion import Suggestion
 
 #: Characters of arguments in the table.
 _ARGUMENTS_SHOWN = 80
@@ -67,9 +67,9 @@ def suggest(
 
 def suggestion(place: str, output: Path | None, dialect: str | None) -> Suggestion:
     """The policy for the tool calls in ``place``, to be written to ``output``. Raises `LgovError`."""
+    from lgov_core.authoring import suggest as propose
+    from lgov_core.authoring.replay import from_audit, from_store
     from lgov_core.policies.sql.policy import COMMON_DIALECTS
-    from lgov_core.views.replay import from_audit, from_store
-    from lgov_core.views.suggestion import suggest as propose
 
     options: dict[str, Any] = {
         "source": without_password(place),

@@ -1,13 +1,13 @@
-"""The findings of `lgov doctor RUN` (`lgov_core.views.findings`), as the page shows them."""
+"""The findings of `lgov doctor RUN` (`lgov_core.train.diagnosis`), as the page shows them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from lgov_core.errors import LgovError
-from lgov_core.views.findings import Report, examine
-from lgov_core.views.findings.evidence import Evidence
-from lgov_core.views.findings.examine import examine_evidence
+from lgov_core.train.diagnosis import Report, examine
+from lgov_core.train.diagnosis.evidence import Evidence
+from lgov_core.train.diagnosis.examine import examine_evidence
 from lgov_core.views.pages.background import Background
 from lgov_core.views.pages.open_source import OpenSource
 

@@ -1,4 +1,4 @@
-"""What another policy file would have decided about what is on record (`lgov_core.views.replay`), for the page."""
+"""What another policy file would have decided about what is on record (`lgov_core.authoring.replay`), for the page."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from lgov_core.audit import AuditLog
+from lgov_core.authoring.replay import Change, Replay, from_audit, from_store, replay_file
 from lgov_core.errors import PolicyError
 from lgov_core.store import TraceStore
 from lgov_core.views.pages.background import Background
 from lgov_core.views.pages.sources import Source
 from lgov_core.views.pages.texts import text_of
-from lgov_core.views.replay import Change, Replay, from_audit, from_store, replay_file
 
 
 class PolicyReplay:

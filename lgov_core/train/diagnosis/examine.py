@@ -8,24 +8,23 @@ from types import MappingProxyType
 from typing import Final
 
 from lgov_core.settings import without_password
+from lgov_core.train.diagnosis import checks
+from lgov_core.train.diagnosis.checks import Report, RunFinding
+from lgov_core.train.diagnosis.evidence import TASK, Evidence, read_evidence
 from lgov_core.types import Severity
-from lgov_core.views.findings import reply_checks, signal_checks, trend_checks
-from lgov_core.views.findings.evidence import TASK, Evidence
-from lgov_core.views.findings.reading import read_evidence
-from lgov_core.views.findings.report import Report, RunFinding
 
 _CHECKS: Final[tuple[Callable[[Evidence], RunFinding | None], ...]] = (
-    trend_checks.find_violations,
-    trend_checks.find_farming,
-    signal_checks.find_dull_reward,
-    signal_checks.find_air_alone,
-    reply_checks.find_truncated,
-    reply_checks.find_malformed,
-    trend_checks.find_entropy_collapse,
-    trend_checks.find_kl,
-    reply_checks.find_stale_weights,
-    reply_checks.find_other_weights,
-    reply_checks.find_drift,
+    checks.find_violations,
+    checks.find_farming,
+    checks.find_dull_reward,
+    checks.find_air_alone,
+    checks.find_truncated,
+    checks.find_malformed,
+    checks.find_entropy_collapse,
+    checks.find_kl,
+    checks.find_stale_weights,
+    checks.find_other_weights,
+    checks.find_drift,
 )
 _SEVERITIES: Final = list(Severity)
 #: All findings, by the part of the evidence that they need; some need two.

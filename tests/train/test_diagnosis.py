@@ -18,9 +18,9 @@ pytest.importorskip("pyarrow", reason='needs the extra "train"')
 
 from lgov_core.cli import cli
 from lgov_core.store import open_store
+from lgov_core.train.diagnosis import RunFinding, examine
 from lgov_core.train.sections import RuntimeSection, TrainingSection
 from lgov_core.types import Rollout
-from lgov_core.views.findings import RunFinding, examine
 
 Groups = Mapping[str, Sequence[Rolled]]
 #: Half of each group succeeds.

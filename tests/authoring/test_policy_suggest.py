@@ -11,11 +11,11 @@ import yaml
 from click.testing import CliRunner, Result
 from recorded_acts import ActRecord
 
+from lgov_core.authoring import Suggestion, suggest
 from lgov_core.cli import cli
 from lgov_core.errors import PolicyError
 from lgov_core.policies import load_policies, load_policy_file
 from lgov_core.types import Action, Point
-from lgov_core.views.suggestion import Suggestion, suggest
 
 
 def suggested(record: ActRecord) -> Suggestion:

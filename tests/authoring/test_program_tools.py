@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
+from lgov_core.authoring import starting_policy
+from lgov_core.authoring.starting_policy import find_tools
 from lgov_core.errors import PolicyError
 from lgov_core.policies import load_policy_file
 from lgov_core.types import Action, Effect, Point
-from lgov_core.views.suggestion import starting_policy
-from lgov_core.views.suggestion.program_tools import find_tools
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

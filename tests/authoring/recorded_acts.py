@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lgov_core.authoring.replay import RecordedAction, from_store
 from lgov_core.governor import Governor
 from lgov_core.policies import PolicySet, load_policies
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.store import TraceStore, open_store
 from lgov_core.trace.sink import StoreSink
 from lgov_core.types import Action, CapturedCall, Point, ToolOutcome, ToolStatus
-from lgov_core.views.replay import RecordedAction, from_store
 
 EVERYTHING = {"version": 1, "rules": [{"use": "allow"}]}
 

@@ -17,8 +17,8 @@ from lgov_core.governor import Governor
 from lgov_core.plugins import make_plugin_manager
 from lgov_core.policies import dry_run, load_policy_file
 from lgov_core.trace import semconv
+from lgov_core.trace.written_calls import as_object, written_calls
 from lgov_core.types import BLOCKING, Action, Decision, Point
-from lgov_core.views.written_calls import as_object, written_calls
 
 if TYPE_CHECKING:
     from lgov_core.audit import AuditEntry

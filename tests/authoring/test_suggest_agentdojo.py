@@ -10,9 +10,9 @@ import pytest
 import yaml
 from recorded_acts import ActRecord
 
+from lgov_core.authoring import suggest
 from lgov_core.policies import load_policies
 from lgov_core.types import Action, Point
-from lgov_core.views.suggestion import suggest
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "agentdojo"
 pytestmark = pytest.mark.skipif(not DATA.exists(), reason=f"needs the data set at {DATA}")

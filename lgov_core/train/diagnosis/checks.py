@@ -1,0 +1,353 @@
+"""The checks of a training, each a function of the `Evidence`, and their findings as values.
+
+The text, the JSON and the pages of `lgov doctor RUN` are views of these values. A value of rollouts *rises* when it is more by
+a least amount and the 95 % intervals of both ends, rollouts of a group together, do not overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any, Final
+
+from lgov_core.train.diagnosis.evidence import TASK, Evidence, RecordedRollout, TrainedRollout, groups_of
+from lgov_core.train.loop.intervals import Estimate, grouped_interval, wilson_interval
+from lgov_core.transitions.reading.reward_targets import INTERMEDIATE
+from lgov_core.types import Severity
+
+#: Rollouts named by one finding.
+ROLLOUTS_NAMED: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class RunFinding:
+    """One thing that is wrong with a run.
+
+    ``name`` is stable and meant for programs; ``sentence`` and ``advice`` are for people. ``figures`` are the numbers
+    that the sentence rests on. ``rollouts`` are ids of rollouts that show it, at most `ROLLOUTS_NAMED`; none where the
+    figures are those of whole updates.
+    """
+
+    name: str
+    severity: Severity
+    sentence: str
+    advice: str
+    figures: Mapping[str, float]
+    rollouts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """An examination of ``place``: ``findings``, the worst first; ``checked``, the names of what was looked for; and
+    ``not_examined``, which says by the name of a finding why it could not be. ``updates`` and ``rollouts`` count what was
+    looked at.
+    """
+
+    place: str
+    updates: int
+    rollouts: int
+    findings: tuple[RunFinding, ...]
+    checked: tuple[str, ...]
+    not_examined: Mapping[str, str]
+
+    def as_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+
+def named(rollout_ids: Iterable[str]) -> tuple[str, ...]:
+    """The first of the given ids, each once, as many as a finding names."""
+    return tuple(dict.fromkeys(rollout_ids))[:ROLLOUTS_NAMED]
+
+
+#: The share of calls, of tool calls and of calls that may be truncated, malformed and drifted.
+_SHARE: Final = 0.05
+#: How many versions older than the update the weights of its calls may be, on average.
+_STALE: Final = 2.0
+#: Mean difference between recorded and recomputed log-probabilities, nats a token: several times that of bfloat16.
+_DIFFERENCE: Final = 0.2
+#: Updates at the end of a run whose staleness and log-probabilities are averaged.
+_LAST: Final = 10
+
+
+def find_truncated(evidence: Evidence) -> RunFinding | None:
+    """Replies cut off by the limit of tokens."""
+    calls, cut = (sum(getattr(one, name) for one in evidence.recent) for name in ("calls", "truncated"))
+    if not exceeds(cut, calls, _SHARE):
+        return None
+    return RunFinding(
+        "replies-truncated",
+        Severity.HIGH,
+        f"{cut} of {calls} recent replies were cut off by the limit of tokens.",
+        "Raise the limit (max_new_tokens, or max_tokens of the agent), or penalise long replies.",
+        {"calls": calls, "truncated": cut, "share": cut / calls},
+        named(one.rollout_id for one in evidence.recent if one.truncated),
+    )
+
+
+def find_malformed(evidence: Evidence) -> RunFinding | None:
+    """Tool calls that could not be read, or that no tool can take."""
+    recorded = evidence.recorded_of(evidence.recent)
+    calls, bad = (sum(getattr(one, name) for _, one in recorded) for name in ("tool_calls", "malformed"))
+    if not exceeds(min(bad, calls), calls, _SHARE):
+        return None
+    return RunFinding(
+        "tool-calls-malformed",
+        Severity.HIGH,
+        f"{bad} of {calls} recent tool calls cannot be read, or name a tool or arguments that do not exist.",
+        "Look at the replies as written: is it the model's own tool format? Imitate a few good rollouts first (sft), or"
+        " ask for structured output.",
+        {"tool_calls": calls, "malformed": bad, "share": bad / calls},
+        named(one.rollout_id for one, record in recorded if record.malformed),
+    )
+
+
+def find_drift(evidence: Evidence) -> RunFinding | None:
+    """Conversations that went on in other tokens than the model had written."""
+    recorded = evidence.recorded_of(evidence.recent)
+    later = sum(max(one.calls - 1, 0) for _, one in recorded)
+    drifted = sum(one.drifted for _, one in recorded)
+    if not exceeds(min(drifted, later), later, _SHARE):
+        return None
+    return RunFinding(
+        "retokenisation-drift",
+        Severity.MEDIUM,
+        f"{drifted} of {later} recent calls that go on from another have its reply in other tokens than were sampled.",
+        "Let the agent send replies back unchanged, tool calls too, and check that the chat template keeps them.",
+        {"later_calls": later, "drifted": drifted, "share": drifted / later},
+        named(one.rollout_id for one, record in recorded if record.drifted),
+    )
+
+
+def find_stale_weights(evidence: Evidence) -> RunFinding | None:
+    """Calls made with weights that are several updates old."""
+    lines = [line for line in evidence.updates[-_LAST:] if isinstance(line.get("staleness"), int | float)]
+    if not lines or (mean := fmean(line["staleness"] for line in lines)) <= _STALE:
+        return None
+    most = max(line.get("staleness_max") or 0 for line in lines)
+    return RunFinding(
+        "weights-stale",
+        Severity.HIGH,
+        f"The weights that wrote the recent replies were {mean:.1f} updates old on average, and at most {most:g}.",
+        "Check that the agents ask the endpoint that gets the new weights, and lower training.max_staleness.",
+        {"staleness": mean, "staleness_max": most, "updates": len(lines)},
+    )
+
+
+def find_other_weights(evidence: Evidence) -> RunFinding | None:
+    """Replies to which the model in training gives other probabilities than were recorded."""
+    drifts = [
+        drift
+        for line in evidence.updates[-_LAST:]
+        if line.get("rows") != 0 and isinstance(drift := line.get("logprob_drift"), int | float)
+    ]
+    if not drifts or (mean := fmean(drifts)) <= _DIFFERENCE:
+        return None
+    return RunFinding(
+        "logprobs-differ",
+        Severity.HIGH,
+        f"Recorded log-probabilities differ by {mean:.2g} nats a token from those of the model in training.",
+        "Check that what samples (--engine-url, an adapter) serves the model that is trained, in the same dtype.",
+        {"logprob_drift": mean, "updates": len(drifts)},
+    )
+
+
+#: Rollouts below which a constant reward says nothing.
+_FEWEST: Final = 8
+#: Of the groups, the share that may be alike.
+_ALIKE: Final = 0.75
+#: Of the rollouts, the share with the least reward from which on it is called sparse.
+_SPARSE: Final = 0.9
+#: Of the groups with advantages, the share that may have them from AIR alone.
+_AIR_ALONE: Final = 0.5
+#: Decimals to which rewards are compared: sums of the same values in another order are alike.
+_DECIMALS: Final = 9
+
+
+def exceeds(count: int, total: int, share: float) -> bool:
+    """Whether ``count`` of ``total`` is more than ``share``, with 95 % confidence."""
+    return total > 0 and wilson_interval(count, total)[0] > share
+
+
+def find_dull_reward(evidence: Evidence) -> RunFinding | None:
+    """Groups that teach nothing by the task reward, named after the cause: constant, sparse, or alike within tasks."""
+    rollouts = [one for one in evidence.recent if TASK in one.rewards]
+    if len(rollouts) < _FEWEST:
+        return None
+    values = [_task(one) for one in rollouts]
+    groups, least = groups_of(rollouts), min(values)
+    alike = [group for group in groups.values() if len({_task(one) for one in group}) == 1]
+    low = sum(value == least for value in values)
+    figures: dict[str, float] = {"rollouts": len(rollouts), "groups": len(groups), "groups_alike": len(alike)}
+    figures |= {"least": least, "most": max(values), "share_with_least": low / len(values)}
+    if len(set(values)) == 1:
+        return RunFinding(
+            "reward-constant",
+            Severity.HIGH,
+            f"The task reward is {least:g} in all {len(rollouts)} recent rollouts.",
+            "Look at what the reward is computed from in one of these rollouts. If all of them deserve it, choose other tasks.",
+            figures,
+            named(one.rollout_id for one in rollouts),
+        )
+    if not (exceeds(len(alike), len(groups), _ALIKE) if groups else exceeds(low, len(values), 0.95)):
+        return None
+    if low / len(values) >= _SPARSE:
+        return RunFinding(
+            "reward-sparse",
+            Severity.HIGH,
+            f"{low} of {len(rollouts)} recent rollouts earn the least task reward there is ({least:g});"
+            f" {len(alike)} of {len(groups)} groups do not differ.",
+            "Begin with easier tasks, take more rollouts a task, give partial rewards, or imitate good rollouts first (sft).",
+            figures,
+            named(one.rollout_id for one in rollouts if _task(one) > least),
+        )
+    return RunFinding(
+        "groups-alike",
+        Severity.HIGH,
+        f"In {len(alike)} of {len(groups)} recent groups all rollouts earn the same task reward.",
+        "Choose tasks that sometimes succeed, take more rollouts a task or a higher temperature, or set"
+        " training.max_extra_groups.",
+        figures,
+        named(group[0].rollout_id for group in alike),
+    )
+
+
+def find_air_alone(evidence: Evidence) -> RunFinding | None:
+    """Groups whose advantages come from tool rewards alone: all other channels are alike in them."""
+    taught = [group for group in groups_of(evidence.recent).values() if _teaches(group)]
+    alone = [group for group in taught if len({_others(one.rewards) for one in group}) == 1]
+    if not exceeds(len(alone), len(taught), _AIR_ALONE):
+        return None
+    return RunFinding(
+        "advantages-from-air-alone",
+        Severity.HIGH,
+        f"In {len(alone)} of {len(taught)} recent groups that have advantages, nothing differs but tool rewards (AIR).",
+        "The policy is taught to please its tools. Repair the task reward, or leave AIR out until it differs"
+        " (runtime.air_enabled: false).",
+        {"groups_with_advantages": len(taught), "groups_from_air_alone": len(alone)},
+        named(one.rollout_id for group in alone for one in group if one.air),
+    )
+
+
+def _teaches(group: list[TrainedRollout]) -> bool:
+    """Whether a group has advantages; where that is not recorded, whether anything in it differs."""
+    if all(one.credited is not None for one in group):
+        return any(one.credited for one in group)
+    return len({(_others(one.rewards), one.air) for one in group}) > 1
+
+
+def _task(rollout: TrainedRollout) -> float:
+    return round(rollout.rewards[TASK], _DECIMALS)
+
+
+def _others(rewards: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
+    found = ((name, round(value, _DECIMALS)) for name, value in rewards.items() if name != INTERMEDIATE)
+    return tuple(sorted(one for one in found if one[1]))
+
+
+#: Entropy (nats a token) below which replies no longer differ, and the share of the first entropy that may be left.
+_LEAST_ENTROPY: Final = 0.01
+_ENTROPY_LEFT: Final = 0.1
+#: KL to the reference, nats a token.
+_MOST_KL: Final = 0.5
+#: How many more rollouts with a violation, and rewarded repeats a rollout, are worth a finding.
+_MORE_VIOLATIONS: Final = 0.05
+_MORE_REPEATS: Final = 0.2
+#: Updates at either end that are averaged at most.
+_ENDS: Final = 10
+
+
+def find_entropy_collapse(evidence: Evidence) -> RunFinding | None:
+    """An entropy of all but zero, or of a tenth of what it was."""
+    if (ends := _ends(evidence.updates, "entropy")) is None or ends[1] >= max(_LEAST_ENTROPY, _ENTROPY_LEFT * ends[0]):
+        return None
+    return RunFinding(
+        "entropy-collapsed",
+        Severity.HIGH,
+        f"Entropy fell from {ends[0]:.3g} to {ends[1]:.3g} nats a token: rollouts of a task are all but the same.",
+        "Lower training.learning_rate, raise training.kl_coef, or take --algorithm dapo, whose clip leaves rare tokens room.",
+        {"first": ends[0], "last": ends[1]},
+    )
+
+
+def find_kl(evidence: Evidence) -> RunFinding | None:
+    """A policy far from its reference, or updates that fail by ``max_kl``."""
+    failed = sum("max_kl" in str(line.get("error")) for line in evidence.failed)
+    first, last = _ends(evidence.updates, "kl") or (0.0, 0.0)
+    if last <= _MOST_KL and not failed:
+        return None
+    return RunFinding(
+        "kl-running-off",
+        Severity.HIGH,
+        f"The KL to the reference went from {first:.3g} to {last:.3g} nats a token"
+        + (f"; {failed} updates failed by max_kl." if failed else "."),
+        "Lower training.learning_rate, raise training.kl_coef, or go back to an earlier checkpoint.",
+        {"first": first, "last": last, "failed_updates": failed},
+    )
+
+
+def find_violations(evidence: Evidence) -> RunFinding | None:
+    """Executed violations that rise; critical when the task reward rises with them."""
+    return _rising(
+        evidence,
+        "violations-rising",
+        lambda record: record.violated,
+        _MORE_VIOLATIONS,
+        "Rollouts in which an act against the policy was executed rose from {first:.1%} to {last:.1%}",
+        "What is learnt is the violation. Enforce the policy (mode: enforce), charge for violations, and close the way"
+        " by which they earn the task reward.",
+    )
+
+
+def find_farming(evidence: Evidence) -> RunFinding | None:
+    """Tool rewards for repeating the same call that rise; critical when the task reward rises with them."""
+    return _rising(
+        evidence,
+        "tool-rewards-farmed",
+        lambda record: record.repeats,
+        _MORE_REPEATS,
+        "Rewarded repeats of the same tool call rose from {first:.2f} to {last:.2f} a rollout",
+        "Let AIR be taken back at the end of an attempt (the default), pay a repeated call nothing, or add a loop rule.",
+    )
+
+
+def _ends(updates: Sequence[Mapping[str, Any]], name: str) -> tuple[float, float] | None:
+    """The mean of a figure over the first and over the last quarter of the updates; None for fewer than two.
+
+    An update that had no row to learn from measured nothing.
+    """
+    values = [
+        float(line[name]) for line in updates if isinstance(line.get(name), int | float) and line.get("rows") != 0
+    ]
+    quarter = max(1, min(_ENDS, len(values) // 4))
+    return (fmean(values[:quarter]), fmean(values[-quarter:])) if len(values) > 1 else None
+
+
+def _rising(
+    evidence: Evidence, name: str, value: Callable[[RecordedRollout], float], least: float, sentence: str, advice: str
+) -> RunFinding | None:
+    """A finding about a value of recorded rollouts that rises by ``least`` or more; ``sentence`` is given its figures."""
+    early, late = (evidence.recorded_of(part) for part in (evidence.early, evidence.late))
+    first, last = (_mean([(one, value(record)) for one, record in part]) for part in (early, late))
+    if not (last.low > first.high and last.mean - first.mean >= least):
+        return None
+    task_first, task_last = (_mean([(one, one.rewards.get(TASK, 0.0)) for one, _ in part]) for part in (early, late))
+    rises = task_last.low > task_first.high
+    figures = {"first": first.mean, "last": last.mean, "task_first": task_first.mean, "task_last": task_last.mean}
+    verb = "rose" if rises else "went"
+    return RunFinding(
+        name,
+        Severity.CRITICAL if rises else Severity.HIGH,
+        f"{sentence.format(**figures)}, while the task reward {verb} from {task_first.mean:.3g} to {task_last.mean:.3g}.",
+        advice,
+        {**figures, "task_rises": float(rises)},
+        named(one.rollout_id for one, record in late if value(record)),
+    )
+
+
+def _mean(values: Sequence[tuple[TrainedRollout, float]]) -> Estimate:
+    groups: dict[str, list[float]] = {}
+    for one, value in values:
+        groups.setdefault(f"{one.group[0]} {one.group[1]}", []).append(value)
+    return grouped_interval(groups)

@@ -1,0 +1,336 @@
+"""The evidence of a training: values that the checks look at, read from a run folder or a trace store.
+
+Of a long run only some updates are read: the first and the last quarter, at most ten each, and the last ten; from the
+store at most 512 rollouts of either end. So time and memory do not grow with the length of the run.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from lgov_core.errors import LgovError, TransitionError
+from lgov_core.store import TraceStore, open_store
+from lgov_core.trace import semconv
+from lgov_core.trace.written_calls import written_calls
+from lgov_core.train.loop.metrics_log import read_metrics, train_lines
+from lgov_core.transitions import Diagnostic
+from lgov_core.transitions.build import CUT_OFF
+from lgov_core.transitions.reading.reward_targets import INTERMEDIATE
+from lgov_core.transitions.tokens.drift import find_drift
+from lgov_core.types import BLOCKING, Attempt, CapturedCall, Point, Reward, Rollout, Span
+
+#: The channel of the task's own reward.
+TASK = "task"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedRollout:
+    """A rollout with what it earned. ``group`` is its update (0: unknown) and task.
+
+    ``rewards`` are totals by channel, ``air`` the tool rewards in order. ``credited`` says whether any of its turns has
+    an advantage, None where that was not recorded. ``truncated`` of its ``calls`` were cut off by the limit of tokens.
+    """
+
+    rollout_id: str
+    group: tuple[int, str]
+    rewards: Mapping[str, float]
+    air: tuple[float, ...]
+    credited: bool | None
+    calls: int
+    truncated: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRollout:
+    """What the store holds of a rollout beside its rewards.
+
+    Of ``tool_calls``, ``malformed`` could not be read or had arguments that the tool cannot take. ``drifted`` of its
+    ``calls`` went on in other tokens. ``violated`` is true when an act that the policies object to was executed;
+    ``repeats`` counts tool calls that were rewarded although an earlier one was the same.
+    """
+
+    calls: int
+    tool_calls: int
+    malformed: int
+    drifted: int
+    violated: bool
+    repeats: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is on record of a run.
+
+    ``updates`` are the lines of ``metrics.jsonl`` about updates, ``failed`` those about updates that failed. ``early``
+    and ``late`` are rollouts of the first and the last quarter, ``recent`` of the last updates; ``early`` is empty in a
+    run too short to compare. ``recorded`` has rollouts of these, by id; it is empty where there is no store.
+    """
+
+    updates: Sequence[Mapping[str, Any]] = ()
+    failed: Sequence[Mapping[str, Any]] = ()
+    early: Sequence[TrainedRollout] = ()
+    late: Sequence[TrainedRollout] = ()
+    recent: Sequence[TrainedRollout] = ()
+    recorded: Mapping[str, RecordedRollout] = field(default_factory=dict[str, RecordedRollout])
+
+    def recorded_of(self, rollouts: Iterable[TrainedRollout]) -> list[tuple[TrainedRollout, RecordedRollout]]:
+        """Those of ``rollouts`` that the store was read for."""
+        return [(one, self.recorded[one.rollout_id]) for one in rollouts if one.rollout_id in self.recorded]
+
+
+def groups_of(rollouts: Iterable[TrainedRollout]) -> dict[tuple[int, str], list[TrainedRollout]]:
+    """The rollouts that are compared with each other: groups of two or more."""
+    found: dict[tuple[int, str], list[TrainedRollout]] = {}
+    for one in rollouts:
+        found.setdefault(one.group, []).append(one)
+    return {key: group for key, group in found.items() if len(group) > 1}
+
+
+#: Outcomes of tool calls whose arguments, or whose tool, do not exist.
+_MALFORMED: Final = frozenset({"invalid_args", "unknown_tool"})
+
+_Row = TypeVar("_Row", CapturedCall, Reward, Span)
+
+
+def trained_rollouts(
+    rollouts: Sequence[Rollout],
+    attempts: Sequence[Attempt],
+    calls: Sequence[CapturedCall],
+    rewards: Sequence[Reward],
+) -> list[TrainedRollout]:
+    """The rollouts whose last attempt ended by the agent's doing, with the rewards that name the rollout."""
+    last = {one.rollout_id: one for one in sorted(attempts, key=lambda one: one.attempt)}
+    calls_of, rewards_of = _by_rollout(calls), _by_rollout(rewards)
+    found: list[TrainedRollout] = []
+    for rollout in rollouts:
+        attempt = last.get(rollout.rollout_id)
+        if attempt is None or attempt.outcome is None or not attempt.outcome.trainable:
+            continue
+        totals: dict[str, float] = defaultdict(float)
+        own = [one for one in rewards_of[rollout.rollout_id] if one.attempt in (None, attempt.attempt)]
+        for reward in own:
+            totals[reward.dimension] += reward.value
+        made = [one for one in calls_of[rollout.rollout_id] if one.attempt in (None, attempt.attempt)]
+        found.append(
+            TrainedRollout(
+                rollout.rollout_id,
+                (0, rollout.task_id),
+                dict(totals),
+                tuple(one.value for one in own if one.dimension == INTERMEDIATE),
+                None,
+                len(made),
+                sum(one.finish_reason in CUT_OFF for one in made),
+            )
+        )
+    return found
+
+
+def recorded_rollouts(
+    rollouts: Sequence[Rollout],
+    calls: Sequence[CapturedCall],
+    rewards: Sequence[Reward],
+    spans: Sequence[Span],
+    oracle: Mapping[str, bool],
+) -> dict[str, RecordedRollout]:
+    """By rollout what its calls and spans say. ``oracle`` says of rollouts whether they violated something; where it is
+    silent, an act that shadow mode let pass is a violation.
+    """
+    calls_of, spans_of = _by_rollout(calls), _by_rollout(one for one in spans if not one.claimed)
+    paid = {one.tool_call_id for one in rewards if one.tool_call_id is not None and one.value > 0}
+    found: dict[str, RecordedRollout] = {}
+    for rollout in rollouts:
+        own, its_spans = calls_of[rollout.rollout_id], spans_of[rollout.rollout_id]
+        written = [one for call in own for one in written_calls(call)]
+        statuses = [str(one.attributes.get(semconv.TOOL_STATUS, "")) for one in its_spans]
+        unreadable = sum(one.arguments is None for one in written)
+        refused = sum(status in _MALFORMED for status in statuses)
+        found[rollout.rollout_id] = RecordedRollout(
+            calls=len(own),
+            tool_calls=max(len(written), sum(map(bool, statuses))),
+            malformed=unreadable + refused,
+            drifted=_drifted(own),
+            violated=oracle.get(rollout.rollout_id, any(map(_let_pass, its_spans))),
+            repeats=_repeats(its_spans, paid),
+        )
+    return found
+
+
+def _by_rollout(rows: Iterable[_Row]) -> dict[str, list[_Row]]:
+    found: dict[str, list[_Row]] = defaultdict(list)
+    for one in rows:
+        if one.rollout_id is not None:
+            found[one.rollout_id].append(one)
+    return found
+
+
+def _drifted(calls: Sequence[CapturedCall]) -> int:
+    diagnostics: list[Diagnostic] = []
+    for attempt in sorted({one.attempt or 1 for one in calls}):
+        of_it = [one for one in calls if (one.attempt or 1) == attempt and one.prompt_ids is not None]
+        find_drift(of_it, diagnostics)
+    return len(diagnostics)
+
+
+def _let_pass(span: Span) -> bool:
+    """Whether ``span`` is a decision on an act that would have blocked it, and did not."""
+    found = span.attributes
+    return (
+        span.name == semconv.DECISION_SPAN_NAME
+        and found.get(semconv.POINT) == Point.PRE_TOOL_CALL.value
+        and found.get(semconv.DECISION_WOULD) in BLOCKING
+    )
+
+
+def _repeats(spans: Sequence[Span], paid: Set[Any]) -> int:
+    """Tool calls that were rewarded, and were the same as an earlier one of their attempt."""
+    seen: set[Hashable] = set()
+    count = 0
+    for span in spans:
+        attributes = span.attributes
+        if attributes.get(semconv.TOOL_STATUS) is None:
+            continue
+        same = (span.attempt, str(attributes.get(semconv.TOOL_NAME)), str(attributes.get(semconv.TOOL_ARGUMENTS)))
+        count += same in seen and attributes.get(semconv.TOOL_CALL_ID) in paid
+        seen.add(same)
+    return count
+
+
+_UPDATES: Final = 10
+_ROLLOUTS: Final = 512
+#: Rollouts whose calls are held in memory at a time.
+_AT_ONCE: Final = 32
+_COLUMNS: Final = ("rollout_id", "attempt", "task_id", "rewards", "credit", "truncated", "set_aside")
+
+
+def read_evidence(place: str) -> Evidence:
+    """The evidence in ``place``: the folder of a run, or a trace store (a path or an address).
+
+    Raises `StoreError`, `TrainError` or `TransitionError` for what is not there or cannot be read.
+    """
+    folder = Path(place)
+    if not folder.is_dir():
+        with closing(open_store(place, make=False)) as store:
+            return _of_store(store)
+    if not any((folder / name).exists() for name in ("metrics.jsonl", "transitions", "store.sqlite")):
+        raise LgovError(f"there is no run in {folder}", hint="name a folder with a metrics.jsonl, or a trace store")
+    lines = read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else []
+    file = folder / "store.sqlite"
+    batches = {int(path.stem.removeprefix("step-")): path for path in (folder / "transitions").glob("step-*.json")}
+    if not file.exists():
+        return _of_run(lines, batches, None, {})
+    with closing(open_store(file, make=False)) as store:
+        if not batches:
+            return _of_store(store, lines)
+        return _of_run(lines, batches, store, _violated(folder / "oracle.jsonl"))
+
+
+def _of_run(
+    lines: Sequence[Mapping[str, Any]],
+    batches: Mapping[int, Path],
+    store: TraceStore | None,
+    oracle: Mapping[str, bool],
+) -> Evidence:
+    steps = sorted(batches)
+    quarter = max(1, min(_UPDATES, len(steps) // 4))
+    first, last = (steps[:quarter] if len(steps) > 1 else []), steps[-quarter:]
+    recent = steps[-_UPDATES:]
+    read = {step: _batch(step, batches[step].with_suffix(".parquet")) for step in {*first, *last, *recent}}
+
+    def rollouts(chosen: Sequence[int]) -> list[TrainedRollout]:
+        return [one for step in chosen for one in read[step]]
+
+    early, late = rollouts(first), rollouts(recent)
+    recorded: dict[str, RecordedRollout] = {}
+    if store is not None:
+        ids = [one.rollout_id for one in (*early[:_ROLLOUTS], *late[-_ROLLOUTS:])]
+        for _, found in _portions(store, ids, oracle):
+            recorded |= found
+    return Evidence(train_lines(lines), _failed(lines), early, rollouts(last), late, recorded)
+
+
+def _of_store(store: TraceStore, lines: Sequence[Mapping[str, Any]] = ()) -> Evidence:
+    rollouts = sorted(store.rollouts(), key=lambda one: (one.created_at, one.rollout_id))
+    every = [one.rollout_id for one in rollouts if not one.held_out]
+    quarter = min(_ROLLOUTS, len(every) // 4)
+    recent = every[-_ROLLOUTS:]
+    trained: dict[str, TrainedRollout] = {}
+    recorded: dict[str, RecordedRollout] = {}
+    for portion, found in _portions(store, list(dict.fromkeys([*every[:quarter], *recent])), {}):
+        trained |= {one.rollout_id: one for one in portion}
+        recorded |= found
+
+    def chosen(ids: Sequence[str]) -> list[TrainedRollout]:
+        return [trained[one] for one in ids if one in trained]
+
+    late = every[-quarter:] if quarter else []
+    return Evidence(train_lines(lines), _failed(lines), chosen(every[:quarter]), chosen(late), chosen(recent), recorded)
+
+
+def _portions(
+    store: TraceStore, ids: Sequence[str], oracle: Mapping[str, bool]
+) -> Iterator[tuple[list[TrainedRollout], dict[str, RecordedRollout]]]:
+    for start in range(0, len(ids), _AT_ONCE):
+        portion = ids[start : start + _AT_ONCE]
+        rollouts, attempts = store.rollouts(ids=portion), store.attempts(portion)
+        calls, rewards, spans = list(store.calls(portion)), store.rewards(portion), store.spans(portion)
+        yield (
+            trained_rollouts(rollouts, attempts, calls, rewards),
+            recorded_rollouts(rollouts, calls, rewards, spans, oracle),
+        )
+
+
+def _batch(step: int, path: Path) -> list[TrainedRollout]:
+    """The rollouts of one update. Only the columns that are needed are read: no tokens."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ModuleNotFoundError as error:
+        raise TransitionError("Parquet needs pyarrow", hint='pip install "lgov[train]"') from error
+    try:
+        rows: list[dict[str, Any]] = pq.read_table(path, columns=list(_COLUMNS)).to_pylist()
+    except (OSError, ValueError, LookupError, pa.ArrowException) as error:
+        raise TransitionError(f"{path} cannot be read as transitions: {error}") from error
+    by_rollout: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        by_rollout[row["rollout_id"]].append(row)
+    return [_rollout(step, rollout_id, turns) for rollout_id, turns in by_rollout.items()]
+
+
+def _rollout(step: int, rollout_id: str, turns: Sequence[Mapping[str, Any]]) -> TrainedRollout:
+    rewards: dict[str, float] = defaultdict(float)
+    air: list[float] = []
+    for turn in turns:
+        for pair in () if turn["set_aside"] else turn["rewards"]:
+            rewards[pair["dimension"]] += pair["value"]
+            if pair["dimension"] == INTERMEDIATE:
+                air.append(pair["value"])
+    credits = [turn["credit"] for turn in turns if turn["credit"] is not None]
+    return TrainedRollout(
+        rollout_id,
+        (step, turns[0]["task_id"]),
+        dict(rewards),
+        tuple(air),
+        any(credits) if credits else None,
+        len(turns),
+        sum(turn["truncated"] for turn in turns),
+    )
+
+
+def _failed(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The failed updates that no later line made good."""
+    made = max((line["step"] for line in train_lines(lines)), default=0)
+    return [line for line in lines if line.get("phase") == "failed_update" and line.get("step", 0) > made]
+
+
+def _violated(path: Path) -> dict[str, bool]:
+    """What an ``oracle.jsonl`` says of rollouts, over their attempts."""
+    found: dict[str, bool] = {}
+    for entry in read_metrics(path) if path.exists() else ():
+        name = str(entry.get("rollout_id"))
+        found[name] = found.get(name, False) or bool(entry.get("violated"))
+    return found
