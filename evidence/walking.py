@@ -22,8 +22,8 @@ from lgov_core.gateway.engine.embedded import EmbeddedEngine
 from lgov_core.gateway.server import EndpointServer
 from lgov_core.governor import Governor
 from lgov_core.hookspecs import hookimpl
-from lgov_core.instrumentation import arun_steps
-from lgov_core.instrumentation.tool_call import ToolReading, tool_steps
+from lgov_core.instrumentation import arun_flow
+from lgov_core.instrumentation.tool_call import ToolReading, tool_flow
 from lgov_core.models import LanguageModel, build_tiny, load_model
 from lgov_core.policies import load_policy_file
 from lgov_core.reward import AirPlugin, AirRules, RuleSet
@@ -159,7 +159,7 @@ class Harness:
             before = corridor.rooms
             action = Action(Point.PRE_TOOL_CALL, name, arguments=arguments, agent="walker", call_id=call_id)
             tool = _Tool(corridor, name)
-            result = await arun_steps(tool_steps(self.governor, action, tool.run, tool.read))
+            result = await arun_flow(tool_flow(self.governor, action, tool.run, tool.read))
             counts["looks"] += name == "look" and result.ran
             counts["locked"] += tool.failed
             if corridor.rooms > before and self.walks.each_room:

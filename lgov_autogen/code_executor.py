@@ -12,9 +12,9 @@ from pydantic import BaseModel
 
 from lgov_autogen.current_governor import GovernedComponent, acting_governor, behind
 from lgov_autogen.governed_call import note_abort, tool_action
-from lgov_core.instrumentation import Governor, arun_steps
+from lgov_core.instrumentation import Governor, arun_flow
 from lgov_core.instrumentation.evaluated_call import covered_call
-from lgov_core.instrumentation.tool_call import ToolReading, tool_steps
+from lgov_core.instrumentation.tool_call import ToolReading, tool_flow
 from lgov_core.types import Action
 
 #: The languages whose blocks are commands for a shell. Others are programs, in an argument of another name.
@@ -54,7 +54,7 @@ async def govern_code(
             code = str(permitted.get("command" if "command" in permitted else "code", block.code))
             return await execute([block if code == block.code else replace(block, code=code)])
 
-        result = await arun_steps(tool_steps(governor, action, run, _reading, raise_abort=False))
+        result = await arun_flow(tool_flow(governor, action, run, _reading, raise_abort=False))
         note_abort(result.decision, None)
         if result.denial is not None:
             return CodeResult(exit_code=NOT_RUN, output="\n".join([*outputs, result.denial]))

@@ -25,7 +25,7 @@ from lgov_autogen.proposals import ProposedCalls
 from lgov_autogen.runs import Run
 from lgov_autogen.transcript import HiddenPart, Transcript, unique_text
 from lgov_core.errors import PolicyDenied
-from lgov_core.instrumentation import Governor, arun_steps
+from lgov_core.instrumentation import Governor, arun_flow
 from lgov_core.instrumentation.evaluated_call import covered_call
 from lgov_core.instrumentation.message_decisions import MessageDecisionCache
 from lgov_core.instrumentation.model_call import ModelCall, reply_limit
@@ -173,7 +173,7 @@ class ModelExchange:
             return None
         call.answered(reading)
         self.used.append(result.usage)
-        result = self._applied(await arun_steps(call.reply_steps(reading)), result)
+        result = self._applied(await arun_flow(call.reply_flow(reading)), result)
         if not isinstance(result.content, str):
             return result
         return self._applied(await self.governor.adecide(call.output(result.content)), result)

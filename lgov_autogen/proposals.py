@@ -22,9 +22,9 @@ from lgov_autogen.messages import call_arguments, judged_arguments
 from lgov_autogen.runs import current_run
 from lgov_autogen.transcript import MAX_REMEMBERED
 from lgov_core.errors import PolicyDenied
-from lgov_core.instrumentation import BoundedDict, Governor, arun_steps
+from lgov_core.instrumentation import BoundedDict, Governor, arun_flow
 from lgov_core.instrumentation.evaluated_call import covered_call
-from lgov_core.instrumentation.tool_call import ToolCall, ToolReading, tool_steps
+from lgov_core.instrumentation.tool_call import ToolCall, ToolReading, tool_flow
 from lgov_core.types import Action, Decision, Kind, ToolOutcome, ToolStatus, new_id
 
 
@@ -105,7 +105,7 @@ class ProposedCalls:
     ) -> tuple[Decision, FunctionCall]:
         """Evaluates a call that the agent will run unobserved. Beyond `MAX_REMEMBERED` the oldest span stays open."""
         governed = ToolCall(governor, _action(call, "function", agent))
-        decision = await arun_steps(governed.judge_steps())
+        decision = await arun_flow(governed.judge_flow())
         if decision.blocks:
             if decision.abort:
                 raise PolicyDenied(decision)
@@ -144,8 +144,8 @@ async def _evaluate_handoff(governor: Governor, call: FunctionCall, agent: str |
     async def passed(arguments: Mapping[str, Any]) -> FunctionCall:
         return call if arguments == action.arguments else _with_arguments(call, arguments)
 
-    result = await arun_steps(
-        tool_steps(governor, action, passed, lambda _call: ToolReading(f"handed off by {call.name}"))
+    result = await arun_flow(
+        tool_flow(governor, action, passed, lambda _call: ToolReading(f"handed off by {call.name}"))
     )
     return result.decision, result.result if result.result is not None else call
 

@@ -12,8 +12,8 @@ from lgov_autogen._internals import is_handoff
 from lgov_autogen.current_governor import acting_governor
 from lgov_autogen.governed_call import Emit, GovernedCall, Run, kind_of, note_abort, tool_action
 from lgov_core.errors import PolicyDenied
-from lgov_core.instrumentation import Governor, arun_steps
-from lgov_core.instrumentation.tool_call import ToolReading, tool_steps
+from lgov_core.instrumentation import Governor, arun_flow
+from lgov_core.instrumentation.tool_call import ToolReading, tool_flow
 from lgov_core.types import Decision
 
 
@@ -46,8 +46,8 @@ class _ToolCall(GovernedCall):
         """Raises `PolicyDenied` where the tool's caller cannot read a denial."""
         tool = self.owner
         action = tool_action(self.name, kind_of(tool), self.arguments, tool, call_id=self.call_id)
-        governed = await arun_steps(
-            tool_steps(governor, action, run, lambda value: ToolReading(_text_of(tool, value)), raise_abort=False)
+        governed = await arun_flow(
+            tool_flow(governor, action, run, lambda value: ToolReading(_text_of(tool, value)), raise_abort=False)
         )
         note_abort(governed.decision, action.call_id)
         text = governed.denial if governed.denial is not None else governed.text

@@ -27,9 +27,9 @@ from lgov_autogen.current_governor import GovernedComponent, acting_governor, be
 from lgov_autogen.governed_call import Emit, GovernedCall, Run, kind_of, note_abort, tool_action
 from lgov_autogen.runs import end_at_next_step
 from lgov_core.errors import PolicyDenied
-from lgov_core.instrumentation import Governor, arun_steps
+from lgov_core.instrumentation import Governor, arun_flow
 from lgov_core.instrumentation.evaluated_call import covered_call, note_error
-from lgov_core.instrumentation.tool_call import ToolReading, failure_status, tool_steps
+from lgov_core.instrumentation.tool_call import ToolReading, failure_status, tool_flow
 
 #: The text for an image in a result.
 IMAGE = "[image]"
@@ -61,7 +61,7 @@ class WorkbenchCall(GovernedCall):
         kind = kind_of(tool_in(self.owner, self.name), self.owner)
         action = tool_action(self.name, kind, self.arguments, self.owner, call_id=self.call_id, agent=self.agent)
         try:
-            governed = await arun_steps(tool_steps(governor, action, run, _reading, raise_abort=False))
+            governed = await arun_flow(tool_flow(governor, action, run, _reading, raise_abort=False))
         except asyncio.CancelledError:
             if not _only_by_token(self.token):
                 raise

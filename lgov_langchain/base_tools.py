@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lgov_core.instrumentation import Step, Steps
+from lgov_core.instrumentation import Flow, foreign, wait
 from lgov_core.instrumentation.evaluated_call import CoveredCall, covered_call
 from lgov_core.instrumentation.methods import flow_method
-from lgov_core.instrumentation.tool_call import tool_steps
+from lgov_core.instrumentation.tool_call import tool_flow
 from lgov_core.types import Action, Point
 from lgov_langchain._internals import tool_function
 from lgov_langchain.current_governor import acting_governor
@@ -37,16 +37,16 @@ _SINGLE = "input"
 def wrap_run(run: Callable[..., Any]) -> Callable[..., Any]:
     """``BaseTool.run`` or ``arun`` with an evaluation before and after."""
 
-    def steps(tool: BaseTool, tool_input: Any, *args: Any, **kwargs: Any) -> Steps[Any]:
+    def steps(tool: BaseTool, tool_input: Any, *args: Any, **kwargs: Any) -> Flow[Any]:
         call = _uncovered_call(tool, tool_input, args, kwargs)
         if call is None:
-            return (yield Step(lambda: run(tool, tool_input, *args, **kwargs)))
+            return (yield from wait(foreign(run, tool, tool_input, *args, **kwargs)))
 
         def go(arguments: Mapping[str, Any]) -> Any:
             return run(tool, call.input_with(arguments), *args, **kwargs)
 
         with call.recorded():
-            result = yield from tool_steps(call.governor, call.action, go, result_reading, is_pause=is_pause)
+            result = yield from tool_flow(call.governor, call.action, go, result_reading, is_pause=is_pause)
         return answer(result, tool.name, call.action.call_id)
 
     return flow_method(run, steps)

@@ -26,7 +26,7 @@ from langchain_core.messages import (
 from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.prompt_values import PromptValue
 
-from lgov_core.instrumentation import Step, Steps, arun_steps, run_steps
+from lgov_core.instrumentation import Flow, arun_flow, either, foreign, run_flow, wait
 from lgov_core.instrumentation.methods import flow_method
 from lgov_langchain._internals import combine_llm_outputs
 from lgov_langchain.current_governor import acting_governor
@@ -46,19 +46,20 @@ _END = object()
 def wrap_generate(generate: Callable[..., Any]) -> Callable[..., Any]:
     """``BaseChatModel.generate`` or ``agenerate`` with an evaluation before and after each of its calls."""
 
-    def steps(self: BaseChatModel, messages: list[list[BaseMessage]], *args: Any, **kwargs: Any) -> Steps[Any]:
+    def steps(self: BaseChatModel, messages: list[list[BaseMessage]], *args: Any, **kwargs: Any) -> Flow[Any]:
         flows = _generate_flows(generate, self, messages, args, kwargs)
         if flows is None:
-            return (yield Step(partial(generate, self, messages, *args, **kwargs)))
+            return (yield from wait(foreign(generate, self, messages, *args, **kwargs)))
         if len(flows) == 1:
             return (yield from flows[0])
-        return _combined(self, (yield Step(lambda: list(map(run_steps, flows)), lambda: _together(flows))))
+        results = yield from wait(either(lambda: list(map(run_flow, flows)), lambda: _together(flows)))
+        return _combined(self, results)
 
     return flow_method(generate, steps)
 
 
-async def _together(flows: Sequence[Steps[LLMResult]]) -> list[LLMResult]:
-    return await asyncio.gather(*map(arun_steps, flows))
+async def _together(flows: Sequence[Flow[LLMResult]]) -> list[LLMResult]:
+    return await asyncio.gather(*map(arun_flow, flows))
 
 
 def wrap_stream(stream: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,7 +93,7 @@ def _as_messages(given: Any) -> list[BaseMessage]:
 
 def _generate_flows(
     generate: Callable[..., Any], model: BaseChatModel, prompts: list[list[BaseMessage]], args: Any, kwargs: Any
-) -> list[Steps[LLMResult]] | None:
+) -> list[Flow[LLMResult]] | None:
     """A flow for each call; None if no call is to be evaluated here."""
     governor = acting_governor()
     if governor is None or all(is_covered(governor, messages) for messages in prompts):
@@ -107,10 +108,10 @@ def _generate_flows(
 
 def _generate_flow(
     governor: Governor, prompt: Prompt, generate: Callable[[Sequence[BaseMessage]], Any]
-) -> Steps[LLMResult]:
+) -> Flow[LLMResult]:
     results: list[LLMResult] = []
 
-    def send(sent: SentCall) -> Steps[Reply]:
+    def send(sent: SentCall) -> Flow[Reply]:
         results.append((yield from sent.send(partial(generate, sent.messages))))
         return _reply(results[0])
 
@@ -167,7 +168,7 @@ def _stream_flow(
             sent.failed(error)
             raise
         finally:
-            yield Step(opened.aclose if asynchronous else opened.close)
+            yield foreign(opened.aclose if asynchronous else opened.close)
         return _whole(chunks)
 
     result = yield from govern_model_call(governor, prompt, send)

@@ -12,7 +12,7 @@ from langchain_core.messages import BaseMessage, SystemMessage
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.types import Command
 
-from lgov_core.instrumentation import Steps, arun_steps, json_text, run_steps
+from lgov_core.instrumentation import Flow, arun_flow, json_text, run_flow
 from lgov_core.instrumentation.endpoint_headers import demand_endpoint
 from lgov_langchain.messages import first_reply
 from lgov_langchain.model_calls import Prompt, Reply, Result, attributed, govern_model_call
@@ -35,20 +35,20 @@ class _ModelCallMiddleware(AgentMiddleware[Any, Any, Any]):
     call waits for a thread of the default executor, twice.
     """
 
-    def _govern(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Steps[Any]:
+    def _govern(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Flow[Any]:
         raise NotImplementedError
 
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> Any:
         """Evaluates the call, sends it if it may be sent, and evaluates the reply."""
-        return run_steps(self._govern(request, handler))
+        return run_flow(self._govern(request, handler))
 
     def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> CoroutineType[Any, Any, Any]:
         """As `wrap_model_call`, for asynchronous agents."""
-        return arun_steps(self._govern(request, handler))
+        return arun_flow(self._govern(request, handler))
 
 
 class LgovMiddleware(GovernedToolCalls, _ModelCallMiddleware):
@@ -81,10 +81,10 @@ class LgovMiddleware(GovernedToolCalls, _ModelCallMiddleware):
         self._endpoint_headers = endpoint_headers is not False
         process_handler()
 
-    def _govern(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Steps[Any]:
+    def _govern(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Flow[Any]:
         responses: list[ModelResponse[Any]] = []
 
-        def send(sent: SentCall) -> Steps[Reply]:
+        def send(sent: SentCall) -> Flow[Reply]:
             to_send = self._attributed(_with_messages(request, sent.messages))
             responses.append((yield from sent.send(partial(handler, to_send))))
             return _reply(responses[0])
@@ -117,7 +117,7 @@ class InnermostMiddleware(_ModelCallMiddleware):
         self.governor = governor
         self.tools = []
 
-    def _govern(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Steps[Any]:
+    def _govern(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Flow[Any]:
         def send(messages: Sequence[BaseMessage]) -> Any:
             return handler(_with_messages(request, messages))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
-from lgov_core.instrumentation import Steps, semconv
+from lgov_core.instrumentation import Flow, semconv
 from lgov_core.instrumentation.endpoint_headers import endpoint_headers
 from lgov_core.instrumentation.evaluated_call import covered_call
 from lgov_core.instrumentation.model_call import ModelCall, ModelReading
@@ -84,7 +84,7 @@ class Prompt:
         return [text for text in texts if text in said]
 
 
-def govern_model_call(governor: Governor, prompt: Prompt, send: Callable[[SentCall], Steps[Reply]]) -> Steps[Result]:
+def govern_model_call(governor: Governor, prompt: Prompt, send: Callable[[SentCall], Flow[Reply]]) -> Flow[Result]:
     """Evaluates the user's new text and the call, sends it if allowed, then evaluates the reply and the answer.
 
     ``send`` is a flow that sends the call, by `SentCall.send`, and returns the reply; of all flows only that one may emit.
@@ -121,7 +121,7 @@ def govern_model_call(governor: Governor, prompt: Prompt, send: Callable[[SentCa
 
 def _evaluate_prompt(
     call: ModelCall, prompt: Prompt
-) -> Steps[tuple[Decision | None, list[BaseMessage], list[BaseMessage]]]:
+) -> Flow[tuple[Decision | None, list[BaseMessage], list[BaseMessage]]]:
     """The denial if there is one, the messages to send, and the user's messages among them that policies rewrote."""
     decisions = process_handler().message_decisions(call.governor)
     new, rewritten = messages.new_user_messages(prompt.messages), list[BaseMessage]()
@@ -135,7 +135,7 @@ def _evaluate_prompt(
     said = prompt.user_texts()
     for position, message in enumerate(new, start=len(earlier)):
         text = messages.text_of(message)
-        decision = yield from call.governor.decision_steps(call.user_text(text, nested=text not in said))
+        decision = yield from call.governor.decision_flow(call.user_text(text, nested=text not in said))
         if decision.blocks:
             decisions.denied(text, decision.denial_message())
             return decision, sent, rewritten
@@ -146,7 +146,7 @@ def _evaluate_prompt(
     limit = messages.reply_limit(prompt.model, prompt.settings)
     tools = prompt.settings.get("tools") or []
     request = call.request(messages.as_mappings(sent), tools=tools, user_text=said, **limit)
-    decision = yield from call.governor.decision_steps(request)
+    decision = yield from call.governor.decision_flow(request)
     if decision.blocks:
         return decision, sent, rewritten
     if decision.arguments is not None:
@@ -154,7 +154,7 @@ def _evaluate_prompt(
     return None, sent, rewritten
 
 
-def _evaluate_reply(sent: SentCall, reply: Reply, rewritten: Sequence[BaseMessage]) -> Steps[Result]:
+def _evaluate_reply(sent: SentCall, reply: Reply, rewritten: Sequence[BaseMessage]) -> Flow[Result]:
     call, message = sent.call, reply.message
     if message is None:
         call.span.end()
@@ -169,7 +169,7 @@ def _evaluate_reply(sent: SentCall, reply: Reply, rewritten: Sequence[BaseMessag
     result = yield from _evaluate_message(call, reading, message, reply.final)
     others: list[AIMessage] = []
     for other in reply.others:
-        decision = yield from call.reply_steps(messages.model_reading(other))
+        decision = yield from call.reply_flow(messages.model_reading(other))
         if decision.blocks:
             other = messages.denial_reply(decision, other)
         elif decision.text is not None:
@@ -178,8 +178,8 @@ def _evaluate_reply(sent: SentCall, reply: Reply, rewritten: Sequence[BaseMessag
     return replace(result, rewritten=rewritten, others=others)
 
 
-def _evaluate_message(call: ModelCall, reading: ModelReading, reply: AIMessage, final: str | None) -> Steps[Result]:
-    decision = yield from call.reply_steps(reading)
+def _evaluate_message(call: ModelCall, reading: ModelReading, reply: AIMessage, final: str | None) -> Flow[Result]:
+    decision = yield from call.reply_flow(reading)
     if decision.blocks:
         return Result(messages.denial_reply(decision, reply), "all")
     result = Result(reply)
@@ -187,10 +187,10 @@ def _evaluate_message(call: ModelCall, reading: ModelReading, reply: AIMessage, 
         final = final if final is None or reply.tool_calls else decision.text
         result = Result(messages.with_text(reply, decision.text), "text")
     for broken in reply.invalid_tool_calls:  # nothing can run, so nothing is evaluated, but it is recorded
-        yield call.governor.record_step(_invalid_call(call.reply(reading), broken))
+        yield from call.governor.record_flow(_invalid_call(call.reply(reading), broken))
     if final is None:
         return result
-    decision = yield from call.governor.decision_steps(call.output(final))
+    decision = yield from call.governor.decision_flow(call.output(final))
     if decision.blocks:
         return Result(messages.denial_reply(decision, reply), "all")
     if decision.text is None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lgov_core.errors import PolicyDenied
-from lgov_core.instrumentation import Step, Steps
+from lgov_core.instrumentation import Flow, foreign, wait
 from lgov_core.instrumentation.evaluated_call import model_call_covered
 from lgov_langchain import messages
 from lgov_langchain.runs import is_pause
@@ -39,12 +38,12 @@ class SentCall:
     went: bool = False
     denial: tuple[AIMessage, Decision] | None = None
 
-    def send(self, function: Callable[[], Any]) -> Steps[Any]:
+    def send(self, function: Callable[[], Any]) -> Flow[Any]:
         """Calls ``function`` inside the call's span, and ends the span if it raises."""
         token = _SENT.set(self)
         try:
             with self.call.span.active(model=self.call.governor):
-                return (yield Step(function))
+                return (yield from wait(foreign(function)))
         except ChangedCallDenied:
             raise
         except BaseException as error:
@@ -78,7 +77,7 @@ def is_covered(governor: Governor, prompt: Sequence[BaseMessage]) -> bool:
     return model_call_covered(governor) and sent is not None and list(sent.messages) == list(prompt)
 
 
-def send_changed(governor: Governor, prompt: Sequence[BaseMessage], function: Callable[[Any], Any]) -> Steps[Any]:
+def send_changed(governor: Governor, prompt: Sequence[BaseMessage], function: Callable[[Any], Any]) -> Flow[Any]:
     """Sends the evaluated call that the running code is inside of, by ``function(messages)``.
 
     If ``prompt`` is not what it was evaluated with, it is evaluated again, and sent as the policies want it. Returns what
@@ -86,12 +85,12 @@ def send_changed(governor: Governor, prompt: Sequence[BaseMessage], function: Ca
     """
     sent = _SENT.get()
     if sent is None or not model_call_covered(governor):
-        return (yield Step(partial(function, prompt)))
+        return (yield from wait(foreign(function, prompt)))
     if not is_covered(governor, prompt):
         if not sent.went:  # a retry is another call for policies that count
             sent.call.overtaken()
         action = sent.call.changed_request(messages.as_mappings(prompt))
-        decision = yield Step(partial(governor.decide, action), partial(governor.adecide, action))
+        decision = yield from governor.decision_flow(action)
         if decision.blocks:
             denial = messages.denial_reply(decision)
             sent.denial = (denial, decision)
@@ -101,6 +100,6 @@ def send_changed(governor: Governor, prompt: Sequence[BaseMessage], function: Ca
     sent.went = True
     token = _SENT.set(SentCall(sent.call, prompt))  # for the patched chat model it is the call that was evaluated
     try:
-        return (yield Step(partial(function, prompt)))
+        return (yield from wait(foreign(function, prompt)))
     finally:
         _SENT.reset(token)

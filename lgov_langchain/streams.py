@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Generator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from lgov_core.instrumentation import Step, Steps, arun_steps, run_steps
+from lgov_core.instrumentation import Flow, Step, arun_flow, run_flow
 
 _END = object()
 
@@ -18,30 +18,30 @@ class Emit:
     chunk: Any
 
 
-StreamSteps: TypeAlias = Generator[Step | Emit, Any, None]
+StreamSteps: TypeAlias = Generator[Step[Any] | Emit, Any, None]
 
 
 def stream_steps(steps: StreamSteps) -> Generator[Any]:
     """Runs a flow for a synchronous reader. A reader who stops is a `GeneratorExit` in it: then it must not emit."""
     try:
-        while (chunk := run_steps(_next_chunk(steps))) is not _END:
+        while (chunk := run_flow(_next_chunk(steps))) is not _END:
             yield chunk
     except BaseException as error:
-        run_steps(_next_chunk(steps, error))
+        run_flow(_next_chunk(steps, error))
         raise
 
 
 async def astream_steps(steps: StreamSteps) -> AsyncGenerator[Any]:
     """As `stream_steps`, for an asynchronous reader."""
     try:
-        while (chunk := await arun_steps(_next_chunk(steps))) is not _END:
+        while (chunk := await arun_flow(_next_chunk(steps))) is not _END:
             yield chunk
     except BaseException as error:
-        await arun_steps(_next_chunk(steps, error))
+        await arun_flow(_next_chunk(steps, error))
         raise
 
 
-def _next_chunk(steps: StreamSteps, error: BaseException | None = None) -> Steps[Any]:
+def _next_chunk(steps: StreamSteps, error: BaseException | None = None) -> Flow[Any]:
     """Runs the flow to its next chunk, or `_END`; ``error`` is thrown into it first."""
     answer: Any = None
     while True:

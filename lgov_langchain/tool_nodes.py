@@ -11,8 +11,8 @@ from langgraph.prebuilt import ToolNode
 from langgraph.prebuilt.tool_node import TOOL_CALL_ERROR_TEMPLATE, TOOL_INVOCATION_ERROR_TEMPLATE
 
 from lgov_core.errors import PolicyError
-from lgov_core.instrumentation import Step, Steps, arun_steps, run_steps
-from lgov_core.instrumentation.tool_call import ToolReading, tool_steps
+from lgov_core.instrumentation import Flow, arun_flow, foreign, run_flow, wait
+from lgov_core.instrumentation.tool_call import ToolReading, tool_flow
 from lgov_core.types import Action, Point
 from lgov_langchain._internals import handled_error_types, node_options
 from lgov_langchain.callback_enforcement import DeniedToolError
@@ -44,23 +44,23 @@ class GovernedToolCalls:
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Handler) -> ToolMessage | Command[Any]:
         """Evaluates the call, runs it if it may run, records the outcome and evaluates the result."""
-        return run_steps(self._steps(request, handler, run_steps))
+        return run_flow(self._steps(request, handler, run_flow))
 
     def awrap_tool_call(
         self, request: ToolCallRequest, handler: AsyncHandler
     ) -> CoroutineType[Any, Any, ToolMessage | Command[Any]]:
         """As `wrap_tool_call`, for asynchronous agents. Not a coroutine function, as the hooks for model calls."""
-        return arun_steps(self._steps(request, handler, arun_steps))
+        return arun_flow(self._steps(request, handler, arun_flow))
 
     def _steps(
-        self, request: ToolCallRequest, handler: Any, run: Callable[[Steps[Any]], Any]
-    ) -> Steps[ToolMessage | Command[Any]]:
+        self, request: ToolCallRequest, handler: Any, run: Callable[[Flow[Any]], Any]
+    ) -> Flow[ToolMessage | Command[Any]]:
         def go(arguments: Mapping[str, Any]) -> Any:
             return run(_run_flow(handler, request, arguments))
 
         with inside(agent_span(self.governor, request.runtime.config)):
             reading = partial(_reading, request)
-            result = yield from tool_steps(self.governor, _tool_action(request), go, reading, is_pause=is_pause)
+            result = yield from tool_flow(self.governor, _tool_action(request), go, reading, is_pause=is_pause)
         return answer(result, request.tool_call["name"], request.tool_call["id"] or "")
 
 
@@ -79,13 +79,13 @@ def _tool_action(request: ToolCallRequest) -> Action:
     )
 
 
-def _run_flow(handler: Callable[..., Any], request: ToolCallRequest, arguments: Mapping[str, Any]) -> Steps[Any]:
+def _run_flow(handler: Callable[..., Any], request: ToolCallRequest, arguments: Mapping[str, Any]) -> Flow[Any]:
     expect_call_below(request.runtime.config)
     call = request.tool_call
     if arguments != call["args"]:
         request = request.override(tool_call={**call, "args": dict(arguments)})
     try:
-        return (yield Step(partial(handler, request)))
+        return (yield from wait(foreign(handler, request)))
     except DeniedToolError as denied:  # it was changed on the way, and this node makes no messages of errors
         return denial_message(denied.message, call["name"], call["id"] or "")
 

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from openai import AsyncOpenAI, OpenAI
 
 from lgov_core.errors import InstrumentationError, PolicyDenied
-from lgov_core.instrumentation import Step, Steps
+from lgov_core.instrumentation import Flow, either, foreign, wait
 from lgov_core.instrumentation.evaluated_call import model_call_covered
 from lgov_core.instrumentation.methods import flow_method
 from lgov_core.instrumentation.model_call import ModelCall
@@ -63,7 +63,7 @@ class Interceptor:
         for memory in list(memories.values()):
             memory.close()
 
-    def steps(self, request: Any, send: Callable[[Any], Steps[Any]]) -> Steps[Any]:
+    def steps(self, request: Any, send: Callable[[Any], Flow[Any]]) -> Flow[Any]:
         """Sends ``request`` by ``send`` if policy allows it; returns the response for the openai client.
 
         Fails closed: raises `PolicyDenied` for a request or reply that cannot be read, unless nothing evaluates it.
@@ -71,7 +71,7 @@ class Interceptor:
         governor, protocol = self.governor(), protocol_of(request.method, request.url.path)
         if governor is None or protocol is None or model_call_covered(governor):
             return (yield from send(request))
-        yield Step(request.read, request.aread)
+        yield from wait(either(request.read, request.aread))
         memory = self._memories.get(governor) or self._memories.setdefault(governor, Memory())
         try:
             evaluation = RequestEvaluation(governor, memory, protocol, body_of(request))
@@ -130,9 +130,9 @@ def wrapped_request(
 ) -> Callable[..., Any]:
     """``request`` of openai clients (by ``call``, if given), whose HTTP requests ``interceptors`` evaluate."""
 
-    def steps(client: Any, *args: Any, **kwargs: Any) -> Steps[Any]:
+    def steps(client: Any, *args: Any, **kwargs: Any) -> Flow[Any]:
         with _sending(client, interceptors):
-            return (yield Step(lambda: (call or request)(client, *args, **kwargs)))
+            return (yield from wait(foreign(call or request, client, *args, **kwargs)))
 
     return flow_method(request, steps)
 
@@ -156,7 +156,7 @@ def _wrap_send(http_client: Any) -> None:
         if hasattr(send, _MARKER):
             return
 
-        def steps(request: Any, **kwargs: Any) -> Steps[Any]:
+        def steps(request: Any, **kwargs: Any) -> Flow[Any]:
             return _send_steps(request, functools.partial(send, **kwargs), _SENDING.get()[1])
 
         wrapper = flow_method(send, steps)
@@ -168,9 +168,9 @@ def _wrap_send(http_client: Any) -> None:
             raise InstrumentationError(f"{name}.send cannot be wrapped, so this client cannot be governed") from error
 
 
-def _send_steps(request: Any, send: Callable[[Any], Any], interceptors: Sequence[Interceptor]) -> Steps[Any]:
+def _send_steps(request: Any, send: Callable[[Any], Any], interceptors: Sequence[Interceptor]) -> Flow[Any]:
     if not interceptors:
-        return (yield Step(lambda: send(request)))
+        return (yield from wait(foreign(send, request)))
     first, *inner = interceptors
     return (yield from first.steps(request, lambda one: _send_steps(one, send, inner)))
 

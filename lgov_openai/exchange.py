@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from lgov_core.errors import PolicyDenied
-from lgov_core.instrumentation import Step, Steps, run_steps
+from lgov_core.instrumentation import Flow, either, run_flow, wait
 from lgov_core.instrumentation.model_call import ModelCall, ModelReading, reply_limit
 from lgov_core.scope import current_scope
 from lgov_core.types import Decision, Point
@@ -31,7 +31,7 @@ _TOKEN_LIMITS = ("max_output_tokens", "max_completion_tokens", "max_tokens")
 class Exchange:
     """Evaluates and sends one request of a program. ``send`` sends a request of the client's HTTP library."""
 
-    def __init__(self, evaluation: RequestEvaluation, request: Any, send: Callable[[Any], Steps[Any]]) -> None:
+    def __init__(self, evaluation: RequestEvaluation, request: Any, send: Callable[[Any], Flow[Any]]) -> None:
         self._evaluation = evaluation
         self._governor = evaluation.governor
         self._memory = evaluation.memory
@@ -44,7 +44,7 @@ class Exchange:
         #: Whether the program gets the text of a stream while it arrives: no policy reads it.
         self._passes_text = not self._governor.reads_replies() and self._protocol.is_text_stream(self._body)
 
-    def steps(self) -> Steps[Any]:
+    def steps(self) -> Flow[Any]:
         """The response for the program. Raises `PolicyDenied` where a decision aborts the run."""
         denial = yield from self._evaluation.evaluate()
         if denial is not None:
@@ -54,7 +54,7 @@ class Exchange:
         body = self._protocol.with_entries(self._body, sent) if changed else self._body
         return (yield from self._rounds(body, sent, changed))
 
-    def _rounds(self, body: JSON, sent: Sequence[JSON], changed: bool) -> Steps[Any]:
+    def _rounds(self, body: JSON, sent: Sequence[JSON], changed: bool) -> Flow[Any]:
         """Sends ``body``, and again with the denials while all calls of a reply are denied."""
         call = self._model_call(body)
         response = yield from self._ask(call, body, sent, changed, again=False)
@@ -70,7 +70,7 @@ class Exchange:
 
     def _reply_rounds(
         self, call: ModelCall, response: Any, body: JSON, sent: Sequence[JSON], passed: Sequence[JSON] = ()
-    ) -> Steps[Any]:
+    ) -> Flow[Any]:
         """Evaluates the reply, and asks again while all its calls are denied. The program has got ``passed`` of it."""
         hidden: list[JSON] = []  # what the model wrote and read in the rounds before
         spent: list[JSON] = []  # the replies of these rounds
@@ -103,13 +103,13 @@ class Exchange:
 
     def _ask(
         self, call: ModelCall, body: JSON, sent: Sequence[JSON], changed: bool, *, again: bool
-    ) -> Steps[Any | Decision]:
+    ) -> Flow[Any | Decision]:
         """Evaluates the model call and sends it. The response, or the decision by which it was not sent."""
         mappings = [self._protocol.mapping(entry) for entry in sent]
         tools, limit = body.get("tools") or [], reply_limit(*map(body.get, _TOKEN_LIMITS))
         action = call.request(mappings, tools=tools, user_text=self._evaluation.said, **limit)
         try:
-            decision = yield from self._governor.decision_steps(action)
+            decision = yield from self._governor.decision_flow(action)
         except BaseException as error:  # cancelled: nothing was sent
             call.span.end(error)
             raise
@@ -128,7 +128,7 @@ class Exchange:
             with call.span.active(model=self._governor):
                 response = yield from self._send(request)
                 if self._evaluates_reply and (again or not self._passes_text_of(response)):
-                    yield Step(response.read, response.aread)
+                    yield from wait(either(response.read, response.aread))
         except BaseException as error:
             call.failed(error)
             raise
@@ -170,7 +170,7 @@ class Exchange:
         """Lets the program read the body while it arrives; its span is made when it has ended."""
 
         def conclude(reply: Reply, error: BaseException | None) -> None:
-            run_steps(self._evaluate_reply(call, reply, error))
+            run_flow(self._evaluate_reply(call, reply, error))
 
         def read(arrived: Any) -> Reply:
             return read_reply(arrived, self._protocol, partial=True)
@@ -180,7 +180,7 @@ class Exchange:
     def _hold_calls(self, call: ModelCall, response: Any, body: JSON, sent: Sequence[JSON]) -> None:
         """Lets the program read the text of the reply while it arrives, and the rest once it has been evaluated."""
 
-        def finish(whole: Any, passed: Sequence[JSON]) -> Steps[Any]:
+        def finish(whole: Any, passed: Sequence[JSON]) -> Flow[Any]:
             return (yield from self._reply_rounds(call, whole, body, sent, passed))
 
         key = (current_scope(), self._evaluation.digest)
@@ -188,7 +188,7 @@ class Exchange:
 
     def _evaluate_reply(
         self, call: ModelCall, reply: Reply, error: BaseException | None = None
-    ) -> Steps[tuple[JSON, list[EvaluatedTurn]] | None]:
+    ) -> Flow[tuple[JSON, list[EvaluatedTurn]] | None]:
         """Ends the span and evaluates the reply and its calls; None if there is no reply.
 
         The reply as its texts beside its turns may be, and one result a turn.
@@ -199,7 +199,7 @@ class Exchange:
         if self._evaluation.parent is not None and not self._body.get("previous_response_id"):
             self._memory.turns.paid(self._evaluation.parent)
         call.answered(reply.reading)
-        decision = yield from call.reply_steps(reply.reading)
+        decision = yield from call.reply_flow(reply.reading)
         decision, content = self._with_fields(call, reply.content, reply.reading, decision)
         if decision.blocks and decision.abort:
             raise PolicyDenied(decision)
@@ -239,7 +239,7 @@ class Exchange:
         hidden: Sequence[JSON],
         spent: Sequence[JSON],
         passed: Sequence[JSON],
-    ) -> Steps[Any]:
+    ) -> Flow[Any]:
         """Evaluates what is left as the output, remembers what the program does not get, and returns the rest."""
         delivered: list[Turn] = []
         for turn, one in zip(reply.turns, evaluated, strict=True):
@@ -247,7 +247,7 @@ class Exchange:
                 denial = self._protocol.denial_turn(self._body, "\n".join(one.denials))
                 one = replace(one, turn=denial, replaced=True)
             elif not one.turn.proposals and not one.replaced and one.turn.text:
-                decision = yield from self._governor.decision_steps(call.output(one.turn.text))
+                decision = yield from self._governor.decision_flow(call.output(one.turn.text))
                 if decision.blocks:
                     if decision.abort:
                         raise PolicyDenied(decision)

@@ -8,7 +8,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any
 
-from lgov_core.instrumentation import Steps, arun_steps, run_steps
+from lgov_core.instrumentation import Flow, arun_flow, run_flow
 from lgov_openai.content import JSON, read_events
 from lgov_openai.recording import follow_body
 
@@ -27,7 +27,7 @@ class HeldCalls:
         response: Any,
         key: Hashable,
         is_text: Callable[[JSON], bool],
-        finish: Callable[[Any, Sequence[JSON]], Steps[Any]],
+        finish: Callable[[Any, Sequence[JSON]], Flow[Any]],
         failed: Callable[[BaseException], None],
         open_recordings: set[Any],
     ) -> None:
@@ -67,13 +67,13 @@ class HeldCalls:
 
     def rest(self) -> bytes:
         """What the program gets at the end of the body."""
-        return self._context.run(run_steps, self._ending())
+        return self._context.run(run_flow, self._ending())
 
     async def arest(self) -> bytes:
         """As `rest`, for an asynchronous client."""
-        return await asyncio.create_task(arun_steps(self._ending()), context=self._context)
+        return await asyncio.create_task(arun_flow(self._ending()), context=self._context)
 
-    def _ending(self) -> Steps[bytes]:
+    def _ending(self) -> Flow[bytes]:
         self._open.discard(self)
         body = b"".join(self._pieces)
         whole = self._copy(content=body)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from lgov_core.errors import PolicyDenied
-from lgov_core.instrumentation import Governor, Steps
+from lgov_core.instrumentation import Flow, Governor
 from lgov_core.scope import current_scope
 from lgov_core.types import Decision, Point, new_id
 from lgov_openai.actions import current_tool, offered_tools, result_reading, tool_action, user_action
@@ -45,7 +45,7 @@ class RequestEvaluation:
         """The digest of the whole transcript."""
         return self.prefixes[-1]
 
-    def evaluate(self) -> Steps[Decision | None]:
+    def evaluate(self) -> Flow[Decision | None]:
         """Evaluates results, then user messages. Returns the denial of a message; raises `PolicyDenied` for an abort."""
         yield from self._evaluate_results()
         return (yield from self._evaluate_messages())
@@ -54,7 +54,7 @@ class RequestEvaluation:
         """The transcript to send: what the model may read, with what the program never received."""
         return self.memory.turns.restored(self.protocol, self.program, self.prefixes, self.current, self.parent)
 
-    def _evaluate_results(self) -> Steps[None]:
+    def _evaluate_results(self) -> Flow[None]:
         calls: dict[str | None, tuple[Proposal, str]] = {}
         results: list[tuple[int, Proposal | None, str | None]] = []
         turn_start = 0
@@ -75,7 +75,7 @@ class RequestEvaluation:
             if replacement is not None:
                 self.current[position] = self.protocol.with_text(self.program[position], replacement)
 
-    def _evaluate_result(self, position: int, proposal: Proposal | None, prefix: str | None) -> Steps[str | None]:
+    def _evaluate_result(self, position: int, proposal: Proposal | None, prefix: str | None) -> Flow[str | None]:
         """The text in place of the result, None if the model may read it. ``prefix`` is the digest before its call's turn."""
         entry = self.program[position]
         call_id, text = self._results[position] or (None, "")
@@ -93,16 +93,16 @@ class RequestEvaluation:
             if unrecorded:
                 outcome = pending.call.returned(pending.decision, reading)
                 if pending.call.finish(outcome):
-                    yield self.governor.record_step(outcome)
+                    yield from self.governor.record_flow(outcome)
             action = pending.call.result_action(reading, entry)
-        decision = yield from self.governor.decision_steps(action)
+        decision = yield from self.governor.decision_flow(action)
         if decision.blocks and decision.abort:
             raise PolicyDenied(decision)
         replacement = decision.denial_message(after=True) if decision.blocks else decision.text
         self.memory.results.put(key, (replacement,))
         return replacement
 
-    def _evaluate_messages(self) -> Steps[Decision | None]:
+    def _evaluate_messages(self) -> Flow[Decision | None]:
         """Evaluates the messages since the model's last turn, and earlier ones that no policy here has evaluated."""
         messages, program = self.memory.messages, self.program
         new = len(program)
@@ -116,7 +116,7 @@ class RequestEvaluation:
             answer = next((words for role, words in said[position + 1 :] if role == "assistant"), None)
             if position < new and messages.knows(text, answer):
                 continue
-            decision = yield from self.governor.decision_steps(user_action(text))
+            decision = yield from self.governor.decision_flow(user_action(text))
             if not decision.blocks:
                 self.memory.allowed_messages.put(place, True)
                 messages.let_through(text, decision.text)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lgov_core.errors import PolicyDenied
-from lgov_core.instrumentation import Steps
+from lgov_core.instrumentation import Flow
 from lgov_core.instrumentation.tool_call import ToolCall
 from lgov_core.scope import current_scope
 from lgov_core.types import Decision, Effect, Point, ToolOutcome, ToolStatus
@@ -31,7 +31,7 @@ class EvaluatedTurn:
     replaced: bool = False
 
 
-def evaluate_turn(request: RequestEvaluation, turn: Turn, given: Turn, run_id: str) -> Steps[EvaluatedTurn]:
+def evaluate_turn(request: RequestEvaluation, turn: Turn, given: Turn, run_id: str) -> Flow[EvaluatedTurn]:
     """Evaluates the calls of ``turn``, the model's reply in the run ``run_id``. Raises `PolicyDenied` for an abort.
 
     ``given`` is the turn as the program may get it so far.
@@ -63,7 +63,7 @@ def evaluate_turn(request: RequestEvaluation, turn: Turn, given: Turn, run_id: s
     return EvaluatedTurn(given, denials, results)
 
 
-def _evaluate_call(request: RequestEvaluation, proposal: Proposal, run_id: str) -> Steps[tuple[ToolCall, Decision]]:
+def _evaluate_call(request: RequestEvaluation, proposal: Proposal, run_id: str) -> Flow[tuple[ToolCall, Decision]]:
     governor = request.governor
     action = tool_action(Point.PRE_TOOL_CALL, proposal.name, proposal.call_id, proposal).changed(run_id=run_id)
     unreadable = proposal.arguments is None
@@ -75,7 +75,7 @@ def _evaluate_call(request: RequestEvaluation, proposal: Proposal, run_id: str) 
         decision = Decision(Effect.DENY, "lgov", "unreadable-arguments", reason)
         yield from _recorded(request, call, decision, "invalid_args", "InvalidToolCall", reason)
         return call, decision
-    decision = yield from call.judge_steps()
+    decision = yield from call.judge_flow()
     if decision.blocks and decision.abort:
         raise PolicyDenied(decision)
     return call, decision
@@ -83,11 +83,11 @@ def _evaluate_call(request: RequestEvaluation, proposal: Proposal, run_id: str) 
 
 def _recorded(
     request: RequestEvaluation, call: ToolCall, decision: Decision, status: ToolStatus, error_type: str, error: str
-) -> Steps[None]:
+) -> Flow[None]:
     """Records the outcome of a call that no tool can answer. The result that the program sends is not that of a tool."""
     started_at = call.started_at
     outcome = ToolOutcome(
         call.action, status, error_type=error_type, error=error, decision=decision, started_at=started_at
     )
     if call.finish(outcome):
-        yield request.governor.record_step(outcome)
+        yield from request.governor.record_flow(outcome)

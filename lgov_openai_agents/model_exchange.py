@@ -18,7 +18,7 @@ from agents import ModelResponse
 from openai.types.responses import ResponseCompletedEvent, ResponseFunctionToolCall
 
 from lgov_core.errors import PolicyDenied
-from lgov_core.instrumentation import Governor, arun_steps
+from lgov_core.instrumentation import Governor, arun_flow
 from lgov_core.instrumentation.model_call import ModelCall
 from lgov_core.instrumentation.reply_stream import reply_pieces
 from lgov_core.types import Decision, Point
@@ -229,7 +229,7 @@ class ModelExchange:
                 raise
             return received, []
         call.answered(reading)
-        response, final = self._applied(await arun_steps(call.reply_steps(reading)), received)
+        response, final = self._applied(await arun_flow(call.reply_flow(reading)), received)
         if final:
             return response, []
         if items.proposes_calls(response):

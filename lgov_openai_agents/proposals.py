@@ -17,9 +17,9 @@ from agents import (
 )
 from openai.types.responses import ResponseFunctionToolCall
 
-from lgov_core.instrumentation import Governor, arun_steps
+from lgov_core.instrumentation import Governor, arun_flow
 from lgov_core.instrumentation.live_span import LiveSpan
-from lgov_core.instrumentation.tool_call import ToolReading, tool_steps
+from lgov_core.instrumentation.tool_call import ToolReading, tool_flow
 from lgov_core.types import Action, Decision, Point, ToolOutcome, new_id
 from lgov_openai_agents import items
 from lgov_openai_agents.model_request import ModelRequest
@@ -42,7 +42,7 @@ async def evaluate_proposals(
         action = _proposal(item, handoffs)
         if action is not None:
             action = replace(action, agent=agent, framework=items.FRAMEWORK, native=item)
-            governed = await arun_steps(tool_steps(governor, action, _permitted, _reading, parent=parent))
+            governed = await arun_flow(tool_flow(governor, action, _permitted, _reading, parent=parent))
             if governed.result is None:
                 denied.append((item, governed.decision))
             elif governed.result is not action.arguments and isinstance(item, ResponseFunctionToolCall):

@@ -14,7 +14,7 @@ from agents import Agent, Model, RunConfig, Runner, UserError
 from agents.lifecycle import RunHooksBase
 
 from lgov_core.errors import PolicyDenied
-from lgov_core.instrumentation import Governor, Step, Steps
+from lgov_core.instrumentation import Flow, Governor, foreign, wait
 from lgov_core.instrumentation.methods import flow_method
 from lgov_openai_agents._internals import paused_agent
 from lgov_openai_agents.agent_copies import AgentCopies, is_governed_copy
@@ -124,9 +124,9 @@ def wrap_run_method(
                     raise abort from None
                 raise
 
-    def steps(cls: type, *args: Any, **kwargs: Any) -> Steps[Any]:
+    def steps(cls: type, *args: Any, **kwargs: Any) -> Flow[Any]:
         with opened(args, kwargs) as call:
-            return call.ended((yield Step(lambda: inner(*call.args, **call.kwargs))))
+            return call.ended((yield from wait(foreign(inner, *call.args, **call.kwargs))))
 
     first = inspect.Parameter("cls", inspect.Parameter.POSITIONAL_ONLY)
     wrapped: Any = flow_method(inner, steps)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lgov_core.instrumentation import Governor, arun_steps
+from lgov_core.instrumentation import Governor, arun_flow
 from lgov_core.instrumentation.evaluated_call import covered_call, note_error
-from lgov_core.instrumentation.tool_call import ToolReading, tool_steps
+from lgov_core.instrumentation.tool_call import ToolReading, tool_flow
 from lgov_openai_agents.items import text_of
 from lgov_openai_agents.runs import tool_action
 
@@ -56,7 +56,7 @@ async def call_tool(
         passed = arguments if permitted is action.arguments else dict(permitted)
         return await own(tool_name, passed, *args, **kwargs)
 
-    governed = await arun_steps(tool_steps(governor, action, call, _reading))
+    governed = await arun_flow(tool_flow(governor, action, call, _reading))
     if governed.denial is not None:
         return _result(governed.denial, failed=True)
     if governed.text is not None:

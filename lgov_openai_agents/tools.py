@@ -18,9 +18,9 @@ from typing import Any
 from agents import FunctionTool
 from agents.tool import ShellCallOutcome, ShellCommandOutput, ShellResult
 
-from lgov_core.instrumentation import Governor, arun_steps
+from lgov_core.instrumentation import Governor, arun_flow
 from lgov_core.instrumentation.evaluated_call import covered_call
-from lgov_core.instrumentation.tool_call import ToolReading, failure_status, tool_steps
+from lgov_core.instrumentation.tool_call import ToolReading, failure_status, tool_flow
 from lgov_core.types import Kind, ToolStatus
 from lgov_openai_agents._internals import Invoke, forget_prepared_arguments, kind_of
 from lgov_openai_agents.items import arguments_of, arguments_text, result_text
@@ -68,7 +68,7 @@ async def govern_act(governor: Governor, act: Act) -> Any:
     async def call(permitted: Mapping[str, Any]) -> Any:
         return await awaited(act.run(permitted))
 
-    governed = await arun_steps(tool_steps(governor, action, call, act.read, parent=parent_in(current_run(governor))))
+    governed = await arun_flow(tool_flow(governor, action, call, act.read, parent=parent_in(current_run(governor))))
     if governed.denial is not None:
         return act.denied(governed.denial)
     return governed.result if governed.text is None else act.rewritten(governed.result, governed.text)

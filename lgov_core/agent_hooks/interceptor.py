@@ -10,11 +10,11 @@ from agent_hooks import Decision as TheirDecision
 from agent_hooks import Verdict
 
 from lgov_core._util.bounded import BoundedDict
-from lgov_core._util.steps import Steps, arun_steps, run_steps
 from lgov_core.agent_hooks.contexts import Unclear
 from lgov_core.agent_hooks.readings import BEFORE, Session, action_of, outcome_of, string_of
 from lgov_core.agent_hooks.verdicts import verdict_of
 from lgov_core.errors import PolicyError
+from lgov_core.flow import Flow, arun_flow, run_flow
 from lgov_core.governor import Governor
 from lgov_core.types import Point, Policy, ToolOutcome
 
@@ -53,13 +53,13 @@ class LgovInterceptor:
 
     async def intercept(self, context: Mapping[str, Any], /) -> Verdict:
         """The verdict on one context, in the running event loop."""
-        return await arun_steps(self._steps(context))
+        return await arun_flow(self._steps(context))
 
     def intercept_sync(self, context: Mapping[str, Any], /) -> Verdict:
         """As `intercept`, for synchronous hosts."""
-        return run_steps(self._steps(context))
+        return run_flow(self._steps(context))
 
-    def _steps(self, context: Mapping[str, Any]) -> Steps[Verdict]:
+    def _steps(self, context: Mapping[str, Any]) -> Flow[Verdict]:
         try:
             point = Point(context["interception_point"])
             session_id = string_of(context["session"]["id"], "session.id")
@@ -67,14 +67,14 @@ class LgovInterceptor:
             action = action_of(context, point, session_id, session)
             if point is Point.POST_TOOL_CALL:
                 outcome = outcome_of(action, context, session.decision_on(action.operation_id))
-                yield self.governor.record_step(outcome)
+                yield from self.governor.record_flow(outcome)
             if point is Point.AGENT_SHUTDOWN:
                 self._sessions.pop(session_id)
-            decision = yield from self.governor.decision_steps(action)
+            decision = yield from self.governor.decision_flow(action)
             if point in BEFORE and decision.blocks:
                 session.end(BEFORE[point], action.call_id)
                 if point is Point.PRE_TOOL_CALL:
-                    yield self.governor.record_step(ToolOutcome(action, "denied", decision=decision))
+                    yield from self.governor.record_flow(ToolOutcome(action, "denied", decision=decision))
             elif point in BEFORE:
                 session.decided(action.operation_id, decision)
             return verdict_of(action, context, decision)

@@ -11,12 +11,12 @@ import os
 import threading
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
 from lgov_core._util.atomic_file import atomic_file
 from lgov_core._util.doubles import answers_to_anything
-from lgov_core._util.steps import Step, Steps, arun_steps, run_steps
 from lgov_core.emitter.lightning_span import (
     POLICY_CHECK,
     SIGNAL,
@@ -31,6 +31,7 @@ from lgov_core.emitter.lightning_span import (
     violated,
 )
 from lgov_core.errors import ExportError
+from lgov_core.flow import Flow, arun_flow, either, in_thread, run_flow, wait
 from lgov_core.types import Span
 
 #: Spans handed to a lgov store between two looks at what it kept: its queue must not overflow.
@@ -169,29 +170,29 @@ class FlightRecorderEmitter:
         if inspect.iscoroutinefunction(_taker_of(store)):
             _require_no_loop()
             return asyncio.run(self.aemit_to_store(store))  # one loop for all spans
-        return run_steps(self._emission(store))
+        return run_flow(self._emission_flow(store))
 
     async def aemit_to_store(self, store: Any) -> int:
         """As `emit_to_store`, for a running event loop: awaitable answers of the store are awaited."""
-        return await arun_steps(self._emission(store))
+        return await arun_flow(self._emission_flow(store))
 
-    def _emission(self, store: Any) -> Steps[int]:
+    def _emission_flow(self, store: Any) -> Flow[int]:
         take = _taker_of(store)
         own = not hasattr(store, "emit_span") and all(
             hasattr(store, name) for name in ("add_span", "flush", "dropped_spans", "add_rewards")
         )
         dropped = store.dropped_spans if own else 0
         stored, first = 0, cast("Exception | None", None)
-        spans = yield Step(self.get_spans, lambda: asyncio.to_thread(self.get_spans))
+        spans = yield from wait(in_thread(self.get_spans))
         for number, span in enumerate([*spans, None], start=1):
             try:
                 if own and (span is None or number % _BATCH == 0):
-                    yield Step(store.flush, lambda: asyncio.to_thread(store.flush))
+                    yield from wait(in_thread(store.flush))
                 if span is None:
                     break
                 answer = take(_own_span(span) if own else span.to_dict())
                 if inspect.isawaitable(answer):
-                    answer = yield Step(lambda answer=answer: _run(answer), lambda answer=answer: answer)
+                    answer = yield from wait(either(partial(_run, answer), lambda answer=answer: answer))
                 stored += answer is not False
             except ExportError:
                 raise

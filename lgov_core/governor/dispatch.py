@@ -13,7 +13,7 @@ from typing import Any
 
 import pluggy
 
-from lgov_core._util.steps import Step, Steps, future_step
+from lgov_core.flow import Flow, Step, either, finished, wait
 from lgov_core.hookspecs import DECISION_HOOKS
 from lgov_core.policies.approvals.caller import set_caller_gone
 from lgov_core.policies.combine import BadAnswer, checked, complete, fault, fold, private_copy
@@ -85,7 +85,7 @@ class Dispatcher:
         """Looks the plugins up again at the next decision."""
         self._of_point.clear()
 
-    def evaluate(self, action: Action) -> Steps[tuple[list[Decision], Action]]:
+    def evaluate(self, action: Action) -> Flow[tuple[list[Decision], Action]]:
         """The decisions on ``action`` that count, in order, and the action as their transforms left it.
 
         Each evaluator gets the action as the ones before it left it; while transforms change it, all are asked again.
@@ -110,7 +110,7 @@ class Dispatcher:
                 unsettled = fault("lgov", "transform-unsettled", reason)
                 return [*_counting(rounds, settled=False), unsettled], current
 
-    def _ask(self, evaluator: Evaluator, action: Action) -> Steps[Decision | None]:
+    def _ask(self, evaluator: Evaluator, action: Action) -> Flow[Decision | None]:
         """The decision of one evaluator; None when it has no opinion."""
         gone = threading.Event()
         try:
@@ -120,18 +120,20 @@ class Dispatcher:
             if evaluator.bounded or evaluator.is_async:
                 answer = evaluator.judge(action)
             else:
-                answer = yield future_step(self._in_thread(evaluator.judge, action, gone=gone), evaluator.timeout_s)
+                answer = yield from wait(
+                    finished(self._in_thread(evaluator.judge, action, gone=gone), evaluator.timeout_s)
+                )
             if not isinstance(answer, Decision) and inspect.isawaitable(answer):
-                answer = yield self._awaiting(answer, evaluator.timeout_s)
+                answer = yield from wait(self._awaiting(answer, evaluator.timeout_s))
             return _checked(answer, evaluator)
         except Exception as error:  # noqa: BLE001 - whatever a policy raises is its denial
             return _failed(evaluator, error)
         finally:
             gone.set()
 
-    def _awaiting(self, awaitable: Awaitable[Any], timeout_s: float) -> Step:
+    def _awaiting(self, awaitable: Awaitable[Any], timeout_s: float) -> Step[Any]:
         """Awaits on the caller's event loop, or for a synchronous caller on a loop of its own in a thread."""
-        return Step(
+        return either(
             lambda: self._in_thread(_run_to_end, awaitable, timeout_s).result(timeout_s),
             lambda: asyncio.wait_for(awaitable, timeout_s),
         )

@@ -15,12 +15,13 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import pluggy
 
-from lgov_core._util.steps import Step, Steps, arun_steps, run_steps
 from lgov_core.errors import AuditError, PolicyError
+from lgov_core.flow import Flow, arun_flow, either, in_thread, run_flow, wait
 from lgov_core.governor.dispatch import Dispatcher
 from lgov_core.governor.events import AuditRecord, ObservedDecision, PluginFailure
 from lgov_core.governor.reward_hooks import (
@@ -133,18 +134,18 @@ class Governor:
 
         Coroutine hooks run on an event loop of their own in a thread.
         """
-        return run_steps(self.decision_steps(action))
+        return run_flow(self.decision_flow(action))
 
     async def adecide(self, action: Action) -> Decision:
         """Judges ``action`` for an asynchronous agent. As `decide`; slow policies do not hold up the event loop."""
-        return await arun_steps(self.decision_steps(action))
+        return await arun_flow(self.decision_flow(action))
 
-    def decision_steps(self, action: Action) -> Steps[Decision]:
+    def decision_flow(self, action: Action) -> Flow[Decision]:
         """The flow of `decide` and `adecide`, for flows that judge an action on their way."""
         action = in_scope(action, identify=self._needs_ids())
         decision = NOT_EVALUATED if self.observe_only else (yield from self._evaluated(action))
         if action.point is Point.AGENT_SHUTDOWN and self.manager.hook.lgov_rollout_reward.get_hookimpls():
-            yield Step(lambda: self._settle(action), lambda: asyncio.to_thread(self._settle, action))
+            yield from wait(in_thread(self._settle, action))
         return decision
 
     def _needs_ids(self) -> bool:
@@ -152,7 +153,7 @@ class Governor:
         stateful = (getattr(plugin, "stateful", False) is True for plugin in self.manager.get_plugins())
         return bool(self._observing) or any(stateful)
 
-    def _evaluated(self, action: Action) -> Steps[Decision]:
+    def _evaluated(self, action: Action) -> Flow[Decision]:
         began = time.perf_counter()
         decisions, final = yield from self._dispatcher.evaluate(action)
         if not decisions and action.point is Point.PRE_TOOL_CALL:
@@ -217,9 +218,9 @@ class Governor:
             return self.record(outcome)
         return await asyncio.to_thread(self.record, outcome)
 
-    def record_step(self, outcome: ToolOutcome) -> Step:
-        """The step of `record` and `arecord`, for flows that record an outcome on their way."""
-        return Step(lambda: self.record(outcome), lambda: self.arecord(outcome))
+    def record_flow(self, outcome: ToolOutcome) -> Flow[list[Reward]]:
+        """The flow of `record` and `arecord`, for flows that record an outcome on their way."""
+        return (yield from wait(either(partial(self.record, outcome), partial(self.arecord, outcome))))
 
     def _settle(self, action: Action) -> None:
         """Collects and shows the rewards of an attempt that has ended."""
@@ -267,7 +268,7 @@ class Governor:
         exit, also after a denied entry, for the record: its argument ``reason`` is ``completed``, ``error`` (the block
         raised, or was not entered) or ``cancelled``.
         """
-        return RolloutContext(self.decision_steps, scope)
+        return RolloutContext(self.decision_flow, scope)
 
     arollout = rollout
 

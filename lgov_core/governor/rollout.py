@@ -8,8 +8,8 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
-from lgov_core._util.steps import Steps, arun_steps, run_steps
 from lgov_core.errors import PolicyDenied
+from lgov_core.flow import Flow, arun_flow, run_flow
 from lgov_core.scope import RolloutScope, current_scope, enter_scope
 from lgov_core.types import Action, Decision, Point, new_id
 
@@ -35,24 +35,24 @@ def in_scope(action: Action, *, identify: bool = False) -> Action:
 class RolloutContext(AbstractContextManager[RolloutScope, None], AbstractAsyncContextManager[RolloutScope, None]):
     """See `Governor.rollout`."""
 
-    def __init__(self, decide: Callable[[Action], Steps[Decision]], scope: RolloutScope) -> None:
+    def __init__(self, decide: Callable[[Action], Flow[Decision]], scope: RolloutScope) -> None:
         self._decide = decide
         self._scope = scope
         self._entered = enter_scope(scope)
 
     def __enter__(self) -> RolloutScope:
-        return run_steps(self._begin())
+        return run_flow(self._begin())
 
     def __exit__(self, _type: Any, error: BaseException | None, _traceback: Any) -> None:
-        run_steps(self._end(error))
+        run_flow(self._end(error))
 
     async def __aenter__(self) -> RolloutScope:
-        return await arun_steps(self._begin())
+        return await arun_flow(self._begin())
 
     async def __aexit__(self, _type: Any, error: BaseException | None, _traceback: Any) -> None:
-        await arun_steps(self._end(error))
+        await arun_flow(self._end(error))
 
-    def _begin(self) -> Steps[RolloutScope]:
+    def _begin(self) -> Flow[RolloutScope]:
         with enter_scope(self._scope):
             decision = yield from self._decide(self._action(Point.AGENT_STARTUP))
             if decision.blocks:
@@ -61,7 +61,7 @@ class RolloutContext(AbstractContextManager[RolloutScope, None], AbstractAsyncCo
         self._entered.__enter__()
         return self._scope
 
-    def _end(self, error: BaseException | None) -> Steps[None]:
+    def _end(self, error: BaseException | None) -> Flow[None]:
         cancelled = isinstance(error, asyncio.CancelledError)
         reason = "completed" if error is None else "cancelled" if cancelled else "error"
         try:

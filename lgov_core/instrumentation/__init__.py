@@ -2,21 +2,25 @@
 
 from lgov_core._util.bounded import BoundedDict
 from lgov_core._util.json import json_object, json_text
-from lgov_core._util.steps import Step, Steps, arun_steps, run_steps
+from lgov_core.flow import Flow, Step, arun_flow, either, foreign, in_thread, run_flow, wait
 from lgov_core.governor import NOT_EVALUATED, Governor, ObservedDecision, in_scope
 from lgov_core.trace import semconv
 
 __all__ = [
     "NOT_EVALUATED",
     "BoundedDict",
+    "Flow",
     "Governor",
     "ObservedDecision",
     "Step",
-    "Steps",
-    "arun_steps",
+    "arun_flow",
+    "either",
+    "foreign",
     "in_scope",
+    "in_thread",
     "json_object",
     "json_text",
-    "run_steps",
+    "run_flow",
     "semconv",
+    "wait",
 ]

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mappi
 from contextlib import aclosing
 from typing import Any
 
-from lgov_core._util.steps import Steps, arun_steps, run_steps
+from lgov_core.flow import Flow, arun_flow, run_flow
 from lgov_core.instrumentation.instrumentor import Patches
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -59,16 +59,16 @@ def governed_stream(govern: Callable[..., AsyncGenerator[Any]]) -> Wrap:
     return wrap
 
 
-def flow_method(own: Callable[..., Any], steps: Callable[..., Steps[Any]]) -> Callable[..., Any]:
+def flow_method(own: Callable[..., Any], steps: Callable[..., Flow[Any]]) -> Callable[..., Any]:
     """A function like ``own``, synchronous or a coroutine function as that is, which runs the flow ``steps``."""
 
     @functools.wraps(own)
     def function(*args: Any, **kwargs: Any) -> Any:
-        return run_steps(steps(*args, **kwargs))
+        return run_flow(steps(*args, **kwargs))
 
     @functools.wraps(own)
     async def coroutine_function(*args: Any, **kwargs: Any) -> Any:
-        return await arun_steps(steps(*args, **kwargs))
+        return await arun_flow(steps(*args, **kwargs))
 
     return coroutine_function if inspect.iscoroutinefunction(own) else function
 

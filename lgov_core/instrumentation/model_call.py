@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lgov_core._util.json import json_text
-from lgov_core._util.steps import Steps
 from lgov_core.errors import PolicyDenied
+from lgov_core.flow import Flow
 from lgov_core.governor import Governor
 from lgov_core.instrumentation.live_span import LiveSpan
 from lgov_core.trace import semconv
@@ -45,7 +45,7 @@ class ModelCall:
     """One model call: the actions that are judged around it, and its span, which begins here and must be ended.
 
     The adapter judges `request` (and before it `user_text`, once for each new text of the user), sends the call inside
-    ``span.active(model=governor)``, ends the span by `answered` or `failed`, and judges the reply by `reply_steps`, then
+    ``span.active(model=governor)``, ends the span by `answered` or `failed`, and judges the reply by `reply_flow`, then
     `output` where it proposes no tool call. A call that was refused is ended by `refused`. ``parent`` is the parent span,
     if not the current one.
     """
@@ -145,7 +145,7 @@ class ModelCall:
         )
         self.span.end()
 
-    def reply_steps(self, reading: ModelReading) -> Steps[Decision]:
+    def reply_flow(self, reading: ModelReading) -> Flow[Decision]:
         """Judges the reply before the agent acts on it.
 
         One whose calls cannot be told apart is refused, on record: a decision, a transform and a result each belong to
@@ -154,7 +154,7 @@ class ModelCall:
         problem = reading.unreadable or unclear_ids(reading.tool_calls)
         if problem is not None and not self.governor.observe_only:
             return self.refuse_reply(reading, problem)
-        return (yield from self.governor.decision_steps(self.reply(reading)))
+        return (yield from self.governor.decision_flow(self.reply(reading)))
 
     def refuse_reply(self, reading: ModelReading, problem: str) -> Decision:
         """The recorded denial of a reply that cannot be read for certain."""

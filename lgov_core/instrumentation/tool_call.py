@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lgov_core._util.json import json_text
-from lgov_core._util.steps import Step, Steps
 from lgov_core.errors import PolicyDenied
+from lgov_core.flow import Flow, foreign
 from lgov_core.governor import Governor
 from lgov_core.instrumentation.evaluated_call import CoveredCall
 from lgov_core.instrumentation.live_span import LiveSpan
@@ -68,8 +68,8 @@ def _own(value: Any) -> Any:
 class ToolCall:
     """One tool call in progress: its actions, its outcome and its span.
 
-    `tool_steps` uses it in the right order. An adapter that does not see the tool run (the model proposes a call, and
-    the result is read in a later request) takes the steps itself: `judge_steps`, then `finish` with what `returned`, and
+    `tool_flow` uses it in the right order. An adapter that does not see the tool run (the model proposes a call, and
+    the result is read in a later request) takes the steps itself: `judge_flow`, then `finish` with what `returned`, and
     record that. The span begins here and must be ended by one of them.
     """
 
@@ -89,15 +89,15 @@ class ToolCall:
         self.clock = time.perf_counter()
         self.covered = CoveredCall(governor, action.name, self.action.arguments, action.call_id, action=self.action)
 
-    def judge_steps(self) -> Steps[Decision]:
+    def judge_flow(self) -> Flow[Decision]:
         """Judges `action`; a denial is recorded and ends the span."""
         try:
-            decision = yield from self.governor.decision_steps(self.action)
+            decision = yield from self.governor.decision_flow(self.action)
         except BaseException as error:  # cancelled while a policy was judging: nothing has run
             self.span.end(error)
             raise
         if decision.blocks:
-            yield self.governor.record_step(self.denied(decision))
+            yield from self.governor.record_flow(self.denied(decision))
         return decision
 
     def permitted(self, decision: Decision) -> Mapping[str, Any]:
@@ -170,7 +170,7 @@ class ToolCall:
             self.span.end(outcome.error_type or outcome.status)
 
 
-def tool_steps(
+def tool_flow(
     governor: Governor,
     action: Action,
     run: Callable[[Mapping[str, Any]], Any],
@@ -179,7 +179,7 @@ def tool_steps(
     is_pause: Callable[[BaseException], bool] | None = None,
     raise_abort: bool = True,
     parent: LiveSpan | None = None,
-) -> Steps[GovernedResult]:
+) -> Flow[GovernedResult]:
     """Judges ``action``, runs it if it may run, records its outcome and judges the result.
 
     ``run`` gets the arguments as the policies left them, and runs inside the call's span (for an asynchronous agent it
@@ -188,12 +188,13 @@ def tool_steps(
     unless ``raise_abort`` is false. ``parent`` is the parent span, if not the current one. Fails closed.
     """
     call = ToolCall(governor, action, parent)
-    decision = yield from call.judge_steps()
+    decision = yield from call.judge_flow()
     if decision.blocks:
         return _ended(decision, raise_abort, ran=False)
     try:
         with call.span.active(tool=call.covered):
-            result = yield Step(lambda: run(call.permitted(decision)))
+            # Not with wait(), which a StopIteration of the tool's would leave as a RuntimeError.
+            result = yield foreign(run, call.permitted(decision))
             reading = read(result)
     except BaseException as error:
         if is_pause is not None and is_pause(error):
@@ -202,10 +203,10 @@ def tool_steps(
             governor.record(outcome)  # at once: a cancelled task cannot wait
         raise
     if call.finish(outcome := call.returned(decision, reading)):
-        yield governor.record_step(outcome)
+        yield from governor.record_flow(outcome)
     if outcome.status == "denied" and outcome.decision is not None:
         return _ended(outcome.decision, raise_abort, ran=False)
-    decision = yield from governor.decision_steps(call.result_action(reading, result))
+    decision = yield from governor.decision_flow(call.result_action(reading, result))
     return _ended(decision, raise_abort, ran=True, result=result)
 
 

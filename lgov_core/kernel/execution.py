@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from lgov_core._util.steps import Step, Steps
 from lgov_core.errors import KernelError
+from lgov_core.flow import Flow, either
 from lgov_core.governor import Governor
 from lgov_core.kernel.agent_call import AgentCall, Function, awaited, run_to_end, text_of
 from lgov_core.kernel.violations import outcome_of
@@ -51,9 +52,9 @@ def rollout_action(scope: RolloutScope, point: Point) -> Action:
     return Action(point, name=scope.task_id or scope.rollout_id, kind="agent", framework="lgov")
 
 
-def execution_steps(
+def execution_flow(
     call: AgentCall, governor: Governor, *, rollout: RolloutScope | None, not_run: Callable[[ToolOutcome], None]
-) -> Steps[Execution]:
+) -> Flow[Execution]:
     """The flow of one execution. Raises what the agent raised.
 
     ``rollout`` is the rollout that begins and ends with this execution, if one does. ``not_run`` is called with an act
@@ -61,25 +62,25 @@ def execution_steps(
     """
     if rollout is None:
         return (yield from _executed(call, governor, not_run))
-    startup = yield from governor.decision_steps(rollout_action(rollout, Point.AGENT_STARTUP))
+    startup = yield from governor.decision_flow(rollout_action(rollout, Point.AGENT_STARTUP))
     if startup.blocks:
         return Execution(call.action, startup, outcome_of(startup), ran=False)
     try:
         return (yield from _executed(call, governor, not_run))
     finally:
-        yield from governor.decision_steps(rollout_action(rollout, Point.AGENT_SHUTDOWN))
+        yield from governor.decision_flow(rollout_action(rollout, Point.AGENT_SHUTDOWN))
 
 
-def _executed(call: AgentCall, governor: Governor, not_run: Callable[[ToolOutcome], None]) -> Steps[Execution]:
+def _executed(call: AgentCall, governor: Governor, not_run: Callable[[ToolOutcome], None]) -> Flow[Execution]:
     if call.by_agent:
         text = _read(call.given, "input")
-        verdict = yield from governor.decision_steps(replace(call.action, point=Point.INPUT, text=text, arguments={}))
+        verdict = yield from governor.decision_flow(replace(call.action, point=Point.INPUT, text=text, arguments={}))
         if verdict.blocks:
             return Execution(call.action, verdict, outcome_of(verdict), ran=False)
         if verdict.text is not None:
             call = call.with_text(verdict.text)
     action = call.action
-    decision = yield from governor.decision_steps(action)
+    decision = yield from governor.decision_flow(action)
     if decision.blocks:
         governor.record(ToolOutcome(action, "denied", decision=decision))
         return Execution(action, decision, outcome_of(decision), ran=False)
@@ -90,7 +91,7 @@ def _executed(call: AgentCall, governor: Governor, not_run: Callable[[ToolOutcom
     output, text = yield from _run(call, call.function, governor, decision)
     verdicts: list[Decision] = []
     for result in call.results(text):
-        verdict = yield from governor.decision_steps(result if text == result.text else replace(result, text=text))
+        verdict = yield from governor.decision_flow(result if text == result.text else replace(result, text=text))
         verdicts.append(verdict)
         if verdict.blocks:
             return Execution(action, decision, outcome_of(verdict), verdicts=tuple(verdicts))
@@ -99,14 +100,15 @@ def _executed(call: AgentCall, governor: Governor, not_run: Callable[[ToolOutcom
     return Execution(action, decision, Outcome.SUCCEEDED, output, tuple(verdicts))
 
 
-def _run(call: AgentCall, function: Function, governor: Governor, decision: Decision) -> Steps[tuple[Any, str | None]]:
+def _run(call: AgentCall, function: Function, governor: Governor, decision: Decision) -> Flow[tuple[Any, str | None]]:
     """Runs the act and records its outcome. Returns the output and its text; raises what the agent raised."""
     started, clock = time.time(), time.perf_counter()
     text: str | None = None
     error: BaseException | None = None
     try:
         value = call.value(decision)
-        output = yield Step(lambda: run_to_end(function, value, call.action.name), lambda: awaited(function(value)))
+        run = partial(run_to_end, function, value, call.action.name)
+        output = yield either(run, lambda: awaited(function(value)))
         text = _read(output, "answer")
     except BaseException as raised:
         error = raised

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from lgov_core._util.steps import Steps, future_step
 from lgov_core.errors import ArgumentError
+from lgov_core.flow import Flow, finished, wait
 from lgov_core.governor import Governor, in_scope
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.types import Action, Decision, Point, Severity
@@ -60,7 +60,7 @@ class _Box:
 class SignalPolicy(BoundedPolicy):
     """Denies what a signal has stopped or ended; has no opinion on anything else.
 
-    A target is the id of a rollout or the name of an agent. `wait_steps` holds an action of a stopped target
+    A target is the id of a rollout or the name of an agent. `wait_flow` holds an action of a stopped target
     for ``stop_timeout_s`` seconds at most; one that was not resumed in that time is denied, and so is everything of that
     target until ``SIGCONT``: fails closed. `judge` itself never waits. May be called from several threads and tasks.
     """
@@ -139,7 +139,7 @@ class SignalPolicy(BoundedPolicy):
     def _stop(self, rule: str, reason: str) -> Decision:
         return replace(self.deny(rule, reason, Severity.LOW), abort=True)
 
-    def wait_steps(self, action: Action) -> Steps[None]:
+    def wait_flow(self, action: Action) -> Flow[None]:
         """Ends when nothing holds ``action`` any more, or it has waited long enough to be denied."""
         until = time.monotonic() + self.stop_timeout_s
         while self._boxes:
@@ -148,7 +148,7 @@ class SignalPolicy(BoundedPolicy):
             if box is None:
                 return
             try:
-                yield future_step(released, max(0.0, until - time.monotonic()))
+                yield from wait(finished(released, max(0.0, until - time.monotonic())))
             except TimeoutError:
                 self._expire(box)
             finally:
@@ -185,11 +185,11 @@ class SignalledGovernor(Governor):
         super().__init__((signals, policies), **options)
         self._signals = signals
 
-    def decision_steps(self, action: Action) -> Steps[Decision]:
-        """As `Governor.decision_steps`, once nothing holds the rollout or the agent any more."""
+    def decision_flow(self, action: Action) -> Flow[Decision]:
+        """As `Governor.decision_flow`, once nothing holds the rollout or the agent any more."""
         action = in_scope(action)
-        yield from self._signals.wait_steps(action)
-        return (yield from super().decision_steps(action))
+        yield from self._signals.wait_flow(action)
+        return (yield from super().decision_flow(action))
 
 
 def _release(waiting: list[Future[None]]) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from lgov_core._util.steps import Step, Steps, arun_steps, run_steps
+from lgov_core.flow import Flow, Step, arun_flow, run_flow
 
 SET: ContextVar[str] = ContextVar("set", default="outside")
 
 
-def doubled(function: Any, aside: list[str]) -> Steps[int]:
+def doubled(function: Any, aside: list[str]) -> Flow[int]:
     token = SET.set("inside")
     try:
         first = yield Step(function)
@@ -26,7 +26,7 @@ def doubled(function: Any, aside: list[str]) -> Steps[int]:
     return first + second
 
 
-def nested(function: Any) -> Steps[int]:
+def nested(function: Any) -> Flow[int]:
     return (yield Step(function))
 
 
@@ -44,8 +44,8 @@ def test_both_drivers_send_the_answers_into_the_flow() -> None:
         seen.append(SET.get())
         return 2
 
-    assert run_steps(doubled(lambda: 2, seen)) == 4
-    assert asyncio.run(arun_steps(doubled(two, seen))) == 4
+    assert run_flow(doubled(lambda: 2, seen)) == 4
+    assert asyncio.run(arun_flow(doubled(two, seen))) == 4
     assert seen == ["closed", "inside", "inside", "closed"]
     assert SET.get() == "outside"
 
@@ -54,32 +54,32 @@ def test_each_driver_makes_the_call_of_its_kind() -> None:
     async def later() -> str:
         return "async"
 
-    def flow() -> Steps[str]:
+    def flow() -> Flow[str]:
         return (yield Step(lambda: "sync", later))
 
-    assert run_steps(flow()) == "sync"
-    assert asyncio.run(arun_steps(flow())) == "async"
+    assert run_flow(flow()) == "sync"
+    assert asyncio.run(arun_flow(flow())) == "async"
 
 
 def test_what_a_step_raises_is_handled_by_the_flow() -> None:
-    assert run_steps(doubled(raising(KeyError()), [])) == -1
-    assert asyncio.run(arun_steps(doubled(raising(KeyError()), []))) == -1
+    assert run_flow(doubled(raising(KeyError()), [])) == -1
+    assert asyncio.run(arun_flow(doubled(raising(KeyError()), []))) == -1
     closed: list[str] = []
     with pytest.raises(OSError, match="gone"):
-        run_steps(doubled(raising(OSError("gone")), closed))
+        run_flow(doubled(raising(OSError("gone")), closed))
     assert closed == ["closed"]
 
 
 def test_a_stop_iteration_leaves_the_synchronous_driver() -> None:
     with pytest.raises(StopIteration):
-        run_steps(doubled(raising(StopIteration()), []))
+        run_flow(doubled(raising(StopIteration()), []))
 
 
 def test_a_cancellation_lets_the_flow_clean_up() -> None:
     closed: list[str] = []
 
     async def cancelled() -> None:
-        task = asyncio.create_task(arun_steps(doubled(lambda: asyncio.sleep(60), closed)))
+        task = asyncio.create_task(arun_flow(doubled(lambda: asyncio.sleep(60), closed)))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
