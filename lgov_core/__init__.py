@@ -15,7 +15,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lgov_core.audit import AuditLog, FlightRecorder
+    from lgov_core import air
+    from lgov_core.audit import AuditLog
     from lgov_core.client import Client
     from lgov_core.emitter import FlightRecorderEmitter
     from lgov_core.environment import EnvironmentConfig, GovernedEnvironment
@@ -24,14 +25,8 @@ if TYPE_CHECKING:
     from lgov_core.hookspecs import hookimpl
     from lgov_core.kernel import KernelSpace
     from lgov_core.policies import PolicySet, SQLPolicy, ToolPolicy, load_policy_file
-    from lgov_core.reward import (
-        PolicyReward,
-        PolicyViolation,
-        PolicyViolationError,
-        RewardConfig,
-        air,
-        policy_penalty,
-    )
+    from lgov_core.reward import PolicyReward, PolicyViolation, PolicyViolationError, RewardConfig, policy_penalty
+    from lgov_core.rl_governance.flight_recorder import FlightRecorder
     from lgov_core.runner import GovernedRollout, GovernedRunner
     from lgov_core.scope import RolloutScope, carry_into_threads, current_scope
     from lgov_core.settings import Settings, load_settings
@@ -85,7 +80,7 @@ __all__ = [
 ]
 
 _NAMES = {
-    "audit": ("AuditLog", "FlightRecorder"),
+    "audit": ("AuditLog",),
     "client": ("Client",),
     "emitter": ("FlightRecorderEmitter",),
     "environment": ("EnvironmentConfig", "GovernedEnvironment"),
@@ -95,6 +90,7 @@ _NAMES = {
     "kernel": ("KernelSpace",),
     "policies": ("PolicySet", "SQLPolicy", "ToolPolicy", "load_policy_file"),
     "reward": ("PolicyReward", "PolicyViolation", "PolicyViolationError", "RewardConfig", "air", "policy_penalty"),
+    "rl_governance.flight_recorder": ("FlightRecorder",),
     "runner": ("GovernedRollout", "GovernedRunner"),
     "scope": ("RolloutScope", "carry_into_threads", "current_scope"),
     "settings": ("Settings", "load_settings"),

@@ -5,21 +5,18 @@ from lgov_core.audit.heads import Signer
 from lgov_core.audit.keys import SigningKey, default_key_path, default_signer, load_key, make_key
 from lgov_core.audit.lineage import LineageReport, verify_lineage
 from lgov_core.audit.log import AuditLog
-from lgov_core.audit.recorder import FlightRecorder, default_record_path
 from lgov_core.audit.redaction import Redaction
 from lgov_core.audit.verify import VerifyReport, verify
 
 __all__ = [
     "AuditEntry",
     "AuditLog",
-    "FlightRecorder",
     "LineageReport",
     "Redaction",
     "Signer",
     "SigningKey",
     "VerifyReport",
     "default_key_path",
-    "default_record_path",
     "default_signer",
     "load_key",
     "make_key",

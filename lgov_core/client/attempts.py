@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from lgov_core.air import AirPlugin, RuleSet
 from lgov_core.client.tasks import Resource, Task
 from lgov_core.client.wire import Assignment, Report
 from lgov_core.errors import ArgumentError, InstrumentationError
@@ -21,7 +22,6 @@ from lgov_core.instrumentation.endpoint_headers import ENDPOINT_VARIABLE
 from lgov_core.plugins import register
 from lgov_core.process.environment_variables import environment_variable
 from lgov_core.process.governed import DEFAULT_AUDIT, ProcessOptions, open_policy_and_record
-from lgov_core.reward import AirPlugin, RuleSet
 from lgov_core.scope import RolloutScope, carry_into_threads
 from lgov_core.trace.sink import StoreSink
 from lgov_core.train.workers.failures import DENIED_BY_FAILURE, outcome_of

@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from lgov_core import air
+from lgov_core.air import AirRules, RuleSet
 from lgov_core.client.agent_name import name_of
 from lgov_core.client.attempts import Agent, AgentRunner, check_agent
 from lgov_core.client.connection import Connection
@@ -23,7 +25,6 @@ from lgov_core.client.tasks import read_tasks
 from lgov_core.client.wire import ENDED, PROTOCOL, Assignment, Report
 from lgov_core.client.workers import Done, ProcessWorkers, ThreadWorkers, Workers
 from lgov_core.errors import ArgumentError, ClientError, LgovError, TaskError, TrainError
-from lgov_core.reward import AirRules, RuleSet, air
 from lgov_core.train.loop.time_spent import time_spent
 from lgov_core.types import new_id
 

@@ -14,11 +14,12 @@ import threading
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from lgov_core import air
+from lgov_core.air import RuleSet
 from lgov_core.client.agent_name import load_agent
 from lgov_core.client.attempts import AgentRunner
 from lgov_core.client.wire import Assignment
 from lgov_core.errors import LgovError
-from lgov_core.reward import RuleSet, air
 from lgov_core.train.workers.lines import send, take_standard_streams
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from lgov_core.air import AirRules
 from lgov_core.audit import default_signer
 from lgov_core.demo.company import build_company
 from lgov_core.demo.measure import Evaluation, OracleRecord, RunReport, evaluate
@@ -24,7 +25,6 @@ from lgov_core.errors import TrainError
 from lgov_core.gateway.engine.embedded import EmbeddedEngine
 from lgov_core.gateway.server import EndpointServer
 from lgov_core.models import LanguageModel, load_model
-from lgov_core.reward import AirRules
 from lgov_core.store import TraceStore, open_store
 from lgov_core.train.algorithms.update import PolicyUpdate
 from lgov_core.train.loop.lineage import Facts, Lineage, policy_facts

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lgov_core.air import RuleSet
 from lgov_core.client.abandoned_threads import as_they_end
 from lgov_core.client.attempts import Agent
 from lgov_core.client.wire import Report
 from lgov_core.models import LanguageModel
-from lgov_core.reward import RuleSet
 from lgov_core.server.local_rollouts import LocalRollouts, open_rollouts
 from lgov_core.train.engines.policy_engine import PolicyEngine
 from lgov_core.train.loop.intervals import Estimate, grouped_interval, mean_interval, share_interval

@@ -129,9 +129,10 @@ def open_process(options: ProcessOptions, *, plugins: Sequence[object] = (), man
 
     Raises `LgovError` (a policy that does not load, a record or store that cannot be opened); then nothing stays open.
     """
+    from lgov_core import air
+    from lgov_core.air import AirPlugin, AirRules, RuleSet
     from lgov_core.governor import Governor
     from lgov_core.plugins import make_plugin_manager
-    from lgov_core.reward import AirPlugin, AirRules, RuleSet, air
 
     manager = manager if manager is not None else make_plugin_manager()
     # Rules that the program registers are added to the set in use. A plugin that charges denials does that alone.

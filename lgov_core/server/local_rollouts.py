@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from lgov_core.air import RuleSet
 from lgov_core.client.attempts import Agent, AgentRunner
 from lgov_core.client.wire import Assignment, Report
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.protocol import Engine
 from lgov_core.gateway.server import EndpointServer
 from lgov_core.gateway.serving.keys import KeyRing
-from lgov_core.reward import RuleSet
 from lgov_core.server.key_path import KeyInPath, model_path
 from lgov_core.store import TraceStore, open_store
 from lgov_core.types import Rollout

@@ -149,7 +149,7 @@ def test_an_observing_governor_takes_back_too() -> None:
 
 
 def test_more_open_attempts_than_there_is_room_for_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lgov_core.reward.air.outcome_rewards.MOST_OPEN_ATTEMPTS", 2)
+    monkeypatch.setattr("lgov_core.air.outcome_rewards.MOST_OPEN_ATTEMPTS", 2)
     bench = Bench(AirPlugin())
     for number in range(3):
         with enter_scope(RolloutScope(f"r{number}")):

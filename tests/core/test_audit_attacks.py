@@ -98,7 +98,7 @@ def test_a_writer_that_is_killed_at_once_leaves_a_record_that_the_key_began(tmp_
 def test_what_nobody_closes_is_signed_when_the_interpreter_ends(tmp_path: Path, key: SigningKey) -> None:
     place = tmp_path / "fresh.db"
     code = (
-        "import sys; from pathlib import Path; from lgov_core.audit import FlightRecorder, load_key\n"
+        "import sys; from pathlib import Path; from lgov_core import FlightRecorder; from lgov_core.audit import load_key\n"
         "r = FlightRecorder(sys.argv[1], signer=load_key(Path(sys.argv[2]))); r.start_trace('a', 't')"
     )
     subprocess.run([sys.executable, "-c", code, str(place), str(tmp_path / "audit.key")], timeout=60, check=True)

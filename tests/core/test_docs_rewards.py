@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lgov_core import air, hookspecs
+from lgov_core.air.rules import PARAMETERS
 from lgov_core.reward import AirRules
-from lgov_core.reward.air.rules import PARAMETERS
 from lgov_core.scope import RolloutScope
 from lgov_core.transitions import SCHEMES, CreditRules, TransitionSet
 from lgov_core.types import Action, Point, Reward, ToolOutcome

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from emitter_cases import ALL, CALL, CHECK, Recorder
 
-from lgov_core import Action, Decision, Effect, Governor, Point, open_store
+from lgov_core import Action, Decision, Effect, FlightRecorder, Governor, Point, open_store
 from lgov_core._util.sqlite_file import is_database
-from lgov_core.audit import FlightRecorder, verify
+from lgov_core.audit import verify
 from lgov_core.emitter import FlightRecorderEmitter
 from lgov_core.errors import ExportError
 from lgov_core.policies import ConstantPolicy

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from lgov_core import Action, Effect, FlightRecorder, Governor, Point, PolicySet, ToolOutcome
-from lgov_core.audit import AuditLog, default_record_path, verify
+from lgov_core.audit import AuditLog, verify
 from lgov_core.errors import AuditError
 from lgov_core.policies import ConstantPolicy, Rule
+from lgov_core.rl_governance.flight_recorder import default_record_path
 
 
 @pytest.fixture

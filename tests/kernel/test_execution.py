@@ -12,10 +12,10 @@ from kernel_cases import allowing, bodies, sql, started
 
 from lgov_core import Action, AuditLog, Effect, KernelSpace, Outcome, Point, RolloutScope, SQLPolicy, current_scope
 from lgov_core.errors import ArgumentError, KernelError, PolicyError
-from lgov_core.kernel.execution import Judged
 from lgov_core.policies import BoundedPolicy, ConstantPolicy, PolicySet, Rule
 from lgov_core.policies.reload import ReloadingPolicySet
 from lgov_core.reward import PolicyViolation, PolicyViolationType
+from lgov_core.rl_governance.execution import Judged
 from lgov_core.scope import enter_scope
 from lgov_core.types import Decision
 

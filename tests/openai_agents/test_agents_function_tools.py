@@ -31,8 +31,8 @@ from cells_agents import (
     transform,
 )
 
+from lgov_core.air import AirPlugin
 from lgov_core.errors import PolicyDenied
-from lgov_core.reward.air import AirPlugin
 from lgov_core.testing import ScriptedModelServer
 from lgov_core.trace import semconv
 from lgov_core.types import Action, Decision, Point

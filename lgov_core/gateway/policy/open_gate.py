@@ -33,9 +33,9 @@ def open_gate(
     changed is written there as spans and rewards. The caller closes the gate. Raises `LgovError` for a file that does not
     load or a record that cannot be opened.
     """
+    from lgov_core.air import AirPlugin
     from lgov_core.audit import AuditLog, default_signer
     from lgov_core.policies import load_policy_file
-    from lgov_core.reward.air import AirPlugin
 
     rules = load_policy_file(Path(policy))
     signer = default_signer(audit_key)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from lgov_core.reward.air.rules import AirRules
+from lgov_core.air.rules import AirRules
 from lgov_core.types import Outcome, Reward
 
 

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any, NoReturn
 
+from lgov_core import air
+from lgov_core.air import AirPlugin, AirRules, RuleSet
 from lgov_core.audit import AuditLog
 from lgov_core.errors import InstrumentationError, StoreError
 from lgov_core.governor import Governor, ObservedDecision
@@ -24,7 +26,6 @@ from lgov_core.hookspecs import hookimpl
 from lgov_core.policies import load_policy_file
 from lgov_core.process.governed import end_process, installed_adapters, say
 from lgov_core.process.import_guard import FrameworkGuard
-from lgov_core.reward import AirPlugin, AirRules, RuleSet, air
 from lgov_core.scope import RolloutScope, carry_into_threads
 from lgov_core.store import TraceStore, open_store
 from lgov_core.trace.sink import StoreSink

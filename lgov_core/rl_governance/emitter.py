@@ -17,7 +17,9 @@ from typing import Any, Final, cast
 
 from lgov_core._util.atomic_file import atomic_file
 from lgov_core._util.doubles import answers_to_anything
-from lgov_core.emitter.lightning_span import (
+from lgov_core.errors import ExportError
+from lgov_core.flow import Flow, arun_flow, either, in_thread, run_flow, wait
+from lgov_core.rl_governance.lightning_span import (
     POLICY_CHECK,
     SIGNAL,
     TOOL_CALL,
@@ -30,8 +32,6 @@ from lgov_core.emitter.lightning_span import (
     span_of,
     violated,
 )
-from lgov_core.errors import ExportError
-from lgov_core.flow import Flow, arun_flow, either, in_thread, run_flow, wait
 from lgov_core.types import Span
 
 #: Spans handed to a lgov store between two looks at what it kept: its queue must not overflow.

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal, TypeAlias
 
+from lgov_core.air.amounts import amount
 from lgov_core.errors import RewardError
-from lgov_core.reward.finite import amount
 
 #: What a rule is about.
 Event: TypeAlias = Literal["tool_success", "tool_failure", "denied", "model_call"]

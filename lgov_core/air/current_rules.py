@@ -11,9 +11,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
+from lgov_core.air.outcome_rewards import AirPlugin
+from lgov_core.air.rules import RuleSet
 from lgov_core.errors import RewardError
-from lgov_core.reward.air.outcome_rewards import AirPlugin
-from lgov_core.reward.air.rules import RuleSet
 
 _CURRENT: contextvars.ContextVar[RuleSet | None] = contextvars.ContextVar("lgov_air", default=None)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Self, cast
 
 from lgov_core._util.doubles import answers_to_anything
+from lgov_core.air.amounts import amount
 from lgov_core.errors import RewardError
-from lgov_core.reward.finite import amount
 from lgov_core.types import SEVERITY_PENALTIES, PolicyViolation
 from lgov_core.types.violations import known_severity
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import threading
 import warnings
@@ -10,11 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
 from lgov_core._util.doubles import answers_to_anything
+from lgov_core.air.amounts import finite
 from lgov_core.errors import RewardError
 from lgov_core.hookspecs import hookimpl
-from lgov_core.reward.config import RewardConfig
-from lgov_core.reward.finite import finite
-from lgov_core.reward.violation import violation_of
+from lgov_core.rl_governance.reward_config import RewardConfig
+from lgov_core.rl_governance.violations import violation_of
 from lgov_core.types import SEVERITY_PENALTIES, Outcome, Reward, ToolOutcome
 from lgov_core.types.violations import severity_of
 
@@ -228,7 +229,7 @@ def _listed(violations: Any) -> tuple[Any, ...] | None:
 
 def _emit(values: dict[str, float], violations: int) -> None:
     emit_reward = getattr(sys.modules.get("agentlightning"), "emit_reward", None)
-    if emit_reward is None or getattr(emit_reward, "__module__", "") == "lgov_core.compat":
+    if emit_reward is None or getattr(emit_reward, "__module__", "") == "lgov_core.rl_governance.compat":
         return
     attributes = {"agent_os.violations": violations, "agent_os.policy_compliant": not violations}
     try:
@@ -246,3 +247,98 @@ def _says_yes_or_no(success: Any) -> bool:
 
 
 assert {f"{severity}_penalty" for severity in SEVERITY_PENALTIES} < set(RewardConfig.__dataclass_fields__)
+
+
+class CompositeReward:
+    """The weighted sum of several reward functions.
+
+    ``components`` are (function of a rollout, weight) pairs. Weights are finite; a negative one, which turns a penalty into
+    a reward, is warned about. With ``normalize`` they are scaled so that they sum to 1. What a function raises is raised.
+    Safe to call from many threads when the functions are.
+
+    Raises `RewardError` for weights that are not finite, and when a component is not finite.
+    """
+
+    def __init__(self, components: Iterable[tuple[Callable[[Any], float], float]], normalize: bool = False) -> None:
+        self.components: list[tuple[Callable[[Any], float], float]] = []
+        for component in components:
+            try:
+                function, weight = component
+            except (TypeError, ValueError) as error:
+                raise RewardError(f"{component!r} is not a component", hint="write (function, weight)") from error
+            if not callable(function):
+                raise RewardError(f"{function!r} cannot be called", hint="write (function, weight)")
+            weight = finite(f"the weight of {_named(function)}", weight)
+            if weight < 0:
+                warnings.warn(f"the weight {weight:g} of {_named(function)} turns penalties into rewards", stacklevel=2)
+            self.components.append((function, weight))
+        total = finite("the sum of the weights", sum(weight for _, weight in self.components))
+        if normalize and total > 0:
+            self.components = [(function, weight / total) for function, weight in self.components]
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """The weights as they are used, in the order of the components."""
+        return tuple(weight for _, weight in self.components)
+
+    def __call__(self, rollout: Any) -> float:
+        """The weighted sum for ``rollout``."""
+        parts = [weight * finite(_named(function), function(rollout)) for function, weight in self.components]
+        return finite("the weighted sum", sum(parts))
+
+
+def _named(function: Any) -> str:
+    return getattr(function, "__name__", None) or type(function).__name__
+
+
+def group_advantages(
+    rollouts: Sequence[Mapping[str, float]],
+    *,
+    weights: Mapping[str, float] | None = None,
+    std_floor: float = 0.1,
+) -> list[float]:
+    """One advantage a rollout, for the rollouts of one task.
+
+    ``rollouts`` are their channels (`PolicyReward.channels`). Of each channel the group's mean is taken away and the rest
+    is divided by its standard deviation (of the population), but never by less than ``std_floor`` (above 0), so that noise
+    in a channel in which all are alike stays small. Then the channels are added, ``weights`` (1 unless given; 0 or more)
+    times. So a rare, large penalty cannot drown the difference between solved and failed, nor the other way round.
+
+    A group of one has nothing to compare: 0. Raises `RewardError` for values that are not finite, and when the rollouts do
+    not have the same channels.
+    """
+    if not rollouts:
+        return []
+    names = list(rollouts[0])
+    if any(set(channels) != set(names) for channels in rollouts):
+        raise RewardError("the rollouts of a group must have the same channels", hint=f"the first has {names}")
+    if not (math.isfinite(std_floor) and std_floor > 0):
+        raise RewardError(f"std_floor must be above 0, not {std_floor!r}")
+    if unknown := sorted(set(weights or {}) - set(names)):
+        raise RewardError(f"there is no channel {unknown[0]!r}", hint=f"there are {names}")
+    advantages = [0.0] * len(rollouts)
+    for name in names:
+        weight = finite(f"the weight of {name}", (weights or {}).get(name, 1.0))
+        if weight < 0:
+            raise RewardError(f"the weight of {name} is {weight:g}", hint="weights are 0 or more")
+        values = [finite(name, channels[name]) for channels in rollouts]
+        mean = math.fsum(values) / len(values)
+        spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+        for at, value in enumerate(values):
+            advantages[at] += weight * (value - mean) / max(spread, std_floor)
+    return advantages
+
+
+def shaping(potentials: Sequence[float], discount: float = 1.0) -> list[float]:
+    """What shaping pays at each step of one episode: F[t] = γ Φ(s[t+1]) - Φ(s[t]), with Φ = 0 after the last.
+
+    ``potentials`` are Φ(s[0]) … Φ(s[T-1]), of the states in which the T steps were taken. Source: Ng, Harada and Russell
+    1999, "Policy invariance under reward transformations"; that Φ must be 0 at the end of an episode: Grześ 2017. The
+    discounted sum from step t on is -Φ(s[t]) whatever is done from there, so every policy loses the same and the optimal
+    ones stay optimal. Raises `RewardError` for numbers that are not finite and a discount outside 0 to 1.
+    """
+    if not 0 <= finite("the discount", discount) <= 1:
+        raise RewardError(f"the discount is {discount:g}", hint="it is within 0 and 1")
+    values = [finite("a potential", value) for value in potentials]
+    following = [*values[1:], 0.0][: len(values)]
+    return [discount * after - before for before, after in zip(values, following, strict=True)]

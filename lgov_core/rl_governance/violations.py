@@ -1,4 +1,4 @@
-"""From decisions to violations, and the callbacks that are called with them."""
+"""From a decision to its policy violation."""
 
 from __future__ import annotations
 
@@ -6,12 +6,38 @@ import inspect
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from lgov_core.errors import ArgumentError
-from lgov_core.kernel.signals import SIGNAL_POLICY
-from lgov_core.reward.violation import violation_of
-from lgov_core.types import Decision, Outcome, Policy, PolicyViolation, PolicyViolationType
+from lgov_core.rl_governance.signals import SIGNAL_POLICY
+from lgov_core.types import Decision, Effect, Outcome, Policy, PolicyViolation, PolicyViolationType, Severity
+
+_RANK: Final = {severity: rank for rank, severity in enumerate(Severity)}
+_TYPES: Final = {
+    Effect.WARN: PolicyViolationType.WARNED,
+    Effect.TRANSFORM: PolicyViolationType.MODIFIED,
+    Effect.DENY: PolicyViolationType.BLOCKED,
+}
+
+
+def violation_of(decision: Decision, names: Mapping[str, str] | None = None) -> PolicyViolation | None:
+    """The one violation that ``decision`` is, or None.
+
+    None for an allow, also of a set in shadow mode, for a fault, which is not the agent's doing, and for an escalation: a
+    request for approval that has no answer yet is not a finding. Of several
+    policies that had the winning effect, the most severe is named. ``names`` maps names of policies to those in violations.
+    """
+    if decision.effect not in _TYPES or decision.fault:
+        return None
+    equal = [part for part in decision.parts if not part.shadowed and not part.fault and part.effect is decision.effect]
+    worst = max(equal, key=lambda part: _RANK[part.severity], default=decision)  # max keeps the first of equals
+    return PolicyViolation(
+        violation_type=_TYPES[decision.effect],
+        policy_name=(names or {}).get(worst.policy, worst.policy),
+        description=worst.reason or worst.rule or decision.effect.label,
+        severity=worst.severity,
+        action_blocked=decision.blocks,
+    )
 
 
 def found_by(decision: Decision, names: Mapping[str, str]) -> PolicyViolation | None:

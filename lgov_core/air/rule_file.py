@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from lgov_core._util.suggestions import suggest_name
+from lgov_core.air.rules import PARAMETERS, AirRule, AirRules, RuleSet
 from lgov_core.errors import PolicyFileError, RewardError, RewardFileError
 from lgov_core.policies.document import Place, read_yaml
-from lgov_core.reward.air.rules import PARAMETERS, AirRule, AirRules, RuleSet
 
 _GLOBS: Final = {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}}
 

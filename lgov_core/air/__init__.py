@@ -9,7 +9,7 @@
 `outcome_rewards.AirPlugin` computes the rewards; `current_rules` has the decorators, `rule_file` reads rules in YAML.
 """
 
-from lgov_core.reward.air.current_rules import (
+from lgov_core.air.current_rules import (
     current,
     on_denied,
     on_model_call,
@@ -19,9 +19,9 @@ from lgov_core.reward.air.current_rules import (
     scope,
     use,
 )
-from lgov_core.reward.air.outcome_rewards import AirPlugin
-from lgov_core.reward.air.rule_file import AIR_FILE_SCHEMA, load_rules, rules_of
-from lgov_core.reward.air.rules import AirRule, AirRules, RuleSet
+from lgov_core.air.outcome_rewards import AirPlugin
+from lgov_core.air.rule_file import AIR_FILE_SCHEMA, load_rules, rules_of
+from lgov_core.air.rules import AirRule, AirRules, RuleSet
 
 __all__ = [
     "AIR_FILE_SCHEMA",

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from lgov_core._util.canonical import NotCanonical, fingerprint
+from lgov_core.air.rules import AirRule, AirRules, Event, RuleSet
 from lgov_core.errors import RewardError
 from lgov_core.hookspecs import hookimpl
-from lgov_core.reward.air.rules import AirRule, AirRules, Event, RuleSet
 from lgov_core.scope import RolloutScope
 from lgov_core.trace import semconv
 from lgov_core.types import Effect, Reward, Span, ToolOutcome

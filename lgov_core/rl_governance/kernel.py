@@ -12,26 +12,28 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 from lgov_core._util.doubles import answers_to_anything
-from lgov_core.audit import FlightRecorder
 from lgov_core.errors import ArgumentError, AuditError, KernelError
 from lgov_core.flow import Flow, arun_flow, run_flow
 from lgov_core.governor import AuditRecord, Governor, ObservedDecision
 from lgov_core.hookspecs import hookimpl
-from lgov_core.kernel.agent_call import (
+from lgov_core.policies import Policy, PolicySet, Rule
+from lgov_core.policies.coerce import policy_set_of
+from lgov_core.policies.reload import ReloadingPolicySet
+from lgov_core.rl_governance.execution import (
     AgentCall,
+    Execution,
     Function,
+    execution_flow,
     function_of,
     is_async,
     prepare,
     refuse_running_loop,
+    rollout_action,
     target_id,
 )
-from lgov_core.kernel.execution import Execution, execution_flow, rollout_action
-from lgov_core.kernel.signals import AgentSignal, SignalledGovernor, SignalPolicy
-from lgov_core.kernel.violations import Listeners, found_by, shown_name
-from lgov_core.policies import Policy, PolicySet, Rule
-from lgov_core.policies.coerce import policy_set_of
-from lgov_core.policies.reload import ReloadingPolicySet
+from lgov_core.rl_governance.flight_recorder import FlightRecorder
+from lgov_core.rl_governance.signals import AgentSignal, SignalledGovernor, SignalPolicy
+from lgov_core.rl_governance.violations import Listeners, found_by, shown_name
 from lgov_core.scope import RolloutScope, carry_into_threads, current_scope, enter_scope
 from lgov_core.types import Action, Decision, Outcome, Point, PolicyViolation, Severity, ToolOutcome, new_id
 
@@ -116,7 +118,7 @@ class KernelSpace:
         if call.function is not None and is_async(call.function):
             refuse_running_loop(call.action.name)
         with self._in_rollout(call, scope) as place:
-            return _marked(run_flow(self._steps(call, place)), place)
+            return _marked(run_flow(self._flow(call, place)), place)
 
     async def run_async(
         self, agent_or_input: Any, input: Any = _MISSING, *, scope: RolloutScope | None = None
@@ -124,9 +126,9 @@ class KernelSpace:
         """As `run`, for coroutine functions too."""
         call = self._prepare(agent_or_input, input, prefer_async=True)
         with self._in_rollout(call, scope) as place:
-            return _marked(await arun_flow(self._steps(call, place)), place)
+            return _marked(await arun_flow(self._flow(call, place)), place)
 
-    def _steps(self, call: AgentCall, place: _Place) -> Flow[Execution]:
+    def _flow(self, call: AgentCall, place: _Place) -> Flow[Execution]:
         return execution_flow(call, self.governor, rollout=place.own, not_run=self.policy_set.observe)
 
     def check(self, input: Any) -> Decision:

@@ -1,0 +1,35 @@
+"""Rewards from tool outcomes, model calls and policy decisions."""
+
+from lgov_core import air
+from lgov_core.air import AirPlugin, AirRule, AirRules, RuleSet
+from lgov_core.errors import PolicyViolationError
+from lgov_core.rl_governance.reward import (
+    CompositeReward,
+    PolicyReward,
+    create_policy_reward,
+    group_advantages,
+    policy_penalty,
+    shaping,
+)
+from lgov_core.rl_governance.reward_config import RewardConfig
+from lgov_core.rl_governance.violations import violation_of
+from lgov_core.types import PolicyViolation, PolicyViolationType
+
+__all__ = [
+    "AirPlugin",
+    "AirRule",
+    "AirRules",
+    "CompositeReward",
+    "PolicyReward",
+    "PolicyViolation",
+    "PolicyViolationError",
+    "PolicyViolationType",
+    "RewardConfig",
+    "RuleSet",
+    "air",
+    "create_policy_reward",
+    "group_advantages",
+    "policy_penalty",
+    "shaping",
+    "violation_of",
+]
