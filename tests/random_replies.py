@@ -9,10 +9,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from lgov_core.instrumentation.model_call import unclear_ids
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.testing import ScriptedModelServer, ScriptedReply
 from lgov_core.types import Action, Decision, Point
+from lgov_core.wire.exchange import unclear_ids
 from tests.cells import Seen
 
 IDS = st.sampled_from(["c1", "c2", "c3", "c4", "", None, 5, ...])

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 if TYPE_CHECKING:
-    from lgov_core.gateway.formats.conversations import RecordedConversations
     from lgov_core.transitions import Records, TransitionSet
+    from lgov_core.transitions.reading.conversations import RecordedConversations
 
 #: Records, and how much was left out for which reason.
 Formatted: TypeAlias = tuple[list[dict[str, Any]], Mapping[str, int]]
@@ -57,7 +57,7 @@ def prompts(records: Records, data: TransitionSet) -> Formatted:
 
 
 def _conversations(records: Records) -> RecordedConversations:
-    from lgov_core.gateway.formats.conversations import RecordedConversations
+    from lgov_core.transitions.reading.conversations import RecordedConversations
 
     return RecordedConversations(records.calls)
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from lgov_core.errors import EndpointError
-from lgov_core.gateway.formats.openai_format import read_chat_request
-from lgov_core.gateway.protocol import ChatRequest
 from lgov_core.models import LanguageModel
 from lgov_core.models.tool_text import message_text
 from lgov_core.types import CapturedCall
+from lgov_core.wire.chat import read_chat_request
+from lgov_core.wire.exchange import ChatRequest
 
 #: So many replies are remembered: twice as many as the embedded engine remembers.
 _REPLIES = 16_384

@@ -6,21 +6,11 @@ issues keys that are bound to one attempt. The web server and the clients are im
 
 from lgov_core.gateway.policy.gate import PolicyGate
 from lgov_core.gateway.policy.open_gate import open_gate
-from lgov_core.gateway.protocol import (
-    ANY_MODEL,
-    ChatRequest,
-    Completion,
-    Engine,
-    Gate,
-    GateRefusal,
-    GateReply,
-    GateRequest,
-    StreamPiece,
-    ToolCall,
-)
+from lgov_core.gateway.protocol import ANY_MODEL, Engine, Gate, GateRefusal, GateReply, GateRequest
 from lgov_core.gateway.server import EndpointServer
 from lgov_core.gateway.serving.keys import AdminKeyFile, KeyRing
 from lgov_core.gateway.serving.limits import Limits
+from lgov_core.wire.exchange import ChatRequest, Completion, StreamPiece, ToolCall
 
 __all__ = [
     "ANY_MODEL",

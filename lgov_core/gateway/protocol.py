@@ -8,93 +8,9 @@ from typing import Any, Final, Protocol
 
 from lgov_core.errors import EndpointError
 from lgov_core.types import new_id
+from lgov_core.wire.exchange import ChatRequest, Completion, StreamPiece, ToolCall
 
 ANY_MODEL: Final = "*"
-
-
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """A model call as an engine is asked for it. ``body`` is the JSON; the rest is read out of it, checked.
-
-    ``route`` is the API whose JSON ``body`` is: ``chat``, or another one that the engine `speaks`; then it is the
-    client's own. ``messages`` and ``tools`` are in chat completion form in either case. ``max_tokens`` is a count of
-    tokens, or None for the engine's limit. ``temperature`` 0 means greedy. ``seed`` is None unless the client asked for
-    one. ``n`` is how many choices the reply has.
-    """
-
-    body: Mapping[str, Any]
-    model: str
-    messages: Sequence[Mapping[str, Any]]
-    tools: Sequence[Mapping[str, Any]] = ()
-    max_tokens: int | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
-    stop: tuple[str, ...] = ()
-    seed: int | None = None
-    stream: bool = False
-    n: int = 1
-    route: str = "chat"
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A tool call as the model proposed it. ``arguments`` is the JSON text, which may be broken: the model wrote it."""
-
-    call_id: str
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """What an engine answers.
-
-    ``prompt_ids``, ``response_ids`` and ``logprobs`` are exact (see `lgov_core.types.CapturedCall`), or None where the
-    engine cannot know them. ``text`` is the reply exactly as generated; ``content`` is the part of it that is not a tool
-    call (None when there is nothing but calls). ``response_ids`` includes the end-of-turn token when one was generated;
-    ``text`` does not. ``finish_reason`` is stop, length, tool_calls, or an upstream's own word; ``matched_stop`` is the
-    stop text that ended the reply, where that is known. ``raw`` is an upstream's own JSON body.
-
-    A reply of several choices is its first one; ``more`` holds the others, each without ``more`` and ``raw``.
-    ``unreadable`` says why the calls of this choice cannot be read for certain: a gate refuses the reply.
-    """
-
-    response_id: str
-    model: str
-    text: str
-    content: str | None
-    tool_calls: tuple[ToolCall, ...]
-    finish_reason: str
-    prompt_ids: tuple[int, ...] | None
-    response_ids: tuple[int, ...] | None
-    logprobs: tuple[float, ...] | None
-    weights_version: int | None
-    prompt_tokens: int
-    completion_tokens: int
-    raw: Mapping[str, Any] | None = None
-    matched_stop: str | None = None
-    more: tuple[Completion, ...] = ()
-    unreadable: str | None = None
-
-    @property
-    def choices(self) -> tuple[Completion, ...]:
-        """Every choice, this one first."""
-        return (self, *self.more)
-
-
-@dataclass(frozen=True, slots=True)
-class StreamPiece:
-    """One server-sent event of a streamed reply: ``data`` is its JSON text, without the ``data:`` prefix.
-
-    ``raw`` is the event exactly as an upstream sent it, with all its lines; it goes to the client as it is, and then
-    ``data`` may be empty. ``ends`` marks the first event that tells the client that the reply is whole. The last piece of
-    a stream carries ``completion``, what the whole stream amounted to, and no data.
-    """
-
-    data: str = ""
-    completion: Completion | None = None
-    raw: bytes = b""
-    ends: bool = False
 
 
 class Engine(Protocol):

@@ -16,6 +16,7 @@ from lgov_core.governor import Governor
 from lgov_core.instrumentation.live_span import LiveSpan
 from lgov_core.trace import semconv
 from lgov_core.types import Action, Decision, JSONValue, ModelCallFailed, Point, Source
+from lgov_core.wire.exchange import unclear_ids
 
 _NOT_CONNECTED = frozenset(
     {"APIConnectionError", "ConnectError", "ConnectTimeout", "ConnectionRefusedError", "PoolTimeout"}
@@ -195,14 +196,6 @@ class ModelCall:
             span_id=self.span.parent_id,
             run_id=call.run_id,
         )
-
-
-def unclear_ids(calls: Sequence[Mapping[str, Any]]) -> str | None:
-    """Why a result cannot be assigned to exactly one of ``calls``; None if it can. A legacy call has no key ``id``."""
-    ids = [call["id"] for call in calls if "id" in call]
-    if not all(isinstance(one, str) and one for one in ids):
-        return "a tool call has no id"
-    return "two tool calls have the same id" if len(set(ids)) < len(ids) else None
 
 
 def reply_limit(*found: Any) -> dict[str, int]:

@@ -28,13 +28,13 @@ from lgov_core.models.tool_text import (
     call_object,
     dump,
     is_valid_text,
-    load_object,
     message_text,
     schema_line,
     tool_name,
     tool_parameters,
     value_end,
 )
+from lgov_core.wire.fields import load_object
 
 
 @dataclass(frozen=True)

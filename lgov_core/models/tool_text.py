@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from lgov_core.errors import EndpointError
+from lgov_core.wire.fields import load_object
 
 Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
@@ -63,15 +64,6 @@ def message_text(message: Message) -> str:
             raise EndpointError(f"message part of type {kind!r} is not supported", hint="this model reads text only")
         texts.append(part[kind])
     return "".join(texts)
-
-
-def load_object(text: str) -> dict[str, Any] | None:
-    """The JSON object that ``text`` is, or None."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
 
 
 def dump(value: Any) -> str:

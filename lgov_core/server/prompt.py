@@ -19,7 +19,6 @@ from lgov_core.client.agent_name import load_agent
 from lgov_core.client.client import rules_in_use
 from lgov_core.client.tasks import Resource, Task, read_tasks
 from lgov_core.errors import SettingsError, TrainError
-from lgov_core.gateway.formats.conversations import RecordedConversations
 from lgov_core.gateway.protocol import Engine
 from lgov_core.server.critic import ChatCritic
 from lgov_core.server.local_rollouts import LocalRollouts, open_rollouts
@@ -28,6 +27,7 @@ from lgov_core.train.algorithms.registry import TrainingJob
 from lgov_core.train.prompt_search import Case, PromptSearch, PromptVersion, Scored
 from lgov_core.train.sections import PromptSection
 from lgov_core.train.settings import TrainSettings
+from lgov_core.transitions.reading.conversations import RecordedConversations
 from lgov_core.types import Rollout, new_id
 
 #: Every template that was made, one JSON object a line; and the best of them as text.

@@ -14,11 +14,11 @@ from dataclasses import replace
 from typing import Any, cast
 
 from lgov_core.errors import StoreError
-from lgov_core.gateway.formats.conversations import RecordedConversations
 from lgov_core.store import TraceStore
 from lgov_core.trace import semconv
 from lgov_core.trace.mapping.canonical import canonical
 from lgov_core.trace.rollout_spans import attempt_of
+from lgov_core.transitions.reading.conversations import RecordedConversations
 from lgov_core.types import BLOCKING, Attempt, CapturedCall, JSONValue, Reward, Rollout, Span
 from lgov_core.views.agent_tree import AgentTree
 from lgov_core.views.attempt_view import AttemptView, Message, ModelStep, RecordedDecision, RewardLine, ToolStep

@@ -84,7 +84,7 @@ def make_model(load: Load) -> Any:
 
 async def rollouts(engine: Any, load: Load, at_once: bool) -> list[Any]:
     """Every completion of every rollout."""
-    from lgov_core.gateway.protocol import ChatRequest
+    from lgov_core.wire.exchange import ChatRequest
 
     async def rollout(group: int, number: int) -> list[Any]:
         messages: list[dict[str, Any]] = [

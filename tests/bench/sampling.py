@@ -25,7 +25,7 @@ GOAL = 1.5
 
 async def rollouts(engine: Any, model: str, at_once: int, tokens: int, salt: int) -> float:
     """Tokens a second of ``at_once`` rollouts."""
-    from lgov_core.gateway.protocol import ChatRequest
+    from lgov_core.wire.exchange import ChatRequest
 
     async def rollout(number: int) -> int:
         messages = [{"role": "system", "content": words(120, salt)}, {"role": "user", "content": words(20, salt + 1)}]

@@ -10,8 +10,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lgov_core.gateway.engine.embedded import EmbeddedEngine
-from lgov_core.gateway.protocol import ChatRequest, Completion
 from lgov_core.models import LanguageModel
+from lgov_core.wire.exchange import ChatRequest, Completion
 from tests.gateway.taught import SYSTEM, tiny
 
 Weights = Mapping[str, torch.Tensor]

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from lgov_core.gateway.engine.embedded import EmbeddedEngine
-from lgov_core.gateway.protocol import ChatRequest
 from lgov_core.models import LanguageModel
+from lgov_core.wire.exchange import ChatRequest
 from tests.gateway.embedded_engine import ask, assert_exact, grouped_query_llama, running_engine
 from tests.gateway.taught import SYSTEM, TOOLS, tiny
 

@@ -12,8 +12,8 @@ from transformers import MistralConfig, MistralForCausalLM
 
 from lgov_core.errors import EndpointError, ModelError
 from lgov_core.gateway.engine.embedded import EmbeddedEngine
-from lgov_core.gateway.protocol import Completion
 from lgov_core.models import LanguageModel
+from lgov_core.wire.exchange import Completion
 from tests.gateway.embedded_engine import Weights, ask, assert_exact, running_engine
 from tests.gateway.taught import tiny
 

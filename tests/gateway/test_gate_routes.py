@@ -12,8 +12,9 @@ import httpx
 import openai
 import pytest
 
-from lgov_core.gateway.protocol import GateRefusal, GateReply, GateRequest, ToolCall
+from lgov_core.gateway.protocol import GateRefusal, GateReply, GateRequest
 from lgov_core.testing import ScriptedCall, ScriptedReply
+from lgov_core.wire.exchange import ToolCall
 
 USER = {"role": "user", "content": "hi"}
 ALL = ("chat", "completions", "responses", "messages", "embeddings")

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from lgov_core.errors import EndpointError
-from lgov_core.gateway.formats.json_body import count_values
 from lgov_core.gateway.serving.limits import Limits
+from lgov_core.wire.fields import count_values
 
 UNITS = (b"[],", b'"",', b'{"a":1},', b'{"":{}},', b"1,", b'"\\"",')
 HEAD = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}], "stop": '

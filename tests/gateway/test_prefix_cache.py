@@ -15,8 +15,8 @@ import torch
 from lgov_core.errors import EndpointError
 from lgov_core.gateway.engine.embedded import EmbeddedEngine
 from lgov_core.gateway.engine.prefix_cache import PrefixCache, shared_prefixes
-from lgov_core.gateway.protocol import ChatRequest, Completion
 from lgov_core.models import LanguageModel
+from lgov_core.wire.exchange import ChatRequest, Completion
 from tests.gateway.embedded_engine import ask, assert_exact, grouped_query_llama
 from tests.gateway.taught import SYSTEM, tiny
 

@@ -9,10 +9,9 @@ import httpx
 import openai
 import pytest
 
-from lgov_core.gateway.formats.conversations import RecordedConversations
 from lgov_core.gateway.serving.attribution import ATTEMPT_HEADER, ROLLOUT_HEADER
 from lgov_core.testing import ScriptedCall, ScriptedReply
-from lgov_core.transitions.reading.conversations import threads_of
+from lgov_core.transitions.reading.conversations import RecordedConversations, threads_of
 
 WHOSE = {ROLLOUT_HEADER: "r1", ATTEMPT_HEADER: "1"}
 SCRIPT = [ScriptedReply(None, tool_calls=[ScriptedCall("look_up", {"key": "a"}, "c1")]), ScriptedReply("It is 4711.")]

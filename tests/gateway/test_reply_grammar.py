@@ -18,11 +18,11 @@ pytest.importorskip("llguidance")
 from lgov_core.errors import EndpointError
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.engine.embedded import EmbeddedEngine
-from lgov_core.gateway.protocol import ChatRequest, Completion
 from lgov_core.gateway.server import EndpointServer
 from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.models import LanguageModel, build_tiny
 from lgov_core.store.sqlite.store import SQLiteStore
+from lgov_core.wire.exchange import ChatRequest, Completion
 from tests.gateway.embedded_engine import ask, assert_exact
 from tests.gateway.taught import CORPUS, TOOLS, tiny
 

@@ -14,9 +14,9 @@ from hypothesis import Phase, given, settings
 
 from lgov_core.gateway.policy.gate import PolicyGate
 from lgov_core.governor import Governor
-from lgov_core.instrumentation.model_call import unclear_ids
 from lgov_core.testing import ScriptedReply
 from lgov_core.types import Point
+from lgov_core.wire.exchange import unclear_ids
 from tests.cells import Seen
 from tests.openai.test_openai_reply_property import Handed, read_chat, read_responses
 from tests.random_replies import CALLS, FRESH_IDS, Hiding, chat_reply, events, on_record

@@ -15,11 +15,11 @@ from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from lgov_core.errors import EndpointError, ModelError
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.engine.embedded import EmbeddedEngine
-from lgov_core.gateway.protocol import Completion
 from lgov_core.gateway.server import EndpointServer
 from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.models import LanguageModel
 from lgov_core.store.sqlite.store import SQLiteStore
+from lgov_core.wire.exchange import Completion
 from tests.gateway.embedded_engine import ask, assert_exact, grouped_query_llama, recomputed
 from tests.gateway.taught import tiny
 

@@ -16,11 +16,11 @@ import pytest
 
 from lgov_core.errors import EndpointError
 from lgov_core.gateway.app import create_app
-from lgov_core.gateway.formats.openai_format import completion_pieces
-from lgov_core.gateway.protocol import ChatRequest, Completion, StreamPiece, ToolCall
 from lgov_core.gateway.server import EndpointServer
 from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.types import new_id
+from lgov_core.wire.chat import completion_pieces
+from lgov_core.wire.exchange import ChatRequest, Completion, StreamPiece, ToolCall
 
 BODY = {"model": "echo", "messages": [{"role": "user", "content": "a b"}]}
 

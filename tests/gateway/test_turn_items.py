@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lgov_core.gateway.formats.turn_items import TurnItems
+from lgov_core.wire.reply_writer import TurnItems
 
 names = st.sampled_from(["a", "b"])
 texts = st.text(alphabet='xyé{}" ', max_size=6)

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 
 from lgov_core.errors import PolicyDenied
 from lgov_core.governor import Governor
-from lgov_core.instrumentation.model_call import unclear_ids
 from lgov_core.types import Point
+from lgov_core.wire.exchange import unclear_ids
 from lgov_openai import govern_client
 from tests.cells import Seen
 from tests.random_replies import CALLS, FRESH_IDS, Rules, chat_reply, on_record, responses_reply

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from lgov_core.governor import Governor
-from lgov_core.models.tool_text import load_object
 from lgov_core.policies import load_policies
 from lgov_core.reward import AirPlugin, AirRules
 from lgov_core.scope import RolloutScope, enter_scope
@@ -20,6 +19,7 @@ from lgov_core.train.loop.batch_record import write_batch
 from lgov_core.train.loop.metrics_log import MetricsLog
 from lgov_core.transitions import assign_credit, build_transitions
 from lgov_core.types import Action, CapturedCall, Outcome, Point, Reward, Rollout, ToolOutcome
+from lgov_core.wire.fields import load_object
 
 POLICY = {
     "version": 1,

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from lgov_core.gateway.protocol import ChatRequest, Completion
 from lgov_core.train.engines.vllm_engine import VllmEngine
 from lgov_core.train.engines.vllm_policy import VllmPolicy
 from lgov_core.train.engines.vllm_server import VllmServer
+from lgov_core.wire.exchange import ChatRequest, Completion
 from tests.gateway.taught import tiny
 
 MODEL = tiny()

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import torch
 
-from lgov_core.gateway.protocol import ChatRequest, Completion
 from lgov_core.models import LanguageModel
 from lgov_core.train.engines.vllm_engine import VllmEngine
 from lgov_core.train.loop.policy_model import PolicyModel
+from lgov_core.wire.exchange import ChatRequest, Completion
 
 EXACT: Final = 1e-4
 

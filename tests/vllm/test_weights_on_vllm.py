@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from lgov_core.gateway.protocol import Completion
 from lgov_core.models import load_model
 from lgov_core.train.engines.vllm_engine import open_vllm
 from lgov_core.train.engines.vllm_options import VllmOptions
 from lgov_core.train.engines.vllm_server import VllmServer
 from lgov_core.train.engines.vllm_sleep import asleep
+from lgov_core.wire.exchange import Completion
 from tests.vllm.asked import EXACT, Asked, off
 from tests.vllm.conftest import MODEL, PYTHON
 

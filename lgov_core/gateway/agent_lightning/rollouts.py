@@ -12,11 +12,11 @@ from typing import Any, Final
 from lgov_core.errors import EndpointError
 from lgov_core.gateway.agent_lightning import values
 from lgov_core.gateway.agent_lightning.values import LightningRollout, attempt_number, unprocessable
-from lgov_core.gateway.formats.request_fields import an_object, number, text
 from lgov_core.gateway.serving.keys import KeyGrant
 from lgov_core.scope import RolloutScope
 from lgov_core.store import TraceStore
 from lgov_core.types import Outcome, Reward, Rollout, Span, new_id
+from lgov_core.wire.fields import an_object, number, text
 
 #: The run to which the rollouts made over this API belong.
 RUN_ID: Final = "agent-lightning"

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from lgov_core.errors import EndpointError
-from lgov_core.gateway.formats.request_fields import an_object, flag, number, only_known, text
 from lgov_core.trace.semconv import storable
 from lgov_core.types import CapturedCall, Span
+from lgov_core.wire.fields import an_object, flag, number, only_known, text
 
 #: States of a rollout, and what may follow each. The last two are final.
 MOVES: Final[Mapping[str, frozenset[str]]] = {

@@ -13,9 +13,9 @@ from lgov_core.gateway.engine.reply_codec import Generated, Prompt, ReplyCodec
 from lgov_core.gateway.engine.reply_grammar import GrammarConstraint, Grammars, reply_grammar
 from lgov_core.gateway.engine.served_policy import ServedPolicy
 from lgov_core.gateway.engine.supported_fields import check_fields
-from lgov_core.gateway.formats.openai_format import completion_pieces
-from lgov_core.gateway.protocol import ChatRequest, Completion, StreamPiece
 from lgov_core.models.precision import SMALL
+from lgov_core.wire.chat import completion_pieces
+from lgov_core.wire.exchange import ChatRequest, Completion, StreamPiece
 
 if TYPE_CHECKING:
     import torch

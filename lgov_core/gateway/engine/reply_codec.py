@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from lgov_core.errors import EndpointError
 from lgov_core.gateway.engine.reply_token_cache import ReplyTokenCache
-from lgov_core.gateway.protocol import ChatRequest, Completion, ToolCall
 from lgov_core.types import new_id
+from lgov_core.wire.exchange import ChatRequest, Completion, ToolCall
 
 if TYPE_CHECKING:
     from lgov_core.models import LanguageModel

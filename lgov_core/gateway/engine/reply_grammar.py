@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from lgov_core._util.bounded import BoundedDict
 from lgov_core.errors import EndpointError
-from lgov_core.gateway.formats.request_fields import an_object, shown, text
-from lgov_core.gateway.protocol import ChatRequest
 from lgov_core.models.tool_text import Tool, tool_name, tool_parameters
+from lgov_core.wire.exchange import ChatRequest
+from lgov_core.wire.fields import an_object, shown, text
 
 if TYPE_CHECKING:
     import torch

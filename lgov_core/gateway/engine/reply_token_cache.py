@@ -14,10 +14,10 @@ from hashlib import blake2b
 from typing import Any
 
 from lgov_core._util.bounded import BoundedDict
-from lgov_core.gateway.protocol import ToolCall
 from lgov_core.models import LanguageModel
 from lgov_core.models.chat_template import REPLY_STARTS
 from lgov_core.models.tool_text import message_text
+from lgov_core.wire.exchange import ToolCall
 
 
 @dataclass(frozen=True, slots=True)

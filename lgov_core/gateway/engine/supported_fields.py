@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lgov_core.errors import EndpointError
-from lgov_core.gateway.formats.request_fields import only_known, refuse
-from lgov_core.gateway.protocol import ChatRequest
+from lgov_core.wire.exchange import ChatRequest
+from lgov_core.wire.fields import only_known, refuse
 
 _HONOURED = (
     "logprobs", "max_completion_tokens", "max_tokens", "messages", "model", "n", "return_token_ids", "seed", "stop",

@@ -18,11 +18,12 @@ from lgov_core.gateway.policy.gate_actions import (
     unclear_calls,
 )
 from lgov_core.gateway.policy.user_texts import UserTexts
-from lgov_core.gateway.protocol import GateRefusal, GateReply, GateRequest, ToolCall
+from lgov_core.gateway.protocol import GateRefusal, GateReply, GateRequest
 from lgov_core.governor import Governor
 from lgov_core.policies.policy_set import PolicySet
 from lgov_core.policies.reload import ReloadingPolicySet
 from lgov_core.types import Action, Decision, Effect, ModelCallFailed, Point, Source, ToolOutcome, new_id
+from lgov_core.wire.exchange import ToolCall
 
 if TYPE_CHECKING:
     from lgov_core.audit import AuditLog

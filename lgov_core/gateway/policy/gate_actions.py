@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
-from lgov_core.gateway.protocol import GateReply, GateRequest, ToolCall
-from lgov_core.instrumentation.model_call import unclear_ids
+from lgov_core.gateway.protocol import GateReply, GateRequest
 from lgov_core.types import Action, Point
+from lgov_core.wire.exchange import ToolCall, unclear_ids
 
 FRAMEWORK: Final = "endpoint"
 

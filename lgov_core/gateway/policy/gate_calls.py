@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from lgov_core.errors import EndpointError
-from lgov_core.gateway.formats.openai_format import read_chat_request
-from lgov_core.gateway.formats.request_fields import shown
-from lgov_core.gateway.formats.request_texts import texts_beside_messages
-from lgov_core.gateway.protocol import ChatRequest, Completion, GateReply, GateRequest
+from lgov_core.gateway.protocol import GateReply, GateRequest
 from lgov_core.gateway.serving.attribution import Attribution
-from lgov_core.models.tool_text import load_object
+from lgov_core.wire.chat import read_chat_request
+from lgov_core.wire.exchange import ChatRequest, Completion
+from lgov_core.wire.fields import load_object, shown
+from lgov_core.wire.request_texts import texts_beside_messages
 
 #: Roles that policies can read.
 _ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))

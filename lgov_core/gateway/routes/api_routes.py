@@ -14,25 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lgov_core.errors import EndpointError, LgovError
-from lgov_core.gateway.formats.apis import APIS, MESSAGES, RESPONSES, Api, api_of
-from lgov_core.gateway.formats.completions_format import readable_prompts
-from lgov_core.gateway.formats.messages_request import read_messages_request
-from lgov_core.gateway.formats.reply_writer import written_anew
-from lgov_core.gateway.formats.request_fields import model_name
-from lgov_core.gateway.formats.request_texts import with_texts
-from lgov_core.gateway.formats.responses_request import chat_messages, input_messages
 from lgov_core.gateway.policy.gate_calls import gate_replies, gate_request, refusal_completion, released, with_contents
-from lgov_core.gateway.protocol import (
-    ANY_MODEL,
-    ChatRequest,
-    Completion,
-    Engine,
-    Gate,
-    GateRefusal,
-    GateRequest,
-    StreamPiece,
-    speaks,
-)
+from lgov_core.gateway.protocol import ANY_MODEL, Engine, Gate, GateRefusal, GateRequest, speaks
 from lgov_core.gateway.routes.bodies import ROLLOUT_PREFIX, json_response, read_object
 from lgov_core.gateway.routes.embeddings import judged_answer, judged_embeddings
 from lgov_core.gateway.routes.response_memory import ResponseMemory
@@ -43,6 +26,14 @@ from lgov_core.gateway.serving.limits import retry_headers
 from lgov_core.gateway.serving.streaming import StreamedReply, as_lgov_error
 from lgov_core.gateway.upstream.received import UpstreamRejection
 from lgov_core.types import new_id
+from lgov_core.wire.apis import APIS, MESSAGES, RESPONSES, Api, api_of
+from lgov_core.wire.completions import readable_prompts
+from lgov_core.wire.exchange import ChatRequest, Completion, StreamPiece
+from lgov_core.wire.fields import model_name
+from lgov_core.wire.messages import read_messages_request
+from lgov_core.wire.reply_writer import written_anew
+from lgov_core.wire.request_texts import with_texts
+from lgov_core.wire.responses import chat_messages, input_messages
 
 
 @dataclass(slots=True)

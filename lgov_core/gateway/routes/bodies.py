@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lgov_core.errors import EndpointError
-from lgov_core.gateway.formats.json_body import json_text, utf8
 from lgov_core.gateway.upstream.received import ReceivedBody
+from lgov_core.wire.fields import json_text, utf8
 
 ROLLOUT_PREFIX = "/rollout/{rollout_id}/attempt/{attempt}"
 

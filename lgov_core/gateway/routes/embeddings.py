@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 from lgov_core.errors import EndpointError
-from lgov_core.gateway.formats.request_fields import model_name, shown
-from lgov_core.gateway.formats.request_texts import texts_beside_messages
 from lgov_core.gateway.protocol import Gate, GateRefusal, GateReply, GateRequest
 from lgov_core.gateway.serving.attribution import Attribution
 from lgov_core.types import new_id
+from lgov_core.wire.fields import model_name, shown
+from lgov_core.wire.request_texts import texts_beside_messages
 
 _T = TypeVar("_T")
 

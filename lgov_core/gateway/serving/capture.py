@@ -10,11 +10,11 @@ from functools import partial
 from typing import Any
 
 from lgov_core.errors import LgovError, StoreError
-from lgov_core.gateway.protocol import ChatRequest, Completion
 from lgov_core.gateway.serving.admission import Admission
 from lgov_core.gateway.serving.attribution import Attribution
 from lgov_core.store import TraceStore
 from lgov_core.types import CapturedCall, new_id
+from lgov_core.wire.exchange import ChatRequest, Completion
 
 #: The error text of every store for an id that it has.
 _TAKEN = "exists already"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from lgov_core.errors import EndpointError
-from lgov_core.gateway.formats.json_body import count_values, read_json
+from lgov_core.wire.fields import count_values, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,9 +10,9 @@ from contextlib import aclosing
 from typing import Any, Final, cast
 
 from lgov_core.errors import EndpointError, LgovError, UpstreamError
-from lgov_core.gateway.formats.reply_writer import ReplyWriter, text_in
-from lgov_core.gateway.protocol import Completion, StreamPiece
 from lgov_core.gateway.serving.capture import Capture, Exchange
+from lgov_core.wire.exchange import Completion, StreamPiece
+from lgov_core.wire.reply_writer import ReplyWriter, text_in
 
 _LOG = logging.getLogger("lgov.gateway")
 _GONE: Final = "gone"

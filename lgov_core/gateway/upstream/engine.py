@@ -13,12 +13,13 @@ import aiohttp
 
 from lgov_core._util.json import json_object
 from lgov_core.errors import EndpointError, UpstreamError
-from lgov_core.gateway.formats.json_body import json_text, utf8
-from lgov_core.gateway.formats.native_replies import NATIVE
-from lgov_core.gateway.protocol import ANY_MODEL, ChatRequest, Completion, StreamPiece
+from lgov_core.gateway.protocol import ANY_MODEL
 from lgov_core.gateway.serving.attribution import caller
 from lgov_core.gateway.upstream.pool import FAILURES, Replica, UpstreamPool
 from lgov_core.gateway.upstream.received import ReceivedBody, UpstreamRejection
+from lgov_core.wire.apis import NATIVE
+from lgov_core.wire.exchange import ChatRequest, Completion, StreamPiece
+from lgov_core.wire.fields import json_text, utf8
 
 _UNKNOWN_FIELD = re.compile(
     r"unknown|unrecogni[sz]ed|unexpected|unsupported|not supported|extra (inputs?|fields?)", re.I

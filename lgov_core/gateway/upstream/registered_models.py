@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from lgov_core.errors import EndpointError
-from lgov_core.gateway.protocol import ChatRequest, Completion, StreamPiece
 from lgov_core.gateway.serving.metrics import Reading
+from lgov_core.wire.exchange import ChatRequest, Completion, StreamPiece
 
 if TYPE_CHECKING:
     from lgov_core.gateway.upstream.engine import UpstreamEngine

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Final, cast
 
 from lgov_core.errors import EndpointError
-from lgov_core.gateway.formats.request_fields import only_known
+from lgov_core.wire.fields import only_known
 
 _WHOSE: Final = "an endpoint with a policy"
 #: Policies get the value as part of a message.

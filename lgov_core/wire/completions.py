@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from lgov_core.errors import EndpointError, LgovError
-from lgov_core.gateway.formats.json_body import json_text
-from lgov_core.gateway.formats.openai_format import (
+from lgov_core.wire.chat import (
     completion_body,
     error_body,
     read_chat_request,
@@ -18,9 +17,10 @@ from lgov_core.gateway.formats.openai_format import (
     wants_usage,
     weights_version,
 )
-from lgov_core.gateway.formats.reply_writer import ChunkWriter, frame
-from lgov_core.gateway.formats.request_fields import model_name, number, only_known, refuse, shown, text
-from lgov_core.gateway.protocol import ChatRequest, Completion
+from lgov_core.wire.exchange import ChatRequest, Completion
+from lgov_core.wire.fields import json_text, model_name, number, only_known, refuse, shown, text
+from lgov_core.wire.reply_writer import ChunkWriter
+from lgov_core.wire.sse import frame
 
 _WHOSE = "completions that are translated to chat"
 _TAKEN = (

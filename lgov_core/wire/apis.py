@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
-from lgov_core.gateway.formats.completions_format import (
+from lgov_core.wire.chat import error_body, read_chat_request, read_completion, wants_usage
+from lgov_core.wire.chat_stream import StreamAssembler
+from lgov_core.wire.completions import (
     CompletionsWriter,
     read_completions_request,
     read_native_completions,
 )
-from lgov_core.gateway.formats.messages_format import MessagesWriter, messages_error
-from lgov_core.gateway.formats.messages_request import read_messages_request
-from lgov_core.gateway.formats.openai_format import error_body, read_chat_request, wants_usage
-from lgov_core.gateway.formats.reply_writer import ErrorBody, PassedOn, ReplyWriter
-from lgov_core.gateway.formats.request_fields import flag, model_name, number
-from lgov_core.gateway.formats.responses_format import ResponsesWriter
-from lgov_core.gateway.formats.responses_request import read_responses_request
-from lgov_core.gateway.protocol import ChatRequest
+from lgov_core.wire.exchange import ChatRequest, Completion
+from lgov_core.wire.fields import flag, model_name, number
+from lgov_core.wire.messages import (
+    MessagesAssembler,
+    MessagesWriter,
+    messages_error,
+    read_message,
+    read_messages_request,
+)
+from lgov_core.wire.reply_writer import ErrorBody, PassedOn, ReplyWriter
+from lgov_core.wire.responses import ResponsesWriter, read_response, read_responses_request
+from lgov_core.wire.responses_stream import ResponsesAssembler
+from lgov_core.wire.sse import Assembler
 
 Message = Mapping[str, Any]
 
@@ -44,7 +52,8 @@ class Api:
 
     def pass_on(self, request: ChatRequest) -> ReplyWriter:
         """The writer of replies that the engine wrote in this API."""
-        return PassedOn(request, self.error_body, event=self.error_event)
+        native = NATIVE[self.route]
+        return PassedOn(request, native.read, native.assembler(request.n), self.error_body, event=self.error_event)
 
 
 def _read_chat(body: Mapping[str, Any], _before: Sequence[Message] = ()) -> ChatRequest:
@@ -70,7 +79,7 @@ def _as_it_is(route: str, most: str) -> Callable[[Mapping[str, Any]], ChatReques
 
 
 def _rewrite_chat(request: ChatRequest, _body: Mapping[str, Any], _id: str) -> ReplyWriter:
-    return PassedOn(replace(request, route="chat"), error_body)
+    return CHAT.pass_on(request)
 
 
 _read_responses = _as_it_is("responses", "max_output_tokens")
@@ -99,3 +108,30 @@ def api_of(path: str) -> Api:
     """The API whose error format is used for ``path``: chat for paths that belong to none."""
     _, _, below = path.partition("/v1")
     return next((api for api in APIS if below == api.path or below.startswith(f"{api.path}/")), CHAT)
+
+
+_WANTED = {"logprobs": True, "return_token_ids": True}
+
+
+@dataclass(frozen=True, slots=True)
+class NativeReply:
+    """How an upstream is asked in one API: the path below its base URL, what is added to the request so that token ids
+    come back, and how the reply is read.
+    """
+
+    path: str
+    wanted: Mapping[str, Any]
+    read: Callable[[Mapping[str, Any]], Completion]
+    assembler: Callable[[int], Assembler]
+
+
+NATIVE: Mapping[str, NativeReply] = MappingProxyType(
+    {
+        "chat": NativeReply("/chat/completions", _WANTED, read_completion, StreamAssembler),
+        "completions": NativeReply(
+            "/completions", {**_WANTED, "logprobs": 1}, read_completion, lambda n: StreamAssembler(n, legacy=True)
+        ),
+        "responses": NativeReply("/responses", {}, read_response, lambda _n: ResponsesAssembler()),
+        "messages": NativeReply("/messages", {}, read_message, lambda _n: MessagesAssembler()),
+    }
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
-from lgov_core.gateway.formats.stream_assembler import Assembler
+from lgov_core.wire.sse import Assembler
 
 #: Where in an item a text is: the field, and the number of the part.
 _Place: TypeAlias = tuple[str, Any]

@@ -5,37 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from lgov_core._util.json import json_object
-from lgov_core.errors import UpstreamError
-
-
-class Assembler:
-    """Puts the events of one streamed reply together into the body that it would have had at once. For one task."""
-
-    #: Whether the event has come that says that the reply is whole.
-    finished = False
-    #: Why clients may read the calls of this stream otherwise than its `body` says; None if they cannot.
-    unreadable: str | None = None
-
-    def add(self, data: str) -> Mapping[str, Any]:
-        """Takes the data of one event; returns it. Raises `UpstreamError` for an error or a malformed event."""
-        event = read_event(data)
-        if event.get("type") == "error" or event.get("error"):
-            failure = event.get("error") or event
-            said = failure.get("message") if isinstance(failure, dict) else failure
-            raise UpstreamError(f"the upstream failed in mid-stream: {said}")
-        try:
-            self._take(event)
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            raise UpstreamError(f"an event of the upstream's stream is malformed: {data[:200]!r}") from error
-        return event
-
-    def body(self, *, finish_reason: str | None = None) -> dict[str, Any]:
-        """The whole body so far; ``finish_reason`` replaces the stream's own."""
-        raise NotImplementedError
-
-    def _take(self, event: Mapping[str, Any]) -> None:
-        raise NotImplementedError
+from lgov_core.wire.sse import Assembler
 
 
 class StreamAssembler(Assembler):
@@ -147,11 +117,3 @@ def _grow(message: dict[str, Any], key: str, value: Any) -> None:
             _grow(cast("dict[str, Any]", known), name, part)
     elif value is not None:
         message[key] = value
-
-
-def read_event(data: str) -> dict[str, Any]:
-    """The JSON object of one server-sent event. Raises `UpstreamError`."""
-    event = json_object(data)
-    if event is None:
-        raise UpstreamError(f"a chunk of the upstream's stream is not a JSON object: {data[:200]!r}")
-    return event

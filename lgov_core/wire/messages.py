@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
-from lgov_core.errors import EndpointError
-from lgov_core.gateway.formats import request_fields as fields
-from lgov_core.gateway.formats.messages_format import INVALID_JSON
-from lgov_core.gateway.formats.openai_format import read_chat_request
-from lgov_core.gateway.protocol import ChatRequest
+from lgov_core.errors import EndpointError, LgovError, UpstreamError
+from lgov_core.wire import fields
+from lgov_core.wire.chat import read_chat_request
+from lgov_core.wire.exchange import ChatRequest, Completion, ToolCall
+from lgov_core.wire.fields import json_text, load_object
+from lgov_core.wire.reply_writer import Item, TranslatedWriter
+from lgov_core.wire.sse import Assembler, frame, read_event
+from lgov_core.wire.text_reply import text_completion, unreadable_parts
 
 Message = dict[str, Any]
 
@@ -211,3 +214,187 @@ def _output(body: Mapping[str, Any]) -> Message:
         schema = {"name": "output", "schema": form["schema"], "strict": True}
         chat["response_format"] = {"type": "json_schema", "json_schema": schema}
     return chat
+
+
+#: Arguments that are no JSON object, as the model wrote them: the API has no other place for them.
+INVALID_JSON = "INVALID_JSON"
+
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+_MESSAGE_REASONS = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
+_STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal", "cancelled": None}
+
+
+def messages_error(error: LgovError, status: int) -> dict[str, Any]:
+    """An error in Anthropic's shape."""
+    kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": str(error)}}
+
+
+class MessagesWriter(TranslatedWriter):
+    """Writes a Message: a thinking block, text and tool uses, as far as the reply has them.
+
+    The input of a tool use is sent whole, since it has to be known whether it is an object; arguments that are none are
+    handed on as ``{"INVALID_JSON": <text>}``, and read back as that text.
+    """
+
+    _model = ""
+
+    def failed(self, error: LgovError, status: int) -> bytes:
+        """An ``error`` event."""
+        return frame(json_text(messages_error(error, status)), "error")
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        return frame(json_text({"type": kind, **fields}), kind)
+
+    def _begin(self, model: str) -> Iterator[bytes]:
+        self._model = model
+        # The prompt's length is known at the end only, and reported there.
+        begun = {**self._head(), "content": [], "stop_reason": None, "usage": _usage(0, 0)}
+        yield self._event("message_start", message=begun)
+
+    def _head(self) -> dict[str, Any]:
+        head = {"id": self._response_id, "type": "message", "role": "assistant", "model": self._model}
+        return {**head, "stop_sequence": None}
+
+    def _item(self, what: str, item: Item, delta: str) -> Iterator[bytes]:
+        at = {"index": item.index}
+        if what == "open":
+            block = _block(Item(item.kind, item.index, "", item.call_id, item.name))
+            yield self._event("content_block_start", **at, content_block=block)
+        elif what == "delta" and item.kind != "call":
+            kind = "text" if item.kind == "text" else "thinking"
+            yield self._event("content_block_delta", **at, delta={"type": f"{kind}_delta", kind: delta})
+        elif what == "close":
+            if item.kind == "call":
+                written = {"type": "input_json_delta", "partial_json": json_text(_input(item))}
+                yield self._event("content_block_delta", **at, delta=written)
+            yield self._event("content_block_stop", **at)
+
+    def _body(self, completion: Completion, chat: Mapping[str, Any]) -> dict[str, Any]:
+        stop_reason = _STOP_REASONS.get(completion.finish_reason, "end_turn")
+        matched = completion.matched_stop if stop_reason == "end_turn" else None
+        matched = matched if matched in self._request.stop else None
+        return {
+            **self._head(),
+            "content": [_block(item) for item in self._turn.items],
+            "stop_reason": "stop_sequence" if matched else stop_reason,
+            "stop_sequence": matched,
+            "usage": _usage(completion.prompt_tokens, completion.completion_tokens),
+            "lgov": {"weights_version": completion.weights_version},
+        }
+
+    def _end(self, completion: Completion, body: Mapping[str, Any]) -> Iterator[bytes]:
+        stop = {"stop_reason": body["stop_reason"], "stop_sequence": body["stop_sequence"]}
+        yield self._event("message_delta", delta=stop, usage=body["usage"], lgov=body["lgov"])
+        yield self._event("message_stop")
+
+
+def _input(item: Item) -> dict[str, Any]:
+    if not item.text.strip():
+        return {}
+    value = load_object(item.text)
+    return {INVALID_JSON: item.text} if value is None else value
+
+
+def _block(item: Item) -> dict[str, Any]:
+    if item.kind == "call":
+        return {"type": "tool_use", "id": item.call_id, "name": item.name, "input": _input(item)}
+    if item.kind == "reasoning":
+        return {"type": "thinking", "thinking": item.text, "signature": ""}
+    return {"type": "text", "text": item.text}
+
+
+def _usage(prompt: int, generated: int) -> dict[str, int]:
+    caches = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
+    return {"input_tokens": prompt, **caches, "output_tokens": generated}
+
+
+class MessagesAssembler(Assembler):
+    """The events of one Message."""
+
+    def __init__(self) -> None:
+        self._body: dict[str, Any] = {}
+        self._blocks: dict[int, dict[str, Any]] = {}
+        self._inputs: dict[int, str] = {}
+
+    def add(self, data: str) -> Mapping[str, Any]:
+        """Takes the data of one event; returns it."""
+        return {} if data.strip() == "[DONE]" else super().add(data)  # which some servers add
+
+    def _take(self, event: Mapping[str, Any]) -> None:
+        kind = event["type"]
+        if kind == "message_start":
+            self._body = dict(event["message"])
+        elif kind == "content_block_start":
+            if event["index"] != len(self._blocks):  # clients count the blocks, and find each by its number
+                raise ValueError("the blocks are not numbered one after the other")
+            self._blocks[event["index"]] = dict(event["content_block"])
+        elif kind == "content_block_delta":
+            block, delta = self._blocks[event["index"]], event["delta"]
+            if delta["type"] == "input_json_delta":
+                self._inputs[event["index"]] = self._inputs.get(event["index"], "") + delta["partial_json"]
+            elif delta["type"] in ("text_delta", "thinking_delta", "signature_delta"):
+                name = delta["type"].removesuffix("_delta")
+                block[name] = (block.get(name) or "") + delta[name]
+            elif delta["type"] == "citations_delta":
+                block["citations"] = [*(block.get("citations") or ()), delta["citation"]]
+        elif kind == "message_delta":
+            self._body |= {name: value for name, value in event["delta"].items() if value is not None}
+            self._body["usage"] = {**(self._body.get("usage") or {}), **(event.get("usage") or {})}
+            if "lgov" in event:
+                self._body["lgov"] = event["lgov"]
+            self.finished = self.finished or bool(event["delta"].get("stop_reason"))
+        elif kind == "message_stop":
+            self.finished = True
+
+    def body(self, *, finish_reason: str | None = None) -> dict[str, Any]:
+        """The whole body so far; ``finish_reason`` replaces the stream's own."""
+        # The input of a tool use stays text as long as it is no JSON object.
+        content: list[dict[str, Any]] = []
+        for index, block in sorted(self._blocks.items()):
+            text = self._inputs.get(index)
+            content.append(block if not text else {**block, "input": _parsed(text)})
+        return {**self._body, "content": content, **({} if finish_reason is None else {"stop_reason": finish_reason})}
+
+
+def read_message(body: Mapping[str, Any]) -> Completion:
+    """A Message. Raises `UpstreamError` if it is none."""
+    message_id, content = body.get("id"), body.get("content")
+    if not isinstance(message_id, str) or not message_id or not isinstance(content, list):
+        raise UpstreamError("the upstream's reply is not a message: it has no id or no content")
+    texts: list[str] = []
+    calls: list[ToolCall] = []
+    ids: list[Any] = []
+    kinds: list[Any] = []
+    try:
+        for block in cast("list[Any]", content):
+            kinds.append(block["type"])
+            if block["type"] == "text":
+                texts.append(block["text"])
+            elif block["type"] == "tool_use":
+                given = block["input"]
+                written = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+                ids.append(block["id"])
+                calls.append(ToolCall(str(ids[-1] or ""), str(block["name"]), written))
+    except (KeyError, TypeError) as error:
+        raise UpstreamError("the upstream's message has blocks without a type, a name or content") from error
+    reason = str(body.get("stop_reason") or "unknown")
+    problem = unreadable_parts(kinds, ("text", "tool_use", "thinking", "redacted_thinking"), ids)
+    finish = _MESSAGE_REASONS.get(reason, reason)
+    return text_completion(body, message_id, texts, calls, finish, body.get("usage") or {}, problem)
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return read_event(text)
+    except UpstreamError:
+        return text
