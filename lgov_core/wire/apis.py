@@ -1,4 +1,8 @@
-"""The model APIs that the endpoint speaks, each as one value: how it is read, written, and says that it failed."""
+"""The model APIs that the endpoint speaks, each as one value: how it is read, written, and says that it failed.
+
+An upstream that speaks an API is asked in it. Chat completions and completions carry token ids where the server gives
+them; the Responses and the Messages API have no place for token ids, so calls recorded from them have none.
+"""
 
 from __future__ import annotations
 

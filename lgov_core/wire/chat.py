@@ -1,4 +1,9 @@
-"""OpenAI's chat completion JSON: requests read and checked, replies, chunks and errors written."""
+"""OpenAI's chat completions: requests read and checked, replies read and written, errors.
+
+Token ids and logprobs of a reply are taken where vLLM puts them (``prompt_token_ids``, ``choices[].token_ids``,
+``choices[].logprobs.content[].logprob``; of legacy completions ``choices[].prompt_token_ids`` and
+``choices[].logprobs.token_logprobs``); what is missing, or does not fit together, is None.
+"""
 
 from __future__ import annotations
 

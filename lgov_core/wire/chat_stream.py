@@ -1,4 +1,4 @@
-"""Puts the chunks of a streamed chat completion, or legacy completion, together into its body."""
+"""The chunks of a streamed chat completion, or legacy completion, put together into its body."""
 
 from __future__ import annotations
 

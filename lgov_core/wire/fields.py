@@ -1,4 +1,4 @@
-"""Fields of a request's JSON body, checked: what is wrong is named, what cannot be honoured is refused."""
+"""The JSON of requests and replies: fields read strictly (what is wrong is named, what cannot be honoured is refused)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of Anthropic's Messages API as chat completion requests. What cannot be said there is refused by name."""
+"""Anthropic's Messages API: requests read as chat completion requests, replies read and written, whole and as events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""How a reply goes out: what every API's writer does, and the writer that passes on what the engine wrote."""
+"""How a reply goes out: passed on as the engine wrote it, or written in another API from chat completions.
+
+Chat completions may send pieces of several calls in turns; the Responses and the Messages API have one item open at a
+time. What cannot go out yet is kept until the items before it are closed, so nothing is reordered within an item.
+"""
 
 from __future__ import annotations
 

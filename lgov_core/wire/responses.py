@@ -1,4 +1,4 @@
-"""Requests of OpenAI's Responses API as chat completion requests. What cannot be said there is refused by name."""
+"""OpenAI's Responses API: requests read as chat completion requests, replies read and written, whole and as events."""
 
 from __future__ import annotations
 

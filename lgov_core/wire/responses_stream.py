@@ -1,4 +1,4 @@
-"""Puts the events of a streamed Response together, and compares what they say with the Response that ends the stream."""
+"""The events of a streamed Response put together, and compared with the Response that ends the stream."""
 
 from __future__ import annotations
 
