@@ -24,7 +24,6 @@ from lgov_core.governor import Governor
 from lgov_core.hookspecs import hookimpl
 from lgov_core.plugins import make_plugin_manager
 from lgov_core.policies import (
-    BoundedPolicy,
     ConstantPolicy,
     CostControlPolicy,
     LoopPolicy,
@@ -359,11 +358,8 @@ def recorded(number: int) -> dict[str, Any]:
     actions = [maker.action(at) for at in range(maker.random.randrange(1, 5))]
     result: dict[str, Any] = {"case": number}
     try:
-        if number % 5:
-            decisions = [governor.decide(action) for action in actions]
-        else:
-            decisions = asyncio.run(_awaited(governor, actions))
-        result["decisions"] = [decision_fields(decision) for decision in decisions]
+        flow = asyncio.run(_awaited(governor, actions)) if number % 5 == 0 else map(governor.decide, actions)
+        result["decisions"] = [decision_fields(decision) for decision in flow]
         result["evaluates"] = [point.value for point in Point if governor.evaluates(point)]
         result["reads_replies"] = governor.reads_replies()
     finally:
