@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from lgov_core.authoring.rules import COMMANDS, ProposedRule, ToolActs, holds, load, rule_of
 from lgov_core.errors import PolicyError
-from lgov_core.policies.options import names
+from lgov_core.governor.options import names
 from lgov_core.policies.sql.policy import SQL_ARGUMENTS
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 
 from lgov_core.confine.search import Found, matches, name_globs, search
 from lgov_core.errors import InstrumentationError
+from lgov_core.governor.options import names
 from lgov_core.policies.confinement import ConfinedPolicy, ConfineRules
-from lgov_core.policies.options import names
 
 #: What every program needs to start, read-only. Nothing in them is one user's.
 SYSTEM: Final = (

@@ -9,7 +9,7 @@ import struct
 from typing import Final
 
 from lgov_core.confine.syscalls import NUMBERS, call, machine
-from lgov_core.policies.options import names
+from lgov_core.governor.options import names
 
 #: Answered with EPERM: other processes' memory, mounts and namespaces, the kernel itself, keys, and interfaces that have
 #: been ways out of sandboxes (io_uring, bpf, userfaultfd, ...).

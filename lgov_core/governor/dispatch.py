@@ -14,9 +14,9 @@ from typing import Any
 import pluggy
 
 from lgov_core.flow import Flow, Step, either, finished, wait
+from lgov_core.governor.caller import set_caller_gone
+from lgov_core.governor.combine import BadAnswer, checked, complete, fault, fold, private_copy
 from lgov_core.hookspecs import DECISION_HOOKS
-from lgov_core.policies.approvals.caller import set_caller_gone
-from lgov_core.policies.combine import BadAnswer, checked, complete, fault, fold, private_copy
 from lgov_core.types import Action, Decision, Effect, Point, Policy
 
 #: A transformed action is judged again; one that still changes after this many rounds is denied.

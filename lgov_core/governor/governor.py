@@ -22,8 +22,10 @@ import pluggy
 
 from lgov_core.errors import AuditError, PolicyError
 from lgov_core.flow import Flow, arun_flow, either, in_thread, run_flow, wait
+from lgov_core.governor.combine import combine, fault
 from lgov_core.governor.dispatch import Dispatcher
 from lgov_core.governor.events import AuditRecord, ObservedDecision, PluginFailure
+from lgov_core.governor.options import positive_number
 from lgov_core.governor.reward_hooks import (
     check_single_denial_penalty,
     collect_rollout_rewards,
@@ -32,8 +34,6 @@ from lgov_core.governor.reward_hooks import (
 )
 from lgov_core.governor.rollout import RolloutContext, in_scope
 from lgov_core.plugins import check_hooks, make_plugin_manager, register
-from lgov_core.policies.combine import combine, fault
-from lgov_core.policies.options import positive_number
 from lgov_core.scope import RolloutScope
 from lgov_core.types import Action, Decision, Effect, Point, Reward, Severity, Span, ToolOutcome
 from lgov_core.types.policies import ObservingPolicy, Policy

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from lgov_core.governor.combine import combine, fold
+from lgov_core.governor.conditions import Condition, ConditionError, condition_of
+from lgov_core.governor.rules import Rule, digest_of
 from lgov_core.policies.approvals.approval import ApprovalPolicy
 from lgov_core.policies.approvals.approval_requests import ApprovalRequest, ApprovalRequests
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.budgets.cost import CostControlPolicy, Spent
 from lgov_core.policies.budgets.loop import LoopPolicy
 from lgov_core.policies.budgets.rate import RateLimitPolicy
-from lgov_core.policies.combine import combine, fold
-from lgov_core.policies.conditions.conditions import Condition, ConditionError, condition_of
 from lgov_core.policies.content.pii import PIIPolicy
 from lgov_core.policies.content.secrets import SecretsPolicy
 from lgov_core.policies.content.streaming_redactor import StreamingRedactor
-from lgov_core.policies.digest import digest_of
 from lgov_core.policies.dry_run import dry_run
 from lgov_core.policies.loader import load_policies, load_policy_file
 from lgov_core.policies.network.egress import EgressPolicy, PinnedURL
@@ -25,7 +25,6 @@ from lgov_core.policies.presets import PRESETS, preset
 from lgov_core.policies.provenance.policy import ProvenancePolicy
 from lgov_core.policies.registry import BUILTIN_POLICIES, available_policies
 from lgov_core.policies.reload import ReloadingPolicySet
-from lgov_core.policies.rule import Rule
 from lgov_core.policies.shell import ShellPolicy
 from lgov_core.policies.sql.policy import SQLPolicy
 from lgov_core.policies.sql.sqlite_guard import guard_sqlite

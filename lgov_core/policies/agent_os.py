@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import PolicyError
+from lgov_core.governor.options import one_of
 from lgov_core.policies.base import BoundedPolicy
-from lgov_core.policies.options import one_of
 from lgov_core.types import Action, Decision, Effect, Severity
 
 INSTALL: Final = 'pip install "lgov[agent-os]" (3.7), or "lgov[agent-os-core]" (5), never both'

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lgov_core.policies.combine import fold
+from lgov_core.governor.combine import fold
 from lgov_core.policies.policy_set import PolicySet, ask
 from lgov_core.types import Action, Decision, new_id
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import PolicyError, PolicyFileError
-from lgov_core.policies.conditions.conditions import ConditionProblem, compiled
+from lgov_core.governor.conditions import ConditionProblem, compiled
 from lgov_core.policies.confinement import check_confinement, document_digest, in_box
 from lgov_core.policies.document import Place, read_yaml
 from lgov_core.policies.dry_run import in_dry_run

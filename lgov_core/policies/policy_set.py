@@ -7,13 +7,12 @@ from operator import itemgetter
 from typing import Any, ClassVar, Final, Literal, get_args
 
 from lgov_core.errors import PolicyError
+from lgov_core.governor.combine import BadAnswer, checked, combine, complete, fault, fold, private_copy
+from lgov_core.governor.conditions import ConditionError
+from lgov_core.governor.options import one_of
+from lgov_core.governor.rules import Rule, digest_of
 from lgov_core.hookspecs import hookimpl
 from lgov_core.policies.base import BoundedPolicy
-from lgov_core.policies.combine import BadAnswer, checked, combine, complete, fault, fold, private_copy
-from lgov_core.policies.conditions.conditions import ConditionError
-from lgov_core.policies.digest import digest_of
-from lgov_core.policies.options import one_of
-from lgov_core.policies.rule import Rule
 from lgov_core.types import Action, Decision, Effect, ObservingPolicy, Point, Policy, Severity
 
 #: The rule of a set's own answer, where none of its rules answers.

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from lgov_core.errors import PolicyError, PolicyFileError
+from lgov_core.governor.conditions import ConditionError, condition_of
 from lgov_core.policies import ConstantPolicy, PolicySet, Rule, load_policy_file
-from lgov_core.policies.conditions.conditions import ConditionError, condition_of
 from lgov_core.types import Action, Decision, Effect, Point, Severity
 
 ARGUMENTS: dict[str, Any] = {

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from lgov_core.errors import PolicyError
+from lgov_core.governor.linear_pattern import MAX_STEPS, LinearPattern, pattern_steps
 from lgov_core.policies import ConstantPolicy, PolicySet, Rule
-from lgov_core.policies.linear_pattern import MAX_STEPS, LinearPattern, pattern_steps
 from lgov_core.policies.tools.tool import ToolPolicy
 from lgov_core.types import Action, Effect, Point
 

@@ -17,10 +17,10 @@ from typing import Any, Final, Literal, TypeAlias
 from lgov_core._util.canonical import canonical_json
 from lgov_core._util.sqlite_file import FileKind
 from lgov_core.errors import PolicyError
+from lgov_core.governor.options import positive_integer, positive_number
 from lgov_core.policies.approvals.notice import Notice, answer_command, log_request
 from lgov_core.policies.budgets.bookkeeping import now_of
 from lgov_core.policies.budgets.shared_database import SharedDatabase
-from lgov_core.policies.options import positive_integer, positive_number
 from lgov_core.types import new_id
 
 #: State of a request. One that was not answered in time, or whose approval was not used in time, has lapsed.

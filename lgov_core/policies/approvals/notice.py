@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 from lgov_core.errors import PolicyError
-from lgov_core.policies.options import string_tuple
+from lgov_core.governor.options import string_tuple
 
 _LOG = logging.getLogger("lgov.approvals")
 _TIMEOUT_S: Final = 10.0

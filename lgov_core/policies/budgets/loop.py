@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from lgov_core._util.bounded import BoundedDict
 from lgov_core._util.canonical import NotCanonical, fingerprint
+from lgov_core.governor.options import matches_any, positive_integer, string_tuple
 from lgov_core.policies.budgets.bookkeeping import COMMON, CountingPolicy, SharedState, count_key, decided
-from lgov_core.policies.options import matches_any, positive_integer, string_tuple
 from lgov_core.types import Action, Decision, Point, Severity
 
 #: The longest cycle that is looked for, in calls.

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Literal, get_args
 
+from lgov_core.governor.options import one_of, positive_integer, positive_number
 from lgov_core.policies.budgets.bookkeeping import (
     COMMON,
     CountingPolicy,
@@ -15,7 +16,6 @@ from lgov_core.policies.budgets.bookkeeping import (
     count_key,
     now_of,
 )
-from lgov_core.policies.options import one_of, positive_integer, positive_number
 from lgov_core.types import Action, Decision, Point, Severity
 
 Per = Literal["agent", "session", "rollout", "global", "tool"]

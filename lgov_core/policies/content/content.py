@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal, get_args
 
 from lgov_core.errors import PolicyError
+from lgov_core.governor.options import one_of, positive_integer, string_tuple, surely_matches
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.content.findings import Check, Finding, look_through
 from lgov_core.policies.content.pattern_file import load_patterns
 from lgov_core.policies.content.streaming_redactor import StreamingRedactor
 from lgov_core.policies.content.text_views import written_number
-from lgov_core.policies.options import one_of, positive_integer, string_tuple, surely_matches
 from lgov_core.types import Action, Decision, Point, Severity
 
 ContentAction = Literal["deny", "redact"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from lgov_core.policies.options import names
+from lgov_core.governor.options import names
 
 #: Globs, in lower case. One with a slash is for a name within a folder of the other name.
 CREDENTIAL_NAMES: Final = names(

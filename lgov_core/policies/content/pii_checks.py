@@ -10,10 +10,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from lgov_core.governor.options import names
 from lgov_core.policies.content import check_digits, national_ids
 from lgov_core.policies.content.findings import CONTEXT, Check, left_of
 from lgov_core.policies.data import DataFile
-from lgov_core.policies.options import names
 
 _re = DataFile("lgov_core.policies.content", "pii_formats.yaml").pattern
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 
-from lgov_core.policies.options import names
+from lgov_core.governor.options import names
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network

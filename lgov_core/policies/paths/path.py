@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from lgov_core.errors import PolicyDenied, PolicyError
+from lgov_core.governor.options import argument_names, names, string_tuple
 from lgov_core.policies.base import BoundedPolicy, Unclear
 from lgov_core.policies.content.credential_names import SECRET_NAMES
-from lgov_core.policies.options import argument_names, names, string_tuple
 from lgov_core.policies.paths.path_text import plain_path
 from lgov_core.types import Action, Decision, Point, Severity
 

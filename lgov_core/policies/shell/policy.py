@@ -10,8 +10,8 @@ from functools import lru_cache
 from typing import Any, Literal, cast, get_args
 
 from lgov_core.errors import PolicyError
+from lgov_core.governor.options import argument_names, string_tuple
 from lgov_core.policies.base import BoundedPolicy
-from lgov_core.policies.options import argument_names, string_tuple
 from lgov_core.policies.shell.checks import default_table
 from lgov_core.policies.shell.refusal import Refused
 from lgov_core.policies.shell.table import FREE

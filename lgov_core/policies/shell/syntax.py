@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lgov_core.policies.options import names
+from lgov_core.governor.options import names
 from lgov_core.policies.shell.refusal import Refused, unclear
 
 if TYPE_CHECKING:

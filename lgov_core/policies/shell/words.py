@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain, product
 from math import prod
 
-from lgov_core.policies.options import names
+from lgov_core.governor.options import names
 from lgov_core.policies.shell.refusal import Refused, unclear
 from lgov_core.policies.shell.state import State
 from lgov_core.policies.shell.syntax import Node

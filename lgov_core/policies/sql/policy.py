@@ -7,8 +7,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from lgov_core.errors import PolicyError
+from lgov_core.governor.options import argument_names, matches_any, string_tuple
 from lgov_core.policies.base import BoundedPolicy
-from lgov_core.policies.options import argument_names, matches_any, string_tuple
 from lgov_core.policies.sql import names as sql_names
 from lgov_core.policies.sql.refusal import SEVERITIES
 from lgov_core.policies.sql.rules import Mode, settings_of

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Literal, get_args
 
 from lgov_core.errors import PolicyError
-from lgov_core.policies.options import one_of, positive_integer, string_tuple
+from lgov_core.governor.options import one_of, positive_integer, string_tuple
 from lgov_core.policies.sql import names as sql_names
 
 Mode = Literal["guarded", "read_only"]

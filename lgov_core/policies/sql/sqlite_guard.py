@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, get_args
 
 from lgov_core.errors import PolicyError
-from lgov_core.policies.options import matches_any, one_of, string_tuple
+from lgov_core.governor.options import matches_any, one_of, string_tuple
 from lgov_core.policies.sql.names import is_dangerous, words
 from lgov_core.policies.sql.rules import Mode
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lgov_core.errors import PolicyError
+from lgov_core.governor.linear_pattern import LinearPattern, PatternLimit, pattern_steps
+from lgov_core.governor.options import string_tuple, surely_matches
 from lgov_core.policies.base import BoundedPolicy
-from lgov_core.policies.linear_pattern import LinearPattern, PatternLimit, pattern_steps
-from lgov_core.policies.options import string_tuple, surely_matches
 from lgov_core.policies.tools.tool_schemas import check_schema, words
 from lgov_core.types import Action, Decision, Point, Severity
 

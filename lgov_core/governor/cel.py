@@ -12,8 +12,7 @@ from typing import Any, Final
 
 from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import PolicyError
-from lgov_core.policies.conditions.fields import FIELDS, TEXT_FIELDS
-from lgov_core.policies.conditions.matchers import ConditionError
+from lgov_core.governor.matchers import FIELDS, TEXT_FIELDS, ConditionError
 from lgov_core.types import Action
 
 MAX_EXPRESSION: Final = 10_000

@@ -20,8 +20,7 @@ from typing import Any, Final, TypeAlias
 
 from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import PolicyError
-from lgov_core.policies.conditions.fields import field_of
-from lgov_core.policies.conditions.matchers import OPERATORS, ConditionError, Reading
+from lgov_core.governor.matchers import OPERATORS, ConditionError, Reading, field_of
 from lgov_core.types import Action
 
 #: How deep conditions may be nested.
@@ -91,7 +90,7 @@ def compiled(source: object) -> Condition:
             f"when is {type(source).__name__}, neither a mapping nor text",
             hint="write when: {field: arguments.NAME, eq: VALUE}, or CEL in quotes",
         )
-    from lgov_core.policies.conditions.cel import compile_cel
+    from lgov_core.governor.cel import compile_cel
 
     try:
         return Condition(source, compile_cel(source))

@@ -1,1 +1,0 @@
-"""Rule conditions (``when:``): matchers, CEL, and the fields they may read."""
