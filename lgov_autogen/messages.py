@@ -20,8 +20,8 @@ from autogen_core.models import (
 
 from lgov_core.instrumentation import json_object
 from lgov_core.instrumentation.message_decisions import MessageDecisionCache
-from lgov_core.instrumentation.model_call import ModelReading
 from lgov_core.types import Decision
+from lgov_core.wire.turns import ModelReading
 
 FRAMEWORK = "autogen"
 

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage, convert_to_messages
 from pydantic import BaseModel
 
-from lgov_core.instrumentation.model_call import ModelReading
 from lgov_core.instrumentation.model_call import reply_limit as first_limit
 from lgov_core.types import Decision
+from lgov_core.wire.turns import ModelReading
 
 M = TypeVar("M", bound=BaseMessage)
 

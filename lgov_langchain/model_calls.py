@@ -12,9 +12,10 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from lgov_core.instrumentation import Flow, semconv
 from lgov_core.instrumentation.endpoint_headers import endpoint_headers
 from lgov_core.instrumentation.evaluated_call import covered_call
-from lgov_core.instrumentation.model_call import ModelCall, ModelReading
+from lgov_core.instrumentation.model_call import ModelCall
 from lgov_core.scope import current_scope
 from lgov_core.types import Action, Decision, Point, ToolOutcome
+from lgov_core.wire.turns import ModelReading
 from lgov_langchain import messages
 from lgov_langchain._internals import keep_reply_ids
 from lgov_langchain.process_handler import Above, inside, process_handler

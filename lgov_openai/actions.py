@@ -9,8 +9,8 @@ from lgov_core.instrumentation.live_span import LiveSpan, started_span
 from lgov_core.instrumentation.tool_call import ToolReading
 from lgov_core.scope import current_scope
 from lgov_core.types import Action, Point
-from lgov_openai.content import JSON, read_arguments
-from lgov_openai.protocol import Proposal
+from lgov_core.wire.content import JSON, read_arguments
+from lgov_core.wire.turns import Proposal
 
 FRAMEWORK = "openai"
 

@@ -9,14 +9,14 @@ from typing import Any
 
 from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Flow, either, run_flow, wait
-from lgov_core.instrumentation.model_call import ModelCall, ModelReading, reply_limit
+from lgov_core.instrumentation.model_call import ModelCall, reply_limit
 from lgov_core.scope import current_scope
 from lgov_core.types import Decision, Point
+from lgov_core.wire.content import JSON, with_texts, with_total_usage
+from lgov_core.wire.turns import ModelReading, Turn, rewritten_entries
 from lgov_openai.actions import FRAMEWORK
-from lgov_openai.content import JSON, with_texts, with_total_usage
 from lgov_openai.held_calls import HeldCalls
 from lgov_openai.http_messages import Reply, denial_response, read_reply, request_with, response_with
-from lgov_openai.protocol import Turn, rewritten_entries
 from lgov_openai.recording import Recording
 from lgov_openai.request_evaluation import RequestEvaluation
 from lgov_openai.turn_evaluation import EvaluatedTurn, evaluate_turn

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from lgov_core.instrumentation import Flow, arun_flow, run_flow
-from lgov_openai.content import JSON, read_events
+from lgov_core.wire.content import JSON, read_events
 from lgov_openai.recording import follow_body
 
 

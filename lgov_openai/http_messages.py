@@ -18,13 +18,12 @@ import httpx2
 from openai import APIStatusError
 
 from lgov_core.instrumentation.endpoint_headers import endpoint_headers
-from lgov_core.instrumentation.model_call import ModelReading
 from lgov_core.scope import current_scope
 from lgov_core.types import new_id
-from lgov_openai.chat import ChatProtocol
-from lgov_openai.content import JSON, read_events
-from lgov_openai.protocol import MessageProtocol, Turn
-from lgov_openai.responses import ResponsesProtocol
+from lgov_core.wire.chat_turns import ChatProtocol
+from lgov_core.wire.content import JSON, read_events
+from lgov_core.wire.responses_turns import ResponsesProtocol
+from lgov_core.wire.turns import MessageProtocol, ModelReading, Turn
 
 _PROTOCOLS: tuple[tuple[str, MessageProtocol], ...] = (
     ("/chat/completions", ChatProtocol()),

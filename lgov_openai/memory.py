@@ -11,8 +11,8 @@ from lgov_core.instrumentation.message_decisions import MessageDecisionCache
 from lgov_core.instrumentation.tool_call import ToolCall
 from lgov_core.scope import RolloutScope, current_scope
 from lgov_core.types import Decision
+from lgov_core.wire.turns import Proposal
 from lgov_openai.held_calls import HeldCalls
-from lgov_openai.protocol import Proposal
 from lgov_openai.recording import Recording
 from lgov_openai.transcript import MAX_PER_ID, MAX_REMEMBERED, ChangedTurns
 

@@ -8,10 +8,10 @@ from typing import Any
 import httpx2
 from openai import AsyncOpenAI, OpenAI
 
-from lgov_openai.chat import ChatProtocol
-from lgov_openai.content import JSON
-from lgov_openai.protocol import MessageProtocol
-from lgov_openai.responses import ResponsesProtocol
+from lgov_core.wire.chat_turns import ChatProtocol
+from lgov_core.wire.content import JSON
+from lgov_core.wire.responses_turns import ResponsesProtocol
+from lgov_core.wire.turns import MessageProtocol
 
 _CALL = {"id": "probe", "type": "function", "function": {"name": "lgov_probe", "arguments": "{}"}}
 _ITEM = {"type": "function_call", "id": "fc_probe", "call_id": "probe", "name": "lgov_probe", "arguments": "{}"}

@@ -8,10 +8,10 @@ from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Flow, Governor
 from lgov_core.scope import current_scope
 from lgov_core.types import Decision, Point, new_id
+from lgov_core.wire.content import JSON
+from lgov_core.wire.turns import MessageProtocol, Proposal
 from lgov_openai.actions import current_tool, offered_tools, result_reading, tool_action, user_action
-from lgov_openai.content import JSON
 from lgov_openai.memory import Memory
-from lgov_openai.protocol import MessageProtocol, Proposal
 from lgov_openai.transcript import prefix_digests
 
 

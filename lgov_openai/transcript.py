@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from lgov_core.instrumentation import BoundedDict
 from lgov_core.scope import RolloutScope, current_scope
-from lgov_openai.content import JSON
-from lgov_openai.protocol import MessageProtocol
+from lgov_core.wire.content import JSON
+from lgov_core.wire.turns import MessageProtocol
 
 #: How many turns, calls and results are remembered, of each; the oldest are dropped.
 MAX_REMEMBERED = 20_000

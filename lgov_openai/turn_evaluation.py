@@ -10,10 +10,10 @@ from lgov_core.instrumentation import Flow
 from lgov_core.instrumentation.tool_call import ToolCall
 from lgov_core.scope import current_scope
 from lgov_core.types import Decision, Effect, Point, ToolOutcome, ToolStatus
+from lgov_core.wire.content import JSON, read_arguments
+from lgov_core.wire.turns import Proposal, Turn
 from lgov_openai.actions import tool_action
-from lgov_openai.content import JSON, read_arguments
 from lgov_openai.memory import PendingCall
-from lgov_openai.protocol import Proposal, Turn
 from lgov_openai.request_evaluation import RequestEvaluation
 
 

@@ -12,8 +12,8 @@ from agents.items import TResponseInputItem
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
 
 from lgov_core.instrumentation import json_object, json_text
-from lgov_core.instrumentation.model_call import ModelReading, rewritten_arguments
 from lgov_core.types import Decision, new_id
+from lgov_core.wire.turns import ModelReading, rewritten_arguments
 
 FRAMEWORK = "openai-agents"
 

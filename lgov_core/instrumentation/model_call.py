@@ -6,7 +6,6 @@ An adapter reads the request and the reply, and sends the call. `lgov_core.instr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from lgov_core._util.json import json_text
@@ -17,29 +16,11 @@ from lgov_core.instrumentation.live_span import LiveSpan
 from lgov_core.trace import semconv
 from lgov_core.types import Action, Decision, JSONValue, ModelCallFailed, Point, Source
 from lgov_core.wire.exchange import unclear_ids
+from lgov_core.wire.turns import ModelReading
 
 _NOT_CONNECTED = frozenset(
     {"APIConnectionError", "ConnectError", "ConnectTimeout", "ConnectionRefusedError", "PoolTimeout"}
 )
-
-
-@dataclass(slots=True)
-class ModelReading:
-    """What a model wrote. ``tool_calls`` are mappings with ``id``, ``name`` and ``args``.
-
-    ``usage`` is ``{"input_tokens": int, "output_tokens": int}`` where the model reported it. ``response_id`` must be
-    the id that the endpoint gave to the reply: it joins this call with the endpoint's record of it. ``fields`` are the
-    further texts of the reply that the program gets, in the form of the reply.
-    """
-
-    text: str
-    tool_calls: Sequence[Mapping[str, Any]] = ()
-    usage: Mapping[str, int] | None = None
-    response_id: str | None = None
-    response_model: str | None = None
-    finish_reason: str | None = None
-    unreadable: str | None = None
-    fields: Mapping[str, Any] | None = None
 
 
 class ModelCall:
@@ -209,29 +190,6 @@ def _reply_mapping(reading: ModelReading) -> dict[str, Any]:
     if reading.tool_calls:
         mapping["tool_calls"] = [dict(call) for call in reading.tool_calls]
     return mapping
-
-
-def rewritten_arguments(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Mapping[str, Any] | None] | None:
-    """The arguments that a transform gave the calls of a message, in order; None for each call that it left as it was.
-
-    None where more than the message's text and arguments was changed, or where the message has no calls.
-    """
-    old, new = before.get("tool_calls"), after.get("tool_calls")
-    if not old or not isinstance(new, Sequence) or len(new) != len(old):
-        return None
-    if {**before, "content": None, "tool_calls": None} != {**after, "content": None, "tool_calls": None}:
-        return None
-    found: list[Mapping[str, Any] | None] = []
-    for was, call in zip(old, new, strict=True):
-        if not isinstance(call, Mapping) or {**was, "args": None} != {**call, "args": None}:
-            return None
-        if call["args"] == was["args"]:
-            found.append(None)
-        elif isinstance(call["args"], Mapping):
-            found.append(call["args"])
-        else:
-            return None
-    return found
 
 
 def was_refused(error: BaseException) -> bool:

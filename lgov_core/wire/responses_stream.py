@@ -1,10 +1,16 @@
-"""The events of a streamed Response put together, and compared with the Response that ends the stream."""
+"""The typed events of a streamed Response: put together, compared with the Response that ends the stream, and written.
+
+Several events hold the same finished call, and a program may act on any of them. So the events of calls are never passed
+on by an adapter: they are written anew from the response that was evaluated.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from lgov_core.wire.content import JSON, text_of
 from lgov_core.wire.sse import Assembler
 
 #: Where in an item a text is: the field, and the number of the part.
@@ -34,7 +40,7 @@ class ResponsesAssembler(Assembler):
         item: dict[str, Any]
         if isinstance(event.get("item"), dict):
             item = self._items[at] = dict(event["item"])
-            self._said.append((at, ("call", 0), _call(item)))
+            self._said.append((at, ("call", 0), _identity(item)))
             if kind.endswith(".done"):
                 self._said += [(at, place, text) for place, text in _texts(item)]
             else:
@@ -54,7 +60,7 @@ class ResponsesAssembler(Assembler):
     def _agrees(self, output: Any) -> bool:
         final: dict[tuple[int, _Place], Any] = {}
         for at, item in enumerate(output if isinstance(output, list) else ()):
-            final |= {(at, place): text for place, text in _texts(item)} | {(at, ("call", 0)): _call(item)}
+            final |= {(at, place): text for place, text in _texts(item)} | {(at, ("call", 0)): _identity(item)}
         said = [*self._said, *((at, place, text) for (at, place), text in self._grown.items() if text)]
         return all(final.get((at, place), "") == text for at, place, text in said)
 
@@ -72,7 +78,7 @@ class ResponsesAssembler(Assembler):
         return {**self._body, "output": output, **({} if finish_reason is None else {"status": finish_reason})}
 
 
-def _call(item: Mapping[str, Any]) -> tuple[Any, ...]:
+def _identity(item: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(item.get(name) for name in ("type", "call_id", "name"))
 
 
@@ -86,3 +92,137 @@ def _texts(item: Mapping[str, Any]) -> Iterator[tuple[_Place, Any]]:
 
 def _text(holder: Mapping[str, Any]) -> Any:
     return next((holder[name] for name in ("delta", "text", "arguments", "refusal") if holder.get(name)), "")
+
+
+_LAST = ("response.completed", "response.incomplete")
+_FAILED = ("response.failed", "error")
+_HEADS = ("response.created", "response.queued", "response.in_progress")
+_OF_ITEMS = ("response.output_item.added", "response.output_item.done")
+_TEXT_ITEMS = ("message", "reasoning")
+#: How the types of events within such items begin.
+_TEXTS = ("response.content_part.", "response.output_text.", "response.refusal.", "response.reasoning")
+
+
+def response_of(events: Sequence[JSON]) -> JSON | None:
+    """The response in the last event of a stream; None if it failed or did not finish."""
+    last = next((event for event in events if event.get("type") in _LAST), None)
+    if last is None or any(event.get("type") in _FAILED for event in events):
+        return None
+    response = dict(last["response"])
+    if not response.get("output"):  # Some servers leave the items out of the last event.
+        done = {e["output_index"]: e["item"] for e in events if e.get("type") == "response.output_item.done"}
+        response["output"] = [done[index] for index in sorted(done)]
+    return response
+
+
+def is_text(event: JSON) -> bool:
+    """Whether an event holds only text: no call, and not the end of the reply."""
+    kind = str(event.get("type"))
+    if kind in _HEADS:
+        return not (event.get("response") or {}).get("output")
+    if kind in _OF_ITEMS:
+        return (event.get("item") or {}).get("type") in _TEXT_ITEMS
+    return kind.startswith(_TEXTS)
+
+
+def passed_items(events: Sequence[JSON]) -> list[JSON]:
+    """The items in events that hold only text, in order; the last one may have ended early."""
+    items: dict[int, JSON] = {}
+    for event in events:
+        if event["type"] in _OF_ITEMS:
+            items[event["output_index"]] = event["item"]
+        elif event["type"] == "response.output_text.delta":
+            item = items.get(event["output_index"]) or {"type": "message", "role": "assistant", "status": "incomplete"}
+            part = {"type": "output_text", "text": text_of(item.get("content")) + event["delta"], "annotations": []}
+            items[event["output_index"]] = {**item, "content": [part]}
+    return [items[index] for index in sorted(items)]
+
+
+def stream_of(body: JSON, reply: JSON, events: Sequence[JSON], passed: Sequence[JSON] = ()) -> str:
+    """``reply`` as the events of any request, without those that were ``passed``.
+
+    An item that is unchanged and not a call keeps its own ``events``.
+    """
+    frames: list[JSON] = []
+    heads = [event for event in events if event.get("type") in ("response.created", "response.in_progress")]
+    begun = {**reply, "status": "in_progress", "output": [], "usage": None}
+    for kind in [event["type"] for event in heads] or ["response.created", "response.in_progress"]:
+        frames.append({"type": kind, "response": begun})
+    ended = {
+        event["output_index"]: event["item"] for event in events if event.get("type") == "response.output_item.done"
+    }
+    for index, item in enumerate(reply["output"]):
+        before = next((at for at, one in ended.items() if one == item and not _is_call(item)), None)
+        own = [event for event in events if before is not None and event.get("output_index") == before]
+        if own and "_call" not in json.dumps([(event["type"], (event.get("item") or {}).get("type")) for event in own]):
+            frames.extend({**event, "output_index": index} for event in own)
+        else:
+            frames.extend(_events_of(index, item))
+    last = "response.incomplete" if reply.get("status") == "incomplete" else "response.completed"
+    frames.append({"type": last, "response": reply})
+    return "".join(
+        f"event: {frame['type']}\ndata: {json.dumps({**frame, 'sequence_number': number})}\n\n"
+        for number, frame in enumerate(_after(passed, frames), len(passed))
+    )
+
+
+def _after(passed: Sequence[JSON], frames: Sequence[JSON]) -> Iterator[JSON]:
+    """``frames`` without those that were passed; of a text in pieces, what follows the pieces that were."""
+    done = {_place(event) for event in passed}
+    said: dict[Any, str] = {}
+    for event in passed:
+        if "delta" in event:
+            said[_place(event)] = said.get(_place(event), "") + event["delta"]
+    for frame in frames:
+        place = _place(frame)
+        if before := said.get(place):
+            said[place], frame = before[len(frame["delta"]) :], {**frame, "delta": frame["delta"][len(before) :]}
+            if frame["delta"]:
+                yield {**frame, "logprobs": []} if "logprobs" in frame else frame
+        elif place not in done or place in said:
+            yield frame
+
+
+def _place(event: JSON) -> Any:
+    names = ("output_index", "content_index", "summary_index", "annotation_index")
+    return event["type"], *(event.get(name) for name in names)
+
+
+def _is_call(item: Mapping[str, Any]) -> bool:
+    return str(item.get("type")).endswith("_call") or item.get("type") == "mcp_approval_request"
+
+
+def _events_of(index: int, item: JSON) -> Iterator[JSON]:
+    kind = item.get("type")
+    at = {"output_index": index, "item_id": item.get("id")}
+    if kind == "message":
+        yield _added(index, {**item, "status": "in_progress", "content": []})
+        for position, part in enumerate(item.get("content") or ()):
+            yield from _part_events({**at, "content_index": position}, part)
+    elif kind == "function_call":
+        yield _added(index, {**item, "status": "in_progress", "arguments": ""})
+        yield {"type": "response.function_call_arguments.delta", **at, "delta": item["arguments"]}
+        yield {
+            "type": "response.function_call_arguments.done", **at, "name": item["name"], "arguments": item["arguments"]
+        }  # fmt: skip
+    elif kind == "custom_tool_call":
+        yield _added(index, {**item, "input": ""})
+        yield {"type": "response.custom_tool_call_input.delta", **at, "delta": item["input"]}
+        yield {"type": "response.custom_tool_call_input.done", **at, "input": item["input"]}
+    else:
+        yield _added(index, item)
+    yield {"type": "response.output_item.done", "output_index": index, "item": item}
+
+
+def _added(index: int, item: JSON) -> JSON:
+    return {"type": "response.output_item.added", "output_index": index, "item": item}
+
+
+def _part_events(at: JSON, part: JSON) -> Iterator[JSON]:
+    key = "refusal" if part.get("type") == "refusal" else "text"
+    name = "response.refusal" if key == "refusal" else "response.output_text"
+    logprobs: JSON = {} if key == "refusal" else {"logprobs": part.get("logprobs") or []}
+    yield {"type": "response.content_part.added", **at, "part": {**part, key: ""}}
+    yield {"type": f"{name}.delta", **at, "delta": part.get(key) or "", **logprobs}
+    yield {"type": f"{name}.done", **at, key: part.get(key) or "", **logprobs}
+    yield {"type": "response.content_part.done", **at, "part": part}

@@ -15,13 +15,14 @@ from lgov_core.governor import Governor
 from lgov_core.instrumentation import arun_flow, run_flow
 from lgov_core.instrumentation.evaluated_call import CoveredCall, covered_call, model_call_covered
 from lgov_core.instrumentation.live_span import current_span
-from lgov_core.instrumentation.model_call import ModelCall, ModelReading
+from lgov_core.instrumentation.model_call import ModelCall
 from lgov_core.instrumentation.tool_call import ToolReading, tool_flow
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.store.sqlite.store import SQLiteStore
 from lgov_core.trace import semconv
 from lgov_core.trace.sink import StoreSink
 from lgov_core.types import Action, Decision, Effect, ModelCallFailed, Point
+from lgov_core.wire.turns import ModelReading
 from tests.cells import Seen, live_span
 
 

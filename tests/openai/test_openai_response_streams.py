@@ -11,7 +11,7 @@ from lgov_core.errors import PolicyDenied
 from lgov_core.testing import ScriptedReply
 from lgov_core.trace import semconv
 from lgov_core.types import Point
-from lgov_openai.responses_stream import stream_of
+from lgov_core.wire.responses_stream import stream_of
 from tests.openai import openai_programs as programs
 from tests.openai.rules import USER
 from tests.openai.test_openai_text_streams import ERASE, LONG, ON_OUTPUT, SECRETS, TOOLS_ONLY, Served, gated, served

@@ -7,11 +7,19 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lgov_core.instrumentation.model_call import ModelReading
 from lgov_core.types import new_id
-from lgov_openai.chat_stream import completion_of, is_text, passed_texts, stream_of
-from lgov_openai.content import JSON, content_with_text, read_arguments, text_key, text_of, texts, token_usage, without
-from lgov_openai.protocol import Proposal, Turn, unclear_call
+from lgov_core.wire.chat_stream import completion_of, is_text, passed_texts, stream_of
+from lgov_core.wire.content import (
+    JSON,
+    content_with_text,
+    read_arguments,
+    text_key,
+    text_of,
+    texts,
+    token_usage,
+    without,
+)
+from lgov_core.wire.turns import ModelReading, Proposal, Turn, unclear_call
 
 _RESULT_ROLES = ("tool", "function")
 #: Fields of a reply's message that a request may not have.
@@ -24,7 +32,7 @@ _CALL = frozenset({"custom", "function", "id", "index", "type"})
 
 
 class ChatProtocol:
-    """`lgov_openai.protocol.MessageProtocol` for chat completions."""
+    """`lgov_core.wire.turns.MessageProtocol` for chat completions."""
 
     def entries(self, body: JSON) -> list[JSON]:
         return list(body["messages"])

@@ -10,9 +10,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from lgov_core.instrumentation.model_call import ModelReading, rewritten_arguments
 from lgov_core.types import Kind
-from lgov_openai.content import JSON
+from lgov_core.wire.content import JSON
+
+
+@dataclass(slots=True)
+class ModelReading:
+    """What a model wrote. ``tool_calls`` are mappings with ``id``, ``name`` and ``args``.
+
+    ``usage`` is ``{"input_tokens": int, "output_tokens": int}`` where the model reported it. ``response_id`` must be
+    the id that the endpoint gave to the reply: it joins this call with the endpoint's record of it. ``fields`` are the
+    further texts of the reply that the program gets, in the form of the reply.
+    """
+
+    text: str
+    tool_calls: Sequence[Mapping[str, Any]] = ()
+    usage: Mapping[str, int] | None = None
+    response_id: str | None = None
+    response_model: str | None = None
+    finish_reason: str | None = None
+    unreadable: str | None = None
+    fields: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +112,7 @@ class MessageProtocol(Protocol):
     def turns(self, reply: JSON) -> list[Turn]: ...
     # Text, calls, usage and ids of the whole reply.
     def reading(self, reply: JSON, turns: Sequence[Turn]) -> ModelReading: ...
-    # The texts of the reply beside its turns' texts and calls, in the form of the reply (`lgov_openai.content.texts`).
+    # The texts of the reply beside its turns' texts and calls, in the form of the reply (`lgov_core.wire.content.texts`).
     def fields(self, reply: JSON) -> JSON: ...
     # The reply without what `fields` reads, for turns that are denials.
     def without_fields(self, reply: JSON) -> JSON: ...
@@ -159,3 +177,26 @@ def _with_all_arguments(protocol: MessageProtocol, entry: JSON, arguments: Seque
         if changed is not None:
             turn = protocol.with_arguments(turn, proposal, changed)
     return turn.entries[0]
+
+
+def rewritten_arguments(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Mapping[str, Any] | None] | None:
+    """The arguments that a transform gave the calls of a message, in order; None for each call that it left as it was.
+
+    None where more than the message's text and arguments was changed, or where the message has no calls.
+    """
+    old, new = before.get("tool_calls"), after.get("tool_calls")
+    if not old or not isinstance(new, Sequence) or len(new) != len(old):
+        return None
+    if {**before, "content": None, "tool_calls": None} != {**after, "content": None, "tool_calls": None}:
+        return None
+    found: list[Mapping[str, Any] | None] = []
+    for was, call in zip(old, new, strict=True):
+        if not isinstance(call, Mapping) or {**was, "args": None} != {**call, "args": None}:
+            return None
+        if call["args"] == was["args"]:
+            found.append(None)
+        elif isinstance(call["args"], Mapping):
+            found.append(call["args"])
+        else:
+            return None
+    return found

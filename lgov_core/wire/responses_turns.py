@@ -7,11 +7,19 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lgov_core.instrumentation.model_call import ModelReading
 from lgov_core.types import Kind, new_id
-from lgov_openai.content import JSON, content_with_text, read_arguments, text_key, text_of, texts, token_usage, without
-from lgov_openai.protocol import Proposal, Turn, unclear_call
-from lgov_openai.responses_stream import is_text, passed_items, response_of, stream_of
+from lgov_core.wire.content import (
+    JSON,
+    content_with_text,
+    read_arguments,
+    text_key,
+    text_of,
+    texts,
+    token_usage,
+    without,
+)
+from lgov_core.wire.responses_stream import is_text, passed_items, response_of, stream_of
+from lgov_core.wire.turns import ModelReading, Proposal, Turn, unclear_call
 
 _INSTRUCTIONS = "lgov.instructions"
 _KINDS: Mapping[str, Kind] = {
@@ -34,7 +42,7 @@ _MODEL_ITEMS = frozenset({"reasoning", "mcp_approval_request", "mcp_list_tools"}
 
 
 class ResponsesProtocol:
-    """`lgov_openai.protocol.MessageProtocol` for the Responses API.
+    """`lgov_core.wire.turns.MessageProtocol` for the Responses API.
 
     The instructions of a request are the first entry of its transcript: a system message with a type of its own.
     """
