@@ -26,7 +26,7 @@ class FileKind:
     """One kind of file: its name for messages, its id, its schema, and the error class for it.
 
     ``migrations`` has, for each older version that can be opened, the statements that make a file of it one of the next
-    version. A file is brought up to date when it is opened, in one transaction.
+    version, and functions that do so. A file is brought up to date when it is opened, in one transaction.
     """
 
     what: str
@@ -34,7 +34,9 @@ class FileKind:
     version: int
     schema: tuple[str, ...]
     error: type[LgovError]
-    migrations: Mapping[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
+    migrations: Mapping[int, tuple[str | Callable[[sqlite3.Connection], None], ...]] = field(
+        default_factory=dict[int, tuple[str | Callable[[sqlite3.Connection], None], ...]]
+    )
 
 
 _HEADER: Final = b"SQLite format 3\0"
@@ -161,8 +163,11 @@ def _bring_up_to_date(kind: FileKind, path: Path, connection: sqlite3.Connection
             connection.execute(f"PRAGMA application_id={kind.application_id}")
         else:
             for older in range(version, kind.version):
-                for statement in kind.migrations[older]:
-                    connection.execute(statement)
+                for step in kind.migrations[older]:
+                    if isinstance(step, str):
+                        connection.execute(step)
+                    else:
+                        step(connection)
         if version < kind.version:
             connection.execute(f"PRAGMA user_version={kind.version}")
         connection.execute("COMMIT")

@@ -31,7 +31,7 @@ class Pruned:
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
-    """What is in a store. ``rollouts`` were announced; ``unannounced`` ones are only named by calls, spans or rewards.
+    """What is in a store. ``rollouts`` were added; ``named_only`` ones are only named by calls, spans or rewards.
 
     ``queue`` counts the rollouts of the queue by state. ``size_bytes`` is what the store takes, of which ``free_bytes``
     are not in use and given back by a vacuum. ``oldest`` and ``newest`` (Unix seconds) are the times of last activity of the
@@ -39,7 +39,7 @@ class StoreStatistics:
     """
 
     rollouts: int
-    unannounced: int
+    named_only: int
     attempts: int
     open_attempts: int
     calls: int

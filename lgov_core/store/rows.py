@@ -31,9 +31,9 @@ _MOST_SECONDS: Final = 2.0**50
 #: No reply has more choices than this.
 _MOST_CHOICES: Final = 2**31
 #: Places in a row of ``CALL_COLUMNS``.
-REQUEST, PROMPT, RESPONSE_IDS, ROLLOUT_ID, ATTEMPT = (
+REQUEST, PROMPT, RESPONSE_IDS, STARTED_AT, ROLLOUT_ID, ATTEMPT = (
     CALL_COLUMNS.replace(" ", "").split(",").index(name)
-    for name in ("request", "prompt_rest", "response_ids", "rollout_id", "attempt")
+    for name in ("request", "prompt_rest", "response_ids", "started_at", "rollout_id", "attempt")
 )
 REWARD_COLUMNS: Final = "reward_id, value, dimension, rollout_id, attempt, response_id, tool_call_id, source, choice"
 _REWARD_FIELDS: Final = REWARD_COLUMNS.split(", ")
@@ -41,6 +41,10 @@ SPAN_COLUMNS: Final = (
     "span_id, name, started_at, ended_at, attributes, rollout_id, attempt, parent_id, trace_id, events, claimed"
 )
 _SPAN_FIELDS: Final = SPAN_COLUMNS.split(", ")
+#: Places in a row of ``SPAN_COLUMNS``.
+SPAN_NAME, SPAN_STARTED, SPAN_ATTRIBUTES, SPAN_ROLLOUT, SPAN_CLAIMED = map(
+    _SPAN_FIELDS.index, ("name", "started_at", "attributes", "rollout_id", "claimed")
+)
 ENTRY_COLUMNS: Final = (
     "rollout_id, run_id, state, config, enqueued_at, available_at, attempt, outcome, worker_id, lease_until, deadline,"
     " ended_at, reason"

@@ -32,28 +32,20 @@ class NotRecorded(StoreError):
 
 def first_denied(store: TraceStore) -> tuple[str, int]:
     """The rollout and attempt of the first decision that blocked something, or would have. Raises `NotRecorded`."""
-    blocked = [
-        span
-        for span in store.spans()
-        if span.name == semconv.DECISION_SPAN_NAME
-        and not span.claimed
-        and not BLOCKING.isdisjoint(map(span.attributes.get, (semconv.DECISION_EFFECT, semconv.DECISION_WOULD)))
-        and span.rollout_id is not None
-    ]
-    if not blocked:
+    blocked = store.pages.first_blocked()
+    if blocked is None:
         raise NotRecorded("no rollout in this store was denied anything", hint="lgov traces list shows what there is")
-    first = min(blocked, key=lambda span: span.started_at)
-    return str(first.rollout_id), first.attempt or 1
+    return blocked
 
 
 def read_attempt(store: TraceStore, rollout_id: str, attempt: int | None = None) -> AttemptView:
     """The view of one attempt; the last one when ``attempt`` is None. Raises `NotRecorded` if there is none.
 
-    Calls and spans recorded for a rollout without a row of its own are shown as an attempt that never ended.
+    Calls and spans of an attempt that nobody opened are shown as one that never ended.
     """
     rollouts = store.rollouts(ids=[rollout_id])
     attempts = {one.attempt: one for one in store.attempts([rollout_id])}
-    announced = frozenset(attempts)
+    opened = frozenset(attempts)
     rows = (list(store.calls([rollout_id])), store.spans([rollout_id]), store.rewards([rollout_id]))
     for seen in (*rows[0], *rows[1]):
         if (number := seen.attempt or 1) not in attempts:
@@ -69,7 +61,7 @@ def read_attempt(store: TraceStore, rollout_id: str, attempt: int | None = None)
         there = ", ".join(str(number) for number in sorted(attempts)) or "none"
         raise NotRecorded(f"rollout {rollout_id} has no attempt {chosen}", hint=f"its attempts: {there}")
     view = _AttemptBuilder(rollouts[0], attempts[chosen], attempts.values(), rows).build()
-    return view if chosen in announced else replace(view, announced=False)
+    return view if chosen in opened else replace(view, opened=False)
 
 
 class _AttemptBuilder:

@@ -112,7 +112,8 @@ class AgentRun:
 @dataclass(frozen=True, slots=True)
 class AttemptView:
     """One attempt. ``loose_tools``, ``decisions`` and ``loose_rewards`` name no known model call; ``rewards`` are the
-    attempt's own. ``outcome`` is None while the attempt runs, and for one without an attempt row (``announced`` is false).
+    attempt's own. ``outcome`` is None while the attempt runs, and for one that nobody opened and that only its calls and spans
+    name (``opened`` is false).
     """
 
     rollout_id: str
@@ -129,7 +130,7 @@ class AttemptView:
     decisions: tuple[RecordedDecision, ...]
     rewards: tuple[RewardLine, ...]
     loose_rewards: tuple[RewardLine, ...]
-    announced: bool = True
+    opened: bool = True
     agents: tuple[AgentRun, ...] = ()
 
     @property

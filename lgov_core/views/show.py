@@ -74,7 +74,7 @@ def _parts(view: AttemptView, tail: int, everything: bool) -> Iterable[Renderabl
 def _outcome(view: AttemptView) -> str:
     if view.outcome is not None:
         return view.outcome.value
-    return "running" if view.announced else "unknown"
+    return "running" if view.opened else "unknown"
 
 
 def _step(step: ModelStep, tail: int, everything: bool) -> Iterable[RenderableType]:

@@ -19,6 +19,7 @@ import httpx
 
 from lgov_core.store import open_store
 from lgov_core.store.rows import FOLDED_COLUMNS, REWARD_COLUMNS, SPAN_COLUMNS, insert
+from lgov_core.store.sql.decisions import migrate_decisions
 from lgov_core.views.web.serving import served_window
 from lgov_core.views.web.window import Window
 
@@ -54,6 +55,8 @@ def make_store(path: Path, rollouts: int, calls: int) -> None:
         )
         connection.executemany(insert("spans", SPAN_COLUMNS), [row for n in numbers for row in _spans(n, calls)])
         connection.commit()
+    migrate_decisions(lambda query, values: connection.execute(query, values).fetchall(), connection.executemany)
+    connection.commit()
     connection.close()
 
 
@@ -136,8 +139,13 @@ def measure(path: Path, say: Callable[[str], None] = print) -> dict[str, float]:
                     cursor = timed(name, place + given).get("cursor")
             middle = timed("a rollout", "rollouts/ro_50")["steps"][0]["call"]
             timed("its tokens", f"rollouts/ro_50/calls/{middle}/tokens")
-            for _ in range(12):
-                timed("counts of decisions", "governance")
+            began, requests = time.process_time(), 0
+            while True:
+                requests += 1
+                counted = timed("counts of decisions", "governance").get("progress")
+                if counted is None or counted["done"] == counted["total"]:
+                    break
+            say(f"{time.process_time() - began:8.3f} s of CPU, {requests} answers until all decisions are counted")
             timed("changes", "changes")
     window.close()
     for name, seconds in found.items():

@@ -118,14 +118,14 @@ def test_many_are_deleted_in_portions(store: RolloutQueue) -> None:
 
 def test_statistics(store: RolloutQueue) -> None:
     empty = store.statistics()
-    assert (empty.rollouts, empty.unannounced, empty.oldest, empty.newest, dict(empty.queue)) == (0, 0, None, None, {})
+    assert (empty.rollouts, empty.named_only, empty.oldest, empty.newest, dict(empty.queue)) == (0, 0, None, None, {})
     add(store, "a", 1000.0)
     add(store, "b", 2000.0, run=None)
     add(store, None, 3000.0)
     store.start_attempt("a", 1)
     store.enqueue([Rollout("q", "t", "run1", {}, 1500.0)])
     found = store.statistics()
-    assert (found.rollouts, found.unannounced, found.attempts, found.open_attempts) == (2, 1, 1, 1)
+    assert (found.rollouts, found.named_only, found.attempts, found.open_attempts) == (2, 1, 1, 1)
     assert (found.calls, found.rewards, found.spans) == (6, 3, 3)
     assert dict(found.queue) == {RolloutState.QUEUED: 1}
     assert found.oldest == 1500.0  # the attempt of a was only just begun
@@ -147,12 +147,12 @@ def test_vacuum_changes_nothing_that_is_read(store: RolloutQueue, reopen: Place)
 
 
 def test_attempts_that_nobody_opened(store: RolloutQueue) -> None:
-    assert store.unannounced() == []
+    assert store.unopened_attempts() == []
     add(store, "announced", 1000.0)
     store.start_attempt("announced", 1)
     add(store, "by-calls", 900.0, run=None)
     add(store, None, 800.0, run=None)
     store.add_spans([Span("x", "s1", 50.0, 60.0, {}, "by-spans", 2), Span("x", "s2", 40.0, None, {}, "by-spans", 2)])
     store.add_spans([Span("x", "s3", 70.0, 80.0, {}, "announced", 2), Span("x", "s4", 70.0, 80.0, {}, "announced", 1)])
-    found = [(one.rollout_id, one.attempt, one.started_at, one.outcome) for one in store.unannounced()]
+    found = [(one.rollout_id, one.attempt, one.started_at, one.outcome) for one in store.unopened_attempts()]
     assert found == [("by-spans", 2, 40.0, None), ("announced", 2, 70.0, None), ("by-calls", 1, 895.0, None)]

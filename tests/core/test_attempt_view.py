@@ -193,7 +193,7 @@ def test_without_an_endpoint_the_spans_of_the_adapter_tell_the_turns(tmp_path: P
     assert {"[(42,)]"} < {message.text for message in answered.seen}
     assert answered.wrote == "There are 42."
     assert (failed.wrote, failed.tools, failed.finish_reason) == ("", (), "APIStatusError")
-    assert (view.loose_tools, view.loose_rewards, view.announced) == ((), (), False)
+    assert (view.loose_tools, view.loose_rewards, view.opened) == ((), (), False)
     text = shown(view)
     assert "turn 1  scripted  from its span" in text
     assert "model wrote  There are 42." in text

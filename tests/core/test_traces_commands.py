@@ -192,7 +192,7 @@ def test_ages_count_back_from_now(store: str) -> None:
 
 def test_stats(store: str) -> None:
     found = json.loads(lgov("traces", "stats", store, "--json").stdout)
-    assert (found["rollouts"], found["unannounced"], found["calls"], found["queue"]) == (3, 2, 4, {"queued": 1})
+    assert (found["rollouts"], found["named_only"], found["calls"], found["queue"]) == (3, 2, 4, {"queued": 1})
     assert found["size_bytes"] > 0
     text = lgov("traces", "stats", store).stdout
     assert "3 rollouts, and 2 that only calls" in text

@@ -20,6 +20,7 @@ from lgov_core.settings import load_settings, without_password
 from lgov_core.store import open_store
 from lgov_core.store.postgres.schema import FORMAT
 from lgov_core.store.postgres.store import PostgresStore
+from lgov_core.store.sql.pages import Filters
 from lgov_core.types import Outcome, Reward, Rollout
 from tests.postgres_server import PostgresServer
 from tests.store.postgres_parts import call, span
@@ -57,9 +58,16 @@ def test_a_commit_is_never_left_to_the_servers_memory(server: PostgresServer, da
 def test_tables_of_the_first_format_are_brought_up_to_date(server: PostgresServer, database: str) -> None:
     with PostgresStore(server.url(database)) as store:
         store.add_call(call("c1"))
-    server.execute("ALTER TABLE lgov.rewards DROP choice; UPDATE lgov.format SET number = 1", database=database)
+    server.execute(
+        "SET search_path = lgov; DROP TABLE decisions, decision_kinds; DROP INDEX rollouts_of_task;"
+        " DELETE FROM rollouts WHERE added = 0; ALTER TABLE rollouts DROP added;"
+        " CREATE INDEX rollouts_of_run ON rollouts (run_id);"
+        " ALTER TABLE rewards DROP choice; UPDATE format SET number = 1",
+        database=database,
+    )
     with PostgresStore(server.url(database)) as store:
         assert [one.response_id for one in store.calls()] == ["c1"]
+        assert [head.rollout_id for head in store.pages.rollouts_before(None, 9, Filters())] == ["r1"]
         rewards = [Reward(1.0, response_id="c1", choice=1)]
         store.add_rewards(rewards)
         assert store.rewards() == rewards

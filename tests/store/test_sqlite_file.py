@@ -128,7 +128,11 @@ def test_a_file_of_format_2_is_read_as_it_is_and_an_older_lgov_refuses_it_from_t
         store.add_call(before)
     connection = sqlite3.connect(path)
     connection.execute("UPDATE calls SET response = ?", (json.dumps(reply),))  # as format 2 has it
-    connection.execute("ALTER TABLE rewards DROP COLUMN choice")
+    connection.executescript(
+        "DROP TABLE decisions; DROP TABLE decision_kinds; DROP INDEX rollouts_of_task; DELETE FROM rollouts;"
+        " ALTER TABLE rollouts DROP COLUMN added; CREATE INDEX rollouts_of_run ON rollouts (run_id);"
+        " ALTER TABLE rewards DROP COLUMN choice"
+    )
     connection.execute("PRAGMA user_version=2")
     connection.commit()
     connection.close()

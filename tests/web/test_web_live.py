@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lgov_core.types import Outcome
-from lgov_core.views.pages import groups, open_source
+from lgov_core.views.pages import lists, open_source
 from tests.web.browser import expect
 from tests.web.recorded_run import recording
 from tests.web.served import served
@@ -40,12 +40,12 @@ def test_new_rollouts_and_steps_appear_without_a_reload(tmp_path: Path, page: An
 def test_no_row_is_lost_between_pages_that_are_read_again(
     tmp_path: Path, page: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(groups, "SEARCH_S", 0.0)  # each page holds one task
+    monkeypatch.setattr(lists, "SEARCH_S", 0.0)  # each page of a search holds one task
     with recording(tmp_path / "run") as run:
         for number in range(4):
             run.rollout(f"ro_{number}", f"task-{number}")
         with served(tmp_path / "run") as window:
-            window.open(page, "#/tasks")
+            window.open(page, "#/tasks?text=staff")
             expect(page.locator("main [data-row]")).to_have_count(4)
             run.rollout("ro_new", "new-0")
             expect(page.locator("main [data-row]")).to_have_count(5)

@@ -116,7 +116,7 @@ def test_a_store_that_cannot_be_read_does_not_hide_the_others(opened: Opened, tm
     bad, good = browser.get("sources")["sources"]
     assert (bad["state"], good["state"]) == ("unreadable", "live")
     assert bad["error"]["message"]
-    assert browser.error("governance", 503, source="bad") == "store"
+    assert browser.error("governance/decisions", 503, source="bad") == "store"
     assert len(browser.get("rollouts", source="good")["items"]) == 7
     assert [run["state"] for run in browser.get("runs")["items"]] == ["unreadable", "live"]
 
@@ -144,7 +144,7 @@ def test_a_rollout_that_is_half_deleted_is_shown_as_far_as_it_is_there(
         connection.execute("DELETE FROM calls WHERE rollout_id = 'mixed-1' AND response_id = 'c1_mixed-1'")
     browser = opened(tmp_path)
     shown = browser.get("rollouts/mixed-0")
-    assert (shown["outcome"], shown["announced"], len(shown["steps"])) == ("unknown", False, 2)
+    assert (shown["outcome"], shown["started_at"], len(shown["steps"])) == ("unknown", None, 2)
     assert browser.error("rollouts/mixed-1", 503) == "store"  # what is left refers to what was deleted
     assert len(browser.get("rollouts")["items"]) == 7
     store.prune(run_id="run-1")
@@ -159,7 +159,7 @@ def test_a_store_of_the_first_format_is_shown(opened: Opened, tmp_path: Path) ->
     assert browser.get(f"rollouts/{row['rollout_id']}")["steps"]
 
 
-def test_rollouts_that_only_an_endpoint_knows_come_last(opened: Opened, store: RolloutQueue, tmp_path: Path) -> None:
+def test_rollouts_that_only_an_endpoint_knows_are_listed(opened: Opened, store: RolloutQueue, tmp_path: Path) -> None:
     reply = {"role": "assistant", "content": "Hello"}
     for number in range(5):
         store.add_call(call(f"c{number}", f"alone-{number}", [], reply, (1,), (2,), started_at=float(number)))
@@ -173,7 +173,8 @@ def test_rollouts_that_only_an_endpoint_knows_come_last(opened: Opened, store: R
     ]
     assert browser.all("rollouts", run="run-1") == rows[:1]
     store.add_call(call("c9", "alone-9", [], reply, (1,), (2,)))
-    assert browser.all("rollouts")[1]["rollout_id"] == "alone-9"
+    assert [row["rollout_id"] for row in browser.all("rollouts")][:2] == ["alone-9", "known-0"]
+    assert [(group["task_id"], group["input"]) for group in browser.all("tasks", limit=1)][:1] == [("alone-9", None)]
 
 
 def test_the_doctor_examines_beside_the_answers(opened: Opened, store: RolloutQueue, tmp_path: Path) -> None:

@@ -38,8 +38,7 @@ def test_sources_say_what_is_there(browser: Browser) -> None:
 
 def test_rollouts_come_newest_first_in_pages_that_do_not_overlap(browser: Browser) -> None:
     assert [row["rollout_id"] for row in browser.all("rollouts", limit=2)] == RECORDED[::-1]
-    page = browser.get("rollouts", limit=2)
-    assert page["searched"] == {"done": 2, "total": 7}
+    assert browser.get("rollouts", limit=7)["cursor"] is None
 
 
 def test_a_row_has_the_figures_of_its_attempt(browser: Browser) -> None:
@@ -171,7 +170,6 @@ def test_two_evaluations_are_compared_on_the_same_tasks(browser: Browser) -> Non
 
 def test_decisions_are_counted_and_listed(browser: Browser) -> None:
     shown = browser.get("governance", by="rule")
-    assert shown["progress"]["done"] == shown["progress"]["total"]
     assert (shown["decisions"], shown["effects"], shown["would"]) == (14, {"allow": 9, "deny": 5}, {"deny": 7})
     counts = {one["key"]: (one["total"], one["blocked"], one["would"]) for one in shown["series"]}
     assert counts == {"default": (9, 0, 7), "no-drop": (5, 5, 0)}

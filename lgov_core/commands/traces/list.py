@@ -44,7 +44,7 @@ def list_rollouts(store: str, run_id: str | None, outcome: str | None, limit: in
     with opened_store(store) as recorded:
         rollouts = {rollout.rollout_id: rollout for rollout in recorded.rollouts(run_id=run_id)}
         every = [(one, _outcome(one)) for one in recorded.attempts(None if run_id is None else list(rollouts))]
-        named = recorded.unannounced()
+        named = recorded.unopened_attempts()
         every += [(one, _UNKNOWN) for one in named if run_id is None or one.rollout_id in rollouts]
         every.sort(key=lambda one: one[0].started_at)
         found = [one for one in every if outcome in (None, one[1])]

@@ -80,7 +80,7 @@ def stats(store: str, as_json: bool) -> None:
     if as_json:
         write_json({**asdict(found), "queue": {state.value: count for state, count in found.queue.items()}})
         return
-    click.echo(f"{counted(found.rollouts, 'rollout')}, and {found.unannounced} that only calls, spans or rewards name")
+    click.echo(f"{counted(found.rollouts, 'rollout')}, and {found.named_only} that only calls, spans or rewards name")
     click.echo(f"{counted(found.attempts, 'attempt')}, {found.open_attempts} of them open")
     click.echo(", ".join(counted(getattr(found, f"{name}s"), name) for name in ("call", "reward", "span")))
     for state, count in sorted(found.queue.items()):

@@ -62,7 +62,7 @@ def show(
 
 def _named(recorded: RolloutQueue, beginning: str) -> str:
     """The rollout whose id begins so. Raises `click.UsageError` where that is not one; a whole id is returned in any case."""
-    known = {one.rollout_id for one in (*recorded.attempts(), *recorded.unannounced())}
+    known = {one.rollout_id for one in (*recorded.attempts(), *recorded.unopened_attempts())}
     found = {one for one in known if one.startswith(beginning)}
     if beginning and (beginning in known or not found):
         return beginning

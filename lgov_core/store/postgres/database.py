@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import psycopg
+from psycopg import errors
 
 from lgov_core.errors import StoreError
 from lgov_core.store.postgres.address import PostgresAddress, describe
@@ -69,14 +70,23 @@ class PostgresDatabase(Database):
                 if not is_conflict(error) or conflicts > _CONFLICTS:
                     raise
 
-    def fetch(self, query: str, given: Sequence[Any] = ()) -> list[Row]:
+    def fetch(self, query: str, given: Sequence[Any] = (), *, limit_s: float | None = None) -> list[Row]:
         """See `Database.fetch`."""
         until, pauses = time.monotonic() + self._reconnect_s, _pauses()
         while True:
             with self._lock:
                 try:
-                    with self._open().cursor(binary=True) as cursor:
+                    connection = self._open()
+                    if limit_s is None:
+                        with connection.cursor(binary=True) as cursor:
+                            return cursor.execute(translate(query), given).fetchall()
+                    with connection.transaction(), connection.cursor(binary=True) as cursor:
+                        cursor.execute(f"SET LOCAL statement_timeout = {max(int(limit_s * 1000), 1):d}".encode())
                         return cursor.execute(translate(query), given).fetchall()
+                except errors.QueryCanceled as stopped:
+                    if limit_s is None:
+                        raise self.describe(stopped) from stopped
+                    raise self.too_slow(limit_s) from stopped
                 except _ConnectionLost as lost:
                     error = lost.__cause__ or lost
                 except (psycopg.Error, UnicodeEncodeError) as failed:

@@ -10,7 +10,7 @@ deleted to which a new one refers. ``format`` has one row, the number of the lay
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import psycopg
@@ -19,15 +19,11 @@ from psycopg import errors
 from lgov_core.errors import StoreError
 from lgov_core.store.postgres.address import PostgresAddress, describe
 from lgov_core.store.postgres.connection import Connection
-from lgov_core.store.sql.tables import TABLES
+from lgov_core.store.postgres.transaction import translate
+from lgov_core.store.sql.decisions import ADD_ROLLOUTS, migrate_decisions
+from lgov_core.store.sql.tables import DECISIONS, ROLLOUTS_INDEX, TABLES
 
-FORMAT: Final = 3
-#: What makes each format of the one before it. In the second, replies may be without the prompt's token ids (see
-#: `lgov_core.store.reply_text`), which an older lgov could not read; in the third, a reward says which choice it is for.
-_MIGRATIONS: Final[Mapping[int, tuple[str, ...]]] = {
-    1: (),
-    2: ("ALTER TABLE rewards ADD COLUMN choice bigint",),
-}
+FORMAT: Final = 4
 #: A call's place is given out when it is written, so that ``base`` is always less.
 _TYPES: Final = {
     "seq INTEGER PRIMARY KEY AUTOINCREMENT": "seq bigint PRIMARY KEY",
@@ -61,6 +57,32 @@ def _translate(statement: str) -> str:
 _TABLES: Final = (*map(_translate, TABLES), *_OWN_TABLES)
 
 
+def _fill_decisions(connection: Connection) -> None:
+    def change_each(statement: str, values: Sequence[Sequence[Any]]) -> None:
+        with connection.cursor() as cursor:
+            cursor.executemany(translate(statement), values)
+
+    migrate_decisions(
+        lambda query, values: connection.execute(translate(query), values).fetchall(),
+        change_each,
+    )
+
+
+#: What makes each format of the one before it. In the second, replies may be without the prompt's token ids (see
+#: `lgov_core.store.reply_text`), which an older lgov could not read; in the third, a reward says which choice it is for; in
+#: the fourth, decisions have a table, and every rollout that anything was recorded of has a row.
+_MIGRATIONS: Final[Mapping[int, tuple[str | Callable[[Connection], None], ...]]] = {
+    1: (),
+    2: ("ALTER TABLE rewards ADD COLUMN choice bigint",),
+    3: (
+        "ALTER TABLE rollouts ADD COLUMN added bigint NOT NULL DEFAULT 1",
+        "DROP INDEX rollouts_of_run",
+        *map(_translate, (ROLLOUTS_INDEX, *DECISIONS, ADD_ROLLOUTS)),
+        _fill_decisions,
+    ),
+}
+
+
 def prepare(connection: Connection, address: PostgresAddress, schema: str, *, make: bool = True) -> None:
     """Makes the tables in ``schema``, or brings those that are there to the present format, in one transaction.
 
@@ -79,8 +101,11 @@ def prepare(connection: Connection, address: PostgresAddress, schema: str, *, ma
             if found == 0 and not _exists(connection, schema):
                 connection.execute(f'CREATE SCHEMA "{schema}"'.encode())
             steps = [_MIGRATIONS[number] for number in range(found, FORMAT)] if found else [_TABLES]
-            for statement in itertools.chain(*steps):
-                connection.execute(statement.encode())
+            for step in itertools.chain(*steps):
+                if isinstance(step, str):
+                    connection.execute(step.encode())
+                else:
+                    step(connection)
             if found != FORMAT:
                 connection.execute("UPDATE format SET number = %s", (FORMAT,))
     except psycopg.Error as error:

@@ -13,7 +13,7 @@ from lgov_core.store.postgres.database import PostgresDatabase
 from lgov_core.store.postgres.schema import prepare
 from lgov_core.store.sql.rollout_queue import RolloutQueue
 
-_VACUUMED: Final = ("rollouts", "attempts", "calls", "rewards", "spans", "queue")
+_VACUUMED: Final = ("rollouts", "attempts", "calls", "rewards", "decisions", "spans", "queue")
 
 
 class PostgresStore(RolloutQueue):

@@ -46,6 +46,7 @@ class PostgresTransaction(Transaction):
     """See `Transaction`. What fails raises `psycopg.Error`, or `StoreError` for an id that exists."""
 
     def __init__(self, connection: Connection) -> None:
+        super().__init__()
         self.connection = connection
         self._ended: list[str] = []
         self.now = 0.0

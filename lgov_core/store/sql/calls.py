@@ -47,6 +47,7 @@ class FoldingWriter:
             folded[rows.PROMPT] = repeats.rest_of_prompt(prompt)
             folded[rows.REQUEST] = repeats.rest_of_request(request)
         seq = transaction.insert_call((*folded, *repeats.as_row()))
+        transaction.name_rollout(rollout_id, row[rows.STARTED_AT])
         if key is not None:
             tokens = (prompt or b"") + (row[rows.RESPONSE_IDS] or b"")
             self._index.add(key, Earlier(seq, tokens, request), repeats)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from lgov_core.errors import StoreError
 from lgov_core.store.rows import Row
@@ -19,10 +19,40 @@ class DatabaseUnavailable(StoreError):
     """The database is locked or unreachable, so that trying the same write again at once is pointless."""
 
 
+class QueryTooSlow(StoreError):
+    """A query that was given a limit did not end within it; it was stopped."""
+
+    code = "slow"
+
+
+#: Gives a rollout that nobody added its row, or an earlier beginning; one that has both is left alone without a lock.
+_NAME_ROLLOUT: Final = (
+    "INSERT INTO rollouts (rollout_id, task_id, run_id, input, created_at, added)"
+    " SELECT ?, ?, '', '{}', ?, 0 WHERE NOT EXISTS"
+    " (SELECT 1 FROM rollouts WHERE rollout_id = ? AND (added = 1 OR created_at <= ?))"
+    " ON CONFLICT (rollout_id) DO UPDATE SET created_at = excluded.created_at"
+    " WHERE rollouts.added = 0 AND rollouts.created_at > excluded.created_at"
+)
+
+
 class Transaction(ABC):
     """An open transaction, used by the writer's thread only. ``now`` is its time by the database's clock (Unix seconds)."""
 
     now: float
+
+    def __init__(self) -> None:
+        self._named: dict[str, float] = {}
+
+    def name_rollout(self, rollout_id: str | None, started_at: float) -> None:
+        """Notes that a call or a span that began at ``started_at`` names a rollout; `write_named` gives it a row."""
+        if rollout_id is not None:
+            self._named[rollout_id] = min(started_at, self._named.get(rollout_id, started_at))
+
+    def write_named(self) -> None:
+        """Writes a row for each rollout that was named and has none."""
+        if self._named:
+            named = [(name, name, at, name, at) for name, at in sorted(self._named.items())]
+            self.change_each(_NAME_ROLLOUT, named)
 
     @abstractmethod
     def _run(self, statement: str, given: Sequence[Any]) -> Any:
@@ -71,12 +101,23 @@ class Database(ABC):
         """
 
     @abstractmethod
-    def fetch(self, query: str, given: Sequence[Any] = ()) -> list[Row]:
-        """All rows of a query over committed data. Raises `StoreError`."""
+    def fetch(self, query: str, given: Sequence[Any] = (), *, limit_s: float | None = None) -> list[Row]:
+        """All rows of a query over committed data. Raises `StoreError`.
+
+        One that takes longer than ``limit_s`` seconds is stopped: `QueryTooSlow`.
+        """
 
     @abstractmethod
     def describe(self, error: BaseException) -> StoreError:
         """``error`` as a `StoreError`: which database, what went wrong, and what to do."""
+
+    @staticmethod
+    def too_slow(limit_s: float) -> QueryTooSlow:
+        """The error for a query that was stopped after ``limit_s`` seconds."""
+        return QueryTooSlow(
+            f"the store did not answer within {limit_s:g} s, and was not asked any further",
+            hint="narrow the list: to a run, a task, an outcome or an agent",
+        )
 
     def hold(self) -> None:
         """Waits for the call in progress, closes the connection, and blocks further calls until `release`."""

@@ -18,16 +18,16 @@ LAST_ACTIVE: Final = (
     " UNION ALL SELECT DISTINCT rollout_id, 0.0 FROM rewards WHERE rollout_id IS NOT NULL"
     ") AS active {where} GROUP BY rollout_id"
 )
-OF_RUN: Final = "WHERE rollout_id IN (SELECT rollout_id FROM rollouts WHERE run_id = ?)"
+OF_RUN: Final = "WHERE rollout_id IN (SELECT rollout_id FROM rollouts WHERE run_id = ? AND added = 1)"
 
 COUNTS: Final = (
-    "SELECT (SELECT count(*) FROM rollouts), (SELECT count(*) FROM attempts),"
+    "SELECT (SELECT count(*) FROM rollouts WHERE added = 1), (SELECT count(*) FROM attempts),"
     " (SELECT count(*) FROM attempts WHERE ended_at IS NULL), (SELECT count(*) FROM calls),"
     " (SELECT count(*) FROM rewards), (SELECT count(*) FROM spans)"
 )
 
-#: Attempts that were never opened, with when each began.
-UNANNOUNCED: Final = (
+#: Attempts that calls and spans name and that nobody opened, with when each began.
+UNOPENED: Final = (
     "SELECT rollout_id, attempt, min(at) FROM ("
     " SELECT rollout_id, coalesce(attempt, 1) AS attempt, started_at AS at FROM calls WHERE rollout_id IS NOT NULL"
     " UNION ALL SELECT rollout_id, coalesce(attempt, 1), started_at FROM spans WHERE rollout_id IS NOT NULL"

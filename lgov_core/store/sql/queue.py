@@ -37,6 +37,26 @@ _MOVE: Final = (
 )
 
 
+_ADD_ROLLOUT: Final = insert("rollouts", rows.ROLLOUT_COLUMNS) + (
+    " ON CONFLICT (rollout_id) DO UPDATE SET task_id = excluded.task_id, run_id = excluded.run_id,"
+    " input = excluded.input, created_at = excluded.created_at, added = 1 WHERE rollouts.added = 0"
+)
+
+
+def add_rollouts(transaction: Transaction, new: Sequence[rows.Row]) -> None:
+    """Adds rows of ``ROLLOUT_COLUMNS``; one that calls or spans named before keeps its place. Raises `StoreError` for one
+    that was added before.
+    """
+    query = "SELECT rollout_id FROM rollouts WHERE added = 1 AND rollout_id = ANY(?)"
+    taken = {rollout_id for (rollout_id,) in transaction.execute(query, ([row[0] for row in new],))}
+    for row in new:
+        if row[0] in taken:
+            raise rows.exists_already("rollouts", row)
+        taken.add(row[0])
+    if transaction.change_each(_ADD_ROLLOUT, new) < len(new):  # another process added one meanwhile
+        raise rows.exists_already("rollouts", new[0])
+
+
 def enqueue(transaction: Transaction, new: Sequence[tuple[str, str]], config: RolloutConfig, now: float | None) -> None:
     """Puts rollouts (id and run), which are in the store, behind those that wait."""
     now = transaction.now if now is None else now

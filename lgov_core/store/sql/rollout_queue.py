@@ -47,7 +47,7 @@ class RolloutQueue(TraceStore):
         names = [(rollout.rollout_id, rollout.run_id) for rollout in rollouts]
 
         def run(transaction: Transaction) -> None:
-            transaction.insert("rollouts", new)
+            queue.add_rollouts(transaction, new)
             queue.enqueue(transaction, names, config or RolloutConfig(), now)
 
         self._submit(run, len(new)).result()
@@ -177,7 +177,7 @@ class RolloutQueue(TraceStore):
         times = sorted(at for _, at in active if at)
         return StoreStatistics(
             rollouts=rollouts,
-            unannounced=len(active) - rollouts,
+            named_only=len(active) - rollouts,
             attempts=attempts,
             open_attempts=still_open,
             calls=calls,
@@ -190,14 +190,14 @@ class RolloutQueue(TraceStore):
             queue={RolloutState(state): count for state, count in states},
         )
 
-    def unannounced(self) -> list[Attempt]:
-        """Attempts that calls and spans name and that were never opened, in the order in which they began.
+    def unopened_attempts(self) -> list[Attempt]:
+        """Attempts that calls and spans name and that nobody opened, in the order in which they began.
 
         ``started_at`` is when the first call or span began; ``ended_at`` and ``outcome`` are None. What names no attempt
         belongs to the first.
         """
         self._check()
-        return [Attempt(*row) for row in self._reading.fetch(deletion.UNANNOUNCED)]
+        return [Attempt(*row) for row in self._reading.fetch(deletion.UNOPENED)]
 
     def _last_active(self, run_id: str | None) -> list[tuple[str, float]]:
         self._check()

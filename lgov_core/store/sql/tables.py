@@ -14,6 +14,13 @@ The prompt's token ids are left out of ``response`` too (see `lgov_core.store.re
 A ``seq`` is never used twice, so that a reference cannot come to mean another call, and an attempt is only deleted as a whole.
 
 ``digest`` of a span is over all its fields: the same span sent again is not written again.
+
+Every rollout that a call or a span names has a row in ``rollouts``. ``added`` is 0 where nobody added the rollout: then it is
+a task of its own, of no run and with an empty input, and ``created_at`` is when the first of its calls and spans began.
+
+``decisions`` has a row for each span that is a decision of a policy and was not reported from outside (``claimed``), named by
+``span``, the span's ``seq``; ``second`` is when it began. Decisions that are alike in all but the time and the rollout share a
+row of ``decision_kinds`` (see `lgov_core.store.sql.decisions`).
 """
 
 from __future__ import annotations
@@ -72,6 +79,32 @@ QUEUE: Final = (
     "CREATE INDEX queue_of_run ON queue (run_id)",
 )
 
+#: The rollouts of a run, and those of a task in a run, in the order of writing.
+ROLLOUTS_INDEX: Final = "CREATE INDEX rollouts_of_task ON rollouts (run_id, task_id, seq)"
+
+DECISIONS: Final = (
+    """CREATE TABLE decision_kinds (
+        kind INTEGER PRIMARY KEY,
+        policy TEXT NOT NULL,
+        rule TEXT NOT NULL,
+        action TEXT NOT NULL,
+        agent TEXT NOT NULL,
+        effect TEXT NOT NULL,
+        would TEXT NOT NULL,
+        point TEXT NOT NULL,
+        action_kind TEXT NOT NULL
+    )""",
+    """CREATE TABLE decisions (
+        span INTEGER PRIMARY KEY REFERENCES spans (seq) ON DELETE CASCADE,
+        kind INTEGER NOT NULL REFERENCES decision_kinds (kind),
+        second INTEGER NOT NULL,
+        rollout_id TEXT,
+        attempt INTEGER
+    )""",
+    "CREATE INDEX decisions_over_time ON decisions (kind, second)",
+    "CREATE INDEX decisions_of_rollout ON decisions (rollout_id, kind)",
+)
+
 TABLES: Final = (
     """CREATE TABLE rollouts (
         seq INTEGER PRIMARY KEY,
@@ -79,9 +112,10 @@ TABLES: Final = (
         task_id TEXT NOT NULL,
         run_id TEXT NOT NULL,
         input TEXT NOT NULL,
-        created_at REAL NOT NULL
+        created_at REAL NOT NULL,
+        added INTEGER NOT NULL DEFAULT 1
     )""",
-    "CREATE INDEX rollouts_of_run ON rollouts (run_id)",
+    ROLLOUTS_INDEX,
     """CREATE TABLE attempts (
         seq INTEGER PRIMARY KEY,
         rollout_id TEXT NOT NULL REFERENCES rollouts (rollout_id),
@@ -124,5 +158,6 @@ TABLES: Final = (
     )""",
     "CREATE INDEX spans_of_rollout ON spans (rollout_id)",
     "CREATE UNIQUE INDEX spans_once ON spans (digest)",
+    *DECISIONS,
     *QUEUE,
 )

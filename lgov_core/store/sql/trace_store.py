@@ -56,7 +56,7 @@ class TraceStore:
     def add_rollouts(self, rollouts: Sequence[Rollout]) -> None:
         """Adds rollouts. An id that exists already raises `StoreError`; then none is added."""
         new = [rows.rollout_row(rollout) for rollout in rollouts]
-        self._submit(lambda transaction: transaction.insert("rollouts", new), len(new)).result()
+        self._submit(lambda transaction: queue.add_rollouts(transaction, new), len(new)).result()
 
     def start_attempt(self, rollout_id: str, attempt: int) -> Attempt:
         """Opens an attempt (numbered from 1), which starts now by the database's clock.
@@ -68,7 +68,7 @@ class TraceStore:
 
         def run(transaction: Transaction) -> Attempt:
             ((known, queued),) = transaction.execute(
-                "SELECT EXISTS (SELECT 1 FROM rollouts WHERE rollout_id = ?),"
+                "SELECT EXISTS (SELECT 1 FROM rollouts WHERE rollout_id = ? AND added = 1),"
                 " EXISTS (SELECT 1 FROM queue WHERE rollout_id = ?)",
                 (rollout_id, rollout_id),
             )
@@ -174,12 +174,13 @@ class TraceStore:
         return StorePages(self._reading)
 
     def rollouts(self, *, run_id: str | None = None, ids: Sequence[str] | None = None) -> list[Rollout]:
-        """Rollouts, all or those of a run, or those with the given ids."""
-        if ids is None and run_id is not None:
-            found = self._read("rollouts", rows.ROLLOUT_COLUMNS, "WHERE run_id = ?", (run_id,))
-        else:
-            found = self._read_of("rollouts", rows.ROLLOUT_COLUMNS, ids)
-        return [one for one in map(rows.rollout_of, found) if run_id is None or one.run_id == run_id]
+        """The rollouts that were added: all, or those of a run, or those with the given ids."""
+        where, values = "WHERE added = 1", list[Any]()
+        if run_id is not None:
+            where, values = f"{where} AND run_id = ?", [run_id]
+        if ids is not None:
+            where, values = f"{where} AND rollout_id = ANY(?)", [*values, list(ids)]
+        return list(map(rows.rollout_of, self._read("rollouts", rows.ROLLOUT_COLUMNS, where, values)))
 
     def attempts(self, rollout_ids: Sequence[str] | None = None) -> list[Attempt]:
         """Attempts, all or those of the given rollouts."""

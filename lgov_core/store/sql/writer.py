@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 from lgov_core.errors import StoreError
 from lgov_core.store import rows
 from lgov_core.store.sql.database import Database, DatabaseUnavailable, Transaction
+from lgov_core.store.sql.decisions import insert_decisions
 
 T = TypeVar("T")
 
@@ -180,6 +181,7 @@ class GroupCommitWriter:
             else:
                 spans.append(item)
         insert_spans(transaction, spans)
+        transaction.write_named()
 
     def _fail(self, items: Iterable[_Item], error: BaseException) -> None:
         described = self._database.describe(error)
@@ -195,8 +197,15 @@ class GroupCommitWriter:
 
 
 def insert_spans(transaction: Transaction, new: Sequence[rows.Row]) -> int:
-    """Writes rows of ``SPAN_COLUMNS`` that do not exist yet; returns how many."""
-    return transaction.change_each(INSERT_SPAN, [(*row, rows.span_digest(row)) for row in new])
+    """Writes rows of ``SPAN_COLUMNS`` that do not exist yet, and the decisions among them; returns how many spans were new."""
+    if not new:
+        return 0
+    digests = [rows.span_digest(row) for row in new]
+    count = transaction.change_each(INSERT_SPAN, [(*row, digest) for row, digest in zip(new, digests, strict=True)])
+    insert_decisions(transaction, zip(new, digests, strict=True))
+    for row in new:
+        transaction.name_rollout(row[rows.SPAN_ROLLOUT], row[rows.SPAN_STARTED])
+    return count
 
 
 def _settle(batch: Iterable[_Item]) -> None:

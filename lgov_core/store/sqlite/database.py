@@ -7,13 +7,16 @@ import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from lgov_core._util.sqlite_file import describe, file_identity, is_busy, open_in_memory, open_sqlite, require_same_file
 from lgov_core.errors import StoreError
 from lgov_core.store import rows
 from lgov_core.store.sql.database import Database, DatabaseUnavailable, Transaction
 from lgov_core.store.sqlite.schema import TRACE_STORE, translate
+
+#: Steps of SQLite's machine between two looks at the clock.
+_STEPS: Final = 10_000
 
 
 def _values(given: Sequence[Any]) -> list[Any]:
@@ -24,6 +27,7 @@ class SQLiteTransaction(Transaction):
     """See `Transaction`."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
+        super().__init__()
         self._connection = connection
         self.now = time.time()
 
@@ -90,12 +94,22 @@ class SQLiteDatabase(Database):
                     raise DatabaseUnavailable(described.message, hint=described.hint) from error
                 raise
 
-    def fetch(self, query: str, given: Sequence[Any] = ()) -> list[rows.Row]:
+    def fetch(self, query: str, given: Sequence[Any] = (), *, limit_s: float | None = None) -> list[rows.Row]:
         """See `Database.fetch`."""
         with self._lock:
             try:
-                return self._open().execute(translate(query), _values(given)).fetchall()
+                connection = self._open()
+                if limit_s is None:
+                    return connection.execute(translate(query), _values(given)).fetchall()
+                until = time.monotonic() + limit_s
+                connection.set_progress_handler(lambda: time.monotonic() > until, _STEPS)
+                try:
+                    return connection.execute(translate(query), _values(given)).fetchall()
+                finally:
+                    connection.set_progress_handler(None, 0)
             except sqlite3.Error as error:
+                if limit_s is not None and getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:
+                    raise self.too_slow(limit_s) from error
                 raise self.describe(error) from error
 
     def vacuum(self) -> None:

@@ -1,18 +1,22 @@
-"""The tables of a SQLite trace store (`lgov_core.store.sql.tables`), format 4, and how files of earlier formats become one.
+"""The tables of a SQLite trace store (`lgov_core.store.sql.tables`), format 5, and how files of earlier formats become one.
 
 In format 2 the prompt's token ids were never left out of replies. Spans that were moved from format 1 have no ``digest``.
-Rewards of formats before 4 say no ``choice``.
+Rewards of formats before 4 say no ``choice``. Before format 5, decisions were spans only, and rollouts that nobody added had no
+row.
 """
 
 from __future__ import annotations
 
 import functools
 import re
+import sqlite3
+from collections.abc import Callable
 from typing import Final
 
 from lgov_core._util.sqlite_file import FileKind
 from lgov_core.errors import StoreError
-from lgov_core.store.sql.tables import CALLS, QUEUE, TABLES
+from lgov_core.store.sql.decisions import ADD_ROLLOUTS, migrate_decisions
+from lgov_core.store.sql.tables import CALLS, DECISIONS, QUEUE, ROLLOUTS_INDEX, TABLES
 
 #: What SQLite writes differently. A row needs no lock: one process writes at a time.
 _TRANSLATIONS: Final = (
@@ -58,11 +62,28 @@ _FROM_1 = (
     _ENDED,
 )
 
+
+def _fill_decisions(connection: sqlite3.Connection) -> None:
+    migrate_decisions(
+        lambda query, values: connection.execute(query, values).fetchall(),
+        lambda statement, values: connection.executemany(statement, values),
+    )
+
+
+_FROM_4: Final[tuple[str | Callable[[sqlite3.Connection], None], ...]] = (
+    "ALTER TABLE rollouts ADD COLUMN added INTEGER NOT NULL DEFAULT 1",
+    "DROP INDEX rollouts_of_run",
+    ROLLOUTS_INDEX,
+    *DECISIONS,
+    ADD_ROLLOUTS,
+    _fill_decisions,
+)
+
 TRACE_STORE: Final = FileKind(
     what="trace store",
     application_id=int.from_bytes(b"lgvS"),
-    version=4,
+    version=5,
     schema=(*map(translate, TABLES), _CALLS_INDEX, _ENDED),
     error=StoreError,
-    migrations={1: _FROM_1, 2: (), 3: ("ALTER TABLE rewards ADD COLUMN choice INTEGER",)},
+    migrations={1: _FROM_1, 2: (), 3: ("ALTER TABLE rewards ADD COLUMN choice INTEGER",), 4: _FROM_4},
 )

@@ -127,11 +127,7 @@ def _halves(one: ComparedSide, channel: str, channels: set[str]) -> list[_Half]:
     if side.rollouts > _MOST:
         raise StoreError(f"{side.label} has {side.rollouts} rollouts, more than {_MOST}", hint="compare a part of it")
     groups = [group for group in one.groups if group.run_id == side.run_id and group.task_id.startswith(side.tasks)]
-    if not groups:
-        return []
-    first, last = min(group.first for group in groups), max(group.last for group in groups)
-    heads = store.pages.rollouts_of_tasks([group.task_id for group in groups], first, last)
-    ids = [head.rollout_id for head in heads if head.run_id == side.run_id]
+    ids = [head.rollout_id for head in store.pages.rollouts_of_groups(groups)]
     attempts = {row[0]: (row[1], row[4] or "running") for row in store.pages.attempts_of(ids)}
     earned: dict[str, list[float]] = defaultdict(list)
     for reward in store.rewards(ids):

@@ -16,14 +16,11 @@ from lgov_core.errors import LgovError, StoreError
 from lgov_core.store import RolloutQueue, open_store
 from lgov_core.store.sql.pages import StorePages
 from lgov_core.views.attempt_builder import NotRecorded
-from lgov_core.views.pages.governance.decision_counts import DecisionCounts
-from lgov_core.views.pages.governance.record_alone import RecordAlone
-from lgov_core.views.pages.groups import GroupIndex
+from lgov_core.views.pages.decisions import RecordAlone
 from lgov_core.views.pages.sources import Source
 from lgov_core.views.pages.texts import text_of
 from lgov_core.views.pages.token_texts import TokenTexts, find_tokenizer
 from lgov_core.views.pages.trained import TrainedBatches
-from lgov_core.views.pages.unannounced import Unannounced
 
 #: A source in which something is open counts as stalled after so many seconds without a write; else it has ended.
 STALLED_S: Final = 60.0
@@ -39,9 +36,6 @@ class OpenSource:
 
     def __init__(self, source: Source, *, tokenizer: Path | None = None) -> None:
         self.source = source
-        self.groups = GroupIndex()
-        self.unannounced = Unannounced()
-        self.counts = DecisionCounts()
         self.batches = TrainedBatches(None if source.folder is None else source.folder / "transitions")
         alone = source.audit if source.store is None and source.folder is None else None
         self._record = None if alone is None else RecordAlone(alone)
@@ -67,7 +61,6 @@ class OpenSource:
             if self._store is not None and identity != self._identity:
                 self._store.close()
                 self._store = None
-                self.groups, self.unannounced, self.counts = GroupIndex(), Unannounced(), DecisionCounts()
             if self._store is None:
                 self._store, self._identity = open_store(place, make=False), identity
             return self._store
@@ -133,9 +126,7 @@ class OpenSource:
             counts = {"rollouts": rollouts, "open_attempts": 0, "calls": calls}
             self._counted = (marks, {"runs": pages.runs(_MOST_RUNS), "counts": counts})
         found = self._counted[1]
-        counts = {**found["counts"], "open_attempts": pages.open_attempts()}
-        counts["rollouts"] += len(self.unannounced.newest_first(pages))
-        return {**found, "counts": counts}
+        return {**found, "counts": {**found["counts"], "open_attempts": pages.open_attempts()}}
 
     def state(self) -> dict[str, Any]:
         """Whether the source is live, stalled or has ended, and when it was last written."""

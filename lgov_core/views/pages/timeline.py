@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import Any, Final
 
 from lgov_core.store import TraceStore
+from lgov_core.store.sql.pages import RUNNING, UNKNOWN
 from lgov_core.transitions import Finding
 from lgov_core.transitions.build import CUT_OFF
 from lgov_core.views.attempt_view import (
@@ -20,7 +21,6 @@ from lgov_core.views.attempt_view import (
     ToolStep,
     routine,
 )
-from lgov_core.views.pages.filters import RUNNING, UNKNOWN
 from lgov_core.views.pages.texts import text_of, text_ref
 from lgov_core.views.pages.trained import Trained
 
@@ -67,12 +67,12 @@ class _Timeline:
         attempts = store.pages.attempts_of([view.rollout_id])
         own = next((row for row in attempts if row[1] == view.attempt), None)
         return {
-            **{name: getattr(view, name) for name in ("rollout_id", "task_id", "run_id", "attempt", "announced")},
+            **{name: getattr(view, name) for name in ("rollout_id", "task_id", "run_id", "attempt")},
             "attempts": [
                 {"attempt": number, "outcome": outcome or RUNNING, "started_at": started_at, "ended_at": ended_at}
                 for _, number, started_at, ended_at, outcome, _ in attempts
             ],
-            "outcome": view.outcome.value if view.outcome is not None else RUNNING if view.announced else UNKNOWN,
+            "outcome": view.outcome.value if view.outcome is not None else RUNNING if view.opened else UNKNOWN,
             "error": self._text(view.error, "error"),
             "input": self._text(view.input, "input"),
             "result": self._text(view.result, "result"),

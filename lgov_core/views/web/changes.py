@@ -76,7 +76,7 @@ def _marks(shown: Shown) -> dict[str, Any]:
             pages = shown.store.pages
             found = pages.marks()
             marks |= {name: [seq for table, seq in found.items() if _NAMES[table] == name] for name in _NAMES.values()}
-            marks["rollouts"] += [pages.open_attempts(), len(shown.unannounced.newest_first(pages))]
+            marks["rollouts"] += [pages.open_attempts()]
         marks["metrics"] = _stamps([shown.source.metrics] if shown.source.metrics is not None else [])
     except LgovError:  # the state says so
         pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Final
 
 from lgov_core.errors import LgovError, StoreError
+from lgov_core.store.sql.database import QueryTooSlow
 from lgov_core.views.attempt_builder import NotRecorded
 
 
@@ -47,9 +48,11 @@ _STATUS: Final = {"not_found": 404, "changed": 409, "answered": 409, "policy": 4
 
 
 def status_of(error: LgovError) -> int:
-    """The status for an error: what is not in a store is missing, and a store that cannot be read is unavailable."""
+    """The status for an error: what is not in a store is missing, and one that cannot be read is unavailable."""
     if isinstance(error, WindowError):
         return error.status
+    if isinstance(error, QueryTooSlow):
+        return 504  # which a page does not ask again by itself
     if isinstance(error, StoreError):
         return 404 if isinstance(error, NotRecorded) else 503
     return _STATUS.get(error.code, 500)

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import lgov_core
 from lgov_core._util.atomic_file import atomic_write
 from lgov_core.errors import LgovError
-from lgov_core.views.pages.governance.decision_counts import COLUMNS
+from lgov_core.views.pages.decisions import COLUMNS
 from lgov_core.views.web import run_answers, store_answers
 from lgov_core.views.web.answers import json_body
 from lgov_core.views.web.app import STATIC, Answer
@@ -24,7 +24,7 @@ _GROUPS: Final = (("something", 20), ("nothing", 10), ("", 20))
 _DECISIONS: Final = 200
 _TOKENS_OF_A_CALL: Final = 4_000
 _TOKENS: Final = 200_000
-#: Seconds for which an audit record is waited for, and a store's decisions are counted.
+#: Seconds for which an audit record and a list are waited for.
 _WAIT_S: Final = 120.0
 #: What a model, a tool or a user wrote: fields of these names, and every text that may be long.
 _CONTENT: Final = frozenset({"error", "ids", "texts", "rewritten"})
@@ -78,8 +78,8 @@ class _Report:
     def _add_source(self, shown: Shown, *, whole: bool) -> None:
         given = {"source": shown.source.source_id}
         for by in COLUMNS:
-            self._add_counted("governance", run_answers.governance, {**given, "by": by})
-        self._add_counted("filters", store_answers.filters, given)
+            self._add("governance", run_answers.governance, {**given, "by": by})
+        self._add("filters", store_answers.filters, given)
         self._add_checked("governance/audit", run_answers.audit, given)
         self._add_checked("doctor", run_answers.doctor, given)
         if not whole:
@@ -152,19 +152,13 @@ class _Report:
         self.responses[_path(place, named)] = shown
         return shown
 
-    def _add_counted(self, place: str, answer: Answer, given: Mapping[str, str]) -> None:
-        until = time.monotonic() + _WAIT_S
-        shown = self._add(place, answer, given)
-        while shown["progress"]["done"] < shown["progress"]["total"] and time.monotonic() < until:
-            shown = self._add(place, answer, given)
-
     def _add_checked(self, place: str, answer: Answer, given: Mapping[str, str]) -> None:
         until = time.monotonic() + _WAIT_S
         while self._add(place, answer, given)["state"] in ("checking", "running") and time.monotonic() < until:
             time.sleep(0.1)
 
     def _set_list(self, place: str, given: Mapping[str, str], items: list[Any]) -> None:
-        value = {"items": items, "cursor": None, "searched": {"done": len(items), "total": len(items)}}
+        value = {"items": items, "cursor": None}
         self.responses[_path(place, given)] = value if self._content else _without_content(value)
 
     def _items(self, answer: Answer, given: Mapping[str, str], most: int) -> Iterator[Any]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lgov_core.views.pages.filters import Filters
-from lgov_core.views.pages.rollouts import END
+from lgov_core.store.sql.pages import Filters
 from lgov_core.views.web.errors import QueryError
 
 #: Characters of a parameter.
 _LONGEST = 500
+#: The last place in the order of writing that there can be.
+_LAST = 2**63 - 1
 _OUTCOMES = ("succeeded", "failed", "blocked", "infrastructure", "timeout", "truncated", "running", "unknown")
 
 
@@ -53,9 +54,9 @@ class Query:
         """Whether ``name=1`` is given."""
         return self.choice(name, ("0", "1")) == "1"
 
-    def cursor(self) -> int:
-        """The place before which a page begins."""
-        return self.whole("cursor", END, 0, END)
+    def cursor(self) -> int | None:
+        """The place before which a page begins, None for the first page."""
+        return self.whole("cursor", 0, 1, _LAST) or None
 
     def attempt(self) -> int | None:
         """The attempt that is asked for, None for the last."""

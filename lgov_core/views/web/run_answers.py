@@ -9,8 +9,7 @@ from typing import Any
 import lgov_core
 from lgov_core.errors import LgovError
 from lgov_core.views.pages.comparison import proposed_pairs
-from lgov_core.views.pages.governance.decision_counts import COLUMNS
-from lgov_core.views.pages.governance.decision_list import decision_page
+from lgov_core.views.pages.decisions import COLUMNS, decision_counts, decision_page
 from lgov_core.views.pages.open_source import unreadable
 from lgov_core.views.pages.parting import parting
 from lgov_core.views.pages.training_figures import run_figures, run_summary
@@ -83,8 +82,8 @@ def compared_rollouts(window: Window, params: Params, query: Query) -> Any:
 def governance(window: Window, params: Params, query: Query) -> Any:
     """Decisions over time."""
     shown = window.source(query.text("source"))
-    by = query.choice("by", tuple(COLUMNS), "policy") or "policy"
-    return shown.counts.answer(shown.store.pages, by)
+    by = query.choice("by", COLUMNS, "policy") or "policy"
+    return decision_counts(shown.store.pages, by)
 
 
 def decisions(window: Window, params: Params, query: Query) -> Any:

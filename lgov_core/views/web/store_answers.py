@@ -8,8 +8,8 @@ from urllib.parse import unquote
 
 from lgov_core.views.attempt_builder import read_attempt
 from lgov_core.views.attempt_view import AttemptView
-from lgov_core.views.pages.groups import group_page
-from lgov_core.views.pages.rollouts import rollout_page
+from lgov_core.views.pages.decisions import decision_choices
+from lgov_core.views.pages.lists import group_page, rollout_page
 from lgov_core.views.pages.texts import MOST, read_text
 from lgov_core.views.pages.timeline import MOST_STEPS, timeline
 from lgov_core.views.pages.token_columns import MOST_TOKENS, token_columns
@@ -27,7 +27,7 @@ def tasks(window: Window, params: Params, query: Query) -> Any:
     """A page of groups."""
     shown = window.source(query.text("source"))
     limit, teaches = query.whole("limit", 20, 1, 50), query.choice("teaches", ("nothing", "something"))
-    page = group_page(shown.store, shown.groups, shown.unannounced, query.filters(), teaches, query.cursor(), limit)
+    page = group_page(shown.store, query.filters(), teaches, query.cursor(), limit)
     for group in page["items"]:
         group["source"] = shown.source.source_id
         _name_source(group["rollouts"], shown)
@@ -38,7 +38,7 @@ def rollouts(window: Window, params: Params, query: Query) -> Any:
     """A page of rollouts."""
     shown = window.source(query.text("source"))
     limit = query.whole("limit", 50, 1, 200)
-    page = rollout_page(shown.store, shown.unannounced, query.filters(), query.cursor(), limit)
+    page = rollout_page(shown.store, query.filters(), query.cursor(), limit)
     _name_source(page["items"], shown)
     return page
 
@@ -76,23 +76,19 @@ def filters(window: Window, params: Params, query: Query) -> Any:
     """What lists can be narrowed to."""
     shown = window.source(query.text("source"))
     pages = shown.store.pages
-    found = shown.counts.choices(pages)
     newest = pages.marks()["calls"]
     return {
         "runs": pages.runs(200),
         "agents": sorted(pages.agents_between(newest - 5_000, newest))[:200],
         "outcomes": ["succeeded", "failed", "blocked", "infrastructure", "timeout", "truncated", "running"],
-        **found,
+        **decision_choices(pages),
     }
 
 
 def _trained(shown: Shown, view: AttemptView) -> Trained:
     """What was trained on of an attempt."""
-    pages = shown.store.pages
-    group = shown.groups.find(pages, view.run_id, view.task_id)
-    members = [] if group is None else pages.rollouts_of_tasks([group.task_id], group.first, group.last)
-    own = [head.rollout_id for head in members if head.run_id == view.run_id]
-    return shown.batches.of_attempt(shown.store, view.rollout_id, view.attempt, own)
+    group = shown.store.pages.group_of(view.run_id, view.task_id)
+    return shown.batches.of_attempt(shown.store, view.rollout_id, view.attempt, group)
 
 
 def _decisions(view: AttemptView) -> Any:

@@ -106,7 +106,7 @@ class Window:
         found: list[Side] = []
         for one in self.sources():
             try:
-                found += sides_of(one.source.source_id, one.groups.newest_first(one.store.pages))
+                found += sides_of(one.source.source_id, one.store.pages.added_groups())
             except LgovError:  # it has no store, or is shown as unreadable
                 continue
         return found
@@ -119,7 +119,7 @@ class Window:
         opened = [(known[name], self.source(known[name].source)) for name in (first, second)]
         key = (first, second, channel, *(str(one.store.pages.marks()) for _, one in opened))
         if (found := self._comparisons.get(key)) is None:
-            groups = (one.groups.newest_first(one.store.pages) for _, one in opened)
+            groups = (one.store.pages.added_groups() for _, one in opened)
             compared = [ComparedSide(side, one.store, of) for (side, one), of in zip(opened, groups, strict=True)]
             found = compare(compared[0], compared[1], channel)
             self._comparisons.put(key, found)

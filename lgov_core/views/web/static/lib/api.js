@@ -45,7 +45,7 @@ async function send(path, options) {
 
 /**
  * The answer to a path, kept up to date: {data, error, reload}. A null path asks nothing. It is asked again while the server is
- * still counting (`progress`, or `state` among `busy`), and when `what` of its source changes.
+ * still at work (`state` among `busy`), and when `what` of its source changes.
  */
 export function useApi(path, params = {}, { what = [], busy = [] } = {}) {
   const key = path === null ? null : address(path, params);
@@ -60,8 +60,7 @@ export function useApi(path, params = {}, { what = [], busy = [] } = {}) {
     get(path, params, { signal: abort.signal }).then(
       (data) => {
         setResult({ key, data, error: null });
-        const counting = data.progress && data.progress.done < data.progress.total;
-        if (counting || busy.includes(data.state)) timer = setTimeout(reload, counting ? 200 : 800);
+        if (busy.includes(data.state)) timer = setTimeout(reload, 800);
       },
       (error) => {
         if (error.name === "AbortError") return;
@@ -75,7 +74,7 @@ export function useApi(path, params = {}, { what = [], busy = [] } = {}) {
   return { data: current ? result.data : null, error: current ? result.error : null, reload };
 }
 
-/** A list that is read page by page: {items, more, loading, error, searched}; `more()` reads the next page. */
+/** A list that is read page by page: {items, more, loading, error}; `more()` reads the next page. */
 export function usePages(path, params, { what = [], busy = [], enough = 20 } = {}) {
   const first = useApi(path, params, { what, busy });
   const key = address(path, params);
@@ -83,15 +82,14 @@ export function usePages(path, params, { what = [], busy = [], enough = 20 } = {
   const now = rest.key === key ? rest : { key, items: [], cursor: null, error: null, loading: false };
   const cursor = now.cursor ?? (now.items.length || now.done ? null : first.data?.cursor);
   const read = async (before, start, wanted, from) => {
-    let [items, next, searched] = [before, start, now.searched];
-    const show = (change) => setRest({ key, from, items, cursor: next, done: !next, searched, error: null, loading: false, ...change });
+    let [items, next] = [before, start];
+    const show = (change) => setRest({ key, from, items, cursor: next, done: !next, error: null, loading: false, ...change });
     show({ items: now.items, cursor: now.cursor, loading: true });
     try {
       while (next && items.length - before.length < wanted) {
         const page = await get(path, { ...params, cursor: next });
         items = [...items, ...page.items];
         next = page.cursor;
-        searched = page.searched;
         if (items.length >= now.items.length) show({ loading: Boolean(next) });
       }
       show();
@@ -108,7 +106,7 @@ export function usePages(path, params, { what = [], busy = [], enough = 20 } = {
   }, [first.data, key, now.loading]);
   return {
     first, more, cursor, loading: now.loading, error: now.error, data: first.data,
-    searched: now.searched ?? first.data?.searched, items: [...(first.data?.items ?? []), ...now.items],
+    items: [...(first.data?.items ?? []), ...now.items],
   };
 }
 

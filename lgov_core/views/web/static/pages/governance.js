@@ -32,14 +32,12 @@ export function Governance({ route, sources }) {
 }
 
 function Counts({ data }) {
-  const { progress } = data;
   const would = Object.values(data.would).reduce((sum, count) => sum + count, 0);
   return html`<${Facts} items=${[
       ["Decisions", number(data.decisions)],
       ...EFFECTS.map((effect) => data.effects[effect] > 0 && [effectName(effect), html`<span class=${kindOf(effect)}>${number(data.effects[effect])}</span>`]),
       would > 0 && ["Shadow mode would have blocked", number(would)],
-    ]} />
-    ${progress && progress.done < progress.total && html`<p class="small muted" role="status">Counting: ${number(progress.done)} of ${number(progress.total)} rows</p>`}`;
+    ]} />`;
 }
 
 const total = (values, length) => {

@@ -34,7 +34,7 @@ function Loaded({ data, route, training }) {
   const address = (one) => changed(route, { step: one.index });
   const took = data.started_at && data.ended_at ? data.ended_at - data.started_at : null;
   return html`<${Head} title=${html`<span class="mono">${plain(data.task_id || data.rollout_id)}</span>`}
-      sub=${html`<span class="row"><${Badge} value=${data.outcome} /> rollout <span class="mono">${plain(data.rollout_id)}</span>${data.announced && html` · ${clock(data.started_at)}, ${took === null ? "running" : seconds(took)}`}</span>`}
+      sub=${html`<span class="row"><${Badge} value=${data.outcome} /> rollout <span class="mono">${plain(data.rollout_id)}</span>${data.outcome !== "unknown" && html` · ${clock(data.started_at)}, ${took === null ? "running" : seconds(took)}`}</span>`}
       crumbs=${[["Tasks", link("tasks", { source: data.source })], [plain(data.task_id), link("tasks", { source: data.source, run: data.run_id, task: data.task_id })]]}>
       <${Attempts} data=${data} route=${route} /><//>
     <${Facts} items=${[
@@ -46,7 +46,7 @@ function Loaded({ data, route, training }) {
       ["Trained on", data.trained_step && `update ${data.trained_step}`],
       ["Advantages", data.advantage_source && { trainer: "as trained on", recomputed: "recomputed" }[data.advantage_source]],
     ]} />
-    ${!data.announced && html`<p class="banner warn">No attempt was announced: this rollout is known from its calls and spans only.</p>`}
+    ${data.outcome === "unknown" && html`<p class="banner warn">Nobody opened this attempt: it is known from its calls and spans only.</p>`}
     <${About} data=${data} />
     ${steps.length === 0 && html`<${Empty} title="No model call yet">A call appears here when the model has answered.<//>`}
     ${steps.length > 0 && html`<div class="master">

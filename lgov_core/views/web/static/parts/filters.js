@@ -39,12 +39,11 @@ export function Search({ route, name = "text", label = "Text" }) {
     <input type="search" data-filter value=${text} maxlength="200" placeholder="input, reply …  ( / )" onInput=${(event) => setText(event.target.value)} /></label>`;
 }
 
-/** How far a search through the store is, and the button for the next page. */
+/** How many are shown, and the button for the next page. */
 export function More({ pages, noun }) {
-  const { items, cursor, loading, searched, error } = pages;
-  const part = searched && searched.total > searched.done ? `, ${searched.done.toLocaleString("en")} of ${searched.total.toLocaleString("en")} looked at` : "";
+  const { items, cursor, loading, error } = pages;
   return html`<div class="row between" role="status">
-    <span class="muted small">${items.length} ${noun} shown${part}</span>
+    <span class="muted small">${items.length} ${noun} shown</span>
     ${error && html`<span class="bad">${plain(error.message)}</span>`}
     ${cursor && html`<button disabled=${loading} onClick=${() => pages.more()}>${loading ? "Searching …" : "Show more"}</button>`}
   </div>`;
