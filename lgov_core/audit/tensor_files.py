@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from lgov_core.errors import AuditError
@@ -48,6 +49,12 @@ def tensors_sha256(*paths: str | os.PathLike[str]) -> str:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise AuditError(f"{os.fspath(path)} cannot be read as safetensors: {error}") from error
     return whole.hexdigest()
+
+
+def folder_sha256(folder: str | os.PathLike[str]) -> str | None:
+    """As `tensors_sha256`, of the weights in a model's folder; None without a folder or safetensors in it."""
+    files = sorted(Path(folder).glob("*.safetensors"))
+    return tensors_sha256(*files) if files else None
 
 
 def _tensors(path: str | os.PathLike[str]) -> Iterator[tuple[str, str, list[int], int, int]]:

@@ -13,14 +13,15 @@ from safetensors.torch import load_file
 
 from lgov_core.audit.attestation import read_attestation
 from lgov_core.audit.lineage import LINEAGE_FILE, LineageReport, read_lineage, verify_lineage
+from lgov_core.audit.tensor_files import folder_sha256
 from lgov_core.errors import TrainError
 from lgov_core.models import LanguageModel, load_model
+from lgov_core.models.load import model_place
 from lgov_core.models.precision import dtype_for
-from lgov_core.server.verl.recipe import model_place
+from lgov_core.train.algorithms.registry import find_foreign_checkpoint
 from lgov_core.train.loop.checkpoint import find_checkpoint, read_checkpoint
 from lgov_core.train.loop.policy_model import PolicyModel, full_policy, lora_policy
 from lgov_core.train.loop.weights_digest import weights_digest
-from lgov_core.train.verl.checkpoints import find_sealed, start_sha256
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +52,16 @@ class TrainedModel:
 def load_trained(
     path: Path, *, base: str | None = None, device: str = "cpu", policy: str | None = None
 ) -> TrainedModel:
-    """The checkpoint that ``path`` names (`find_checkpoint`; for verl's `find_sealed`), on the model it was trained
+    """The checkpoint that ``path`` names (`find_checkpoint`, `find_foreign_checkpoint`), on the model it was trained
     from.
 
     Its statements are checked first, and the model against them. ``base`` names the model where none is stated, or it
     has moved. ``policy`` is the one to load of several (``training.policies``). Raises `TrainError` for a broken lineage,
     another model or none, or weights that do not fit; `ModelError` when the model cannot be loaded.
     """
-    sealed = find_sealed(path)
-    if sealed is not None:
-        return _of_verl(sealed, base, device)
+    whole = find_foreign_checkpoint(path)
+    if whole is not None:
+        return _of_whole_model(whole, base, device)
     folder = find_checkpoint(path)
     report, said = _stated(folder)
     name, model = _base(folder, folder.parent.parent, said, base, device)
@@ -96,11 +97,11 @@ def _weights_of(weights: Mapping[str, torch.Tensor], folder: Path, policy: str |
     return {name.removeprefix(f"{policy}."): one for name, one in weights.items() if name.startswith(f"{policy}.")}
 
 
-def _of_verl(folder: Path, base: str | None, device: str) -> TrainedModel:
+def _of_whole_model(folder: Path, base: str | None, device: str) -> TrainedModel:
     """The checkpoint with the transformers folder ``folder``, which holds the whole model: adapters are merged in it."""
     report, said = _stated(folder)
     name, model = _base(folder, folder.parents[3], said, base, device)
-    _require_start(folder, said, name, start_sha256(model_place(name)))
+    _require_start(folder, said, name, folder_sha256(model_place(name)))
     own: dict[str, torch.Tensor] = model.module.state_dict()
     weights: dict[str, torch.Tensor] = {}
     try:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+import importlib
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 
 from lgov_core.errors import EndpointError, LgovError
-from lgov_core.gateway.agent_lightning.rollouts import LightningRollouts
-from lgov_core.gateway.agent_lightning.routes import LightningRoutes
 from lgov_core.gateway.protocol import Engine, Gate
 from lgov_core.gateway.routes.admin_routes import AdminRoutes
 from lgov_core.gateway.routes.api_routes import ApiRoutes
@@ -37,6 +37,21 @@ class EndpointState:
     bodies: BodyBudget
 
 
+@dataclass(frozen=True, slots=True)
+class EndpointParts:
+    """What an endpoint is made of, for routes that stand apart. Without a ``store`` nothing is recorded."""
+
+    store: TraceStore | None
+    registered: RegisteredModels
+    api: ApiRoutes
+    admission: Admission
+    max_body: int
+
+
+#: Routes that stand apart: ``module:function`` of the `EndpointParts`, imported when an endpoint is made.
+FURTHER_ROUTES: Final = ("lgov_core.integrations.agent_lightning.routes:lightning_routes",)
+
+
 def create_app(
     engines: Sequence[Engine],
     store: TraceStore | None,
@@ -48,7 +63,7 @@ def create_app(
     more: Sequence[RuledRoute] = (),
 ) -> Starlette:
     """The endpoint: `ApiRoutes` and `TracesRoute`, each also under ``/rollout/{id}/attempt/{n}``, `AdminRoutes`,
-    `LightningRoutes`, and the routes ``more``.
+    those of `FURTHER_ROUTES`, and the routes ``more``.
 
     Each call goes to the engine that has its model (`RegisteredModels` first) and is committed to ``store`` before the
     client gets the end of the reply; None records nothing. ``gate`` judges requests and replies.
@@ -70,13 +85,7 @@ def create_app(
         *api.routes(),
         *traces.routes(),
         *AdminRoutes(admission, metrics, keys, capture.counters).routes(),
-        *LightningRoutes(
-            None if store is None else LightningRollouts(store),
-            registered,
-            api,
-            admission,
-            max_body=limits.max_body,
-        ).routes(),
+        *_further_routes(EndpointParts(store, registered, api, admission, limits.max_body)),
         *more,
     ]
     on_error = traces.refusing(api.on_error)
@@ -91,6 +100,12 @@ def create_app(
     app.state.counters = capture.counters
     app.state.endpoint = EndpointState(admission, metrics, limits, guard.bodies)
     return app
+
+
+def _further_routes(parts: EndpointParts) -> Iterator[RuledRoute]:
+    for place in FURTHER_ROUTES:
+        module, _, function = place.partition(":")
+        yield from getattr(importlib.import_module(module), function)(parts)
 
 
 def _of_capture(capture: Capture, store: TraceStore | None) -> Iterable[Reading]:

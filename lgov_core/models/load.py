@@ -59,6 +59,14 @@ def model_source(name_or_path: str | os.PathLike[str]) -> str:
     return _source(name_or_path)[0]
 
 
+def model_place(name: str) -> str:
+    """The model as other programs can load it: an absolute folder, or a name on the hub."""
+    if name in ("tiny", "smollm2") or promoted_folder(name) is not None:
+        name = model_source(name)
+    path = Path(name).expanduser()
+    return str(path.resolve()) if path.is_dir() else name
+
+
 def _source(name_or_path: str | os.PathLike[str]) -> tuple[str, str, bool]:
     """Where to load from, the model's name, and whether that is a folder."""
     given = os.fspath(name_or_path)

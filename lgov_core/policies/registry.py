@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, cast
 
 from lgov_core.errors import PluginError
 from lgov_core.plugins import make_plugin_manager
-from lgov_core.policies.agent_os import AgentOSPolicy
 from lgov_core.policies.approvals.approval import ApprovalPolicy
 from lgov_core.policies.budgets.cost import CostControlPolicy
 from lgov_core.policies.budgets.loop import LoopPolicy
@@ -37,10 +36,30 @@ def deny(*, name: str, reason: str = "") -> Policy:
     return ConstantPolicy(Effect.DENY, name=name, reason=reason)
 
 
+class PolicyKinds(Mapping[str, PolicyFactory]):
+    """Policy factories by name. One written as ``module:name`` is imported when it is first looked up."""
+
+    def __init__(self, factories: Mapping[str, PolicyFactory | str]) -> None:
+        self._factories = dict(factories)
+
+    def __getitem__(self, name: str) -> PolicyFactory:
+        factory = self._factories[name]
+        if isinstance(factory, str):
+            module, _, attribute = factory.partition(":")
+            factory = self._factories[name] = cast(PolicyFactory, getattr(importlib.import_module(module), attribute))
+        return factory
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._factories)
+
+    def __len__(self) -> int:
+        return len(self._factories)
+
+
 #: Pass another mapping as ``registry`` to widen it.
-BUILTIN_POLICIES: Final[Mapping[str, PolicyFactory]] = MappingProxyType(
+BUILTIN_POLICIES: Final[Mapping[str, PolicyFactory]] = PolicyKinds(
     {
-        "agent_os": AgentOSPolicy,
+        "agent_os": "lgov_core.integrations.agent_os:AgentOSPolicy",
         "allow": allow,
         "approval": ApprovalPolicy,
         "cost": CostControlPolicy,

@@ -21,10 +21,10 @@ from agent_hooks.ctk.runner import VectorResult, run_vector
 from agent_hooks.ctk.scripted import RecordingInterceptor, redact_paths
 
 from lgov_core import hookspecs
-from lgov_core.agent_hooks import InterceptorPolicy
 from lgov_core.errors import PolicyDenied
 from lgov_core.governor import Governor, ObservedDecision
 from lgov_core.hookspecs import hookimpl
+from lgov_core.integrations.agent_hooks import InterceptorPolicy
 from lgov_core.scope import RolloutScope
 from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
 from lgov_core.types import Decision, Point

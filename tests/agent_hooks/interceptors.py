@@ -12,7 +12,7 @@ from agent_hooks import (
 )
 
 from lgov_core import Governor, PolicySet
-from lgov_core.agent_hooks import InterceptorPolicy
+from lgov_core.integrations.agent_hooks import InterceptorPolicy
 from lgov_core.types import Action, Decision, Point
 
 Answer = Callable[[dict[str, Any]], Any]

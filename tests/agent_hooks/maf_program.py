@@ -19,8 +19,8 @@ from agent_framework_openai import OpenAIChatCompletionClient  # noqa: E402
 from agent_hooks import InterceptionBlocked  # noqa: E402
 
 from lgov_core import Action, AuditLog, Decision, Effect, Governor, Point, ToolOutcome, hookimpl, load_policy_file  # noqa: E402
-from lgov_core.agent_hooks import LgovInterceptor  # noqa: E402
 from lgov_core.governor import ObservedDecision  # noqa: E402
+from lgov_core.integrations.agent_hooks import LgovInterceptor  # noqa: E402
 
 
 class Seen:

@@ -17,8 +17,8 @@ from agent_hooks import (
 from interceptors import KINDS, PATHS, Answer, Bounded, Sync, allows, at, call, decide
 
 from lgov_core import Governor
-from lgov_core.agent_hooks import InterceptorPolicy
 from lgov_core.errors import PolicyError
+from lgov_core.integrations.agent_hooks import InterceptorPolicy
 from lgov_core.types import Action, Effect, Point
 
 

@@ -22,8 +22,8 @@ from agent_hooks import (
 from interceptors import KINDS, PATHS, Async, Bounded, Sync, allows, at, call, decide
 
 from lgov_core import AuditLog, Governor, PolicySet
-from lgov_core.agent_hooks import InterceptorPolicy, LgovInterceptor
-from lgov_core.agent_hooks.policy import MAX_REMEMBERED
+from lgov_core.integrations.agent_hooks import InterceptorPolicy, LgovInterceptor
+from lgov_core.integrations.agent_hooks.policy import MAX_REMEMBERED
 from lgov_core.policies import ConstantPolicy, Rule
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.scope import RolloutScope

@@ -12,8 +12,8 @@ from agent_hooks import AgentContextBuilder, CompositionConfig, InterceptionEmit
 from agent_hooks import Decision as TheirDecision
 
 from lgov_core import AuditLog, Governor, PolicySet, ToolOutcome, hookimpl
-from lgov_core.agent_hooks import LgovInterceptor
 from lgov_core.errors import PolicyError
+from lgov_core.integrations.agent_hooks import LgovInterceptor
 from lgov_core.policies import ConstantPolicy, CostControlPolicy, Rule
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.types import Action, Decision, Effect, Point

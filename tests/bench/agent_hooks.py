@@ -17,7 +17,7 @@ from typing import Any
 from agent_hooks import AgentContextBuilder, CompositionConfig, InterceptionEmitter, Verdict
 
 from lgov_core import Action, Governor, Point, PolicySet, ToolPolicy
-from lgov_core.agent_hooks import InterceptorPolicy, LgovInterceptor
+from lgov_core.integrations.agent_hooks import InterceptorPolicy, LgovInterceptor
 from tests.bench.decisions import Measure, Row, measure
 
 PROMPT = [{"role": "user", "content": "x" * 1000} for _ in range(100)]

@@ -83,7 +83,7 @@ def test_no_exported_name_loads_anything_heavy(name: str) -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        "lgov_core.agent_hooks",
+        "lgov_core.integrations.agent_hooks",
         "lgov_langchain",
         "lgov_langchain.plugin",
         "lgov_autogen.plugin",

@@ -11,9 +11,9 @@ from typing import Any
 
 from lgov_core import Action, Governor, Point
 from lgov_core.errors import PolicyError
+from lgov_core.integrations.agent_os import AgentOSPolicy
 from lgov_core.plugins import make_plugin_manager
 from lgov_core.policies import load_policies
-from lgov_core.policies.agent_os import AgentOSPolicy
 
 
 def rule(name: str, field: str, operator: str, value: Any, action: str = "deny", priority: int = 0) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lgov_core.errors import PolicyError
-from lgov_core.policies.agent_os import AgentOSPolicy
+from lgov_core.integrations.agent_os import AgentOSPolicy
 from tests.peers import PeerUnavailable, peer_python, run_there
 from tests.slow import slow
 

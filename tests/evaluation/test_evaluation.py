@@ -23,12 +23,14 @@ from safetensors.torch import save_file  # noqa: E402
 from update_twins import Shelf, batch  # noqa: E402
 
 from lgov_core.audit import verify_lineage  # noqa: E402
-from lgov_core.audit.tensor_files import tensors_sha256  # noqa: E402
+from lgov_core.audit.tensor_files import folder_sha256, tensors_sha256  # noqa: E402
 from lgov_core.cli import cli  # noqa: E402
 from lgov_core.errors import TrainError  # noqa: E402
 from lgov_core.evaluation.evaluation import EvaluationResult, Score, difference  # noqa: E402
 from lgov_core.evaluation.export import export  # noqa: E402
 from lgov_core.evaluation.model import TrainedModel, load_trained  # noqa: E402
+from lgov_core.integrations.verl.checkpoints import seal, weights_folder  # noqa: E402
+from lgov_core.integrations.verl.job import VerlJob, VerlUpdate  # noqa: E402
 from lgov_core.models import build_tiny, load_model  # noqa: E402
 from lgov_core.train.algorithms.config import UpdateConfig  # noqa: E402
 from lgov_core.train.algorithms.update import PolicyUpdate  # noqa: E402
@@ -37,8 +39,6 @@ from lgov_core.train.loop.lineage import Facts, Lineage  # noqa: E402
 from lgov_core.train.loop.policy_model import full_policy, lora_policy, with_adapters  # noqa: E402
 from lgov_core.train.loop.training_run import TrainingRun  # noqa: E402
 from lgov_core.train.loop.weights_digest import weights_digest  # noqa: E402
-from lgov_core.train.verl.checkpoints import seal, start_sha256, weights_folder  # noqa: E402
-from lgov_core.train.verl.job import VerlJob, VerlUpdate  # noqa: E402
 
 SMALL = {"hidden": 32, "layers": 1, "heads": 2, "intermediate": 64, "max_positions": 256, "vocab_size": 300}
 IDS = torch.tensor([[1, 5, 9, 40, 3]])
@@ -254,7 +254,7 @@ def verl_run(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("verl") / "run"
     job = VerlJob(
         "run", folder, str(base), "memory://", "nobody:at_all", {}, 5, tasks_per_step=1, group=2,
-        stated={"model": str(base), "settings": {"model": {}}, "start_sha256": start_sha256(str(base))},
+        stated={"model": str(base), "settings": {"model": {}}, "start_sha256": folder_sha256(str(base))},
     )  # fmt: skip
     for step in (2, 4, 5):
         made = folder / "checkpoints" / f"global_step_{step}"

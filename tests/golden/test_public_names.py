@@ -13,6 +13,7 @@ import inspect
 import json
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,8 @@ def default_text(value: Any) -> str:
         return str(value)
     if inspect.isroutine(value) or inspect.isclass(value):
         return value.__name__
+    if isinstance(value, frozenset):
+        return f"{{{', '.join(sorted(map(str, value)))}}}"
     return ADDRESS.sub("", repr(value))
 
 
@@ -96,7 +99,7 @@ def described(value: Any) -> Any:
         return class_members(value)
     if callable(value):
         return signature(value)
-    return type(value).__name__
+    return "mapping" if isinstance(value, Mapping) else type(value).__name__
 
 
 def class_members(kind: type) -> dict[str, Any]:

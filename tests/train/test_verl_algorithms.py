@@ -13,13 +13,13 @@ import pytest
 pytest.importorskip("torch", reason='needs the extra "train"')
 
 from lgov_core.errors import SettingsError
-from lgov_core.server.verl.recipe import verl_job
+from lgov_core.integrations.verl.hydra_config import settings
+from lgov_core.integrations.verl.job import VerlJob
+from lgov_core.integrations.verl.recipe import verl_job
+from lgov_core.integrations.verl.rows import mini_batch_tasks
 from lgov_core.train.algorithms.algorithms import ALGORITHMS, algorithm
 from lgov_core.train.algorithms.registry import REINFORCEMENT, find_run
 from lgov_core.train.settings import load_train_settings
-from lgov_core.train.verl.hydra_config import settings
-from lgov_core.train.verl.job import VerlJob
-from lgov_core.train.verl.rows import mini_batch_tasks
 
 #: Of each: the loss, the clip range downwards and upwards, and the weight of the KL (0: no reference), by the papers.
 MEANS: dict[str, tuple[str, float, float, float]] = {

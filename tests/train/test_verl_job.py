@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from lgov_core.errors import TrainError, TransitionError
+from lgov_core.integrations.verl.hydra_config import ESTIMATOR, MANAGER, overrides, settings
+from lgov_core.integrations.verl.job import VerlJob, VerlUpdate
+from lgov_core.integrations.verl.rows import queue_rows
 from lgov_core.train.sections import VerlSection
-from lgov_core.train.verl.hydra_config import ESTIMATOR, MANAGER, overrides, settings
-from lgov_core.train.verl.job import VerlJob, VerlUpdate
-from lgov_core.train.verl.rows import queue_rows
 from lgov_core.transitions import CreditRules, TransitionSet, assign_credit
 from lgov_core.transitions.transition_set import Transition
 from lgov_core.types import Outcome
@@ -247,7 +247,7 @@ def test_fewer_tasks_than_a_step_takes() -> None:
 
 
 def test_without_verl_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lgov_core.train.verl.run import check_verl
+    from lgov_core.integrations.verl.run import check_verl
 
     def version(name: str) -> str:
         if (found := installed.get(name)) is None:
@@ -266,7 +266,7 @@ def test_without_verl_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
-    code = "import sys, lgov_core.train.verl; print({'torch', 'verl', 'ray', 'hydra'} & set(sys.modules))"
+    code = "import sys, lgov_core.integrations.verl; print({'torch', 'verl', 'ray', 'hydra'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
@@ -274,8 +274,8 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 def test_tasks_as_verls_dataset(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason='needs the extra "train"')
     pytest.importorskip("torch", reason='needs the extra "train"')
+    from lgov_core.integrations.verl.run import write_tasks
     from lgov_core.train.loop.loop import Task
-    from lgov_core.train.verl.run import write_tasks
 
     one = job(folder=tmp_path)
     rows = parquet.read_table(write_tasks(one, [Task("x", {"say": "é"}), Task("y", {})])).to_pylist()

@@ -27,19 +27,19 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from lgov_core.audit import make_key, verify_lineage  # noqa: E402
 from lgov_core.audit.attestation import read_attestation  # noqa: E402
 from lgov_core.audit.lineage import LINEAGE_FILE, read_lineage  # noqa: E402
-from lgov_core.audit.tensor_files import tensors_sha256  # noqa: E402
+from lgov_core.audit.tensor_files import folder_sha256, tensors_sha256  # noqa: E402
 from lgov_core.cli import cli  # noqa: E402
 from lgov_core.errors import TrainError  # noqa: E402
+from lgov_core.integrations.verl.checkpoints import seal, sealed_checkpoints, weights_folder  # noqa: E402
+from lgov_core.integrations.verl.hydra_config import settings  # noqa: E402
+from lgov_core.integrations.verl.job import VerlJob, VerlUpdate  # noqa: E402
+from lgov_core.integrations.verl.resume import left_by, only_job  # noqa: E402
+from lgov_core.integrations.verl.run import read_report, write_tasks  # noqa: E402
+from lgov_core.integrations.verl.steps import Steps  # noqa: E402
 from lgov_core.train.loop.batch_record import read_batch, write_batch  # noqa: E402
 from lgov_core.train.loop.loop import Task  # noqa: E402
 from lgov_core.train.loop.metrics_log import read_metrics  # noqa: E402
 from lgov_core.train.sections import VerlSection  # noqa: E402
-from lgov_core.train.verl.checkpoints import seal, sealed_checkpoints, start_sha256, weights_folder  # noqa: E402
-from lgov_core.train.verl.hydra_config import settings  # noqa: E402
-from lgov_core.train.verl.job import VerlJob, VerlUpdate  # noqa: E402
-from lgov_core.train.verl.resume import left_by, only_job  # noqa: E402
-from lgov_core.train.verl.run import read_report, write_tasks  # noqa: E402
-from lgov_core.train.verl.steps import Steps  # noqa: E402
 from lgov_core.transitions import CreditRules  # noqa: E402
 from lgov_core.transitions.transition_set import Transition  # noqa: E402
 from lgov_core.types import Outcome  # noqa: E402
@@ -112,7 +112,7 @@ def job(tmp_path: Path) -> VerlJob:
     key = tmp_path / "audit.key"
     make_key(key)
     made = job_in(tmp_path / "run")
-    made = replace(made, stated={**made.stated, "key": str(key), "start_sha256": start_sha256(made.model)})
+    made = replace(made, stated={**made.stated, "key": str(key), "start_sha256": folder_sha256(made.model)})
     made.folder.mkdir()
     write_tasks(made, TASKS)
     (made.folder / "verl.yaml").write_text(yaml.safe_dump({"trainer": {}, "lgov": made.as_dict()}))
@@ -234,7 +234,7 @@ def test_more_steps_and_other_ways_to_run_them_are_not_another_job(job: VerlJob)
 
 def test_two_jobs_in_one_folder_do_not_write_over_each_other(job: VerlJob) -> None:
     code = (
-        "import sys, pathlib; from lgov_core.train.verl.resume import only_job\n"
+        "import sys, pathlib; from lgov_core.integrations.verl.resume import only_job\n"
         "with only_job(pathlib.Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
     )
     other = subprocess.Popen(

@@ -28,15 +28,15 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from verl.utils.config import omega_conf_to_dataclass
 
-from lgov_core.server.verl.recipe import verl_job
+from lgov_core.integrations.verl import manager
+from lgov_core.integrations.verl.hydra_config import composed
+from lgov_core.integrations.verl.job import VerlJob
+from lgov_core.integrations.verl.recipe import verl_job
+from lgov_core.integrations.verl.rows import queue_rows
 from lgov_core.train.algorithms import losses
 from lgov_core.train.algorithms.algorithms import algorithm
 from lgov_core.train.algorithms.registry import REINFORCEMENT
 from lgov_core.train.settings import load_train_settings
-from lgov_core.train.verl import manager
-from lgov_core.train.verl.hydra_config import composed
-from lgov_core.train.verl.job import VerlJob
-from lgov_core.train.verl.rows import queue_rows
 from lgov_core.transitions import TransitionSet, assign_credit
 from lgov_core.transitions.transition_set import Transition
 from lgov_core.types import Outcome

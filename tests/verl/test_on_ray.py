@@ -27,13 +27,13 @@ from cpu_jobs import lgov, start, until, write_job  # noqa: E402
 from lgov_core.audit.attestation import read_attestation  # noqa: E402
 from lgov_core.audit.lineage import read_lineage  # noqa: E402
 from lgov_core.audit.tensor_files import tensors_sha256  # noqa: E402
+from lgov_core.integrations.verl.checkpoints import sealed_checkpoints  # noqa: E402
+from lgov_core.integrations.verl.resume import only_job  # noqa: E402
+from lgov_core.integrations.verl.run import VerlReport, read_report  # noqa: E402
 from lgov_core.models import load_model  # noqa: E402
 from lgov_core.policies import load_policy_file  # noqa: E402
 from lgov_core.store import open_store  # noqa: E402
 from lgov_core.train.loop.metrics_log import read_metrics  # noqa: E402
-from lgov_core.train.verl.checkpoints import sealed_checkpoints  # noqa: E402
-from lgov_core.train.verl.resume import only_job  # noqa: E402
-from lgov_core.train.verl.run import VerlReport, read_report  # noqa: E402
 
 STEPS, TASKS, GROUP = 5, 8, 8
 

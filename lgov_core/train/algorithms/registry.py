@@ -45,9 +45,13 @@ Run = Callable[[TrainingJob], Mapping[str, Any]]
 BACKENDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
         "torch": ("lgov_core.server.local:run_local", "one process of this machine (extra train)"),
-        "verl": ("lgov_core.server.verl.run:run_on_verl", "verl on Ray (extra verl)"),
+        "verl": ("lgov_core.integrations.verl.training:run_on_verl", "verl on Ray (extra verl)"),
     }
 )
+
+#: What finds the checkpoints of backends with a layout of their own: ``module:function`` of a path, which returns the
+#: folder of the whole model, or None.
+CHECKPOINTS: Final = ("lgov_core.integrations.verl.checkpoints:find_sealed",)
 
 #: Reinforcement learning by name; see `lgov_core.train.algorithms.algorithms`.
 REINFORCEMENT: Final[Sequence[str]] = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce++", "ppo", "gdpo")
@@ -81,13 +85,21 @@ def find_run(algorithm: str, backend: str = "torch") -> Run:
             f"{algorithm} is not reinforcement learning, and {backend} runs no other",
             hint=f"leave --backend out, or choose one of {', '.join(REINFORCEMENT)}",
         )
-    where = OTHERS.get(algorithm) or BACKENDS[backend][0]
-    module, _, function = where.partition(":")
     try:
-        return getattr(importlib.import_module(module), function)
+        return _loaded(OTHERS.get(algorithm) or BACKENDS[backend][0])
     except ModuleNotFoundError as error:
         what = f"algorithm {algorithm}" if algorithm in OTHERS else f"backend {backend}"
         extra = "verl" if backend == "verl" and algorithm not in OTHERS else "train,gateway"
         if error.name is not None and error.name.startswith("lgov_core"):
             raise SettingsError(f"{what} is not part of this version of lgov") from error
         raise SettingsError(f"{what} needs {error.name}", hint=f'pip install "lgov[{extra}]"') from error
+
+
+def find_foreign_checkpoint(path: Path) -> Path | None:
+    """The folder of the whole model in the checkpoint that ``path`` names, where another backend wrote it; else None."""
+    return next((folder for place in CHECKPOINTS if (folder := _loaded(place)(path)) is not None), None)
+
+
+def _loaded(place: str) -> Any:
+    module, _, function = place.partition(":")
+    return getattr(importlib.import_module(module), function)

@@ -25,16 +25,16 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from lgov_core.errors import TrainError, UpstreamError
 from lgov_core.gateway.protocol import ANY_MODEL
 from lgov_core.gateway.upstream.token_engine import Generated, TokenEngine, TokenPrompt
+from lgov_core.integrations.verl import estimator
+from lgov_core.integrations.verl.hosts import Host
+from lgov_core.integrations.verl.job import VerlJob
+from lgov_core.integrations.verl.resume import only_job
+from lgov_core.integrations.verl.rows import QueueRow, QueueRows, mini_batch_tasks, queue_rows
+from lgov_core.integrations.verl.steps import Steps
 from lgov_core.models import load_model
 from lgov_core.store import RolloutQueue, open_store
 from lgov_core.train.loop.batch_record import BatchRecord, read_batch, write_batch
 from lgov_core.train.loop.figures import batch_figures
-from lgov_core.train.verl import estimator
-from lgov_core.train.verl.hosts import Host
-from lgov_core.train.verl.job import VerlJob
-from lgov_core.train.verl.resume import only_job
-from lgov_core.train.verl.rows import QueueRow, QueueRows, mini_batch_tasks, queue_rows
-from lgov_core.train.verl.steps import Steps
 from lgov_core.train.workers.failures import UsableSteps
 from lgov_core.transitions import Selection, Transition, assign_credit, build_transitions
 from lgov_core.types import Rollout, new_id

@@ -17,16 +17,16 @@ from lgov_core.client.agent_name import load_agent
 from lgov_core.client.tasks import read_tasks
 from lgov_core.errors import ClientError, LgovError, SettingsError, TrainError
 from lgov_core.gateway.serving.keys import KeyRing
+from lgov_core.integrations.verl.job import VerlJob
+from lgov_core.integrations.verl.recipe import verl_job
+from lgov_core.integrations.verl.run import VerlReport, check_verl, run_verl
+from lgov_core.integrations.verl.serving import keep_tasks
+from lgov_core.integrations.verl.steps import Steps
 from lgov_core.server.one_trainer import only_trainer
 from lgov_core.server.progress import interrupted
 from lgov_core.server.recipe import agent_name_of, client_options, extra_groups_for, task_file
-from lgov_core.server.verl.host import keep_tasks
-from lgov_core.server.verl.recipe import verl_job
 from lgov_core.train.algorithms.registry import TrainingJob
 from lgov_core.train.settings import TrainSettings
-from lgov_core.train.verl.job import VerlJob
-from lgov_core.train.verl.run import VerlReport, check_verl, run_verl
-from lgov_core.train.verl.steps import Steps
 
 #: What a training leaves in its folder once it has begun.
 _BEGUN = ("checkpoints", "transitions", "metrics.jsonl")
@@ -54,8 +54,8 @@ def run_on_verl(job: TrainingJob) -> Mapping[str, Any]:
         )
     if settings.data.test is not None:
         job.say("note: held-out tasks are not run on verl")
+    from lgov_core.integrations.verl.resume import left_by
     from lgov_core.train.loop.loop import Task
-    from lgov_core.train.verl.resume import left_by
 
     numbered = [Task(f"train-{number:06d}", {"task": task, "mode": "train"}) for number, task in enumerate(tasks)]
     left = left_by(made, numbered)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from agent_hooks import Decision as TheirDecision
 from agent_hooks import Evidence, Transform, Verdict, Warning
 
-from lgov_core.agent_hooks.contexts import Unclear, plain, target_of
+from lgov_core.integrations.agent_hooks.contexts import Unclear, plain, target_of
 from lgov_core.types import Action, Decision, Effect, Point
 
 _AFTER_A_CALL: Final = (Point.POST_MODEL_CALL, Point.POST_TOOL_CALL)

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from lgov_core.errors import SettingsError, TrainError
-from lgov_core.train.verl.checkpoints import CALLBACK
-from lgov_core.train.verl.job import VerlJob
-from lgov_core.train.verl.resume import tasks_file
+from lgov_core.integrations.verl.checkpoints import CALLBACK
+from lgov_core.integrations.verl.job import VerlJob
+from lgov_core.integrations.verl.resume import tasks_file
 
 #: The class that verl asks for rollouts, and the estimator that passes on lgov's advantages.
-MANAGER = "lgov_core.train.verl.manager.GovernedRollouts"
+MANAGER = "lgov_core.integrations.verl.manager.GovernedRollouts"
 ESTIMATOR = "lgov_precomputed"
 
 _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"

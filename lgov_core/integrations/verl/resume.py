@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lgov_core._util.file_lock import HeldByAnother, hold
 from lgov_core.errors import TrainError
-from lgov_core.train.verl.checkpoints import sealed_checkpoints
-from lgov_core.train.verl.job import VerlJob
-from lgov_core.train.verl.steps import Steps
+from lgov_core.integrations.verl.checkpoints import sealed_checkpoints
+from lgov_core.integrations.verl.job import VerlJob
+from lgov_core.integrations.verl.steps import Steps
 
 if TYPE_CHECKING:
     from lgov_core.train.loop.loop import Task

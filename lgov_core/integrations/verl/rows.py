@@ -2,7 +2,8 @@
 
 verl computes advantages of its own from one score a row, or from the last row of a rollout. Here they are computed
 before, by `lgov_core.transitions.assign_credit`, and handed to verl: a row's ``rm_scores`` hold the advantage of every
-token, in fp32, and the registered estimator ``lgov_precomputed`` (`lgov_core.train.verl.estimator`) hands them on unchanged.
+token, in fp32, and the registered estimator ``lgov_precomputed`` (`lgov_core.integrations.verl.estimator`) hands them on
+unchanged.
 
 verl's loss is the mean over the tokens of a mini-batch (``token-mean``). A loss weight w of lgov is put into the
 advantage as w x (trained tokens of the step): all clipped losses are linear in the size of the advantage, so that the

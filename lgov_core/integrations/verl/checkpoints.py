@@ -18,17 +18,16 @@ from typing import TYPE_CHECKING, Any, Final
 from lgov_core._util.durable import sync_file
 from lgov_core.audit import default_signer
 from lgov_core.audit.lineage import LINEAGE_FILE, read_lineage
-from lgov_core.audit.tensor_files import tensors_sha256
 from lgov_core.errors import TrainError
-from lgov_core.train.verl.adapters import merge_adapters
-from lgov_core.train.verl.job import VerlJob
-from lgov_core.train.verl.steps import Steps
+from lgov_core.integrations.verl.adapters import merge_adapters
+from lgov_core.integrations.verl.job import VerlJob
+from lgov_core.integrations.verl.steps import Steps
 
 if TYPE_CHECKING:
     from lgov_core.train.loop.lineage import Lineage
 
 #: The class that verl calls after each checkpoint, for ``trainer.checkpoint_callback_class``.
-CALLBACK: Final = "lgov_core.train.verl.checkpoints.Sealed"
+CALLBACK: Final = "lgov_core.integrations.verl.checkpoints.Sealed"
 _WEIGHTS: Final = ("actor", "huggingface")
 _NAME = re.compile(r"global_step_(\d+)")
 #: What lgov knows of a model beyond transformers: verl does not copy it.
@@ -63,12 +62,6 @@ def find_sealed(path: Path) -> Path | None:
     base = path.parent if path.name == "last" else path
     sealed = sealed_checkpoints(base.parent if base.name == "checkpoints" else base)
     return weights_folder(sealed[max(sealed)]) if sealed else None
-
-
-def start_sha256(model: str) -> str | None:
-    """The digest of the weights in a model's folder; None without a folder or safetensors in it."""
-    files = sorted(Path(model).glob("*.safetensors"))
-    return tensors_sha256(*files) if files else None
 
 
 class Sealed:

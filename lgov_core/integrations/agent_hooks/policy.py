@@ -24,14 +24,14 @@ from agent_hooks import (
 )
 
 from lgov_core._util.bounded import BoundedDict
-from lgov_core.agent_hooks.contexts import Unclear, context_of
-from lgov_core.agent_hooks.decisions import Deciding
-from lgov_core.agent_hooks.guarded import GuardedInterceptor, guarded_resolver, run_without_waiting
 from lgov_core.errors import PolicyError
 from lgov_core.governor import ObservedDecision
 from lgov_core.governor.combine import private_copy
 from lgov_core.governor.options import positive_number
 from lgov_core.hookspecs import hookimpl
+from lgov_core.integrations.agent_hooks.contexts import Unclear, context_of
+from lgov_core.integrations.agent_hooks.decisions import Deciding
+from lgov_core.integrations.agent_hooks.guarded import GuardedInterceptor, guarded_resolver, run_without_waiting
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.types import Action, Decision, Effect, Point, new_id
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from lgov_core.errors import PolicyError
 
 if TYPE_CHECKING:
-    from lgov_core.agent_hooks.interceptor import LgovInterceptor
-    from lgov_core.agent_hooks.policy import InterceptorPolicy
+    from lgov_core.integrations.agent_hooks.interceptor import LgovInterceptor
+    from lgov_core.integrations.agent_hooks.policy import InterceptorPolicy
 
 __all__ = ["InterceptorPolicy", "LgovInterceptor"]
 

@@ -10,12 +10,12 @@ from agent_hooks import Decision as TheirDecision
 from agent_hooks import Verdict
 
 from lgov_core._util.bounded import BoundedDict
-from lgov_core.agent_hooks.contexts import Unclear
-from lgov_core.agent_hooks.readings import BEFORE, Session, action_of, outcome_of, string_of
-from lgov_core.agent_hooks.verdicts import verdict_of
 from lgov_core.errors import PolicyError
 from lgov_core.flow import Flow, arun_flow, run_flow
 from lgov_core.governor import Governor
+from lgov_core.integrations.agent_hooks.contexts import Unclear
+from lgov_core.integrations.agent_hooks.readings import BEFORE, Session, action_of, outcome_of, string_of
+from lgov_core.integrations.agent_hooks.verdicts import verdict_of
 from lgov_core.types import Point, Policy, ToolOutcome
 
 #: Open sessions of which the state is kept; beyond it the oldest is forgotten.

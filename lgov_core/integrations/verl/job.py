@@ -49,7 +49,7 @@ class VerlJob:
 
     ``model`` is a transformers folder or a hub name; every node must find it there. ``folder`` gets everything that the
     job writes, ``store`` is the trace store of its rollouts; both are of the node on which the job is started. ``host`` is
-    ``module:function`` of the `lgov_core.train.verl.hosts.Host`, ``options`` what it is given, as JSON values.
+    ``module:function`` of the `lgov_core.integrations.verl.hosts.Host`, ``options`` what it is given, as JSON values.
     Each of the ``steps`` takes ``tasks_per_step`` tasks, runs ``group`` rollouts of each and updates the weights. ``agents``
     are globs for the names of those whose calls are trained on (none: all).
 

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lgov_core._util.atomic_file import atomic_write
+from lgov_core.audit.tensor_files import folder_sha256
 from lgov_core.errors import TrainError
+from lgov_core.integrations.verl.checkpoints import sealed_checkpoints, weights_folder
+from lgov_core.integrations.verl.hydra_config import composed
+from lgov_core.integrations.verl.job import VerlJob
+from lgov_core.integrations.verl.resume import left_by, task_rows, tasks_file
+from lgov_core.integrations.verl.steps import Steps
 from lgov_core.train.loop.metrics_log import MetricsLog, train_lines
-from lgov_core.train.verl.checkpoints import sealed_checkpoints, start_sha256, weights_folder
-from lgov_core.train.verl.hydra_config import composed
-from lgov_core.train.verl.job import VerlJob
-from lgov_core.train.verl.resume import left_by, task_rows, tasks_file
-from lgov_core.train.verl.steps import Steps
 
 if TYPE_CHECKING:
     from lgov_core.train.loop.loop import Task
@@ -85,7 +86,7 @@ def run_verl(job: VerlJob, tasks: Sequence[Task]) -> VerlReport:
         if left.step == job.steps:
             return read_report(job.folder)
     else:
-        job = replace(job, stated={**job.stated, "start_sha256": start_sha256(job.model)})
+        job = replace(job, stated={**job.stated, "start_sha256": folder_sha256(job.model)})
     write_tasks(job, tasks)
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

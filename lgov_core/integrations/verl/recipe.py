@@ -8,13 +8,14 @@ from typing import Any, Final
 
 from lgov_core.errors import SettingsError
 from lgov_core.gateway.server import is_loopback
+from lgov_core.integrations.verl.hydra_config import check_overrides
+from lgov_core.integrations.verl.job import VerlJob, VerlUpdate
+from lgov_core.integrations.verl.serving import coordinator_options
+from lgov_core.models.load import model_place
 from lgov_core.server.recipe import algorithm_for
-from lgov_core.server.verl.host import coordinator_options
 from lgov_core.train.algorithms.config import UpdateConfig
 from lgov_core.train.algorithms.registry import REINFORCEMENT, algorithm_name
 from lgov_core.train.settings import TrainSettings
-from lgov_core.train.verl.hydra_config import check_overrides
-from lgov_core.train.verl.job import VerlJob, VerlUpdate
 
 _FORMS: Final[Mapping[str, Any]] = {"clip": "clip", "sequence": "gspo", "cispo": "cispo", "plain": "plain"}
 _AS_IN_UPDATE: Final = ("clip_low", "clip_high", "kl", "entropy", "epochs", "max_grad_norm")
@@ -90,17 +91,6 @@ def listening(settings: TrainSettings, port: int) -> tuple[str, int]:
     if not host or not number.isdigit():
         raise SettingsError(f"verl.listen is {listen!r}", hint="write an address and a port, as 0.0.0.0:8321")
     return host, int(number)
-
-
-def model_place(name: str) -> str:
-    """The model as verl names it: a local folder, or a hub name."""
-    from lgov_core.models import model_source
-    from lgov_core.models.promoted import promoted_folder
-
-    if name in ("tiny", "smollm2") or promoted_folder(name) is not None:
-        name = model_source(name)
-    path = Path(name).expanduser()
-    return str(path.resolve()) if path.is_dir() else name
 
 
 def verl_update(name: str, update: UpdateConfig, settings: TrainSettings) -> VerlUpdate:

@@ -1,6 +1,6 @@
 """The training server's other half on verl: clients run the agents, verl trains.
 
-`CoordinatorHost` is a `lgov_core.train.verl.hosts.Host`: it runs in the process of verl's task runner and serves what a
+`CoordinatorHost` is a `lgov_core.integrations.verl.hosts.Host`: it runs in the process of verl's task runner and serves what a
 `lgov_core.server.training.TrainingServer` serves, so that the same `lgov_core.Client` works with either.
 """
 
@@ -15,6 +15,7 @@ from lgov_core.gateway.app import create_app
 from lgov_core.gateway.protocol import Engine
 from lgov_core.gateway.server import EndpointServer
 from lgov_core.gateway.serving.keys import KeyRing
+from lgov_core.integrations.verl.job import VerlJob
 from lgov_core.server.collect import QueueCollector, Stopped
 from lgov_core.server.coordinator import Coordinator, Tasks
 from lgov_core.server.key_path import KeyInPath
@@ -22,11 +23,10 @@ from lgov_core.server.routes import train_routes
 from lgov_core.server.run_state import RunState
 from lgov_core.store import RolloutConfig, RolloutQueue
 from lgov_core.train.loop.metrics_log import MetricsLog
-from lgov_core.train.verl.job import VerlJob
 from lgov_core.train.workers.jobs import JobResult
 from lgov_core.types import Rollout
 
-COORDINATOR_HOST: Final = "lgov_core.server.verl.host:CoordinatorHost"
+COORDINATOR_HOST: Final = "lgov_core.integrations.verl.serving:CoordinatorHost"
 
 
 def coordinator_options(

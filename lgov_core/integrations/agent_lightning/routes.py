@@ -13,8 +13,7 @@ from starlette.responses import Response
 
 from lgov_core._util.json import json_object
 from lgov_core.errors import EndpointError, LgovError
-from lgov_core.gateway.agent_lightning.rollouts import LightningRollouts
-from lgov_core.gateway.agent_lightning.values import attempt_number, unprocessable
+from lgov_core.gateway.app import EndpointParts
 from lgov_core.gateway.routes.api_routes import ApiRoutes
 from lgov_core.gateway.routes.bodies import json_response, read_body, read_object
 from lgov_core.gateway.serving.access import Access, RuledRoute, grant_of
@@ -23,6 +22,8 @@ from lgov_core.gateway.serving.keys import KeyGrant
 from lgov_core.gateway.serving.limits import retry_headers
 from lgov_core.gateway.upstream.received import UpstreamRejection
 from lgov_core.gateway.upstream.registered_models import RegisteredModels
+from lgov_core.integrations.agent_lightning.rollouts import LightningRollouts
+from lgov_core.integrations.agent_lightning.values import attempt_number, unprocessable
 
 _PROXY = "/proxy/rollout/{rollout_id}/attempt/{attempt_id}/mode/{mode}/openai/v1"
 _PATHS = ("chat/completions", "completions")
@@ -30,6 +31,13 @@ _PATHS = ("chat/completions", "completions")
 
 #: The temperature of a call through the proxy routes, by the mode in its path.
 _TEMPERATURES: Final = types.MappingProxyType({"train": 1.0, "val": 0.7})
+
+
+def lightning_routes(parts: EndpointParts) -> list[RuledRoute]:
+    """The routes of agent-lightning at an endpoint made of ``parts``."""
+    rollouts = None if parts.store is None else LightningRollouts(parts.store)
+    routes = LightningRoutes(rollouts, parts.registered, parts.api, parts.admission, max_body=parts.max_body)
+    return routes.routes()
 
 
 class LightningRoutes:

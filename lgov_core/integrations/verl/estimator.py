@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from verl.trainer.ppo.core_algos import register_adv_est
 
-from lgov_core.train.verl.hydra_config import ESTIMATOR
+from lgov_core.integrations.verl.hydra_config import ESTIMATOR
 
 
 @register_adv_est(ESTIMATOR)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from lgov_core._util.bounded import BoundedDict
-from lgov_core.agent_hooks.contexts import Unclear, plain
+from lgov_core.integrations.agent_hooks.contexts import Unclear, plain
 from lgov_core.types import Action, Decision, Kind, Point, ToolOutcome, new_id
 
 #: Characters of a session's user text that policies get to see.

@@ -1,1 +1,0 @@
-"""Training on verl: the recipe, the run and the host of the endpoint on Ray."""
