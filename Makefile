@@ -34,7 +34,7 @@ VLLM_TORCH ?= torch==2.13.0
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 
 # What runs agents. The rest of the examples is in tests/confine, which starts boxes and so does not run in one.
-CONFINED := tests/langchain tests/autogen tests/openai_agents tests/openai tests/pair tests/tutorial tests/demo \
+CONFINED := tests/langchain tests/autogen tests/openai_agents tests/openai tests/pair tests/demo $(wildcard tests/rl_governance/test_tutorial_*.py) \
 	tests/e2e/test_examples.py tests/e2e/test_lgov_run.py tests/e2e/test_pytest_plugin.py
 
 .DEFAULT_GOAL := help
@@ -64,7 +64,7 @@ test-matrix: $(VENV)/.tools ## Run each adapter's tests against the oldest and t
 	@$(BIN)/python -m tests.version_matrix $(ARGS)
 
 test-verl: $(VERL)/.installed ## Train with the real verl on Ray, on the CPU, from end to end (in an environment of its own, 4 GB).
-	@PYTHONPATH= $(VERL)/bin/python -m pytest tests/verl $(ARGS)
+	@PYTHONPATH= $(VERL)/bin/python -m pytest tests/integrations/verl $(ARGS)
 
 test-vllm: $(VENV)/.tools $(VLLM)/.installed ## Sample and train with a real vLLM, on the CPU (in an environment of its own, 3.4 GB).
 	@$(BIN)/lgov models pull smollm2

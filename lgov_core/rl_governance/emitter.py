@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import json
 import logging
@@ -16,18 +15,15 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from lgov_core._util.atomic_file import atomic_file
-from lgov_core._util.doubles import answers_to_anything
 from lgov_core.errors import ExportError
 from lgov_core.flow import Flow, arun_flow, either, in_thread, run_flow, wait
+from lgov_core.rl_governance.adapt import adapt_recorder
 from lgov_core.rl_governance.lightning_span import (
     POLICY_CHECK,
     SIGNAL,
     TOOL_CALL,
     LightningSpan,
-    began_at,
-    entry_of,
     entry_type_of,
-    id_of,
     policy_of,
     span_of,
     violated,
@@ -36,8 +32,6 @@ from lgov_core.types import Span
 
 #: Spans handed to a lgov store between two looks at what it kept: its queue must not overflow.
 _BATCH: Final = 500
-#: What a recorder may have its entries in; the first that holds a list.
-_SOURCES: Final = ("get_log", "query_logs", "get_entries", "entries")
 
 _LOG = logging.getLogger(__name__)
 
@@ -68,7 +62,7 @@ class FlightRecorderEmitter:
         self._emitted = 0
         switches = {POLICY_CHECK: include_policy_checks, SIGNAL: include_signals, TOOL_CALL: include_tool_calls}
         self._left_out = frozenset(kind for kind, included in switches.items() if not included)
-        self._read = _reader_of(flight_recorder)
+        self._read = adapt_recorder(flight_recorder)
         self._lock = threading.Lock()
         self._position = 0
         self._last: Mapping[str, Any] | None = None
@@ -78,6 +72,11 @@ class FlightRecorderEmitter:
 
     def get_spans(self) -> list[LightningSpan]:
         """The spans of everything recorded so far. Leaves what `get_new_spans` will answer as it is."""
+        spans = self._all_spans()
+        self._count(len(spans))
+        return spans
+
+    def _all_spans(self) -> list[LightningSpan]:
         return self._spans(self._read(0, None), 0)
 
     def get_new_spans(self) -> list[LightningSpan]:
@@ -85,20 +84,26 @@ class FlightRecorderEmitter:
         with self._lock:
             self._look()
             # Popped one by one, because a stream takes from the same queue without the lock.
-            return [span for _ in range(len(self._new)) if (span := self._popped()) is not None]
+            spans = [span for _ in range(len(self._new)) if (span := self._popped()) is not None]
+        self._count(len(spans))
+        return spans
 
     async def stream(self, stop_event: Any = None, poll_interval: float = 0.1) -> AsyncGenerator[LightningSpan]:
         """New spans as they come; shares its place with `get_new_spans`, so each span goes to one of them.
 
-        Looks every ``poll_interval`` seconds, in a thread. Once ``stop_event`` (an ``asyncio.Event`` or
-        ``threading.Event``) is set, what was recorded before is still yielded; then the stream ends. A consumer that
-        leaves early loses nothing: what it did not get comes with the next call.
+        Looks every ``poll_interval`` seconds, in a thread; 0 looks again at once. With a ``stop_event`` (an
+        ``asyncio.Event`` or ``threading.Event``) that is set already nothing is yielded. When it is set later, what was
+        recorded before is still yielded; then the stream ends. A consumer that leaves early loses nothing: what it did not
+        get comes with the next call.
         """
-        if not isinstance(poll_interval, int | float) or not poll_interval > 0:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ExportError(f"poll_interval must be above 0, not {poll_interval!r}")
+        if not isinstance(poll_interval, int | float) or not poll_interval >= 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ExportError(f"poll_interval must be 0 or more, not {poll_interval!r}")
+        if stop_event is not None and stop_event.is_set():
+            return
         while True:
             stopping = stop_event is not None and stop_event.is_set()
             while (span := self._popped() or await asyncio.to_thread(self._next)) is not None:
+                self._count(1)
                 yield span
             if stopping:
                 return
@@ -141,7 +146,8 @@ class FlightRecorderEmitter:
     def get_violation_summary(self) -> dict[str, Any]:
         """``total_entries``, ``total_violations``, ``violation_rate`` (of all entries) and ``policies_violated`` by name.
 
-        Over everything recorded, whatever is left out of the spans. A violation is a policy check that found something
+        Over everything recorded, whatever is left out of the spans. A violation is an entry whose own ``violated`` is true.
+        Of an entry of agent-os or lgov, which has no ``violated``, the verdict says so: a policy check that found something
         and was enforced; one that failed itself (a fault) is none.
         """
         entries = self._read(0, None)
@@ -154,8 +160,16 @@ class FlightRecorderEmitter:
         }
 
     def get_stats(self) -> dict[str, Any]:
-        """``emitted_count``, the spans that stores took, and ``last_position``, up to which `get_new_spans` has read."""
+        """``emitted_count``, the spans handed out so far, and ``last_position``, up to which `get_new_spans` has read.
+
+        Handed out is what `get_spans`, `get_new_spans` and `stream` gave, what stores took and what files hold: a span that
+        was given twice counts twice.
+        """
         return {"emitted_count": self._emitted, "last_position": self._position}
+
+    def _count(self, spans: int) -> None:
+        with self._lock:
+            self._emitted += spans
 
     # ------------------------------------------------------------------ to a store
 
@@ -183,7 +197,7 @@ class FlightRecorderEmitter:
         )
         dropped = store.dropped_spans if own else 0
         stored, first = 0, cast("Exception | None", None)
-        spans = yield from wait(in_thread(self.get_spans))
+        spans = yield from wait(in_thread(self._all_spans))
         for number, span in enumerate([*spans, None], start=1):
             try:
                 if own and (span is None or number % _BATCH == 0):
@@ -203,7 +217,7 @@ class FlightRecorderEmitter:
         if stored < len(spans):
             why = "it answered False or dropped them" if first is None else repr(first)
             _LOG.error("%d of %d spans were not stored: %s", len(spans) - stored, len(spans), why)
-        self._emitted += stored
+        self._count(stored)
         return stored
 
     # ------------------------------------------------------------------ to a file
@@ -216,9 +230,10 @@ class FlightRecorderEmitter:
         is easily named by mistake), or cannot be written.
         """
         with atomic_file(Path(path), ExportError) as beside, beside.open("w", encoding="ascii") as file:
-            spans = self.get_spans()
+            spans = self._all_spans()
             json.dump([span.to_dict() for span in spans], file, indent=2, allow_nan=False)
             file.write("\n")
+        self._count(len(spans))
         return len(spans)
 
 
@@ -268,66 +283,3 @@ def _run(answer: Any) -> Any:
 
     _require_no_loop(answer)
     return asyncio.run(wait())
-
-
-def _reader_of(recorder: Any) -> Callable[[int, Mapping[str, Any] | None], Sequence[Mapping[str, Any]]]:
-    """A function of a position and the last entry seen, that answers the entries after them."""
-    names = [name for name in _SOURCES[:3] if callable(getattr(recorder, name, None))]
-    names += ["entries"] if hasattr(recorder, "entries") else []
-    if inspect.isclass(recorder) or not names:
-        raise ExportError(
-            f"a {type(recorder).__name__} is not a flight recorder: it has no {', '.join(_SOURCES)}",
-            hint="pass a FlightRecorder",
-        )
-    if answers_to_anything(recorder):
-        return lambda position, last: _entries_of(recorder, names)[position:]
-    name = names[0]
-    given: Any = getattr(recorder, name)
-    read: Any = given if callable(given) else lambda: list(getattr(recorder, name))
-    takes: frozenset[str] = frozenset()
-    with contextlib.suppress(TypeError, ValueError):  # a built-in without a signature
-        takes = frozenset(inspect.signature(read).parameters)
-    options = {"limit": 2**31 - 1} if "limit" in takes else {}
-    flush = getattr(recorder, "flush", None)
-
-    def entries(**position: int) -> Sequence[Mapping[str, Any]]:
-        if callable(flush):  # a recorder that buffers shows only what it has written
-            flush()
-        found = _checked(read(**options, **position), recorder)
-        newest_first = name == "query_logs" and len(found) > 1 and began_at(found[0]) > began_at(found[-1])
-        return found[::-1] if newest_first else found
-
-    if "after" in takes:
-        return lambda position, last: entries(after=position)
-
-    def look(position: int, last: Mapping[str, Any] | None) -> Sequence[Mapping[str, Any]]:
-        found = entries()
-        if last is None:
-            return found
-        seen = id_of(last)
-        if len(found) >= position and (seen is None or id_of(found[position - 1]) == seen):
-            return found[position:]
-        # Entries were forgotten meanwhile: go on after the last one seen, or with all when that is gone as well.
-        places = [at for at, entry in enumerate(found) if seen is not None and id_of(entry) == seen]
-        return found[places[-1] + 1 :] if places else found
-
-    return look
-
-
-def _entries_of(double: Any, names: Sequence[str]) -> Sequence[Mapping[str, Any]]:
-    """The entries of a test double: of the first name that holds a list."""
-    for name in names:
-        value = getattr(double, name)
-        found = value() if callable(value) else value
-        if isinstance(found, list | tuple):
-            return _checked(found, double)
-    return []
-
-
-def _checked(found: Any, recorder: Any) -> Sequence[Mapping[str, Any]]:
-    """The entries as mappings. Raises `ExportError` for an answer that is not a list of entries."""
-    if inspect.iscoroutine(found):
-        found.close()
-    if not isinstance(found, Sequence) or isinstance(found, str | bytes):
-        raise ExportError(f"the recorder {type(recorder).__name__} did not return a list of entries")
-    return [entry_of(entry) for entry in found]

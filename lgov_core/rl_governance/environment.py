@@ -9,16 +9,17 @@ import random
 import string
 import threading
 import warnings
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, TypeVar
 
-from lgov_core._util.doubles import answers_to_anything
 from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import ArgumentError, KernelError, PolicyDenied
+from lgov_core.rl_governance.adapt import adapt_kernel
 from lgov_core.rl_governance.execution import run_to_end
-from lgov_core.rl_governance.rollouts import Collected, RolloutWatch, method_of
+from lgov_core.rl_governance.rollouts import Collected, RolloutWatch
+from lgov_core.rl_governance.violations import violation_as_json
 from lgov_core.scope import RolloutScope, carry_into_threads, enter_scope
 from lgov_core.types import PolicyViolation, Severity, new_id
 
@@ -41,7 +42,7 @@ def make_task_generator(function: Callable[..., Any] | None) -> Callable[[np.ran
     Raises `ArgumentError` for a function that requires other arguments.
     """
     if function is None:
-        return lambda _random, _seeded: ""
+        return lambda _random, _seeded: None
     try:
         parameters: Mapping[str, inspect.Parameter] = inspect.signature(function).parameters
     except (TypeError, ValueError):  # a built-in without a signature
@@ -128,14 +129,18 @@ _SCALES: Final = {Severity.CRITICAL: 10.0, Severity.HIGH: 5.0, Severity.MEDIUM: 
 
 
 class FreeText(spaces.Text):
-    """Any text of up to ``max_length`` characters, of any alphabet; samples are printable ASCII of up to 64."""
+    """Any text of up to ``max_length`` characters, of any alphabet; samples are printable ASCII of up to 64.
 
-    def __init__(self, max_length: int = MAX_TEXT, *, seed: Any = None) -> None:
+    ``optional`` admits None too, the state of an environment without tasks.
+    """
+
+    def __init__(self, max_length: int = MAX_TEXT, *, seed: Any = None, optional: bool = False) -> None:
         super().__init__(max_length, min_length=0, charset=string.printable, seed=seed)
+        self.optional = optional
 
     def contains(self, x: Any) -> bool:
-        """Whether ``x`` is such a text."""
-        return isinstance(x, str) and len(x) <= self.max_length
+        """Returns whether ``x`` is such a text."""
+        return (self.optional and x is None) or (isinstance(x, str) and len(x) <= self.max_length)
 
     def sample(self, mask: Any = None, probability: Any = None) -> str:
         """A random text."""
@@ -186,11 +191,11 @@ class GovernedEnvironment(gymnasium.Env[T_state, T_action]):
     object, a test double too. Of one without ``on_policy_violation`` the environment reads ``get_recent_violations()`` after
     each action; one without ``execute`` runs nothing, with a warning.
 
-    ``task_generator`` makes the observation of an episode. It may take the environment's random generator (``np_random`` or
-    ``rng``) or a ``seed``. One that takes neither and uses ``random`` or ``numpy.random`` is repeatable too after `reset` with
-    a seed: both are seeded while it runs, and restored. ``reward_fn(state, action, result)`` scores actions that ran and
-    returned (default: 1.0 if the result is not None); an action that was blocked or raised earns 0. ``observation_space`` and
-    ``action_space`` are texts unless given.
+    ``task_generator`` makes the observation of an episode; without one it is None. It may take the environment's random
+    generator (``np_random`` or ``rng``) or a ``seed``. One that takes neither and uses ``random`` or ``numpy.random`` is
+    repeatable too after `reset` with a seed: both are seeded while it runs, and restored. ``reward_fn(state, action, result)``
+    scores actions that ran and returned (default: 1.0 if the result is not None); an action that was blocked or raised earns 0.
+    ``observation_space`` and ``action_space`` are texts unless given.
 
     An episode is one rollout. It ends on a critical violation, by a signal, or after ``max_steps``: the attribute
     ``terminated`` is then true, after truncation too, and `step` raises ``ResetNeeded``. One environment serves one thread at a
@@ -217,11 +222,14 @@ class GovernedEnvironment(gymnasium.Env[T_state, T_action]):
         self.kernel = kernel
         self.config = config if config is not None else EnvironmentConfig()
         self._any_task = observation_space is None
-        self.observation_space = observation_space if observation_space is not None else FreeText()
+        self.observation_space = (
+            observation_space if observation_space is not None else FreeText(optional=task_generator is None)
+        )
         self.action_space = action_space if action_space is not None else FreeText()
         self._reward_fn = reward_fn if reward_fn is not None else lambda *given: float(given[2] is not None)
         self._generate = make_task_generator(task_generator)
-        self._watch = RolloutWatch(kernel, report=lambda *_: None)
+        self._kernel = adapt_kernel(kernel)
+        self._watch = RolloutWatch(self._kernel, report=lambda *_: None)
         self._seeded = False
         self._closed = False
         self._state: Any = None
@@ -246,8 +254,8 @@ class GovernedEnvironment(gymnasium.Env[T_state, T_action]):
         super().reset(seed=seed)
         self._seeded = self._seeded or seed is not None
         self._finish_episode()
-        if self.config.reset_kernel_state and callable(forget := getattr(self.kernel, "reset", None)):
-            forget()
+        if self.config.reset_kernel_state:
+            self._kernel.reset()
         state = options["task"] if options else self._generate(self.np_random, self._seeded)
         if not self._any_task and not self.observation_space.contains(state):
             raise ArgumentError(
@@ -255,25 +263,23 @@ class GovernedEnvironment(gymnasium.Env[T_state, T_action]):
                 hint="pass the observation_space that the tasks belong to",
             )
         scope = RolloutScope(new_id("episode"))
-        begin: Any = getattr(self.kernel, "begin_rollout", None)
-        if callable(begin) and not answers_to_anything(self.kernel):
-            decision: Any = begin(scope)
-            if decision.blocks:
-                raise PolicyDenied(decision)
+        decision = self._kernel.begin_rollout(scope)
+        if decision is not None and decision.blocks:
+            raise PolicyDenied(decision)
         collected = self._watch.begin(scope.rollout_id)
         assert collected is not None, "the id is new"
         self._totals.episodes += 1
         self.state = EnvironmentState(violations=collected.violations)
         self._state, self._episode = state, _Episode(scope, collected, self.state)
-        return _own_copy(state), {"episode": self._totals.episodes, "kernel_policies": self._policy_names()}
+        return _own_copy(state), {"episode": self._totals.episodes, "kernel_policies": self._kernel.policy_names()}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Has the kernel judge and run one act. Returns state, reward, terminated, truncated, info.
 
-        ``info``: ``violations`` and ``signals`` of this step, ``step`` (from 1), ``total_reward`` of the episode, this
-        step included, ``success``, ``error`` (None, or what the act raised) and ``governed``. Raises
-        ``ResetNeeded`` when no episode is running, and `ArgumentError`
-        when ``reward_fn`` answers something that is not a finite number.
+        ``info``: ``violations`` (mappings, see `violation_as_json`) and ``signals`` of this step, ``step`` (from 1),
+        ``total_reward`` of the episode, this step included, ``success``, ``error`` (None, or what the act raised) and
+        ``governed``. Raises ``ResetNeeded`` when no episode is running, and `ArgumentError` when ``reward_fn`` answers
+        something that is not a finite number.
         """
         self._require_open()
         episode = self._episode
@@ -301,13 +307,13 @@ class GovernedEnvironment(gymnasium.Env[T_state, T_action]):
             reward += self.config.violation_penalty * _SCALES.get(_severity(violation), 1.0)
         now.total_reward += reward
         now.info = {
-            "violations": violations,
+            "violations": [violation_as_json(violation) for violation in violations],
             "signals": signals,
             "step": now.step_count,
             "total_reward": now.total_reward,
             "success": success,
             "error": error,
-            "governed": self._watch.governed,
+            "governed": self._kernel.governed,
         }
         return _own_copy(self._state), reward, now.terminated, now.truncated, now.info
 
@@ -350,19 +356,19 @@ class GovernedEnvironment(gymnasium.Env[T_state, T_action]):
     def _run(self, action: Any, episode: _Episode) -> tuple[Any, str | None]:
         with enter_scope(episode.scope):
             try:
-                if not callable(execute := method_of(self.kernel, "execute")):
-                    return None, f"nothing was run: a {type(self.kernel).__name__} has no execute"
-                return run_to_end(execute, action, f"{type(self.kernel).__name__}.execute"), None
+                execute = self._kernel.method("execute")
+                if execute is None:
+                    return None, f"nothing was run: a {self._kernel.name} has no execute"
+                return run_to_end(execute, action, f"{self._kernel.name}.execute"), None
             except KernelError:
                 raise
             except Exception as error:  # noqa: BLE001 - an act that failed is a result
                 return None, f"{type(error).__name__}: {error}"
             finally:
-                forget = getattr(self.kernel, "forget_signals", None)
-                if callable(forget) and not self.config.terminate_on_critical:
+                if not self.config.terminate_on_critical:
                     # The kernel asks a rollout to end on a critical violation; this one was configured to go on.
-                    forget(episode.scope.rollout_id, automatic_only=True)
-                self._watch.poll(episode.collected)
+                    self._kernel.forget_signals(episode.scope.rollout_id)
+                episode.collected.violations += self._kernel.polled_violations()
 
     def _ends(self, violations: list[PolicyViolation]) -> bool:
         if self.config.terminate_on_critical and any(_severity(one) == Severity.CRITICAL for one in violations):
@@ -374,17 +380,7 @@ class GovernedEnvironment(gymnasium.Env[T_state, T_action]):
         if episode is not None:
             self._totals.successful += _succeeded(episode)
             self._watch.end(episode.scope.rollout_id)
-            if callable(end := getattr(self.kernel, "end_rollout", None)) and not answers_to_anything(self.kernel):
-                end(episode.scope)
-
-    def _policy_names(self) -> list[str]:
-        if callable(names := getattr(self.kernel, "get_policies", None)):
-            found: Any = names()
-        else:
-            found = getattr(self.kernel, "policies", ())
-        if not isinstance(found, Iterable):
-            return []
-        return [one if isinstance(one, str) else str(getattr(one, "name", one)) for one in found]
+            self._kernel.end_rollout(episode.scope)
 
     def _require_open(self) -> None:
         if self._closed:

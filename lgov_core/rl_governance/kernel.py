@@ -11,14 +11,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
-from lgov_core._util.doubles import answers_to_anything
-from lgov_core.errors import ArgumentError, AuditError, KernelError
+from lgov_core.errors import AuditError, KernelError
 from lgov_core.flow import Flow, arun_flow, run_flow
 from lgov_core.governor import AuditRecord, Governor, ObservedDecision
 from lgov_core.hookspecs import hookimpl
 from lgov_core.policies import Policy, PolicySet, Rule
 from lgov_core.policies.coerce import policy_set_of
 from lgov_core.policies.reload import ReloadingPolicySet
+from lgov_core.rl_governance.adapt import require_record
 from lgov_core.rl_governance.execution import (
     AgentCall,
     Execution,
@@ -373,9 +373,5 @@ def _scope_of(action: Action) -> RolloutScope | None:
 def _recorder(recorder: Any, policies: PolicySet | ReloadingPolicySet) -> AuditRecord:
     if recorder is None:
         return FlightRecorder(policy_digest=lambda: policies.digest)
-    methods = (getattr(recorder, method, None) for method in ("commit", "commit_outcome"))
-    if answers_to_anything(recorder) or not all(callable(method) for method in methods):
-        raise ArgumentError(
-            f"a {type(recorder).__name__} cannot record decisions", hint="pass a FlightRecorder or an AuditLog"
-        )
+    require_record(recorder)
     return recorder

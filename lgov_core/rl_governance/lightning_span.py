@@ -34,7 +34,7 @@ _IDS: Final = ("entry_id", "span_id", "log_id", "trace_id", "id")
 _AGENTS: Final = ("agent_id", "agent")
 _TIMES: Final = ("timestamp", "time", "start_time", "created_at")
 _VERDICTS: Final = ("policy_verdict", "policy_result", "verdict")
-_MAPPED: Final = frozenset({"entry_type", *_AGENTS, *_TIMES, "metadata"})
+_MAPPED: Final = frozenset({"type", "entry_type", *_AGENTS, *_TIMES, "metadata"})
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,11 @@ def began_at(entry: Mapping[str, Any]) -> datetime:
 
 
 def entry_type_of(entry: Mapping[str, Any]) -> str:
-    """The type that an entry names, else the one that its fields imply."""
-    named = entry.get("entry_type")
-    if named is not None and named != "":
-        return str(getattr(named, "value", named))
+    """The type that an entry names (``type``, else ``entry_type``), else the one that its fields imply."""
+    for name in ("type", "entry_type"):
+        named = entry.get(name)
+        if named is not None and named != "":
+            return str(getattr(named, "value", named))
     if entry.get("signal_type") is not None or entry.get("signal") is not None:
         return SIGNAL
     if any(entry.get(name) is not None for name in (*_VERDICTS, "policy_name")):
@@ -99,10 +100,14 @@ def entry_type_of(entry: Mapping[str, Any]) -> str:
 
 
 def violated(entry: Mapping[str, Any]) -> bool:
-    """Whether an entry is a policy check that found something, as a `PolicyViolation` would be.
+    """Returns whether an entry is a violation: its own ``violated`` says so.
 
-    A check that failed itself (``fault``) found nothing; a verdict that is not known counts as a finding.
+    An entry that names its ``type`` and has no ``violated`` is none. Of the entries of agent-os and lgov, which name an
+    ``entry_type``, it is a policy check that found something. A check that failed itself (``fault``) found nothing; a
+    verdict that is not known counts as a finding.
     """
+    if "violated" in entry or "type" in entry:
+        return entry.get("violated") is True
     if entry_type_of(entry) != POLICY_CHECK or entry.get("fault") is True:
         return False
     stated = entry.get("policy_violated")

@@ -8,21 +8,18 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any
 
-from lgov_core._util.doubles import answers_to_anything
 from lgov_core.air.amounts import finite
 from lgov_core.errors import RewardError
 from lgov_core.hookspecs import hookimpl
+from lgov_core.rl_governance.adapt import JudgedRollout, adapt_rollout
 from lgov_core.rl_governance.reward_config import RewardConfig
 from lgov_core.rl_governance.violations import violation_of
 from lgov_core.types import SEVERITY_PENALTIES, Outcome, Reward, ToolOutcome
 from lgov_core.types.violations import severity_of
 
 _LOG = logging.getLogger(__name__)
-
-#: How a rollout ends that ran to its end: only such a one can earn a bonus.
-_ENDED: Final = (None, Outcome.SUCCEEDED, Outcome.FAILED)
 
 
 class PolicyReward:
@@ -74,15 +71,15 @@ class PolicyReward:
         With ``emit`` it is also handed to the ``emit_reward`` of agentlightning, where that is loaded: ``final``, ``base``
         and ``policy_penalty``, with the number of violations and whether there were none. What that raises is logged.
         """
-        violations, base = self._base(rollout)
-        penalty, bonus = self._compliance(rollout, violations, base)
+        judged, base = self._base(rollout)
+        penalty, bonus = self._compliance(judged, base)
         reward = finite("the reward", self.config.clamp(base + penalty + bonus))
         with self._lock:
             self._scored += 1
-            self._violating += bool(violations)
+            self._violating += bool(judged.violations)
             self._penalties += penalty
         if emit:
-            _emit({"final": reward, "base": base, "policy_penalty": penalty}, len(violations or ()))
+            _emit({"final": reward, "base": base, "policy_penalty": penalty}, len(judged.violations or ()))
         return reward
 
     def channels(self, rollout: Any, rewards: Iterable[Reward] = ()) -> dict[str, float]:
@@ -92,8 +89,8 @@ class PolicyReward:
         their ``compliance`` is left out, because the rollout's violations are the same findings. Put into `group_advantages`
         for the rollouts of one task.
         """
-        violations, base = self._base(rollout)
-        penalty, bonus = self._compliance(rollout, violations, base)
+        judged, base = self._base(rollout)
+        penalty, bonus = self._compliance(judged, base)
         own = getattr(rollout, "rollout_id", None)
         air = [one.value for one in rewards if one.dimension == "air" and one.rollout_id in (None, "", own)]
         return {
@@ -137,46 +134,31 @@ class PolicyReward:
             self._scored = self._violating = 0
             self._penalties = 0.0
 
-    def _base(self, rollout: Any) -> tuple[Sequence[Any] | None, float]:
-        """The violations of a rollout, None where they are unknown, and its base reward, both checked."""
-        violations = _listed(getattr(rollout, "violations", None))
-        if violations is None:
-            recent: Any = getattr(self.kernel, "get_recent_violations", None)
-            violations = _listed(recent()) if callable(recent) else None
-        if violations is None:
+    def _base(self, rollout: Any) -> tuple[JudgedRollout, float]:
+        """What is known of a rollout, and its base reward, both checked."""
+        judged = adapt_rollout(rollout, self.kernel)
+        if judged.violations is None:
             warnings.warn(f"a {type(rollout).__name__} cannot tell its violations: it earns no bonus", stacklevel=3)
-        success: Any = getattr(rollout, "success", False)
-        if not _says_yes_or_no(success) and not answers_to_anything(success):
+        if self.config.refuse_untrainable and judged.outcome in (Outcome.INFRASTRUCTURE, Outcome.TIMEOUT):
             raise RewardError(
-                f"a {type(rollout).__name__} cannot be scored: its success is {success!r}",
-                hint="write True or False",
-            )
-        outcome = getattr(rollout, "outcome", None)
-        if self.config.refuse_untrainable and outcome in (Outcome.INFRASTRUCTURE, Outcome.TIMEOUT):
-            raise RewardError(
-                f"the rollout ended by {outcome}, which is not the agent's doing",
+                f"the rollout ended by {judged.outcome}, which is not the agent's doing",
                 hint="leave out rollouts whose outcome is not trainable",
             )
         base = finite("the base reward", self.base_reward_fn(rollout))
         if self.config.task_bounds is not None:
             low, high = self.config.task_bounds
             base = min(max(base, low), high)
-        return violations, base
+        return judged, base
 
-    def _compliance(self, rollout: Any, violations: Sequence[Any] | None, base: float) -> tuple[float, float]:
+    def _compliance(self, judged: JudgedRollout, base: float) -> tuple[float, float]:
         """Penalty and bonus."""
         config = self.config
-        if violations:
-            charges = sum((config.charge(violation) for violation in violations), 0.0)
+        if judged.violations:
+            charges = sum((config.charge(violation) for violation in judged.violations), 0.0)
             if not config.multiplicative:
                 return config.floored(charges), 0.0
             return (config.multiplicative_factor - 1.0) * abs(base), 0.0
-        if violations is None:
-            return 0.0, 0.0
-        error, outcome = getattr(rollout, "error", None), getattr(rollout, "outcome", None)
-        if isinstance(error, str | BaseException) or (isinstance(outcome, str) and outcome not in _ENDED):
-            return 0.0, 0.0
-        if config.bonus_needs_success and not rollout.success:
+        if judged.violations is None or not judged.ended or (config.bonus_needs_success and not judged.success):
             return 0.0, 0.0
         return 0.0, config.clean_bonus
 
@@ -221,12 +203,6 @@ def create_policy_reward(
     return PolicyReward(kernel, base_reward_fn, RewardConfig(**config))
 
 
-def _listed(violations: Any) -> tuple[Any, ...] | None:
-    """``violations`` where they are a list."""
-    listed = isinstance(violations, Sequence) and not isinstance(violations, str | bytes)
-    return tuple(cast("Sequence[Any]", violations)) if listed else None
-
-
 def _emit(values: dict[str, float], violations: int) -> None:
     emit_reward = getattr(sys.modules.get("agentlightning"), "emit_reward", None)
     if emit_reward is None or getattr(emit_reward, "__module__", "") == "lgov_core.rl_governance.compat":
@@ -236,14 +212,6 @@ def _emit(values: dict[str, float], violations: int) -> None:
         emit_reward(values, primary_key="final", attributes=attributes)
     except Exception:  # noqa: BLE001 - the reward is right all the same
         _LOG.exception("the reward was not emitted")
-
-
-def _says_yes_or_no(success: Any) -> bool:
-    """Whether it is a bool or as good as one, such as numpy's; the text "False" would count as a success."""
-    try:
-        return bool(success in (True, False))
-    except Exception:  # noqa: BLE001 - what cannot be compared, such as an array, is neither
-        return False
 
 
 assert {f"{severity}_penalty" for severity in SEVERITY_PENALTIES} < set(RewardConfig.__dataclass_fields__)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self, cast
 
-from lgov_core._util.doubles import answers_to_anything
 from lgov_core.air.amounts import amount
 from lgov_core.errors import RewardError
-from lgov_core.types import SEVERITY_PENALTIES, PolicyViolation
+from lgov_core.rl_governance.adapt import priced_violation
+from lgov_core.types import SEVERITY_PENALTIES
 from lgov_core.types.violations import known_severity
 
 _PENALTIES: Final = tuple(f"{severity}_penalty" for severity in SEVERITY_PENALTIES)
@@ -118,14 +117,9 @@ class RewardConfig:
         severity, and that of medium for one that does not exist. ``violation`` is a `PolicyViolation`, or an object or a
         mapping with ``severity`` and ``penalty``. Raises `RewardError` for a penalty without meaning.
         """
-        given: Any = violation
-        found = given if isinstance(given, Mapping) else {n: getattr(given, n, None) for n in ("severity", "penalty")}
-        severity = known_severity(found.get("severity"))
-        own: Any = found.get("penalty")
-        if answers_to_anything(own):
-            own = None
-        # Another class may have a penalty of 0 by default.
-        if own is not None and (own != 0 or isinstance(violation, PolicyViolation)):
+        raw_severity, own = priced_violation(violation)
+        severity = known_severity(raw_severity)
+        if own is not None:
             price = amount("the penalty of a violation", own)
             if price < 0:
                 raise RewardError(f"the penalty of a violation must be 0 or more, not {price:g}")

@@ -14,9 +14,10 @@ from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from lgov_core.errors import ArgumentError, KernelError, LgovError, PolicyDenied, PolicyViolationError
+from lgov_core.rl_governance.adapt import adapt_kernel
 from lgov_core.rl_governance.execution import Execution, awaited, function_of
 from lgov_core.rl_governance.kernel import KernelSpace
-from lgov_core.rl_governance.rollouts import Collected, GovernedRollout, RolloutWatch, method_of, total_penalty
+from lgov_core.rl_governance.rollouts import Collected, GovernedRollout, RolloutWatch, total_penalty
 from lgov_core.rl_governance.violations import require_callback, require_done
 from lgov_core.rl_governance.workers import Task, Workers, task_source
 from lgov_core.scope import RolloutScope, carry_into_threads, current_scope, enter_scope
@@ -71,8 +72,9 @@ class GovernedRunner:
         self._of_rollout: dict[str, int | str | None] = {}
         self._finished: WeakValueDictionary[str, GovernedRollout] = WeakValueDictionary()
         self._lock = threading.Lock()
-        self._watch = RolloutWatch(kernel, report=self._reported)
-        self._space = kernel if isinstance(kernel, KernelSpace) and self._watch.governed else None
+        self._kernel = adapt_kernel(kernel)
+        self._watch = RolloutWatch(self._kernel, report=self._reported)
+        self._space = kernel if isinstance(kernel, KernelSpace) else None
         carry_into_threads()
 
     # ------------------------------------------------------------------ life
@@ -162,7 +164,7 @@ class GovernedRunner:
                 error=None if error is None else f"{type(error).__name__}: {error}",
                 rollout_id=scope.rollout_id,
                 mode=scope.mode or "train",
-                governed=self._watch.governed,
+                governed=self._kernel.governed,
             )
             with self._lock:  # before collecting ends, so that a report in between finds one or the other
                 self._finished[scope.rollout_id] = rollout
@@ -189,8 +191,8 @@ class GovernedRunner:
         """How the kernel is called for one task: with the agent when there is one."""
         if (space := self._space) is not None:
             return lambda: space.run_async(self.agent, task_input, scope=own)
-        execute = method_of(self.kernel, "execute_async") or method_of(self.kernel, "execute")
-        if not callable(execute):
+        execute = self._kernel.method("execute_async") or self._kernel.method("execute")
+        if execute is None:
             return lambda: awaited(_agent_function(self.agent)(task_input))
         if self.agent is not None:
             return lambda: execute(self.agent, task_input)

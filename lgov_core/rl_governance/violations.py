@@ -48,6 +48,18 @@ def found_by(decision: Decision, names: Mapping[str, str]) -> PolicyViolation | 
     return replace(violation, violation_type=PolicyViolationType.SIGNAL_SENT)
 
 
+def violation_as_json(violation: PolicyViolation) -> dict[str, Any]:
+    """A violation as plain JSON: ``policy``, ``description``, ``severity``, ``type``, ``blocked`` and ``penalty``."""
+    return {
+        "type": violation.violation_type.value,
+        "policy": violation.policy_name,
+        "description": violation.description,
+        "severity": violation.severity,
+        "blocked": violation.blocks,
+        "penalty": violation.penalty,
+    }
+
+
 def outcome_of(decision: Decision) -> Outcome:
     """The outcome of an attempt that ended with this denial."""
     return Outcome.INFRASTRUCTURE if decision.fault else Outcome.BLOCKED

@@ -14,9 +14,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from lgov_core._util.doubles import answers_to_anything
 from lgov_core.errors import StoreError
 from lgov_core.rl_governance.rollouts import GovernedRollout
+from lgov_core.rl_governance.violations import violation_as_json
 from lgov_core.types import Outcome, Rollout, Span, new_id
 
 if TYPE_CHECKING:
@@ -61,12 +61,20 @@ def task_source(store: Any, *, run_id: str | None = None) -> TaskSource:
 
     Any other object has neither. ``run_id`` limits the tasks and statistics of a `TraceStore` to one run.
     """
-    double = answers_to_anything(store)
-    if not double and all(callable(getattr(store, name, None)) for name in _TRACE_STORE):
+    has_tasks = all(callable(getattr(store, name, None)) for name in ("get_task", "submit_rollout"))
+    if not has_tasks and all(callable(getattr(store, name, None)) for name in _TRACE_STORE):
         return _TraceStoreTasks(store, run_id)
-    queue = all(callable(getattr(store, name, None)) for name in ("get_task", "submit_rollout"))
-    counts = all(callable(getattr(store, name, None)) for name in ("report_worker", "worker_reports"))
-    return _QueueTasks(store, has_tasks=queue, has_counts=counts and not double)
+    return _QueueTasks(store, has_tasks=has_tasks, has_counts=_has_counts(store))
+
+
+def _has_counts(store: Any) -> bool:
+    reports = getattr(store, "worker_reports", None)
+    if not callable(reports) or not callable(getattr(store, "report_worker", None)):
+        return False
+    counts = reports()
+    if inspect.iscoroutine(counts):
+        counts.close()
+    return isinstance(counts, Mapping)
 
 
 class _TraceStoreTasks:
@@ -105,17 +113,7 @@ class _TraceStoreTasks:
     async def submit(self, task: Task, rollout: GovernedRollout, worker_id: int | str) -> None:
         result = {
             "output": _as_json(rollout.task_output),
-            "violations": [
-                {
-                    "type": str(getattr(violation.violation_type, "value", violation.violation_type)),
-                    "policy": violation.policy_name,
-                    "description": violation.description,
-                    "severity": str(violation.severity),
-                    "blocked": violation.blocks,
-                    "penalty": violation.penalty,
-                }
-                for violation in rollout.violations
-            ],
+            "violations": [violation_as_json(violation) for violation in rollout.violations],
             "signals": list(rollout.signals_sent),
             "total_penalty": rollout.total_penalty,
             "worker": str(worker_id),

@@ -1,6 +1,6 @@
 """On verl an algorithm's name means what it means everywhere: what is written for verl, name by name. No verl is needed.
 
-`tests/verl/test_losses_on_verl.py` gives the same settings to verl itself and compares gradients.
+`tests/integrations/verl/test_losses_on_verl.py` gives the same settings to verl itself and compares gradients.
 """
 
 from __future__ import annotations

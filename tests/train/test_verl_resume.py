@@ -1,6 +1,6 @@
 """What a job on verl leaves, and what one that is started again does with it. No verl is needed.
 
-`tests/verl/test_on_ray.py` kills a real job and goes on with it.
+`tests/integrations/verl/test_on_ray.py` kills a real job and goes on with it.
 """
 
 from __future__ import annotations

@@ -109,8 +109,9 @@ def rloo() -> Algorithm:
     """RLOO: A = g - mean of the *other* rollouts, -A·log π without a ratio, one pass.
 
     Source: Ahmadian et al. 2024, arXiv 2402.14740; Kool et al. 2019. Every token counts 1 / rollouts (``loss="rollouts"``).
-    Unbiased: the gradient of the expected return, for rollouts of several calls too (`tests/core/test_credit_mdp.py`), less
-    that of the KL. More than one epoch would be biased, for nothing corrects for the step in between.
+    Unbiased: the gradient of the expected return, for rollouts of several calls too
+    (`tests/transitions/test_credit_mdp.py`), less that of the KL. More than one epoch would be biased, for nothing
+    corrects for the step in between.
     """
     return Algorithm(
         "rloo", CreditRules(leave_one_out=True, loss="rollouts"), UpdateConfig(loss="plain", epochs=1, kl=0.02)

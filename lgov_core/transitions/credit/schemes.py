@@ -8,7 +8,7 @@ the advantage of the tokens of that turn. "Unbiased" is said of the estimate
 
 of the gradient of the expected undiscounted return, that is of the loss weighting ``rollouts`` with γ = 1 and without
 division by a deviation. ``python -m tests.bench.credit_bias`` prints how far each is off on a small problem of which all
-groups can be enumerated; `tests/core/test_credit_mdp.py` holds the claims to 1e-12.
+groups can be enumerated; `tests/transitions/test_credit_mdp.py` holds the claims to 1e-12.
 
 A baseline keeps ĝ unbiased if it does not depend on what rollout i did: the mean over the *others* (``leave_one_out``).
 The mean over all G, of which rollout i is one, scales ĝ by (G-1)/G where it is over all rollouts; where it is over those

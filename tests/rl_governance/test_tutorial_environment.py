@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("gymnasium", reason="needs the extra gym")
 import lgov_core
-from tests.tutorial.tutorial_code import ALL_TABLES, Database, run
+from tests.rl_governance.tutorial_code import ALL_TABLES, Database, run
 
 ENVIRONMENT = """
 from agent_lightning_gov import GovernedEnvironment

@@ -48,7 +48,7 @@ def run(python: Path, tmp_path: Path) -> Run:
         (tmp_path / "policy.yaml").write_text(POLICY)
         (tmp_path / "precious.txt").write_text("precious")
         with ScriptedModelServer(list(replies)) as server:
-            module = "tests.agent_hooks.maf_program"
+            module = "tests.integrations.agent_hooks.maf_program"
             done = run_there(python, "-m", module, server.base_url, str(tmp_path), task, mode)
             assert done.returncode == 0, done.stderr
             return json.loads(done.stdout.splitlines()[-1]), [one.body for one in server.requests]
@@ -114,7 +114,7 @@ def test_tokens_reach_the_policies(run: Run) -> None:
 
 
 def test_the_line_in_the_document_governs(python: Path, tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "docs/how-to/agent-hooks.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs/how-to/agent-hooks.md").read_text(encoding="utf-8")
     (program,) = re.findall(r"^```py\n(.*?)^```", text, re.M | re.S)
     (policy,) = re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)
     (tmp_path / "policy.yaml").write_text(policy)

@@ -282,11 +282,12 @@ async def test_the_stream_ends_after_the_rest_once_stopped() -> None:
 
 
 @pytest.mark.parametrize("make", [asyncio.Event, threading.Event])
-async def test_a_stream_stopped_before_it_begins_still_drains(make: Any) -> None:
+async def test_a_stream_stopped_before_it_begins_yields_nothing_and_loses_nothing(make: Any) -> None:
     stop = make()
     stop.set()
     emitter = FlightRecorderEmitter(Recorder(*numbered(0, 3)))
-    assert [span.span_id async for span in emitter.stream(stop)] == ["e0", "e1", "e2"]
+    assert [span.span_id async for span in emitter.stream(stop)] == []
+    assert [span.span_id for span in emitter.get_new_spans()] == ["e0", "e1", "e2"]
 
 
 async def test_who_leaves_a_stream_early_finds_the_rest_later() -> None:
@@ -296,6 +297,30 @@ async def test_who_leaves_a_stream_early_finds_the_rest_later() -> None:
     assert [span.span_id for span in emitter.get_new_spans()] == ["e1", "e2", "e3", "e4"]
 
 
-async def test_a_stream_that_would_never_rest_is_refused() -> None:
+async def test_a_stream_may_look_again_at_once() -> None:
+    recorder, stop = Recorder(*numbered(0, 1)), asyncio.Event()
+    seen: list[str] = []
+    async for span in FlightRecorderEmitter(recorder).stream(stop, poll_interval=0.0):
+        seen.append(span.span_id)
+        recorder.entries += numbered(len(seen), len(seen) + 1)
+        if len(seen) == 3:
+            stop.set()
+            recorder.entries.pop()
+    assert seen == ["e0", "e1", "e2"]
+
+
+@pytest.mark.parametrize("interval", [-1, float("nan"), "soon"])
+async def test_an_interval_that_is_no_time_is_refused(interval: Any) -> None:
     with pytest.raises(ExportError, match="poll_interval"):
-        _ = [span async for span in FlightRecorderEmitter(Recorder()).stream(poll_interval=0)]
+        _ = [span async for span in FlightRecorderEmitter(Recorder()).stream(poll_interval=interval)]
+
+
+def test_every_span_that_was_handed_out_counts_as_emitted(tmp_path: Path) -> None:
+    emitter = FlightRecorderEmitter(Recorder(*numbered(0, 3)))
+    emitter.get_spans()
+    assert emitter.get_stats() == {"emitted_count": 3, "last_position": 0}
+    emitter.get_violation_summary()
+    emitter.get_new_spans()
+    assert emitter.get_stats() == {"emitted_count": 6, "last_position": 3}
+    emitter.export_to_file(tmp_path / "spans.json")
+    assert emitter.get_stats()["emitted_count"] == 9

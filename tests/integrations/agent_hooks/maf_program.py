@@ -1,6 +1,6 @@
 """An agent of Microsoft Agent Framework under lgov's policies; run in an environment of its own.
 
-``python -m tests.agent_hooks.maf_program BASE_URL FOLDER TASK`` prints what came of it as one line of JSON.
+``python -m tests.integrations.agent_hooks.maf_program BASE_URL FOLDER TASK`` prints what came of it as one line of JSON.
 """
 
 from __future__ import annotations

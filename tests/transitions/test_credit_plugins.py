@@ -14,7 +14,7 @@ from lgov_core.plugins import make_plugin_manager
 from lgov_core.transitions import CreditRules, Transition, TransitionSet, assign_credit
 
 #: No bound on AIR, for round numbers.
-from tests.core.credit_parts import credit, group, turn
+from tests.transitions.credit_parts import credit, group, turn
 
 
 class Last:

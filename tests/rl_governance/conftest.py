@@ -1,14 +1,38 @@
-"""Namespaces after parts of the tutorial."""
+"""A kernel that runs SQL on a table of users, its audit record, and namespaces after parts of the tutorial."""
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.tutorial.tutorial_code import DROP_STEP, QUICK_START, SELECT_STEP, Database, run
+from lgov_core import AuditLog, KernelSpace, SQLPolicy
+from tests.rl_governance.tutorial_code import DROP_STEP, QUICK_START, SELECT_STEP, Database, run
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Iterator[AuditLog]:
+    with AuditLog(tmp_path / "audit.db") as log:
+        yield log
+
+
+@pytest.fixture
+def users() -> Iterator[sqlite3.Connection]:
+    connection = sqlite3.connect(":memory:")
+    connection.executescript("CREATE TABLE users (id INTEGER, name TEXT); INSERT INTO users VALUES (42, 'Ada')")
+    yield connection
+    connection.close()
+
+
+@pytest.fixture
+def kernel(record: AuditLog, users: sqlite3.Connection) -> Iterator[KernelSpace]:
+    policy = SQLPolicy(dialect="sqlite", argument="input", deny=["DROP", "DELETE"])
+    made = KernelSpace(policy, record, executor=lambda text: users.execute(text).fetchall())
+    yield made
+    made.close()
 
 
 @pytest.fixture

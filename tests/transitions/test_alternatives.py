@@ -13,7 +13,7 @@ from lgov_core.transitions import (
     rollout_returns,
 )
 from lgov_core.types import Attempt, CapturedCall, Outcome, Reward, Rollout, Span
-from tests.core.alternatives_parts import ASK, NEXT, THREE, call, credits, final, made, on, said
+from tests.transitions.alternatives_parts import ASK, NEXT, THREE, call, credits, final, made, on, said
 
 # ---------------------------------------------------------------------- which one it was
 

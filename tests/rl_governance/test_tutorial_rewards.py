@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("gymnasium", reason="needs the extra gym")
 import lgov_core
-from tests.tutorial.tutorial_code import run
+from tests.rl_governance.tutorial_code import run
 
 BASIC = """
 from agent_lightning_gov import PolicyReward

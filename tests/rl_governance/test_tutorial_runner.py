@@ -12,7 +12,7 @@ pytest.importorskip("gymnasium", reason="needs the extra gym")
 import lgov_core
 from lgov_core.runner import GovernedRollout
 from lgov_core.types import Outcome, Rollout
-from tests.tutorial.tutorial_code import ALL_TABLES, DROP_STEP, QUICK_START, SELECT_STEP, Database, compiled, run
+from tests.rl_governance.tutorial_code import ALL_TABLES, DROP_STEP, QUICK_START, SELECT_STEP, Database, compiled, run
 
 
 def test_1_a_select_earns_its_base_reward_and_the_bonus(

@@ -23,7 +23,19 @@ from lgov_core.transitions.credit.length_penalty import penalise_length
 from lgov_core.transitions.export.messages import preference_pairs, sft_records, totals_of
 from lgov_core.transitions.export.trl import trl_rollouts
 from lgov_core.transitions.transition_set import line_of
-from tests.core.alternatives_parts import ASK, NEXT, NO_CAP, THREE, call, credits, final, made, on, said, two_rollouts
+from tests.transitions.alternatives_parts import (
+    ASK,
+    NEXT,
+    NO_CAP,
+    THREE,
+    call,
+    credits,
+    final,
+    made,
+    on,
+    said,
+    two_rollouts,
+)
 
 
 def test_a_choice_shares_its_reward_with_no_alternative() -> None:

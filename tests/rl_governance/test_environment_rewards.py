@@ -45,7 +45,7 @@ def test_a_drop_costs_and_ends_the_episode_and_does_not_run(kernel: KernelSpace,
     _, paid, terminated, truncated, info = env.step(DROP)
     assert paid == pytest.approx(-100.1)
     assert (terminated, truncated, env.terminated, info["success"]) == (True, False, True, False)
-    assert [one.severity for one in info["violations"]] == ["critical"]
+    assert [one["severity"] for one in info["violations"]] == ["critical"]
     assert info["signals"] == ["SIGTERM"]
     assert users.execute("SELECT count(*) FROM users").fetchone() == (1,)
     with pytest.raises(ResetNeeded):

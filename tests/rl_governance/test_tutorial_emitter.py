@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("gymnasium", reason="needs the extra gym")
 import lgov_core
-from tests.tutorial.tutorial_code import DROP_STEP, Database, run
+from tests.rl_governance.tutorial_code import DROP_STEP, Database, run
 
 EMITTER = """
 from agent_os import FlightRecorder

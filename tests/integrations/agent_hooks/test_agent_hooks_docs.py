@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from test_conformance import APPLICABLE, RUNS, SKIPPED, VECTORS
 
-TEXT = (Path(__file__).parents[2] / "docs/how-to/agent-hooks.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[3] / "docs/how-to/agent-hooks.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:

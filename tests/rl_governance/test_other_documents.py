@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("gymnasium", reason="needs the extra gym")
 import lgov_core
 from lgov_core.runner import GovernedRollout
-from tests.tutorial.tutorial_code import ALL_TABLES, DROP_STEP, Database, run
+from tests.rl_governance.tutorial_code import ALL_TABLES, DROP_STEP, Database, run
 
 README_CONFIG = """
 from agent_lightning_gov import PolicyReward, RewardConfig

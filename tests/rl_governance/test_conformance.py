@@ -214,16 +214,35 @@ def test_the_state_of_the_current_episode() -> None:
     assert (env.terminated, truncated) == (True, True)
 
 
-def test_recent_violations_are_polled_where_there_is_no_hook() -> None:
+def test_violations_are_mappings_wherever_they_came_from() -> None:
     mapping = {"policy": "A", "description": "d", "severity": "critical", "blocked": True}
     _, terminated, info = stepped(Polled(mapping))
-    assert [(one.policy_name, one.severity, one.blocks) for one in info["violations"]] == [("A", "critical", True)]
+    full = {"type": "blocked", "policy": "A", "description": "d", "severity": "critical", "blocked": True}
+    assert info["violations"] == [{**full, "penalty": 100.0}]
     assert (terminated, info["success"]) == (True, False)
     _, terminated, info = stepped(Polled(SimpleNamespace(policy_name="B", action_blocked=False), {}))
-    assert [(one.policy_name, one.severity, one.blocks) for one in info["violations"]] == [
+    assert [(one["policy"], one["severity"], one["blocked"]) for one in info["violations"]] == [
         ("B", "low", False),
         ("unknown", "low", False),
     ]
+
+    class Reporting:
+        def on_policy_violation(self, callback: Any) -> None:
+            self.callback = callback
+
+        def execute(self, action: Any) -> Any:
+            self.callback(found("low", blocked=False))
+
+    (violation,) = stepped(Reporting())[2]["violations"]
+    assert [violation[name] for name in ("policy", "description", "severity")] == ["P", "what", "low"]
+
+
+def test_without_a_task_generator_the_state_is_none() -> None:
+    env = GovernedEnvironment(Polled())
+    assert env.reset()[0] is None
+    assert env.step("act")[0] is None
+    assert env.observation_space.contains(None)
+    assert not GovernedEnvironment(Polled(), lambda: "task").observation_space.contains(None)
 
 
 def test_a_poll_that_raises_is_logged_and_counts_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -274,6 +293,28 @@ def test_an_entry_may_be_an_object_whose_class_has_the_fields() -> None:
 
     (span,) = FlightRecorderEmitter(SimpleNamespace(entries=[Entry()])).get_spans()
     assert (span.name, span.attributes["agent_os.tool_name"]) == ("agent_os.tool_call", "search")
+
+
+TYPED = (
+    {"type": "policy_check", "policy": "A", "violated": True},
+    {"type": "policy_check", "policy": "B", "violated": False, "policy_verdict": "blocked"},
+    {"type": "policy_check", "policy": "C", "policy_verdict": "blocked"},
+    {"type": "signal", "signal": "SIGTERM"},
+    {"type": "tool_call", "policy_name": "D"},
+)
+
+
+@pytest.mark.parametrize("form", [dict, lambda entry: SimpleNamespace(**entry), lambda entry: MagicMock(**entry)])
+def test_entries_say_themselves_of_which_type_they_are_and_whether_they_violate(form: Any) -> None:
+    recorder = SimpleNamespace(entries=[form(entry) for entry in TYPED])
+    emitter = FlightRecorderEmitter(recorder)
+    names = [span.name.removeprefix("agent_os.") for span in emitter.get_spans()]
+    assert names == [entry["type"] for entry in TYPED]
+    summary = emitter.get_violation_summary()
+    assert (summary["total_violations"], summary["policies_violated"]) == (1, {"A": 1})
+    for switch, left_out in (("policy_checks", "policy_check"), ("signals", "signal"), ("tool_calls", "tool_call")):
+        spans = FlightRecorderEmitter(recorder, **{f"include_{switch}": False}).get_spans()
+        assert [span.name for span in spans] == [f"agent_os.{name}" for name in names if name != left_out]
 
 
 def test_the_arguments_of_an_emitter_are_attributes() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("gymnasium", reason="needs the extra gym")
 import lgov_core
-from tests.tutorial.tutorial_code import ALL_TABLES, Learner, run
+from tests.rl_governance.tutorial_code import ALL_TABLES, Learner, run
 
 SETUP = """
 import asyncio

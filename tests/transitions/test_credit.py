@@ -16,7 +16,7 @@ from lgov_core.errors import TransitionError
 from lgov_core.transitions import CreditRules, Finding, TransitionSet, assign_credit, rollout_returns
 
 #: No bound on AIR, for round numbers.
-from tests.core.credit_parts import OPEN, credit, group, turn
+from tests.transitions.credit_parts import OPEN, credit, group, turn
 
 
 def test_identical_gives_every_turn_the_return() -> None:
