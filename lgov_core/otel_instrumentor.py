@@ -9,12 +9,10 @@ lgov being installed does not mean that every instrumented program wants to be g
 from __future__ import annotations
 
 import atexit
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-from lgov_core.process.governed import DEFAULT_AUDIT, ProcessOptions, end_process, govern_process, say
-
-if TYPE_CHECKING:
-    from lgov_core.process.governed import GovernedProcess
+from lgov_core.governance import Governance
+from lgov_core.process.governed import GovernedProcess, end_process, say
 
 
 class LgovInstrumentor:
@@ -29,27 +27,16 @@ class LgovInstrumentor:
         own arguments are not used.
         """
         from lgov_core.scope import RolloutScope, carry_into_threads, enter_scope
-        from lgov_core.settings import load_settings
         from lgov_core.types import new_id
 
         try:
-            settings = load_settings()
-            if settings.policy is None or self._process is not None:
+            governance = Governance.from_settings()
+            if governance.policy is None or self._process is not None:
                 return
-            options = ProcessOptions(
-                settings.policy,
-                settings.audit or DEFAULT_AUDIT,
-                settings.store,
-                settings.timeout_s,
-                redact=settings.redact,
-                audit_key=settings.audit_key,
-                heads=settings.heads,
-                air=settings.air,
-            )
-            self._process, guard = govern_process(options, _refuse)
+            self._process = GovernedProcess(governance, _refuse)
             enter_scope(RolloutScope(new_id("rol"), 1)).__enter__()  # for as long as the process lives
             carry_into_threads()
-            guard.install()
+            self._process.guard.install()
             atexit.register(self._process.close)
         except BaseException as error:  # noqa: BLE001 - raised, it would be logged, and the program would run
             _refuse(f"{type(error).__name__}: {error}")

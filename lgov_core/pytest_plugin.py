@@ -22,7 +22,9 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Generator
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
@@ -30,6 +32,7 @@ import pytest
 from lgov_core.hookspecs import hookimpl
 
 if TYPE_CHECKING:
+    from lgov_core.governance import Governance
     from lgov_core.governor import Governor, ObservedDecision
     from lgov_core.process.governed import GovernedProcess
 
@@ -37,9 +40,9 @@ if TYPE_CHECKING:
 class _Governed:
     """The state of a governed session."""
 
-    def __init__(self, process: GovernedProcess, instrumented: list[str]) -> None:
+    def __init__(self, process: GovernedProcess) -> None:
         self.process = process
-        self.instrumented = instrumented
+        self.instrumented = process.guard.instrumented
         self.decisions: list[ObservedDecision] = []
         #: Of the processes that ran tests for this one: their decisions, and the frameworks that they instrumented.
         self.effects_elsewhere: Counter[str] = Counter()
@@ -86,6 +89,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
 
 
 def _start_in_box(config: pytest.Config, given: Any) -> NoReturn:
+    from lgov_core.errors import LgovError
     from lgov_core.process.confined import command_in_box
     from lgov_core.process.governed import end_process, say
 
@@ -93,16 +97,25 @@ def _start_in_box(config: pytest.Config, given: Any) -> NoReturn:
     cut = len(sys.orig_argv) - len(arguments)
     if sys.orig_argv[cut:] != arguments:
         end_process(lambda: say("not run: a program that calls pytest.main cannot be started again by --lgov-confine"))
-    command = command_in_box(
-        sys.orig_argv[1:cut],
-        arguments,
-        policy=None if given.lgov_policy is None else folder / given.lgov_policy,
-        audit=folder / given.lgov_audit,
-        preset=given.lgov_preset,
-    )
+    try:
+        governance = _governance(folder, given)
+    except LgovError as error:
+        message = str(error)
+        end_process(lambda: say(f"not run: {message}"))
+    command = command_in_box(sys.orig_argv[1:cut], arguments, governance=governance, preset=given.lgov_preset)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, command)
+
+
+def _governance(folder: Path, options: Any) -> Governance:
+    """What the settings say, under the policy file and on the record that the options name. Raises `SettingsError`."""
+    from lgov_core.governance import Governance
+    from lgov_core.settings import load_settings
+
+    governance = Governance.from_settings(load_settings(folder=folder))
+    policy = None if options.lgov_policy is None else folder / options.lgov_policy
+    return replace(governance.under(policy, folder / options.lgov_audit), broker=options.lgov_broker)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -117,23 +130,21 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--lgov-policy", default=None) is None:
         return
     from lgov_core.errors import LgovError
-    from lgov_core.process.governed import ProcessOptions, govern_process
+    from lgov_core.process.governed import GovernedProcess
     from lgov_core.scope import carry_into_threads
 
     try:
-        folder = config.invocation_params.dir
-        options = ProcessOptions(folder / given.lgov_policy, folder / given.lgov_audit, broker=given.lgov_broker)
-        process, guard = govern_process(options, partial(_stop, config))
+        process = GovernedProcess(_governance(config.invocation_params.dir, given), partial(_stop, config))
     except LgovError as error:
         _cannot(str(error))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever is broken here, no test may run without it
         _cannot(f"{type(error).__name__}: {error}")
-    governed = _Governed(process, guard.instrumented)
+    governed = _Governed(process)
     process.governor.manager.register(governed)
     process.governor.plugins_changed()
     config.stash[_KEY] = governed
     carry_into_threads()
-    guard.install()
+    process.guard.install()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -195,7 +206,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     terminalreporter.line(
         f"governed: {instrumented}; decisions: {sum(effects.values()) - denied} allowed, {denied} denied"
     )
-    audit = str(governed.process.options.audit)
+    audit = str(governed.process.governance.audit)
     for line in blocked_lines(list(governed.process.tally.blocked), audit):
         terminalreporter.line(line)
     terminalreporter.line(f"audit record: {audit}")

@@ -23,8 +23,9 @@ from typing import Any
 
 import lgov_core
 from lgov_core.errors import InstrumentationError
+from lgov_core.governance import DEFAULT_AUDIT
 from lgov_core.process.children import VARIABLE
-from lgov_core.process.governed import DEFAULT_AUDIT, append_report
+from lgov_core.process.governed import append_report
 
 TIMED_OUT = 124  # the exit code of ``timeout``
 MAX_RESULT, MAX_FILE = 1_000_000, 1 << 28  # in bytes

@@ -53,6 +53,8 @@ class Settings:
     """File of rules for intermediate rewards. Default: the built-in rewards."""
     store: str | None = field(default=None, repr=False)  # it may hold a password; see `without_password`
     """Trace store: a path, ``sqlite:///path`` or ``postgresql://user@host/database``."""
+    content: bool = True
+    """Whether prompts, arguments and results are kept on spans."""
     endpoint: str | None = None
     """Base URL of an endpoint of ``lgov serve``, to which the model calls of the program go."""
     timeout_s: float = 2.0
@@ -186,7 +188,9 @@ def _line_of(name: str, text: str, section: str | None) -> int | None:
 
 def _from_environment(environ: Mapping[str, str]) -> _Found:
     found: _Found = {}
-    parsers: Mapping[str, Callable[[str], object]] = {"port": int, "timeout_s": float, "redact": _comma_separated}
+    parsers: Mapping[str, Callable[[str], object]] = {
+        "port": int, "timeout_s": float, "redact": _comma_separated, "content": _truth_of,
+    }  # fmt: skip
     names = {f"LGOV_{name.upper()}": name for name in _READ}
     for variable, raw in environ.items():
         if not variable.startswith("LGOV_") or variable in OTHER_VARIABLES:
@@ -199,6 +203,10 @@ def _from_environment(environ: Mapping[str, str]) -> _Found:
             value = parsers.get(name, str)(raw)
         found[name] = (_read(name, value, variable), variable)
     return found
+
+
+def _truth_of(raw: str) -> object:
+    return {"true": True, "1": True, "false": False, "0": False}.get(raw.strip().lower(), raw)
 
 
 def _comma_separated(raw: str) -> list[str]:
@@ -282,6 +290,12 @@ def _seconds(raw: object, base: Path | None) -> float:
     return float(raw)
 
 
+def _truth(raw: object, base: Path | None) -> bool:
+    if not isinstance(raw, bool):
+        raise ValueError("true or false")
+    return raw
+
+
 _READ: Mapping[str, Callable[[object, Path | None], Any]] = {
     "policy": _path,
     "audit": _path,
@@ -290,6 +304,7 @@ _READ: Mapping[str, Callable[[object, Path | None], Any]] = {
     "redact": _names,
     "air": _path,
     "store": _place,
+    "content": _truth,
     "endpoint": _url,
     "timeout_s": _seconds,
     "cache": _path,

@@ -10,18 +10,17 @@ import math
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 from lgov_core.air import AirPlugin, RuleSet
 from lgov_core.client.tasks import Resource, Task
 from lgov_core.client.wire import Assignment, Report
 from lgov_core.errors import ArgumentError, InstrumentationError
+from lgov_core.governance import Governance, OpenGovernance
 from lgov_core.governor import Governor
 from lgov_core.instrumentation.endpoint_headers import ENDPOINT_VARIABLE
 from lgov_core.plugins import register
 from lgov_core.process.environment_variables import environment_variable
-from lgov_core.process.governed import DEFAULT_AUDIT, ProcessOptions, open_policy_and_record
 from lgov_core.scope import RolloutScope, carry_into_threads
 from lgov_core.trace.sink import StoreSink
 from lgov_core.train.workers.failures import DENIED_BY_FAILURE, outcome_of
@@ -76,11 +75,10 @@ class Notebook:
 class AgentRunner:
     """Runs one agent on assignments; several threads may do so at once.
 
-    Without ``policy`` agents are watched: calls are recorded and rewarded by ``rules``, nothing is judged. With one
-    they are governed, and decisions go to the record at ``audit``. ``instrument`` instruments all installed frameworks
-    of the process until `close`; raises `InstrumentationError` under a policy if there are none. A ``governor`` of the
-    caller replaces the policy; its events are observed until `close`. ``broker`` is the address of the process that keeps
-    the record of a box.
+    Where ``governance`` names no policy file agents are watched: calls are recorded and rewarded by ``rules``, nothing is
+    judged. Under one they are governed. Spans and rewards go into the reports of the attempts, whatever store is named.
+    ``instrument`` instruments all installed frameworks of the process until `close`; raises `InstrumentationError` under a
+    policy if there are none. A ``governor`` of the caller replaces the policy; its events are observed until `close`.
     """
 
     def __init__(
@@ -88,27 +86,23 @@ class AgentRunner:
         agent: Agent,
         *,
         endpoint: str,
-        policy: Path | None = None,
-        audit: Path | None = None,
+        governance: Governance | None = None,
         rules: RuleSet | None = None,
         instrument: bool = True,
         governor: Governor | None = None,
-        broker: str | None = None,
     ) -> None:
         check_agent(agent)
         self._agent = agent
-        self._governs = policy is not None or governor is not None
+        governance = governance or Governance()
+        governed = governor is None and governance.policy is not None
+        self._governs = governed or governor is not None
         self._notebook = Notebook()
         self._tally = Tally()
         self._stack, self._arms = contextlib.ExitStack(), contextlib.ExitStack()
         self._lock = threading.Lock()
         self._running, self._closed = 0, False
-        self._connections: Callable[[str, int], list[Span]] | None = None
-        if broker is not None:
-            from lgov_core.confine.inside import Broker, BrokeredLog
-
-            self._connections = BrokeredLog(Broker(broker)).connections
-        plugins: list[object] = [StoreSink(self._notebook), self._tally]
+        self._opened: OpenGovernance | None = None
+        plugins: list[object] = [StoreSink(self._notebook, content=governance.content), self._tally]
         if rules is not None:
             plugins.insert(0, AirPlugin(rules))
         if governor is not None:
@@ -117,19 +111,17 @@ class AgentRunner:
                 register(governor.manager, plugin)
                 self._stack.callback(self._unregister, plugin)
             governor.plugins_changed()
-        elif policy is None:
-            self.governor = Governor(plugins=plugins, observe_only=True)
         else:
-            policies, log = open_policy_and_record(ProcessOptions(policy, audit or DEFAULT_AUDIT, broker=broker))
-            self._stack.callback(log.close)
-            self.governor = Governor(policies, plugins=plugins, audit=log)
-        if governor is None:
-            self._stack.callback(self.governor.close)
+            # The server keeps the spans, and the endpoint has the content.
+            own = replace(governance, store=None, content=False)
+            opened = own.open(plugins=plugins, rewards=False) if governed else own.watch(plugins=plugins)
+            self._opened, self.governor = opened, opened.governor
+            self._stack.callback(opened.close)
         carry_into_threads()
         try:
             self._stack.enter_context(environment_variable(ENDPOINT_VARIABLE, endpoint))
             if instrument:
-                self._instrument(required=policy is not None)
+                self._instrument(required=governed)
         except BaseException:
             self._arms.close()
             self._stack.close()
@@ -188,8 +180,8 @@ class AgentRunner:
             return value
 
     def _with_observations(self, given: Assignment, report: Report) -> Report:
-        if self._connections is not None:  # of a box, in which one attempt runs at a time
-            for span in self._connections(*given.key):
+        if self._opened is not None:
+            for span in self._opened.connections(*given.key):  # of a box, in which one attempt runs at a time
                 self._notebook.add_span(span)
         rewards, spans = self._notebook.take(given.key)
         counts = {**self._tally.take(*given.key), **report.counts}

@@ -25,6 +25,7 @@ from lgov_core.client.tasks import read_tasks
 from lgov_core.client.wire import ENDED, PROTOCOL, Assignment, Report
 from lgov_core.client.workers import Done, ProcessWorkers, ThreadWorkers, Workers
 from lgov_core.errors import ArgumentError, ClientError, LgovError, TaskError, TrainError
+from lgov_core.governance import Governance
 from lgov_core.train.loop.time_spent import time_spent
 from lgov_core.types import new_id
 
@@ -104,9 +105,11 @@ class Client:
         The agent returns its reward, a finite number (or several by name: ``{"task": 1.0, "style": 0.2}``); it may be a
         coroutine function. ``nworkers`` rollouts run at a time, in threads or in processes (the agent must then be
         found by name). ``policy`` is a policy file under which installed frameworks are governed; without one agents
-        are only watched. With ``air_enabled`` the AIR rules in use (`lgov_core.air`), or the built-in values, reward
-        single calls. With ``confine`` each worker process runs in a box of its own, by the rules of the policy file, or
-        the preset ``workspace`` without one; its record is kept outside (`docs/how-to/confinement.md`).
+        are only watched. ``audit`` is the record. What the settings (``lgov.toml``) say about the record, its key, redaction
+        and timeouts holds here too. With ``air_enabled`` the AIR rules in use (`lgov_core.air`), or those of the setting
+        ``air``, or the built-in values, reward single calls. With ``confine`` each worker process runs in a box of its own,
+        by the rules of the policy file, or the preset ``workspace`` without one; its record is kept outside
+        (`docs/how-to/confinement.md`).
 
         Continues the server's unfinished run if there is one. An attempt whose worker crashed or hung is tried again.
         Raises `TrainError` when the server cannot continue or the agent returns no rewards, `ClientError` when the
@@ -126,20 +129,19 @@ class Client:
             raise ArgumentError(f"workers is {workers!r}", hint="write threads or processes")
         if confine and workers != "processes":
             raise ArgumentError("confine needs processes, and workers are threads", hint="workers='processes'")
-        rules = rules_in_use() if air_enabled else None
-        options: dict[str, Any] = {
-            "endpoint": self.url,
-            "policy": None if policy is None else Path(policy),
-            "audit": None if audit is None else Path(audit),
-            "instrument": auto_instrumentation,
-        }
+        governance = Governance.from_settings().under(
+            None if policy is None else Path(policy), None if audit is None else Path(audit)
+        )
+        rules = rules_in_use(governance) if air_enabled else None
+        options: dict[str, Any] = {"endpoint": self.url, "instrument": auto_instrumentation}
         name = name_of(agent) if workers == "processes" else ""
 
         def opened(open_things: contextlib.ExitStack, done: Done) -> Workers:
             if workers == "processes":
-                settings = {**options, "agent": name, "rules": air_enabled}
+                governing = replace(governance, store=None).as_json()
+                settings = {**options, "governance": governing, "agent": name, "rules": air_enabled}
                 return ProcessWorkers(settings, nworkers, done, confine=confine)
-            runner = AgentRunner(agent, rules=rules, **options)
+            runner = AgentRunner(agent, governance=governance, rules=rules, **options)
             open_things.callback(runner.close)
             return ThreadWorkers(runner, nworkers, done)
 
@@ -312,10 +314,10 @@ def _run(session: _Session, workers: Workers, display: Display) -> TrainResult:
     return result
 
 
-def rules_in_use(default: AirRules | None = None) -> RuleSet:
-    """The AIR rules in use (`lgov_core.air`), or where there are none the built-in values, or ``default``."""
+def rules_in_use(governance: Governance, default: AirRules | None = None) -> RuleSet:
+    """The AIR rules in use (`lgov_core.air`); where there are none `Governance.reward_rules`, with the base ``default``."""
     rules = air.current()
-    return rules if rules.rules or rules.base is not None else RuleSet(base=default or AirRules())
+    return rules if rules.rules or rules.base is not None else governance.reward_rules(default)
 
 
 def _parts(tasks: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:

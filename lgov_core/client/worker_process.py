@@ -11,15 +11,15 @@ import os
 import queue
 import sys
 import threading
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, BinaryIO
 
 from lgov_core import air
-from lgov_core.air import RuleSet
 from lgov_core.client.agent_name import load_agent
 from lgov_core.client.attempts import AgentRunner
 from lgov_core.client.wire import Assignment
 from lgov_core.errors import LgovError
+from lgov_core.governance import Governance
 from lgov_core.train.workers.lines import send, take_standard_streams
 
 
@@ -45,22 +45,19 @@ def _read_lines(lines: BinaryIO, waiting: queue.SimpleQueue[bytes]) -> None:
 
 
 def _serve(options: dict[str, Any], waiting: queue.SimpleQueue[bytes], output: int, broker: str | None) -> None:
-    # The set in use: rules that the agent's module registers when it is imported are in it.
-    rules = air.use(RuleSet(base=air.AirRules())) if options["rules"] else None
+    governance = replace(Governance.of_json(options["governance"]), broker=broker)
     os.environ.setdefault("OPENAI_API_KEY", "not-used")
     os.environ.setdefault("ANTHROPIC_API_KEY", "not-used")
-    policy, audit = (None if options[name] is None else Path(options[name]) for name in ("policy", "audit"))
-    instrument, endpoint = options["instrument"], options["endpoint"]
     try:
+        # The set in use: rules that the agent's module registers when it is imported are in it.
+        rules = air.use(governance.reward_rules()) if options["rules"] else None
         agent = load_agent(options["agent"])
         runner = AgentRunner(
             agent,
-            endpoint=endpoint,
-            policy=policy,
-            audit=audit,
+            endpoint=options["endpoint"],
+            governance=governance,
             rules=rules,
-            instrument=instrument,
-            broker=broker,
+            instrument=options["instrument"],
         )
     except LgovError as error:
         send(output, {"error": error.message, "hint": error.hint})

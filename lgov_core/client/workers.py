@@ -16,8 +16,9 @@ from typing import Any, TypeAlias
 from lgov_core.client.attempts import AgentRunner
 from lgov_core.client.wire import Assignment, Report
 from lgov_core.errors import TrainError
+from lgov_core.governance import Governance
 from lgov_core.process.confined import command_in_box
-from lgov_core.process.governed import CANNOT_GOVERN, DEFAULT_AUDIT
+from lgov_core.process.governed import CANNOT_GOVERN
 from lgov_core.train.workers.lines import close_input, write_line
 from lgov_core.types import Outcome
 
@@ -173,8 +174,7 @@ class ProcessWorkers:
         if self._confine:
             command = command_in_box(
                 _PROGRAM,
-                policy=self._options["policy"],
-                audit=self._options["audit"] or DEFAULT_AUDIT,
+                governance=Governance.of_json(self._options["governance"]),
                 endpoint=self._options["endpoint"],
             )
             environment = {**os.environ, "TMPDIR": self._temporary.name}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import click
@@ -85,6 +86,7 @@ def run(
     runs. If the policy is missing or broken, or a framework cannot be governed, the program is not run. At the
     end a report on standard error says what was covered, and which known gaps the program came near.
     """  # noqa: D301 - click wants the control character
+    from lgov_core.governance import Governance
     from lgov_core.process.invocation import restart_with_options
     from lgov_core.process.run import RunOptions, run_program
 
@@ -95,20 +97,12 @@ def run(
         # Settings that cannot be read may be the ones that name the policy.
         raise InstrumentationError(f"not run: {error.message}", hint=error.hint) from error
     options = RunOptions(
-        policy=settings.policy,
-        audit=settings.audit,
-        audit_key=settings.audit_key,
-        heads=settings.heads,
-        redact=settings.redact,
-        air=settings.air,
-        store=settings.store,
+        replace(Governance.from_settings(settings), content=content and settings.content),
         endpoint=settings.endpoint,
-        timeout_s=settings.timeout_s,
         rollout_id=rollout_id,
         task_id=task_id,
         children=children,
         allow_ungoverned_children=allow_ungoverned_children,
-        capture_content=content,
         as_json=as_json,
     )
     if confine is None:

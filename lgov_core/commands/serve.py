@@ -186,19 +186,9 @@ def _serving(
         gate = None
         if settings.policy is not None:
             from lgov_core.gateway.policy.open_gate import open_gate
-            from lgov_core.process.governed import DEFAULT_AUDIT, make_folder
+            from lgov_core.governance import Governance
 
-            audit = settings.audit or DEFAULT_AUDIT
-            make_folder(audit.parent)
-            gate = open_gate(
-                settings.policy,
-                audit=audit,
-                store=recorded,
-                timeout_s=settings.timeout_s,
-                redact=settings.redact,
-                audit_key=settings.audit_key,
-                heads=settings.heads,
-            )
+            gate = open_gate(Governance.from_settings(settings), store=recorded)
             open_things.callback(gate.close)
         server = EndpointServer(
             [engine],
@@ -221,7 +211,7 @@ def _serving(
 
 
 def _window(settings: Settings) -> MountedWindow | None:
-    from lgov_core.process.governed import DEFAULT_AUDIT
+    from lgov_core.governance import DEFAULT_AUDIT
 
     audit = None if settings.policy is None else settings.audit or DEFAULT_AUDIT
     policies = () if settings.policy is None else (settings.policy,)
@@ -282,9 +272,9 @@ def _vllm(
         raise SettingsError(
             "--engine vllm serves one model", hint="lgov serve --engine vllm --model smollm2, without --upstream"
         )
+    from lgov_core.governance import DEFAULT_AUDIT
     from lgov_core.models import load_model, model_source
     from lgov_core.models.precision import dtype_for
-    from lgov_core.process.governed import DEFAULT_AUDIT
     from lgov_core.server.engines import vllm_options
     from lgov_core.server.recipe import device_for
     from lgov_core.train.engines.vllm_engine import open_vllm

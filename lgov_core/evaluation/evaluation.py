@@ -13,6 +13,7 @@ from lgov_core.air import RuleSet
 from lgov_core.client.abandoned_threads import as_they_end
 from lgov_core.client.attempts import Agent
 from lgov_core.client.wire import Report
+from lgov_core.governance import Governance
 from lgov_core.models import LanguageModel
 from lgov_core.server.local_rollouts import LocalRollouts, open_rollouts
 from lgov_core.train.engines.policy_engine import PolicyEngine
@@ -114,12 +115,19 @@ def evaluate(
     abandoned, and KeyboardInterrupt propagates.
     """
     plan = plan or EvaluationPlan()
+    governance = Governance.from_settings().under(plan.policy)
     folder.mkdir(parents=True, exist_ok=True)
     engine = PolicyEngine(model, max_batch=plan.max_batch, max_new_tokens=plan.max_new_tokens, seed=plan.seed)
     with contextlib.ExitStack() as opened:
         rollouts = opened.enter_context(
             open_rollouts(
-                agent, engine, folder, model=model.name, timeout_s=plan.timeout_s, policy=plan.policy, rules=plan.rules
+                agent,
+                engine,
+                folder,
+                model=model.name,
+                timeout_s=plan.timeout_s,
+                governance=governance,
+                rules=plan.rules,
             )
         )
         run = functools.partial(_sample, rollouts, new_id("eval"), plan.max_attempts)

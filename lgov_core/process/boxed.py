@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from lgov_core._util.plurals import counted
 from lgov_core.errors import InstrumentationError, LgovError
-from lgov_core.process.governed import DEFAULT_AUDIT, make_folder, say, write_error
+from lgov_core.governance import make_folder
+from lgov_core.process.governed import say, write_error
 from lgov_core.process.run import RunOptions
 
 if TYPE_CHECKING:
@@ -71,11 +72,11 @@ def enter_box(
 def _settled(options: RunOptions) -> tuple[RunOptions, ConfinedPolicy | None]:
     from lgov_core.policies.confinement import read_confinement
 
-    confined = None if options.policy is None else read_confinement(options.policy)
-    audit = (options.audit or DEFAULT_AUDIT).absolute()
-    for file in (audit, *(Path(store) for store in _stores(confined) if store)):
+    governance = replace(options.governance, audit=options.governance.audit.absolute())
+    confined = None if governance.policy is None else read_confinement(governance.policy)
+    for file in (governance.audit, *(Path(store) for store in _stores(confined) if store)):
         make_folder(file.parent)  # what is to be hidden must be there
-    return replace(options, audit=audit), confined
+    return replace(options, governance=governance), confined
 
 
 def _stores(confined: ConfinedPolicy | None) -> dict[str, list[Mapping[str, Any]]]:
@@ -106,15 +107,15 @@ def _start(
     from lgov_core.confine.plan import make_plan
     from lgov_core.confine.reach import make_reach, model_endpoints
 
-    assert options.audit is not None
+    governance = options.governance
     reach = make_reach(rules, model_endpoints(options.endpoint))
     for name in ("tmp", "home"):
         (private / name).mkdir()
     plan = make_plan(
         rules,
         confined,
-        audit=options.audit,
-        apart=[str(one) for one in (options.audit_key, options.heads) if one is not None],
+        audit=governance.audit,
+        apart=[str(file) for file in (governance.audit_key, governance.heads) if file is not None],
         private=str(private),
         program=program,
         forwards=reach.forwards(),
@@ -125,29 +126,20 @@ def _start(
         return placed, plan, reach, token
     os.environ.update(dict.fromkeys(_PROXIES, f"http://127.0.0.1:{placed.ports[-1]}"))
     os.environ["NO_PROXY"] = os.environ["no_proxy"] = "localhost,127.0.0.1,::1"
-    return replace(options, broker=f"{placed.ports[-2]}:{token}")
+    return replace(options, governance=replace(governance, broker=f"{placed.ports[-2]}:{token}"))
 
 
 def _run_outside(
     placed: Box, plan: Plan, reach: Reach, token: str, options: RunOptions, confined: ConfinedPolicy | None
 ) -> int:
     """Keeps the record, the approvals and the proxy until the program has ended; returns its status."""
-    from lgov_core.audit import AuditLog, default_signer
     from lgov_core.confine.broker import BoxBroker
     from lgov_core.confine.denials import Denials
     from lgov_core.confine.proxy import Proxy
     from lgov_core.confine.reach import POLICY, Attempts
 
-    assert options.audit is not None
     with closing(placed.channel), ExitStack() as opened:  # a box that is not released ends
-        digest = "" if confined is None else confined.digest
-        log = AuditLog(
-            options.audit,
-            policy_digest=digest,
-            signer=default_signer(options.audit_key),
-            heads=options.heads,
-            redact=options.redact or None,
-        )
+        log = options.governance.open_record("" if confined is None else confined.digest)
         opened.callback(_close, log)
         stores = {store: _requests(store, rules) for store, rules in _stores(confined).items()}
         attempts = Attempts(log, options.rollout_id)

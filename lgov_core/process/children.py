@@ -18,48 +18,29 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from lgov_core.governance import Governance
 from lgov_core.process.child_reports import watch_children
-from lgov_core.process.governed import (
-    ProcessOptions,
-    append_report,
-    end_process,
-    installed_adapters,
-    open_process,
-    say,
-)
+from lgov_core.process.governed import Tally, append_report, end_process, installed_adapters, say
+from lgov_core.process.import_guard import FrameworkGuard
 from lgov_core.scope import RolloutScope, carry_into_threads, enter_scope
 
 if TYPE_CHECKING:
+    from lgov_core.governance import OpenGovernance
     from lgov_core.governor import Governor
-    from lgov_core.process.governed import GovernedProcess
 
 VARIABLE = "LGOV_CHILD"
 SITE = Path(__file__).parent / "site"
-_PATHS = ("policy", "audit", "audit_key", "heads", "air")
 #: How much of a child's command a message shows, in characters.
 MAX_COMMAND = 100
 
 
-def hand_on(options: ProcessOptions, scope: RolloutScope, reports: Path) -> None:
+def hand_on(governance: Governance, scope: RolloutScope, reports: Path) -> None:
     """Makes the Python processes that this process starts from now on governed. Changes the environment."""
     os.environ[VARIABLE] = json.dumps(
-        {
-            **asdict(options),
-            **{name: str(path.resolve()) for name in _PATHS if (path := getattr(options, name)) is not None},
-            "store": _absolute(options.store),
-            **asdict(scope),
-            "reports": str(reports),
-        }
+        {"governance": governance.as_json(), "scope": asdict(scope), "reports": str(reports)}
     )
     others = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != str(SITE)]
     os.environ["PYTHONPATH"] = os.pathsep.join([str(SITE), *others])
-
-
-def _absolute(store: str | None) -> str | None:
-    """A store in a file, wherever the child's working folder is; an address stays as it is."""
-    if store is None or ("://" in store and not store.startswith("sqlite:///")):
-        return store
-    return str(Path(store.removeprefix("sqlite:///")).resolve())
 
 
 def govern_child() -> None:
@@ -72,56 +53,44 @@ def govern_child() -> None:
 
 
 class _Child:
-    """One governed child: its inherited options, and what it has opened once a framework was imported."""
+    """One governed child: its inherited governance, which is opened once a framework is imported."""
 
     def __init__(self, inherited: dict[str, Any]) -> None:
-        self.options = ProcessOptions(
-            Path(inherited["policy"]),
-            Path(inherited["audit"]),
-            inherited["store"],
-            inherited["timeout_s"],
-            inherited["capture_content"],
-            tuple(inherited["redact"]),
-            inherited["broker"],
-            *(None if inherited[name] is None else Path(inherited[name]) for name in ("audit_key", "heads", "air")),
-        )
-        self.scope = RolloutScope(
-            inherited["rollout_id"], inherited["attempt"], inherited["session_id"], inherited["task_id"]
-        )
+        from lgov_core.plugins import make_plugin_manager
+
+        self.governance = Governance.of_json(inherited["governance"])
+        self.scope = RolloutScope(**inherited["scope"])
         self.reports = Path(inherited["reports"])
-        self.process: GovernedProcess | None = None
+        self.manager = make_plugin_manager()
+        self.tally = Tally()
+        self.tally.reports = self.reports
+        self.opened: OpenGovernance | None = None
         self.pid = os.getpid()
 
+    def governor(self) -> Governor:
+        """The governor of this process; opened when it is first asked for."""
+        if self.opened is None:
+            self.opened = self.governance.open(plugins=[self.tally], manager=self.manager)
+        return self.opened.governor
+
     def begin(self) -> None:
-        from lgov_core.plugins import make_plugin_manager
-        from lgov_core.process.import_guard import FrameworkGuard
-
-        manager = make_plugin_manager()
-
-        def opened() -> Governor:
-            if self.process is None:
-                self.process = open_process(self.options, manager=manager)
-                self.process.tally.reports = self.reports
-            return self.process.governor
-
         enter_scope(self.scope).__enter__()  # for as long as the process lives
         carry_into_threads()
-        FrameworkGuard(installed_adapters(manager), opened, _refuse).install()
+        FrameworkGuard(installed_adapters(self.manager), self.governor, _refuse).install()
         spawned = any(word.startswith("from multiprocessing.") for word in sys.orig_argv)
-        said = {"began": "multiprocessing" if spawned else "program", "pid": self.pid, "parent": os.getppid()}
-        append_report(self.reports, said)
+        started = {"began": "multiprocessing" if spawned else "program", "pid": self.pid, "parent": os.getppid()}
+        append_report(self.reports, started)
         watch_children(self.reports)
         atexit.register(self.end)
 
     def end(self) -> None:
-        if os.getpid() != self.pid or self.process is None:
+        """Closes everything and reports what was judged here."""
+        if os.getpid() != self.pid or self.opened is None:
             return
-        problems = [f"{count} failures in {what}" for what, count in sorted(self.process.governor.failures.items())]
-        problems += self.process.close()
-        judged = [[*key, count] for key, count in self.process.tally.judged.items()]
-        problems = [f"child process {self.pid}: {problem}" for problem in problems]
-        blocked = self.process.tally.blocked.as_json()
-        append_report(self.reports, {"judged": judged, "blocked": blocked, "problems": problems})
+        problems = [f"{count} failures in {what}" for what, count in sorted(self.opened.governor.failures.items())]
+        problems = [f"child process {self.pid}: {problem}" for problem in [*problems, *self.opened.close()]]
+        judged = [[*key, count] for key, count in self.tally.judged.items()]
+        append_report(self.reports, {"judged": judged, "blocked": self.tally.blocked.as_json(), "problems": problems})
 
 
 def _refuse(reason: str) -> NoReturn:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lgov_core.errors import InstrumentationError, LgovError
+from lgov_core.governance import Governance
 from lgov_core.process.boxed import enter_box
 from lgov_core.process.children import VARIABLE
 from lgov_core.process.governed import policy_in
@@ -35,8 +36,9 @@ def run_confined(command: Sequence[str], options: RunOptions, *, strict: bool, p
         return run_program(command, options)  # which says that it is governed already
     try:
         invocation = parse_command(command)
-        policy = (options.policy or policy_in(invocation.folder, invocation.target)).absolute()
-        options = replace(options, policy=policy, rollout_id=options.rollout_id or new_id("rol"))
+        policy = options.governance.policy or policy_in(invocation.folder, invocation.target)
+        governance = options.governance.under(policy.absolute())
+        options = replace(options, governance=governance, rollout_id=options.rollout_id or new_id("rol"))
         program = None if invocation.is_module else Path(invocation.target).absolute()
         placed = enter_box(options, strict=strict, preset=preset, program=program)
     except Exception as error:  # noqa: BLE001 - whatever is broken here, the program must not run without the box
@@ -48,21 +50,19 @@ def command_in_box(
     before: Sequence[str],
     after: Sequence[str] = (),
     *,
-    policy: Path | None,
-    audit: Path,
+    governance: Governance,
     preset: str | None = None,
     endpoint: str | None = None,
 ) -> list[str]:
     """The command that runs Python with ``before --lgov-broker=ADDRESS after`` in a strict box of its own.
 
-    Its status is that of Python, 78 where the box cannot be had. Without ``policy`` the preset (``workspace``) stands in
-    the working folder. ``endpoint`` is where its models are.
+    Its status is that of Python, 78 where the box cannot be had. Without a policy file the preset (``workspace``) stands in
+    the working folder. The record of ``governance`` is kept outside. ``endpoint`` is where its models are.
     """
     given = {
         "before": list(before),
         "after": list(after),
-        "policy": None if policy is None else str(policy.absolute()),
-        "audit": str(audit.absolute()),
+        "governance": replace(governance, store=None).as_json(),  # a command line can be read by everyone
         "preset": preset,
         "endpoint": endpoint,
     }
@@ -73,15 +73,16 @@ def command_in_box(
 def main() -> None:
     """Entry point of the command of `command_in_box`."""
     given: Mapping[str, Any] = json.loads(sys.argv[1])
-    policy = None if given["policy"] is None else Path(given["policy"])
-    options = RunOptions(policy=policy, audit=Path(given["audit"]), endpoint=given["endpoint"])
+    options = RunOptions(Governance.of_json(given["governance"]), endpoint=given["endpoint"])
     try:
         placed = enter_box(options, preset=given["preset"])
     except Exception as error:  # noqa: BLE001 - as above
         sys.exit(_refuse(error, options))
     if isinstance(placed, int):
         sys.exit(placed)
-    os.execv(sys.executable, [sys.executable, *given["before"], f"{BROKER}={placed.broker}", *given["after"]])
+    os.execv(
+        sys.executable, [sys.executable, *given["before"], f"{BROKER}={placed.governance.broker}", *given["after"]]
+    )
 
 
 def _refuse(error: Exception, options: RunOptions) -> int:

@@ -1,7 +1,7 @@
-"""The open parts of a governed process: the policy, the audit record, the store, the governor.
+"""What every governed process has: an open governor, the guard of its imports, a count of its decisions, and how it ends.
 
-``lgov run``, the Python processes that its program starts, the pytest plugin and the OpenTelemetry entry point all open
-the same thing; they differ in when, and in what they do when it cannot be opened.
+``lgov run``, the Python processes that its program starts, the pytest plugin and the OpenTelemetry entry point differ in
+when they open their `Governance`, and in what they do when it cannot be opened.
 """
 
 from __future__ import annotations
@@ -13,50 +13,21 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lgov_core.errors import InstrumentationError, LgovError
 from lgov_core.hookspecs import hookimpl
 from lgov_core.process.blocked import BlockedActions
+from lgov_core.process.import_guard import FrameworkGuard
 
 if TYPE_CHECKING:
-    from lgov_core.audit import AuditLog
-    from lgov_core.confine.inside import BrokeredLog
+    from lgov_core.governance import Governance
     from lgov_core.governor import Governor
-    from lgov_core.policies import PolicySet
-    from lgov_core.process.import_guard import FrameworkGuard
-    from lgov_core.scope import RolloutScope
-    from lgov_core.store import TraceStore
     from lgov_core.types import Adapter
 
 #: The status of a process that could not be governed (EX_CONFIG of sysexits.h).
 CANNOT_GOVERN = 78
-
-DEFAULT_AUDIT = Path(".lgov") / "audit.db"
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessOptions:
-    """What a process is governed by. ``policy`` is a file; ``store`` None keeps no spans.
-
-    ``timeout_s`` bounds a policy that does not promise bounded cost, in seconds. With ``capture_content`` false no
-    prompt, argument or result is on a span. ``broker`` is the address of the process that keeps the record of a box.
-    ``audit_key`` (the user's key if None) signs the record, ``heads`` is the file for its signed heads (beside it if None), and
-    ``air`` a file of reward rules (the built-in ones if None).
-    """
-
-    policy: Path
-    audit: Path = DEFAULT_AUDIT
-    store: str | None = None
-    timeout_s: float = 2.0
-    capture_content: bool = True
-    redact: tuple[str, ...] = ()
-    broker: str | None = None
-    audit_key: Path | None = None
-    heads: Path | None = None
-    air: Path | None = None
 
 
 class Tally:
@@ -89,118 +60,34 @@ class Tally:
                 self.blocked.add(action, decision)
 
 
-@dataclass(slots=True)
 class GovernedProcess:
-    """The open parts. Close it once, at the end; `close` returns what went wrong while closing, in words."""
+    """A process whose agents are governed from the moment that ``guard`` is installed.
 
-    options: ProcessOptions
-    governor: Governor
-    audit: AuditLog | BrokeredLog
-    store: TraceStore | None
-    tally: Tally
-    problems: list[str] = field(default_factory=list[str])
+    Opens ``governance``; ``plugins`` take part beside the installed ones. ``refuse`` is called with a sentence when a
+    framework cannot be governed, and must end the process. Raises `LgovError`; then nothing stays open. Close it once, at
+    the end.
+    """
 
-    def trace_connections(self, scope: RolloutScope) -> None:
-        """In a box with a trace store: makes spans of the connections that the program asked for, as of ``scope``."""
-        if self.options.broker is None or self.store is None:
-            return
-        from lgov_core.confine.inside import BrokeredLog
+    def __init__(
+        self, governance: Governance, refuse: Callable[[str], NoReturn], *, plugins: Sequence[object] = ()
+    ) -> None:
+        from lgov_core.plugins import make_plugin_manager
 
-        assert isinstance(self.audit, BrokeredLog)
-        for span in self.audit.connections(scope.rollout_id, scope.attempt, content=self.options.capture_content):
-            self.governor.observe(span)
+        manager = make_plugin_manager()
+        adapters = installed_adapters(manager)
+        self.governance = governance
+        self.tally = Tally()
+        self.opened = governance.open(plugins=[self.tally, *plugins], manager=manager)
+        self.guard = FrameworkGuard(adapters, lambda: self.governor, refuse)
+
+    @property
+    def governor(self) -> Governor:
+        """The governor of every agent of the process."""
+        return self.opened.governor
 
     def close(self) -> list[str]:
-        """Closes everything; goes on when one part cannot be closed."""
-        self.governor.close()
-        closers: list[Callable[[], None]] = [self.audit.close]
-        if self.store is not None:
-            closers.append(self.store.close)
-        for close in closers:
-            try:
-                close()
-            except LgovError as error:
-                self.problems.append(str(error))
-        return self.problems
-
-
-def open_process(options: ProcessOptions, *, plugins: Sequence[object] = (), manager: Any = None) -> GovernedProcess:
-    """Opens everything that ``options`` names; ``plugins`` take part beside the installed ones.
-
-    Raises `LgovError` (a policy that does not load, a record or store that cannot be opened); then nothing stays open.
-    """
-    from lgov_core import air
-    from lgov_core.air import AirPlugin, AirRules, RuleSet
-    from lgov_core.governor import Governor
-    from lgov_core.plugins import make_plugin_manager
-
-    manager = manager if manager is not None else make_plugin_manager()
-    # Rules that the program registers are added to the set in use. A plugin that charges denials does that alone.
-    charged = any(getattr(plugin, "charges_denials", False) is True for plugin in (*plugins, *manager.get_plugins()))
-    given = None if options.air is None else air.load_rules(options.air)
-    rules = air.use(given or RuleSet(base=AirRules(denied=0.0) if charged else AirRules()))
-    policies, audit = open_policy_and_record(options)
-    tally = Tally()
-    taking_part: list[object] = [AirPlugin(rules), tally, *plugins]
-    store = None
-    try:
-        if options.store is not None:
-            from lgov_core.store import open_store
-            from lgov_core.trace.sink import StoreSink
-
-            store = open_store(options.store)
-            taking_part.append(StoreSink(store, content=options.capture_content))
-        governor = Governor(
-            policies,
-            plugins=taking_part,
-            audit=audit,
-            timeout_s=options.timeout_s,
-            manager=manager,
-            capture_content=options.capture_content,
-        )
-    except BaseException:
-        audit.close()
-        if store is not None:
-            store.close()
-        raise
-    return GovernedProcess(options, governor, audit, store, tally)
-
-
-def open_policy_and_record(options: ProcessOptions) -> tuple[PolicySet, AuditLog | BrokeredLog]:
-    """The policies and the record of ``options``; in a box both have the broker behind them. Raises `LgovError`."""
-    if options.broker is not None:
-        from lgov_core.confine.inside import open_in_box
-
-        return open_in_box(options.broker, options.policy, options.redact)
-    from lgov_core.audit import AuditLog, default_signer
-    from lgov_core.policies import load_policy_file
-
-    policies = load_policy_file(options.policy)
-    make_folder(options.audit.parent)
-    log = AuditLog(
-        options.audit,
-        policy_digest=policies.digest or "",
-        signer=default_signer(options.audit_key),
-        heads=options.heads,
-        redact=options.redact or None,
-    )
-    return policies, log
-
-
-def govern_process(
-    options: ProcessOptions, refuse: Callable[[str], NoReturn], *, plugins: Sequence[object] = ()
-) -> tuple[GovernedProcess, FrameworkGuard]:
-    """Opens everything, and makes the guard of the frameworks' imports, which has still to be installed.
-
-    ``refuse`` is called with a sentence when a framework cannot be governed. Raises `LgovError`; then nothing stays open.
-    """
-    from lgov_core.plugins import make_plugin_manager
-    from lgov_core.process.import_guard import FrameworkGuard
-
-    manager = make_plugin_manager()
-    adapters = installed_adapters(manager)
-    process = open_process(options, plugins=plugins, manager=manager)
-    return process, FrameworkGuard(adapters, lambda: process.governor, refuse)
+        """Closes everything; returns what went wrong while closing, in words."""
+        return self.opened.close()
 
 
 def installed_adapters(manager: Any) -> list[Adapter]:
@@ -215,14 +102,6 @@ def installed_adapters(manager: Any) -> list[Adapter]:
             hint="lgov plugins lists them; repair or uninstall the one that raises",
         ) from error
     return adapters
-
-
-def make_folder(folder: Path) -> None:
-    """Makes the folder of a record. Raises `InstrumentationError`."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InstrumentationError(f"the folder {folder} for the audit record cannot be made: {error}") from error
 
 
 def policy_in(folder: Path, program: str) -> Path:

@@ -22,6 +22,7 @@ from lgov_core.client.attempts import AgentRunner, check_agent
 from lgov_core.client.client import Done, TaskFile, rules_in_use
 from lgov_core.client.workers import ThreadWorkers, Workers
 from lgov_core.errors import ArgumentError, KernelError, SettingsError, TaskError
+from lgov_core.governance import Governance
 from lgov_core.governor import Governor
 from lgov_core.process.environment_variables import environment_variable
 from lgov_core.rl_governance.kernel import KernelSpace
@@ -140,19 +141,20 @@ class Trainer:
         self, opened: contextlib.ExitStack, done: Done, settings: TrainSettings, url: str, store: Any
     ) -> Workers:
         runtime = settings.runtime
+        governance = Governance.from_settings().under(runtime.policy)
         kernel = getattr(self.runner, "kernel", None)
         governor: Governor | None = kernel.governor if isinstance(kernel, KernelSpace) else None
         if self.runner is None:
             assert self.agent is not None
-            agent, rules = self.agent, rules_in_use()
+            agent, rules = self.agent, rules_in_use(governance)
         else:
             # A denial is charged by the reward function; AIR charges it only by a rule.
-            rules = rules_in_use(AirRules(denied=0.0) if self.reward_fn is not None else None)
+            rules = rules_in_use(governance, AirRules(denied=0.0) if self.reward_fn is not None else None)
             agent = opened.enter_context(_RunnerAgent(self.runner, self.reward_fn, self.agent, runtime.nworkers, store))
         runner = AgentRunner(
             agent,
             endpoint=url,
-            policy=None if governor is not None else runtime.policy,
+            governance=governance,
             rules=rules if runtime.air_enabled else None,
             instrument=runtime.auto_instrumentation,
             governor=governor,

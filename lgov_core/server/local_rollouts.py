@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from lgov_core.gateway.app import create_app
 from lgov_core.gateway.protocol import Engine
 from lgov_core.gateway.server import EndpointServer
 from lgov_core.gateway.serving.keys import KeyRing
+from lgov_core.governance import Governance
 from lgov_core.server.key_path import KeyInPath, model_path
 from lgov_core.store import TraceStore, open_store
 from lgov_core.types import Rollout
@@ -59,18 +60,20 @@ def open_rollouts(
     *,
     model: str,
     timeout_s: float,
-    policy: Path | None = None,
+    governance: Governance | None = None,
     rules: RuleSet | None = None,
     instrument: bool = True,
 ) -> Generator[LocalRollouts]:
-    """Serves ``engine`` and runs ``agent`` against it; ``folder`` gets ``store.sqlite`` and, under a policy, ``audit.db``."""
+    """Serves ``engine`` and runs ``agent`` against it; ``folder`` gets ``store.sqlite`` and, under a policy, ``audit.db``.
+
+    Where the record is, and the store, ``folder`` says, whatever ``governance`` names.
+    """
     keys = KeyRing(required=False)
     with contextlib.ExitStack() as opened:
         store = opened.enter_context(contextlib.closing(open_store(str(folder / "store.sqlite"))))
         app = create_app([engine], store, keys=keys)
         server = opened.enter_context(EndpointServer(cast("Any", KeyInPath(app))))
-        runner = AgentRunner(
-            agent, endpoint=server.url, policy=policy, audit=folder / "audit.db", rules=rules, instrument=instrument
-        )
+        governance = replace(governance or Governance(), audit=folder / "audit.db")
+        runner = AgentRunner(agent, endpoint=server.url, governance=governance, rules=rules, instrument=instrument)
         opened.callback(runner.close)
         yield LocalRollouts(store, keys, runner, server.url, model, timeout_s)

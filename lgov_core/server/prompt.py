@@ -20,6 +20,7 @@ from lgov_core.client.client import rules_in_use
 from lgov_core.client.tasks import Resource, Task, read_tasks
 from lgov_core.errors import SettingsError, TrainError
 from lgov_core.gateway.protocol import Engine
+from lgov_core.governance import Governance
 from lgov_core.server.critic import ChatCritic
 from lgov_core.server.local_rollouts import LocalRollouts, open_rollouts
 from lgov_core.server.recipe import agent_name_of, device_for, load, task_file
@@ -70,9 +71,10 @@ def _searched(job: TrainingJob) -> Mapping[str, Any]:
     runtime = settings.runtime
     engine, model = _engine(settings)
     scorer = _Scorer(agent, settings)
-    rules = rules_in_use() if runtime.air_enabled else None
+    governance = Governance.from_settings().under(runtime.policy)
+    rules = rules_in_use(governance) if runtime.air_enabled else None
     with open_rollouts(
-        scorer.agent, engine, job.folder, model=model, timeout_s=runtime.timeout_s, policy=runtime.policy,
+        scorer.agent, engine, job.folder, model=model, timeout_s=runtime.timeout_s, governance=governance,
         rules=rules, instrument=runtime.auto_instrumentation,
     ) as scorer.rollouts:  # fmt: skip
 

@@ -187,13 +187,13 @@ def test_a_rule_added_later_does_not_charge_twice() -> None:
 
 
 def test_a_governed_process_leaves_the_charge_to_a_plugin(tmp_path: Path) -> None:
-    from lgov_core.process.governed import ProcessOptions, open_process
+    from lgov_core.governance import Governance
 
     (tmp_path / "policy.yaml").write_text("version: 1\nrules:\n  - {name: none, use: deny}\n")
-    options = ProcessOptions(tmp_path / "policy.yaml", tmp_path / "audit.db")
+    governance = Governance(policy=tmp_path / "policy.yaml", audit=tmp_path / "audit.db")
     for plugins, dimension in (([], -0.5), ([PolicyReward(config=RewardConfig.for_training())], -0.01)):
         with air.scope():
-            process = open_process(options, plugins=plugins, manager=make_plugin_manager(builtin=(), third_party=False))
+            process = governance.open(plugins=plugins, manager=make_plugin_manager(builtin=(), third_party=False))
             action = Action(Point.PRE_TOOL_CALL, "t", call_id="c")
             decision = process.governor.decide(action)
             rewards = process.governor.record(ToolOutcome(action, "denied", decision=decision))

@@ -175,9 +175,11 @@ class Recorded(Instrumented):
     """Instrumented, with the audit record and a store."""
 
     def __init__(self, framework: str, folder: Path) -> None:
-        from lgov_core.process.governed import ProcessOptions, open_process
+        from lgov_core.governance import Governance
 
-        self.process = open_process(ProcessOptions(_policy(folder), folder / "audit.db", str(folder / "store.db")))
+        self.process = Governance(
+            policy=_policy(folder), audit=folder / "audit.db", store=str(folder / "store.db")
+        ).open()
         super().__init__(framework, self.process.governor)
 
     def close(self) -> None:

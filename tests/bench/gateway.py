@@ -144,9 +144,10 @@ def serve_endpoint(upstream: str, folder: Path, what: str) -> None:
         store.start_attempt("r1", 1)
     if what == "full":
         from lgov_core.gateway.policy.open_gate import open_gate
+        from lgov_core.governance import Governance
 
         (folder / "policy.yaml").write_text(POLICY)
-        options["gate"] = open_gate(folder / "policy.yaml", audit=folder / "audit.db")
+        options["gate"] = open_gate(Governance(policy=folder / "policy.yaml", audit=folder / "audit.db"))
     app = create_app([UpstreamEngine(upstream)], store, keys=KeyRing(required=False), **options)
     with EndpointServer(app) as server:
         print(server.port, flush=True)

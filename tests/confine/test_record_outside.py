@@ -26,7 +26,7 @@ from tests.confine.conftest import Ran, Workspace
 INSIDE = """
 import json, os
 from lgov_core.confine.inside import Broker
-broker = Broker(json.loads(os.environ["LGOV_CHILD"])["broker"])
+broker = Broker(json.loads(os.environ["LGOV_CHILD"])["governance"]["broker"])
 def ask(**message):
     try:
         print(json.dumps(broker.ask(message)))

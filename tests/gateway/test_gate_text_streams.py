@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from lgov_core.gateway.policy.open_gate import open_gate
+from lgov_core.governance import Governance
 from lgov_core.store.sqlite.store import SQLiteStore
 from lgov_core.testing import ScriptedCall, ScriptedReply
 from tests.gateway.conftest import Serving
@@ -30,7 +31,7 @@ def governed(serve: Start, store: SQLiteStore, tmp_path: Path) -> Iterator[Start
 
     def start(reply: ScriptedReply, policy: str = TOOLS) -> Serving:
         (tmp_path / "policy.yaml").write_text(policy)
-        gates.append(open_gate(tmp_path / "policy.yaml", audit=tmp_path / "audit.db", store=store))
+        gates.append(open_gate(Governance(policy=tmp_path / "policy.yaml", audit=tmp_path / "audit.db"), store=store))
         return serve([reply], gate=gates[0])
 
     yield start

@@ -14,6 +14,7 @@ from lgov_core.audit import AuditLog
 from lgov_core.errors import PolicyFileError
 from lgov_core.gateway.policy.gate import PolicyGate
 from lgov_core.gateway.policy.open_gate import open_gate
+from lgov_core.governance import Governance
 from lgov_core.governor import Governor
 from lgov_core.policies import BoundedPolicy
 from lgov_core.testing import ScriptedCall, ScriptedReply, call
@@ -58,7 +59,8 @@ def governed(serve, store, tmp_path: Path):
     def start(script, policy: str = POLICY, **options):
         (tmp_path / "policy.yaml").write_text(policy)
         redact = options.pop("redact", ())
-        gate = open_gate(tmp_path / "policy.yaml", audit=tmp_path / "audit.db", store=store, redact=redact)
+        governance = Governance(policy=tmp_path / "policy.yaml", audit=tmp_path / "audit.db", redact=redact)
+        gate = open_gate(governance, store=store)
         gates.append(gate)
         return serve(script, gate=gate, **options)
 
@@ -335,7 +337,7 @@ def test_arguments_that_two_readers_read_differently_are_denied(governed):
 def test_a_policy_file_that_does_not_load_opens_no_gate(tmp_path):
     (tmp_path / "policy.yaml").write_text("version: 1\nrules: [{name: x, use: nothing}]\n")
     with pytest.raises(PolicyFileError):
-        open_gate(tmp_path / "policy.yaml", audit=tmp_path / "audit.db")
+        open_gate(Governance(policy=tmp_path / "policy.yaml", audit=tmp_path / "audit.db"))
 
 
 def test_what_is_redacted_is_judged_and_not_on_record(governed, tmp_path):

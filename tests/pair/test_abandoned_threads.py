@@ -11,6 +11,7 @@ import pytest
 from lgov_core.client.abandoned_threads import as_they_end
 from lgov_core.client.attempts import AgentRunner
 from lgov_core.client.wire import Assignment
+from lgov_core.governance import Governance
 from tests.pair.test_client_governed import POLICY
 
 
@@ -66,7 +67,9 @@ def test_an_agent_that_is_left_behind_stays_governed_until_it_ends(tmp_path: Pat
 
     (tmp_path / "policy.yaml").write_text(POLICY.replace("[nothing]", "[delete]"))
     runner = AgentRunner(
-        agent, endpoint="http://127.0.0.1:9", policy=tmp_path / "policy.yaml", audit=tmp_path / "audit.db"
+        agent,
+        endpoint="http://127.0.0.1:9",
+        governance=Governance(policy=tmp_path / "policy.yaml", audit=tmp_path / "audit.db"),
     )
     given = Assignment("ro_1", 1, "t", "train", {"a": 1}, "http://127.0.0.1:9/v1", "m", 600.0)
     thread = threading.Thread(target=runner.run, args=(given,))
@@ -80,7 +83,9 @@ def test_an_agent_that_is_left_behind_stays_governed_until_it_ends(tmp_path: Pat
     # Once it has ended nothing is governed here any more, and a new runner may govern again.
     assert delete.invoke({"what": "this"}) == "gone"
     again = AgentRunner(
-        agent, endpoint="http://127.0.0.1:9", policy=tmp_path / "policy.yaml", audit=tmp_path / "audit.db"
+        agent,
+        endpoint="http://127.0.0.1:9",
+        governance=Governance(policy=tmp_path / "policy.yaml", audit=tmp_path / "audit.db"),
     )
     again.run(given)
     assert ran == ["this", "everything"]

@@ -15,6 +15,7 @@ from lgov_core.client import agent_name
 from lgov_core.client.wire import Assignment
 from lgov_core.client.workers import ProcessWorkers
 from lgov_core.errors import ArgumentError, TrainError
+from lgov_core.governance import Governance
 from lgov_core.server.training import TrainingServer
 from lgov_core.store import open_store
 from lgov_core.types import Attempt, Outcome
@@ -192,7 +193,7 @@ class Reports:
     def __init__(self, file: Path, code: str) -> None:
         file.write_text(code)
         self.told: list[tuple[tuple[str, int], Outcome]] = []
-        options = {"endpoint": "http://127.0.0.1:9", "policy": None, "audit": None, "instrument": False}
+        options = {"endpoint": "http://127.0.0.1:9", "governance": Governance().as_json(), "instrument": False}
         self.workers = ProcessWorkers(
             {**options, "agent": f"{file}:agent", "rules": False},
             1,

@@ -83,8 +83,8 @@ def explain(
 def _of_path(file: Path, path: Path, preset: str | None) -> tuple[str, str]:
     """What a box, started here, lets be done with ``path``, and what decides it."""
     from lgov_core.confine.plan import make_plan
+    from lgov_core.governance import DEFAULT_AUDIT
     from lgov_core.policies.confinement import read_confinement
-    from lgov_core.process.governed import DEFAULT_AUDIT
     from lgov_core.settings import load_settings
 
     policy = read_confinement(file)
