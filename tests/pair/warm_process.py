@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -82,6 +83,10 @@ def run(asked: dict[str, Any]) -> None:
         from lgov_core.cli import main
 
         main()
+    elif module == "python":  # a program
+        sys.argv = arguments
+        runpy.run_path(arguments[0], run_name="__main__")
+        sys.exit(0)
     else:
         from lgov_core.server.command import server_command
 
