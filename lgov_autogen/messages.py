@@ -20,7 +20,6 @@ from autogen_core.models import (
 
 from lgov_core.instrumentation import json_object
 from lgov_core.instrumentation.message_decisions import MessageDecisionCache
-from lgov_core.types import Decision
 from lgov_core.wire.turns import ModelReading
 
 FRAMEWORK = "autogen"
@@ -124,9 +123,9 @@ def reading_of(result: CreateResult, response_id: str | None, model: str | None)
 # ---------------------------------------------------------------------- into AutoGen
 
 
-def denial_result(decision: Decision, usage: RequestUsage) -> CreateResult:
-    """The denial in place of a model's reply; it proposes no calls."""
-    return CreateResult(finish_reason="stop", content=decision.denial_message(), usage=usage, cached=False)
+def denial_result(text: str, usage: RequestUsage) -> CreateResult:
+    """The denial ``text`` in place of a model's reply; it proposes no calls."""
+    return CreateResult(finish_reason="stop", content=text, usage=usage, cached=False)
 
 
 def with_text(result: CreateResult, text: str) -> CreateResult:
@@ -141,7 +140,7 @@ def with_messages(originals: Sequence[LLMMessage], mappings: Sequence[Mapping[st
 
     Where only texts were changed, everything else of a message stays: images, sources, how arguments were written. Where
     messages were put in or taken out, those that are not among the originals are made anew, of text and calls.
-    Raises `ValueError` when a mapping is not a message.
+    Raises `ValueError` (or KeyError, TypeError) where a mapping is not a message.
     """
     before = [as_mappings([original]) for original in originals]
     after = [dict(mapping) for mapping in mappings]

@@ -1,14 +1,14 @@
-"""One governed model call, with the further rounds in which denied proposals are answered inside it."""
+"""One governed call of a model client: a port of `lgov_core.instrumentation.model_flow`."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from autogen_core import FunctionCall
 from autogen_core.models import (
     AssistantMessage,
     CreateResult,
@@ -23,28 +23,25 @@ from lgov_autogen._internals import model_name
 from lgov_autogen.endpoint_exchange import Exchange, observing
 from lgov_autogen.proposals import ProposedCalls
 from lgov_autogen.runs import Run
-from lgov_autogen.transcript import HiddenPart, Transcript, unique_text
+from lgov_autogen.transcript import remember, restored, unique_text
 from lgov_core.errors import PolicyDenied
-from lgov_core.instrumentation import Governor, arun_flow
+from lgov_core.instrumentation import Flow, Governor
 from lgov_core.instrumentation.evaluated_call import covered_call
-from lgov_core.instrumentation.message_decisions import MessageDecisionCache
+from lgov_core.instrumentation.message_decisions import MessageDecisionCache, UserText
 from lgov_core.instrumentation.model_call import ModelCall, reply_limit
-from lgov_core.instrumentation.reply_stream import reply_pieces
-from lgov_core.types import Decision
-
-#: How often a model that proposes nothing but denied calls is asked before the denial is the answer.
-MAX_ROUNDS = 3
-
-#: Text as it comes, then the result.
-Reply = AsyncGenerator[str | CreateResult, None]
+from lgov_core.instrumentation.model_flow import Choice, ModelPort, ReplyPart
+from lgov_core.instrumentation.streams import Emit, pieces_flow
+from lgov_core.instrumentation.turn_memory import TurnMemory
+from lgov_core.types import Action, Decision
 
 
-class Refused(Exception):
-    """The model was not asked, or its reply is withheld; the caller gets ``result``."""
+@dataclass(frozen=True, slots=True)
+class ProgramCall:
+    """A model call as the program makes it: messages, keyword arguments, and the agent's name where it is known."""
 
-    def __init__(self, result: CreateResult) -> None:
-        super().__init__("refused")
-        self.result = result
+    messages: Sequence[LLMMessage]
+    options: Mapping[str, Any]
+    agent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,204 +49,197 @@ class CallMemory:
     """What is kept from one model call to the next."""
 
     proposals: ProposedCalls
-    transcript: Transcript = field(default_factory=Transcript)
+    turns: TurnMemory[LLMMessage] = field(default_factory=TurnMemory[LLMMessage])
     decisions: MessageDecisionCache = field(default_factory=MessageDecisionCache)
 
 
-@dataclass(slots=True)
-class ModelExchange:
-    """One call of a model client. ``ask`` is its method that streams, ``options`` are that method's keyword arguments.
+class AutoGenCall(ModelPort[CreateResult, None]):
+    """One call of a model client; emits text as it comes, then the result.
 
-    ``hidden`` are the messages of earlier rounds, ``used`` the usage of each round, ``withheld`` the text that came.
+    ``ask`` is the client's method that streams, ``options`` are that method's keyword arguments.
     """
 
-    memory: CallMemory
-    governor: Governor
-    client: Any
-    ask: Callable[..., AsyncIterator[str | CreateResult]]
-    run: Run
-    agent: str | None
-    options: dict[str, Any]
-    messages: list[LLMMessage]
-    hidden: list[LLMMessage] = field(default_factory=list[LLMMessage])
-    used: list[RequestUsage] = field(default_factory=list[RequestUsage])
-    withheld: list[str] = field(default_factory=list[str])
-    received: CreateResult | None = None
+    def __init__(
+        self,
+        memory: CallMemory,
+        governor: Governor,
+        client: Any,
+        ask: Callable[..., AsyncIterator[str | CreateResult]],
+        run: Run,
+        call: ProgramCall,
+    ) -> None:
+        self.governor = governor
+        self._memory = memory
+        self._client = client
+        self._ask = ask
+        self._run = run
+        self._agent = call.agent if call.agent is not None else run.agent
+        self._options = dict(call.options)
+        self._messages = restored(memory.turns, wording.with_decisions(memory.decisions, call.messages))
+        #: The messages of earlier rounds, which the program does not get, and the usage of each round.
+        self._hidden: list[LLMMessage] = []
+        self._used: list[RequestUsage] = []
+        #: Text that waits for the decision on it, and the reply that it belongs to.
+        self._withheld: list[str] = []
+        self._received: CreateResult | None = None
+        self._exchange: list[LLMMessage] = []
 
-    async def reply(self) -> Reply:
-        """The governed reply. Raises `Refused` with what the caller gets instead, and what the client raises."""
-        denial: Decision | None = None
-        for number in range(MAX_ROUNDS):
-            call, exchange = await self._permitted(first=number == 0), Exchange(self.agent)
-            self.withheld, self.received = [], None
-            ask = partial(self.ask, self.messages, **self.options)
-            async with aclosing(reply_pieces(call, ask, partial(observing, self.client, exchange))) as pieces:
-                async for piece in pieces:
-                    if isinstance(piece, CreateResult):
-                        self.received = piece
-                    elif self._withholds:
-                        self.withheld.append(piece)
-                    else:
-                        yield piece
-            result = await self._evaluated(call, exchange)
-            if result is None:
-                if self.received is not None:
-                    yield self.received
-                return
-            result, denial = await self._evaluated_calls(result)
-            if result is not None:
-                break
-        else:
-            assert denial is not None
-            result = self._denial(denial)
-        result = self._finished(result)
-        for piece in self._text_of(result):
-            yield piece
-        yield result
+    # ------------------------------------------------------------------ the request
 
-    @property
-    def _withholds(self) -> bool:
-        """Whether a policy reads the text, so that none of it is passed on before. Calls come with the result alone."""
-        return self.governor.reads_replies()
-
-    async def _permitted(self, *, first: bool) -> ModelCall:
-        """Evaluates what users said and the request, and begins the call."""
-        call = ModelCall(
+    def begin(self) -> ModelCall:
+        """See `ModelPort.begin`."""
+        self._withheld, self._received, self._exchange = [], None, []
+        return ModelCall(
             self.governor,
             framework=wording.FRAMEWORK,
-            model=model_name(self.client),
-            agent=self.agent,
-            native=self.client,
+            model=model_name(self._client),
+            agent=self._agent,
+            native=self._client,
         )
-        try:
-            if first:
-                await self._evaluate_user_messages(call)
-            mappings = wording.as_mappings(self.messages)
-            tools = [getattr(tool, "schema", tool) for tool in self.options.get("tools") or ()]
-            said = [wording.text_of(one.content) for one in self.messages if self._is_users(one)]
-            request = call.request(mappings, tools=tools, user_text=said, **self._reply_limit())
-            decision = await self.governor.adecide(request)
-            if decision.blocks:
-                self._refuse(call, decision)
-            if decision.arguments is not None:
-                self.messages = wording.with_messages(self.messages, decision.arguments["messages"])
-        except BaseException as error:
-            call.span.end(error)
-            raise
-        return call
 
-    def _reply_limit(self) -> dict[str, int]:
-        extra = self.options.get("extra_create_args") or {}
-        return reply_limit(extra.get("max_completion_tokens"), extra.get("max_tokens"))
+    def judge_input_flow(self, call: ModelCall) -> Flow[Decision | None]:
+        """Judges the user messages at the end; one that is rewritten stays so in the conversation itself."""
+        new = wording.new_user_messages(self._messages)
+        texts = [UserText(wording.text_of(each.content), nested=not self._is_users(each)) for each in new]
+        denial = yield from self._memory.decisions.judge_flow(self.governor, texts, call.user_text)
+        if denial is None:
+            replaced = self._memory.decisions.instead_of(lambda: [("user", text.text) for text in texts])
+            for position, instead in replaced.items():
+                message = new[position]
+                images = [part for part in message.content if not isinstance(part, str)]
+                message.content = [instead.text, *images] if images else instead.text
+        return denial
+
+    def request(self, call: ModelCall) -> Action:
+        """See `ModelPort.request`."""
+        extra = self._options.get("extra_create_args") or {}
+        return call.request(
+            wording.as_mappings(self._messages),
+            tools=[getattr(tool, "schema", tool) for tool in self._options.get("tools") or ()],
+            user_text=[wording.text_of(each.content) for each in self._messages if self._is_users(each)],
+            **reply_limit(extra.get("max_completion_tokens"), extra.get("max_tokens")),
+        )
 
     def _is_users(self, message: LLMMessage) -> bool:
         """Whether the message is top-level input, and not what a tool or an agent wrote in the user's role."""
         is_from_user = isinstance(message, UserMessage) and message.source == "user"
-        return is_from_user and not self.run.nested and covered_call() is None
+        return is_from_user and not self._run.nested and covered_call() is None
 
-    async def _evaluate_user_messages(self, call: ModelCall) -> None:
-        for message in wording.new_user_messages(self.messages):
-            text = wording.text_of(message.content)
-            decision = await self.governor.adecide(call.user_text(text, nested=not self._is_users(message)))
-            if decision.blocks:
-                self.memory.decisions.denied(text, decision.denial_message())
-                self._refuse(call, decision)
-            if decision.text is not None:
-                # In the conversation itself: the next call must not bring the replaced text back.
-                images = [part for part in message.content if not isinstance(part, str)]
-                message.content = [decision.text, *images] if images else decision.text
+    def take_messages(self, new_messages: Sequence[Mapping[str, Any]]) -> None:
+        """See `ModelPort.take_messages`."""
+        self._messages = wording.with_messages(self._messages, new_messages)
 
-    async def _evaluated(self, call: ModelCall, exchange: Exchange) -> CreateResult | None:
-        """The reply as policies left it; ends the span. None where it cannot be read and nothing evaluates it."""
-        result = self.received
+    def send_flow(self, call: ModelCall) -> Generator[Any, Any, Sequence[ReplyPart[CreateResult]] | None]:
+        """Emits the text, unless a policy reads it. Calls come with the result alone."""
+        exchange = Exchange(self._agent)
+        ask = partial(self._ask, self._messages, **self._options)
+        yield from pieces_flow(call, ask, self._passes, partial(observing, self._client, exchange))
         try:
-            if result is None:
+            if self._received is None:
                 raise RuntimeError("the model client's stream ended without a result")
-            reading = wording.reading_of(result, exchange.response_id, exchange.model)
-        except Exception as error:
-            call.failed(error)
-            if self._withholds:
-                raise
+            reading = wording.reading_of(self._received, exchange.response_id, exchange.model)
+        except Exception as error:  # noqa: BLE001 - whatever it is, nothing can judge the reply
+            call.unreadable(error)
             return None
-        call.answered(reading)
-        self.used.append(result.usage)
-        result = self._applied(await arun_flow(call.reply_flow(reading)), result)
-        if not isinstance(result.content, str):
-            return result
-        return self._applied(await self.governor.adecide(call.output(result.content)), result)
+        self._used.append(self._received.usage)
+        return [ReplyPart(reading, [self._received])]
 
-    def _applied(self, decision: Decision, result: CreateResult) -> CreateResult:
-        if decision.blocks:
-            if decision.abort:
-                raise PolicyDenied(decision)
-            raise Refused(self._denial(decision))
-        return result if decision.text is None else wording.with_text(result, decision.text)
+    def _passes(self, piece: str | CreateResult) -> bool:
+        if isinstance(piece, CreateResult):
+            self._received = piece
+            return False
+        if self.governor.reads_replies():
+            self._withheld.append(piece)
+            return False
+        return True
 
-    async def _evaluated_calls(self, result: CreateResult) -> tuple[CreateResult | None, Decision | None]:
-        """The reply without the calls that are denied. None where all are, and the model is to be asked again."""
-        proposed = result.content
+    # ------------------------------------------------------------------ the reply
+
+    def with_text(self, choice: CreateResult, text: str) -> CreateResult:
+        """See `ModelPort.with_text`."""
+        return wording.with_text(choice, text)
+
+    def denied(self, choice: CreateResult | None, decision: Decision, text: str) -> CreateResult:
+        """See `ModelPort.denied`. Raises `PolicyDenied` where the program asked for a structured answer."""
+        if isinstance(self._options.get("json_output"), type):
+            raise PolicyDenied(decision)
+        self._withheld = []
+        return wording.denial_result(text, self._usage())
+
+    def answer(self, choice: CreateResult) -> str | None:
+        """See `ModelPort.answer`."""
+        return choice.content if isinstance(choice.content, str) else None
+
+    def proposes(self, choice: CreateResult) -> bool:
+        """See `ModelPort.proposes`."""
+        return not isinstance(choice.content, str) and bool(choice.content)
+
+    def judge_acts_flow(self, call: ModelCall, choice: Choice[CreateResult]) -> Flow[Choice[CreateResult]]:
+        """Judges hand-offs, and calls that nothing judges when they run; the reply without those that are denied."""
+        proposed = choice.reply.content
         if isinstance(proposed, str):
-            return result, None
-        passed, denials, denial = await self.memory.proposals.evaluate(
-            self.governor, proposed, self.options, self.agent
+            return choice
+        passed, denied = yield from self._memory.proposals.judge_flow(
+            self.governor, proposed, self._options, self._agent
         )
-        kept = [call for call in passed if call is not None]
-        if kept or not denials:
-            if denials:
-                part = HiddenPart(
-                    tuple(self.hidden),
-                    tuple(given or call for call, given in zip(proposed, passed, strict=True)),
-                    tuple(denials),
-                )
-                self._remember(kept, part)
-                self.hidden = []
-            is_same = len(kept) == len(proposed) and all(map(operator.is_, kept, proposed))
-            return result if is_same else result.model_copy(update={"content": kept}), denial
-        exchange: list[LLMMessage] = [
-            AssistantMessage(content=proposed, thought=result.thought, source=self.agent or "assistant"),
-            FunctionExecutionResultMessage(content=denials),
-        ]
-        self.hidden += exchange
-        self.messages += exchange
-        if self.options.get("tool_choice", "auto") not in ("auto", "none"):
-            self.options["tool_choice"] = "auto"  # a model that must call a tool could not answer
-        return None, denial
+        results = [result for result, _ in denied]
+        kept = [each for each in passed if each is not None]
+        if kept and results:
+            calls = [each or proposal for proposal, each in zip(proposed, passed, strict=True)]
+            written, got = self._message(calls, choice.reply), self._message(kept, choice.reply)
+            after = [FunctionExecutionResultMessage(content=results)]
+            remember(self._memory.turns, got, written, self._hidden, after)
+            self._hidden = []
+        elif results:
+            self._exchange = [
+                self._message(proposed, choice.reply),
+                FunctionExecutionResultMessage(content=results),
+            ]
+        is_same = len(kept) == len(proposed) and all(map(operator.is_, kept, proposed))
+        reply = choice.reply if is_same else choice.reply.model_copy(update={"content": kept})
+        return replace(choice, reply=reply, denials=[decision for _, decision in denied])
 
-    def _finished(self, result: CreateResult) -> CreateResult:
-        """The reply with the usage of all rounds; remembers the rounds before it."""
-        if len(self.used) > 1:
+    def ask_again(self, choices: Sequence[Choice[CreateResult]]) -> bool:
+        """See `ModelPort.ask_again`: only where nothing of the reply is left."""
+        if not self._exchange:
+            return False
+        self._hidden += self._exchange
+        self._messages += self._exchange
+        if self._options.get("tool_choice", "auto") not in ("auto", "none"):
+            self._options["tool_choice"] = "auto"  # a model that must call a tool could not answer
+        return True
+
+    def deliver_flow(self, choices: Sequence[Choice[CreateResult]] | None) -> Generator[Any, Any, None]:
+        """Emits the withheld text and the result with the usage of all rounds; remembers the rounds before it."""
+        if not choices:  # nothing judges: the program gets the reply that cannot be read
+            if self._received is not None:
+                yield Emit(self._received)
+            return
+        result = choices[0].reply
+        if len(self._used) > 1:
             result = result.model_copy(update={"usage": self._usage()})
-        if self.hidden:
+        if self._hidden or self._exchange:
             if isinstance(result.content, str):
                 result = result.model_copy(update={"content": unique_text(result.content)})
-            marks: Sequence[object] = [result.content] if isinstance(result.content, str) else result.content
-            self._remember(marks, HiddenPart(tuple(self.hidden)))
-        return result
+            written = self._message(result.content, result)
+            remember(self._memory.turns, written, written, [*self._hidden, *self._exchange])
+        for piece in self._text_of(result):
+            yield Emit(piece)
+        yield Emit(result)
 
     def _text_of(self, result: CreateResult) -> list[str]:
         """The withheld text; in one piece where a policy changed it."""
-        received = self.received
+        received = self._received
         if received is None or (result.content == received.content and result.thought == received.thought):
-            return self.withheld
+            return self._withheld
         text = result.content if isinstance(result.content, str) else result.thought or ""
-        return [text] if self.withheld and text else []
+        return [text] if self._withheld and text else []
 
-    def _remember(self, marks: Sequence[object], part: HiddenPart) -> None:
-        for mark in marks:
-            self.memory.transcript.remember(mark, part)
+    def _message(self, content: str | list[FunctionCall], result: CreateResult) -> AssistantMessage:
+        """The message that an agent makes of a reply."""
+        return AssistantMessage(content=content, thought=result.thought, source=self._agent or "assistant")
 
     def _usage(self) -> RequestUsage:
         return RequestUsage(
-            sum(usage.prompt_tokens for usage in self.used), sum(usage.completion_tokens for usage in self.used)
+            sum(usage.prompt_tokens for usage in self._used), sum(usage.completion_tokens for usage in self._used)
         )
-
-    def _denial(self, decision: Decision) -> CreateResult:
-        """The denial as the result. Raises `PolicyDenied` where the caller asked for a structured answer."""
-        if isinstance(self.options.get("json_output"), type):
-            raise PolicyDenied(decision)
-        self.withheld = []
-        return wording.denial_result(decision, self._usage())
-
-    def _refuse(self, call: ModelCall, decision: Decision) -> None:
-        call.refused(decision)
-        raise Refused(self._denial(decision))

@@ -1,80 +1,75 @@
-"""Remembers what the model wrote and read inside the client, so that its next prompt holds it.
+"""AutoGen's messages as `lgov_core.instrumentation.turn_memory` reads them.
 
-A proposed call that is denied in the client is taken out of the reply, so the agent's own conversation lacks it. At the
-next call the denied proposal and the denial are put back where they were. A reply is recognised by identity (the same
-`FunctionCall`, the same text object), never by what it says.
+A reply is recognised by identity (the same `FunctionCall`, the same text object), never by what it says.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from autogen_core import FunctionCall
-from autogen_core.models import (
-    AssistantMessage,
-    FunctionExecutionResult,
-    FunctionExecutionResultMessage,
-    LLMMessage,
-)
+from autogen_core.models import AssistantMessage, FunctionExecutionResultMessage, LLMMessage
 
-from lgov_core.instrumentation import BoundedDict
-
-#: How many replies and calls are remembered; the oldest are dropped.
-MAX_REMEMBERED = 4096
+from lgov_autogen.messages import as_mappings
+from lgov_core.instrumentation.turn_memory import SameObject, TurnMemory
 
 
-@dataclass(frozen=True, slots=True)
-class HiddenPart:
-    """The messages ``before`` a reply that the agent lacks, and the ``denials`` of those of its ``calls`` that it lacks."""
+class MessageReader:
+    """Recognises the messages of the model: see `TranscriptReader`."""
 
-    before: tuple[LLMMessage, ...] = ()
-    calls: tuple[FunctionCall, ...] = ()
-    denials: tuple[FunctionExecutionResult, ...] = ()
+    def from_model(self, entry: LLMMessage) -> bool:
+        """See `TranscriptReader.from_model`."""
+        return isinstance(entry, AssistantMessage)
+
+    def marks(self, entry: LLMMessage) -> Sequence[SameObject]:
+        """See `TranscriptReader.marks`: the objects that the client returned."""
+        if not isinstance(entry, AssistantMessage):
+            return []
+        return [SameObject(entry.content)] if isinstance(entry.content, str) else list(map(SameObject, entry.content))
+
+    def has_calls(self, entry: LLMMessage) -> bool:
+        """See `TranscriptReader.has_calls`. True: a text is recognised by its object, too."""
+        return True
+
+    def canonical(self, entry: LLMMessage) -> str:
+        """See `TranscriptReader.canonical`."""
+        mappings = as_mappings([entry])
+        return json.dumps([{**each, "content": ""} if each.get("tool_calls") else each for each in mappings])
 
 
-class Transcript:
-    """The hidden parts of the conversations of any number of clients. Callable from any task and thread."""
+_READER = MessageReader()
 
-    def __init__(self) -> None:
-        self._parts: BoundedDict[int, tuple[object, HiddenPart]] = BoundedDict(MAX_REMEMBERED)
 
-    def remember(self, reply: object, part: HiddenPart) -> None:
-        """Keeps ``part`` for the reply that is, or contains, the object ``reply``."""
-        self._parts.put(id(reply), (reply, part))
+def restored(memory: TurnMemory[LLMMessage], messages: Sequence[LLMMessage]) -> list[LLMMessage]:
+    """``messages`` with what the agent never received back in place; the results of one reply in one message."""
+    program = {mark: message for message in messages for mark in _READER.marks(message)}
+    whole: list[LLMMessage] = []
+    for message in memory.restored(_READER, messages, [""] * len(messages), messages):
+        theirs = next((program[mark] for mark in _READER.marks(message) if mark in program), None)
+        if theirs is not None:  # what else the agent says of its message stays
+            message = (
+                theirs if theirs.content == message.content else theirs.model_copy(update={"content": message.content})
+            )
+        if whole and isinstance(message, FunctionExecutionResultMessage):
+            before = whole[-1]
+            if isinstance(before, FunctionExecutionResultMessage):
+                whole[-1] = FunctionExecutionResultMessage(content=[*message.content, *before.content])
+                continue
+        whole.append(message)
+    return whole
 
-    def restored(self, messages: Sequence[LLMMessage]) -> list[LLMMessage]:
-        """``messages`` with the hidden parts back in place."""
-        restored: list[LLMMessage] = []
-        denials: list[FunctionExecutionResult] = []
-        for message in messages:
-            if denials:
-                is_results = isinstance(message, FunctionExecutionResultMessage)
-                results = message.content if isinstance(message, FunctionExecutionResultMessage) else []
-                restored.append(FunctionExecutionResultMessage(content=[*results, *denials]))
-                denials = []
-                if is_results:
-                    continue
-            part = self._part_of(message)
-            if part is not None:
-                restored += part.before
-                if part.denials and isinstance(message, AssistantMessage):
-                    message = message.model_copy(update={"content": list(part.calls)})
-                    denials = list(part.denials)
-            restored.append(message)
-        if denials:
-            restored.append(FunctionExecutionResultMessage(content=denials))
-        return restored
 
-    def _part_of(self, message: LLMMessage) -> HiddenPart | None:
-        if not isinstance(message, AssistantMessage):
-            return None
-        marks: Sequence[object] = [message.content] if isinstance(message.content, str) else message.content
-        for mark in marks:
-            reply, part = self._parts.get(id(mark)) or (None, None)
-            if reply is mark and part is not None:
-                return part
-        return None
+def remember(
+    memory: TurnMemory[LLMMessage],
+    received: AssistantMessage,
+    actual: AssistantMessage,
+    before: Sequence[LLMMessage] = (),
+    after: Sequence[LLMMessage] = (),
+) -> None:
+    """Notes that the agent got ``received`` and the model wrote ``actual``, and read what is ``before`` and ``after`` it."""
+    turn: list[tuple[LLMMessage, int | None]] = [(message, None) for message in before]
+    turn += [(actual, 0), *((message, None) for message in after)]
+    memory.add(_READER, "", [received], turn)
 
 
 def unique_text(text: str) -> str:

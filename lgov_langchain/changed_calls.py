@@ -16,11 +16,12 @@ from uuid import UUID
 from langchain_core.callbacks import BaseCallbackHandler
 
 from lgov_core.instrumentation.evaluated_call import covered_call, model_call_covered
+from lgov_core.instrumentation.model_flow import CallRefused
 from lgov_core.instrumentation.tool_call import own_arguments
 from lgov_langchain import messages, tool_results
 from lgov_langchain.callback_enforcement import enforceable, raise_denial
 from lgov_langchain.current_governor import acting_governor
-from lgov_langchain.sent_calls import ChangedCallDenied, current_sent_call, is_covered
+from lgov_langchain.sent_calls import current_sent_call, is_covered
 
 if TYPE_CHECKING:
     from langchain_core.messages import BaseMessage
@@ -66,7 +67,7 @@ class ChangedCallHandler(BaseCallbackHandler):
     def on_chat_model_start(
         self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
     ) -> None:
-        """A model is about to be called. Raises `ChangedCallDenied` if it must not get these messages."""
+        """A model is about to be called. Raises `CallRefused` if it must not get these messages."""
         for one in messages:
             _evaluate_if_changed(one)
 
@@ -83,7 +84,7 @@ def _evaluate_if_changed(prompt: list[BaseMessage]) -> None:
         return
     decision = enforceable(governor.decide(sent.call.changed_request(mappings)), "messages")
     if decision.blocks:
-        raise ChangedCallDenied(decision)
+        raise CallRefused(decision)
 
 
 def expect_call_below(config: Mapping[str, Any]) -> None:

@@ -28,12 +28,12 @@ from langchain_core.prompt_values import PromptValue
 
 from lgov_core.instrumentation import Flow, arun_flow, either, foreign, run_flow, wait
 from lgov_core.instrumentation.methods import flow_method
+from lgov_core.instrumentation.streams import Emit, StreamFlow, arun_stream, run_stream
 from lgov_langchain._internals import combine_llm_outputs
 from lgov_langchain.current_governor import acting_governor
 from lgov_langchain.model_calls import Prompt, Reply, Result, attributed, govern_model_call
 from lgov_langchain.process_handler import agent_above
 from lgov_langchain.sent_calls import SentCall, is_covered
-from lgov_langchain.streams import Emit, StreamSteps, astream_steps, stream_steps
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
@@ -76,7 +76,7 @@ def wrap_stream(stream: Callable[..., Any]) -> Callable[..., Any]:
             return stream(self, sent, config, **attributed(self, kwargs))
 
         prompt = Prompt(self, messages, kwargs, self, agent_above(governor, config))
-        run = astream_steps if inspect.isasyncgenfunction(stream) else stream_steps
+        run = arun_stream if inspect.isasyncgenfunction(stream) else run_stream
         return run(_stream_flow(governor, prompt, open_stream))
 
     return governed_stream
@@ -147,9 +147,7 @@ def _combined(model: BaseChatModel, results: Sequence[LLMResult]) -> LLMResult:
 # ---------------------------------------------------------------------- streams
 
 
-def _stream_flow(
-    governor: Governor, prompt: Prompt, open_stream: Callable[[Sequence[BaseMessage]], Any]
-) -> StreamSteps:
+def _stream_flow(governor: Governor, prompt: Prompt, open_stream: Callable[[Sequence[BaseMessage]], Any]) -> StreamFlow:
     """``open_stream`` sends the messages and returns the generator of the reply's chunks."""
     chunks, withheld = list[Any](), list[Any]()
 

@@ -162,7 +162,7 @@ def with_messages(messages: Sequence[BaseMessage], mappings: Sequence[Mapping[st
 
     If only texts were changed, everything else of a message stays. If messages were added or removed, those that are not
     among the originals are made from their mappings alone: a picture of a removed message must not come with another.
-    Raises `ValueError` when a mapping is not a message.
+    Raises `ValueError`, or what LangChain raises, where a mapping is not a message.
     """
     before = as_mappings(messages)
     same_places = len(before) == len(mappings)
@@ -178,6 +178,6 @@ def with_messages(messages: Sequence[BaseMessage], mappings: Sequence[Mapping[st
         elif same_places and {**before[position], "content": ""} == {**mapping, "content": ""}:
             found.append(with_text(messages[position], str(mapping["content"])))
         else:
-            given: Any = {key: value for key, value in mapping.items() if value is not None}
-            found.extend(convert_to_messages([given]))
+            plain: Any = {key: value for key, value in mapping.items() if value is not None}
+            found.extend(convert_to_messages([plain]))
     return found

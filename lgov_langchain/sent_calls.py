@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Flow, foreign, wait
 from lgov_core.instrumentation.evaluated_call import model_call_covered
+from lgov_core.instrumentation.model_flow import CallRefused
 from lgov_langchain import messages
 from lgov_langchain.runs import is_pause
 
@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from lgov_core.instrumentation import Governor
     from lgov_core.instrumentation.model_call import ModelCall
     from lgov_core.types import Decision
-
-
-class ChangedCallDenied(PolicyDenied):
-    """A model call was changed after it was allowed and must not be sent as what it has become."""
 
 
 @dataclass(slots=True)
@@ -44,7 +40,7 @@ class SentCall:
         try:
             with self.call.span.active(model=self.call.governor):
                 return (yield from wait(foreign(function)))
-        except ChangedCallDenied:
+        except CallRefused:
             raise
         except BaseException as error:
             self.failed(error)
@@ -89,14 +85,18 @@ def send_changed(governor: Governor, prompt: Sequence[BaseMessage], function: Ca
     if not is_covered(governor, prompt):
         if not sent.went:  # a retry is another call for policies that count
             sent.call.overtaken()
+        changed: list[BaseMessage] = list(prompt)
+
+        def take(new: Sequence[Mapping[str, Any]]) -> None:
+            changed[:] = messages.with_messages(prompt, new)
+
         action = sent.call.changed_request(messages.as_mappings(prompt))
-        decision = yield from governor.decision_flow(action)
+        decision = yield from sent.call.judge_request_flow(action, take)
         if decision.blocks:
             denial = messages.denial_reply(decision)
             sent.denial = (denial, decision)
             return denial
-        if decision.arguments is not None:
-            prompt = messages.with_messages(prompt, decision.arguments["messages"])
+        prompt = changed
     sent.went = True
     token = _SENT.set(SentCall(sent.call, prompt))  # for the patched chat model it is the call that was evaluated
     try:

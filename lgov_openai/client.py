@@ -22,8 +22,9 @@ from lgov_core.instrumentation import Flow, either, foreign, wait
 from lgov_core.instrumentation.evaluated_call import model_call_covered
 from lgov_core.instrumentation.methods import flow_method
 from lgov_core.instrumentation.model_call import ModelCall
+from lgov_core.instrumentation.model_flow import model_flow
 from lgov_openai.actions import FRAMEWORK
-from lgov_openai.exchange import Exchange
+from lgov_openai.exchange import OpenAICall
 from lgov_openai.http_messages import attribute, body_of, protocol_of
 from lgov_openai.memory import Memory
 from lgov_openai.request_evaluation import RequestEvaluation
@@ -84,7 +85,7 @@ class Interceptor:
             call.refused(decision)
             raise PolicyDenied(decision) from error
         attribute(request)
-        return (yield from Exchange(evaluation, request, send).steps())
+        return (yield from model_flow(OpenAICall(evaluation, request, send)))
 
 
 def govern_client(client: C, governor: Governor) -> C:

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from lgov_core.instrumentation import BoundedDict
 from lgov_core.instrumentation.message_decisions import MessageDecisionCache
 from lgov_core.instrumentation.tool_call import ToolCall
+from lgov_core.instrumentation.turn_memory import MAX_PER_MARK, MAX_REMEMBERED, TurnMemory
 from lgov_core.scope import RolloutScope, current_scope
 from lgov_core.types import Decision
+from lgov_core.wire.content import JSON
 from lgov_core.wire.turns import Proposal
 from lgov_openai.held_calls import HeldCalls
 from lgov_openai.recording import Recording
-from lgov_openai.transcript import MAX_PER_ID, MAX_REMEMBERED, ChangedTurns
+from lgov_openai.transcript import ReplyParents
 
 
 @dataclass(slots=True, eq=False)
@@ -47,8 +49,8 @@ class PendingCalls:
             return
         with self._lock:
             known = [*(self._by_id.get(call_id) or ()), pending]
-            dropped = known[: -MAX_PER_ID - 1]
-            dropped += self._by_id.put(call_id, known[-MAX_PER_ID - 1 :]) or []
+            dropped = known[: -MAX_PER_MARK - 1]
+            dropped += self._by_id.put(call_id, known[-MAX_PER_MARK - 1 :]) or []
         for one in dropped:
             one.call.span.abandon()
 
@@ -83,13 +85,12 @@ class Memory:
     """One a governed client, or one for all clients of an instrumented process. Callable from any thread or task."""
 
     def __init__(self) -> None:
-        self.turns = ChangedTurns()
+        self.turns: TurnMemory[JSON] = TurnMemory()
+        self.parents = ReplyParents()
         self.calls = PendingCalls()
         #: For each result that was evaluated, a tuple of the text in its place, or of None.
         self.results: BoundedDict[Hashable, tuple[str | None]] = BoundedDict(MAX_REMEMBERED)
         self.messages = MessageDecisionCache()
-        #: Digests of the transcripts up to each user message that was allowed.
-        self.allowed_messages: BoundedDict[str, bool] = BoundedDict(MAX_REMEMBERED)
         #: Replies that the program has not read to their end.
         self.recordings: set[Recording | HeldCalls] = set()
 

@@ -1,4 +1,4 @@
-"""Evaluates the tool calls of one turn of the model."""
+"""Judges the tool calls of one turn of the model."""
 
 from __future__ import annotations
 
@@ -18,33 +18,34 @@ from lgov_openai.request_evaluation import RequestEvaluation
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluatedTurn:
+class ProgramTurn:
     """A turn as the program may get it.
 
-    ``denials`` are the texts for the calls that were removed, ``results`` the entries by which the model reads them (None
+    ``results`` are the entries by which the model reads that calls were denied, one for each call that was removed (None
     where the API has none). ``replaced``: the turn is a denial, in the model's place.
     """
 
     turn: Turn
-    denials: Sequence[str] = ()
     results: Sequence[JSON | None] = ()
     replaced: bool = False
 
 
-def evaluate_turn(request: RequestEvaluation, turn: Turn, given: Turn, run_id: str) -> Flow[EvaluatedTurn]:
-    """Evaluates the calls of ``turn``, the model's reply in the run ``run_id``. Raises `PolicyDenied` for an abort.
+def judge_turn_flow(
+    request: RequestEvaluation, turn: Turn, given: Turn, run_id: str
+) -> Flow[tuple[ProgramTurn, list[Decision]]]:
+    """Judges the calls of ``turn``, the model's reply in the run ``run_id``. Raises `PolicyDenied` for an abort.
 
-    ``given`` is the turn as the program may get it so far.
+    ``given`` is the turn as the program may get it so far. Returns that without the denied calls, and their denials.
     """
     protocol, memory = request.protocol, request.memory
     denied: list[Proposal] = []
-    denials: list[str] = []
+    denials: list[Decision] = []
     allowed: list[tuple[Proposal, ToolCall, Decision]] = []
     for proposal in turn.proposals:
         call, decision = yield from _evaluate_call(request, proposal, run_id)
         if decision.blocks:
             denied.append(proposal)
-            denials.append(decision.denial_message())
+            denials.append(decision)
         else:
             allowed.append((proposal, call, decision))
     for proposal, call, decision in allowed:
@@ -57,10 +58,13 @@ def evaluate_turn(request: RequestEvaluation, turn: Turn, given: Turn, run_id: s
             given = protocol.with_arguments(given, here, decision.arguments)
             here = next(one for one in given.proposals if one.position == proposal.position)
         memory.calls.add(PendingCall(call, decision, here.identity, request.digest, current_scope(), is_unknown))
-    results = [protocol.denied_result(turn, one, text) for one, text in zip(denied, denials, strict=True)]
+    results = [
+        protocol.denied_result(turn, proposal, decision.denial_message())
+        for proposal, decision in zip(denied, denials, strict=True)
+    ]
     gone = {one.position for one in denied}
     given = protocol.without(given, [one for one in given.proposals if one.position in gone]) if gone else given
-    return EvaluatedTurn(given, denials, results)
+    return ProgramTurn(given, results), denials
 
 
 def _evaluate_call(request: RequestEvaluation, proposal: Proposal, run_id: str) -> Flow[tuple[ToolCall, Decision]]:

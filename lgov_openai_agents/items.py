@@ -12,7 +12,7 @@ from agents.items import TResponseInputItem
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
 
 from lgov_core.instrumentation import json_object, json_text
-from lgov_core.types import Decision, new_id
+from lgov_core.types import new_id
 from lgov_core.wire.turns import ModelReading, rewritten_arguments
 
 FRAMEWORK = "openai-agents"
@@ -115,11 +115,11 @@ def _content_with_text(content: Any, text: str) -> Any:
 
 def with_messages(
     instructions: str | None, items: Sequence[Any], mappings: Sequence[Mapping[str, Any]]
-) -> tuple[str | None, list[Any]] | None:
+) -> tuple[str | None, list[Any]]:
     """Instructions and items with the messages of a transform; a message that it left alone stays the item it was.
 
-    Where only texts and the arguments of calls were changed, everything else of an item stays. None where it cannot be
-    decided which item a message is to be.
+    Where only texts and the arguments of calls were changed, everything else of an item stays. Raises `ValueError` where it
+    cannot be decided which item a message is to be.
     """
     originals: list[Any] = ([{"role": "system", "content": instructions}] if instructions else []) + list(items)
     result: list[Any] = []
@@ -127,7 +127,7 @@ def with_messages(
         item = _reworded(originals[position], mapping) if position < len(originals) else None
         if item is None:
             if set(mapping) != {"role", "content"} or not all(isinstance(value, str) for value in mapping.values()):
-                return None
+                raise ValueError(f"message {position + 1} is neither of the request nor only a role and a text")
             item = dict(mapping)
         result.append(item)
     if instructions and result and _plain(result[0]).get("role") == "system":
@@ -159,23 +159,31 @@ def _reworded(item: Any, mapping: Mapping[str, Any]) -> Any:
     return found if same else None
 
 
-def with_exchanges(given: Sequence[Any], exchanges: Mapping[str, Sequence[Any]]) -> list[Any]:
-    """``given`` with each exchange before the reply that has the call of that id."""
-    result: list[Any] = []
-    for item in given:
-        plain = _plain(item)
-        wanted = exchanges.get(str(plain.get("call_id"))) if not str(plain.get("type")).endswith("_output") else None
-        if wanted:
-            position = len(result)
-            while position and _of_the_same_reply(_plain(result[position - 1])):
-                position -= 1
-            result[position:position] = wanted
-        result.append(item)
-    return result
+class ItemReader:
+    """Recognises the items of a transcript: see `lgov_core.instrumentation.turn_memory.TranscriptReader`."""
+
+    def from_model(self, entry: Any) -> bool:
+        """See `TranscriptReader.from_model`."""
+        plain = _plain(entry)
+        return plain.get("role") == "assistant" or str(plain.get("type")).endswith(("_call", "_request", "reasoning"))
+
+    def marks(self, entry: Any) -> Sequence[str]:
+        """See `TranscriptReader.marks`."""
+        plain = _plain(entry)
+        if plain.get("call_id"):
+            return [str(plain["call_id"])]
+        return [str(plain["id"])] if plain.get("id") and plain["id"] not in _NO_ID else []
+
+    def has_calls(self, entry: Any) -> bool:
+        """See `TranscriptReader.has_calls`."""
+        return "call_id" in _plain(entry)
+
+    def canonical(self, entry: Any) -> str:
+        """See `TranscriptReader.canonical`."""
+        return json_text([_plain(entry).get("type"), as_mapping(entry)])
 
 
-def _of_the_same_reply(item: Mapping[str, Any]) -> bool:
-    return item.get("role") == "assistant" or item.get("type") == "reasoning"
+READER = ItemReader()
 
 
 def _plain(item: Any) -> Mapping[str, Any]:
@@ -270,9 +278,9 @@ def message(text: str) -> ResponseOutputMessage:
     return ResponseOutputMessage(id=new_id("msg"), type="message", role="assistant", status="completed", content=[part])
 
 
-def denial_reply(decision: Decision, instead_of: ModelResponse | None = None) -> ModelResponse:
-    """The denial in place of a model's reply; it proposes no calls."""
-    output: list[Any] = [message(decision.denial_message())]
+def denial_reply(text: str, instead_of: ModelResponse | None = None) -> ModelResponse:
+    """The denial ``text`` in place of a model's reply; it proposes no calls."""
+    output: list[Any] = [message(text)]
     if instead_of is None:
         return ModelResponse(output=output, usage=Usage(), response_id=None)
     return replace(instead_of, output=output)

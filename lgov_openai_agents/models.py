@@ -12,8 +12,10 @@ from agents import Model, ModelProvider, ModelResponse, MultiProvider
 
 from lgov_core.instrumentation import Governor
 from lgov_core.instrumentation.evaluated_call import model_call_covered
+from lgov_core.instrumentation.model_flow import model_flow
+from lgov_core.instrumentation.streams import arun_stream
 from lgov_openai_agents._internals import RunEndCleanup
-from lgov_openai_agents.model_exchange import ModelExchange
+from lgov_openai_agents.model_exchange import AgentsCall
 from lgov_openai_agents.model_request import ModelRequest
 from lgov_openai_agents.runs import current_run
 
@@ -122,7 +124,7 @@ def _reply(
         return ask(*args, **kwargs)
     request = ModelRequest.of(args, kwargs)
     asked = partial(_ask, ask)
-    return ModelExchange(governor, model, request, asked, current_run(governor), agent).reply()
+    return arun_stream(model_flow(AgentsCall(governor, model, request, asked, current_run(governor), agent)))
 
 
 def _ask(ask: Callable[..., AsyncIterator[Any]], request: ModelRequest) -> AsyncIterator[Any]:

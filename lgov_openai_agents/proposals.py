@@ -17,7 +17,7 @@ from agents import (
 )
 from openai.types.responses import ResponseFunctionToolCall
 
-from lgov_core.instrumentation import Governor, arun_flow
+from lgov_core.instrumentation import Flow, Governor
 from lgov_core.instrumentation.live_span import LiveSpan
 from lgov_core.instrumentation.tool_call import ToolReading, tool_flow
 from lgov_core.types import Action, Decision, Point, ToolOutcome, new_id
@@ -30,10 +30,10 @@ _MAKE_AGAIN = "NOT RUN: another call of the same reply was denied. Make this cal
 Denials = list[tuple[Any, Decision]]
 
 
-async def evaluate_proposals(
+def judge_proposals_flow(
     governor: Governor, request: ModelRequest, response: ModelResponse, agent: str | None, parent: LiveSpan | None
-) -> tuple[Denials, ModelResponse]:
-    """Evaluates what only this place can stop; returns what was denied, and the reply with transforms applied."""
+) -> Flow[tuple[Denials, ModelResponse]]:
+    """Judges what only this place can stop; returns what was denied, and the reply with transforms applied."""
     handoffs = {one.tool_name for one in request.handoffs}
     offered = {*handoffs, *(tool.name for tool in request.tools)}
     denied: Denials = []
@@ -42,14 +42,14 @@ async def evaluate_proposals(
         action = _proposal(item, handoffs)
         if action is not None:
             action = replace(action, agent=agent, framework=items.FRAMEWORK, native=item)
-            governed = await arun_flow(tool_flow(governor, action, _permitted, _reading, parent=parent))
+            governed = yield from tool_flow(governor, action, _permitted, _reading, parent=parent)
             if governed.result is None:
                 denied.append((item, governed.decision))
             elif governed.result is not action.arguments and isinstance(item, ResponseFunctionToolCall):
                 text = items.arguments_text(governed.result, item.arguments)
                 item = item.model_copy(update={"arguments": text})
         elif isinstance(item, ResponseFunctionToolCall) and item.name not in offered:
-            await governor.arecord(_unknown(item, agent))
+            yield from governor.record_flow(_unknown(item, agent))
         output.append(item)
     return denied, replace(response, output=output)
 
@@ -69,7 +69,7 @@ def _unknown(call: ResponseFunctionToolCall, agent: str | None) -> ToolOutcome:
     return ToolOutcome(action, "unknown_tool", error_type="UnknownTool", error=f"no tool {call.name} was offered")
 
 
-async def _permitted(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+def _permitted(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """The outcome of a proposal is that it goes on, with these arguments."""
     return arguments
 
@@ -155,9 +155,9 @@ def _hosted_action(tool: Any) -> Action | None:
     return None
 
 
-async def without_denied_tools(
+def without_denied_tools_flow(
     governor: Governor, request: ModelRequest, agent: str | None, span_id: str | None
-) -> ModelRequest:
+) -> Flow[ModelRequest]:
     """``request`` without the hosted tools that the policies deny, and with instructions that say so."""
     kept: list[Any] = []
     denials: list[str] = []
@@ -166,9 +166,9 @@ async def without_denied_tools(
         action = _hosted_action(tool)
         if action is not None:
             action = replace(action, agent=agent, framework=items.FRAMEWORK, span_id=span_id)
-            decision = await governor.adecide(action)
+            decision = yield from governor.decision_flow(action)
             if decision.blocks:
-                await governor.arecord(ToolOutcome(action, "denied", decision=decision))
+                yield from governor.record_flow(ToolOutcome(action, "denied", decision=decision))
                 denials.append(f"{tool.name}: {decision.denial_message()}")
                 gone |= _choices_of(tool)
                 continue

@@ -1,4 +1,4 @@
-"""Remembers the decision on each user message, so that the same message in a later request is not judged again.
+"""Judges what users say in a request, and remembers it, so that the same message in a later request is not judged again.
 
 A program sends its whole transcript with each model call, or a framework keeps it. A message that was denied reached no
 model, and one that was rewritten reached it in its new form: the same must hold for every later call.
@@ -6,11 +6,15 @@ model, and one that was rewritten reached it in its new form: the same must hold
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from lgov_core._util.bounded import BoundedDict
+from lgov_core.flow import Flow
+from lgov_core.governor import Governor
 from lgov_core.scope import current_scope
+from lgov_core.types import Action, Decision
 
 #: How many messages are remembered; the oldest are forgotten first.
 MAX_REMEMBERED = 20_000
@@ -25,6 +29,22 @@ class Instead(NamedTuple):
     denied: bool
 
 
+@dataclass(frozen=True, slots=True)
+class UserText:
+    """A text in the user's role. ``new``: it came after the model's last reply, so that a denial answers it.
+
+    An earlier one is judged only if no policy here has judged it; ``answer`` is what the agent replied to it. ``place``
+    identifies the transcript up to it: what was allowed there is not judged again, however new. ``nested``: another agent
+    wrote it.
+    """
+
+    text: str
+    new: bool = True
+    answer: str | None = None
+    place: Hashable = None
+    nested: bool = False
+
+
 class MessageDecisionCache:
     """The decisions on user messages, by rollout. Callable from any thread or task."""
 
@@ -32,6 +52,29 @@ class MessageDecisionCache:
         self._allowed: BoundedDict[_Key, str] = BoundedDict(MAX_REMEMBERED)
         self._rewritten: BoundedDict[_Key, str] = BoundedDict(MAX_REMEMBERED)
         self._denied: BoundedDict[_Key, str] = BoundedDict(MAX_REMEMBERED)
+        self._places: BoundedDict[Hashable, bool] = BoundedDict(MAX_REMEMBERED)
+
+    def judge_flow(
+        self, governor: Governor, texts: Iterable[UserText], action: Callable[[UserText], Action]
+    ) -> Flow[Decision | None]:
+        """Judges the texts that have to be; the denial that answers the request, or None. ``action`` makes the action.
+
+        What was denied or rewritten is replaced by `instead_of` in this and every later request.
+        """
+        for text in texts:
+            if (text.place is not None and text.place in self._places) or (not text.new and self._knows(text)):
+                continue
+            decision = yield from governor.decision_flow(action(text))
+            if not decision.blocks:
+                if text.place is not None:
+                    self._places.put(text.place, True)
+                self.let_through(text.text, decision.text)
+            elif text.new or decision.abort:
+                self.denied(text.text, decision.denial_message())
+                return decision
+            else:  # from a transcript that lgov did not see grow: the denial replaces it
+                self._rewritten.put(_key(text.text), decision.denial_message())
+        return None
 
     def let_through(self, text: str, instead: str | None) -> None:
         """Notes that ``text`` was allowed, unchanged or with ``instead`` in its place."""
@@ -41,16 +84,11 @@ class MessageDecisionCache:
         else:
             self._rewritten.pop(_key(text))
 
-    def withheld(self, text: str, denial: str) -> None:
-        """Notes that ``text``, from a transcript that lgov did not see grow, was denied; ``denial`` replaces it."""
-        self._rewritten.put(_key(text), denial)
-
-    def knows(self, text: str, answer: str | None) -> bool:
-        """Whether ``text`` was judged here; ``answer`` is the agent's reply to it."""
-        key = _key(text)
-        return (
-            key in self._allowed or key in self._rewritten or (answer is not None and self._denied.get(key) == answer)
-        )
+    def _knows(self, text: UserText) -> bool:
+        """Whether the text was judged here."""
+        key, answer = _key(text.text), text.answer
+        judged = key in self._allowed or key in self._rewritten
+        return judged or (answer is not None and self._denied.get(key) == answer)
 
     def denied(self, text: str, denial: str) -> None:
         """Notes that ``text`` was answered with ``denial`` and reached no model."""

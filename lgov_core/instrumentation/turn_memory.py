@@ -1,0 +1,203 @@
+"""Remembers the turns of a model that a program received changed, and puts back into each request what it never received.
+
+A program sends its whole transcript with each request. What was removed from a reply (a denied call, rounds in which the
+model read denials) has to be inserted again at its place, so that the model reads what it wrote. The place is found by what
+marks the entries that the program did receive (`TranscriptReader.marks`), or, for a text, by the digest of everything before
+it. Where several places fit, nothing is inserted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from lgov_core._util.bounded import BoundedDict
+from lgov_core.scope import RolloutScope, current_scope
+
+E = TypeVar("E")
+E_contra = TypeVar("E_contra", contravariant=True)
+
+#: How many turns and owed answers are remembered, of each; the oldest are dropped.
+MAX_REMEMBERED = 20_000
+#: How many of them may share one mark: some servers give each reply the same ids.
+MAX_PER_MARK = 256
+
+
+class TranscriptReader(Protocol[E_contra]):
+    """How the entries of a framework's transcripts are recognised. Pure functions."""
+
+    def from_model(self, entry: E_contra) -> bool:
+        """Whether the model wrote the entry."""
+        ...
+
+    def marks(self, entry: E_contra) -> Sequence[Hashable]:
+        """What names an entry of the model in every copy of the transcript: the ids of its calls, and its own."""
+        ...
+
+    def has_calls(self, entry: E_contra) -> bool:
+        """Whether the entry has tool calls, so that only its marks identify it."""
+        ...
+
+    def canonical(self, entry: E_contra) -> str:
+        """The entry without what programs change when they copy it."""
+        ...
+
+
+class SameObject:
+    """A mark that only this very object has; keeps the object, so that no other can take its place in memory."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SameObject) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def prefix_digests(reader: TranscriptReader[E], entries: Sequence[E], parent: str | None = None) -> list[str]:
+    """``digests[i]`` identifies the transcript before entry ``i``, also in a copy that the program sends later.
+
+    ``parent`` is the stored response or conversation that the transcript continues.
+    """
+    state = hashlib.blake2b(json.dumps(parent).encode(), digest_size=16)
+    digests = [state.hexdigest()]
+    for entry in entries:
+        state.update(reader.canonical(entry).encode() + b",")
+        digests.append(state.hexdigest())
+    return digests
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChangedTurn(Generic[E]):
+    """A turn that the program received changed.
+
+    ``received`` are the entries that it got. ``actual`` is what the model wrote and read there: each entry with the
+    position of its form in ``received``, or None if the program got nothing of it. ``prefix`` is the digest of the
+    transcript before it.
+    """
+
+    prefix: str
+    scope: RolloutScope | None
+    received: Sequence[E]
+    actual: Sequence[tuple[E, int | None]]
+
+    def position_of(self, reader: TranscriptReader[E], entry: E) -> int | None:
+        """The position in ``received`` that ``entry`` is a copy of."""
+        if not reader.from_model(entry):
+            return None
+        marks = set(reader.marks(entry))
+        for position, received in enumerate(self.received):
+            if marks & set(reader.marks(received)):
+                return position
+        text = reader.canonical(entry)
+        return next((at for at, received in enumerate(self.received) if reader.canonical(received) == text), None)
+
+
+class TurnMemory(Generic[E]):
+    """The turns that programs received changed, and what is owed to transcripts that a server keeps.
+
+    Callable from any thread and task.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        #: By the marks of their entries, and by the digest of the transcript before and the text.
+        self._turns: BoundedDict[Hashable, list[ChangedTurn[E]]] = BoundedDict(MAX_REMEMBERED)
+        self._uses: BoundedDict[Hashable, int] = BoundedDict(MAX_REMEMBERED)
+        self._owed: BoundedDict[str, list[E]] = BoundedDict(MAX_REMEMBERED)
+
+    def add(
+        self,
+        reader: TranscriptReader[E],
+        prefix: str,
+        received: Sequence[E],
+        actual: Sequence[tuple[E, int | None]],
+    ) -> None:
+        """Remembers a changed turn after the transcript ``prefix``."""
+        turn = ChangedTurn(prefix, current_scope(), received, actual)
+        with self._lock:
+            for entry in received:
+                by_text = [] if reader.has_calls(entry) else [(prefix, reader.canonical(entry))]
+                for key in (*reader.marks(entry), *by_text):
+                    self._turns.put(key, [*(self._turns.get(key) or ())[-MAX_PER_MARK:], turn])
+
+    def count(self, marks: Iterable[Hashable]) -> None:
+        """Counts the marks of a reply: one that came twice does not identify a turn by itself."""
+        with self._lock:
+            for mark in marks:
+                self._uses.put(mark, (self._uses.get(mark) or 0) + 1)
+
+    def owe(self, parent: str | None, entries: Sequence[E]) -> None:
+        """Remembers entries that the transcript ``parent``, kept by the server, needs before it is continued."""
+        if parent is not None and entries:
+            with self._lock:
+                self._owed.put(parent, [*self.owed(parent), *entries])
+
+    def owed(self, parent: str | None) -> Sequence[E]:
+        """The entries that are owed to ``parent``."""
+        return (self._owed.get(parent) if parent is not None else None) or ()
+
+    def paid(self, parent: str | None) -> None:
+        """Notes that the server has got what was owed to ``parent``."""
+        if parent is not None:
+            self._owed.pop(parent)
+
+    def restored(
+        self, reader: TranscriptReader[E], program: Sequence[E], prefixes: Sequence[str], current: Sequence[E]
+    ) -> list[E]:
+        """``current`` (the entries of ``program`` as they may be sent) with every missing entry at its place."""
+        restored: list[E] = []
+        position = 0
+        while position < len(program):
+            turn = self._match(reader, program[position], prefixes[position])
+            if turn is None:
+                restored.append(current[position])
+                position += 1
+                continue
+            present: dict[int, list[E]] = {}  # empty where the program has the entry as it received it
+            while position < len(program):
+                at = turn.position_of(reader, program[position])
+                if at is None or at in present:
+                    break
+                same = reader.canonical(program[position]) == reader.canonical(turn.received[at])
+                present[at] = [] if same else [current[position]]
+                position += 1
+            for entry, at in turn.actual:
+                if at is None:
+                    restored.append(entry)
+                elif at in present:
+                    restored += present[at] or [entry]  # a change of the program stays
+        return restored
+
+    def _match(self, reader: TranscriptReader[E], entry: E, prefix: str) -> ChangedTurn[E] | None:
+        if not reader.from_model(entry):
+            return None
+        text = reader.canonical(entry)
+        for mark in reader.marks(entry):
+            turns = [
+                turn
+                for turn in self._turns.get(mark) or ()
+                if any(mark in reader.marks(each) and reader.canonical(each) == text for each in turn.received)
+            ]
+            if (self._uses.get(mark) or 0) > 1:
+                turns = [turn for turn in turns if turn.prefix == prefix]
+            if (turn := _only(turns)) is not None:
+                return turn
+        return None if reader.has_calls(entry) else _only(self._turns.get((prefix, text)) or ())
+
+
+def _only(turns: Sequence[ChangedTurn[Any]]) -> ChangedTurn[Any] | None:
+    """The turn that is meant, None if several could be."""
+    if len(turns) > 1:
+        turns = [turn for turn in turns if turn.scope == current_scope()]
+    if turns and all(turn.actual == turns[0].actual for turn in turns):
+        return turns[0]
+    return None
