@@ -1,8 +1,10 @@
-"""The declaration of a framework package, and the table of what its denials are tested in."""
+"""What every framework package declares: its names, its surface, and the table of what its denials are tested in."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import importlib
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from lgov_core.types import Adapter as Adapter
 from lgov_core.types import Conflict as Conflict
@@ -33,3 +35,20 @@ def whole_surface(*, sync: bool = True, not_streamed: Collection[Point] = ()) ->
         )
         for point in points
     }
+
+
+def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of ``package``, whose public names are looked up when they are first used.
+
+    ``modules`` says in which module of the package each name is. So importing the package imports no framework.
+    """
+
+    def find(name: str) -> Any:
+        if name in modules:
+            return getattr(importlib.import_module(f"{package}.{modules[name]}"), name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    def names() -> list[str]:
+        return sorted({*vars(importlib.import_module(package)), *modules})
+
+    return find, names
