@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lgov_core.instrumentation.adapter import lazy_names
+from lgov_core.instrumentation.framework import lazy_names
 
 if TYPE_CHECKING:
     from lgov_autogen.code_executor import GovernedCodeExecutor

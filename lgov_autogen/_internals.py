@@ -14,7 +14,7 @@ from typing import Any
 
 from autogen_core.tools import FunctionTool
 
-from lgov_core.instrumentation.evaluated_call import covered_call
+from lgov_core.instrumentation.live_span import covered_call
 
 #: Where AutoGen defines the functions of its hand-off tools.
 HANDOFF_MODULE, HANDOFF_FUNCTION = "autogen_agentchat.base._handoff", "Handoff.handoff_tool."

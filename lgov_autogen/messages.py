@@ -19,7 +19,7 @@ from autogen_core.models import (
 )
 
 from lgov_core.instrumentation import json_object
-from lgov_core.instrumentation.message_decisions import MessageDecisionCache
+from lgov_core.instrumentation.conversation_memory import MessageDecisionCache
 from lgov_core.wire.turns import ModelReading
 
 FRAMEWORK = "autogen"

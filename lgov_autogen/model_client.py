@@ -15,13 +15,13 @@ from autogen_core.models import ChatCompletionClient, CreateResult, LLMMessage
 from pydantic import BaseModel
 
 from lgov_autogen.current_governor import GovernedComponent, acting_governor, behind
-from lgov_autogen.model_exchange import AutoGenCall, CallMemory, ProgramCall
+from lgov_autogen.model_calls import AutoGenCall, CallMemory, ProgramCall
 from lgov_autogen.proposals import ProposedCalls, results_in
 from lgov_autogen.runs import Run, ensure_run
 from lgov_autogen.workbench import is_governed_schema
 from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Governor
-from lgov_core.instrumentation.evaluated_call import model_call_covered
+from lgov_core.instrumentation.live_span import model_call_covered
 from lgov_core.instrumentation.model_flow import model_flow
 from lgov_core.instrumentation.streams import arun_stream
 

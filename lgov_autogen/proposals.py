@@ -17,14 +17,14 @@ from autogen_core.models import (
 from autogen_core.tools import BaseTool
 
 from lgov_autogen._internals import has_handoffs, is_handoff
-from lgov_autogen.governed_call import tool_action
 from lgov_autogen.messages import call_arguments, judged_arguments
 from lgov_autogen.runs import current_run
+from lgov_autogen.tools import tool_action
 from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import BoundedDict, Flow, Governor
-from lgov_core.instrumentation.evaluated_call import covered_call
+from lgov_core.instrumentation.conversation_memory import MAX_REMEMBERED
+from lgov_core.instrumentation.live_span import covered_call
 from lgov_core.instrumentation.tool_call import ToolCall, ToolReading, tool_flow
-from lgov_core.instrumentation.turn_memory import MAX_REMEMBERED
 from lgov_core.types import Action, Decision, Kind, ToolOutcome, ToolStatus, new_id
 
 

@@ -22,7 +22,7 @@ from lgov_autogen.code_executor import GovernedCodeExecutor
 from lgov_autogen.model_client import GovernedChatCompletionClient
 from lgov_core.errors import InstrumentationError
 from lgov_core.instrumentation import Governor
-from lgov_core.instrumentation.instrumentor import Instrumentor
+from lgov_core.instrumentation.framework import Instrumentor
 from lgov_core.instrumentation.live_span import LiveSpan
 
 _NAME = "lgov_probe"

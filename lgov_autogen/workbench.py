@@ -24,11 +24,11 @@ from pydantic import BaseModel
 
 from lgov_autogen._internals import carry_context, observe_errors, tool_in, tools_of
 from lgov_autogen.current_governor import GovernedComponent, acting_governor, behind
-from lgov_autogen.governed_call import Emit, GovernedCall, Run, kind_of, note_abort, tool_action
 from lgov_autogen.runs import end_at_next_step
+from lgov_autogen.tools import Emit, GovernedCall, Run, kind_of, note_abort, tool_action
 from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Governor, arun_flow
-from lgov_core.instrumentation.evaluated_call import covered_call, note_error
+from lgov_core.instrumentation.live_span import covered_call, note_error
 from lgov_core.instrumentation.tool_call import ToolReading, failure_status, tool_flow
 
 #: The text for an image in a result.

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lgov_core.instrumentation.adapter import lazy_names
+from lgov_core.instrumentation.framework import lazy_names
 
 if TYPE_CHECKING:
-    from lgov_langchain.callback import LgovCallbackHandler
-    from lgov_langchain.callback_enforcement import DeniedToolError
+    from lgov_langchain.callback import DeniedToolError, LgovCallbackHandler
     from lgov_langchain.instrumentor import instrument, uninstrument
     from lgov_langchain.middleware import LgovMiddleware
-    from lgov_langchain.tool_nodes import wrap_tool_node
+    from lgov_langchain.tools import wrap_tool_node
 
 __all__ = ["DeniedToolError", "LgovCallbackHandler", "LgovMiddleware", "instrument", "uninstrument", "wrap_tool_node"]
 

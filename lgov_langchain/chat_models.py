@@ -27,13 +27,12 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.prompt_values import PromptValue
 
 from lgov_core.instrumentation import Flow, arun_flow, either, foreign, run_flow, wait
-from lgov_core.instrumentation.methods import flow_method
+from lgov_core.instrumentation.framework import flow_method
 from lgov_core.instrumentation.streams import Emit, StreamFlow, arun_stream, run_stream
 from lgov_langchain._internals import combine_llm_outputs
 from lgov_langchain.current_governor import acting_governor
 from lgov_langchain.model_calls import Prompt, Reply, Result, attributed, govern_model_call
-from lgov_langchain.process_handler import agent_above
-from lgov_langchain.sent_calls import SentCall, is_covered
+from lgov_langchain.process_handler import SentCall, agent_above, is_covered
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel

@@ -15,7 +15,7 @@ import importlib.util
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from lgov_core.instrumentation.instrumentor import Patches
+from lgov_core.instrumentation.framework import Patches
 from lgov_langchain.current_governor import INSTRUMENTOR, acting_governor
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ def _patch(patches: Patches) -> None:
     from langchain_core.language_models import BaseChatModel
     from langchain_core.tools import BaseTool
 
-    from lgov_langchain import base_tools, chat_models
+    from lgov_langchain import chat_models
+    from lgov_langchain import tools as base_tools
     from lgov_langchain.process_handler import process_handler
 
     for name in ("run", "arun"):

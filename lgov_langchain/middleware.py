@@ -16,9 +16,8 @@ from lgov_core.instrumentation import Flow, arun_flow, json_text, run_flow
 from lgov_core.instrumentation.endpoint_headers import demand_endpoint
 from lgov_langchain.messages import first_reply
 from lgov_langchain.model_calls import Prompt, Reply, Result, attributed, govern_model_call
-from lgov_langchain.process_handler import agent_above, process_handler
-from lgov_langchain.sent_calls import SentCall, send_changed
-from lgov_langchain.tool_nodes import GovernedToolCalls
+from lgov_langchain.process_handler import SentCall, agent_above, process_handler, send_changed
+from lgov_langchain.tools import GovernedToolCalls
 
 if TYPE_CHECKING:
     from types import CoroutineType

@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
 from lgov_core.instrumentation import Flow, semconv
+from lgov_core.instrumentation.conversation_memory import UserText
 from lgov_core.instrumentation.endpoint_headers import endpoint_headers
-from lgov_core.instrumentation.evaluated_call import covered_call
-from lgov_core.instrumentation.message_decisions import UserText
+from lgov_core.instrumentation.live_span import covered_call
 from lgov_core.instrumentation.model_call import ModelCall
 from lgov_core.instrumentation.model_flow import CallRefused, Choice, ModelPort, ReplyPart, model_flow
 from lgov_core.scope import current_scope
 from lgov_core.types import Action, Decision, Point, ToolOutcome
 from lgov_langchain import messages
 from lgov_langchain._internals import keep_reply_ids
-from lgov_langchain.process_handler import Above, inside, process_handler
+from lgov_langchain.process_handler import Above, SentCall, inside, process_handler
 from lgov_langchain.runs import FRAMEWORK, agent_name, in_thread_of_a_run
-from lgov_langchain.sent_calls import SentCall
 
 if TYPE_CHECKING:
     from lgov_core.instrumentation import Governor

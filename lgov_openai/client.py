@@ -19,15 +19,14 @@ from openai import AsyncOpenAI, OpenAI
 
 from lgov_core.errors import InstrumentationError, PolicyDenied
 from lgov_core.instrumentation import Flow, either, foreign, wait
-from lgov_core.instrumentation.evaluated_call import model_call_covered
-from lgov_core.instrumentation.methods import flow_method
+from lgov_core.instrumentation.framework import flow_method
+from lgov_core.instrumentation.live_span import model_call_covered
 from lgov_core.instrumentation.model_call import ModelCall
 from lgov_core.instrumentation.model_flow import model_flow
-from lgov_openai.actions import FRAMEWORK
-from lgov_openai.exchange import OpenAICall
 from lgov_openai.http_messages import attribute, body_of, protocol_of
 from lgov_openai.memory import Memory
-from lgov_openai.request_evaluation import RequestEvaluation
+from lgov_openai.model_calls import OpenAICall
+from lgov_openai.request_evaluation import FRAMEWORK, RequestEvaluation
 
 if TYPE_CHECKING:
     from lgov_core.instrumentation import Governor

@@ -2,21 +2,64 @@
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from lgov_core.instrumentation import BoundedDict
-from lgov_core.instrumentation.message_decisions import MessageDecisionCache
+from lgov_core.instrumentation.conversation_memory import MAX_PER_MARK, MAX_REMEMBERED, MessageDecisionCache, TurnMemory
 from lgov_core.instrumentation.tool_call import ToolCall
-from lgov_core.instrumentation.turn_memory import MAX_PER_MARK, MAX_REMEMBERED, TurnMemory
 from lgov_core.scope import RolloutScope, current_scope
 from lgov_core.types import Decision
 from lgov_core.wire.content import JSON
-from lgov_core.wire.turns import Proposal
-from lgov_openai.held_calls import HeldCalls
-from lgov_openai.recording import Recording
-from lgov_openai.transcript import ReplyParents
+from lgov_core.wire.turns import MessageProtocol, Proposal
+from lgov_openai.streamed_replies import HeldCalls, Recording
+
+
+@dataclass(frozen=True, slots=True)
+class EntryReader:
+    """Recognises the entries of a transcript in the form of ``protocol``."""
+
+    protocol: MessageProtocol
+
+    def from_model(self, entry: JSON) -> bool:
+        """See `TranscriptReader.from_model`."""
+        return self.protocol.from_model(entry)
+
+    def marks(self, entry: JSON) -> Sequence[str]:
+        """See `TranscriptReader.marks`."""
+        return self.protocol.ids(entry)
+
+    def has_calls(self, entry: JSON) -> bool:
+        """See `TranscriptReader.has_calls`."""
+        return bool(self.protocol.proposals(entry))
+
+    def canonical(self, entry: JSON) -> str:
+        """See `TranscriptReader.canonical`: an entry of the model is its calls, or its text."""
+        if self.protocol.from_model(entry):
+            calls = [call.identity for call in self.protocol.proposals(entry)]
+            return json.dumps(["calls", calls] if calls else ["text", self.protocol.mapping(entry)["content"]])
+        return json.dumps(entry, sort_keys=True)
+
+
+class ReplyParents:
+    """The replies that have another id for the program than for the server. Callable from any thread."""
+
+    def __init__(self) -> None:
+        self._parents: BoundedDict[str, tuple[str | None]] = BoundedDict(MAX_REMEMBERED)
+
+    def continue_from(self, response_id: str, parent: str | None) -> None:
+        """Remembers that what follows ``response_id`` for the program follows ``parent`` for the server."""
+        self._parents.put(response_id, (parent,))
+
+    def continuing(self, body: JSON) -> JSON:
+        """``body`` continuing the reply that the server knows: see `continue_from`."""
+        parent = self._parents.get(str(body.get("previous_response_id")))
+        if parent is None:
+            return body
+        rest = {name: value for name, value in body.items() if name != "previous_response_id"}
+        return rest if parent[0] is None else {**rest, "previous_response_id": parent[0]}
 
 
 @dataclass(slots=True, eq=False)

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lgov_core.instrumentation.adapter import lazy_names
+from lgov_core.instrumentation.framework import lazy_names
 
 if TYPE_CHECKING:
-    from lgov_openai_agents.guardrails import LgovToolGuardrails, lgov_input_guardrail, lgov_output_guardrail
-    from lgov_openai_agents.hooks import LgovRunHooks
+    from lgov_openai_agents.guardrails import (
+        LgovRunHooks,
+        LgovToolGuardrails,
+        lgov_input_guardrail,
+        lgov_output_guardrail,
+    )
     from lgov_openai_agents.instrumentor import instrument, uninstrument
     from lgov_openai_agents.invokers import governed_tool
     from lgov_openai_agents.models import GovernedModel, GovernedModelProvider

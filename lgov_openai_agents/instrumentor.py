@@ -17,10 +17,12 @@ from typing import Any
 
 from lgov_core.errors import InstrumentationError
 from lgov_core.instrumentation import Governor
-from lgov_core.instrumentation.instrumentor import Instrumentor, Patches, in_fresh_thread
-from lgov_core.instrumentation.methods import (
+from lgov_core.instrumentation.framework import (
+    Instrumentor,
+    Patches,
     governed_method,
     governed_stream,
+    in_fresh_thread,
     on_subclass,
     subclasses_of,
     wrap_methods,
@@ -57,7 +59,7 @@ def _patch(patches: Patches) -> None:
     from agents import Model, Runner
     from agents.mcp import MCPServer
 
-    from lgov_openai_agents import servers
+    from lgov_openai_agents import tools as servers
     from lgov_openai_agents.invokers import FIELDS
     from lgov_openai_agents.models import govern_response, govern_stream
     from lgov_openai_agents.runner import RUN_METHODS, wrap_run_method

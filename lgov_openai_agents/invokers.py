@@ -12,7 +12,7 @@ from agents import ApplyPatchTool, CustomTool, FunctionTool, LocalShellTool, She
 from agents.editor import ApplyPatchResult
 
 from lgov_core.instrumentation import Governor
-from lgov_core.instrumentation.evaluated_call import note_error
+from lgov_core.instrumentation.live_span import note_error
 from lgov_openai_agents._internals import Invoke, bind, observe_errors
 from lgov_openai_agents.tools import (
     Act,

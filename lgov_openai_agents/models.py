@@ -11,12 +11,12 @@ from typing import Any
 from agents import Model, ModelProvider, ModelResponse, MultiProvider
 
 from lgov_core.instrumentation import Governor
-from lgov_core.instrumentation.evaluated_call import model_call_covered
+from lgov_core.instrumentation.live_span import model_call_covered
 from lgov_core.instrumentation.model_flow import model_flow
 from lgov_core.instrumentation.streams import arun_stream
 from lgov_openai_agents._internals import RunEndCleanup
-from lgov_openai_agents.model_exchange import AgentsCall
-from lgov_openai_agents.model_request import ModelRequest
+from lgov_openai_agents.model_calls import AgentsCall
+from lgov_openai_agents.proposals import ModelRequest
 from lgov_openai_agents.runs import current_run
 
 

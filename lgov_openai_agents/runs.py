@@ -10,9 +10,8 @@ from typing import Any
 from agents import RunHooks
 
 from lgov_core.instrumentation import Governor, semconv
+from lgov_core.instrumentation.conversation_memory import MessageDecisionCache, TurnMemory
 from lgov_core.instrumentation.live_span import LiveSpan, current_span
-from lgov_core.instrumentation.message_decisions import MessageDecisionCache
-from lgov_core.instrumentation.turn_memory import TurnMemory
 from lgov_core.scope import inherited
 from lgov_core.types import Action, Kind, Point
 from lgov_openai_agents import items

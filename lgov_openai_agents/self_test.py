@@ -12,10 +12,9 @@ from agents.tool_context import ToolContext
 from openai.types.responses import ResponseFunctionToolCall
 
 from lgov_core.errors import InstrumentationError
-from lgov_core.instrumentation.instrumentor import Instrumentor
+from lgov_core.instrumentation.framework import Instrumentor
 from lgov_core.types import Point
-from lgov_openai_agents.items import message
-from lgov_openai_agents.replay import events_of
+from lgov_openai_agents.items import events_of, message
 
 _ARGUMENTS: tuple[Any, ...] = (None, "probe", None, [], None, [], None)
 

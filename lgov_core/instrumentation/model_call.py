@@ -10,8 +10,8 @@ from lgov_core._util.json import json_text
 from lgov_core.errors import PolicyDenied
 from lgov_core.flow import Flow
 from lgov_core.governor import Governor
+from lgov_core.instrumentation.conversation_memory import UserText
 from lgov_core.instrumentation.live_span import LiveSpan
-from lgov_core.instrumentation.message_decisions import UserText
 from lgov_core.trace import semconv
 from lgov_core.types import Action, Decision, JSONValue, ModelCallFailed, Point, Source
 from lgov_core.wire.exchange import unclear_ids

@@ -15,8 +15,7 @@ from lgov_core._util.json import json_text
 from lgov_core.errors import PolicyDenied
 from lgov_core.flow import Flow, foreign
 from lgov_core.governor import Governor
-from lgov_core.instrumentation.evaluated_call import CoveredCall
-from lgov_core.instrumentation.live_span import LiveSpan
+from lgov_core.instrumentation.live_span import CoveredCall, LiveSpan
 from lgov_core.trace import semconv
 from lgov_core.types import Action, Decision, JSONValue, Point, ToolOutcome, ToolStatus
 

@@ -13,8 +13,7 @@ import pytest
 from lgov_core.errors import PolicyDenied
 from lgov_core.governor import Governor
 from lgov_core.instrumentation import arun_flow, run_flow
-from lgov_core.instrumentation.evaluated_call import CoveredCall, covered_call, model_call_covered
-from lgov_core.instrumentation.live_span import current_span
+from lgov_core.instrumentation.live_span import CoveredCall, covered_call, current_span, model_call_covered
 from lgov_core.instrumentation.model_call import ModelCall
 from lgov_core.instrumentation.tool_call import ToolReading, tool_flow
 from lgov_core.policies.base import BoundedPolicy

@@ -139,7 +139,7 @@ def test_reused_call_ids_need_the_same_transcript_before(governor):
 
 
 def test_reused_call_ids_do_not_fill_the_memory(governor):
-    from lgov_core.instrumentation.turn_memory import MAX_PER_MARK
+    from lgov_core.instrumentation.conversation_memory import MAX_PER_MARK
 
     seen = Seen()
     governor.manager.register(seen)

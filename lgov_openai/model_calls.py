@@ -1,25 +1,106 @@
-"""One model call of a program: a port of `lgov_core.instrumentation.model_flow`, from its request to the response it gets."""
+"""Judges the tool calls of one turn of the model."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Flow, either, run_flow, wait
 from lgov_core.instrumentation.model_call import ModelCall, reply_limit
 from lgov_core.instrumentation.model_flow import Choice, ModelPort, ReplyPart, settle_flow
+from lgov_core.instrumentation.tool_call import ToolCall
 from lgov_core.scope import current_scope
-from lgov_core.types import Action, Decision, Point
-from lgov_core.wire.content import JSON, with_texts, with_total_usage
-from lgov_core.wire.turns import Turn, rewritten_entries
-from lgov_openai.actions import FRAMEWORK
-from lgov_openai.held_calls import HeldCalls
+from lgov_core.types import Action, Decision, Effect, Point, ToolOutcome, ToolStatus
+from lgov_core.wire.content import JSON, read_arguments, with_texts, with_total_usage
+from lgov_core.wire.turns import Proposal, Turn, rewritten_entries
 from lgov_openai.http_messages import Reply, denial_response, read_reply, request_with, response_with
-from lgov_openai.recording import Recording
-from lgov_openai.request_evaluation import RequestEvaluation
-from lgov_openai.turn_evaluation import ProgramTurn, judge_turn_flow
+from lgov_openai.memory import PendingCall
+from lgov_openai.request_evaluation import FRAMEWORK, RequestEvaluation, tool_action
+from lgov_openai.streamed_replies import HeldCalls, Recording
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramTurn:
+    """A turn as the program may get it.
+
+    ``results`` are the entries by which the model reads that calls were denied, one for each call that was removed (None
+    where the API has none). ``replaced``: the turn is a denial, in the model's place.
+    """
+
+    turn: Turn
+    results: Sequence[JSON | None] = ()
+    replaced: bool = False
+
+
+def judge_turn_flow(
+    request: RequestEvaluation, turn: Turn, given: Turn, run_id: str
+) -> Flow[tuple[ProgramTurn, list[Decision]]]:
+    """Judges the calls of ``turn``, the model's reply in the run ``run_id``. Raises `PolicyDenied` for an abort.
+
+    ``given`` is the turn as the program may get it so far. Returns that without the denied calls, and their denials.
+    """
+    protocol, memory = request.protocol, request.memory
+    denied: list[Proposal] = []
+    denials: list[Decision] = []
+    allowed: list[tuple[Proposal, ToolCall, Decision]] = []
+    for proposal in turn.proposals:
+        call, decision = yield from _evaluate_call(request, proposal, run_id)
+        if decision.blocks:
+            denied.append(proposal)
+            denials.append(decision)
+        else:
+            allowed.append((proposal, call, decision))
+    for proposal, call, decision in allowed:
+        is_unknown = request.offered is not None and proposal.name not in request.offered
+        if is_unknown:
+            error = f"no tool {proposal.name} was offered"
+            yield from _recorded(request, call, decision, "unknown_tool", "UnknownTool", error)
+        here = next(one for one in given.proposals if one.position == proposal.position)
+        if decision.arguments is not None:
+            given = protocol.with_arguments(given, here, decision.arguments)
+            here = next(one for one in given.proposals if one.position == proposal.position)
+        memory.calls.add(PendingCall(call, decision, here.identity, request.digest, current_scope(), is_unknown))
+    results = [
+        protocol.denied_result(turn, proposal, decision.denial_message())
+        for proposal, decision in zip(denied, denials, strict=True)
+    ]
+    gone = {one.position for one in denied}
+    given = protocol.without(given, [one for one in given.proposals if one.position in gone]) if gone else given
+    return ProgramTurn(given, results), denials
+
+
+def _evaluate_call(request: RequestEvaluation, proposal: Proposal, run_id: str) -> Flow[tuple[ToolCall, Decision]]:
+    governor = request.governor
+    action = tool_action(Point.PRE_TOOL_CALL, proposal.name, proposal.call_id, proposal).changed(run_id=run_id)
+    unreadable = proposal.arguments is None
+    if unreadable:
+        action = action.changed(arguments=read_arguments(proposal.raw, unique_keys=False) or {}, text=proposal.raw)
+    call = ToolCall(governor, action)
+    if unreadable and governor.evaluates(Point.PRE_TOOL_CALL):
+        reason = f"the arguments of {proposal.name} are not one JSON object with each key once; write them anew"
+        decision = Decision(Effect.DENY, "lgov", "unreadable-arguments", reason)
+        yield from _recorded(request, call, decision, "invalid_args", "InvalidToolCall", reason)
+        return call, decision
+    decision = yield from call.judge_flow()
+    if decision.blocks and decision.abort:
+        raise PolicyDenied(decision)
+    return call, decision
+
+
+def _recorded(
+    request: RequestEvaluation, call: ToolCall, decision: Decision, status: ToolStatus, error_type: str, error: str
+) -> Flow[None]:
+    """Records the outcome of a call that no tool can answer. The result that the program sends is not that of a tool."""
+    started_at = call.started_at
+    outcome = ToolOutcome(
+        call.action, status, error_type=error_type, error=error, decision=decision, started_at=started_at
+    )
+    if call.finish(outcome):
+        yield from request.governor.record_flow(outcome)
+
 
 _REPLY_POINTS = (Point.POST_MODEL_CALL, Point.PRE_TOOL_CALL, Point.OUTPUT)
 _TOKEN_LIMITS = ("max_output_tokens", "max_completion_tokens", "max_tokens")

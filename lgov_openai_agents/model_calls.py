@@ -17,24 +17,24 @@ from openai.types.responses import ResponseCompletedEvent, ResponseFunctionToolC
 
 from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Flow, Governor
-from lgov_core.instrumentation.message_decisions import UserText
+from lgov_core.instrumentation.conversation_memory import UserText, prefix_digests
 from lgov_core.instrumentation.model_call import ModelCall
 from lgov_core.instrumentation.model_flow import Choice, ModelPort, ReplyPart
 from lgov_core.instrumentation.streams import Emit, pieces_flow
-from lgov_core.instrumentation.turn_memory import prefix_digests
 from lgov_core.types import Action, Decision, Point
 from lgov_openai_agents import items
-from lgov_openai_agents.model_request import ModelRequest, model_name
+from lgov_openai_agents.items import event_key, events_of, failure_in, is_text, response_of
 from lgov_openai_agents.proposals import (
     Denials,
+    ModelRequest,
     answer_to,
     answered,
     can_be_answered,
     judge_proposals_flow,
+    model_name,
     next_request,
     without_denied_tools_flow,
 )
-from lgov_openai_agents.replay import event_key, events_of, failure_in, is_text, response_of
 from lgov_openai_agents.runs import AgentRun, RunMemory, parent_in
 
 Ask = Callable[[ModelRequest], AsyncIterator[Any]]

@@ -1,9 +1,7 @@
-"""Remembers the turns of a model that a program received changed, and puts back into each request what it never received.
+"""Judges what users say in a request, and remembers it, so that the same message in a later request is not judged again.
 
-A program sends its whole transcript with each request. What was removed from a reply (a denied call, rounds in which the
-model read denials) has to be inserted again at its place, so that the model reads what it wrote. The place is found by what
-marks the entries that the program did receive (`TranscriptReader.marks`), or, for a text, by the digest of everything before
-it. Where several places fit, nothing is inserted.
+A program sends its whole transcript with each model call, or a framework keeps it. A message that was denied reached no
+model, and one that was rewritten reached it in its new form: the same must hold for every later call.
 """
 
 from __future__ import annotations
@@ -11,18 +9,126 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from lgov_core._util.bounded import BoundedDict
+from lgov_core.flow import Flow
+from lgov_core.governor import Governor
 from lgov_core.scope import RolloutScope, current_scope
+from lgov_core.types import Action, Decision
+
+#: How many messages are remembered; the oldest are forgotten first.
+MAX_REMEMBERED = 20_000
+
+_Key: TypeAlias = tuple[str | None, str]
+
+
+class Instead(NamedTuple):
+    """The replacement of a user's message: ``text``, and of the message nothing else if it was ``denied``."""
+
+    text: str
+    denied: bool
+
+
+@dataclass(frozen=True, slots=True)
+class UserText:
+    """A text in the user's role. ``new``: it came after the model's last reply, so that a denial answers it.
+
+    An earlier one is judged only if no policy here has judged it; ``answer`` is what the agent replied to it. ``place``
+    identifies the transcript up to it: what was allowed there is not judged again, however new. ``nested``: another agent
+    wrote it.
+    """
+
+    text: str
+    new: bool = True
+    answer: str | None = None
+    place: Hashable = None
+    nested: bool = False
+
+
+class MessageDecisionCache:
+    """The decisions on user messages, by rollout. Callable from any thread or task."""
+
+    def __init__(self) -> None:
+        self._allowed: BoundedDict[_Key, str] = BoundedDict(MAX_REMEMBERED)
+        self._rewritten: BoundedDict[_Key, str] = BoundedDict(MAX_REMEMBERED)
+        self._denied: BoundedDict[_Key, str] = BoundedDict(MAX_REMEMBERED)
+        self._places: BoundedDict[Hashable, bool] = BoundedDict(MAX_REMEMBERED)
+
+    def judge_flow(
+        self, governor: Governor, texts: Iterable[UserText], action: Callable[[UserText], Action]
+    ) -> Flow[Decision | None]:
+        """Judges the texts that have to be; the denial that answers the request, or None. ``action`` makes the action.
+
+        What was denied or rewritten is replaced by `instead_of` in this and every later request.
+        """
+        for text in texts:
+            if (text.place is not None and text.place in self._places) or (not text.new and self._knows(text)):
+                continue
+            decision = yield from governor.decision_flow(action(text))
+            if not decision.blocks:
+                if text.place is not None:
+                    self._places.put(text.place, True)
+                self.let_through(text.text, decision.text)
+            elif text.new or decision.abort:
+                self.denied(text.text, decision.denial_message())
+                return decision
+            else:  # from a transcript that lgov did not see grow: the denial replaces it
+                self._rewritten.put(_key(text.text), decision.denial_message())
+        return None
+
+    def let_through(self, text: str, instead: str | None) -> None:
+        """Notes that ``text`` was allowed, unchanged or with ``instead`` in its place."""
+        self._allowed.put(_key(text), "")
+        if instead is not None:
+            self._rewritten.put(_key(text), instead)
+        else:
+            self._rewritten.pop(_key(text))
+
+    def _knows(self, text: UserText) -> bool:
+        """Whether the text was judged here."""
+        key, answer = _key(text.text), text.answer
+        judged = key in self._allowed or key in self._rewritten
+        return judged or (answer is not None and self._denied.get(key) == answer)
+
+    def denied(self, text: str, denial: str) -> None:
+        """Notes that ``text`` was answered with ``denial`` and reached no model."""
+        self._denied.put(_key(text), denial)
+
+    def instead_of(self, transcript: Callable[[], Sequence[tuple[str, str]]]) -> Mapping[int, Instead]:
+        """The replacements by position: the new form of a rewritten message, the denial of a denied one.
+
+        ``transcript`` gives role and text of each message; it is called only if there is anything to look for. A text
+        was denied if its denial is the answer to it: the same text may have been allowed elsewhere.
+        """
+        if not len(self._rewritten) and not len(self._denied):
+            return {}
+        instead: dict[int, Instead] = {}
+        unanswered: list[tuple[int, str]] = []
+        for position, (role, text) in enumerate(transcript()):
+            if role == "user":
+                unanswered.append((position, text))
+                new = self._rewritten.get(_key(text))
+                if new is not None:
+                    instead[position] = Instead(new, denied=False)
+            elif role == "assistant":
+                denied = (at for at, said in unanswered if self._denied.get(_key(said)) == text)
+                instead.update((at, Instead(text, denied=True)) for at in denied)
+                unanswered.clear()
+        return instead
+
+
+def _key(text: str) -> _Key:
+    scope = current_scope()
+    return (scope.rollout_id if scope is not None else None), text
+
 
 E = TypeVar("E")
 E_contra = TypeVar("E_contra", contravariant=True)
 
 #: How many turns and owed answers are remembered, of each; the oldest are dropped.
-MAX_REMEMBERED = 20_000
 #: How many of them may share one mark: some servers give each reply the same ids.
 MAX_PER_MARK = 256
 

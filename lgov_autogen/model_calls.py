@@ -1,9 +1,17 @@
-"""One governed call of a model client: a port of `lgov_core.instrumentation.model_flow`."""
+"""What an OpenAI-style endpoint said of one model call, and the headers that tell our own endpoint whose call it is.
+
+AutoGen's replies do not keep the id that the endpoint gave them. Its clients for such endpoints send everything by the
+``request`` method of an ``openai`` client, which is observed here.
+"""
 
 from __future__ import annotations
 
+import contextvars
+import functools
+import json
 import operator
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -19,20 +27,167 @@ from autogen_core.models import (
 )
 
 from lgov_autogen import messages as wording
-from lgov_autogen._internals import model_name
-from lgov_autogen.endpoint_exchange import Exchange, observing
+from lgov_autogen._internals import model_name, openai_client
+from lgov_autogen.messages import as_mappings
 from lgov_autogen.proposals import ProposedCalls
 from lgov_autogen.runs import Run
-from lgov_autogen.transcript import remember, restored, unique_text
 from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Flow, Governor
-from lgov_core.instrumentation.evaluated_call import covered_call
-from lgov_core.instrumentation.message_decisions import MessageDecisionCache, UserText
+from lgov_core.instrumentation.conversation_memory import MessageDecisionCache, SameObject, TurnMemory, UserText
+from lgov_core.instrumentation.endpoint_headers import endpoint_headers
+from lgov_core.instrumentation.live_span import covered_call
 from lgov_core.instrumentation.model_call import ModelCall, reply_limit
 from lgov_core.instrumentation.model_flow import Choice, ModelPort, ReplyPart
 from lgov_core.instrumentation.streams import Emit, pieces_flow
-from lgov_core.instrumentation.turn_memory import TurnMemory
+from lgov_core.scope import current_scope
 from lgov_core.types import Action, Decision
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One model call of ``agent``: the reply's id and model as the endpoint gave them; of several tries, the last."""
+
+    agent: str | None = None
+    response_id: str | None = None
+    model: str | None = None
+
+    def read(self, body: Any) -> None:
+        """Takes the id and the model from a body or a chunk."""
+        found = getattr(body, "id", None)
+        if isinstance(found, str) and found:
+            self.response_id = found
+            model = getattr(body, "model", None)
+            self.model = model if isinstance(model, str) else None
+
+
+_CURRENT: contextvars.ContextVar[Exchange | None] = contextvars.ContextVar("lgov_autogen_exchange", default=None)
+
+
+@contextmanager
+def observing(client: Any, exchange: Exchange) -> Generator[None]:
+    """Fills ``exchange`` from what the model client receives inside the block. Not across a ``yield``."""
+    owner = openai_client(client)
+    if owner is not None and not hasattr(owner.request, "_lgov_observed"):
+        owner.request = _observed(owner, owner.request)
+    token = _CURRENT.set(exchange)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+def _observed(owner: Any, request: Any) -> Any:
+    @functools.wraps(request)
+    async def observed_request(cast_to: Any, options: Any, **kwargs: Any) -> Any:
+        exchange = _CURRENT.get()
+        if exchange is None:
+            return await request(cast_to, options, **kwargs)
+        if (scope := current_scope()) is not None:
+            options = _with_headers(options, endpoint_headers(str(owner.base_url), scope, exchange.agent))
+        answer = await request(cast_to, options, **kwargs)
+        if kwargs.get("stream") and hasattr(answer, "__anext__"):
+            return _ObservedStream(answer, exchange)
+        exchange.read(answer)
+        return answer
+
+    observed_request._lgov_observed = True  # type: ignore[attr-defined]
+    return observed_request
+
+
+def _with_headers(options: Any, headers: Mapping[str, str]) -> Any:
+    if not headers:
+        return options
+    given: Any = options.headers
+    return options.model_copy(update={"headers": {**(given if isinstance(given, Mapping) else {}), **headers}})
+
+
+class _ObservedStream:
+    """The client's stream; each chunk is read on its way."""
+
+    def __init__(self, stream: Any, exchange: Exchange) -> None:
+        self._stream = stream
+        self._exchange = exchange
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        chunk = await anext(self._stream)
+        self._exchange.read(chunk)
+        return chunk
+
+    async def __aenter__(self) -> _ObservedStream:
+        await self._stream.__aenter__()
+        return self
+
+    async def __aexit__(self, *problem: Any) -> None:
+        await self._stream.__aexit__(*problem)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class MessageReader:
+    """Recognises the messages of the model: see `TranscriptReader`."""
+
+    def from_model(self, entry: LLMMessage) -> bool:
+        """See `TranscriptReader.from_model`."""
+        return isinstance(entry, AssistantMessage)
+
+    def marks(self, entry: LLMMessage) -> Sequence[SameObject]:
+        """See `TranscriptReader.marks`: the objects that the client returned."""
+        if not isinstance(entry, AssistantMessage):
+            return []
+        return [SameObject(entry.content)] if isinstance(entry.content, str) else list(map(SameObject, entry.content))
+
+    def has_calls(self, entry: LLMMessage) -> bool:
+        """See `TranscriptReader.has_calls`. True: a text is recognised by its object, too."""
+        return True
+
+    def canonical(self, entry: LLMMessage) -> str:
+        """See `TranscriptReader.canonical`."""
+        mappings = as_mappings([entry])
+        return json.dumps([{**each, "content": ""} if each.get("tool_calls") else each for each in mappings])
+
+
+_READER = MessageReader()
+
+
+def restored(memory: TurnMemory[LLMMessage], messages: Sequence[LLMMessage]) -> list[LLMMessage]:
+    """``messages`` with what the agent never received back in place; the results of one reply in one message."""
+    program = {mark: message for message in messages for mark in _READER.marks(message)}
+    whole: list[LLMMessage] = []
+    for message in memory.restored(_READER, messages, [""] * len(messages), messages):
+        theirs = next((program[mark] for mark in _READER.marks(message) if mark in program), None)
+        if theirs is not None:  # what else the agent says of its message stays
+            message = (
+                theirs if theirs.content == message.content else theirs.model_copy(update={"content": message.content})
+            )
+        if whole and isinstance(message, FunctionExecutionResultMessage):
+            before = whole[-1]
+            if isinstance(before, FunctionExecutionResultMessage):
+                whole[-1] = FunctionExecutionResultMessage(content=[*message.content, *before.content])
+                continue
+        whole.append(message)
+    return whole
+
+
+def remember(
+    memory: TurnMemory[LLMMessage],
+    received: AssistantMessage,
+    actual: AssistantMessage,
+    before: Sequence[LLMMessage] = (),
+    after: Sequence[LLMMessage] = (),
+) -> None:
+    """Notes that the agent got ``received`` and the model wrote ``actual``, and read what is ``before`` and ``after`` it."""
+    turn: list[tuple[LLMMessage, int | None]] = [(message, None) for message in before]
+    turn += [(actual, 0), *((message, None) for message in after)]
+    memory.add(_READER, "", [received], turn)
+
+
+def unique_text(text: str) -> str:
+    """``text`` as a new object, which can be recognised by identity."""
+    return "".join([text[:1], text[1:]]) if len(text) > 1 else text
 
 
 @dataclass(frozen=True, slots=True)
