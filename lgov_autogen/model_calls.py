@@ -1,7 +1,9 @@
-"""What an OpenAI-style endpoint said of one model call, and the headers that tell our own endpoint whose call it is.
+"""Governs a call of a model client: a port of `lgov_core.instrumentation.model_flow`.
 
-AutoGen's replies do not keep the id that the endpoint gave them. Its clients for such endpoints send everything by the
-``request`` method of an ``openai`` client, which is observed here.
+AutoGen's replies do not keep the id that the endpoint gave them. Its clients for OpenAI-style endpoints send everything by
+the ``request`` method of an ``openai`` client, which is observed here, and gets the headers that tell lgov's own endpoint
+whose call it is. A reply is recognised in a later transcript by identity (the same `FunctionCall`, the same text object),
+never by what it says.
 """
 
 from __future__ import annotations

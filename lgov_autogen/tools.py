@@ -1,4 +1,7 @@
-"""A governed call of a tool: its action, and its result, whole or as a stream of events."""
+"""Governs a call of a tool, by its workbench or by itself: its action, and its result, whole or as a stream of events.
+
+A denial is a return value in a form that the tool's caller can read.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LangChain's messages as the mappings that policies read, and messages with what a policy replaced."""
+"""LangChain's messages and tool results as policies read them, and with what a policy replaced."""
 
 from __future__ import annotations
 

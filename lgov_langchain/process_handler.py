@@ -1,7 +1,10 @@
-"""The callback handlers that LangChain has in every process with lgov in it, so that each span finds its agent.
+"""The model call that is being sent, and the callback handlers that LangChain has in every process with lgov in it.
 
-They are there from the first `LgovMiddleware`, `wrap_tool_node` or `instrument` on; LangChain cannot remove a handler of this
-kind. Where no governor is instrumented they keep only which runs are open.
+Middleware inside of an evaluated call may change it on the way: a person edits a tool's arguments, a router takes another
+tool, a message is added to the prompt. `send_changed` evaluates such a model call again in an instrumented process; in any
+other, `ChangedCallHandler` compares what LangChain reports that the tool or the model really gets. `ProcessHandler` sees
+which runs are open, so that each span finds its agent. The handlers are there from the first `LgovMiddleware`,
+`wrap_tool_node` or `instrument` on; LangChain cannot remove a handler of this kind.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Governs tool calls where all of them pass: ``BaseTool.run`` and ``BaseTool.arun``. Installed by `instrumentor`.
+"""Governs tool calls where they pass: ``BaseTool.run`` and ``arun``, and LangGraph's ``ToolNode``.
 
-A call that the middleware or a governed ``ToolNode`` has evaluated passes through (see
-`lgov_core.instrumentation.live_span`). Any other call is evaluated and recorded here, and so is its result. A denial is
-what the tool returns: a tool message with status ``error`` if the call came from a model, its text otherwise.
+A ``ToolNode`` is governed in agents through the middleware, in hand-made graphs directly (`wrap_tool_node`). A call that it
+has evaluated passes through ``BaseTool.run`` (see `lgov_core.instrumentation.live_span`); any other call is evaluated and
+recorded there, and so is its result. A denial is what the tool returns: a tool message with status ``error`` if the call
+came from a model, its text otherwise.
 """
 
 from __future__ import annotations

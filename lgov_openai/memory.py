@@ -1,4 +1,4 @@
-"""What an interceptor remembers of the conversations under one governor."""
+"""Remembers the conversations of programs under one governor: calls that wait for results, and turns that were changed."""
 
 from __future__ import annotations
 

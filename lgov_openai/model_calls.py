@@ -1,4 +1,4 @@
-"""Judges the tool calls of one turn of the model."""
+"""Governs one request of a program, up to the response that it gets: a port of `lgov_core.instrumentation.model_flow`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluates what the program sends: tool results and user messages."""
+"""Judges what the program sends, tool results and user messages, as actions of this adapter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Replies that the program reads while they arrive, because nothing evaluates them; recorded for their spans."""
+"""Replies that the program reads while they arrive.
+
+Where nothing judges replies, a `Recording` follows the whole body for the call's span. Where no policy reads text,
+`HeldCalls` passes the text on at once, and holds the tool calls until they are judged.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The SDK's own guardrails, answered by a governor: for programs that put them on their agents and tools by hand.
+"""The SDK's own guardrails and run hooks, answered by a governor: for programs that put them on agents and tools by hand.
 
-Inside a run that is governed as a whole (`LgovRunner`, `instrument`) by the same governor they do nothing, since everything
-is evaluated there already.
+Inside a run that is governed as a whole (`LgovRunner`, `instrument`) by the same governor the guardrails do nothing, since
+everything is evaluated there already. The hooks show runs as spans, and stop tool calls that nothing else has evaluated.
 """
 
 from __future__ import annotations

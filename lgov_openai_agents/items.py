@@ -1,4 +1,4 @@
-"""Translates the SDK's items and tool calls to mappings that policies read, and back. Pure functions."""
+"""Translates the SDK's items and replies to what policies read, and back; whole replies to events, and back. Pure functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Acts that are evaluated with a model call: hosted tools that it offers, hand-offs and computer acts that it proposes."""
+"""The arguments of a model call of the SDK, and the acts that are judged with it.
+
+These are the hosted tools that it offers, and the hand-offs and acts on a computer that its reply proposes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`LgovRunner`, and the governed run around each call of ``Runner``."""
+"""`LgovRunner`, the governed copies of agents that it runs, and the governed run around each call of ``Runner``."""
 
 from __future__ import annotations
 

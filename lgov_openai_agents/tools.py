@@ -1,8 +1,8 @@
-"""Governs the calls of the SDK's local tools, each at the callable that acts.
+"""Governs the calls of the SDK's tools, each at the callable that acts, and of MCP servers in ``MCPServer.call_tool``.
 
-The SDK's own guardrails cannot rewrite arguments and do not see what a tool raised; the callable of a tool is its
-public field, it gets the raw arguments, and its return value is what the model reads. So a call is evaluated, run and
-recorded there, whatever calls it.
+The SDK's own guardrails cannot rewrite arguments and do not see what a tool raised; the callable of a tool is its public
+field, it gets the raw arguments, and its return value is what the model reads. So a call is evaluated, run and recorded
+there, whatever calls it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,14 @@
-"""Judges what users say in a request, and remembers it, so that the same message in a later request is not judged again.
+"""Remembers, from one model call to the next, what was decided on users' messages, and what a program did not receive.
 
-A program sends its whole transcript with each model call, or a framework keeps it. A message that was denied reached no
-model, and one that was rewritten reached it in its new form: the same must hold for every later call.
+A program sends its whole transcript with each model call, or a framework keeps it.
+
+`MessageDecisionCache`: a message that was denied reached no model, and one that was rewritten reached it in its new form; the
+same must hold for every later call, and no message is judged twice.
+
+`TurnMemory`: what was removed from a reply (a denied call, rounds in which the model read denials) is inserted again at its
+place, so that the model reads what it wrote. The place is found by what marks the entries that the program did receive
+(`TranscriptReader.marks`), or, for a text, by the digest of everything before it. Where several places fit, nothing is
+inserted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""What every framework package declares: its names, its surface, and the table of what its denials are tested in."""
+"""What a framework package declares, and how it instruments its framework: patches that can be undone, and a self-test.
+
+An adapter declares its surface and its gaps, and makes one `Instrumentor`, to which it gives a function that patches the
+framework, and a self-test. The patches look up `Instrumentor.governor` at each call: without one they only call through.
+`wrap_methods` and its like patch every class below a base class, also those that are defined later.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,17 @@
-"""Spans in progress: an adapter opens one around an agent run, a model call or a tool call.
+"""Spans in progress, and the judged call whose inside is running.
 
-The current span is a context variable, so spans nest by themselves, in tasks, in threads that get their caller's
-context, and (by `LiveSpan.active`, entered anew for each step) in generators. Where the program uses OpenTelemetry, the
-same span is also a span of its tracer provider and the current one while it is active: spans that user code opens inside
-a tool become its children, and ours become children of those that the program had opened. A run that began before
-OpenTelemetry's SDK was imported, or a provider set, is not exported.
+An adapter opens a span around an agent run, a model call or a tool call. The current span is a context variable, so spans
+nest by themselves, in tasks, in threads that get their caller's context, and (by `LiveSpan.active`, entered anew for each
+step) in generators. Where the program uses OpenTelemetry, which lgov neither needs nor loads, the same span is also a span
+of its tracer provider and the current one while it is active: spans that user code opens inside a tool become its children,
+and ours become children of those that the program had opened. A run that began before OpenTelemetry's SDK was imported, or
+a provider set, is not exported.
+
+A framework is often governed at two levels: at the agent's calls, and below at every call. A decision covers exactly the
+call that was judged (`CoveredCall`): the same name, arguments, call id and governor. Whatever runs inside it with anything
+changed (a middleware that rewrites arguments, a tool that calls another tool) is a call of its own. Running the covered
+call again, as a retry does, is still that call. For model calls the lower level is the client library that a framework
+uses: inside a judged model call the client's own call is part of it.
 """
 
 from __future__ import annotations
