@@ -55,9 +55,9 @@ class Exchange:
 
     def read(self, body: Any) -> None:
         """Takes the id and the model from a body or a chunk."""
-        found = getattr(body, "id", None)
-        if isinstance(found, str) and found:
-            self.response_id = found
+        response_id = getattr(body, "id", None)
+        if isinstance(response_id, str) and response_id:
+            self.response_id = response_id
             model = getattr(body, "model", None)
             self.model = model if isinstance(model, str) else None
 
@@ -99,8 +99,10 @@ def _observed(owner: Any, request: Any) -> Any:
 def _with_headers(options: Any, headers: Mapping[str, str]) -> Any:
     if not headers:
         return options
-    given: Any = options.headers
-    return options.model_copy(update={"headers": {**(given if isinstance(given, Mapping) else {}), **headers}})
+    headers_before: Any = options.headers
+    return options.model_copy(
+        update={"headers": {**(headers_before if isinstance(headers_before, Mapping) else {}), **headers}}
+    )
 
 
 class _ObservedStream:
@@ -263,7 +265,7 @@ class AutoGenCall(ModelPort[CreateResult, None]):
             replaced = self._memory.decisions.instead_of(lambda: [("user", text.text) for text in texts])
             for position, instead in replaced.items():
                 message = new[position]
-                images = [part for part in message.content if not isinstance(part, str)]
+                images = [element for element in message.content if not isinstance(element, str)]
                 message.content = [instead.text, *images] if images else instead.text
         return denial
 

@@ -88,7 +88,7 @@ def error_result(name: str, text: str) -> ToolResult:
 
 
 def _reading(result: ToolResult) -> ToolReading:
-    text = "\n".join(IMAGE if isinstance(part, ImageResultContent) else part.content for part in result.result)
+    text = "\n".join(IMAGE if isinstance(content, ImageResultContent) else content.content for content in result.result)
     if not result.is_error:
         return ToolReading(text)
     call = covered_call()

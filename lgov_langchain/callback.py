@@ -62,9 +62,9 @@ class CallbackEnforcement:
 
     def returned(self, run_id: Hashable, output: Any) -> None:
         """Records what a call returned and evaluates it. Raises `DeniedToolError` if the model must not read it."""
-        if (found := self._open.pop(run_id, None)) is None:
+        if (open_call := self._open.pop(run_id, None)) is None:
             return
-        call, decision = found
+        call, decision = open_call
         reading = result_reading(output)
         outcome = call.returned(decision, reading)
         call.finish(outcome)
@@ -75,9 +75,9 @@ class CallbackEnforcement:
 
     def raised(self, run_id: Hashable, error: BaseException) -> None:
         """Records that a call failed; a pause for a person records nothing."""
-        if (found := self._open.pop(run_id, None)) is None:
+        if (open_call := self._open.pop(run_id, None)) is None:
             return
-        call, decision = found
+        call, decision = open_call
         if is_pause(error):
             call.span.end()
             return
@@ -175,8 +175,8 @@ class LgovCallbackHandler(BaseCallbackHandler):
         above, name = self._above(parent_run_id), kwargs.get("name") or "agent"
         agent = self.tree.agent_of(above, name, metadata or {}, tags or (), kwargs.get("run_type"))
         is_top = above is None and parent_run_id is None and not in_thread_of_a_run()
-        said = input_texts(inputs) if is_top else ()
-        run = self.tree.begin(run_id, above, agent=agent, said=said)
+        user_texts = input_texts(inputs) if is_top else ()
+        run = self.tree.begin(run_id, above, agent=agent, said=user_texts)
         if agent is not None and self.governor is not None:
             self.tree.span_above(self.governor, run)
 

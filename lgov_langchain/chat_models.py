@@ -81,10 +81,10 @@ def wrap_stream(stream: Callable[..., Any]) -> Callable[..., Any]:
     return governed_stream
 
 
-def _as_messages(given: Any) -> list[BaseMessage]:
-    if isinstance(given, PromptValue):
-        return given.to_messages()
-    return [HumanMessage(given)] if isinstance(given, str) else convert_to_messages(given)
+def _as_messages(value: Any) -> list[BaseMessage]:
+    if isinstance(value, PromptValue):
+        return value.to_messages()
+    return [HumanMessage(value)] if isinstance(value, str) else convert_to_messages(value)
 
 
 # ---------------------------------------------------------------------- whole replies
@@ -119,8 +119,8 @@ def _generate_flow(
 
 
 def _reply(result: LLMResult) -> Reply:
-    found = [getattr(one, "message", None) for one in (result.generations or [[]])[0]]
-    return Reply.of(*(message for message in found if isinstance(message, AIMessage)))
+    replies = [getattr(generation, "message", None) for generation in (result.generations or [[]])[0]]
+    return Reply.of(*(message for message in replies if isinstance(message, AIMessage)))
 
 
 def _llm_result(result: Result, returned: LLMResult | None) -> LLMResult:
@@ -169,12 +169,12 @@ def _stream_flow(governor: Governor, prompt: Prompt, open_stream: Callable[[Sequ
         return _whole(chunks)
 
     result = yield from govern_model_call(governor, prompt, send)
-    shown = len(withheld) < len(chunks)
-    if result.changed == "no" or (result.changed == "text" and shown):  # what is out cannot be taken back
+    has_emitted = len(withheld) < len(chunks)
+    if result.changed == "no" or (result.changed == "text" and has_emitted):  # what is out cannot be taken back
         for chunk in withheld:
             yield Emit(chunk)
     else:
-        yield Emit(_as_chunk(result, after_text=shown))
+        yield Emit(_as_chunk(result, after_text=has_emitted))
 
 
 def _is_withheld(governor: Governor, chunk: Any) -> bool:

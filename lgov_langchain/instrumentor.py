@@ -73,7 +73,9 @@ def _governed_create_agent(create_agent: Callable[..., Any]) -> Callable[..., An
         governor = acting_governor()
         if governor is not None:
             # One of the same governor would evaluate everything twice; one of another governor evaluates on its own.
-            others = [one for one in middleware if not (isinstance(one, LgovMiddleware) and one.governor is governor)]
+            others = [
+                other for other in middleware if not (isinstance(other, LgovMiddleware) and other.governor is governor)
+            ]
             last = [InnermostMiddleware(governor)] if any(map(_wraps_models, others)) else []
             middleware = [InstrumentedLgovMiddleware(governor), *others, *last]
         return create_agent(*args, middleware=middleware, **kwargs)

@@ -55,7 +55,7 @@ def text_of(message: BaseMessage) -> str:
     """The text of a message as a plain string, a refusal included."""
     content = message.content if isinstance(message.content, list) else []
     refusals = [message.additional_kwargs, *(block for block in content if isinstance(block, dict))]
-    texts = [str(message.text), *(one[_REFUSAL] for one in refusals if isinstance(one.get(_REFUSAL), str))]
+    texts = [str(message.text), *(holder[_REFUSAL] for holder in refusals if isinstance(holder.get(_REFUSAL), str))]
     return "\n".join(filter(None, texts))
 
 
@@ -66,29 +66,29 @@ def call_mappings(calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def new_user_messages(messages: Sequence[BaseMessage]) -> list[HumanMessage]:
     """What the user said since the agent last did anything: the human messages at the end, oldest first."""
-    found: list[HumanMessage] = []
+    latest: list[HumanMessage] = []
     for message in reversed(messages):
         if not isinstance(message, HumanMessage):
             break
-        found.append(message)
-    return found[::-1]
+        latest.append(message)
+    return latest[::-1]
 
 
-def input_texts(given: Any) -> tuple[str, ...]:
+def input_texts(value: Any) -> tuple[str, ...]:
     """The user's texts in the input of a run: texts, and human messages in any form that LangChain takes."""
-    parts: list[Any] = list(given.values()) if isinstance(given, Mapping) else [given]
-    found: list[str] = []
-    for part in parts:
-        if isinstance(part, str):
-            found.append(part)
-        elif isinstance(part, list | tuple | Mapping | BaseMessage):
-            listed: Any = part if isinstance(part, list) else [part]
+    parts: list[Any] = list(value.values()) if isinstance(value, Mapping) else [value]
+    texts: list[str] = []
+    for element in parts:
+        if isinstance(element, str):
+            texts.append(element)
+        elif isinstance(element, list | tuple | Mapping | BaseMessage):
+            listed: Any = element if isinstance(element, list) else [element]
             try:
                 messages = convert_to_messages(listed)
             except (ValueError, NotImplementedError, TypeError, KeyError):  # not messages
                 continue
-            found += [text_of(message) for message in messages if isinstance(message, HumanMessage)]
-    return tuple(found)
+            texts += [text_of(message) for message in messages if isinstance(message, HumanMessage)]
+    return tuple(texts)
 
 
 def first_reply(messages: Sequence[BaseMessage]) -> AIMessage | None:
@@ -170,21 +170,21 @@ def with_messages(messages: Sequence[BaseMessage], mappings: Sequence[Mapping[st
     """
     before = as_mappings(messages)
     same_places = len(before) == len(mappings)
-    found: list[BaseMessage] = []
+    changed: list[BaseMessage] = []
     number = 0
     for position, mapping in enumerate(mappings):
         same = position if same_places and before[position] == mapping else None
         if not same_places:
             same = next((n for n in range(number, len(before)) if before[n] == mapping), None)
         if same is not None:
-            found.append(messages[same])
+            changed.append(messages[same])
             number = same + 1
         elif same_places and {**before[position], "content": ""} == {**mapping, "content": ""}:
-            found.append(with_text(messages[position], str(mapping["content"])))
+            changed.append(with_text(messages[position], str(mapping["content"])))
         else:
             plain: Any = {key: value for key, value in mapping.items() if value is not None}
-            found.extend(convert_to_messages([plain]))
-    return found
+            changed.extend(convert_to_messages([plain]))
+    return changed
 
 
 #: The names of tools that hand the conversation over, in LangGraph's own packages and documents.
@@ -202,7 +202,7 @@ def result_messages(result: Any) -> list[ToolMessage]:
     if isinstance(result, ToolMessage):
         return [result]
     if _is_sequence(result):
-        return [message for part in result for message in result_messages(part)]
+        return [message for element in result for message in result_messages(element)]
     update = getattr(result, "update", None)
     if isinstance(update, Mapping):
         return [message for value in update.values() if _is_sequence(value) for message in result_messages(value)]
@@ -251,8 +251,10 @@ def _map_messages(value: Any, change: Callable[[ToolMessage], ToolMessage]) -> A
     if isinstance(value, ToolMessage):
         return change(value)
     if _is_sequence(value):
-        return [_map_messages(part, change) for part in value]
+        return [_map_messages(element, change) for element in value]
     update = getattr(value, "update", None)
     if isinstance(update, Mapping):
-        return dataclasses.replace(value, update={key: _map_messages(part, change) for key, part in update.items()})
+        return dataclasses.replace(
+            value, update={key: _map_messages(element, change) for key, element in update.items()}
+        )
     return dataclasses.replace(value, update=_map_messages(update, change)) if _is_sequence(update) else value

@@ -154,7 +154,7 @@ def _response(result: Result, response: ModelResponse[Any] | None) -> Any:
         before = first_reply(response.result)
         # An answer that was parsed out of this text (no call carries it) must not survive beside the new text.
         structured = response.structured_response if message.tool_calls else None
-        new = ModelResponse([message if one is before else one for one in response.result], structured)
+        new = ModelResponse([message if each is before else each for each in response.result], structured)
     else:
         new = response
     if result.rewritten and response is not None:  # the conversation must not bring the replaced text back later

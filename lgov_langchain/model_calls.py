@@ -81,9 +81,9 @@ class Prompt:
         """The texts among the messages that are top-level input: below an agent, those in the outermost run's input."""
         if covered_call() is not None:  # inside a tool the text is another agent's
             return []
-        texts = [messages.text_of(one) for one in self.messages if isinstance(one, HumanMessage)]
-        said = self.above.said if self.above is not None else () if in_thread_of_a_run() else texts
-        return [text for text in texts if text in said]
+        texts = [messages.text_of(message) for message in self.messages if isinstance(message, HumanMessage)]
+        user_texts = self.above.said if self.above is not None else () if in_thread_of_a_run() else texts
+        return [text for text in texts if text in user_texts]
 
 
 def govern_model_call(governor: Governor, prompt: Prompt, send: Callable[[SentCall], Flow[Reply]]) -> Flow[Result]:

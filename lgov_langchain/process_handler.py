@@ -167,8 +167,8 @@ class ChangedCallHandler(BaseCallbackHandler):
         self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
     ) -> None:
         """A model is about to be called. Raises `CallRefused` if it must not get these messages."""
-        for one in messages:
-            _evaluate_if_changed(one)
+        for prompt in messages:
+            _evaluate_if_changed(prompt)
 
 
 def _evaluate_if_changed(prompt: list[BaseMessage]) -> None:
@@ -223,9 +223,9 @@ _REGISTRATION = threading.Lock()
 @functools.cache
 def _registered_handler() -> ProcessHandler:
     handler, changed = ProcessHandler(), ChangedCallHandler()
-    for one in (handler, changed):  # LangChain leaves the coroutines of those after a handler that raises unawaited
-        variable = contextvars.ContextVar[Any](f"lgov_langchain_{type(one).__name__}", default=one)
-        register_configure_hook(variable, inheritable=True, handle_class=type(one))
+    for each in (handler, changed):  # LangChain leaves the coroutines of those after a handler that raises unawaited
+        variable = contextvars.ContextVar[Any](f"lgov_langchain_{type(each).__name__}", default=each)
+        register_configure_hook(variable, inheritable=True, handle_class=type(each))
     return handler
 
 
@@ -242,10 +242,10 @@ def agent_above(governor: Governor, config: Mapping[str, Any] | None = None, cal
     A handler of the program's own for ``governor`` comes before the one of the process.
     """
     managers: Any = (callbacks, (config or {}).get("callbacks"), running_config().get("callbacks"))
-    manager: Any = next((one for one in managers if getattr(one, "parent_run_id", None) is not None), None)
-    handlers = [one for one in getattr(manager, "handlers", ()) if isinstance(one, LgovCallbackHandler)]
-    of_process = [one for one in handlers if isinstance(one, ProcessHandler)]
-    for handler in (*(one for one in handlers if one.governor is governor), *of_process):
+    manager: Any = next((each for each in managers if getattr(each, "parent_run_id", None) is not None), None)
+    handlers = [each for each in getattr(manager, "handlers", ()) if isinstance(each, LgovCallbackHandler)]
+    of_process = [each for each in handlers if isinstance(each, ProcessHandler)]
+    for handler in (*(each for each in handlers if each.governor is governor), *of_process):
         if (run := handler.tree.find(manager.parent_run_id)) is not None:
             span = handler.tree.span_above(governor, run)
             return None if span is None else Above(span, run.said)

@@ -131,13 +131,13 @@ def _model_arguments(tool: BaseTool, tool_input: Mapping[str, Any]) -> dict[str,
 
     A tool whose schema is plain JSON hides nothing, so all that was passed is evaluated.
     """
-    shown = tool.args
-    hidden = [key for key in tool_input if key not in shown]
+    offered = tool.args
+    hidden = [key for key in tool_input if key not in offered]
     if not hidden or isinstance(tool.args_schema, Mapping):
         return dict(tool_input)
     schema: Any = tool.get_input_schema()
-    known = {*schema.model_fields, *_parameters(tool)}
-    return {key: value for key, value in tool_input.items() if key in shown or key not in known}
+    names = {*schema.model_fields, *_parameters(tool)}
+    return {key: value for key, value in tool_input.items() if key in offered or key not in names}
 
 
 def _parameters(tool: BaseTool) -> set[str]:

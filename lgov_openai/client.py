@@ -103,7 +103,7 @@ def govern_client(client: C, governor: Governor) -> C:
     `InstrumentationError` if the client's HTTP client cannot be governed.
     """
     interceptors: Sequence[Interceptor] = getattr(client, _MARKER, ())
-    if not any(one.governor() is governor for one in interceptors):
+    if not any(interceptor.governor() is governor for interceptor in interceptors):
         _wrap_client(client, (*interceptors, Interceptor(lambda: governor)))
     return client
 
@@ -142,7 +142,7 @@ def _sending(client: Any, interceptors: Sequence[Interceptor]) -> Generator[None
     around, outer = _SENDING.get()
     outer = outer if around is client else ()
     _wrap_send(http_client_of(client))
-    token = _SENDING.set((client, (*outer, *(one for one in interceptors if one not in outer))))
+    token = _SENDING.set((client, (*outer, *(interceptor for interceptor in interceptors if interceptor not in outer))))
     try:
         yield
     finally:

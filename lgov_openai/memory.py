@@ -91,11 +91,11 @@ class PendingCalls:
             pending.call.span.abandon()
             return
         with self._lock:
-            known = [*(self._by_id.get(call_id) or ()), pending]
-            dropped = known[: -MAX_PER_MARK - 1]
-            dropped += self._by_id.put(call_id, known[-MAX_PER_MARK - 1 :]) or []
-        for one in dropped:
-            one.call.span.abandon()
+            same_id = [*(self._by_id.get(call_id) or ()), pending]
+            dropped = same_id[: -MAX_PER_MARK - 1]
+            dropped += self._by_id.put(call_id, same_id[-MAX_PER_MARK - 1 :]) or []
+        for call in dropped:
+            call.call.span.abandon()
 
     def claim(
         self, call_id: str | None, proposal: Proposal | None, prefix: str | None
@@ -106,22 +106,22 @@ class PendingCalls:
         None where the request does not have it.
         """
         with self._lock:
-            known = (self._by_id.get(call_id) if call_id is not None else None) or []
-            found = [one for one in known if proposal is None or one.identity == proposal.identity]
-            if len(found) > 1:
-                found = [one for one in found if one.prefix == prefix] or found
-            if len(found) > 1:
-                found = [one for one in found if one.scope == current_scope()]
-            if len(found) != 1:
+            same_id = (self._by_id.get(call_id) if call_id is not None else None) or []
+            candidates = [pending for pending in same_id if proposal is None or pending.identity == proposal.identity]
+            if len(candidates) > 1:
+                candidates = [pending for pending in candidates if pending.prefix == prefix] or candidates
+            if len(candidates) > 1:
+                candidates = [pending for pending in candidates if pending.scope == current_scope()]
+            if len(candidates) != 1:
                 return None, False
-            first, found[0].recorded = not found[0].recorded, True
-            return found[0], first
+            first, candidates[0].recorded = not candidates[0].recorded, True
+            return candidates[0], first
 
     def close(self) -> None:
         """Shows the spans of calls whose results were never sent."""
-        for known in self._by_id.values():
-            for one in known:
-                one.call.span.abandon()
+        for calls in self._by_id.values():
+            for pending in calls:
+                pending.call.span.abandon()
 
 
 class Memory:

@@ -36,7 +36,7 @@ class ProgramTurn:
 
 
 def judge_turn_flow(
-    request: RequestEvaluation, turn: Turn, given: Turn, run_id: str
+    request: RequestEvaluation, turn: Turn, allowed_turn: Turn, run_id: str
 ) -> Flow[tuple[ProgramTurn, list[Decision]]]:
     """Judges the calls of ``turn``, the model's reply in the run ``run_id``. Raises `PolicyDenied` for an abort.
 
@@ -58,18 +58,24 @@ def judge_turn_flow(
         if is_unknown:
             error = f"no tool {proposal.name} was offered"
             yield from _recorded(request, call, decision, "unknown_tool", "UnknownTool", error)
-        here = next(one for one in given.proposals if one.position == proposal.position)
+        here = next(call_left for call_left in allowed_turn.proposals if call_left.position == proposal.position)
         if decision.arguments is not None:
-            given = protocol.with_arguments(given, here, decision.arguments)
-            here = next(one for one in given.proposals if one.position == proposal.position)
+            allowed_turn = protocol.with_arguments(allowed_turn, here, decision.arguments)
+            here = next(call_left for call_left in allowed_turn.proposals if call_left.position == proposal.position)
         memory.calls.add(PendingCall(call, decision, here.identity, request.digest, current_scope(), is_unknown))
     results = [
         protocol.denied_result(turn, proposal, decision.denial_message())
         for proposal, decision in zip(denied, denials, strict=True)
     ]
-    gone = {one.position for one in denied}
-    given = protocol.without(given, [one for one in given.proposals if one.position in gone]) if gone else given
-    return ProgramTurn(given, results), denials
+    gone = {call_left.position for call_left in denied}
+    allowed_turn = (
+        protocol.without(
+            allowed_turn, [call_left for call_left in allowed_turn.proposals if call_left.position in gone]
+        )
+        if gone
+        else allowed_turn
+    )
+    return ProgramTurn(allowed_turn, results), denials
 
 
 def _evaluate_call(request: RequestEvaluation, proposal: Proposal, run_id: str) -> Flow[tuple[ToolCall, Decision]]:
@@ -244,16 +250,18 @@ class OpenAICall(ModelPort[ProgramTurn, Any]):
 
     # ------------------------------------------------------------------ the reply
 
-    def with_transform(self, part: ReplyPart[ProgramTurn], decision: Decision) -> Sequence[ProgramTurn] | None:
+    def with_transform(self, reply_part: ReplyPart[ProgramTurn], decision: Decision) -> Sequence[ProgramTurn] | None:
         """See `ModelPort.with_transform`; also the texts beside the turns."""
-        fields = part.reading.fields
+        fields = reply_part.reading.fields
         if decision.arguments is not None and fields:
             try:
                 self._content = with_texts(self._content, fields, decision.arguments.get("fields"))
             except ValueError:
                 return None
-            part = ReplyPart(part.reading, [ProgramTurn(turn) for turn in self._protocol.turns(self._content)])
-        return super().with_transform(part, decision)
+            reply_part = ReplyPart(
+                reply_part.reading, [ProgramTurn(turn) for turn in self._protocol.turns(self._content)]
+            )
+        return super().with_transform(reply_part, decision)
 
     def deny_fields(self) -> None:
         """See `ModelPort.deny_fields`."""

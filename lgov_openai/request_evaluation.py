@@ -139,8 +139,8 @@ class RequestEvaluation:
         call_id, text = self._results[position] or (None, "")
         digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
         key = (call_id, proposal.identity if proposal is not None else None, prefix, digest)
-        if (known := self.memory.results.get(key)) is not None:
-            return known[0]
+        if (earlier := self.memory.results.get(key)) is not None:
+            return earlier[0]
         pending, unrecorded = self.memory.calls.claim(call_id, proposal, prefix)
         if pending is None:
             name = proposal.name if proposal is not None else str(entry.get("name") or "unknown")
@@ -167,19 +167,19 @@ class RequestEvaluation:
         while new > 0 and not self._from_model[new - 1] and self._results[new - 1] is None:
             new -= 1
         mappings = [self.protocol.mapping(entry) for entry in program]
-        said = [(str(mapping["role"]), str(mapping["content"])) for mapping in mappings]
+        texts_by_role = [(str(mapping["role"]), str(mapping["content"])) for mapping in mappings]
         texts = (
             UserText(
                 text,
                 new=position >= new,
-                answer=next((words for role, words in said[position + 1 :] if role == "assistant"), None),
-                place=self.prefixes[position + 1],
+                answer=next((words for role, words in texts_by_role[position + 1 :] if role == "assistant"), None),
+                prefix=self.prefixes[position + 1],
             )
             for position, text in enumerate(self._user_texts)
             if text
         )
         denial = yield from self.memory.messages.judge_flow(self.governor, texts, lambda text: user_action(text.text))
         if denial is None:
-            for position, instead in self.memory.messages.instead_of(lambda: said).items():
+            for position, instead in self.memory.messages.instead_of(lambda: texts_by_role).items():
                 self.current[position] = self.protocol.with_text(program[position], instead.text)
         return denial

@@ -204,13 +204,13 @@ class HeldCalls:
         while (end := _end_of_event(self._waiting)) and not self._holds:
             event, rest = self._waiting[:end], self._waiting[end:]
             try:
-                found = read_events(event.decode())
+                events = read_events(event.decode())
             except ValueError:
-                found = None
-            if found is None or not all(map(self._is_text, found)) or b"[DONE]" in event:
+                events = None
+            if events is None or not all(map(self._is_text, events)) or b"[DONE]" in event:
                 self._holds = True
             else:
-                self._passed += found
+                self._passed += events
                 self._waiting, passed = rest, passed + event
         self._passed_bytes += len(passed)
         return passed

@@ -110,10 +110,10 @@ def lgov_input_guardrail(governor: Governor) -> InputGuardrail[Any]:
     ``InputGuardrailTripwireTriggered``. Fails closed.
     """
 
-    async def evaluate(context: Any, agent: Any, given: Any) -> GuardrailFunctionOutput:
+    async def evaluate(context: Any, agent: Any, input: Any) -> GuardrailFunctionOutput:
         if current_run(governor) is not None:
             return GuardrailFunctionOutput(output_info=None, tripwire_triggered=False)
-        listed = as_list(given)
+        listed = as_list(input)
         for item in listed[end_of_history(listed) :]:
             action = _text_action(Point.INPUT, agent, as_mapping(item)["content"], context)
             decision = await governor.adecide(action)

@@ -144,16 +144,16 @@ class _GovernedField:
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None or self._name not in vars(instance) or hasattr(type(self._own), "__set__"):
-            found = self._of_class(instance, owner)
+            stored = self._of_class(instance, owner)
         else:
-            found = vars(instance)[self._name]
-        if instance is None or found is None or self._acting() is None:
-            return found
+            stored = vars(instance)[self._name]
+        if instance is None or stored is None or self._acting() is None:
+            return stored
         # The same object each time: the SDK compares what it approved with what it runs. Bound methods are only equal.
-        made = vars(instance).get(self._made)
-        if made is None or made[0] != found or made[1] is not instance:
-            made = vars(instance)[self._made] = (found, instance, self._govern(instance, found, self._acting))
-        return made[2]
+        governed = vars(instance).get(self._made)
+        if governed is None or governed[0] != stored or governed[1] is not instance:
+            governed = vars(instance)[self._made] = (stored, instance, self._govern(instance, stored, self._acting))
+        return governed[2]
 
     def _of_class(self, instance: Any, owner: type | None) -> Any:
         if self._own is _NOTHING:
@@ -165,7 +165,7 @@ class _GovernedField:
         if hasattr(type(self._own), "__set__"):
             type(self._own).__set__(self._own, instance, value)
             return
-        made = vars(instance).get(self._made)
-        if made is not None and value is made[2]:  # stored as it was read
-            value = made[0]
+        governed = vars(instance).get(self._made)
+        if governed is not None and value is governed[2]:  # stored as it was read
+            value = governed[0]
         vars(instance)[self._name] = self._own if value is self else value

@@ -43,9 +43,9 @@ _NO_ID = frozenset({"", "__fake_id__"})
 # ---------------------------------------------------------------------- the request
 
 
-def as_list(given: str | Sequence[TResponseInputItem]) -> list[Any]:
+def as_list(input: str | Sequence[TResponseInputItem]) -> list[Any]:
     """What a model is given, as a list of items."""
-    return [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
+    return [{"role": "user", "content": input}] if isinstance(input, str) else list(input)
 
 
 def as_mapping(item: Any) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def text_of(content: Any) -> str:
     if content is None:
         return ""
     if isinstance(content, (list, tuple)):
-        return "\n".join(text_of(part) for part in content)
+        return "\n".join(text_of(element) for element in content)
     for name in ("text", "refusal"):
         value = content.get(name) if isinstance(content, Mapping) else getattr(content, name, None)
         if isinstance(value, str):
@@ -91,15 +91,15 @@ def end_of_history(items: Sequence[Any]) -> int:
 
 def user_messages(items: Sequence[Any]) -> list[tuple[int, str, str | None]]:
     """The position and text of each message of the user, and the text that the agent answered, if it did."""
-    found: list[tuple[int, str, str | None]] = []
+    messages: list[tuple[int, str, str | None]] = []
     answer: str | None = None
     for position in range(len(items) - 1, -1, -1):
         if is_user_message(items[position]):
-            found.append((position, as_mapping(items[position])["content"], answer))
+            messages.append((position, as_mapping(items[position])["content"], answer))
         else:
             plain = as_mapping(items[position])
             answer = plain["content"] if plain["role"] == "assistant" else None
-    return found[::-1]
+    return messages[::-1]
 
 
 def is_user_message(item: Any) -> bool:
@@ -120,11 +120,11 @@ def _content_with_text(content: Any, text: str) -> Any:
         return text
     parts: list[Any] = []
     replaced = False
-    for part in content:
-        if not isinstance(part, Mapping) or "text" not in part:
-            parts.append(part)
+    for element in content:
+        if not isinstance(element, Mapping) or "text" not in element:
+            parts.append(element)
         elif not replaced:
-            parts.append({**part, "text": text})
+            parts.append({**element, "text": text})
             replaced = True
     return parts if replaced else text
 
@@ -168,11 +168,13 @@ def _reworded(item: Any, mapping: Mapping[str, Any]) -> Any:
     if "role" in plain or plain.get("type") == "function_call_output":
         return with_text(plain, text)
     try:  # the text of any other item is its JSON
-        found = json.loads(text)
+        changed_item = json.loads(text)
     except ValueError:
         return None
-    same = isinstance(found, dict) and all(found.get(key) == plain.get(key) for key in ("type", "id", "call_id"))
-    return found if same else None
+    same = isinstance(changed_item, dict) and all(
+        changed_item.get(key) == plain.get(key) for key in ("type", "id", "call_id")
+    )
+    return changed_item if same else None
 
 
 class ItemReader:
@@ -257,7 +259,10 @@ def reading_of(response: ModelResponse, model: str) -> ModelReading:
 def reply_text(response: ModelResponse) -> str:
     """The text of the reply's messages."""
     return "".join(
-        text_of(part) for item in response.output if isinstance(item, ResponseOutputMessage) for part in item.content
+        text_of(content)
+        for item in response.output
+        if isinstance(item, ResponseOutputMessage)
+        for content in item.content
     )
 
 
@@ -274,10 +279,18 @@ def response_id_of(response: ModelResponse) -> str | None:
     """The id that the endpoint gave to the reply; for chat completions the SDK notes it on the items."""
     for item in response.output:
         noted = getattr(item, "provider_data", None)
-        if isinstance(noted, Mapping) and isinstance(found := noted.get("response_id"), str) and found not in _NO_ID:
-            return found
-    found = response.response_id
-    return found if found is not None and found not in _NO_ID and not found.startswith("__fake") else None
+        if (
+            isinstance(noted, Mapping)
+            and isinstance(response_id := noted.get("response_id"), str)
+            and response_id not in _NO_ID
+        ):
+            return response_id
+    response_id = response.response_id
+    return (
+        response_id
+        if response_id is not None and response_id not in _NO_ID and not response_id.startswith("__fake")
+        else None
+    )
 
 
 def proposes_calls(response: ModelResponse) -> bool:
@@ -290,8 +303,10 @@ def proposes_calls(response: ModelResponse) -> bool:
 
 def message(text: str) -> ResponseOutputMessage:
     """A message of the model with this text."""
-    part = ResponseOutputText(type="output_text", text=text, annotations=[], logprobs=[])
-    return ResponseOutputMessage(id=new_id("msg"), type="message", role="assistant", status="completed", content=[part])
+    content = ResponseOutputText(type="output_text", text=text, annotations=[], logprobs=[])
+    return ResponseOutputMessage(
+        id=new_id("msg"), type="message", role="assistant", status="completed", content=[content]
+    )
 
 
 def denial_reply(text: str, instead_of: ModelResponse | None = None) -> ModelResponse:
@@ -310,8 +325,8 @@ def with_reply_text(response: ModelResponse, text: str) -> ModelResponse:
         if not isinstance(item, ResponseOutputMessage):
             output.append(item)
         elif not replaced:
-            part = ResponseOutputText(type="output_text", text=text, annotations=[], logprobs=[])
-            output.append(item.model_copy(update={"content": [part]}))
+            content = ResponseOutputText(type="output_text", text=text, annotations=[], logprobs=[])
+            output.append(item.model_copy(update={"content": [content]}))
             replaced = True
     if not replaced:
         output.insert(0, message(text))
@@ -338,22 +353,24 @@ _TEXTS = ("content_part.", "output_text.", "refusal.", "reasoning")
 
 def response_of(events: Sequence[Any]) -> ModelResponse | None:
     """The reply of a stream's events, or None if it is incomplete."""
-    completed = next((one for one in reversed(events) if isinstance(one, ResponseCompletedEvent)), None)
+    completed = next((event for event in reversed(events) if isinstance(event, ResponseCompletedEvent)), None)
     if completed is None:
         return None
     response = completed.response
-    output: list[Any] = response.output or [one.item for one in events if isinstance(one, ResponseOutputItemDoneEvent)]
+    output: list[Any] = response.output or [
+        event.item for event in events if isinstance(event, ResponseOutputItemDoneEvent)
+    ]
     return ModelResponse(output=output, usage=_usage(response.usage), response_id=response.id)
 
 
 def failure_in(events: Sequence[Any]) -> list[Any]:
     """Of an incomplete reply that was withheld the event that says why, without what the model wrote."""
-    failures = [one for one in events if getattr(one, "type", None) in _FAILURES][-1:]
+    failures = [event for event in events if getattr(event, "type", None) in _FAILURES][-1:]
     return [
-        one.model_copy(update={"response": one.response.model_copy(update={"output": []})})
-        if isinstance(getattr(one, "response", None), Response)
-        else one
-        for one in failures
+        event.model_copy(update={"response": event.response.model_copy(update={"output": []})})
+        if isinstance(getattr(event, "response", None), Response)
+        else event
+        for event in failures
     ]
 
 
@@ -381,7 +398,9 @@ def event_key(event: Any) -> tuple[str, str | None]:
 
 def events_of(answer: ModelResponse, held: Sequence[Any], model: str) -> Iterator[Any]:
     """The events of a stream that brings ``answer``. ``held`` are those of the reply that it replaces, if any."""
-    original = next((one.response for one in reversed(held) if isinstance(one, ResponseCompletedEvent)), None)
+    original = next(
+        (held_event.response for held_event in reversed(held) if isinstance(held_event, ResponseCompletedEvent)), None
+    )
     response = _response(answer, original, model)
     opening = response.model_copy(update={"output": [], "status": "in_progress", "usage": None})
     numbers = itertools.count()
@@ -392,13 +411,13 @@ def events_of(answer: ModelResponse, held: Sequence[Any], model: str) -> Iterato
     yield event(ResponseCreatedEvent, "created", response=opening)
     for position, item in enumerate(response.output):
         yield event(ResponseOutputItemAddedEvent, "output_item.added", item=item, output_index=position)
-        for index, part in enumerate(item.content if isinstance(item, ResponseOutputMessage) else ()):
-            if isinstance(part, ResponseOutputText):
+        for index, content in enumerate(item.content if isinstance(item, ResponseOutputMessage) else ()):
+            if isinstance(content, ResponseOutputText):
                 at: dict[str, Any] = {"item_id": item.id, "output_index": position, "content_index": index}
-                yield event(ResponseContentPartAddedEvent, "content_part.added", part=part, **at)
-                yield event(ResponseTextDeltaEvent, "output_text.delta", delta=part.text, logprobs=[], **at)
-                yield event(ResponseTextDoneEvent, "output_text.done", text=part.text, logprobs=[], **at)
-                yield event(ResponseContentPartDoneEvent, "content_part.done", part=part, **at)
+                yield event(ResponseContentPartAddedEvent, "content_part.added", part=content, **at)
+                yield event(ResponseTextDeltaEvent, "output_text.delta", delta=content.text, logprobs=[], **at)
+                yield event(ResponseTextDoneEvent, "output_text.done", text=content.text, logprobs=[], **at)
+                yield event(ResponseContentPartDoneEvent, "content_part.done", part=content, **at)
         yield event(ResponseOutputItemDoneEvent, "output_item.done", item=item, output_index=position)
     yield event(ResponseCompletedEvent, "completed", response=response)
 

@@ -76,13 +76,13 @@ class AgentsCall(ModelPort[ModelResponse, None]):
 
     def _restore_hidden(self) -> None:
         """Puts back what the SDK's history lacks of earlier calls of the run, or of the conversation on the server."""
-        program = given = items.as_list(self._request.input)
+        program = restored = items.as_list(self._request.input)
         if self._run is not None and not self._request.is_kept_by_server:
             prefixes = prefix_digests(items.READER, program)
             self._prefix = prefixes[-1]
-            given = self._run.turns.restored(items.READER, program, prefixes, program)
-        if len(owed := self._memory.conversations.owed(self._kept_in)) or len(given) > len(program):
-            self._request = replace(self._request, input=[*owed, *given])
+            restored = self._run.turns.restored(items.READER, program, prefixes, program)
+        if len(owed := self._memory.conversations.owed(self._kept_in)) or len(restored) > len(program):
+            self._request = replace(self._request, input=[*owed, *restored])
 
     # ------------------------------------------------------------------ the request
 
@@ -103,24 +103,24 @@ class AgentsCall(ModelPort[ModelResponse, None]):
 
         A session or a paused run may come from another process. Without a run, which knows those before, all are new.
         """
-        given, run, decisions = items.as_list(self._request.input), self._run, self._memory.decisions
-        said = items.user_messages(given)
+        input_items, run, decisions = items.as_list(self._request.input), self._run, self._memory.decisions
+        user_messages = items.user_messages(input_items)
         if run is None:
-            self._user_texts = [text for _, text, _ in said]
+            self._user_texts = [text for _, text, _ in user_messages]
         elif not run.input_evaluated and not run.nested:
-            run.said = self._user_texts = [text for _, text, _ in said]
-        first_new = 0 if run is None else len(given) if run.input_evaluated else items.end_of_history(given)
+            run.said = self._user_texts = [text for _, text, _ in user_messages]
+        first_new = 0 if run is None else len(input_items) if run.input_evaluated else items.end_of_history(input_items)
         judges_history = run is not None and not run.history_evaluated
         texts = [
             UserText(text, new=position >= first_new, answer=answer, nested=text not in self._user_texts)
-            for position, text, answer in said
+            for position, text, answer in user_messages
             if position >= first_new or judges_history
         ]
         denial = yield from decisions.judge_flow(self.governor, texts, call.user_text)
         if denial is None:
             if run is not None:
                 run.input_evaluated = run.history_evaluated = True
-            self._request = replace(self._request, input=self._memory.with_decisions(given))
+            self._request = replace(self._request, input=self._memory.with_decisions(input_items))
         return denial
 
     def judge_offers_flow(self, call: ModelCall) -> Flow[None]:
@@ -136,9 +136,9 @@ class AgentsCall(ModelPort[ModelResponse, None]):
 
     def take_messages(self, new_messages: Sequence[Mapping[str, Any]]) -> None:
         """See `ModelPort.take_messages`."""
-        given = items.as_list(self._request.input)
-        instructions, given = items.with_messages(self._request.system_instructions, given, new_messages)
-        self._request = replace(self._request, system_instructions=instructions, input=given)
+        input_items = items.as_list(self._request.input)
+        instructions, input_items = items.with_messages(self._request.system_instructions, input_items, new_messages)
+        self._request = replace(self._request, system_instructions=instructions, input=input_items)
 
     def send_flow(self, call: ModelCall) -> Generator[Any, Any, Sequence[ReplyPart[ModelResponse]] | None]:
         """Emits the events that are not withheld. None for an incomplete reply."""
@@ -249,5 +249,5 @@ class AgentsCall(ModelPort[ModelResponse, None]):
             self._run.turns.add(items.READER, self._prefix, received, actual)
 
 
-def _same_items(one: ModelResponse, other: ModelResponse) -> bool:
-    return len(one.output) == len(other.output) and all(map(operator.is_, one.output, other.output))
+def _same_items(response: ModelResponse, other: ModelResponse) -> bool:
+    return len(response.output) == len(other.output) and all(map(operator.is_, response.output, other.output))

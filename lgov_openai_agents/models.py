@@ -123,8 +123,8 @@ def _reply(
     if governor is None or model_call_covered(governor):
         return ask(*args, **kwargs)
     request = ModelRequest.of(args, kwargs)
-    asked = partial(_ask, ask)
-    return arun_stream(model_flow(AgentsCall(governor, model, request, asked, current_run(governor), agent)))
+    ask_request = partial(_ask, ask)
+    return arun_stream(model_flow(AgentsCall(governor, model, request, ask_request, current_run(governor), agent)))
 
 
 def _ask(ask: Callable[..., AsyncIterator[Any]], request: ModelRequest) -> AsyncIterator[Any]:

@@ -52,10 +52,10 @@ class ModelRequest:
     @classmethod
     def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ModelRequest:
         """Reads the arguments of a call, positional or not."""
-        given = {**dict(zip(_NAMES, args, strict=False)), **kwargs}
-        own: dict[str, Any] = {name: given.pop(name, None) for name in _NAMES[:7]}
+        values = {**dict(zip(_NAMES, args, strict=False)), **kwargs}
+        own: dict[str, Any] = {name: values.pop(name, None) for name in _NAMES[:7]}
         own.update(tools=own["tools"] or [], handoffs=own["handoffs"] or [])
-        return cls(**own, rest=given)
+        return cls(**own, rest=values)
 
     @property
     def args(self) -> tuple[Any, ...]:
@@ -89,8 +89,12 @@ class ModelRequest:
         fields = ("type", "name", "description", "params_json_schema")
         tools = [{field: getattr(tool, field) for field in fields if hasattr(tool, field)} for tool in self.tools]
         return tools + [
-            {"name": one.tool_name, "description": one.tool_description, "params_json_schema": one.input_json_schema}
-            for one in self.handoffs
+            {
+                "name": handoff.tool_name,
+                "description": handoff.tool_description,
+                "params_json_schema": handoff.input_json_schema,
+            }
+            for handoff in self.handoffs
         ]
 
     def reply_limit(self) -> dict[str, int]:
@@ -128,7 +132,7 @@ def judge_proposals_flow(
     governor: Governor, request: ModelRequest, response: ModelResponse, agent: str | None, parent: LiveSpan | None
 ) -> Flow[tuple[Denials, ModelResponse]]:
     """Judges what only this place can stop; returns what was denied, and the reply with transforms applied."""
-    handoffs = {one.tool_name for one in request.handoffs}
+    handoffs = {handoff.tool_name for handoff in request.handoffs}
     offered = {*handoffs, *(tool.name for tool in request.tools)}
     denied: Denials = []
     output: list[Any] = []
@@ -191,16 +195,16 @@ def _proposal(item: Any, handoffs: set[str]) -> Action | None:
 def answered(response: ModelResponse, denials: Denials) -> list[Any]:
     """The reply and the answers to it, as items for the next request."""
     texts = {id(item): decision.denial_message() for item, decision in denials}
-    found: list[Any] = []
+    exchange: list[Any] = []
     notes: list[Any] = []
     for item, sent in zip(response.output, response.to_input_items(), strict=True):
         if isinstance(item, ResponseFunctionToolCall):
-            found += [sent, answer_to(item, texts.get(id(item), _MAKE_AGAIN))]
+            exchange += [sent, answer_to(item, texts.get(id(item), _MAKE_AGAIN))]
         elif id(item) in texts:
             notes.append({"role": "developer", "content": texts[id(item)]})
         elif not items.proposes_calls(replace(response, output=[item])):
-            found.append(sent)
-    return found + notes
+            exchange.append(sent)
+    return exchange + notes
 
 
 def answer_to(call: ResponseFunctionToolCall, text: str) -> dict[str, Any]:

@@ -96,17 +96,17 @@ class AgentCopies:
     def govern_parts(self, copied: Any) -> None:
         """Governs what a copy has besides its tools; what is governed stays as it is."""
         copied.mcp_servers = [observed_server(server) for server in copied.mcp_servers]
-        copied.handoffs = [self._handoff(one) for one in copied.handoffs]
+        copied.handoffs = [self._handoff(handoff) for handoff in copied.handoffs]
         if isinstance(copied.model, Model) and not isinstance(copied.model, GovernedModel):
             copied.model = GovernedModel(copied.model, self._governor, agent=copied.name)
 
-    def _handoff(self, given: Any) -> Any:
-        if not isinstance(given, Handoff):
-            return self.of(given)
-        if getattr(given, "lgov_governor", None) is self._governor:
-            return given
-        copied: Any = copy.copy(given)
-        invoke = given.on_invoke_handoff
+    def _handoff(self, handoff: Any) -> Any:
+        if not isinstance(handoff, Handoff):
+            return self.of(handoff)
+        if getattr(handoff, "lgov_governor", None) is self._governor:
+            return handoff
+        copied: Any = copy.copy(handoff)
+        invoke = handoff.on_invoke_handoff
 
         async def on_invoke_handoff(context: Any, raw: str) -> Any:
             return self.of(await invoke(context, raw))
@@ -175,9 +175,9 @@ class LgovRunner:
         return AgentCopies(self.governor).of(agent)
 
     def _prepared(
-        self, agent: Agent[Any], given: Any, options: dict[str, Any]
+        self, agent: Agent[Any], input: Any, options: dict[str, Any]
     ) -> tuple[Agent[Any], dict[str, Any], GovernedModelProvider]:
-        paused = paused_agent(given)
+        paused = paused_agent(input)
         if paused is not None and not is_governed_copy(paused):
             raise UserError(
                 "this RunState belongs to an agent that is not governed; make it with the agent that"

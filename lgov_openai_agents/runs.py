@@ -29,16 +29,16 @@ class RunMemory:
         self.decisions = MessageDecisionCache()
         self.conversations: TurnMemory[Any] = TurnMemory()
 
-    def with_decisions(self, given: Sequence[Any]) -> Sequence[Any]:
+    def with_decisions(self, input_items: Sequence[Any]) -> Sequence[Any]:
         """``given`` as a model may read it; the same object where nothing is replaced."""
         instead = self.decisions.instead_of(
-            lambda: [(one["role"], one["content"]) for one in map(items.as_mapping, given)]
+            lambda: [(mapping["role"], mapping["content"]) for mapping in map(items.as_mapping, input_items)]
         )
         if not instead:
-            return given
+            return input_items
         return [
             items.with_text(item, instead[position].text) if position in instead else item
-            for position, item in enumerate(given)
+            for position, item in enumerate(input_items)
         ]
 
 
@@ -155,10 +155,10 @@ def entering(run: AgentRun) -> Generator[AgentRun]:
         _RUN.reset(token)
 
 
-def new_run(governor: Governor, agent: Any, given: Any, memory: RunMemory) -> AgentRun:
+def new_run(governor: Governor, agent: Any, input: Any, memory: RunMemory) -> AgentRun:
     """The run of ``agent`` that is about to begin. ``given`` is its input; that of a paused run was evaluated before."""
-    run = AgentRun(governor, paused_agent(given) or agent, outer_run(governor), memory)
-    run.input_evaluated = not isinstance(given, (str, Sequence))
+    run = AgentRun(governor, paused_agent(input) or agent, outer_run(governor), memory)
+    run.input_evaluated = not isinstance(input, (str, Sequence))
     return run
 
 

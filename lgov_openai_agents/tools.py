@@ -141,7 +141,7 @@ def governed_shell(tool: Any, inner: Any, acting: Callable[[], Governor | None])
         if governor is None:
             return await awaited(inner(request))
         commands = request.data.action.commands
-        results = [await govern_act(governor, _command(tool, inner, request, one)) for one in commands]
+        results = [await govern_act(governor, _command(tool, inner, request, command)) for command in commands]
         return results[0] if len(results) == 1 else _joined(results)
 
     return call
@@ -182,11 +182,11 @@ def _joined(results: Sequence[Any]) -> ShellResult:
 def local_shell_act(tool: Any, inner: Any, request: Any) -> Act:
     """Judged with every field: where it runs, as whom and its environment are in the command, as a shell has them."""
     action = request.data.action
-    given = {name: value for name, value in action.model_dump(exclude={"type"}).items() if value not in (None, {})}
-    arguments = {**given, "command": _shell_text(given)}
+    fields = {name: value for name, value in action.model_dump(exclude={"type"}).items() if value not in (None, {})}
+    arguments = {**fields, "command": _shell_text(fields)}
 
     def run(permitted: Mapping[str, Any]) -> Any:
-        changed = {name: permitted[name] for name in given if permitted.get(name) != arguments[name]}
+        changed = {name: permitted[name] for name in fields if permitted.get(name) != arguments[name]}
         command = changed.get("command")
         if command is not None:  # it says all that the other fields do
             words = list(command) if isinstance(command, list | tuple) else ["sh", "-c", command]
@@ -197,29 +197,29 @@ def local_shell_act(tool: Any, inner: Any, request: Any) -> Act:
     return Act(tool.name, "shell", arguments, request.data.call_id, request.ctx_wrapper, run, read_output)
 
 
-def _shell_text(given: Mapping[str, Any]) -> str | list[str]:
+def _shell_text(fields: Mapping[str, Any]) -> str | list[str]:
     """The command as words; as text of a shell where it has a folder, a user or an environment."""
     words: list[str] = []
-    for name, value in given.get("env", {}).items():
+    for name, value in fields.get("env", {}).items():
         words.append(
             f"{name}={shlex.quote(value)}" if name.isascii() and name.isidentifier() else shlex.quote(f"{name}={value}")
         )
-    words += map(shlex.quote, given["command"])
+    words += map(shlex.quote, fields["command"])
     text = " ".join(words)
-    if "user" in given:
-        text = f"sudo -u {shlex.quote(given['user'])} {text}"
-    if "working_directory" in given:
-        text = f"cd {shlex.quote(given['working_directory'])} && {text}"
-    return text if given.keys() & {"env", "user", "working_directory"} else list(given["command"])
+    if "user" in fields:
+        text = f"sudo -u {shlex.quote(fields['user'])} {text}"
+    if "working_directory" in fields:
+        text = f"cd {shlex.quote(fields['working_directory'])} && {text}"
+    return text if fields.keys() & {"env", "user", "working_directory"} else list(fields["command"])
 
 
 def read_output(result: Any) -> ToolReading:
     """The result of a shell, patch or custom tool."""
     output = getattr(result, "output", result)
     if isinstance(output, list):
-        parts = [(getattr(one, "stdout", ""), getattr(one, "stderr", "")) for one in output]
-        text = "\n".join("\n".join(filter(None, part)) for part in parts)
-        timed_out = any(getattr(one, "status", "") == "timeout" for one in output)
+        parts = [(getattr(command, "stdout", ""), getattr(command, "stderr", "")) for command in output]
+        text = "\n".join("\n".join(filter(None, streams)) for streams in parts)
+        timed_out = any(getattr(command, "status", "") == "timeout" for command in output)
         return ToolReading(text, "timeout" if timed_out else "ok", "timeout" if timed_out else None)
     text = result_text(output) if output is not None else ""
     failed = getattr(result, "status", None) == "failed"

@@ -43,7 +43,7 @@ class Instead(NamedTuple):
 class UserText:
     """A text in the user's role. ``new``: it came after the model's last reply, so that a denial answers it.
 
-    An earlier one is judged only if no policy here has judged it; ``answer`` is what the agent replied to it. ``place``
+    An earlier one is judged only if no policy here has judged it; ``answer`` is what the agent replied to it. ``prefix``
     identifies the transcript up to it: what was allowed there is not judged again, however new. ``nested``: another agent
     wrote it.
     """
@@ -51,7 +51,7 @@ class UserText:
     text: str
     new: bool = True
     answer: str | None = None
-    place: Hashable = None
+    prefix: Hashable = None
     nested: bool = False
 
 
@@ -62,7 +62,7 @@ class MessageDecisionCache:
         self._allowed: BoundedDict[_Key, str] = BoundedDict(MAX_REMEMBERED)
         self._rewritten: BoundedDict[_Key, str] = BoundedDict(MAX_REMEMBERED)
         self._denied: BoundedDict[_Key, str] = BoundedDict(MAX_REMEMBERED)
-        self._places: BoundedDict[Hashable, bool] = BoundedDict(MAX_REMEMBERED)
+        self._prefixes: BoundedDict[Hashable, bool] = BoundedDict(MAX_REMEMBERED)
 
     def judge_flow(
         self, governor: Governor, texts: Iterable[UserText], action: Callable[[UserText], Action]
@@ -72,12 +72,12 @@ class MessageDecisionCache:
         What was denied or rewritten is replaced by `instead_of` in this and every later request.
         """
         for text in texts:
-            if (text.place is not None and text.place in self._places) or (not text.new and self._knows(text)):
+            if (text.prefix is not None and text.prefix in self._prefixes) or (not text.new and self._knows(text)):
                 continue
             decision = yield from governor.decision_flow(action(text))
             if not decision.blocks:
-                if text.place is not None:
-                    self._places.put(text.place, True)
+                if text.prefix is not None:
+                    self._prefixes.put(text.prefix, True)
                 self.let_through(text.text, decision.text)
             elif text.new or decision.abort:
                 self.denied(text.text, decision.denial_message())
@@ -121,7 +121,7 @@ class MessageDecisionCache:
                 if new is not None:
                     instead[position] = Instead(new, denied=False)
             elif role == "assistant":
-                denied = (at for at, said in unanswered if self._denied.get(_key(said)) == text)
+                denied = (at for at, question in unanswered if self._denied.get(_key(question)) == text)
                 instead.update((at, Instead(text, denied=True)) for at in denied)
                 unanswered.clear()
         return instead

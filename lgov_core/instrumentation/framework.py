@@ -217,15 +217,15 @@ def outside_tested_range(
     tested: Mapping[str, str], version_of: Callable[[str], str] = importlib.metadata.version
 ) -> list[str]:
     """One sentence for each installed distribution whose version lies outside the range it was tested in."""
-    found: list[str] = []
+    problems: list[str] = []
     for name, tested_range in tested.items():
         try:
             version = version_of(name)
         except importlib.metadata.PackageNotFoundError:
             continue
         if not _in_range(version, tested_range):
-            found.append(f"{name} {version} is outside the range lgov was tested with ({tested_range})")
-    return found
+            problems.append(f"{name} {version} is outside the range lgov was tested with ({tested_range})")
+    return problems
 
 
 def _in_range(version: str, tested_range: str) -> bool:
@@ -349,11 +349,11 @@ def on_subclass(patches: Patches, base: type, treat: Callable[[type], None]) -> 
 
 def subclasses_of(base: type) -> Iterator[type]:
     """``base`` and every class below it, each once."""
-    found: set[type] = set()
-    left = [base]
-    while left:
-        cls = left.pop()
-        if cls not in found:
-            found.add(cls)
-            left += type.__subclasses__(cls)
+    visited: set[type] = set()
+    pending = [base]
+    while pending:
+        cls = pending.pop()
+        if cls not in visited:
+            visited.add(cls)
+            pending += type.__subclasses__(cls)
             yield cls

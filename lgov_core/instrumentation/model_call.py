@@ -211,9 +211,9 @@ class ModelCall:
         )
 
 
-def reply_limit(*found: Any) -> dict[str, int]:
+def reply_limit(*limits: Any) -> dict[str, int]:
     """The limit on the reply's tokens, as an argument of `ModelCall.request`: the first of ``found`` that is one."""
-    limit = next((value for value in found if type(value) is int and value > 0), None)
+    limit = next((value for value in limits if type(value) is int and value > 0), None)
     return {} if limit is None else {"max_output_tokens": limit}
 
 

@@ -112,14 +112,14 @@ class ModelPort(ABC, Generic[C, R]):
 
     # ------------------------------------------------------------------ the reply
 
-    def with_transform(self, part: ReplyPart[C], decision: Decision) -> Sequence[C] | None:
+    def with_transform(self, reply_part: ReplyPart[C], decision: Decision) -> Sequence[C] | None:
         """The choices of ``part`` with the text of a transform: the first has it, further ones have none.
 
         None where the transform changed what cannot be carried over.
         """
         if decision.text is None:
-            return part.choices
-        return [self.with_text(each, "" if number else decision.text) for number, each in enumerate(part.choices)]
+            return reply_part.choices
+        return [self.with_text(each, "" if number else decision.text) for number, each in enumerate(reply_part.choices)]
 
     def deny_fields(self) -> None:
         """The reply was denied: what it says beside its choices must not reach the program either."""
@@ -226,11 +226,11 @@ def _judge_flow(port: ModelPort[C, R], call: ModelCall, parts: Sequence[ReplyPar
     if not parts:
         call.ended()
     choices: list[Choice[C]] = []
-    for number, part in enumerate(parts):
+    for number, reply_part in enumerate(parts):
         if number == 0:
-            call.answered(part.reading)
+            call.answered(reply_part.reading)
         with port.judging():
-            choices += yield from _judge_part_flow(port, call, part)
+            choices += yield from _judge_part_flow(port, call, reply_part)
     with port.judging():
         for number, choice in enumerate(choices):
             if not choice.final:
@@ -238,18 +238,18 @@ def _judge_flow(port: ModelPort[C, R], call: ModelCall, parts: Sequence[ReplyPar
     return choices
 
 
-def _judge_part_flow(port: ModelPort[C, R], call: ModelCall, part: ReplyPart[C]) -> Flow[list[Choice[C]]]:
-    decision = yield from call.reply_flow(part.reading)
-    changed: Sequence[C] | None = part.choices
+def _judge_part_flow(port: ModelPort[C, R], call: ModelCall, reply_part: ReplyPart[C]) -> Flow[list[Choice[C]]]:
+    decision = yield from call.reply_flow(reply_part.reading)
+    changed: Sequence[C] | None = reply_part.choices
     if not decision.blocks:
-        changed = port.with_transform(part, decision)
+        changed = port.with_transform(reply_part, decision)
         if changed is None:
             reason = "a policy changed more of the reply than its texts"
-            decision = call.governor.refuse(call.reply(part.reading), "unclear-transform", reason)
+            decision = call.governor.refuse(call.reply(reply_part.reading), "unclear-transform", reason)
     if changed is None or decision.blocks:
         port.deny_fields()
-        return [Choice(_denied(port, each, decision), each, final=True) for each in part.choices]
-    return [Choice(new, old) for new, old in zip(changed, part.choices, strict=True)]
+        return [Choice(_denied(port, each, decision), each, final=True) for each in reply_part.choices]
+    return [Choice(new, old) for new, old in zip(changed, reply_part.choices, strict=True)]
 
 
 def _answers_flow(port: ModelPort[C, R], call: ModelCall, choices: Sequence[Choice[C]]) -> Flow[list[Choice[C]]]:

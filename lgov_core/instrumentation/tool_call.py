@@ -60,8 +60,8 @@ def own_arguments(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _own(value: Any) -> Any:
     if type(value) is dict:
-        return {key: _own(part) for key, part in value.items()}  # pyright: ignore[reportUnknownVariableType]
-    return [_own(part) for part in value] if type(value) is list else value
+        return {key: _own(element) for key, element in value.items()}  # pyright: ignore[reportUnknownVariableType]
+    return [_own(element) for element in value] if type(value) is list else value
 
 
 class ToolCall:
