@@ -74,30 +74,32 @@ def _register(manager: pluggy.PluginManager, plugin: Any, name: str | None) -> N
             f"{name or repr(plugin)} is not a plugin: it has no function of a hook's name that is marked @hookimpl",
             hint="pass an object or a module with hooks (lgov_core.hookspecs), or a policy",
         )
-    manager.register(_PolicyPlugin(plugin), name=name)
+    manager.register(PolicyPlugin(plugin), name=name)
 
 
-class _PolicyPlugin:
+class PolicyPlugin:
     """A policy as a plugin: judges at every point, and gets events if it is stateful."""
 
     def __init__(self, policy: Any) -> None:
-        self._policy = policy
+        self.policy = policy
         #: Whether actions need an id that it can recognise.
         self.stateful = callable(getattr(policy, "observe", None)) and getattr(policy, "stateful", True)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._policy, name)  # bounded, timeout_s, deferred
+        return getattr(self.policy, name)  # bounded, timeout_s, deferred
 
     @hookspecs.hookimpl
     def lgov_agent_startup(self, action: Any) -> Any:
-        return self._policy.judge(action)
+        """The policy's verdict; the other seven decision hooks do the same at their points."""
+        return self.policy.judge(action)
 
     lgov_input = lgov_pre_model_call = lgov_post_model_call = lgov_agent_startup
     lgov_pre_tool_call = lgov_post_tool_call = lgov_output = lgov_agent_shutdown = lgov_agent_startup
 
     @hookspecs.hookimpl
     def lgov_observe(self, event: Any) -> None:
-        observe = getattr(self._policy, "observe", None)
+        """Hands ``event`` to a policy that keeps count."""
+        observe = getattr(self.policy, "observe", None)
         if callable(observe):
             observe(event)
 

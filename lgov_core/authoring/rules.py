@@ -19,9 +19,10 @@ import yaml
 
 from lgov_core.authoring.replay import RecordedAction
 from lgov_core.errors import PolicyError
+from lgov_core.governor.rules import DEFAULT_RULE
 from lgov_core.policies import dry_run
 from lgov_core.policies.loader import load_policy_text
-from lgov_core.policies.policy_set import DEFAULT_RULE, PolicySet
+from lgov_core.policies.policy_set import PolicySet
 from lgov_core.policies.registry import BUILTIN_POLICIES
 from lgov_core.types import BLOCKING, Action
 

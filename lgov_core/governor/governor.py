@@ -22,9 +22,8 @@ import pluggy
 
 from lgov_core.errors import AuditError, PolicyError
 from lgov_core.flow import Flow, arun_flow, either, in_thread, run_flow, wait
-from lgov_core.governor.combine import combine, fault
-from lgov_core.governor.dispatch import Dispatcher
 from lgov_core.governor.events import AuditRecord, ObservedDecision, PluginFailure
+from lgov_core.governor.judging import Judges, fault
 from lgov_core.governor.options import positive_number
 from lgov_core.governor.reward_hooks import (
     check_single_denial_penalty,
@@ -35,7 +34,7 @@ from lgov_core.governor.reward_hooks import (
 from lgov_core.governor.rollout import RolloutContext, in_scope
 from lgov_core.plugins import check_hooks, make_plugin_manager, register
 from lgov_core.scope import RolloutScope
-from lgov_core.types import Action, Decision, Effect, Point, Reward, Severity, Span, ToolOutcome
+from lgov_core.types import Action, Decision, Effect, Point, Reward, Span, ToolOutcome
 from lgov_core.types.policies import ObservingPolicy, Policy
 
 #: The decision of a governor that only observes.
@@ -90,7 +89,7 @@ class Governor:
         self.failures: Counter[str] = Counter()
         self.effects: Counter[str] = Counter()
         self._count_lock = threading.Lock()
-        self._dispatcher = Dispatcher(self.policies, self.manager, self.timeout_s)
+        self._judges = Judges(self.policies, self.manager, self.timeout_s)
         self.observe_only = observe_only
         self.plugins_changed()
 
@@ -102,23 +101,27 @@ class Governor:
 
     def evaluates(self, point: Point) -> bool:
         """Whether any policy or plugin is asked at ``point``; an act that no policy covers is denied, so it counts too."""
-        return not self.observe_only and (point is Point.PRE_TOOL_CALL or bool(self._dispatcher.evaluators(point)))
+        return not self.observe_only and (point is Point.PRE_TOOL_CALL or bool(self._judges.rules(point)))
+
+    def covers(self, point: Point) -> bool:
+        """Whether any rule or plugin can answer at ``point``: unlike `evaluates` it looks into policy sets."""
+        return not self.observe_only and self._judges.covers(point)
 
     def reads_replies(self) -> bool:
         """Whether a policy or plugin reads what models write: a streamed text must wait for its decision then."""
-        return not self.observe_only and self._dispatcher.reads_replies()
+        return not self.observe_only and self._judges.reads_replies()
 
     def plugins_changed(self) -> None:
         """Must be called after plugins were registered or removed on ``manager`` once decisions have been taken."""
         check_single_denial_penalty(self.manager)
-        self._dispatcher.plugins_changed()
+        self._judges.plugins_changed()
         if self.observe_only:
             self._refuse_evaluators()
 
     def _refuse_evaluators(self) -> None:
         """Raises `PolicyError` if a policy, a decision hook or an audit record would be silently ignored."""
         ignored = [policy.name for policy in self.policies]
-        ignored += [evaluator.name for point in Point for evaluator in self._dispatcher.evaluators(point)]
+        ignored += [rule.name for point in Point for rule in self._judges.rules(point)]
         if self.audit is not None:
             ignored.append("an audit record")
         if ignored:
@@ -143,7 +146,9 @@ class Governor:
     def decision_flow(self, action: Action) -> Flow[Decision]:
         """The flow of `decide` and `adecide`, for flows that judge an action on their way."""
         action = in_scope(action, identify=self._needs_ids())
-        decision = NOT_EVALUATED if self.observe_only else (yield from self._evaluated(action))
+        decision = NOT_EVALUATED
+        if not self.observe_only:
+            decision = self._taken(action, (yield from self._judges.judge(action)))
         if action.point is Point.AGENT_SHUTDOWN and self.manager.hook.lgov_rollout_reward.get_hookimpls():
             yield from wait(in_thread(self._settle, action))
         return decision
@@ -152,15 +157,6 @@ class Governor:
         """Whether a policy or plugin is stateful, and so has to recognise an action."""
         stateful = (getattr(plugin, "stateful", False) is True for plugin in self.manager.get_plugins())
         return bool(self._observing) or any(stateful)
-
-    def _evaluated(self, action: Action) -> Flow[Decision]:
-        began = time.perf_counter()
-        decisions, final = yield from self._dispatcher.evaluate(action)
-        if not decisions and action.point is Point.PRE_TOOL_CALL:
-            reason = "no policy covers this act"
-            decisions = [Decision(Effect.DENY, "lgov", "no-policy", reason, Severity.CRITICAL)]
-        latency_us = (time.perf_counter() - began) * 1e6
-        return self._taken(action, combine(decisions, original=action, folded=final, latency_us=latency_us))
 
     def refuse(self, action: Action, rule: str, reason: str) -> Decision:
         """Denies ``action`` without asking a policy, because it cannot be read for certain; on record as any decision."""
@@ -274,7 +270,7 @@ class Governor:
 
     def close(self) -> None:
         """Shuts the threads of slow policies down; one that hangs keeps its own. Decisions may still be asked for."""
-        self._dispatcher.close()
+        self._judges.close()
 
 
 def _several(policies: Any) -> tuple[Policy, ...]:

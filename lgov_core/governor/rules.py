@@ -1,19 +1,27 @@
-"""Rule: a policy and the actions that it covers."""
+"""The rules that an action is judged by, as data: a rule, an ordered set of rules with a default, and its digest."""
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias, TypeVar, cast
+
+import pluggy
 
 from lgov_core.errors import PolicyError
-from lgov_core.governor.conditions import Condition, ConditionError, condition_of
+from lgov_core.governor.conditions import Condition, condition_of
 from lgov_core.governor.options import matches_any, string_tuple
-from lgov_core.types import Action, Point, Policy, Severity
+from lgov_core.types import Action, Decision, Effect, Point, Policy, Severity
+
+#: The rule of a set's own answer, where none of its rules answers.
+DEFAULT_RULE: Final = "default"
+Default: TypeAlias = Literal["deny", "allow"]
+_Judge = TypeVar("_Judge", bound=Callable[..., Decision])
 
 
 class Rule:
@@ -32,8 +40,8 @@ class Rule:
     """
 
     __slots__ = (
-        "agents", "bounded", "condition", "deferred", "listens_at", "name", "on", "permits", "policy", "reads_replies",
-        "severity", "tools",
+        "agents", "bounded", "condition", "deferred", "in_place", "listens_at", "members", "name", "on", "permits",
+        "policy", "reads_replies", "severity", "standalone", "timeout_s", "tools", "waits",
     )  # fmt: skip
 
     def __init__(
@@ -65,27 +73,105 @@ class Rule:
         self.bounded = bool(getattr(policy, "bounded", False))
         self.permits = bool(getattr(policy, "permits", True) if permits is None else permits)
         self.deferred = bool(getattr(policy, "deferred", False))
-
-    def covers(self, action: Action) -> bool:
-        """Whether the policy is asked about ``action``. A condition that cannot be evaluated counts: it denies."""
-        if not self.reaches(action):
-            return False
-        if action.point in self.listens_at:
-            return True
-        try:
-            return self.condition is None or self.condition.holds(action)
-        except ConditionError:
-            return True
+        timeout_s = getattr(policy, "timeout_s", None)
+        #: The time limit of the policy's own, in seconds; None without one.
+        self.timeout_s = float(timeout_s) if isinstance(timeout_s, int | float) else None
+        #: The rules of a policy that is nothing but rules, as they are now; None for any other policy.
+        self.members: Callable[[], RuleSet] | None = None
+        if getattr(policy.judge, "by_rules", False):
+            self.members = policy.in_force  # pyright: ignore[reportAttributeAccessIssue]
+        #: Whether the policy is called in the thread of the caller.
+        self.in_place = self.bounded or inspect.iscoroutinefunction(policy.judge)
+        #: Whether a judgement may have to wait.
+        self.waits = not self.bounded or self.members is not None
+        #: Whether it stands outside of sets: its decisions keep their names, and it may answer an awaitable.
+        self.standalone = False
 
     def reaches(self, action: Action) -> bool:
         """Whether point, name and agent are those of the rule, whatever its condition says."""
-        if action.point in self.listens_at:
-            return True
         return (
             action.point in self.on
             and matches_any(action.name, self.tools)
             and ("*" in self.agents or (isinstance(action.agent, str) and matches_any(action.agent, self.agents)))
         )
+
+
+def own_rule(policy: Policy, name: str) -> Rule:
+    """The rule of a policy that was given to a governor directly: it is asked about everything."""
+    rule = Rule(policy, name or type(policy).__name__, on=tuple(Point))
+    rule.standalone = rule.waits = True
+    return rule
+
+
+def hook_rule(impl: pluggy.HookImpl) -> Rule:
+    """The rule of a decision hook of a plug-in."""
+    return own_rule(cast(Policy, _Hook(impl)), impl.plugin_name)
+
+
+class _Hook:
+    """A decision hook as a policy, with what its plug-in says of its cost and its place."""
+
+    def __init__(self, impl: pluggy.HookImpl) -> None:
+        self.name = impl.plugin_name
+        self.judge: Callable[[Action], Any] = impl.function
+        if "action" not in impl.argnames:
+            self.judge = lambda _action: impl.function()
+        self.bounded = bool(getattr(impl.plugin, "bounded", False))
+        self.deferred = bool(getattr(impl.plugin, "deferred", False))
+        self.timeout_s = getattr(impl.plugin, "timeout_s", None)
+        self.reads_replies = getattr(impl.plugin, "reads_replies", True)
+
+
+# ---------------------------------------------------------------------- sets
+
+
+class RuleSet:
+    """Rules in the order in which they are asked, and the ``default`` for what none of them permits.
+
+    In ``shadow`` mode everything is judged, and nothing is blocked or changed. Immutable.
+    """
+
+    def __init__(self, rules: Iterable[Rule], *, default: Default, shadow: bool, name: str) -> None:
+        self.rules = tuple(sorted(rules, key=lambda rule: rule.deferred))
+        self.default: Default = default
+        self.shadow = shadow
+        self.name = name
+        # Most rules name their tools in full, so the rules of a name are known before it comes.
+        self._others: dict[Point, tuple[Rule, ...]] = {}
+        self._of_tool: dict[tuple[Point, str], tuple[Rule, ...]] = {}
+        for point in Point:
+            at_point = [rule for rule in self.rules if point in rule.on]
+            by_glob = [rule for rule in at_point if point in rule.listens_at or any(map(_is_glob, rule.tools))]
+            self._others[point] = tuple(by_glob)
+            for tool in {tool for rule in at_point for tool in rule.tools if not _is_glob(tool)}:
+                rules = [rule for rule in at_point if rule in by_glob or tool in rule.tools]
+                self._of_tool[point, tool] = tuple(rules)
+
+    def named(self, point: Point, name: str) -> tuple[Rule, ...]:
+        """The rules that may cover an action of this name at this point, in order."""
+        return self._of_tool.get((point, name)) or self._others[point]
+
+    def by_default(self, action: Action, *, covered: bool) -> list[Decision]:
+        """The set's own answer to what no rule permits; none where rules of restricting kinds have answered already."""
+        if action.point is Point.PRE_TOOL_CALL and self.default == "deny":
+            why = ": the rules that cover it only restrict." if covered else "."
+            reason = f"No policy allows {action.name[:80]}{why}"
+            return [Decision(Effect.DENY, self.name, DEFAULT_RULE, reason, Severity.MEDIUM)]
+        why = "the default is allow" if action.point is Point.PRE_TOOL_CALL else "only tool calls need one"
+        return [] if covered else [Decision(Effect.ALLOW, self.name, DEFAULT_RULE, f"No rule covers this; {why}.")]
+
+
+def _is_glob(tool: str) -> bool:
+    return any(character in tool for character in "*?[")
+
+
+def by_rules(judge: _Judge) -> _Judge:
+    """Marks the ``judge`` of a policy that is nothing but the rules that its ``in_force()`` returns.
+
+    An evaluator then walks these rules itself. A subclass with another ``judge`` loses the mark, and is asked by it.
+    """
+    judge.by_rules = True  # pyright: ignore[reportFunctionMemberAccess]
+    return judge
 
 
 def _points(rule: str, points: object) -> tuple[Point, ...]:
@@ -100,6 +186,8 @@ def _points(rule: str, points: object) -> tuple[Point, ...]:
             raise PolicyError(f"rule {rule}: there is no point {point!r}", hint=f"write one of: {known}") from error
     return tuple(found)
 
+
+# ---------------------------------------------------------------------- digests
 
 #: Bound to the digest, so that it never equals one of a document.
 _TAG: Final = "lgov policy set made in Python, 1"

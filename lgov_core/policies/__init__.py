@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lgov_core.governor.combine import combine, fold
 from lgov_core.governor.conditions import Condition, ConditionError, condition_of
+from lgov_core.governor.judging import combine, fold
 from lgov_core.governor.rules import Rule, digest_of
 from lgov_core.policies.approvals.approval import ApprovalPolicy
 from lgov_core.policies.approvals.approval_requests import ApprovalRequest, ApprovalRequests

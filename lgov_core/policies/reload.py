@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from lgov_core.errors import PolicyError, PolicyFileError
+from lgov_core.governor.rules import by_rules
 from lgov_core.policies.loader import MadePolicy, load_policy_text, read_policy_file
 from lgov_core.policies.policy_set import PolicySet
 from lgov_core.types import Action, Decision, ObservingPolicy, Point, PolicyFactory
@@ -86,15 +87,20 @@ class ReloadingPolicySet:
         """The digest of the set in force."""
         return self._current.digest
 
+    @by_rules
     def judge(self, action: Action) -> Decision:
         """The verdict of the set in force, after a look at the file when one is due."""
+        return self.in_force().judge(action)
+
+    def in_force(self) -> PolicySet:
+        """The set in force, after a look at the file when one is due."""
         if time.monotonic() >= self._next_look and self._lock.acquire(blocking=False):
             try:
                 self._look()
             finally:
                 self._next_look = time.monotonic() + self.every_s
                 self._lock.release()
-        return self._current.judge(action)
+        return self._current
 
     def reload(self) -> bool:
         """Takes the file as it is now; whether it changed anything. Raises `PolicyFileError` and keeps the set otherwise."""

@@ -228,7 +228,7 @@ def test_a_set_is_a_policy_and_a_plugin_for_a_governor() -> None:
     assert isinstance(judges, Policy)
     manager = make_plugin_manager([judges], builtin=(), third_party=False)
     for hook in DECISION_HOOKS:
-        assert [impl.plugin for impl in getattr(manager.hook, hook).get_hookimpls()] == [judges]
+        assert [impl.plugin.policy for impl in getattr(manager.hook, hook).get_hookimpls()] == [judges]
     as_plugin = Governor(manager=manager)
     as_policy = Governor(judges, manager=make_plugin_manager(builtin=(), third_party=False))
     for governor in (as_plugin, as_policy):
@@ -241,8 +241,10 @@ def test_a_set_is_a_policy_and_a_plugin_for_a_governor() -> None:
 
 def test_each_hook_judges() -> None:
     judges = PolicySet([Rule(ConstantPolicy(Effect.DENY), on=tuple(Point))])
+    manager = make_plugin_manager([judges], builtin=(), third_party=False)
     for point in Point:
-        assert getattr(judges, f"lgov_{point.value}")(act(point=point)).blocks
+        (decision,) = getattr(manager.hook, f"lgov_{point.value}")(action=act(point=point))
+        assert decision.blocks
 
 
 def test_what_makes_no_sense_is_refused() -> None:

@@ -34,7 +34,7 @@ from lgov_core.policies import (
     SecretsPolicy,
     ToolPolicy,
 )
-from lgov_core.policies.explain import explain
+from lgov_core.policies.policy_set import explain
 from lgov_core.types import Action, Decision, Effect, Point, Severity
 
 CASES = 20_000

@@ -13,7 +13,7 @@ from reward_cases import Run, violation
 
 from lgov_core import Governor, Outcome, Reward, RolloutScope, SQLPolicy
 from lgov_core.errors import RewardError
-from lgov_core.governor.combine import fault
+from lgov_core.governor.judging import fault
 from lgov_core.reward import (
     AirPlugin,
     AirRules,

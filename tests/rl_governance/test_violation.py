@@ -11,7 +11,7 @@ import pytest
 
 from lgov_core import LgovError, PolicySet
 from lgov_core.errors import RewardError
-from lgov_core.governor.combine import fault
+from lgov_core.governor.judging import fault
 from lgov_core.policies import ConstantPolicy, combine
 from lgov_core.reward import PolicyViolation, PolicyViolationError, PolicyViolationType, violation_of
 from lgov_core.types import ALLOW, Action, Decision, Effect, Point, Severity

@@ -14,7 +14,7 @@ from lgov_core.commands.output import effect_text, write_json, write_table
 from lgov_core.errors import PolicyError
 
 if TYPE_CHECKING:
-    from lgov_core.policies.explain import RuleVerdict
+    from lgov_core.policies.policy_set import RuleVerdict
     from lgov_core.types import Decision
 
 
@@ -55,7 +55,7 @@ def explain(
         ctx.exit(Exit.OK if access in ("read", "write", "connect") else Exit.DENIED)
     from lgov_core.authoring.cases import action_of, parse_object
     from lgov_core.policies import dry_run, load_policy_file
-    from lgov_core.policies.explain import explain as ask_all
+    from lgov_core.policies.policy_set import explain as ask_all
 
     action = action_of(parse_object(_text(action_text), "--action"), "--action")
     with dry_run():

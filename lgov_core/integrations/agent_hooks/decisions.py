@@ -9,7 +9,7 @@ from typing import Any, Final
 from agent_hooks import Decision as TheirDecision
 from agent_hooks import EnforcementMode, InterceptionRecord, Verdict
 
-from lgov_core.governor.combine import fault
+from lgov_core.governor.judging import fault
 from lgov_core.integrations.agent_hooks.contexts import Unclear, replaced
 from lgov_core.types import Action, Decision, Effect, Severity
 

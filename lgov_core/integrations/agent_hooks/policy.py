@@ -26,7 +26,7 @@ from agent_hooks import (
 from lgov_core._util.bounded import BoundedDict
 from lgov_core.errors import PolicyError
 from lgov_core.governor import ObservedDecision
-from lgov_core.governor.combine import private_copy
+from lgov_core.governor.judging import private_copy
 from lgov_core.governor.options import positive_number
 from lgov_core.hookspecs import hookimpl
 from lgov_core.integrations.agent_hooks.contexts import Unclear, context_of

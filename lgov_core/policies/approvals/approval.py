@@ -14,7 +14,7 @@ from typing import Any, ClassVar, get_args
 
 from lgov_core._util.canonical import NotCanonical, canonical_json, fingerprint
 from lgov_core.errors import PolicyError
-from lgov_core.governor.caller import caller_gone
+from lgov_core.governor.judging import caller_gone
 from lgov_core.governor.options import file_path, matches_any, one_of, positive_number, string_tuple
 from lgov_core.policies.approvals.approval_requests import ApprovalRequest, ApprovalRequests
 from lgov_core.policies.approvals.notice import Notice, answer_command
