@@ -13,7 +13,8 @@ from typing import Any
 
 from lgov_autogen.current_governor import INSTRUMENTOR, acting_governor
 from lgov_core.instrumentation import Governor
-from lgov_core.instrumentation.framework import Patches, governed_method, governed_stream, in_fresh_thread, wrap_methods
+from lgov_core.instrumentation.instrumentor import Patches, in_fresh_thread
+from lgov_core.instrumentation.methods import governed_method, governed_stream, wrap_methods
 
 
 def instrument(governor: Governor) -> None:
@@ -42,8 +43,7 @@ def _patch(patches: Patches) -> None:
     from autogen_core.models import ChatCompletionClient
     from autogen_core.tools import BaseTool, FunctionTool, Workbench
 
-    from lgov_autogen import _internals, code_executor, model_client, runs, workbench
-    from lgov_autogen import tools as tool_calls
+    from lgov_autogen import _internals, code_executor, model_client, runs, tool_calls, workbench
 
     # Whatever an agent of this process runs is evaluated when it runs, whether it was offered or not.
     calls = model_client.ModelCalls(lambda governor, tool: True)

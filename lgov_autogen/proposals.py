@@ -17,13 +17,13 @@ from autogen_core.models import (
 from autogen_core.tools import BaseTool
 
 from lgov_autogen._internals import has_handoffs, is_handoff
+from lgov_autogen.governed_call import tool_action
 from lgov_autogen.messages import call_arguments, judged_arguments
 from lgov_autogen.runs import current_run
-from lgov_autogen.tools import tool_action
+from lgov_autogen.transcript import MAX_REMEMBERED
 from lgov_core.errors import PolicyDenied
-from lgov_core.instrumentation import BoundedDict, Flow, Governor
-from lgov_core.instrumentation.conversation_memory import MAX_REMEMBERED
-from lgov_core.instrumentation.live_span import covered_call
+from lgov_core.instrumentation import BoundedDict, Governor, arun_flow
+from lgov_core.instrumentation.evaluated_call import covered_call
 from lgov_core.instrumentation.tool_call import ToolCall, ToolReading, tool_flow
 from lgov_core.types import Action, Decision, Kind, ToolOutcome, ToolStatus, new_id
 
@@ -70,42 +70,42 @@ class ProposedCalls:
         self._evaluated_later = evaluated_later
         self._pending: BoundedDict[int, _PendingCall] = BoundedDict(MAX_REMEMBERED)
 
-    def judge_flow(
+    async def evaluate(
         self, governor: Governor, proposed: Sequence[FunctionCall], options: Mapping[str, Any], agent: str | None
-    ) -> Flow[tuple[list[FunctionCall | None], list[tuple[FunctionExecutionResult, Decision]]]]:
-        """The proposed calls as they go on, None for a denied one; and the denials, as results for the model.
+    ) -> tuple[list[FunctionCall | None], list[FunctionExecutionResult], Decision | None]:
+        """The proposed calls as they go on, None for a denied one; the denials of those; and the last denial.
 
         ``options`` are the keyword arguments of ``create``. Raises `PolicyDenied` where a decision says abort.
         """
         offered = {_tool_name(tool): tool for tool in options.get("tools") or ()}
         passed: list[FunctionCall | None] = []
-        denials: list[tuple[FunctionExecutionResult, Decision]] = []
+        denials: list[FunctionExecutionResult] = []
+        last: Decision | None = None
         for call in proposed:
             tool = offered.get(call.name)
             if tool is not None and is_offered_handoff(tool):
-                decision, permitted = yield from _handoff_flow(governor, call, agent)
+                decision, permitted = await _evaluate_handoff(governor, call, agent)
             elif (outcome := _unrunnable(call, offered, agent)) is not None:
-                yield from governor.record_flow(outcome)
+                await governor.arecord(outcome)
                 passed.append(call)
                 continue
             elif self._evaluated_later(governor, tool):
                 passed.append(call)
                 continue
             else:
-                decision, permitted = yield from self._unobserved_flow(governor, call, agent)
+                decision, permitted = await self._evaluate_unobserved(governor, call, agent)
             if decision.blocks:
-                text = decision.denial_message()
-                result = FunctionExecutionResult(content=text, name=call.name, call_id=call.id, is_error=True)
-                denials.append((result, decision))
+                last, text = decision, decision.denial_message()
+                denials.append(FunctionExecutionResult(content=text, name=call.name, call_id=call.id, is_error=True))
             passed.append(None if decision.blocks else permitted)
-        return passed, denials
+        return passed, denials, last
 
-    def _unobserved_flow(
+    async def _evaluate_unobserved(
         self, governor: Governor, call: FunctionCall, agent: str | None
-    ) -> Flow[tuple[Decision, FunctionCall]]:
-        """Judges a call that the agent will run unobserved. Beyond `MAX_REMEMBERED` the oldest span stays open."""
+    ) -> tuple[Decision, FunctionCall]:
+        """Evaluates a call that the agent will run unobserved. Beyond `MAX_REMEMBERED` the oldest span stays open."""
         governed = ToolCall(governor, _action(call, "function", agent))
-        decision = yield from governed.judge_flow()
+        decision = await arun_flow(governed.judge_flow())
         if decision.blocks:
             if decision.abort:
                 raise PolicyDenied(decision)
@@ -137,14 +137,16 @@ class ProposedCalls:
             results = {}  # those of earlier calls come before this message
 
 
-def _handoff_flow(governor: Governor, call: FunctionCall, agent: str | None) -> Flow[tuple[Decision, FunctionCall]]:
-    """Judges a hand-off. Passing the call on makes it happen, so that is also its outcome."""
+async def _evaluate_handoff(governor: Governor, call: FunctionCall, agent: str | None) -> tuple[Decision, FunctionCall]:
+    """Evaluates a hand-off. Passing the call on makes it happen, so that is also its outcome."""
     action = _action(call, "handoff", agent)
 
-    def passed(arguments: Mapping[str, Any]) -> FunctionCall:
+    async def passed(arguments: Mapping[str, Any]) -> FunctionCall:
         return call if arguments == action.arguments else _with_arguments(call, arguments)
 
-    result = yield from tool_flow(governor, action, passed, lambda _call: ToolReading(f"handed off by {call.name}"))
+    result = await arun_flow(
+        tool_flow(governor, action, passed, lambda _call: ToolReading(f"handed off by {call.name}"))
+    )
     return result.decision, result.result if result.result is not None else call
 
 

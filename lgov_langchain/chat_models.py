@@ -27,12 +27,13 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.prompt_values import PromptValue
 
 from lgov_core.instrumentation import Flow, arun_flow, either, foreign, run_flow, wait
-from lgov_core.instrumentation.framework import flow_method
-from lgov_core.instrumentation.streams import Emit, StreamFlow, arun_stream, run_stream
+from lgov_core.instrumentation.methods import flow_method
 from lgov_langchain._internals import combine_llm_outputs
 from lgov_langchain.current_governor import acting_governor
 from lgov_langchain.model_calls import Prompt, Reply, Result, attributed, govern_model_call
-from lgov_langchain.process_handler import SentCall, agent_above, is_covered
+from lgov_langchain.process_handler import agent_above
+from lgov_langchain.sent_calls import SentCall, is_covered
+from lgov_langchain.streams import Emit, StreamSteps, astream_steps, stream_steps
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
@@ -75,16 +76,16 @@ def wrap_stream(stream: Callable[..., Any]) -> Callable[..., Any]:
             return stream(self, sent, config, **attributed(self, kwargs))
 
         prompt = Prompt(self, messages, kwargs, self, agent_above(governor, config))
-        run = arun_stream if inspect.isasyncgenfunction(stream) else run_stream
+        run = astream_steps if inspect.isasyncgenfunction(stream) else stream_steps
         return run(_stream_flow(governor, prompt, open_stream))
 
     return governed_stream
 
 
-def _as_messages(value: Any) -> list[BaseMessage]:
-    if isinstance(value, PromptValue):
-        return value.to_messages()
-    return [HumanMessage(value)] if isinstance(value, str) else convert_to_messages(value)
+def _as_messages(given: Any) -> list[BaseMessage]:
+    if isinstance(given, PromptValue):
+        return given.to_messages()
+    return [HumanMessage(given)] if isinstance(given, str) else convert_to_messages(given)
 
 
 # ---------------------------------------------------------------------- whole replies
@@ -119,8 +120,8 @@ def _generate_flow(
 
 
 def _reply(result: LLMResult) -> Reply:
-    replies = [getattr(generation, "message", None) for generation in (result.generations or [[]])[0]]
-    return Reply.of(*(message for message in replies if isinstance(message, AIMessage)))
+    found = [getattr(one, "message", None) for one in (result.generations or [[]])[0]]
+    return Reply.of(*(message for message in found if isinstance(message, AIMessage)))
 
 
 def _llm_result(result: Result, returned: LLMResult | None) -> LLMResult:
@@ -146,7 +147,9 @@ def _combined(model: BaseChatModel, results: Sequence[LLMResult]) -> LLMResult:
 # ---------------------------------------------------------------------- streams
 
 
-def _stream_flow(governor: Governor, prompt: Prompt, open_stream: Callable[[Sequence[BaseMessage]], Any]) -> StreamFlow:
+def _stream_flow(
+    governor: Governor, prompt: Prompt, open_stream: Callable[[Sequence[BaseMessage]], Any]
+) -> StreamSteps:
     """``open_stream`` sends the messages and returns the generator of the reply's chunks."""
     chunks, withheld = list[Any](), list[Any]()
 
@@ -169,12 +172,12 @@ def _stream_flow(governor: Governor, prompt: Prompt, open_stream: Callable[[Sequ
         return _whole(chunks)
 
     result = yield from govern_model_call(governor, prompt, send)
-    has_emitted = len(withheld) < len(chunks)
-    if result.changed == "no" or (result.changed == "text" and has_emitted):  # what is out cannot be taken back
+    shown = len(withheld) < len(chunks)
+    if result.changed == "no" or (result.changed == "text" and shown):  # what is out cannot be taken back
         for chunk in withheld:
             yield Emit(chunk)
     else:
-        yield Emit(_as_chunk(result, after_text=has_emitted))
+        yield Emit(_as_chunk(result, after_text=shown))
 
 
 def _is_withheld(governor: Governor, chunk: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The model APIs that the endpoint speaks, each as one value: how it is read, written, and says that it failed.
+"""The model APIs that the endpoint speaks, one class each, and a call in one of them.
 
 An upstream that speaks an API is asked in it. Chat completions and completions carry token ids where the server gives
 them; the Responses and the Messages API have no place for token ids, so calls recorded from them have none.
@@ -6,106 +6,312 @@ them; the Responses and the Messages API have no place for token ids, so calls r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar, Final, Self
 
-from lgov_core.wire.chat import error_body, read_chat_request, read_completion, wants_usage
-from lgov_core.wire.chat_stream import StreamAssembler
+from lgov_core.errors import EndpointError, LgovError
+from lgov_core.wire.chat import (
+    changed_chat_reply,
+    chat_places,
+    error_body,
+    read_chat_request,
+    read_completion,
+    wants_usage,
+)
+from lgov_core.wire.chat_stream import StreamAssembler, stream_of
 from lgov_core.wire.completions import (
     CompletionsWriter,
+    changed_text_reply,
+    prompt_places,
     read_completions_request,
     read_native_completions,
+    readable_prompts,
+    text_events,
 )
-from lgov_core.wire.exchange import ChatRequest, Completion
+from lgov_core.wire.content import with_text_at
+from lgov_core.wire.exchange import Changes, ChatRequest, Completion, Place
 from lgov_core.wire.fields import flag, model_name, number
 from lgov_core.wire.messages import (
     MessagesAssembler,
     MessagesWriter,
+    changed_message,
+    message_events,
+    message_places,
     messages_error,
     read_message,
     read_messages_request,
 )
-from lgov_core.wire.reply_writer import ErrorBody, PassedOn, ReplyWriter
-from lgov_core.wire.responses import ResponsesWriter, read_response, read_responses_request
+from lgov_core.wire.reply_writer import PassedOn, ReplyWriter
+from lgov_core.wire.responses import (
+    ResponsesWriter,
+    changed_response,
+    read_response,
+    read_responses_request,
+    response_places,
+)
 from lgov_core.wire.responses_stream import ResponsesAssembler
+from lgov_core.wire.responses_stream import stream_of as response_stream_of
 from lgov_core.wire.sse import Assembler
 
+Body = Mapping[str, Any]
 Message = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Api:
-    """One API.
+class Api(ABC):
+    """One API: how its requests and replies are read, changed and written. Stateless.
 
-    ``route`` is its name in records, ``path`` stands below ``/v1``. ``translate`` reads a request as a chat completion
-    request (with the conversation that it goes on from, if it names one), ``native`` as it is, for an engine that speaks
-    this API; both raise `EndpointError` (400). ``rewrite`` makes the writer of translated replies. ``id_prefix`` begins
-    the ids of those, ``error_event`` is the name of the event with which a stream fails.
+    ``route`` is its name in records, ``path`` stands below ``/v1``. ``id_prefix`` begins the ids of replies that are
+    written here, ``error_event`` is the name of the event with which a stream fails. ``wanted`` is added to a request to an
+    upstream so that token ids come back.
     """
 
-    route: str
-    path: str
-    translate: Callable[[Mapping[str, Any], Sequence[Message]], ChatRequest]
-    native: Callable[[Mapping[str, Any]], ChatRequest]
-    rewrite: Callable[[ChatRequest, Mapping[str, Any], str], ReplyWriter]
-    id_prefix: str
-    error_body: ErrorBody
-    error_event: str | None = None
+    route: ClassVar[str]
+    path: ClassVar[str]
+    id_prefix: ClassVar[str]
+    error_event: ClassVar[str | None] = None
+    wanted: ClassVar[Body] = {}
+
+    @abstractmethod
+    def translate(self, body: Body, before: Sequence[Message] = ()) -> ChatRequest:
+        """The request as a chat completion request; ``before`` is the conversation that it goes on from, if it names one.
+
+        Raises `EndpointError` (400) that names what is wrong, or cannot be said in a chat completion.
+        """
+
+    @abstractmethod
+    def native(self, body: Body) -> ChatRequest:
+        """The request as it is, for an engine that speaks this API. Raises `EndpointError` (400)."""
+
+    def readable(self, request: ChatRequest) -> ChatRequest:
+        """A `native` request with its messages in chat form, as policies read it. Raises `EndpointError` (400)."""
+        return self.translate(request.body)
+
+    @abstractmethod
+    def places(self, body: Body, before: int = 0) -> list[Place | None]:
+        """Where the text of each message stands in a request; None for a message that has no place for a text.
+
+        The ``before`` messages of an earlier conversation stand at ``("before", number, "content")``.
+        """
+
+    @abstractmethod
+    def read_reply(self, body: Body) -> Completion:
+        """A reply of this API. Raises `UpstreamError` for what is not one."""
+
+    @abstractmethod
+    def assembler(self, n: int) -> Assembler:
+        """Puts the events of a reply of ``n`` choices together."""
+
+    @abstractmethod
+    def writer(self, request: ChatRequest, body: Body, response_id: str) -> ReplyWriter:
+        """The writer of the reply to ``body``, for an engine that is asked for the chat completion ``request``."""
+
+    @abstractmethod
+    def changed_reply(self, body: Body, changes: Changes) -> Body:
+        """A whole reply as policies left it."""
+
+    @abstractmethod
+    def events(self, asked: Body, reply: Body, passed: Sequence[Body] = ()) -> bytes:
+        """A whole reply as the stream that the request ``asked`` for, without the events ``passed``: its client has them."""
+
+    def error_body(self, error: LgovError, status: int) -> Body:
+        """An error in the shape of this API."""
+        return error_body(error, status)
 
     def pass_on(self, request: ChatRequest) -> ReplyWriter:
-        """The writer of replies that the engine wrote in this API."""
-        native = NATIVE[self.route]
-        return PassedOn(request, native.read, native.assembler(request.n), self.error_body, event=self.error_event)
+        """The writer of a reply that the engine wrote in this API."""
+        return PassedOn(request, self.read_reply, self.assembler(request.n), self.error_body, event=self.error_event)
 
 
-def _read_chat(body: Mapping[str, Any], _before: Sequence[Message] = ()) -> ChatRequest:
-    wants_usage(body)  # checks it before anything is generated
-    return read_chat_request(body)
+class ChatApi(Api):
+    """OpenAI's chat completions."""
+
+    route, path, id_prefix = "chat", "/chat/completions", "chatcmpl"
+    wanted: ClassVar[Body] = {"logprobs": True, "return_token_ids": True}
+
+    def translate(self, body: Body, before: Sequence[Message] = ()) -> ChatRequest:
+        """See `Api`."""
+        wants_usage(body)  # checks it before anything is generated
+        return read_chat_request(body)
+
+    def native(self, body: Body) -> ChatRequest:
+        """See `Api`."""
+        return self.translate(body)
+
+    def readable(self, request: ChatRequest) -> ChatRequest:
+        """See `Api`."""
+        return request
+
+    def places(self, body: Body, before: int = 0) -> list[Place | None]:
+        """See `Api`."""
+        return chat_places(body)
+
+    def read_reply(self, body: Body) -> Completion:
+        """See `Api`."""
+        return read_completion(body)
+
+    def assembler(self, n: int) -> Assembler:
+        """See `Api`."""
+        return StreamAssembler(n)
+
+    def writer(self, request: ChatRequest, body: Body, response_id: str) -> ReplyWriter:
+        """See `Api`."""
+        return self.pass_on(request)
+
+    def changed_reply(self, body: Body, changes: Changes) -> Body:
+        """See `Api`."""
+        return changed_chat_reply(body, changes)
+
+    def events(self, asked: Body, reply: Body, passed: Sequence[Body] = ()) -> bytes:
+        """See `Api`."""
+        return stream_of(dict(asked), dict(reply), (), [dict(event) for event in passed]).encode()
 
 
-def _as_it_is(route: str, most: str) -> Callable[[Mapping[str, Any]], ChatRequest]:
-    def read(body: Mapping[str, Any]) -> ChatRequest:
-        tokens = number(body, most, None, low=1, whole=True)
-        return ChatRequest(
-            body=body,
-            model=model_name(body),
-            messages=(),
-            max_tokens=None if tokens is None else int(tokens),
-            temperature=number(body, "temperature", 1.0, low=0, high=2) or 0.0,
-            top_p=number(body, "top_p", 1.0, low=0, high=1) or 1.0,
-            stream=flag(body, "stream"),
-            route=route,
-        )
+class CompletionsApi(Api):
+    """OpenAI's legacy completions."""
 
-    return read
+    route, path, id_prefix = "completions", "/completions", "cmpl"
+    wanted: ClassVar[Body] = {"logprobs": 1, "return_token_ids": True}
+
+    def translate(self, body: Body, before: Sequence[Message] = ()) -> ChatRequest:
+        """See `Api`."""
+        return read_completions_request(body)
+
+    def native(self, body: Body) -> ChatRequest:
+        """See `Api`."""
+        return read_native_completions(body)
+
+    def readable(self, request: ChatRequest) -> ChatRequest:
+        """See `Api`."""
+        return readable_prompts(request)
+
+    def places(self, body: Body, before: int = 0) -> list[Place | None]:
+        """See `Api`."""
+        return prompt_places(body)
+
+    def read_reply(self, body: Body) -> Completion:
+        """See `Api`."""
+        return read_completion(body)
+
+    def assembler(self, n: int) -> Assembler:
+        """See `Api`."""
+        return StreamAssembler(n, legacy=True)
+
+    def writer(self, request: ChatRequest, body: Body, response_id: str) -> ReplyWriter:
+        """See `Api`."""
+        return CompletionsWriter(request, body, response_id)
+
+    def changed_reply(self, body: Body, changes: Changes) -> Body:
+        """See `Api`."""
+        return changed_text_reply(body, changes)
+
+    def events(self, asked: Body, reply: Body, passed: Sequence[Body] = ()) -> bytes:
+        """See `Api`."""
+        return text_events(asked, reply, passed)
 
 
-def _rewrite_chat(request: ChatRequest, _body: Mapping[str, Any], _id: str) -> ReplyWriter:
-    return CHAT.pass_on(request)
+class ResponsesApi(Api):
+    """OpenAI's Responses API."""
+
+    route, path, id_prefix, error_event = "responses", "/responses", "resp", "error"
+
+    def translate(self, body: Body, before: Sequence[Message] = ()) -> ChatRequest:
+        """See `Api`."""
+        return read_responses_request(body, before)
+
+    def native(self, body: Body) -> ChatRequest:
+        """See `Api`."""
+        return _as_it_is(self.route, body, "max_output_tokens")
+
+    def places(self, body: Body, before: int = 0) -> list[Place | None]:
+        """See `Api`."""
+        return response_places(body, before)
+
+    def read_reply(self, body: Body) -> Completion:
+        """See `Api`."""
+        return read_response(body)
+
+    def assembler(self, n: int) -> Assembler:
+        """See `Api`."""
+        return ResponsesAssembler()
+
+    def writer(self, request: ChatRequest, body: Body, response_id: str) -> ReplyWriter:
+        """See `Api`."""
+        return ResponsesWriter(request, body, response_id)
+
+    def changed_reply(self, body: Body, changes: Changes) -> Body:
+        """See `Api`."""
+        return changed_response(body, changes)
+
+    def events(self, asked: Body, reply: Body, passed: Sequence[Body] = ()) -> bytes:
+        """See `Api`."""
+        return response_stream_of(dict(asked), dict(reply), (), [dict(event) for event in passed]).encode()
 
 
-_read_responses = _as_it_is("responses", "max_output_tokens")
-_read_messages = _as_it_is("messages", "max_tokens")
+class MessagesApi(Api):
+    """Anthropic's Messages API."""
 
-CHAT = Api("chat", "/chat/completions", _read_chat, _read_chat, _rewrite_chat, "chatcmpl", error_body)
-COMPLETIONS = Api(
-    "completions",
-    "/completions",
-    read_completions_request,
-    read_native_completions,
-    CompletionsWriter,
-    "cmpl",
-    error_body,
-)
-RESPONSES = Api(
-    "responses", "/responses", read_responses_request, _read_responses, ResponsesWriter, "resp", error_body, "error"
-)
-MESSAGES = Api(
-    "messages", "/messages", read_messages_request, _read_messages, MessagesWriter, "msg", messages_error, "error"
-)
-APIS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
+    route, path, id_prefix, error_event = "messages", "/messages", "msg", "error"
+
+    def translate(self, body: Body, before: Sequence[Message] = ()) -> ChatRequest:
+        """See `Api`."""
+        return read_messages_request(body)
+
+    def native(self, body: Body) -> ChatRequest:
+        """See `Api`."""
+        return _as_it_is(self.route, body, "max_tokens")
+
+    def places(self, body: Body, before: int = 0) -> list[Place | None]:
+        """See `Api`."""
+        return message_places(body)
+
+    def read_reply(self, body: Body) -> Completion:
+        """See `Api`."""
+        return read_message(body)
+
+    def assembler(self, n: int) -> Assembler:
+        """See `Api`."""
+        return MessagesAssembler()
+
+    def writer(self, request: ChatRequest, body: Body, response_id: str) -> ReplyWriter:
+        """See `Api`."""
+        return MessagesWriter(request, body, response_id)
+
+    def changed_reply(self, body: Body, changes: Changes) -> Body:
+        """See `Api`."""
+        return changed_message(body, changes)
+
+    def events(self, asked: Body, reply: Body, passed: Sequence[Body] = ()) -> bytes:
+        """See `Api`."""
+        return message_events(reply, passed)
+
+    def error_body(self, error: LgovError, status: int) -> Body:
+        """See `Api`."""
+        return messages_error(error, status)
+
+
+def _as_it_is(route: str, body: Body, most: str) -> ChatRequest:
+    """A request of an API whose messages only the upstream and policies read."""
+    tokens = number(body, most, None, low=1, whole=True)
+    return ChatRequest(
+        body=body,
+        model=model_name(body),
+        messages=(),
+        max_tokens=None if tokens is None else int(tokens),
+        temperature=number(body, "temperature", 1.0, low=0, high=2) or 0.0,
+        top_p=number(body, "top_p", 1.0, low=0, high=1) or 1.0,
+        stream=flag(body, "stream"),
+        route=route,
+    )
+
+
+CHAT: Final[Api] = ChatApi()
+COMPLETIONS: Final[Api] = CompletionsApi()
+RESPONSES: Final[Api] = ResponsesApi()
+MESSAGES: Final[Api] = MessagesApi()
+APIS: Final = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
+BY_ROUTE: Final[Mapping[str, Api]] = {api.route: api for api in APIS}
 
 
 def api_of(path: str) -> Api:
@@ -114,28 +320,51 @@ def api_of(path: str) -> Api:
     return next((api for api in APIS if below == api.path or below.startswith(f"{api.path}/")), CHAT)
 
 
-_WANTED = {"logprobs": True, "return_token_ids": True}
-
-
 @dataclass(frozen=True, slots=True)
-class NativeReply:
-    """How an upstream is asked in one API: the path below its base URL, what is added to the request so that token ids
-    come back, and how the reply is read.
+class Exchange:
+    """One model call in the API of its client.
+
+    ``body`` is the client's JSON, as policies left it, and ``before`` the conversation that it goes on from, in chat
+    messages. ``request`` is how the engine is asked: in this API if the call is `native`, else for a chat completion.
     """
 
-    path: str
-    wanted: Mapping[str, Any]
-    read: Callable[[Mapping[str, Any]], Completion]
-    assembler: Callable[[int], Assembler]
+    api: Api
+    body: Body
+    request: ChatRequest
+    before: Sequence[Message] = ()
 
+    @classmethod
+    def read(cls, api: Api, body: Body, *, native: bool, before: Sequence[Message] = ()) -> Self:
+        """Reads ``body``, for an engine that speaks the API if ``native``. Raises `EndpointError` (400)."""
+        return cls(api, body, api.native(body) if native else api.translate(body, before), before)
 
-NATIVE: Mapping[str, NativeReply] = MappingProxyType(
-    {
-        "chat": NativeReply("/chat/completions", _WANTED, read_completion, StreamAssembler),
-        "completions": NativeReply(
-            "/completions", {**_WANTED, "logprobs": 1}, read_completion, lambda n: StreamAssembler(n, legacy=True)
-        ),
-        "responses": NativeReply("/responses", {}, read_response, lambda _n: ResponsesAssembler()),
-        "messages": NativeReply("/messages", {}, read_message, lambda _n: MessagesAssembler()),
-    }
-)
+    @property
+    def native(self) -> bool:
+        """Whether the engine is asked in the API of the client."""
+        return self.request.route == self.api.route
+
+    @property
+    def readable(self) -> ChatRequest:
+        """The call with its messages in chat form, as policies read it. Raises `EndpointError` (400)."""
+        return self.api.readable(self.request) if self.native else self.request
+
+    def changed(self, body: Body, texts: Mapping[int, str]) -> Exchange:
+        """The call with another ``body``, and other ``texts`` in the messages of `readable` with these numbers.
+
+        Raises `EndpointError` (403) for a text that has no place in the request.
+        """
+        places = self.api.places(body, len(self.before)) if texts else []
+        before: Any = self.before
+        for index, text in texts.items():
+            place = places[index]
+            if place is None:
+                raise EndpointError("a policy changed a message that has no place for a text", status=403)
+            if place[0] == "before":
+                before = with_text_at(before, place[1:], text)
+            else:
+                body = with_text_at(body, place, text)
+        return Exchange.read(self.api, body, native=self.native, before=before)
+
+    def reply_writer(self, response_id: str) -> ReplyWriter:
+        """The writer of the reply; its id is ``response_id`` where the engine does not write in this API."""
+        return self.api.pass_on(self.request) if self.native else self.api.writer(self.request, self.body, response_id)

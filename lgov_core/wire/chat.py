@@ -14,7 +14,16 @@ from dataclasses import replace
 from typing import Any, Final, cast
 
 from lgov_core.errors import EndpointError, LgovError, UpstreamError
-from lgov_core.wire.exchange import ChatRequest, Completion, StreamPiece, ToolCall, unclear_ids
+from lgov_core.wire.exchange import (
+    Changes,
+    ChatRequest,
+    ChoiceChange,
+    Completion,
+    Place,
+    StreamPiece,
+    ToolCall,
+    unclear_ids,
+)
 from lgov_core.wire.fields import flag, json_text, model_name, number, shown
 
 #: More choices than this in one reply are refused, as by OpenAI.
@@ -173,6 +182,53 @@ def _choice_body(index: int, completion: Completion, body: Mapping[str, Any]) ->
     return choice
 
 
+#: Fields of a chat reply that hold no text of the model.
+_NO_TEXT = frozenset(("created", "id", "lgov", "model", "object", "service_tier", "system_fingerprint", "usage"))
+_BESIDE_TEXT = ("reasoning_content", "reasoning", "thinking", "refusal", "audio")
+
+
+def changed_chat_reply(body: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
+    """A chat reply as policies left it. Of a choice that was changed it has only what was judged, and no tokens."""
+    choices = sorted(body["choices"], key=lambda choice: choice.get("index") or 0)
+    changed = [_changed_choice(choice, changes.get(number)) for number, choice in enumerate(choices)]
+    return {
+        name: changed if name == "choices" else value for name, value in body.items() if name in {*_NO_TEXT, "choices"}
+    }
+
+
+def _changed_choice(choice: Mapping[str, Any], change: ChoiceChange | None) -> Mapping[str, Any]:
+    if change is None:
+        return choice
+    message: Mapping[str, Any] = choice["message"]
+    calls = message.get("tool_calls") or ()
+    written: dict[str, Any] = {"role": "assistant", "content": change.text if change.text or not change.calls else None}
+    written["refusal"] = None
+    if change.keeps_reasoning:
+        written |= {name: message[name] for name in _BESIDE_TEXT if message.get(name) is not None}
+    if kept := [
+        {"id": call.get("id"), "type": "function", "function": _function(change.calls[number])}
+        for number, call in enumerate(calls)
+        if number in change.calls
+    ]:
+        written["tool_calls"] = kept
+    if len(calls) in change.calls:  # the call in the API's first form, which is read after the others
+        written["function_call"] = _function(change.calls[len(calls)])
+    reason = choice.get("finish_reason")
+    if reason in ("tool_calls", "function_call") and not change.calls:
+        reason = "stop"
+    kept_fields = {name: choice[name] for name in ("index", "stop_reason") if name in choice}
+    return {"index": 0, **kept_fields, "message": written, "finish_reason": reason, "logprobs": None}
+
+
+def _function(call: ToolCall) -> dict[str, str]:
+    return {"name": call.name, "arguments": call.arguments}
+
+
+def chat_places(body: Mapping[str, Any]) -> list[Place | None]:
+    """Where the text of each message stands in a chat completion request."""
+    return [("messages", number, "content") for number in range(len(body["messages"]))]
+
+
 def completion_pieces(completion: Completion, body: Mapping[str, Any]) -> Iterator[StreamPiece]:
     """A finished completion as a stream: what `Engine.stream` yields, for engines that do not stream by themselves.
 
@@ -189,10 +245,10 @@ def completion_pieces(completion: Completion, body: Mapping[str, Any]) -> Iterat
         calls = written.pop("message").get("tool_calls", ())
         deltas += [{"tool_calls": [{"index": place, **call}]} for place, call in enumerate(calls)]
         for delta in deltas:
-            yield StreamPiece(json_text({**head, "choices": [{**empty, "delta": delta}]}))
-        yield StreamPiece(json_text({**head, "choices": [{**written, "delta": {}}], **last}))
+            yield _piece({**head, "choices": [{**empty, "delta": delta}]})
+        yield _piece({**head, "choices": [{**written, "delta": {}}], **last})
     if wants_usage(body):
-        yield StreamPiece(json_text({**head, "choices": [], "usage": whole["usage"]}))
+        yield _piece({**head, "choices": [], "usage": whole["usage"]})
     yield StreamPiece(completion=completion)
 
 
@@ -308,3 +364,7 @@ def _tool_calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
     if isinstance(legacy, dict) and legacy.get("name"):
         calls.append(ToolCall("", str(legacy["name"]), str(legacy.get("arguments") or "")))
     return tuple(calls)
+
+
+def _piece(chunk: dict[str, Any]) -> StreamPiece:
+    return StreamPiece(json_text(chunk), event=chunk)

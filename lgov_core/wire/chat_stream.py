@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from lgov_core.wire.content import JSON, texts
+from lgov_core.wire.fields import json_text
 from lgov_core.wire.sse import Assembler
 
 
@@ -121,6 +121,7 @@ def _grow(message: dict[str, Any], key: str, value: Any) -> None:
         message[key] = value
 
 
+_OF_EACH_CHUNK = ("id", "object", "created", "model", "service_tier", "system_fingerprint")
 _OF_A_CHUNK = frozenset({"delta", "finish_reason", "index", "message"})
 
 
@@ -156,18 +157,21 @@ def stream_of(body: JSON, reply: JSON, events: Sequence[JSON], passed: Sequence[
     """
     if passed:
         reply = _after(passed, reply)
-    head = {key: value for key, value in reply.items() if key not in ("choices", "usage")}
+    head = {key: reply[key] for key in _OF_EACH_CHUNK if key in reply}
     head["object"] = "chat.completion.chunk"
+    rest = {key: value for key, value in reply.items() if key not in (*_OF_EACH_CHUNK, "choices", "usage")}
     with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
     chunks: list[JSON] = []
     for choice in reply["choices"]:
         part: JSON = {"index": choice["index"], "finish_reason": None, "logprobs": None}
         last = {key: one for key, one in choice.items() if key not in ("index", "message")}
-        parts = [*({**part, "delta": delta} for delta in _deltas(choice["message"])), {**part, "delta": {}, **last}]
+        deltas = _deltas(choice["message"])[bool(passed) :]  # the first one says the role, which the client then knows
+        parts = [*({**part, "delta": delta} for delta in deltas), {**part, "delta": {}, **last}]
         chunks += [{**head, "choices": [one], **({"usage": None} if with_usage else {})} for one in parts]
+        chunks[-1] |= rest
     if with_usage or any(event.get("usage") for event in events):
         chunks.append({**head, "choices": [], "usage": reply.get("usage")})
-    return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+    return "".join(f"data: {json_text(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
 
 
 def _after(passed: Sequence[JSON], reply: JSON) -> JSON:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,22 +16,21 @@ from lgov_core.wire.chat import (
     wants_usage,
     weights_version,
 )
-from lgov_core.wire.exchange import ChatRequest, Completion
+from lgov_core.wire.exchange import Changes, ChatRequest, Completion, Place
 from lgov_core.wire.fields import json_text, model_name, number, only_known, refuse, shown, text
+from lgov_core.wire.known_fields import FIELDS, accepted_fields
 from lgov_core.wire.reply_writer import ChunkWriter
-from lgov_core.wire.sse import frame
+from lgov_core.wire.sse import DONE, frame
 
 _WHOSE = "completions that are translated to chat"
-_TAKEN = (
-    "frequency_penalty", "logit_bias", "max_tokens", "n", "presence_penalty", "return_token_ids", "seed", "stop",
-    "stream", "stream_options", "temperature", "top_p", "user",
-)  # fmt: skip
+#: Fields that a chat completion has too.
+_TAKEN = sorted(accepted_fields("completions") - {"logprobs", "model", "prompt"})
 
 
 def read_completions_request(body: Mapping[str, Any], _before: Sequence[Any] = ()) -> ChatRequest:
     """A completions request as a chat completion request. Raises `EndpointError` (400) that names the field."""
     refuse(body, ("best_of", "echo", "suffix"), _WHOSE, unless={"best_of": (1, body.get("n") or 1), "suffix": ("",)})
-    only_known(body, {*_TAKEN, "best_of", "echo", "logprobs", "model", "prompt", "suffix"}, _WHOSE)
+    only_known(body, FIELDS["completions"], _WHOSE)
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
         prompt = prompt[0]
@@ -100,7 +98,7 @@ class CompletionsWriter(ChunkWriter):
 
     def _chunk(self, choice: Mapping[str, Any], model: Any, **more: Any) -> bytes:
         whole = {"logprobs": None, "finish_reason": None, **choice}
-        return frame(json_text({**self._head(model), "choices": [whole], **more}))
+        return frame({**self._head(model), "choices": [whole], **more})
 
     def _head(self, model: Any) -> dict[str, Any]:
         named = str(model or self._request.model)
@@ -122,12 +120,12 @@ class CompletionsWriter(ChunkWriter):
             last = {**choice, "text": "" if self._wrote else choice["text"]}
             written += self._chunk(last, completion.model, lgov=body["lgov"])
         if wants_usage(self._asked):
-            written += frame(json_text({**self._head(completion.model), "choices": [], "usage": body["usage"]}))
-        return completion, body, written + frame("[DONE]")
+            written += frame({**self._head(completion.model), "choices": [], "usage": body["usage"]})
+        return completion, body, written + DONE
 
     def failed(self, error: LgovError, status: int) -> bytes:
         """The error as an event."""
-        return frame(json.dumps(error_body(error, status)))
+        return frame(error_body(error, status))
 
 
 def _choice(chat: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,3 +150,39 @@ def _logprobs(content: Any) -> dict[str, Any]:
         "top_logprobs": tops if any(tops) else None,
         "text_offset": None,  # an engine that knows ids only does not know where in the text its tokens stand
     }
+
+
+def changed_text_reply(body: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
+    """A completion as policies left it. A choice that was changed has no tokens."""
+    choices = sorted(body["choices"], key=lambda choice: choice.get("index") or 0)
+    changed: list[Mapping[str, Any]] = []
+    for index, choice in enumerate(choices):
+        change = changes.get(index)
+        if change is None:
+            changed.append(choice)
+        else:
+            kept = {name: choice[name] for name in ("index", "finish_reason", "stop_reason") if name in choice}
+            changed.append({"index": 0, **kept, "text": change.text, "logprobs": None})
+    return {**body, "choices": changed}
+
+
+def text_events(asked: Mapping[str, Any], body: Mapping[str, Any], passed: Sequence[Mapping[str, Any]]) -> bytes:
+    """A completion as the chunks that the request ``asked`` for, without the texts of the chunks ``passed``."""
+    head = {name: value for name, value in body.items() if name not in ("choices", "lgov", "usage")}
+    last = {name: body[name] for name in ("lgov",) if name in body}
+    before = "".join(choice.get("text") or "" for chunk in passed for choice in chunk.get("choices") or ())
+    written = b""
+    for choice in body["choices"]:
+        rest = {**choice, "text": choice["text"].removeprefix(before)}
+        written += frame({**head, "choices": [rest], **last})
+    if wants_usage(asked):
+        written += frame({**head, "choices": [], "usage": body.get("usage")})
+    return written + DONE
+
+
+def prompt_places(body: Mapping[str, Any]) -> list[Place | None]:
+    """Where each text of `readable_prompts` stands in a completions request."""
+    prompt = body.get("prompt")
+    several = range(len(prompt)) if isinstance(prompt, list) else None
+    places: list[Place | None] = [("prompt",)] if several is None else [("prompt", index) for index in several]
+    return [*places, ("suffix",)] if body.get("suffix") else places

@@ -50,6 +50,18 @@ def content_with_text(content: Any, text: str) -> Any:
     return [*parts[:first], placed or {"type": "text", "text": text}, *kept]
 
 
+def with_text_at(holder: Any, place: Sequence[str | int], text: str) -> Any:
+    """``holder`` with ``text`` in place of the texts at ``place``, the names and numbers that lead there."""
+    if not place:
+        return content_with_text(holder, text)
+    first, rest = place[0], place[1:]
+    if isinstance(holder, Mapping):
+        return {**holder, str(first): with_text_at(holder.get(first), rest, text)}
+    changed = list(cast("Sequence[Any]", holder))
+    changed[int(first)] = with_text_at(changed[int(first)], rest, text)
+    return changed
+
+
 def read_arguments(raw: str, *, unique_keys: bool = True) -> JSON | None:
     """The object in ``raw``, ``{}`` if it is blank, None if it is anything else.
 

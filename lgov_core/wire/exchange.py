@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +78,32 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
+class ChoiceChange:
+    """What a policy left of one choice of a reply.
+
+    ``calls`` are those that the agent may get, by their place among the calls of the model's reply; without
+    ``keeps_text`` the choice says ``text`` instead, and without ``keeps_reasoning`` nothing that stands beside its text.
+    """
+
+    text: str
+    keeps_text: bool
+    calls: Mapping[int, ToolCall]
+    keeps_reasoning: bool
+
+
+#: What policies changed in a reply, by the number of the choice; the others are as the model wrote them.
+Changes: TypeAlias = Mapping[int, ChoiceChange]
+#: Where a text stands in a request: the names and numbers that lead to it.
+Place: TypeAlias = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StreamPiece:
     """One server-sent event of a streamed reply: ``data`` is its JSON text, without the ``data:`` prefix.
 
     ``raw`` is the event exactly as an upstream sent it, with all its lines; it goes to the client as it is, and then
-    ``data`` may be empty. ``ends`` marks the first event that tells the client that the reply is whole. The last piece of
+    ``data`` may be empty. ``ends`` marks the first event that tells the client that the reply is whole; ``event`` is
+    ``data`` as it was read. The last piece of
     a stream carries ``completion``, what the whole stream amounted to, and no data.
     """
 
@@ -90,6 +111,7 @@ class StreamPiece:
     completion: Completion | None = None
     raw: bytes = b""
     ends: bool = False
+    event: Mapping[str, Any] | None = None
 
 
 def unclear_ids(calls: Sequence[Mapping[str, Any]]) -> str | None:

@@ -8,6 +8,9 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, NoReturn, cast
 
+import msgspec
+
+from lgov_core._util.json import json_object
 from lgov_core.errors import EndpointError
 
 
@@ -122,6 +125,17 @@ def read_json(raw: bytes) -> Mapping[str, Any]:
     Raises `EndpointError` (400) for anything else: NaN and infinities, text that is not UTF-8, a lone surrogate.
     """
     try:
+        body = _DECODE(raw)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        body = _read_slowly(raw)
+    if not isinstance(body, dict):
+        raise EndpointError(f"the request must be a JSON object, not {type(body).__name__}")
+    return cast("dict[str, Any]", body)
+
+
+def _read_slowly(raw: bytes) -> Any:
+    """What the fast reader refuses: it says why, in words, and reads numbers that are too large for the other."""
+    try:
         body = _DECODER.decode(raw.decode())
         if b"\\ud" in raw.lower():  # an escaped surrogate, perhaps without its other half
             json.dumps(body, ensure_ascii=False).encode()
@@ -129,9 +143,19 @@ def read_json(raw: bytes) -> Mapping[str, Any]:
         raise EndpointError("the request contains a lone surrogate, which is not valid text") from error
     except (ValueError, RecursionError) as error:
         raise EndpointError(f"the request is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise EndpointError(f"the request must be a JSON object, not {type(body).__name__}")
-    return cast("dict[str, Any]", body)
+    return body
+
+
+def read_reply_object(text: bytes | str) -> dict[str, Any] | None:
+    """The JSON object that an upstream sent, or None if it is anything else. A lone surrogate in it stays one."""
+    try:
+        value = _DECODE(text)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        try:
+            return json_object(text)
+        except RecursionError:
+            return None
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
 
 
 def count_values(raw: bytes, limit: int) -> int:
@@ -157,15 +181,20 @@ def _refuse_constant(name: str) -> NoReturn:
 
 #: A string, with its end or without, or what comes before a value.
 _MARKS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[,\[{]', re.DOTALL)
+_DECODE = msgspec.json.Decoder().decode
+_ENCODE = msgspec.json.Encoder().encode
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
+def json_bytes(content: Any) -> bytes:
+    """``content`` as JSON without white space, in UTF-8; a lone surrogate, which UTF-8 cannot hold, as its JSON escape."""
+    try:
+        return _ENCODE(content)
+    except UnicodeEncodeError:
+        return _ENCODER.encode(content).encode("utf-8", "backslashreplace")
+
+
 def json_text(content: Any) -> str:
-    """``content`` as JSON without white space. A lone surrogate in it stays one: see `utf8`."""
-    return _ENCODER.encode(content)
-
-
-def utf8(text: str) -> bytes:
-    """``text`` in UTF-8; a lone surrogate, which UTF-8 cannot hold, is written as its JSON escape."""
-    return text.encode("utf-8", "backslashreplace")
+    """The same as text."""
+    return json_bytes(content).decode()

@@ -9,8 +9,9 @@ from typing import Any, cast
 from lgov_core.errors import EndpointError, LgovError, UpstreamError
 from lgov_core.wire import fields
 from lgov_core.wire.chat import read_chat_request
-from lgov_core.wire.exchange import ChatRequest, Completion, ToolCall
+from lgov_core.wire.exchange import Changes, ChatRequest, Completion, Place, ToolCall
 from lgov_core.wire.fields import json_text, load_object
+from lgov_core.wire.known_fields import Use, accepted_fields, fields_with
 from lgov_core.wire.reply_writer import Item, TranslatedWriter
 from lgov_core.wire.sse import Assembler, frame, read_event
 from lgov_core.wire.text_reply import text_completion, unreadable_parts
@@ -18,14 +19,9 @@ from lgov_core.wire.text_reply import text_completion, unreadable_parts
 Message = dict[str, Any]
 
 _WHOSE = "the Messages API of this endpoint"
-#: Read, or of no effect on what the model reads and writes.
-_KNOWN = frozenset(
-    (
-        "cache_control", "max_tokens", "messages", "metadata", "model", "output_config", "service_tier",
-        "stop_sequences", "stream", "system", "temperature", "thinking", "tool_choice", "tools", "top_k", "top_p",
-    )
-)  # fmt: skip
-_REFUSED = ("container", "context_management", "mcp_servers", "speed", "inference_geo")
+_KNOWN = accepted_fields("messages")
+#: Named one by one, so that the message is about what was asked for.
+_REFUSED = fields_with("messages", Use.REFUSED)
 _TOOL_FIELDS = ("cache_control", "description", "eager_input_streaming", "input_schema", "name", "strict", "type")
 
 
@@ -59,29 +55,45 @@ def read_messages_request(
     return read_chat_request(chat)
 
 
-def _messages(body: Mapping[str, Any]) -> list[Message]:
+def _messages(body: Mapping[str, Any], places: list[Place | None] | None = None) -> list[Message]:
+    """The messages in chat form. To ``places`` it adds where the text of each stands in the request."""
     given = body.get("messages")
     if not isinstance(given, list) or not given:
         raise EndpointError("'messages' must be a list with at least one message")
     messages: list[Message] = []
+    places = [] if places is None else places
     for index, message in enumerate(given):
         where = f"messages[{index}]"
         role = message.get("role") if isinstance(message, dict) else None
         if role not in ("user", "assistant"):
             raise EndpointError(f"{where} must be an object with the role 'user' or 'assistant'")
         content = message.get("content")
+        whole: Place = ("messages", index, "content")
         if isinstance(content, str):
             messages.append({"role": role, "content": content})
+            places.append(whole)
         elif role == "user":
-            messages += _user(fields.a_list(message, "content", f"{where}."), where)
+            of_user = list(_user(fields.a_list(message, "content", f"{where}."), where))
+            messages += of_user
+            results = sum(one["role"] == "tool" for one in of_user)  # they come first
+            places += [(*whole, number, "content") for number in range(results)]
+            places += [whole] * (len(of_user) - results)
         else:
             messages.append(_assistant(fields.a_list(message, "content", f"{where}."), where))
+            places.append(whole)
     if messages and messages[-1]["role"] == "assistant":
         raise EndpointError(
             "the last message is the assistant's: a reply that goes on from it is not supported",
             hint="end with a message of the user",
         )
     return messages
+
+
+def message_places(body: Mapping[str, Any]) -> list[Place | None]:
+    """Where the text of each message stands in a Messages request."""
+    places: list[Place | None] = [("system",)] if body.get("system") else []
+    _messages(body, places)
+    return places
 
 
 def _user(blocks: Sequence[Any], where: str) -> Iterator[Message]:
@@ -250,10 +262,10 @@ class MessagesWriter(TranslatedWriter):
 
     def failed(self, error: LgovError, status: int) -> bytes:
         """An ``error`` event."""
-        return frame(json_text(messages_error(error, status)), "error")
+        return frame(messages_error(error, status), "error")
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        return frame(json_text({"type": kind, **fields}), kind)
+        return frame({"type": kind, **fields}, kind)
 
     def _begin(self, model: str) -> Iterator[bytes]:
         self._model = model
@@ -326,9 +338,9 @@ class MessagesAssembler(Assembler):
         self._blocks: dict[int, dict[str, Any]] = {}
         self._inputs: dict[int, str] = {}
 
-    def add(self, data: str) -> Mapping[str, Any]:
+    def add(self, data: str, event: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
         """Takes the data of one event; returns it."""
-        return {} if data.strip() == "[DONE]" else super().add(data)  # which some servers add
+        return {} if data.strip() == "[DONE]" else super().add(data, event)  # which some servers add
 
     def _take(self, event: Mapping[str, Any]) -> None:
         kind = event["type"]
@@ -398,3 +410,75 @@ def _parsed(text: str) -> Any:
         return read_event(text)
     except UpstreamError:
         return text
+
+
+def changed_message(body: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
+    """A Message as policies left it."""
+    change = changes[0]
+    content: list[Mapping[str, Any]] = []
+    number, says, begins_at = 0, "" if change.keeps_text else change.text, None
+    for block in body["content"]:
+        if block["type"] == "tool_use":
+            begins_at = len(content) if begins_at is None else begins_at
+            if (call := change.calls.get(number)) is not None:
+                value = load_object(call.arguments)
+                content.append({**block, "input": {INVALID_JSON: call.arguments} if value is None else value})
+            number += 1
+        elif block["type"] == "text" and not change.keeps_text:
+            if says:
+                content.append({"type": "text", "text": says})
+                says = ""
+        elif block["type"] == "text" or change.keeps_reasoning:
+            content.append(block)
+    if says:
+        content.insert(len(content) if begins_at is None else begins_at, {"type": "text", "text": says})
+    ends = body.get("stop_reason")
+    return {**body, "content": content, "stop_reason": "end_turn" if ends == "tool_use" and not change.calls else ends}
+
+
+def message_events(body: Mapping[str, Any], passed: Sequence[Mapping[str, Any]]) -> bytes:
+    """A Message as events, without the events ``passed``; of a text in pieces, what follows the pieces that were."""
+    done = {(event.get("type"), event.get("index")) for event in passed}
+    said: dict[tuple[Any, str], str] = {}
+    for event in passed:
+        if event.get("type") == "content_block_delta":
+            place = (event["index"], event["delta"]["type"])
+            said[place] = said.get(place, "") + str(event["delta"].get(place[1].removesuffix("_delta"), ""))
+    written = b""
+    for event in _events_of(body):
+        kind, index = event["type"], event.get("index")
+        if kind == "content_block_delta":
+            delta = dict(event["delta"])
+            name = str(delta["type"]).removesuffix("_delta")
+            if before := said.get((index, delta["type"])):
+                delta[name] = delta[name].removeprefix(before)
+            if before is None or delta[name]:
+                written += frame({**event, "delta": delta}, kind)
+        elif (kind, index) not in done:
+            written += frame(event, kind)
+    return written
+
+
+def _events_of(body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    ends = ("content", "stop_reason", "stop_sequence", "usage", "lgov")
+    head = {name: value for name, value in body.items() if name not in ends}
+    usage = {**(body.get("usage") or {}), "output_tokens": 0}
+    begun = {**head, "stop_sequence": None, "content": [], "stop_reason": None, "usage": usage}
+    yield {"type": "message_start", "message": begun}
+    for index, block in enumerate(body["content"]):
+        kind = {"thinking": "thinking", "text": "text"}.get(block["type"])
+        empty = {**block, kind: ""} if kind else {**block, "input": {}} if "input" in block else block
+        if "signature" in block:
+            empty = {**empty, "signature": ""}
+        yield {"type": "content_block_start", "index": index, "content_block": empty}
+        deltas: list[dict[str, Any]] = [{"type": f"{kind}_delta", kind: block[kind]}] if kind else []
+        if "input" in block:
+            deltas = [{"type": "input_json_delta", "partial_json": json_text(block["input"])}]
+        if block.get("signature"):
+            deltas.append({"type": "signature_delta", "signature": block["signature"]})
+        yield from ({"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas)
+        yield {"type": "content_block_stop", "index": index}
+    stop = {name: body.get(name) for name in ("stop_reason", "stop_sequence")}
+    more = {"lgov": body["lgov"]} if "lgov" in body else {}
+    yield {"type": "message_delta", "delta": stop, "usage": body.get("usage") or {}, **more}
+    yield {"type": "message_stop"}

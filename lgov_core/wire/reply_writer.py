@@ -6,20 +6,17 @@ time. What cannot go out yet is kept until the items before it are closed, so no
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any, Literal, Protocol
 
-from lgov_core.errors import LgovError
+from lgov_core.errors import LgovError, UpstreamError
 from lgov_core.types import new_id
-from lgov_core.wire.chat import completion_body, completion_pieces, read_completion
+from lgov_core.wire.chat import completion_body, read_completion
 from lgov_core.wire.chat_stream import StreamAssembler, begins_another, longer_name
 from lgov_core.wire.exchange import ChatRequest, Completion, StreamPiece
-from lgov_core.wire.fields import json_text
-from lgov_core.wire.sse import Assembler, frame
+from lgov_core.wire.sse import DONE, Assembler, frame, read_event
 
 # A chunk with a finish reason tells the client that it has everything, so it is held until the call is recorded.
 _FINISHES = re.compile(r'"finish_reason"\s*:\s*"')
@@ -76,11 +73,11 @@ class PassedOn:
             self._raw = True
             return piece.raw, piece.ends
         self._left -= len(_FINISHES.findall(piece.data))
-        return frame(piece.data), piece.ends or self._left <= 0
+        return b"data: %s\n\n" % piece.data.encode("utf-8", "backslashreplace"), piece.ends or self._left <= 0
 
     def settle(self, completion: Completion) -> tuple[Completion, Mapping[str, Any], bytes]:
         """The completion and its body as they are; an engine that does not write events itself gets its ``[DONE]``."""
-        return completion, completion_body(completion, self._request.body), b"" if self._raw else frame("[DONE]")
+        return completion, completion_body(completion, self._request.body), b"" if self._raw else DONE
 
     def so_far(self) -> Completion:
         """The pieces put together as the API's whole reply."""
@@ -91,7 +88,7 @@ class PassedOn:
 
     def failed(self, error: LgovError, status: int) -> bytes:
         """The error as an event."""
-        return frame(json_text(self._error_body(error, status)), self._event)
+        return frame(self._error_body(error, status), self._event)
 
 
 class ChunkWriter(ReplyWriter):
@@ -107,7 +104,7 @@ class ChunkWriter(ReplyWriter):
         """The events that a chat chunk becomes. The end of the reply is never among them."""
         if not piece.data or piece.data.strip() == "[DONE]":
             return b"", False
-        return self._events(self._assembler.add(piece.data)), False
+        return self._events(self._assembler.add(piece.data, piece.event)), False
 
     def so_far(self) -> Completion:
         """The chunks up to now, as a chat reply."""
@@ -172,36 +169,15 @@ class TranslatedWriter(ChunkWriter):
 def text_in(piece: StreamPiece) -> str | None:
     """The text in a chat chunk of the first choice that has nothing else; None for any other piece."""
     try:
-        choices = json.loads(piece.data)["choices"]
+        choices = (read_event(piece.data) if piece.event is None else piece.event)["choices"]
         deltas = [choice["delta"] for choice in choices if not choice.get("index") and not choice.get("finish_reason")]
         if not choices or len(deltas) < len(choices):
             return None
         if any(value and not isinstance(value, str) for delta in deltas for value in delta.values()):
             return None
         return "".join(delta.get("content") or "" for delta in deltas)
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (UpstreamError, LookupError, TypeError, AttributeError):
         return None
-
-
-def written_anew(
-    completion: Completion, request: ChatRequest, writer: ReplyWriter, passed: Sequence[StreamPiece] = ()
-) -> tuple[Mapping[str, Any], bytes]:
-    """A finished completion written out by a fresh ``writer``: its body, and its events from first to last.
-
-    If the client has got the texts of the pieces ``passed``, the body begins with them, and the events follow theirs.
-    """
-    plain = replace(completion, raw=None)
-    for piece in passed:
-        writer.piece(piece)
-    if before := "".join(text_in(piece) or "" for piece in passed):
-        content = plain.content or ""
-        whole = content if content.startswith(before) else f"{before}\n{content}"
-        plain = replace(plain, content=whole, text=whole)
-    rest = replace(plain, content=(plain.content or "")[len(before) :] or None) if before else plain
-    pieces = islice(completion_pieces(rest, request.body), 1 if passed else 0, None)  # the first one begins the message
-    events = b"".join(writer.piece(piece)[0] for piece in pieces if piece.completion is None)
-    _, body, last = writer.settle(plain)
-    return body, events + last
 
 
 Kind = Literal["reasoning", "text", "call"]

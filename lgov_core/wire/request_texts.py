@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final, cast
 
 from lgov_core.errors import EndpointError
 from lgov_core.wire.fields import only_known
+from lgov_core.wire.known_fields import FIELDS
 
 _WHOSE: Final = "an endpoint with a policy"
 #: Policies get the value as part of a message.
@@ -64,11 +65,6 @@ _READ_AS_MESSAGES: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
         "embeddings": {"input": {"str": _READ}},
     }
 )
-_SAMPLING = (
-    "frequency_penalty", "logit_bias", "logprobs", "max_tokens", "min_p", "model", "n", "presence_penalty",
-    "repetition_penalty", "return_token_ids", "seed", "stop", "stream", "stream_options", "temperature", "top_k", "top_p",
-    "user",
-)  # fmt: skip
 #: Sampling parameters of vLLM and SGLang beyond the API: forwarded where they hold numbers and flags alone.
 _EXTENSIONS: Final = frozenset((
     "add_generation_prompt", "add_special_tokens", "allowed_token_ids", "best_of", "continue_final_message",
@@ -77,18 +73,8 @@ _EXTENSIONS: Final = frozenset((
     "skip_special_tokens", "spaces_between_special_tokens", "stop_token_ids", "stream_reasoning",
     "truncate_prompt_tokens", "use_beam_search",
 ))  # fmt: skip
-#: Fields that are forwarded; those of the Responses and the Messages API are checked where they are read.
-_KNOWN: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
-    {
-        "chat": (
-            *_SAMPLING, "max_completion_tokens", "messages", "metadata", "modalities", "parallel_tool_calls", "prediction",
-            "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort", "response_format",
-            "safety_identifier", "service_tier", "store", "tool_choice", "tools", "top_logprobs", "verbosity",
-        ),
-        "completions": (*_SAMPLING, "best_of", "echo", "prompt", "suffix"),
-        "embeddings": ("dimensions", "encoding_format", "input", "model", "user"),
-    }
-)  # fmt: skip
+#: APIs whose fields are checked here; those of the Responses and the Messages API are where they are read.
+_CHECKED: Final = ("chat", "completions", "embeddings")
 _KNOWN_OF_MESSAGE: Final = (
     "annotations", "audio", "content", "function_call", "name", "parsed", "reasoning", "reasoning_content", "refusal",
     "role", "tool_call_id", "tool_calls",
@@ -101,9 +87,9 @@ def texts_beside_messages(route: str, body: Mapping[str, Any]) -> Mapping[str, A
     In a list, None stands for an element of which nothing is left. Raises `EndpointError` (400) that names a field which
     is not known: what cannot be read is not forwarded.
     """
-    if route in _KNOWN:
+    if route in _CHECKED:
         extensions = (name for name in _EXTENSIONS & body.keys() if route != "embeddings" and _numbers(body[name]))
-        only_known(body, {*_KNOWN[route], *extensions}, _WHOSE)
+        only_known(body, {*FIELDS[route], *extensions}, _WHOSE)
     for index, message in enumerate(body["messages"] if route == "chat" else ()):
         only_known(message, _KNOWN_OF_MESSAGE, f"messages[{index}] at {_WHOSE}")
     plain = {"model": _READ, **_READ_AS_MESSAGES[route]}

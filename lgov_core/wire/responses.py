@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from lgov_core.errors import EndpointError, LgovError, UpstreamError
+from lgov_core.types import new_id
 from lgov_core.wire import fields
 from lgov_core.wire.chat import read_chat_request
-from lgov_core.wire.exchange import ChatRequest, Completion, ToolCall
-from lgov_core.wire.fields import json_text
+from lgov_core.wire.exchange import Changes, ChatRequest, Completion, Place, ToolCall
+from lgov_core.wire.known_fields import Use, accepted_fields, fields_with
 from lgov_core.wire.reply_writer import Item, TranslatedWriter
 from lgov_core.wire.sse import frame
 from lgov_core.wire.text_reply import text_completion, unreadable_parts
@@ -18,17 +19,9 @@ from lgov_core.wire.text_reply import text_completion, unreadable_parts
 Message = dict[str, Any]
 
 _WHOSE = "the Responses API of this endpoint"
-#: Read, or echoed in the reply, or of no effect on what the model reads and writes.
-_KNOWN = frozenset(
-    (
-        "include", "input", "instructions", "max_output_tokens", "metadata", "model", "parallel_tool_calls",
-        "previous_response_id", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning",
-        "safety_identifier", "service_tier", "store", "stream", "stream_options", "temperature", "text", "tool_choice",
-        "tools", "top_logprobs", "top_p", "truncation", "user",
-    )
-)  # fmt: skip
+_KNOWN = accepted_fields("responses")
 #: Named one by one, so that the message is about what was asked for.
-_REFUSED = ("background", "conversation", "context_management", "max_tool_calls", "moderation", "prompt")
+_REFUSED = fields_with("responses", Use.REFUSED)
 _INCLUDED = ("message.output_text.logprobs", "reasoning.encrypted_content")
 _ROLES = ("user", "system", "developer", "assistant")
 
@@ -71,9 +64,13 @@ def input_messages(body: Mapping[str, Any]) -> list[Message]:
     return chat_messages(given)
 
 
-def chat_messages(items: Sequence[Any]) -> list[Message]:
-    """Items of input, or of an earlier output, as chat messages. Raises `EndpointError` (400) that names the item."""
+def chat_messages(items: Sequence[Any], places: list[Place | None] | None = None) -> list[Message]:
+    """Items of input, or of an earlier output, as chat messages. Raises `EndpointError` (400) that names the item.
+
+    To ``places`` it adds where the text of each message stands in a request with this input.
+    """
     messages: list[Message] = []
+    found: list[Place | None] = []
     turn: Message | None = None  # what the model wrote and a following call still belongs to
     for index, item in enumerate(items):
         where = f"input[{index}]"
@@ -92,10 +89,57 @@ def chat_messages(items: Sequence[Any]) -> list[Message]:
             turn.setdefault("tool_calls", []).extend(message["tool_calls"])
         elif kind == "message" and continues and turn is not None and turn.get("content") is None:
             turn["content"] = message["content"]
+            found[-1] = ("input", index, "content")
         else:
             messages.append(message)
+            has_text = kind in ("message", "function_call_output")
+            found.append(("input", index, "content" if kind == "message" else "output") if has_text else None)
             turn = message if message["role"] == "assistant" else None
+    if places is not None:
+        places += found
     return messages
+
+
+def response_places(body: Mapping[str, Any], before: int = 0) -> list[Place | None]:
+    """Where the text of each message stands in a Responses request, ``before`` being those of an earlier conversation."""
+    places: list[Place | None] = [("before", number, "content") for number in range(before)]
+    if isinstance(body["input"], str):
+        places.append(("input",))
+    else:
+        chat_messages(body["input"], places)
+    return [("instructions",), *places] if body.get("instructions") else places
+
+
+#: Fields of a Response that may repeat its text.
+_REPEATED = ("output_text",)
+
+
+def changed_response(body: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
+    """A Response as policies left it."""
+    change = changes[0]
+    output: list[Mapping[str, Any]] = []
+    number, says, begins_at = 0, "" if change.keeps_text else change.text, None
+    for item in body["output"]:
+        if item["type"] == "function_call":
+            begins_at = len(output) if begins_at is None else begins_at
+            if (call := change.calls.get(number)) is not None:
+                kept = {name: item[name] for name in ("id", "type", "status", "call_id") if name in item}
+                output.append({**kept, "name": call.name, "arguments": call.arguments})
+            number += 1
+        elif item["type"] == "message" and not change.keeps_text:
+            if says:
+                output.append({**item, "content": [_text_part(says)]})
+                says = ""
+        elif item["type"] == "message" or change.keeps_reasoning:
+            output.append(item)
+    if says:
+        item = {"id": new_id("msg"), "type": "message", "role": "assistant", "status": "completed"}
+        output.insert(len(output) if begins_at is None else begins_at, {**item, "content": [_text_part(says)]})
+    return {**{name: value for name, value in body.items() if name not in _REPEATED}, "output": output}
+
+
+def _text_part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 def _message(item: Mapping[str, Any], where: str) -> Message:
@@ -263,7 +307,7 @@ class ResponsesWriter(TranslatedWriter):
     def _event(self, kind: str, **fields: Any) -> bytes:
         event = {"type": kind, "sequence_number": self._sequence, **fields}
         self._sequence += 1
-        return frame(json_text(event), kind)
+        return frame(event, kind)
 
     def failed(self, error: LgovError, status: int) -> bytes:
         """An ``error`` event."""
@@ -358,7 +402,7 @@ class ResponsesWriter(TranslatedWriter):
 def _written_part(item: Item) -> dict[str, Any]:
     if item.kind == "reasoning":
         return {"type": "reasoning_text", "text": item.text}
-    return {"type": "output_text", "text": item.text, "annotations": [], "logprobs": []}
+    return _text_part(item.text)
 
 
 def _item_body(item: Item, status: str) -> dict[str, Any]:

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
-from lgov_core._util.json import json_object
 from lgov_core.errors import UpstreamError
-from lgov_core.wire.fields import utf8
+from lgov_core.wire.fields import json_bytes, read_reply_object
 
 
-def frame(data: str, event: str | None = None) -> bytes:
-    """One server-sent event."""
-    name = f"event: {event}\n" if event else ""
-    lines = data.replace("\n", "\ndata: ")
-    return utf8(f"{name}data: {lines}\n\n")
+def frame(content: Any, event: str | None = None) -> bytes:
+    """One server-sent event whose data is ``content`` as JSON."""
+    return b"%sdata: %s\n\n" % (f"event: {event}\n".encode() if event else b"", json_bytes(content))
+
+
+#: The last event of a stream of chat completions or completions.
+DONE: Final = b"data: [DONE]\n\n"
 
 
 def read_event(data: str) -> dict[str, Any]:
     """The JSON object of one server-sent event. Raises `UpstreamError`."""
-    event = json_object(data)
+    event = read_reply_object(data)
     if event is None:
         raise UpstreamError(f"a chunk of the upstream's stream is not a JSON object: {data[:200]!r}")
     return event
@@ -33,9 +34,12 @@ class Assembler:
     #: Why clients may read the calls of this stream otherwise than its `body` says; None if they cannot.
     unreadable: str | None = None
 
-    def add(self, data: str) -> Mapping[str, Any]:
-        """Takes the data of one event; returns it. Raises `UpstreamError` for an error or a malformed event."""
-        event = read_event(data)
+    def add(self, data: str, event: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+        """Takes the data of one event, read as ``event`` where it has been; returns the event.
+
+        Raises `UpstreamError` for an error or a malformed event.
+        """
+        event = read_event(data) if event is None else event
         if event.get("type") == "error" or event.get("error"):
             failure = event.get("error") or event
             said = failure.get("message") if isinstance(failure, dict) else failure

@@ -38,6 +38,7 @@ from lgov_core.store import open_store
 from lgov_core.trace import semconv
 from lgov_core.train import sections as sections_module
 from lgov_core.train.settings import TrainSettings
+from lgov_core.wire.known_fields import FIELDS
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs/reference"
@@ -264,9 +265,20 @@ def api() -> str:
     return "\n\n".join(parts)
 
 
+def fields() -> str:
+    """Every field of a request that the endpoint knows, and its use in each API."""
+    apis = {name: f"`{path}`" for name, path in (
+        ("chat", "/v1/chat/completions"), ("responses", "/v1/responses"), ("messages", "/v1/messages"),
+        ("completions", "/v1/completions"), ("embeddings", "/v1/embeddings"),
+    )}  # fmt: skip
+    names = sorted({name for fields_of_api in FIELDS.values() for name in fields_of_api})
+    rows = [(f"`{name}`", *(str(FIELDS[api].get(name, "")) for api in apis)) for name in names]
+    return table(("field", *apis.values()), rows)
+
+
 PARTS: Mapping[str, Callable[[], str]] = {
     made.__name__: made
-    for made in (commands, settings, training_settings, attributes, policies, hooks, errors, metrics, api)
+    for made in (commands, settings, training_settings, attributes, policies, hooks, errors, metrics, fields, api)
 }
 
 

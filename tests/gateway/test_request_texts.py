@@ -188,7 +188,11 @@ def test_what_was_redacted_is_redacted_in_the_record(serve, store, path: str, sp
     (recorded,) = store.calls(["r1"])
     sent = serving.model.requests[0].body
     assert (KEY in json.dumps([recorded.request, sent]), recorded.request["model"]) == (False, "m")
-    assert recorded.request["messages"] == sent["messages"]
+    # The record is in the API of the client, the upstream is asked in one that it speaks: both have the same text.
+    name = next(iter(said))
+    redacted = recorded.request[name] if name != "messages" else recorded.request[name][0]["content"]
+    assert redacted.startswith("see [")
+    assert (sent[name] if name in sent and name != "messages" else sent["messages"][0]["content"]) == redacted
 
 
 @pytest.mark.parametrize("streamed", [False, True])

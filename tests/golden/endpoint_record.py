@@ -1,6 +1,7 @@
 """What clients and upstreams see of the endpoint, byte for byte, and what it judges and records: recorded as data.
 
-``python -m tests.golden.endpoint_record --write`` writes the record anew. Each case is one client (or one list of plain
+``python -m tests.golden.endpoint_record [ENGINE]`` prints what differs, with ``--write`` it records anew.
+Each case is one client (or one list of plain
 requests) on one engine under one policy. Ids, times and ports are numbered in the order in which they appear.
 """
 
@@ -589,13 +590,15 @@ def differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    record = dict(cases())
+    chosen = [word for word in sys.argv[1:] if word in ENGINES] or ENGINES
+    kept = read() if RECORD.exists() else {}
+    record = dict(cases(chosen))
     if "--write" in sys.argv:
-        data = json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode()
+        merged = {name: case for name, case in kept.items() if name.split(" · ")[0] not in chosen} | record
+        data = json.dumps(dict(sorted(merged.items())), ensure_ascii=False, separators=(",", ":")).encode()
         RECORD.write_bytes(gzip.compress(data, 9, mtime=0))
-        print(f"{len(record)} cases, {len(data)} bytes, {RECORD.stat().st_size} compressed")
+        print(f"{len(merged)} cases, {len(data)} bytes, {RECORD.stat().st_size} compressed")
     else:
-        before = read()
-        for name in sorted({*before, *record}):
-            for line in differences(before.get(name), record.get(name)):
+        for name in sorted({name for name in kept if name.split(" · ")[0] in chosen} | record.keys()):
+            for line in differences(kept.get(name), record.get(name)):
                 print(f"{name} {line}")

@@ -8,16 +8,14 @@ from typing import Any
 from lgov_core.errors import EndpointError
 from lgov_core.wire.exchange import ChatRequest
 from lgov_core.wire.fields import only_known, refuse
+from lgov_core.wire.known_fields import Use, fields_with
 
 _HONOURED = (
     "logprobs", "max_completion_tokens", "max_tokens", "messages", "model", "n", "return_token_ids", "seed", "stop",
     "stream", "stream_options", "temperature", "tools", "top_p",
 )  # fmt: skip
 #: Without effect on what the model reads and writes.
-_IGNORED = (
-    "metadata", "prediction", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "store",
-    "user",
-)  # fmt: skip
+_IGNORED = fields_with("chat", Use.FORWARDED)
 #: Accepted with the values that ask for nothing special.
 _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "frequency_penalty": (0,),

@@ -187,7 +187,7 @@ class PolicyGate:
             raise _refusal(self.governor.refuse(action, "unreadable-reply", reason))
         decision = await self._decide(action)
         if decision.blocks:
-            return replace(reply, text=decision.denial_message(), tool_calls=())
+            return replace(reply, text=decision.denial_message(), tool_calls=(), reasoning="")
         text = reply.text if decision.text is None else decision.text
         reasoning = await self._judge_reasoning(asked, reply)
         kept, denials = await self._judge_calls(asked, reply)
@@ -197,7 +197,7 @@ class PolicyGate:
             text = await self._judge_output(asked, text)
         if text == reply.text and kept == reply.tool_calls and reasoning == reply.reasoning:
             return reply
-        return replace(reply, text=text, tool_calls=kept, reasoning="")
+        return replace(reply, text=text, tool_calls=kept, reasoning=reasoning)
 
     async def _judge_reasoning(self, asked: GateRequest, reply: GateReply) -> str:
         """The reasoning beside the text, judged as a reply of its own: empty if a policy denies or would change it."""

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from lgov_core.errors import EndpointError
 from lgov_core.gateway.protocol import GateReply, GateRequest
 from lgov_core.gateway.serving.attribution import Attribution
-from lgov_core.wire.chat import read_chat_request
-from lgov_core.wire.exchange import ChatRequest, Completion
+from lgov_core.wire.apis import Exchange
+from lgov_core.wire.exchange import Changes, ChatRequest, ChoiceChange, Completion, ToolCall
 from lgov_core.wire.fields import load_object, shown
-from lgov_core.wire.request_texts import texts_beside_messages
+from lgov_core.wire.request_texts import texts_beside_messages, with_texts
 
 #: Roles that policies can read.
 _ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
@@ -81,22 +80,13 @@ def _text_of_part(part: Any) -> str:
     return "".join(texts)
 
 
-def with_contents(request: ChatRequest, before: GateRequest, after: GateRequest) -> ChatRequest:
-    """The chat request with the content of the messages that a gate changed. Raises `EndpointError` for other changes."""
+def changed_exchange(exchange: Exchange, before: GateRequest, after: GateRequest) -> Exchange:
+    """The call with the texts that a gate changed. Raises `EndpointError` (403) for other changes."""
     if len(before.messages) != len(after.messages):
         raise EndpointError("a policy added or took away messages, which cannot be carried over", status=403)
-    messages: list[Mapping[str, Any]] = []
-    for message, seen, now in zip(request.messages, before.messages, after.messages, strict=True):
-        same = now["content"] == seen["content"]
-        messages.append(message if same else {**message, "content": _replaced(message.get("content"), now["content"])})
-    return read_chat_request({**request.body, "messages": messages})
-
-
-def _replaced(content: Any, text: str) -> Any:
-    if content is None or isinstance(content, str):
-        return text
-    kept = [part for part in content if not isinstance(part, str) and part.get("type") not in ("text", "refusal")]
-    return [{"type": "text", "text": text}, *kept] if kept else text
+    pairs = enumerate(zip(before.messages, after.messages, strict=True))
+    texts = {index: str(new["content"]) for index, (old, new) in pairs if new["content"] != old["content"]}
+    return exchange.changed(with_texts(exchange.body, before.fields, after.fields), texts)
 
 
 def gate_replies(completion: Completion) -> list[GateReply]:
@@ -139,23 +129,22 @@ def _thoughts(holder: Mapping[str, Any]) -> str:
     return "\n".join(text for text in texts if isinstance(text, str) and text)
 
 
-def released(completion: Completion, before: Sequence[GateReply], after: Sequence[GateReply]) -> Completion:
-    """The reply as the agent may get it: the same object where the gate changed nothing."""
-    if all(old is new for old, new in zip(before, after, strict=True)):
-        return completion
-    choices: list[Completion] = []
-    for choice, old, new in zip(completion.choices, before, after, strict=True):
+def changes_of(before: Sequence[GateReply], after: Sequence[GateReply], passed: str = "") -> Changes:
+    """What a gate changed, by the number of the choice. A text that the client has got in part goes on from there."""
+    changes: dict[int, ChoiceChange] = {}
+    for number, (old, new) in enumerate(zip(before, after, strict=True)):
         if old is new:
-            choices.append(replace(choice, raw=None, more=()))
             continue
-        finish = choice.finish_reason
-        if finish in ("tool_calls", "function_call") and not new.tool_calls:
-            finish = "stop"
-        content = new.text if new.text or not new.tool_calls else None
-        # The tokens and their logprobs are those of the model's own reply, which this one no longer is.
-        plain = replace(choice, raw=None, more=(), prompt_ids=None, response_ids=None, logprobs=None)
-        choices.append(replace(plain, content=content, text=new.text, tool_calls=new.tool_calls, finish_reason=finish))
-    return replace(choices[0], more=tuple(choices[1:]))
+        left = list(new.tool_calls)
+        calls: dict[int, ToolCall] = {}
+        for place, call in enumerate(old.tool_calls):
+            if left and (left[0].call_id, left[0].name) == (call.call_id, call.name):
+                calls[place] = left.pop(0)
+        if left:
+            raise EndpointError("a gate released a call that the model did not make", status=503)
+        text = new.text if new.text.startswith(passed) else f"{passed}\n{new.text}"
+        changes[number] = ChoiceChange(text, text == old.text, calls, new.reasoning == old.reasoning)
+    return changes
 
 
 def refusal_completion(text: str, response_id: str, model: str) -> Completion:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -14,50 +14,30 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lgov_core.errors import EndpointError, LgovError
-from lgov_core.gateway.policy.gate_calls import gate_replies, gate_request, refusal_completion, released, with_contents
+from lgov_core.gateway.policy.gate_calls import (
+    changed_exchange,
+    changes_of,
+    gate_replies,
+    gate_request,
+    refusal_completion,
+)
 from lgov_core.gateway.protocol import ANY_MODEL, Engine, Gate, GateRefusal, GateRequest, speaks
 from lgov_core.gateway.routes.bodies import ROLLOUT_PREFIX, json_response, read_object
 from lgov_core.gateway.routes.embeddings import judged_answer, judged_embeddings
 from lgov_core.gateway.routes.response_memory import ResponseMemory
 from lgov_core.gateway.serving.access import Access, RuledRoute, grant_of
 from lgov_core.gateway.serving.attribution import Attribution, attribute
-from lgov_core.gateway.serving.capture import Capture, Exchange
+from lgov_core.gateway.serving.capture import Capture, ReceivedCall
 from lgov_core.gateway.serving.limits import retry_headers
 from lgov_core.gateway.serving.streaming import StreamedReply, as_lgov_error
 from lgov_core.gateway.upstream.received import UpstreamRejection
 from lgov_core.types import new_id
-from lgov_core.wire.apis import APIS, MESSAGES, RESPONSES, Api, api_of
-from lgov_core.wire.completions import readable_prompts
-from lgov_core.wire.exchange import ChatRequest, Completion, StreamPiece
+from lgov_core.wire.apis import APIS, MESSAGES, RESPONSES, Api, Exchange, api_of
+from lgov_core.wire.content import read_events
+from lgov_core.wire.exchange import Completion, StreamPiece
 from lgov_core.wire.fields import model_name
 from lgov_core.wire.messages import read_messages_request
-from lgov_core.wire.reply_writer import written_anew
-from lgov_core.wire.request_texts import with_texts
 from lgov_core.wire.responses import chat_messages, input_messages
-
-
-@dataclass(slots=True)
-class _Call:
-    """One call: what the client asked for of which engine, how the engine is asked, and what the gate admitted."""
-
-    api: Api
-    who: Attribution
-    body: Mapping[str, Any]
-    engine: Engine
-    asked: ChatRequest
-    judged: GateRequest | None = None
-    #: Whether a policy changed the messages, which only what the engine is asked then has.
-    rewritten: bool = False
-
-    @property
-    def native(self) -> bool:
-        """Whether the engine is asked in the API of the client."""
-        return self.asked.route == self.api.route
-
-    def written(self, completion: Completion, passed: Sequence[StreamPiece] = ()) -> tuple[Mapping[str, Any], bytes]:
-        """A finished completion as the body, and as the events after those ``passed``, of the reply."""
-        writer = self.api.rewrite(self.asked, self.body, completion.response_id)
-        return written_anew(completion, self.asked, writer, passed)
 
 
 class ApiRoutes:
@@ -129,124 +109,136 @@ class ApiRoutes:
         return await self._answer(api, who, body, self._engine_for(model_name(body)))
 
     async def _answer(self, api: Api, who: Attribution, body: Mapping[str, Any], engine: Engine) -> Response:
+        """Reads, judges, makes and records one call: the reply as its client may get it."""
         started_at = time.time()
-        if api.route in speaks(engine):
-            if api is RESPONSES:
-                self._memory.check(body, who)
-            asked = api.native(body)
-        else:
-            asked = self._translated(api, body, who, engine)
-        call = _Call(api, who, body, engine, asked)
+        call = ReceivedCall(self._exchange(api, who, body, engine), engine, who, started_at)
+        # As the client asked: a text that was rewritten is rewritten in later calls too.
+        keep = partial(self._keep, call)
+        judged: GateRequest | None = None
         if self._gate is not None:
             try:
-                await self._admit(self._gate, call)
+                call, judged = await self._admit(self._gate, call)
             except GateRefusal as refusal:
                 return self._refused(call, refusal)
-        sent = call.asked.body if call.native or call.rewritten else call.body  # as policies left it
-        exchange = Exchange(call.asked, engine.name, who, started_at, api.route, sent)
-        writer = api.pass_on(call.asked) if call.native else api.rewrite(call.asked, body, new_id(api.id_prefix))
-        if call.asked.stream:
+        request = call.exchange.request
+        writer = call.exchange.reply_writer(new_id(api.id_prefix))
+        if request.stream:
             return StreamedReply(  # type: ignore[return-value]
-                exchange,
-                self._stream(call),
+                call,
+                self._stream(call, judged),
                 self._capture,
                 writer,
                 partial(self.refuse, api=api),
-                release=None if call.judged is None else partial(self._release, call),
-                passes_text=self._gate is not None and call.asked.n == 1 and not self._gate.reads_replies(),
-                kept=partial(self._keep, call),
+                release=None if judged is None else partial(self._release, call, judged),
+                passes_text=self._gate is not None and request.n == 1 and not self._gate.reads_replies(),
+                kept=keep,
             )
         try:
-            completion = await engine.chat(call.asked)
+            completion = await engine.chat(request)
         except Exception as error:
-            await self._report_failure(call, error)
+            await self._report_failure(judged, error)
             raise as_lgov_error(error, engine.name) from error
         completion, reply, _ = writer.settle(completion)
-        await self._capture.commit(exchange, completion, reply)
-        if call.judged is not None and (instead := await self._release(call, completion)) is not None:
+        await self._capture.commit(call, completion, reply)
+        if judged is not None and (instead := await self._release(call, judged, completion, reply)) is not None:
             reply = instead[0]
-        self._keep(call, reply)
+        keep(reply)
         return json_response(reply)
 
-    async def _stream(self, call: _Call) -> AsyncIterator[StreamPiece]:
+    async def _stream(self, call: ReceivedCall, judged: GateRequest | None) -> AsyncIterator[StreamPiece]:
         """The engine's stream; a failure is reported to the gate."""
         try:
-            async with aclosing(cast("Any", call.engine.stream(call.asked))) as stream:
+            async with aclosing(cast("Any", call.engine.stream(call.exchange.request))) as stream:
                 async for piece in stream:
                     yield piece
         except Exception as error:
-            await self._report_failure(call, error)
+            await self._report_failure(judged, error)
             raise
 
-    async def _report_failure(self, call: _Call, error: Exception) -> None:
-        if self._gate is not None and call.judged is not None:
-            await self._gate.failed(call.judged, error)
+    async def _report_failure(self, judged: GateRequest | None, error: Exception) -> None:
+        if self._gate is not None and judged is not None:
+            await self._gate.failed(judged, error)
 
-    def _translated(self, api: Api, body: Mapping[str, Any], who: Attribution, engine: Engine) -> ChatRequest:
+    def _exchange(self, api: Api, who: Attribution, body: Mapping[str, Any], engine: Engine) -> Exchange:
+        """The call, read for ``engine``. Raises `EndpointError` (400, 404)."""
+        if api.route in speaks(engine):
+            if api is RESPONSES:
+                self._memory.check(body, who)
+            return Exchange.read(api, body, native=True)
         if "chat" not in speaks(engine):
             spoken = ", ".join(sorted(speaks(engine)))
             raise EndpointError(f"{engine.name} speaks {spoken} only, and {api.route} was asked of it")
         previous = body.get("previous_response_id") if api is RESPONSES else None
         if previous is not None and not (isinstance(previous, str) and previous):
             raise EndpointError("'previous_response_id' must be the id of a response")
-        return api.translate(body, () if previous is None else self._memory.find(previous, who))
+        before = () if previous is None else self._memory.find(previous, who)
+        return Exchange.read(api, body, native=False, before=before)
 
-    def _keep(self, call: _Call, reply: Mapping[str, Any]) -> None:
+    def _keep(self, call: ReceivedCall, reply: Mapping[str, Any]) -> None:
         """Remembers a reply of the Responses API, which a later call may name."""
-        if call.api is not RESPONSES:
+        exchange = call.exchange
+        if exchange.api is not RESPONSES:
             return
-        if call.native:
+        if exchange.native:
             self._memory.note(reply["id"], call.who)
-        elif call.body.get("store") is not False:
-            messages = [*input_messages(call.body), *chat_messages(reply["output"])]
-            self._memory.keep(reply["id"], call.who, call.body.get("previous_response_id"), messages)
+        elif exchange.body.get("store") is not False:
+            messages = [*input_messages(exchange.body), *chat_messages(reply["output"])]
+            self._memory.keep(reply["id"], call.who, exchange.body.get("previous_response_id"), messages)
 
-    async def _admit(self, gate: Gate, call: _Call) -> None:
-        """Sets the call as it may be made, and as it was judged. What policies cannot read is refused."""
-        asked, api = call.asked, call.api
-        if asked.route == "completions":
-            plain = readable_prompts(asked)
-        else:
-            plain = asked if asked.messages else api.translate(call.body, ())
-        judged = gate_request(plain, api.route, call.body, call.who)
-        call.judged = await gate.admit(judged)
-        if call.judged is judged:
-            return
-        call.body = with_texts(call.body, judged.fields, call.judged.fields)
-        asked = api.native(call.body) if call.native else self._translated(api, call.body, call.who, call.engine)
-        if call.judged.messages is judged.messages:
-            call.asked = asked
-            return
-        if asked.route not in ("chat", api.route) or "chat" not in speaks(call.engine):
-            what = f"a policy changed a call that {call.engine.name} cannot be asked otherwise"
-            raise EndpointError(what, status=403)
-        if asked.route != "chat":  # the upstream is asked for chat instead, where the change can be carried over
-            asked = self._translated(api, call.body, call.who, call.engine)
-        call.asked, call.rewritten = with_contents(asked, judged, call.judged), True
+    async def _admit(self, gate: Gate, call: ReceivedCall) -> tuple[ReceivedCall, GateRequest]:
+        """The call as it may be made, and as it was judged. What policies cannot read is refused."""
+        exchange = call.exchange
+        judged = gate_request(exchange.readable, exchange.api.route, exchange.body, call.who)
+        admitted = await gate.admit(judged)
+        if admitted is judged:
+            return call, judged
+        return replace(call, exchange=changed_exchange(exchange, judged, admitted)), admitted
 
     async def _release(
-        self, call: _Call, completion: Completion, passed: Sequence[StreamPiece] = ()
+        self,
+        call: ReceivedCall,
+        judged: GateRequest,
+        completion: Completion,
+        body: Mapping[str, Any],
+        passed_text: str = "",
+        passed: bytes = b"",
     ) -> tuple[Mapping[str, Any], bytes] | None:
         """The body of a finished reply and the events that follow those ``passed``; None if the gate changed nothing."""
         assert self._gate is not None
-        assert call.judged is not None
+        api, asked = call.exchange.api, call.exchange.body
         replies = gate_replies(completion)
         try:
-            changed = released(completion, replies, await self._gate.release(call.judged, replies))
+            changes = changes_of(replies, await self._gate.release(judged, replies), passed_text)
         except GateRefusal as refusal:
             if refusal.status != 200:
                 raise
-            changed = refusal_completion(refusal.text, completion.response_id, completion.model)
-        return None if changed is completion else call.written(changed, passed)
+            denial = refusal_completion(refusal.text, completion.response_id, completion.model)
+            return self._written(call, denial, passed)
+        if not changes:
+            return None
+        body = api.changed_reply(body, changes)
+        return body, api.events(asked, body, read_events(passed.decode())) if call.exchange.request.stream else b""
 
-    def _refused(self, call: _Call, refusal: GateRefusal) -> Response:
+    def _written(
+        self, call: ReceivedCall, completion: Completion, passed: bytes = b""
+    ) -> tuple[Mapping[str, Any], bytes]:
+        """A completion that no engine wrote as the body, and as the events after those ``passed``, of a reply."""
+        exchange = call.exchange
+        _, body, _ = exchange.api.writer(exchange.request, exchange.body, completion.response_id).settle(completion)
+        if not exchange.request.stream:
+            return body, b""
+        return body, exchange.api.events(exchange.body, body, read_events(passed.decode()))
+
+    def _refused(self, call: ReceivedCall, refusal: GateRefusal) -> Response:
         """The answer to a call that was not made."""
         if refusal.status != 200:
             raise refusal
-        reply, events = call.written(refusal_completion(refusal.text, new_id(call.api.id_prefix), call.asked.model))
-        if not call.native:
+        exchange = call.exchange
+        completion = refusal_completion(refusal.text, new_id(exchange.api.id_prefix), exchange.request.model)
+        reply, events = self._written(call, completion)
+        if not exchange.native:
             self._keep(call, reply)
-        return Response(events, media_type="text/event-stream") if call.asked.stream else json_response(reply)
+        return Response(events, media_type="text/event-stream") if exchange.request.stream else json_response(reply)
 
     async def count_tokens(self, request: Request) -> Response:
         """``POST .../v1/messages/count_tokens``."""

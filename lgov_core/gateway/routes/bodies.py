@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from lgov_core.errors import EndpointError
 from lgov_core.gateway.upstream.received import ReceivedBody
-from lgov_core.wire.fields import json_text, utf8
+from lgov_core.wire.fields import json_bytes
 
 ROLLOUT_PREFIX = "/rollout/{rollout_id}/attempt/{attempt}"
 
@@ -46,4 +46,4 @@ def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | 
     """``content`` as a JSON response; a body that an upstream wrote goes out byte for byte."""
     if isinstance(content, ReceivedBody):
         return Response(content.received, status, media_type="application/json")
-    return Response(utf8(json_text(content)), status, headers, media_type="application/json")
+    return Response(json_bytes(content), status, headers, media_type="application/json")

@@ -10,11 +10,13 @@ from functools import partial
 from typing import Any
 
 from lgov_core.errors import LgovError, StoreError
+from lgov_core.gateway.protocol import Engine
 from lgov_core.gateway.serving.admission import Admission
 from lgov_core.gateway.serving.attribution import Attribution
 from lgov_core.store import TraceStore
 from lgov_core.types import CapturedCall, new_id
-from lgov_core.wire.exchange import ChatRequest, Completion
+from lgov_core.wire.apis import Exchange
+from lgov_core.wire.exchange import Completion
 
 #: The error text of every store for an id that it has.
 _TAKEN = "exists already"
@@ -49,18 +51,13 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
-    """One request on its way: what the engine is asked, which engine, by whom, since when (Unix seconds).
+class ReceivedCall:
+    """A call that the endpoint answers: what was asked, of which engine, by whom, since when (Unix seconds)."""
 
-    ``route`` is the API that the client speaks, ``body`` its own JSON.
-    """
-
-    request: ChatRequest
-    engine: str
+    exchange: Exchange
+    engine: Engine
     who: Attribution
     started_at: float
-    route: str
-    body: Mapping[str, Any]
 
 
 class Capture:
@@ -74,7 +71,7 @@ class Capture:
         self._admission = admission
         self._store = store
 
-    async def commit(self, exchange: Exchange, completion: Completion, response: Mapping[str, Any]) -> None:
+    async def commit(self, received: ReceivedCall, completion: Completion, response: Mapping[str, Any]) -> None:
         """Returns once the call is durable, each choice of it a row of its own.
 
         A call whose id the store has already is recorded under a fresh id, and the response,
@@ -85,7 +82,7 @@ class Capture:
         add: Callable[[CapturedCall], Awaitable[None]]
         add = getattr(self._store, "add_call_async", None) or partial(asyncio.to_thread, self._store.add_call)
         calls = [
-            self._captured(exchange, completion, response, number, choice)
+            self._captured(received, completion, response, number, choice)
             for number, choice in enumerate(completion.choices)
         ]
         try:
@@ -115,9 +112,14 @@ class Capture:
             self.counters.without_token_ids += call.prompt_ids is None or call.response_ids is None
 
     def _captured(
-        self, exchange: Exchange, completion: Completion, response: Mapping[str, Any], number: int, choice: Completion
+        self,
+        received: ReceivedCall,
+        completion: Completion,
+        response: Mapping[str, Any],
+        number: int,
+        choice: Completion,
     ) -> CapturedCall:
-        request, who = exchange.request, exchange.who
+        request, who = received.exchange.request, received.who
         if completion.more:  # a body with all choices in each of their rows would grow with the square of them
             in_order = sorted(response["choices"], key=lambda written: written.get("index") or 0)
             response = {**response, "choices": [in_order[number]]}
@@ -125,7 +127,7 @@ class Capture:
         return CapturedCall(
             response_id=completion.response_id,
             model=completion.model or request.model,
-            request=exchange.body,
+            request=received.exchange.body,
             response=response,
             prompt_ids=choice.prompt_ids,
             response_ids=choice.response_ids,
@@ -134,13 +136,13 @@ class Capture:
             weights_version=version,
             temperature=request.temperature,
             top_p=request.top_p,
-            started_at=exchange.started_at,
+            started_at=received.started_at,
             ended_at=time.time(),
             rollout_id=who.rollout_id,
             attempt=who.attempt,
             agent=who.agent,
             tool_call_ids=tuple(call.call_id for call in choice.tool_calls if call.call_id),
-            engine=exchange.engine,
+            engine=received.engine.name,
             choice=number,
-            route=exchange.route,
+            route=received.exchange.api.route,
         )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, Final, cast
 
 from lgov_core.errors import EndpointError, LgovError, UpstreamError
-from lgov_core.gateway.serving.capture import Capture, Exchange
+from lgov_core.gateway.serving.capture import Capture, ReceivedCall
 from lgov_core.wire.exchange import Completion, StreamPiece
 from lgov_core.wire.reply_writer import ReplyWriter, text_in
 
@@ -21,9 +21,9 @@ _ENDED: Final = "ended"
 _Item = StreamPiece | Exception | str
 _Send = Callable[[dict[str, Any]], Awaitable[None]]
 _Receive = Callable[[], Awaitable[dict[str, Any]]]
-#: Judges a finished reply, of which the client has got some pieces: None passes the rest unchanged, else the body and the bytes
-#: that replace the rest.
-Release = Callable[[Completion, Sequence[StreamPiece]], Awaitable[tuple[Mapping[str, Any], bytes] | None]]
+#: Judges a finished reply with its body, of which the client has got a text, in these bytes: None passes the rest unchanged,
+#: else the body and the bytes that replace the rest.
+Release = Callable[[Completion, Mapping[str, Any], str, bytes], Awaitable[tuple[Mapping[str, Any], bytes] | None]]
 
 
 def as_lgov_error(error: Exception, engine: str) -> LgovError:
@@ -32,6 +32,36 @@ def as_lgov_error(error: Exception, engine: str) -> LgovError:
         return error
     _LOG.error("engine %s failed", engine, exc_info=error)
     return EndpointError(f"engine {engine} failed: {type(error).__name__}: {error}", status=500)
+
+
+class _Outgoing:
+    """What of a stream is ``ready`` to be sent, and what is ``held`` until its end.
+
+    ``passes_text``: the pieces that hold only text are ready until another one comes; their bytes are in ``passed``.
+    """
+
+    def __init__(self, passes_text: bool, *, holding: bool) -> None:
+        self._passes_text = passes_text
+        self._holding = holding
+        self.ready: list[bytes] = []
+        self.held: list[bytes] = []
+        self.passed_text = ""
+        self.passed = b""
+
+    def add(self, piece: StreamPiece, written: bytes, ends: bool) -> None:
+        """Takes what a piece became; ``ends`` if it tells the client that the reply is whole."""
+        text = text_in(piece) if self._passes_text and not self._holding else None
+        self._holding = self._holding or ends or (self._passes_text and text is None)
+        if not self._holding and text is not None:
+            self.passed_text, self.passed = self.passed_text + text, self.passed + written
+        if written:
+            (self.held if self._holding else self.ready).append(written)
+
+    def taken(self) -> bytes:
+        """Everything that is ready, which then is not any more."""
+        written = b"".join(self.ready)
+        self.ready.clear()
+        return written
 
 
 class StreamedReply:
@@ -46,7 +76,7 @@ class StreamedReply:
 
     def __init__(
         self,
-        exchange: Exchange,
+        call: ReceivedCall,
         pieces: AsyncIterator[StreamPiece],
         capture: Capture,
         writer: ReplyWriter,
@@ -56,7 +86,7 @@ class StreamedReply:
         passes_text: bool,
         kept: Callable[[Mapping[str, Any]], None],
     ) -> None:
-        self._exchange = exchange
+        self._call = call
         self._pieces = pieces
         self._capture = capture
         self._writer = writer
@@ -79,7 +109,7 @@ class StreamedReply:
                 await asyncio.gather(pump, return_exceptions=True)
                 await self._record_cancelled(queue)
             elif isinstance(last, Exception):
-                await self._fail(as_lgov_error(last, self._exchange.engine), scope, receive, send)
+                await self._fail(as_lgov_error(last, self._call.engine.name), scope, receive, send)
         finally:
             pump.cancel()
             watch.cancel()
@@ -103,47 +133,45 @@ class StreamedReply:
 
     async def _relay(self, queue: asyncio.Queue[_Item], send: _Send) -> Exception | str | None:
         """Sends until the reply is complete (None), or returns what stopped it."""
-        ready: list[bytes] = []
-        held: list[bytes] = []
-        passed: list[StreamPiece] = []
-        holding = self._release is not None and not self._passes_text
+        outgoing = _Outgoing(self._passes_text, holding=self._release is not None and not self._passes_text)
         while True:
-            if ready and queue.empty():
-                await self._send(send, b"".join(ready))
-                ready.clear()
+            if outgoing.ready and queue.empty():
+                await self._send(send, outgoing.taken())
             item = await queue.get()
-            if isinstance(item, Exception) or item is _GONE:
-                if ready and item is not _GONE:
-                    await self._send(send, b"".join(ready))
-                return cast("Exception | str", item)
-            if not isinstance(item, StreamPiece):
-                return EndpointError(f"engine {self._exchange.engine} ended without a completion", status=500)
-            if item.completion is None:
+            if item is _GONE:
+                return _GONE
+            if isinstance(item, StreamPiece) and item.completion is None:
                 try:
-                    written, ends = self._writer.piece(item)
+                    outgoing.add(item, *self._writer.piece(item))
                 except LgovError as error:
                     return error
-                holding = holding or ends or (self._passes_text and text_in(item) is None)
-                if self._passes_text and not holding:
-                    passed.append(item)
-                if written:
-                    (held if holding else ready).append(written)
                 continue
-            if ready:
-                await self._send(send, b"".join(ready))
+            if outgoing.ready:
+                await self._send(send, outgoing.taken())
+            if isinstance(item, Exception):
+                return item
+            if not isinstance(item, StreamPiece) or item.completion is None:
+                return EndpointError(f"engine {self._call.engine.name} ended without a completion", status=500)
             try:
-                completion, body, last = await self._commit(item.completion)
-                instead = None if self._release is None else await self._release(completion, passed)
+                reply, rest = await self._ended(item.completion, outgoing)
             except LgovError as error:
                 return error
-            sent, written = (body, b"".join(held) + last) if instead is None else instead
-            self._kept(sent)
-            await self._send(send, written, more=False)
+            self._kept(reply)
+            await self._send(send, rest, more=False)
             return None
+
+    async def _ended(self, completion: Completion, outgoing: _Outgoing) -> tuple[Mapping[str, Any], bytes]:
+        """The reply as the client gets it, once it is recorded and judged: its body, and the bytes that are left of it."""
+        completion, body, last = await self._commit(completion)
+        if self._release is not None:
+            changed = await self._release(completion, body, outgoing.passed_text, outgoing.passed)
+            if changed is not None:
+                return changed
+        return body, b"".join(outgoing.held) + last
 
     async def _commit(self, completion: Completion) -> tuple[Completion, Mapping[str, Any], bytes]:
         completion, body, last = self._writer.settle(completion)
-        await self._capture.commit(self._exchange, completion, body)
+        await self._capture.commit(self._call, completion, body)
         return completion, body, last
 
     async def _record_cancelled(self, queue: asyncio.Queue[_Item]) -> None:
@@ -161,7 +189,7 @@ class StreamedReply:
         if completion is None:
             self._capture.counters.cancelled_unrecorded += 1
             return
-        await self._commit(dataclasses.replace(completion, model=completion.model or self._exchange.request.model))
+        await self._commit(dataclasses.replace(completion, model=completion.model or self._call.exchange.request.model))
         self._capture.counters.cancelled += 1
 
     async def _send(self, send: _Send, body: bytes, *, more: bool = True) -> None:

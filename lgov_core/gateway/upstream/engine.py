@@ -11,15 +11,14 @@ from typing import Any, Final
 
 import aiohttp
 
-from lgov_core._util.json import json_object
 from lgov_core.errors import EndpointError, UpstreamError
 from lgov_core.gateway.protocol import ANY_MODEL
 from lgov_core.gateway.serving.attribution import caller
 from lgov_core.gateway.upstream.pool import FAILURES, Replica, UpstreamPool
 from lgov_core.gateway.upstream.received import ReceivedBody, UpstreamRejection
-from lgov_core.wire.apis import NATIVE
+from lgov_core.wire.apis import BY_ROUTE
 from lgov_core.wire.exchange import ChatRequest, Completion, StreamPiece
-from lgov_core.wire.fields import json_text, utf8
+from lgov_core.wire.fields import json_bytes, read_reply_object
 
 _UNKNOWN_FIELD = re.compile(
     r"unknown|unrecogni[sz]ed|unexpected|unsupported|not supported|extra (inputs?|fields?)", re.I
@@ -64,12 +63,12 @@ class UpstreamEngine:
             raise EndpointError("the key of the upstream holds characters that a header cannot", hint="a line break?")
         if models is not None and not models:
             raise EndpointError(f"the upstream {base_url} was given no models", hint="None means any model")
-        unknown = sorted(set(speaks) - {*NATIVE, "embeddings"})
+        unknown = sorted(set(speaks) - {*BY_ROUTE, "embeddings"})
         if unknown or not speaks:
             named = f"{unknown[0]!r}" if unknown else "nothing"
             raise EndpointError(
                 f"the upstream {base_url} cannot speak {named}",
-                hint=f"there are {', '.join(NATIVE)} and embeddings",
+                hint=f"there are {', '.join(BY_ROUTE)} and embeddings",
             )
         self.name = name
         self.speaks = frozenset(speaks)
@@ -118,8 +117,8 @@ class UpstreamEngine:
 
     async def chat(self, request: ChatRequest) -> Completion:
         """The upstream's whole reply; ``raw`` is its JSON."""
-        body, replica = await self._whole(request, NATIVE[request.route].path)
-        return _versioned(NATIVE[request.route].read(body), replica)
+        body, replica = await self._whole(request, BY_ROUTE[request.route].path)
+        return _versioned(BY_ROUTE[request.route].read_reply(body), replica)
 
     async def embed(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """The upstream's embeddings, as it wrote them."""
@@ -129,19 +128,16 @@ class UpstreamEngine:
     async def _whole(self, request: ChatRequest, path: str) -> tuple[ReceivedBody, Replica]:
         async with self._response(request, path, self._whole_timeout) as (replica, response):
             raw = await _read(response)
-        try:
-            body = json_object(raw)
-        except RecursionError:
-            body = None
+        body = read_reply_object(raw)
         if body is None:
             raise UpstreamError(f"the upstream {replica.url} answered with what is not a JSON object: {raw[:200]!r}")
         return ReceivedBody(body, raw), replica
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[StreamPiece, None]:
         """The upstream's events exactly as they came, then what they amount to."""
-        native = NATIVE[request.route]
-        assembler = native.assembler(request.n)
-        async with self._response(request, native.path, self._stream_timeout) as (replica, response):
+        api = BY_ROUTE[request.route]
+        assembler = api.assembler(request.n)
+        async with self._response(request, api.path, self._stream_timeout) as (replica, response):
             if response.content_type != "text/event-stream":
                 raise UpstreamError(f"the upstream {replica.url} does not stream: it sent {response.content_type}")
             frames = _frames(response.content.iter_any())
@@ -155,11 +151,11 @@ class UpstreamEngine:
                         yield StreamPiece(raw=raw)
                     break
                 before = assembler.finished
-                assembler.add(data)
-                yield StreamPiece(data, raw=raw, ends=assembler.finished and not before)
+                event = assembler.add(data)
+                yield StreamPiece(data, raw=raw, ends=assembler.finished and not before, event=event)
             if not assembler.finished:
                 raise UpstreamError(f"the upstream {replica.url} broke off in mid-stream")
-            completion = _versioned(native.read(assembler.body()), replica)
+            completion = _versioned(api.read_reply(assembler.body()), replica)
             if assembler.unreadable is not None:
                 completion = replace(completion, unreadable=assembler.unreadable)
             yield StreamPiece(completion=completion)
@@ -201,7 +197,7 @@ class UpstreamEngine:
     ) -> aiohttp.ClientResponse:
         if self._session is None:
             raise EndpointError(f"the engine for {replica.url} is not running", status=503)
-        wanted = NATIVE[request.route].wanted if request.route in NATIVE else {}
+        wanted = BY_ROUTE[request.route].wanted if request.route in BY_ROUTE else {}
         kind = (request.route, request.model)
         refused = known = self._refused.get(kind, frozenset[str]())
         while True:
@@ -210,7 +206,7 @@ class UpstreamEngine:
                 for name, value in wanted.items()
                 if name not in refused and ((asked := request.body.get(name)) is None or asked is False)
             }
-            body = io.BytesIO(utf8(json_text({**request.body, **added})))
+            body = io.BytesIO(json_bytes({**request.body, **added}))
             response = await self._session.post(
                 f"{replica.url}{path}", data=body, timeout=timeout, allow_redirects=False
             )
