@@ -11,18 +11,21 @@ a setting is an error everywhere, so that a misspelt one cannot be taken for an 
 
 from __future__ import annotations
 
-import math
 import os
 import re
+import sys
 import tomllib
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from types import MappingProxyType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from urllib.parse import urlsplit
 
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from lgov_core._util.schema import Mistake, checked
 from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import SettingsError
 
@@ -32,6 +35,17 @@ DEFAULT = "default"
 OTHER_VARIABLES = frozenset({"LGOV_ROLLOUT_ID", "LGOV_ATTEMPT", "LGOV_CHILD", "LGOV_OPENAI_TRACES"})
 
 
+Text = Annotated[str, Meta(pattern=r"\S", description="text that is not empty")]
+FilePath = Annotated[Path, Meta(description="the path of a file")]
+Names = Annotated[tuple[Annotated[str, Meta(pattern=r"\S")], ...], Meta(min_length=1, description="a list of names")]
+#: A path, or an address such as ``sqlite:///traces.sqlite``.
+Place = Annotated[str, Meta(pattern=r"\A[^\0]*[^\s\0][^\0]*\Z", description="a path or an address")]
+Url = Annotated[str, Meta(description="a URL such as http://127.0.0.1:8321")]
+Port = Annotated[int, Meta(ge=0, le=65535, description="a whole number from 0 to 65535")]
+Seconds = Annotated[float, Meta(gt=0, le=sys.float_info.max, description="a number of seconds above 0")]
+Truth = Annotated[bool, Meta(description="true or false")]
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The settings of one process. Load them with `load_settings`; they may be shared between threads.
@@ -39,39 +53,39 @@ class Settings:
     None leaves the choice to the command. ``origins`` says for each setting that is not a default where it came from.
     """
 
-    policy: Path | None = None
+    policy: FilePath | None = None
     """Policy file. Default: ``policy.yaml`` beside the program."""
-    audit: Path | None = None
+    audit: FilePath | None = None
     """File of the audit record. Default: ``.lgov/audit.db``."""
-    audit_key: Path | None = None
+    audit_key: FilePath | None = None
     """Secret key that signs the audit record. Default: the key of ``lgov audit keygen``, if any."""
-    heads: Path | None = None
+    heads: FilePath | None = None
     """File for the signed heads of the audit record. Default: a file beside the record."""
-    redact: tuple[str, ...] = ()
+    redact: Names = ()
     """Arguments whose values the audit record leaves out. The variable separates them by commas; the flag is repeated."""
-    air: Path | None = None
+    air: FilePath | None = None
     """File of rules for intermediate rewards. Default: the built-in rewards."""
-    store: str | None = field(default=None, repr=False)  # it may hold a password; see `without_password`
+    store: Place | None = field(default=None, repr=False)  # it may hold a password; see `without_password`
     """Trace store: a path, ``sqlite:///path`` or ``postgresql://user@host/database``."""
-    content: bool = True
+    content: Truth = True
     """Whether prompts, arguments and results are kept on spans."""
-    endpoint: str | None = None
+    endpoint: Url | None = None
     """Base URL of an endpoint of ``lgov serve``, to which the model calls of the program go."""
-    timeout_s: float = 2.0
+    timeout_s: Seconds = 2.0
     """Seconds that one rule may take to decide; built-in rules that are always fast have no limit."""
-    cache: Path | None = None
+    cache: FilePath | None = None
     """Folder for the models of ``lgov models pull``. Default: the user's cache folder."""
-    models: Path | None = None
+    models: FilePath | None = None
     """Folder to which ``lgov promote`` writes models. Default: ``models``."""
-    host: str = "127.0.0.1"
+    host: Text = "127.0.0.1"
     """Address on which ``lgov serve`` listens."""
-    port: int = 8321
+    port: Port = 8321
     """Port on which ``lgov serve`` listens; 0 takes any free one."""
-    model: str | None = None
+    model: Text | None = None
     """Model that ``lgov serve`` loads and serves: ``tiny``, ``smollm2``, a folder or a hub name."""
-    upstream: str | None = None
+    upstream: Url | None = None
     """Base URL of the model server to which ``lgov serve`` forwards calls; several are separated by commas."""
-    key_secret_file: Path | None = None
+    key_secret_file: FilePath | None = None
     """File with the secret from which ``lgov serve`` makes its keys: 16 bytes or more."""
     origins: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False, compare=False)
 
@@ -80,8 +94,8 @@ class Settings:
 
         Raises `SettingsError` for a name that is not a setting.
         """
-        if name not in _READ:
-            raise _unknown(name, "asked for", _READ)
+        if name not in _KINDS:
+            raise _unknown(name, "asked for", _KINDS)
         return self.origins.get(name, DEFAULT)
 
 
@@ -121,23 +135,33 @@ def without_password(place: str) -> str:
     return f"{scheme}://{name}{where}{'?...' if options else ''}"
 
 
-_Found = dict[str, tuple[Any, str]]
+#: The type that each setting is checked against, without the None of those that have no default.
+_KINDS: Mapping[str, Any] = {
+    name: get_args(hint)[0] if get_origin(hint) is UnionType or get_origin(hint) is Union else hint
+    for name, hint in get_type_hints(Settings, include_extras=True).items()
+    if name != "origins"
+}
+_SCHEMA: type[msgspec.Struct] = msgspec.defstruct(
+    "SettingsFile",
+    [(name, Union[kind, UnsetType], UNSET) for name, kind in _KINDS.items()],  # noqa: UP007 - made at run time
+    forbid_unknown_fields=True,
+)
+#: Values with where each came from.
+_Values = dict[str, tuple[Any, str]]
 
 
-def _from_file(folder: Path) -> _Found:
+def _from_file(folder: Path) -> _Values:
     file = _settings_file(folder.absolute())
     if file is None:
         return {}
     path, table, text = file
-    found: _Found = {}
     section = None if path.name == "lgov.toml" else "tool.lgov"
-    for name, raw in table.items():
-        line = _line_of(name, text, section)
-        where = f":{line}" if line else ""
-        if name not in _READ:
-            raise _unknown(name, f"set in {path}{where}", _READ)
-        found[name] = (_read(name, raw, f"{path.name}{where}", base=path.parent), f"{path.name}{where}")
-    return found
+    lines = {name: _line_of(name, text, section) for name in table}
+    where = {name: f":{line}" if line else "" for name, line in lines.items()}
+    for name in table:
+        if name not in _KINDS:
+            raise _unknown(name, f"set in {path}{where[name]}", _KINDS)
+    return _read(table, {name: f"{path.name}{where[name]}" for name in table}, base=path.parent)
 
 
 def _settings_file(folder: Path) -> tuple[Path, Mapping[str, Any], str] | None:
@@ -186,42 +210,26 @@ def _line_of(name: str, text: str, section: str | None) -> int | None:
     return None
 
 
-def _from_environment(environ: Mapping[str, str]) -> _Found:
-    found: _Found = {}
-    parsers: Mapping[str, Callable[[str], object]] = {
-        "port": int, "timeout_s": float, "redact": _comma_separated, "content": _truth_of,
-    }  # fmt: skip
-    names = {f"LGOV_{name.upper()}": name for name in _READ}
-    for variable, raw in environ.items():
+def _from_environment(environ: Mapping[str, str]) -> _Values:
+    names = {f"LGOV_{name.upper()}": name for name in _KINDS}
+    values: dict[str, object] = {}
+    for variable, text in environ.items():
         if not variable.startswith("LGOV_") or variable in OTHER_VARIABLES:
             continue
         if variable not in names:
             raise _unknown(variable, "set in the environment", names)
         name = names[variable]
-        value: object = raw
-        with suppress(ValueError):  # `_read` reports text that is not a number
-            value = parsers.get(name, str)(raw)
-        found[name] = (_read(name, value, variable), variable)
-    return found
+        values[name] = [part.strip() for part in text.split(",")] if name == "redact" else text
+    return _read(values, {name: variable for variable, name in names.items()}, strict=False)
 
 
-def _truth_of(raw: str) -> object:
-    return {"true": True, "1": True, "false": False, "0": False}.get(raw.strip().lower(), raw)
-
-
-def _comma_separated(raw: str) -> list[str]:
-    return [part.strip() for part in raw.split(",")]
-
-
-def _from_flags(flags: Mapping[str, object]) -> _Found:
-    found: _Found = {}
-    for name, raw in flags.items():
-        if name not in _READ:
-            raise _unknown(name, "given as a flag", _READ)
-        if raw is not None:
-            origin = f"--{name.removesuffix('_s').replace('_', '-')}"
-            found[name] = (_read(name, os.fspath(raw) if isinstance(raw, Path) else raw, origin), origin)
-    return found
+def _from_flags(flags: Mapping[str, object]) -> _Values:
+    for name in flags:
+        if name not in _KINDS:
+            raise _unknown(name, "given as a flag", _KINDS)
+    values = {name: os.fspath(value) if isinstance(value, Path) else value for name, value in flags.items()}
+    origins = {name: f"--{name.removesuffix('_s').replace('_', '-')}" for name in flags}
+    return _read({name: value for name, value in values.items() if value is not None}, origins)
 
 
 def _unknown(name: str, how: str, known: Mapping[str, object]) -> SettingsError:
@@ -229,89 +237,34 @@ def _unknown(name: str, how: str, known: Mapping[str, object]) -> SettingsError:
     return SettingsError(f"there is no setting {name} ({how})", hint=hint)
 
 
-# ---------------------------------------------------------------------- one reader a kind of value
-
-
-def _read(name: str, raw: object, origin: str, *, base: Path | None = None) -> Any:
+def _read(
+    values: Mapping[str, object], origins: Mapping[str, str], *, strict: bool = True, base: Path | None = None
+) -> _Values:
+    """The values of one source by the schema, with their origins. Raises `SettingsError`."""
     try:
-        return _READ[name](raw, base)
-    except ValueError as error:
-        raise SettingsError(f"{name} ({origin}) must be {error}, not {raw!r}") from None
+        settings = checked(values, _SCHEMA, strict=strict, base=base)
+    except Mistake as mistake:
+        name = str(mistake.path[0])
+        expected = mistake.expected
+    else:
+        read = {name: getattr(settings, name) for name in values}
+        wrong = [name for name in values if _KINDS[name] is Url and not _is_url(read[name])]
+        if not wrong:
+            return {name: (_resolved(name, value, base), origins[name]) for name, value in read.items()}
+        name, expected = wrong[0], "a URL such as http://127.0.0.1:8321"
+    raise SettingsError(f"{name} ({origins[name]}) must be {expected}, not {values[name]!r}") from None
 
 
-def _text(raw: object, base: Path | None) -> str:
-    if not isinstance(raw, str) or not raw.strip():
-        raise ValueError("text that is not empty")
-    return raw
+def _resolved(name: str, value: Any, base: Path | None) -> Any:
+    """``value``; of a store that is a path, that path, relative to ``base``."""
+    if _KINDS[name] is not Place or "://" in value:
+        return value
+    return str((base or Path()) / Path(value).expanduser())
 
 
-def _path(raw: object, base: Path | None) -> Path:
-    if not isinstance(raw, str) or not raw.strip() or "\0" in raw:
-        raise ValueError("the path of a file")
-    return (base or Path()) / Path(raw).expanduser()
-
-
-def _names(raw: object, base: Path | None) -> tuple[str, ...]:
-    names = tuple(raw) if isinstance(raw, list | tuple) else ()  # pyright: ignore[reportUnknownArgumentType]
-    if not names or not all(isinstance(name, str) and name.strip() for name in names):
-        raise ValueError("a list of names")
-    return names
-
-
-def _place(raw: object, base: Path | None) -> str:
-    """A path or an address such as ``sqlite:///traces.sqlite``; an address is taken as it is."""
-    if isinstance(raw, str) and "://" in raw:
-        return raw
+def _is_url(text: str) -> bool:
     try:
-        return str(_path(raw, base))
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname)
     except ValueError:
-        raise ValueError("a path or an address") from None
-
-
-def _url(raw: object, base: Path | None) -> str:
-    try:
-        parts = urlsplit(raw) if isinstance(raw, str) else None
-    except ValueError:
-        parts = None
-    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("a URL such as http://127.0.0.1:8321")
-    return str(raw)
-
-
-def _port(raw: object, base: Path | None) -> int:
-    if isinstance(raw, bool) or not isinstance(raw, int) or not 0 <= raw <= 65535:
-        raise ValueError("a whole number from 0 to 65535")
-    return raw
-
-
-def _seconds(raw: object, base: Path | None) -> float:
-    if isinstance(raw, bool) or not isinstance(raw, int | float) or not math.isfinite(raw) or raw <= 0:
-        raise ValueError("a number of seconds above 0")
-    return float(raw)
-
-
-def _truth(raw: object, base: Path | None) -> bool:
-    if not isinstance(raw, bool):
-        raise ValueError("true or false")
-    return raw
-
-
-_READ: Mapping[str, Callable[[object, Path | None], Any]] = {
-    "policy": _path,
-    "audit": _path,
-    "audit_key": _path,
-    "heads": _path,
-    "redact": _names,
-    "air": _path,
-    "store": _place,
-    "content": _truth,
-    "endpoint": _url,
-    "timeout_s": _seconds,
-    "cache": _path,
-    "models": _path,
-    "host": _text,
-    "port": _port,
-    "model": _text,
-    "upstream": _url,
-    "key_secret_file": _path,
-}
+        return False

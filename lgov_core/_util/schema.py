@@ -1,0 +1,80 @@
+"""Values from outside checked against a schema of msgspec types: the first mistake, where it is, and what to write there.
+
+A schema is made of ``msgspec.Struct(forbid_unknown_fields=True)`` and of ``Annotated`` types whose ``Meta(description=…)``
+says what belongs there, in words that follow "must be". The caller knows files and lines: it turns the path of a `Mistake`
+into those.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+_WHERE: Final = re.compile(r" - at `\$(.*)`\Z", re.DOTALL)
+_STEP: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
+_UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`\Z", re.DOTALL)
+
+
+class Mistake(ValueError):
+    """The first thing that is wrong in a value. ``path`` leads to it; ``expected`` follows "must be".
+
+    ``unknown`` is the name that no schema knows at ``path``, if that is the mistake.
+    """
+
+    def __init__(self, path: tuple[str | int, ...], expected: str, unknown: str | None = None) -> None:
+        super().__init__(expected)
+        self.path, self.expected, self.unknown = path, expected, unknown
+
+
+def checked(value: Any, schema: type[T], *, strict: bool = True, base: Path | None = None) -> T:
+    """``value``, of dicts, lists and scalars, as an instance of ``schema``. Raises `Mistake`.
+
+    A bool is not a number, and a number is not text; without ``strict`` text is read as the number or truth value that it
+    names, as a variable of the environment has it. Where the schema says `Path` text is a path, relative to ``base``.
+    """
+    hooks: Mapping[type, Callable[[Any], Any]] = {Path: lambda text: _path(text, base)}
+    try:
+        return msgspec.convert(value, schema, strict=strict, dec_hook=lambda kind, raw: hooks[kind](raw))
+    except msgspec.ValidationError as error:
+        raise _mistake(str(error), schema) from error
+
+
+def _path(raw: Any, base: Path | None) -> Path:
+    if not isinstance(raw, str) or not raw.strip() or "\0" in raw:
+        raise ValueError("Expected a path")
+    return (base or Path()) / Path(raw).expanduser()
+
+
+def _mistake(message: str, schema: Any) -> Mistake:
+    where = _WHERE.search(message)
+    said = message[: where.start()] if where else message
+    path = tuple(name or int(index) for name, index in _STEP.findall(where[1])) if where else ()
+    if unknown := _UNKNOWN.match(said):
+        return Mistake(path, "one of the names that are known here", unknown[1])
+    return Mistake(path, _description(schema, path) or said.removeprefix("Expected ").replace("`", ""))
+
+
+def _description(schema: Any, path: tuple[str | int, ...]) -> str | None:
+    """The description of the innermost type on the way to ``path`` that has one."""
+    from msgspec import inspect
+
+    kind: Any = inspect.type_info(schema)
+    description: str | None = None
+    for step in (*path, None):
+        while isinstance(kind, inspect.Metadata | inspect.UnionType):
+            if isinstance(kind, inspect.Metadata):
+                description = (kind.extra_json_schema or {}).get("description", description)
+                kind = kind.type
+            else:
+                kind = next((item for item in kind.types if isinstance(item, inspect.Metadata)), kind.types[0])
+        if isinstance(kind, inspect.StructType) and isinstance(step, str):
+            kind = next((item.type for item in kind.fields if item.encode_name == step), None)
+        elif step is not None:
+            kind = getattr(kind, "item_type", None)
+    return description
