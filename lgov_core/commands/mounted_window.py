@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from lgov_core.views.web.serving import MountedWindow
+    from lgov_core.views.web.app import MountedWindow
 
 
 def mounted_window(
@@ -22,8 +22,8 @@ def mounted_window(
 ) -> MountedWindow | None:
     """A window on ``place``, which may be empty still; approvals are found in the policy files. None without a web server."""
     try:
-        from lgov_core.views.pages.governance.approvals import approval_files
-        from lgov_core.views.web.serving import MountedWindow
+        from lgov_core.views.pages.approvals import approval_files
+        from lgov_core.views.web.app import MountedWindow
         from lgov_core.views.web.window import Window, WindowOptions
     except ImportError:  # trained without the extra gateway
         return None

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from lgov_core.gateway.server import EndpointServer
     from lgov_core.gateway.serving.keys import KeyRing
     from lgov_core.gateway.serving.limits import Limits
-    from lgov_core.views.web.serving import MountedWindow
+    from lgov_core.views.web.app import MountedWindow
 
 
 _SPEAKS = "chat,completions,embeddings"

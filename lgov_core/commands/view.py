@@ -60,8 +60,8 @@ def view(
     this machine only: the printed address opens it once. Ctrl-C ends it. With --export no server is started.
     """
     try:
-        from lgov_core.views.pages.governance.approvals import approval_files
-        from lgov_core.views.web.serving import served_window
+        from lgov_core.views.pages.approvals import approval_files
+        from lgov_core.views.web.app import served_window
         from lgov_core.views.web.window import Window, WindowOptions
     except ImportError as error:
         raise EndpointError(f"the window needs {error.name}", hint='pip install "lgov[view]"') from error

@@ -21,7 +21,7 @@ from lgov_core.instrumentation import otel_spans
 from lgov_core.instrumentation.evaluated_call import MODEL_CALL, TOOL_CALL, CoveredCall
 from lgov_core.scope import current_scope, inherited
 from lgov_core.trace import semconv
-from lgov_core.trace.otlp.span import nanoseconds
+from lgov_core.trace.otlp.spans import nanoseconds
 from lgov_core.types import JSONValue, Span
 
 _CURRENT: ContextVar[LiveSpan | None] = ContextVar("lgov_span", default=None)

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from lgov_core.trace import semconv
-from lgov_core.trace.otlp.span import nanoseconds
+from lgov_core.trace.otlp.spans import nanoseconds
 
 #: The variable that lets GenAI instrumentations put prompts, arguments and results on the spans they export.
 CONTENT_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"

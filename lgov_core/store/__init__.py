@@ -8,9 +8,9 @@ from pathlib import Path
 from lgov_core._util.sqlite_file import is_blank
 from lgov_core.errors import StoreError
 from lgov_core.store.retention import Pruned, StoreStatistics
+from lgov_core.store.rollout_queue import RolloutQueue
 from lgov_core.store.rollout_states import STATE_MOVES, Claim, EndedRollouts, QueueEntry, RolloutConfig, RolloutState
-from lgov_core.store.sql.rollout_queue import RolloutQueue
-from lgov_core.store.sql.trace_store import TraceStore
+from lgov_core.store.trace_store import TraceStore
 
 __all__ = [
     "STATE_MOVES",
@@ -44,7 +44,7 @@ def open_store(place: str | os.PathLike[str], *, make: bool = True) -> RolloutQu
                 f"a trace store in PostgreSQL needs psycopg: {error}", hint="pip install 'lgov[postgres]'"
             ) from error
         return PostgresStore(path, make=make)
-    from lgov_core.store.sqlite.store import SQLiteStore
+    from lgov_core.store.sqlite import SQLiteStore
 
     if path == "memory://":
         return SQLiteStore(None)

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from lgov_core._util.atomic_file import atomic_file
 from lgov_core.errors import ExportError
-from lgov_core.store.sql.trace_store import TraceStore, encoding
+from lgov_core.store import rows
+from lgov_core.store.trace_store import TraceStore
 from lgov_core.types import Attempt, CapturedCall, Reward, Rollout, Span
 
 #: What is exported, in this order, and the fields of each.
@@ -46,7 +47,7 @@ def json_lines(
     """One JSON object a value: its fields, and ``kind``."""
     for kind in KINDS:
         for value in values_of(store, kind, run_id=run_id, rollout_ids=rollout_ids):
-            yield encoding.json_text({"kind": kind, **_fields(value)}, kind)
+            yield rows.json_text({"kind": kind, **_fields(value)}, kind)
 
 
 def write_parquet(
@@ -89,7 +90,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 def _flat(value: Any) -> dict[str, Any]:
     return {
-        name: (None if one is None else encoding.json_text(one, name)) if name in _JSON else one
+        name: (None if one is None else rows.json_text(one, name)) if name in _JSON else one
         for name, one in _fields(value).items()
     }
 

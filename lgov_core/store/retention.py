@@ -1,13 +1,14 @@
-"""Deletion from a store, and statistics: values and rules that every database shares."""
+"""Deletion of rollouts from a store, and what there is in it: the values, the rules and the statements."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Final
+from typing import Any, Final
 
 from lgov_core.errors import StoreError
+from lgov_core.store.database import Transaction
 from lgov_core.store.rollout_states import RolloutState
 
 #: Rollouts deleted in one transaction, so that other writers do not wait long.
@@ -68,3 +69,63 @@ def chosen(known: Iterable[tuple[str, float]], before: float | None, keep_last: 
     """The rollouts to delete. ``known``: ids of those that may be, with the time of last activity of each (Unix seconds)."""
     by_age = sorted(known, key=lambda one: (-one[1], one[0]))[keep_last or 0 :]
     return [rollout_id for rollout_id, last in reversed(by_age) if before is None or last < before]
+
+
+#: Every rollout that anything names, with when it was last active.
+LAST_ACTIVE: Final = (
+    "SELECT rollout_id, max(at) FROM ("
+    " SELECT rollout_id, created_at AS at FROM rollouts"
+    " UNION ALL SELECT rollout_id, max(coalesce(ended_at, started_at)) FROM attempts GROUP BY rollout_id"
+    " UNION ALL SELECT rollout_id, max(ended_at) FROM calls WHERE rollout_id IS NOT NULL GROUP BY rollout_id"
+    " UNION ALL SELECT rollout_id, max(coalesce(ended_at, started_at)) FROM spans WHERE rollout_id IS NOT NULL"
+    " GROUP BY rollout_id"
+    " UNION ALL SELECT DISTINCT rollout_id, 0.0 FROM rewards WHERE rollout_id IS NOT NULL"
+    ") AS active {where} GROUP BY rollout_id"
+)
+OF_RUN: Final = "WHERE rollout_id IN (SELECT rollout_id FROM rollouts WHERE run_id = ? AND added = 1)"
+
+COUNTS: Final = (
+    "SELECT (SELECT count(*) FROM rollouts WHERE added = 1), (SELECT count(*) FROM attempts),"
+    " (SELECT count(*) FROM attempts WHERE ended_at IS NULL), (SELECT count(*) FROM calls),"
+    " (SELECT count(*) FROM rewards), (SELECT count(*) FROM spans)"
+)
+
+#: Attempts that calls and spans name and that nobody opened, with when each began.
+UNOPENED: Final = (
+    "SELECT rollout_id, attempt, min(at) FROM ("
+    " SELECT rollout_id, coalesce(attempt, 1) AS attempt, started_at AS at FROM calls WHERE rollout_id IS NOT NULL"
+    " UNION ALL SELECT rollout_id, coalesce(attempt, 1), started_at FROM spans WHERE rollout_id IS NOT NULL"
+    ") AS named WHERE NOT EXISTS (SELECT 1 FROM attempts"
+    " WHERE attempts.rollout_id = named.rollout_id AND attempts.attempt = named.attempt)"
+    " GROUP BY rollout_id, attempt ORDER BY 3, 1, 2"
+)
+
+_UNFINISHED: Final = (
+    "SELECT rollout_id FROM attempts WHERE ended_at IS NULL AND rollout_id = ANY(?)"
+    " UNION SELECT rollout_id FROM queue WHERE state IN ('queued', 'requeued', 'running') AND rollout_id = ANY(?)"
+)
+_OLD_CALLS: Final = "rollout_id IS NULL AND ended_at < ?"
+_OLD_SPANS: Final = "rollout_id IS NULL AND coalesce(ended_at, started_at) < ?"
+_OLD_REWARDS: Final = f"rollout_id IS NULL AND response_id IN (SELECT response_id FROM calls WHERE {_OLD_CALLS})"
+
+
+def delete_rollouts(transaction: Transaction, ids: list[str], tables: tuple[str, ...], *, dry_run: bool) -> Pruned:
+    """Deletes rollouts, except unfinished ones, from all ``tables``: a table is before those that it refers to."""
+    spared = {rollout_id for (rollout_id,) in transaction.execute(_UNFINISHED, (ids, ids))}
+    going = [rollout_id for rollout_id in ids if rollout_id not in spared]
+    counts = {table: _delete(transaction, table, "rollout_id = ANY(?)", going, dry_run=dry_run) for table in tables}
+    return Pruned(len(going), counts["attempts"], counts["calls"], counts["rewards"], counts["spans"], len(spared))
+
+
+def delete_unattributed(transaction: Transaction, before: float, *, dry_run: bool) -> Pruned:
+    """Deletes older calls and spans of no rollout, and the rewards that name such a call."""
+    rewards = _delete(transaction, "rewards", _OLD_REWARDS, before, dry_run=dry_run)
+    calls = _delete(transaction, "calls", _OLD_CALLS, before, dry_run=dry_run)
+    spans = _delete(transaction, "spans", _OLD_SPANS, before, dry_run=dry_run)
+    return Pruned(calls=calls, rewards=rewards, spans=spans)
+
+
+def _delete(transaction: Transaction, table: str, where: str, given: Any, *, dry_run: bool) -> int:
+    if dry_run:
+        return transaction.execute(f"SELECT count(*) FROM {table} WHERE {where}", (given,))[0][0]
+    return transaction.change(f"DELETE FROM {table} WHERE {where}", (given,))

@@ -1,18 +1,160 @@
-"""Values as table rows and back: pure functions. What cannot be a row raises `StoreError`; nothing is written then."""
+"""Values as table rows and back: pure functions. What cannot be kept exactly raises `StoreError`; nothing is written then.
+
+A reply is stored without the prompt's token ids, which have a column of their own: a server that is asked for token ids
+repeats those of the whole prompt in each reply, which as text would take space that grows with the square of the turns. What is
+left out is read back unchanged.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
+import sys
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import eq
 from typing import Any, Final, TypeAlias
 
 from lgov_core.errors import StoreError
-from lgov_core.store.encoding import json_text, logprob_blob, numbers, object_text, text_name, token_blob
-from lgov_core.store.reply_text import reply_of, reply_text
 from lgov_core.store.rollout_states import QueueEntry, RolloutConfig, RolloutState
-from lgov_core.types import Attempt, CapturedCall, Outcome, Reward, Rollout, Span, SpanEvent
+from lgov_core.types import Attempt, CapturedCall, JSONValue, Outcome, Reward, Rollout, Span, SpanEvent
+
+
+def json_text(value: JSONValue | Mapping[str, Any] | Sequence[Any], what: str) -> str:
+    """``value`` as JSON text in ASCII. What JSON cannot hold raises `StoreError` that names ``what``."""
+    try:
+        return _WRITE(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StoreError(f"the {what} cannot be written as JSON: {error}", hint="give plain JSON values") from error
+
+
+def object_text(values: Mapping[str, str]) -> str:
+    """The JSON text of an object, from the JSON texts of its values."""
+    return "{" + ",".join(f"{_WRITE(name)}:{text}" for name, text in values.items()) + "}"
+
+
+def object_values(text: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """The inverse of `object_text`: the JSON texts of the values, and the values, by name."""
+    texts: dict[str, str] = {}
+    values: dict[str, Any] = {}
+    end = 0
+    while text[end] != "}" and text != "{}":
+        name, at = _DECODER.raw_decode(text, end + 1)
+        values[name], end = _DECODER.raw_decode(text, at + 1)
+        texts[name] = text[at + 1 : end]
+    return texts, values
+
+
+def text_name(name: Any) -> str:
+    """``name``, which must be a text."""
+    if not isinstance(name, str):
+        raise StoreError(f"a request has the name {name!r}, which is not a text", hint="give plain JSON values")
+    return name
+
+
+def readable(text: str) -> str:
+    """``text`` as every database can store it: lone surrogates and NUL are written as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Sequence):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} is not a JSON value")
+
+
+_WRITE = json.JSONEncoder(default=_plain, check_circular=False, separators=(",", ":")).encode
+_DECODER = json.JSONDecoder()
+_TOKEN_IDS = "token ids are integers from 0, below 2^31"
+
+
+def token_blob(ids: Sequence[int], what: str = "token ids") -> bytes:
+    """Token ids as they are stored. Raises `StoreError` that names ``what`` for what is not an integer from 0, below 2^31."""
+    packed = blob("i", ids, what) or b""
+    if min(ids, default=0) < 0:
+        raise StoreError(f"the {what} cannot be stored: {min(ids)} is below 0", hint=_TOKEN_IDS)
+    return packed
+
+
+def logprob_blob(values: Sequence[float] | None, what: str) -> bytes | None:
+    """In 32 bits each where that keeps every one exactly, which it does for what a model computed in 32 bits."""
+    if values is not None:
+        try:
+            single = array("f", values)
+        except (TypeError, OverflowError):
+            return blob("d", values, what)
+        if all(map(eq, single, values)):
+            return blob("f", single, what)
+    return blob("d", values, what)
+
+
+def blob(typecode: str, values: Iterable[float] | None, what: str) -> bytes | None:
+    """Numbers as little-endian values of an `array.array` type. Raises `StoreError` that names ``what``."""
+    if values is None:
+        return None
+    try:
+        packed: array[Any] = array(typecode, values)
+    except (TypeError, OverflowError) as error:
+        raise StoreError(f"the {what} cannot be stored: {error}", hint=_TOKEN_IDS) from error
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def numbers(typecode: str, stored: bytes | None) -> tuple[Any, ...] | None:
+    """What `blob` was made from."""
+    if stored is None:
+        return None
+    unpacked: array[Any] = array(typecode)
+    unpacked.frombytes(stored)
+    if sys.byteorder == "big":
+        unpacked.byteswap()
+    return tuple(unpacked)
+
+
+_NAME: Final = "prompt_token_ids"
+#: The letter before a text without the ids, by where they were; a JSON object begins with neither.
+_IN_BODY: Final = "b"
+_IN_CHOICE: Final = "c"
+
+
+def reply_text(call: CapturedCall) -> str:
+    """The JSON text of the reply of ``call``.
+
+    Where the reply repeats the call's prompt ids, they are replaced by null, and a letter before the text says where:
+    ``b`` for the reply's own ``prompt_token_ids``, ``c`` for those of its only choice. Raises `StoreError` for what JSON
+    cannot hold.
+    """
+    response, what = call.response, f"response of call {call.response_id}"
+    if call.prompt_ids:
+        if _repeats(response, call.prompt_ids):
+            return _IN_BODY + json_text({**response, _NAME: None}, what)
+        choices = response.get("choices")
+        if isinstance(choices, list | tuple) and len(choices) == 1 and _repeats(choices[0], call.prompt_ids):
+            return _IN_CHOICE + json_text({**response, "choices": [{**choices[0], _NAME: None}]}, what)
+    return json_text(response, what)
+
+
+def reply_of(text: str, prompt_ids: tuple[int, ...] | None) -> dict[str, Any]:
+    """What `reply_text` was made from. Raises `StoreError` where the ids that were left out do not exist."""
+    if not text.startswith((_IN_BODY, _IN_CHOICE)):
+        return json.loads(text)
+    if prompt_ids is None:
+        raise StoreError("a reply refers to its prompt's token ids, which do not exist", hint="the store is damaged")
+    body = json.loads(text[1:])
+    (body if text[0] == _IN_BODY else body["choices"][0])[_NAME] = list(prompt_ids)
+    return body
+
+
+def _repeats(holder: Any, ids: tuple[int, ...]) -> bool:
+    """Whether ``holder`` has exactly these ids; 1.0 and true only equal 1."""
+    given = holder.get(_NAME) if isinstance(holder, Mapping) else None
+    return isinstance(given, list | tuple) and tuple(given) == ids and set(map(type, given)) <= {int}
+
 
 Row: TypeAlias = tuple[Any, ...]
 
@@ -24,7 +166,7 @@ CALL_COLUMNS: Final = (
 )
 #: The fields of a `CapturedCall` that are in these columns.
 _CALL_FIELDS: Final = tuple(CALL_COLUMNS.replace("prompt_rest", "prompt_ids").replace(" ", "").split(","))
-#: A call of which only what is new is stored: see `lgov_core.store.fold`.
+#: A call of which only what is new is stored: see `lgov_core.store.folding`.
 FOLDED_COLUMNS: Final = f"{CALL_COLUMNS}, base, prompt_shared, request_repeats"
 #: Times further from 1970 count as 0 in a digest.
 _MOST_SECONDS: Final = 2.0**50

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from lgov_core.store import RolloutConfig, RolloutQueue
-from lgov_core.store.sqlite.store import SQLiteStore
+from lgov_core.store.sqlite import SQLiteStore
 from lgov_core.types import CapturedCall, Outcome, Rollout, Span
 
 PEER = Path(__file__).with_name("store_peer.py")

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from lgov_core.errors import StoreError
-from lgov_core.store import RolloutQueue
-from lgov_core.store.sql import pages
-from lgov_core.store.sql.database import QueryTooSlow
-from lgov_core.store.sql.pages import DecisionKind, Filters
+from lgov_core.store import RolloutQueue, pages
+from lgov_core.store.database import QueryTooSlow
+from lgov_core.store.pages import DecisionKind, Filters
 from lgov_core.trace import semconv
 from lgov_core.types import CapturedCall, Outcome, Reward, Rollout, Span
 from tests.contract.backends import Place

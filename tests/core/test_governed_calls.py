@@ -18,7 +18,7 @@ from lgov_core.instrumentation.live_span import current_span
 from lgov_core.instrumentation.model_call import ModelCall
 from lgov_core.instrumentation.tool_call import ToolReading, tool_flow
 from lgov_core.policies.base import BoundedPolicy
-from lgov_core.store.sqlite.store import SQLiteStore
+from lgov_core.store.sqlite import SQLiteStore
 from lgov_core.trace import semconv
 from lgov_core.trace.sink import StoreSink
 from lgov_core.types import Action, Decision, Effect, ModelCallFailed, Point

@@ -10,7 +10,7 @@ from lgov_core.governor import Governor
 from lgov_core.hookspecs import hookimpl
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.scope import RolloutScope
-from lgov_core.store.sqlite.store import SQLiteStore
+from lgov_core.store.sqlite import SQLiteStore
 from lgov_core.trace import semconv
 from lgov_core.trace.sink import StoreSink
 from lgov_core.types import Action, Decision, Point, Reward, Severity, Span, ToolOutcome

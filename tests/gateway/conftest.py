@@ -15,7 +15,7 @@ from lgov_core.gateway.engine.embedded import EmbeddedEngine
 from lgov_core.gateway.server import EndpointServer
 from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.gateway.upstream.engine import UpstreamEngine
-from lgov_core.store.sqlite.store import SQLiteStore
+from lgov_core.store.sqlite import SQLiteStore
 from lgov_core.testing import ScriptedModelServer
 from lgov_core.types import Rollout
 

@@ -22,7 +22,7 @@ from lgov_core.governor import Governor
 from lgov_core.models import LanguageModel
 from lgov_core.policies.content.pii import PIIPolicy
 from lgov_core.policies.content.secrets import SecretsPolicy
-from lgov_core.store.sqlite.store import SQLiteStore
+from lgov_core.store.sqlite import SQLiteStore
 from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
 from lgov_core.types import CapturedCall, Rollout
 from tests.gateway.api_clients import CELLS, CLIENTS, RESULT, Cell, Turn

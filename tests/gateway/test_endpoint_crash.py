@@ -10,14 +10,14 @@ from pathlib import Path
 
 import httpx
 
-from lgov_core.store.sqlite.store import SQLiteStore
+from lgov_core.store.sqlite import SQLiteStore
 from lgov_core.testing import ScriptedModelServer
 
 CHILD = """
 import sys
 from lgov_core.gateway.server import EndpointServer
 from lgov_core.gateway.upstream.engine import UpstreamEngine
-from lgov_core.store.sqlite.store import SQLiteStore
+from lgov_core.store.sqlite import SQLiteStore
 from lgov_core.types import Rollout
 
 store = SQLiteStore(sys.argv[1])

@@ -13,7 +13,7 @@ import pytest
 
 from lgov_core.gateway.policy.open_gate import open_gate
 from lgov_core.governance import Governance
-from lgov_core.store.sqlite.store import SQLiteStore
+from lgov_core.store.sqlite import SQLiteStore
 from lgov_core.testing import ScriptedCall, ScriptedReply
 from tests.gateway.conftest import Serving
 

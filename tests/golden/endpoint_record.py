@@ -32,7 +32,7 @@ from lgov_core.governor import Governor, ObservedDecision
 from lgov_core.hookspecs import hookimpl
 from lgov_core.models import build_tiny
 from lgov_core.policies import load_policy_file
-from lgov_core.store.sqlite.store import SQLiteStore
+from lgov_core.store.sqlite import SQLiteStore
 from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
 from lgov_core.types import Action, Decision, Effect, Rollout
 from tests.gateway.api_clients import CELLS, RESULT

@@ -9,12 +9,12 @@ from typing import Any
 from hypothesis import strategies as st
 
 from lgov_core.trace import identity, semconv
-from lgov_core.trace.otlp import span as otlp_span
+from lgov_core.trace.otlp import spans as otlp_span
 from lgov_core.trace.otlp.codec import (
     Protocol,
     encode_traces,
 )
-from lgov_core.trace.otlp.span_ids import with_ids
+from lgov_core.trace.otlp.spans import with_ids
 from lgov_core.types import Span, SpanEvent
 
 PROTOCOLS: tuple[Protocol, ...] = ("protobuf", "json")

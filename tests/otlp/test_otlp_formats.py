@@ -26,7 +26,7 @@ from lgov_core.trace.otlp.codec import (
     decode_traces,
     encode_traces,
 )
-from lgov_core.trace.otlp.span_ids import with_ids
+from lgov_core.trace.otlp.spans import with_ids
 from lgov_core.types import Span, SpanEvent
 from tests.otlp.otlp_parts import (
     IDS,

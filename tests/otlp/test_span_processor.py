@@ -22,7 +22,7 @@ from opentelemetry.trace import Link, SpanKind, StatusCode
 
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.store import TraceStore, open_store
-from lgov_core.store.sqlite.store import SQLiteStore
+from lgov_core.store.sqlite import SQLiteStore
 from lgov_core.trace import semconv
 from lgov_core.trace.otlp.codec import decode_traces
 from lgov_core.trace.otlp.span_processor import LgovSpanProcessor

@@ -21,7 +21,7 @@ from lgov_core.audit import verify
 from lgov_core.emitter import FlightRecorderEmitter
 from lgov_core.errors import ExportError
 from lgov_core.policies import ConstantPolicy
-from lgov_core.store.sqlite.store import SQLiteStore
+from lgov_core.store.sqlite import SQLiteStore
 
 
 class Taking:

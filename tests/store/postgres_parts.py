@@ -10,7 +10,7 @@ from typing import Any
 
 from lgov_core.store import rows
 from lgov_core.store.postgres.store import PostgresStore
-from lgov_core.store.sql.writer import insert_spans
+from lgov_core.store.writer import insert_spans
 from lgov_core.types import CapturedCall, Reward, Span
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lgov_core.store import encoding
-from lgov_core.store.fold import WHOLE, Earlier, FoldIndex, fold
+from lgov_core.store import rows
+from lgov_core.store.folding import WHOLE, Earlier, FoldIndex, fold
 
 
 def test_no_more_is_remembered_than_was_allowed() -> None:
@@ -14,7 +14,7 @@ def test_no_more_is_remembered_than_was_allowed() -> None:
     for rollout in range(50):
         for turn in range(30):
             key = (f"r{rollout}", 1)
-            tokens = encoding.token_blob([rollout, turn] * 50)
+            tokens = rows.token_blob([rollout, turn] * 50)
             repeats = index.find(key, tokens, {})
             index.add(key, Earlier(rollout * 1000 + turn, tokens, {}), repeats)
             assert index.size <= 10_000 or index.newest((f"r{rollout - 1}", 1)) is None
@@ -23,12 +23,12 @@ def test_no_more_is_remembered_than_was_allowed() -> None:
     index.clear()
     tokens = b""
     for turn in range(100):  # a conversation is remembered by its end
-        tokens += encoding.token_blob([turn] * 100)
+        tokens += rows.token_blob([turn] * 100)
         index.add(("long", 1), Earlier(turn, tokens, {}), index.find(("long", 1), tokens, {}))
     assert index.size == len(tokens)
     index.clear()
     for turn in range(1000):  # one attempt that never goes on from where it was
-        index.add(("wild", 1), Earlier(turn, encoding.token_blob([turn] * 10), {}))
+        index.add(("wild", 1), Earlier(turn, rows.token_blob([turn] * 10), {}))
     assert index.size == 256 * 40
     index.forget(("wild", 1))
     assert index.size == 0
@@ -39,10 +39,10 @@ def test_the_call_with_most_in_common_is_found() -> None:
     key = ("r1", 1)
     assert index.find(key, b"\0" * 400, {}) == WHOLE
     for seq, length in ((1, 10), (2, 40), (3, 30)):
-        index.add(key, Earlier(seq, encoding.token_blob([*range(length), 999]), {}))
-    found = index.find(key, encoding.token_blob(range(100)), {})
+        index.add(key, Earlier(seq, rows.token_blob([*range(length), 999]), {}))
+    found = index.find(key, rows.token_blob(range(100)), {})
     assert (found.base, found.prompt_shared) == (2, 40)
-    assert index.find(key, encoding.token_blob([5] * 50), {}) == WHOLE  # too little to be worth it
+    assert index.find(key, rows.token_blob([5] * 50), {}) == WHOLE  # too little to be worth it
 
 
 @given(st.text("ab", min_size=60, max_size=72), st.text("ab", min_size=60, max_size=72), st.text("ab", max_size=9))

@@ -17,14 +17,10 @@ from hypothesis import strategies as st
 
 from lgov_core._util.sqlite_file import open_sqlite
 from lgov_core.errors import StoreError
-from lgov_core.store import encoding, rows
-from lgov_core.store.fold import FoldIndex
-from lgov_core.store.sql.calls import CHAIN, FOLDED_ROW, FoldingWriter
-from lgov_core.store.sql.writer import GroupCommitWriter
-from lgov_core.store.sqlite.database import SQLiteDatabase, SQLiteTransaction
-from lgov_core.store.sqlite.schema import TRACE_STORE
-from lgov_core.store.sqlite.store import SQLiteStore
-from lgov_core.store.unfold import Unfolding
+from lgov_core.store import rows
+from lgov_core.store.folding import CHAIN, FOLDED_ROW, FoldIndex, FoldingWriter, Unfolding
+from lgov_core.store.sqlite import TRACE_STORE, SQLiteDatabase, SQLiteStore, SQLiteTransaction
+from lgov_core.store.writer import GroupCommitWriter
 from lgov_core.types import CapturedCall, Reward
 from tests.store.conversations import Conversation, call, stored_bytes
 
@@ -46,7 +42,7 @@ def test_a_rollout_of_20_turns_costs_at_most_twice_its_distinct_tokens(path: Pat
     assert tokens <= 2 * distinct
     assert tokens == distinct  # each token once
     # Of the requests too only what is new, although each has another seed.
-    assert requests < 1.3 * len(encoding.json_text(calls[-1].request, "request"))
+    assert requests < 1.3 * len(rows.json_text(calls[-1].request, "request"))
     # What a turn costs does not grow with the turns before it, whatever else the file keeps of a call.
     with SQLiteStore(path) as store:
         for _ in range(180):
@@ -95,7 +91,7 @@ def test_forty_agents_that_take_turns_in_one_attempt_each_find_their_own(path: P
     distinct = 4 * (400 + sum(agent.distinct for agent in agents))
     if known_tokens:
         assert tokens <= 1.1 * distinct
-    assert requests < 0.4 * sum(len(encoding.json_text(one.request, "request")) for one in calls)
+    assert requests < 0.4 * sum(len(rows.json_text(one.request, "request")) for one in calls)
 
 
 def test_parallel_choices_and_branches_share_what_they_have_in_common(path: Path) -> None:
@@ -337,7 +333,7 @@ def test_a_writer_that_is_killed_in_between_leaves_nothing_that_cannot_be_read(p
         import os, signal, sys
         sys.path.insert(0, sys.argv[2])
         from tests.store.conversations import Conversation
-        from lgov_core.store.sqlite.store import SQLiteStore
+        from lgov_core.store.sqlite import SQLiteStore
         store, agent = SQLiteStore(sys.argv[1]), Conversation("solo", 1)
         for i in range(30):
             store.submit_call(agent.next())

@@ -15,8 +15,7 @@ import pytest
 
 from lgov_core.errors import StoreError
 from lgov_core.store import open_store
-from lgov_core.store.sqlite.schema import TRACE_STORE
-from lgov_core.store.sqlite.store import SQLiteStore
+from lgov_core.store.sqlite import TRACE_STORE, SQLiteStore
 from lgov_core.types import CapturedCall, Reward, Rollout, Span
 from tests.store.sqlite_parts import FORMAT_1, call, in_child, span
 
@@ -209,7 +208,7 @@ def test_no_permission() -> None:
         (folder / "old.sqlite").chmod(0o444)
         code = """
             import os, sys
-            from lgov_core.store.sqlite.store import SQLiteStore
+            from lgov_core.store.sqlite import SQLiteStore
             from lgov_core.errors import StoreError
             os.chmod(sys.argv[1], 0o555)
             if os.getuid() == 0:
@@ -249,7 +248,7 @@ def test_a_store_whose_file_is_taken_away_says_so(tmp_path: Path) -> None:
 FULL = """
     import resource, sys
     from pathlib import Path
-    from lgov_core.store.sqlite.store import SQLiteStore
+    from lgov_core.store.sqlite import SQLiteStore
     from lgov_core.errors import StoreError
     from lgov_core.types import CapturedCall, Reward, Rollout, Span
 

@@ -16,7 +16,7 @@ import pytest
 
 from lgov_core.errors import StoreError
 from lgov_core.store import rows
-from lgov_core.store.sqlite.store import SQLiteStore
+from lgov_core.store.sqlite import SQLiteStore
 from lgov_core.types import Reward, Rollout, Span
 from tests.store.sqlite_parts import call, in_child, span
 

@@ -23,7 +23,7 @@ from typing import Any
 from lgov_core.audit import AuditLog
 from lgov_core.errors import AuditError
 from lgov_core.store import open_store
-from lgov_core.store.sqlite.store import SQLiteStore
+from lgov_core.store.sqlite import SQLiteStore
 from lgov_core.train.workers.jobs import Episode, Job, WorkerConfig
 from lgov_core.train.workers.pool import WorkerPool
 from lgov_core.types import Action, Attempt, Decision, Outcome, Point, Reward, Rollout

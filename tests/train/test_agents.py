@@ -18,7 +18,7 @@ from lgov_core.gateway.engine.embedded import EmbeddedEngine  # noqa: E402
 from lgov_core.gateway.server import EndpointServer  # noqa: E402
 from lgov_core.gateway.serving.keys import KeyRing  # noqa: E402
 from lgov_core.models import build_tiny  # noqa: E402
-from lgov_core.store.sqlite.store import SQLiteStore  # noqa: E402
+from lgov_core.store.sqlite import SQLiteStore  # noqa: E402
 from lgov_core.train.algorithms.config import UpdateConfig  # noqa: E402
 from lgov_core.train.algorithms.update import PolicyUpdate  # noqa: E402
 from lgov_core.train.loop.agents import AlternatingSchedule, adapter_policy  # noqa: E402

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lgov_core.errors import TransitionError
-from lgov_core.store.sqlite.store import SQLiteStore
+from lgov_core.store.sqlite import SQLiteStore
 from lgov_core.transitions import TransitionSet, assign_credit
 from lgov_core.transitions.export.files import write_jsonl
 from lgov_core.transitions.export.verl import transfer_queue_batch, verl_rows, verl_tensors, write_verl_parquet

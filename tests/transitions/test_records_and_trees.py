@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lgov_core.errors import TransitionError
-from lgov_core.store.sqlite.store import SQLiteStore
+from lgov_core.store.sqlite import SQLiteStore
 from lgov_core.transitions import Finding, Records, Selection, Transition, assemble, assign_credit, build_transitions
 from lgov_core.transitions.batches import CreditedBatch, RecordedBatch
 from lgov_core.transitions.tokens.tree import make_tree

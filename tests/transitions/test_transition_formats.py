@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lgov_core.cli import cli
-from lgov_core.store.sqlite.store import SQLiteStore
+from lgov_core.store.sqlite import SQLiteStore
 from lgov_core.trace import semconv
 from lgov_core.types import CapturedCall, Outcome, Reward, Rollout, Span
 

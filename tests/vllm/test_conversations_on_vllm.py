@@ -20,7 +20,7 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
 from lgov_core.gateway.server import EndpointServer
-from lgov_core.store.sqlite.store import SQLiteStore
+from lgov_core.store.sqlite import SQLiteStore
 from lgov_core.train.engines.vllm_engine import VllmEngine
 from lgov_core.transitions import build_transitions
 from lgov_core.types import CapturedCall, Outcome, Reward, Rollout

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from lgov_core.views.web.serving import served_window
+from lgov_core.views.web.app import served_window
 from lgov_core.views.web.window import Window, WindowOptions
 
 _ADDRESS: Final = re.compile(r"https?://\S+")

@@ -14,7 +14,7 @@ from starlette.routing import Mount
 from lgov_core.gateway.server import EndpointServer
 from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.policies import ApprovalRequests
-from lgov_core.views.web.serving import MountedWindow
+from lgov_core.views.web.app import MountedWindow
 from lgov_core.views.web.window import Window
 from tests.web.browser import expect
 from tests.web.recorded_run import ask_for_approval, make_run

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lgov_core.store import open_store
-from lgov_core.store.sqlite.schema import TRACE_STORE
+from lgov_core.store.sqlite import TRACE_STORE
 from lgov_core.types import Outcome, Rollout
 from tests.postgres_server import shared_server
 from tests.store.sqlite_parts import FORMAT_1

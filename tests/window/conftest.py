@@ -8,15 +8,18 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.testclient import TestClient
 
 from lgov_core.store import RolloutQueue, open_store
-from lgov_core.views.web.serving import served_window
+from lgov_core.views.web.app import MountedWindow, served_window
 from lgov_core.views.web.window import Window, WindowOptions
 
 
 @dataclass
 class Browser:
-    """A client of a served window, with a session."""
+    """A client of a window, with a session."""
 
     client: httpx.Client
     url: str
@@ -53,7 +56,26 @@ Opened = Callable[..., Browser]
 
 @pytest.fixture
 def opened() -> Iterator[Opened]:
-    """Serves a window on a path, over HTTP, and opens it."""
+    """Opens a window on a path, in this process: its application is called without a server."""
+    with ExitStack() as stack:
+
+        def open_one(place: Path | str, *, session: bool = True, **options: Any) -> Browser:
+            lines: list[str] = []
+            mounted = MountedWindow(Window(str(place), WindowOptions(**options)), hosts=(), say=lines.append)
+            stack.callback(mounted.close)
+            app = Starlette(routes=[Mount(mounted.path, mounted.app(None))])
+            mounted.url = "http://127.0.0.1"
+            client = TestClient(app, f"{mounted.url}{mounted.path}/", raise_server_exceptions=False)
+            if session:
+                client.get(mounted.address)
+            return Browser(client, mounted.url, mounted.address, lines)
+
+        yield open_one
+
+
+@pytest.fixture
+def served() -> Iterator[Opened]:
+    """Serves a window on a path over HTTP, and opens it."""
     with ExitStack() as stack:
 
         def serve(place: Path | str, *, session: bool = True, **options: Any) -> Browser:

@@ -28,12 +28,12 @@ def recorded(store: RolloutQueue) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_nothing_is_answered_without_a_session(opened: Opened, tmp_path: Path, path: str) -> None:
-    assert opened(tmp_path, session=False).error(path, 401) == "unauthorized"
+def test_nothing_is_answered_without_a_session(served: Opened, tmp_path: Path, path: str) -> None:
+    assert served(tmp_path, session=False).error(path, 401) == "unauthorized"
 
 
-def test_the_token_opens_once_and_becomes_a_cookie(opened: Opened, tmp_path: Path) -> None:
-    browser = opened(tmp_path, session=False)
+def test_the_token_opens_once_and_becomes_a_cookie(served: Opened, tmp_path: Path) -> None:
+    browser = served(tmp_path, session=False)
     answer = browser.client.get(browser.address)
     assert (answer.status_code, answer.headers["location"]) == (303, "/view/")
     cookie = answer.headers["set-cookie"].lower()
@@ -45,8 +45,8 @@ def test_the_token_opens_once_and_becomes_a_cookie(opened: Opened, tmp_path: Pat
         assert "set-cookie" in other.get(browser.lines[-1].split()[-1]).headers  # the new one that was printed
 
 
-def test_a_session_of_another_window_opens_nothing(opened: Opened, tmp_path: Path) -> None:
-    first, second = opened(tmp_path), opened(tmp_path, session=False)
+def test_a_session_of_another_window_opens_nothing(served: Opened, tmp_path: Path) -> None:
+    first, second = served(tmp_path), served(tmp_path, session=False)
     second.client.cookies.update(first.client.cookies)
     assert second.client.get("api/sources").status_code == 401
 
@@ -54,15 +54,15 @@ def test_a_session_of_another_window_opens_nothing(opened: Opened, tmp_path: Pat
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:8322", "localhost.evil.example", "", "127.0.0.1.nip.io"]
 )
-def test_a_rebound_host_is_refused(opened: Opened, tmp_path: Path, host: str) -> None:
-    browser = opened(tmp_path)
+def test_a_rebound_host_is_refused(served: Opened, tmp_path: Path, host: str) -> None:
+    browser = served(tmp_path)
     for path in ("api/sources", "api/session", "./"):
         assert browser.client.get(path, headers={"host": host}).status_code in (400, 403)
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:1", "127.0.0.1:99", "[::1]:8322"])
-def test_names_of_this_machine_are_served(opened: Opened, tmp_path: Path, host: str) -> None:
-    assert opened(tmp_path).client.get("api/sources", headers={"host": host}).status_code == 200
+def test_names_of_this_machine_are_served(served: Opened, tmp_path: Path, host: str) -> None:
+    assert served(tmp_path).client.get("api/sources", headers={"host": host}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -75,12 +75,12 @@ def test_names_of_this_machine_are_served(opened: Opened, tmp_path: Path, host: 
         {"sec-fetch-site": "same-site"},
     ],
 )
-def test_another_origin_is_refused(opened: Opened, tmp_path: Path, headers: dict[str, str]) -> None:
-    assert opened(tmp_path).client.get("api/sources", headers=headers).status_code == 403
+def test_another_origin_is_refused(served: Opened, tmp_path: Path, headers: dict[str, str]) -> None:
+    assert served(tmp_path).client.get("api/sources", headers=headers).status_code == 403
 
 
-def test_only_approvals_can_be_posted_and_only_by_the_window(opened: Opened, tmp_path: Path) -> None:
-    browser = opened(tmp_path)
+def test_only_approvals_can_be_posted_and_only_by_the_window(served: Opened, tmp_path: Path) -> None:
+    browser = served(tmp_path)
     for method in ("POST", "PUT", "DELETE", "PATCH"):
         assert browser.client.request(method, "api/sources", headers={"origin": browser.url}).status_code == 405
     body = {"answer": "approve", "by": "me", "digest": "x"}
@@ -90,8 +90,8 @@ def test_only_approvals_can_be_posted_and_only_by_the_window(opened: Opened, tmp
     assert browser.client.post("api/approvals/x", json=body, headers={"origin": browser.url}).status_code == 404
 
 
-def test_every_answer_forbids_what_is_inline_or_from_elsewhere(opened: Opened, tmp_path: Path) -> None:
-    browser = opened(tmp_path)
+def test_every_answer_forbids_what_is_inline_or_from_elsewhere(served: Opened, tmp_path: Path) -> None:
+    browser = served(tmp_path)
     for path in ("./", "api/sources", "api/nothing", "static/nothing.js", "api/rollouts?limit=x"):
         headers = browser.client.get(path).headers
         policy = headers["content-security-policy"]
@@ -101,8 +101,8 @@ def test_every_answer_forbids_what_is_inline_or_from_elsewhere(opened: Opened, t
     assert browser.client.get("api/sources").headers["cache-control"] == "no-store"
 
 
-def test_no_file_outside_of_static_is_served(opened: Opened, tmp_path: Path) -> None:
-    browser = opened(tmp_path)
+def test_no_file_outside_of_static_is_served(served: Opened, tmp_path: Path) -> None:
+    browser = served(tmp_path)
     for path in ("static/../app.py", "static/%2e%2e/app.py", "static/..%2f..%2fapp.py", "static//etc/passwd"):
         assert browser.client.get(path).status_code == 404
 

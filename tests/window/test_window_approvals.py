@@ -15,7 +15,7 @@ from lgov_core.governor import Governor
 from lgov_core.policies import load_policy_file
 from lgov_core.policies.approvals.approval_requests import ApprovalRequests
 from lgov_core.types import Action, Point
-from lgov_core.views.pages.governance.approvals import approval_files
+from lgov_core.views.pages.approvals import approval_files
 from tests.window.conftest import Browser, Opened
 from tests.window.recorded_rollouts import record
 
@@ -126,9 +126,9 @@ def test_an_answer_that_does_not_fit_changes_nothing(
     assert desk.wire(5) == "escalate"
 
 
-def test_a_request_of_another_window_or_none_is_not_answered(opened: Opened, desk: Desk, tmp_path: Path) -> None:
+def test_a_request_of_another_window_or_none_is_not_answered(served: Opened, desk: Desk, tmp_path: Path) -> None:
     desk.wire(5)
-    browser = opened(tmp_path)
+    browser = served(tmp_path)
     (item,) = browser.get("approvals")["items"]
     assert answer(browser, item | {"id": "apr_none"}, "approve").status_code == 404
     body = {"answer": "approve", "by": "Eve", "digest": item["digest"]}

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from lgov_core.store import RolloutQueue, open_store
+from lgov_core.store.sqlite import SQLiteStore
 from lgov_core.types import Outcome, Rollout
 from tests.store.test_sqlite_file import file_of_format_1
 from tests.window.conftest import Opened
@@ -121,7 +122,11 @@ def test_a_store_that_cannot_be_read_does_not_hide_the_others(opened: Opened, tm
     assert [run["state"] for run in browser.get("runs")["items"]] == ["unreadable", "live"]
 
 
-def test_a_locked_store_is_unavailable_for_as_long(opened: Opened, tmp_path: Path) -> None:
+def test_a_locked_store_is_unavailable_for_as_long(
+    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patient = SQLiteStore.__init__.__kwdefaults__
+    monkeypatch.setattr(SQLiteStore.__init__, "__kwdefaults__", {**patient, "busy_timeout_s": 0.2})
     path = tmp_path / "store.sqlite"
     with open_store(path) as store:
         record(store)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -19,14 +18,20 @@ RECORDED = [
 ]
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def browser(request: pytest.FixtureRequest, tmp_path: Path, opened: Opened) -> Iterator[Browser]:
-    """A window on a store with the recorded rollouts."""
-    place = str(tmp_path / "store.sqlite") if request.param == "sqlite" else shared_server().empty_store()
-    store = open_store(place)
-    assert record(store) == RECORDED
-    yield opened(place)
-    store.close()
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A store with the recorded rollouts, which is only read."""
+    file = tmp_path_factory.mktemp("window") / "store.sqlite"
+    place = str(file) if request.param == "sqlite" else shared_server().empty_store()
+    with open_store(place) as store:
+        assert record(store) == RECORDED
+        yield place
+
+
+@pytest.fixture
+def browser(place: str, opened: Opened) -> Browser:
+    """A window on the recorded rollouts."""
+    return opened(place)
 
 
 def test_sources_say_what_is_there(browser: Browser) -> None:

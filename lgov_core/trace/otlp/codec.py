@@ -17,7 +17,7 @@ from lgov_core.errors import TraceError
 from lgov_core.trace.otlp import protobuf
 from lgov_core.trace.otlp.json_reader import read_span, spans_in
 from lgov_core.trace.otlp.json_writer import request_value
-from lgov_core.trace.otlp.span import BadSpan, encodable, span_of
+from lgov_core.trace.otlp.spans import BadSpan, encodable, span_of
 from lgov_core.types import JSONValue, Span
 
 Protocol: TypeAlias = Literal["protobuf", "json"]

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from lgov_core.trace.otlp.span import (
+from lgov_core.trace.otlp.spans import (
     INT64,
     MAX_DEPTH,
     BadSpan,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from lgov_core.trace import identity, semconv
-from lgov_core.trace.otlp.span import (
+from lgov_core.trace.otlp.spans import (
     ELSEWHERE,
     INT64,
     KINDS,

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from lgov_core.scope import current_scope
 from lgov_core.trace import semconv
-from lgov_core.trace.otlp.span import OUR_SCOPE, OTLPSpan, Scope, link_value, seconds_of, span_of
+from lgov_core.trace.otlp.spans import OUR_SCOPE, OTLPSpan, Scope, link_value, seconds_of, span_of
 from lgov_core.trace.sink import EventStore
 from lgov_core.types import JSONValue, Span, SpanEvent
 

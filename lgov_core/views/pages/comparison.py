@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from lgov_core.errors import StoreError
 from lgov_core.store import TraceStore
-from lgov_core.store.sql.pages import TaskGroup
+from lgov_core.store.pages import TaskGroup
 from lgov_core.train.loop.intervals import mean_interval
 from lgov_core.types import Outcome
-from lgov_core.views.pages.texts import as_json, text_of, text_ref
+from lgov_core.views.pages.timeline import as_json, text_of, text_ref
 
 #: Rollouts of a side, at most.
 _MOST: Final = 20_000

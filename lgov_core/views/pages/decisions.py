@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from lgov_core.audit import AuditEntry, AuditLog
 from lgov_core.errors import StoreError
 from lgov_core.store import RolloutQueue, open_store
-from lgov_core.store.sql.pages import ListedDecision, StorePages
+from lgov_core.store.pages import ListedDecision, StorePages
 from lgov_core.trace import semconv
 from lgov_core.types import BLOCKING, Span
 

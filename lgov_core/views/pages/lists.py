@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from lgov_core.store import TraceStore
-from lgov_core.store.sql.pages import RUNNING, UNKNOWN, CallFigures, Filters, RolloutHead, StorePages, TaskGroup
+from lgov_core.store.pages import RUNNING, UNKNOWN, CallFigures, Filters, RolloutHead, StorePages, TaskGroup
 from lgov_core.trace.rollout_spans import attempt_of
 from lgov_core.train.loop.intervals import mean_interval
 from lgov_core.types import Attempt, Outcome
-from lgov_core.views.pages.texts import text_of, text_ref
+from lgov_core.views.pages.timeline import text_of, text_ref
 
 #: Seconds after which a list that has to be looked through row by row answers with what it has, and where to go on.
 SEARCH_S: Final = 0.5

@@ -1,17 +1,30 @@
-"""What a path holds: runs and stores."""
+"""The runs, stores and audit records at a path, and each of them opened, with what is worked out of it and kept."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import sqlite3
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote
 
-from lgov_core.errors import StoreError
+from lgov_core._util.sqlite_file import file_identity
+from lgov_core.audit import AuditLog
+from lgov_core.errors import LgovError, StoreError
 from lgov_core.settings import without_password
+from lgov_core.store import RolloutQueue, open_store
+from lgov_core.store.pages import StorePages
+from lgov_core.views.attempt_builder import NotRecorded
+from lgov_core.views.pages.decisions import RecordAlone
+from lgov_core.views.pages.timeline import text_of
+from lgov_core.views.pages.tokens import TokenTexts, find_tokenizer
+from lgov_core.views.pages.training import TrainedBatches
 
 #: The application ids of lgov's files.
 _STORE: Final = b"lgvS"
@@ -122,3 +135,175 @@ def _kind(path: Path) -> bytes:
         except (sqlite3.Error, OverflowError):
             continue
     return b""
+
+
+#: A source in which something is open counts as stalled after so many seconds without a write; else it has ended.
+STALLED_S: Final = 60.0
+_MOST_RUNS: Final = 200
+
+
+class OpenSource:
+    """One source. Callable from any thread.
+
+    The store is opened when it is first needed, and again when its file was replaced. For an audit record alone it is one in
+    memory, with the record's decisions.
+    """
+
+    def __init__(self, source: Source, *, tokenizer: Path | None = None) -> None:
+        self.source = source
+        self.batches = TrainedBatches(None if source.folder is None else source.folder / "transitions")
+        alone = source.audit if source.store is None and source.folder is None else None
+        self._record = None if alone is None else RecordAlone(alone)
+        self._tokenizer = tokenizer
+        self._texts: TokenTexts | None = None
+        self._lock = threading.Lock()
+        self._store: RolloutQueue | None = None
+        self._identity: tuple[int, int] | None = None
+        self._counted: tuple[Any, dict[str, Any]] = (None, {})
+        self._activity: tuple[Any, float | None, bool] = (None, None, False)
+
+    @property
+    def store(self) -> RolloutQueue:
+        """The store. Raises `NotRecorded` when there is none, `StoreError` when it cannot be opened."""
+        place = self.source.store
+        if self._record is not None:
+            self._record.read()
+            return self._record.store
+        if place is None:
+            raise NotRecorded(f"{self.source.place} has no store", hint="its figures are all that there is")
+        with self._lock:
+            identity = None if "://" in place else _identity(place)
+            if self._store is not None and identity != self._identity:
+                self._store.close()
+                self._store = None
+            if self._store is None:
+                self._store, self._identity = open_store(place, make=False), identity
+            return self._store
+
+    @property
+    def texts(self) -> TokenTexts | None:
+        """Texts of tokens, None where no tokenizer is known. Raises `ModelError` for one that was named and cannot be read."""
+        if self._texts is None:
+            path = self._tokenizer or find_tokenizer(self.source.folder)
+            if path is None:
+                return None
+            try:
+                self._texts = TokenTexts(path)
+            except LgovError:
+                if self._tokenizer is not None:
+                    raise
+                return None
+        return self._texts
+
+    def rewrites(self, rollout_id: str) -> Mapping[str, Mapping[str, Any]]:
+        """What transforms replaced on a rollout, by decision id, where the audit record has both texts."""
+        if self.source.audit is None:
+            return {}
+        found: dict[str, Mapping[str, Any]] = {}
+        with contextlib.suppress(LgovError), AuditLog(self.source.audit, signer=None) as log:
+            for entry in log.entries(rollout_id):
+                content: dict[str, Any] = json.loads(entry.content or "{}")
+                for before, after in ((content.get("text"), "new_text"), (entry.arguments, "new_arguments")):
+                    if content.get(after) is not None:
+                        found[entry.entry_id] = {"before": text_of(before), "after": text_of(content[after])}
+        return found
+
+    def describe(self) -> dict[str, Any]:
+        """What the list of sources shows of it: its state, counts and parts. Never raises for what cannot be read."""
+        source = self.source
+        about: dict[str, Any] = {
+            "id": source.source_id,
+            "name": source.source_id,
+            "kind": "store" if source.metrics is None else "run",
+            "place": source.place,
+            "runs": [],
+            "counts": {"rollouts": 0, "open_attempts": 0, "calls": 0},
+            "has": {
+                "metrics": source.metrics is not None,
+                "audit": source.audit is not None,
+                "batches": source.folder is not None and (source.folder / "transitions").is_dir(),
+                "tokenizer": (self._tokenizer or find_tokenizer(source.folder)) is not None,
+                "approvals": bool(source.approvals),
+            },
+        }
+        if source.store is not None:
+            try:
+                about |= self._contents(self.store.pages)
+            except LgovError as error:
+                return about | unreadable(error)
+        return about | self.state()
+
+    def _contents(self, pages: StorePages) -> dict[str, Any]:
+        """The runs of the store and how much there is, counted again only when rows were added."""
+        marks = pages.marks()
+        if self._counted[0] != marks:
+            rollouts, calls = pages.counts()
+            counts = {"rollouts": rollouts, "open_attempts": 0, "calls": calls}
+            self._counted = (marks, {"runs": pages.runs(_MOST_RUNS), "counts": counts})
+        found = self._counted[1]
+        return {**found, "counts": {**found["counts"], "open_attempts": pages.open_attempts()}}
+
+    def state(self) -> dict[str, Any]:
+        """Whether the source is live, stalled or has ended, and when it was last written."""
+        try:
+            written = self.written()
+            if written is None or self._activity[0] != written:
+                self._activity = (written, *self._look())
+        except (LgovError, OSError) as error:
+            return unreadable(error if isinstance(error, LgovError) else StoreError(str(error)))
+        _, last, is_open = self._activity
+        silent = None if last is None else max(time.time() - last, 0.0)
+        state = "live" if silent is not None and silent < STALLED_S else "stalled" if is_open else "ended"
+        return {"state": state, "last_write_at": last, "silent_s": silent, "error": None}
+
+    def written(self) -> Any:
+        """Changes whenever the files of the source are written to; None where that cannot be seen from here."""
+        source = self.source
+        if source.store is not None and "://" in source.store:
+            return None
+        files = [Path(source.store), Path(f"{source.store}-wal")] if source.store is not None else []
+        files += [source.metrics] if source.metrics is not None else []
+        if source.folder is not None:
+            files += [source.folder / "open", *source.folder.glob("open/step-*.jsonl")]
+        if source.store is not None and not files[0].exists():
+            raise StoreError(f"the trace store {source.place} is gone", hint="it was moved or deleted; put it back")
+        return tuple((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in files if path.exists())
+
+    def _look(self) -> tuple[float | None, bool]:
+        """When the source was last written, and whether an attempt or a step is open."""
+        metrics, folder = self.source.metrics, self.source.folder
+        times = [] if metrics is None else [metrics.stat().st_mtime]
+        is_open = folder is not None and any(folder.glob("open/step-*.jsonl"))
+        if self.source.store is not None:
+            pages = self.store.pages
+            times += filter(None, [pages.last_active()])
+            is_open = is_open or pages.open_attempts() > 0
+        return max(times, default=None), is_open
+
+    def started_at(self) -> float | None:
+        """When the first rollout was made (Unix seconds), None where that cannot be read."""
+        try:
+            return None if self.source.store is None else self.store.pages.first_created()
+        except LgovError:
+            return None
+
+    def close(self) -> None:
+        """Closes the store."""
+        with self._lock:
+            if self._record is not None:
+                self._record.store.close()
+            if self._store is not None:
+                self._store.close()
+                self._store = None
+
+
+def unreadable(error: LgovError) -> dict[str, Any]:
+    """The state of a source that cannot be read."""
+    return {"state": "unreadable", "last_write_at": None, "silent_s": None, "error": error.as_json()}
+
+
+def _identity(place: str) -> tuple[int, int] | None:
+    try:
+        return file_identity(place.removeprefix("sqlite:///"))
+    except OSError:
+        return None

@@ -1,17 +1,21 @@
-"""One attempt step by step, as the rollout's page shows it."""
+"""One attempt step by step, with texts of any length (their beginning, the rest by reference), and where two attempts part."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any, Final
+from dataclasses import fields, is_dataclass
+from itertools import zip_longest
+from typing import Any, Final, TypeAlias
+from urllib.parse import quote, unquote
 
 from lgov_core.store import TraceStore
-from lgov_core.store.sql.pages import RUNNING, UNKNOWN
+from lgov_core.store.pages import RUNNING, UNKNOWN
 from lgov_core.transitions import Finding
 from lgov_core.transitions.build import CUT_OFF
+from lgov_core.views.attempt_builder import NotRecorded, read_attempt
 from lgov_core.views.attempt_view import (
     AgentRun,
     AttemptView,
@@ -21,8 +25,92 @@ from lgov_core.views.attempt_view import (
     ToolStep,
     routine,
 )
-from lgov_core.views.pages.texts import text_of, text_ref
-from lgov_core.views.pages.trained import Trained
+from lgov_core.views.pages.training import Trained
+
+Text: TypeAlias = dict[str, Any]
+#: Characters of a text in a page, and in one answer of `read_text`.
+SHOWN: Final = 4_000
+MOST: Final = 1_000_000
+
+
+def text_of(value: Any, ref: str | None = None) -> Text | None:
+    """``value`` (a text, or a JSON value, written as JSON) as a page shows it; ``ref`` finds the rest. None stays None."""
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else as_json(value)
+    return {"text": text[:SHOWN], "length": len(text), "ref": ref if len(text) > SHOWN else None}
+
+
+def as_json(value: Any) -> str:
+    """A JSON value as text for people."""
+    return json.dumps(dict(value) if isinstance(value, Mapping) else value, ensure_ascii=False, default=str)
+
+
+def text_ref(rollout_id: str, attempt: int | None, path: str) -> str:
+    """The reference to a field of an `AttemptView`; ``path`` is such as ``steps.3.wrote``."""
+    return f"{quote(rollout_id, safe='')}~{'' if attempt is None else attempt}~{path}"
+
+
+def read_text(store: TraceStore, ref: str, first: int, count: int) -> dict[str, Any]:
+    """``count`` characters of a text, from ``first`` on. Raises `NotRecorded` where the reference leads to nothing."""
+    rollout, _, rest = ref.partition("~")
+    attempt, _, path = rest.partition("~")
+    unknown = NotRecorded(f"there is no text {ref}", hint="take a ref from an answer of this store")
+    if not path or not (attempt.isdecimal() or attempt == ""):
+        raise unknown
+    value: Any = read_attempt(store, unquote(rollout), int(attempt) if attempt else None)
+    for name in path.split("."):
+        if is_dataclass(value) and name in {field.name for field in fields(value)}:
+            value = getattr(value, name)
+        elif isinstance(value, tuple) and name.isdecimal() and int(name) < len(value):
+            value = value[int(name)]
+        else:
+            raise unknown
+    if is_dataclass(value) or isinstance(value, tuple):
+        raise unknown
+    text = value if isinstance(value, str) else as_json(value)
+    last = first + min(count, MOST)
+    return {"text": text[first:last], "from": first, "length": len(text), "next": last if last < len(text) else None}
+
+
+_PARTS: Final = ("messages", "wrote", "tools", "decisions", "results")
+
+
+def parting(first: AttemptView, second: AttemptView) -> dict[str, Any]:
+    """The first step at which two attempts differ, and in what; ``part`` is None where they are alike.
+
+    Ids, times and weights do not count.
+    """
+    return {"part": _part(first, second), "steps": {"a": len(first.steps), "b": len(second.steps)}}
+
+
+def _part(first: AttemptView, second: AttemptView) -> dict[str, Any] | None:
+    for at, (one, other) in enumerate(zip_longest(first.steps, second.steps)):
+        if one is None or other is None:
+            return {"step": at, "where": "end", "tool": None}
+        for name in _PARTS:
+            mine, theirs = _values(one, name), _values(other, name)
+            if mine != theirs:
+                places = (place for place, (a, b) in enumerate(zip_longest(mine, theirs)) if a != b)
+                return {"step": at, "where": name, "tool": next(places) if name in _PARTS[2:] else None}
+    return None
+
+
+def _values(step: ModelStep, name: str) -> list[Any]:
+    if name == "messages":
+        return [(one.role, one.text) for one in step.seen]
+    if name == "wrote":
+        return [(step.wrote, step.agent)]
+    return [_of_tool(tool, name) for tool in step.tools]
+
+
+def _of_tool(tool: ToolStep, name: str) -> Any:
+    if name == "tools":
+        return tool.name, tool.arguments
+    if name == "decisions":
+        return [(one.point, one.effect, one.policy, one.rule) for one in tool.decisions]
+    return tool.status, tool.result, tool.error
+
 
 #: Steps in one answer, at most.
 MOST_STEPS: Final = 500

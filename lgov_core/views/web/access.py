@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from lgov_core.errors import EndpointError
 from lgov_core.gateway.serving.keys import KeyRing
-from lgov_core.views.web.errors import RefusedError
+from lgov_core.views.web.protocol import RefusedError
 
 #: Browsers that may have a session at the same time; the oldest one ends.
 _MOST_SESSIONS: Final = 64

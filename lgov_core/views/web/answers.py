@@ -1,70 +1,215 @@
-"""Answers over HTTP: JSON, errors, and the headers that every answer has."""
+"""The answers of the API: functions of a window, the path's parameters and the query."""
 
 from __future__ import annotations
 
-import json
-from typing import Any, Final
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+from urllib.parse import unquote
 
-from starlette.datastructures import MutableHeaders
-from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
+import lgov_core
 from lgov_core.errors import LgovError
-from lgov_core.train.loop.metrics_log import finite
-from lgov_core.views.web.errors import status_of
+from lgov_core.views.attempt_builder import read_attempt
+from lgov_core.views.attempt_view import AttemptView
+from lgov_core.views.pages.comparison import proposed_pairs
+from lgov_core.views.pages.decisions import COLUMNS, decision_choices, decision_counts, decision_page
+from lgov_core.views.pages.lists import group_page, rollout_page
+from lgov_core.views.pages.sources import unreadable
+from lgov_core.views.pages.timeline import MOST, MOST_STEPS, parting, read_text, timeline
+from lgov_core.views.pages.tokens import MOST_TOKENS, token_columns
+from lgov_core.views.pages.training import Trained, run_figures, run_summary
+from lgov_core.views.web.protocol import Query, QueryError
+from lgov_core.views.web.window import Shown, Window
 
-#: Nothing inline, nothing evaluated, nothing from elsewhere.
-POLICY: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self';"
-    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-HEADERS: Final = {
-    "Content-Security-Policy": POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-}
+Params = Mapping[str, str]
+#: Farther than any position.
+_FAR = 2**40
 
 
-def json_body(value: Any) -> bytes:
-    """``value`` as JSON in ASCII: lone surrogates stay as they are, and what is not finite becomes null."""
+def tasks(window: Window, params: Params, query: Query) -> Any:
+    """A page of groups."""
+    shown = window.source(query.text("source"))
+    limit, teaches = query.whole("limit", 20, 1, 50), query.choice("teaches", ("nothing", "something"))
+    page = group_page(shown.store, query.filters(), teaches, query.cursor(), limit)
+    for group in page["items"]:
+        group["source"] = shown.source.source_id
+        _name_source(group["rollouts"], shown)
+    return page
+
+
+def rollouts(window: Window, params: Params, query: Query) -> Any:
+    """A page of rollouts."""
+    shown = window.source(query.text("source"))
+    limit = query.whole("limit", 50, 1, 200)
+    page = rollout_page(shown.store, query.filters(), query.cursor(), limit)
+    _name_source(page["items"], shown)
+    return page
+
+
+def rollout(window: Window, params: Params, query: Query) -> Any:
+    """One attempt step by step."""
+    shown = window.source(query.text("source"))
+    first, count = query.whole("from", 0, 0, _FAR), query.whole("count", 200, 1, MOST_STEPS)
+    view = read_attempt(shown.store, params["rollout"], query.attempt())
+    rewrites = shown.rewrites(view.rollout_id) if any(map(_transformed, _decisions(view))) else {}
+    found = timeline(shown.store, view, _trained(shown, view), rewrites, first, count)
+    return {"source": shown.source.source_id, **found}
+
+
+def tokens(window: Window, params: Params, query: Query) -> Any:
+    """The tokens of one call."""
+    shown = window.source(query.text("source"))
+    first, count = query.whole("from", 0, 0, _FAR), query.whole("count", 2_000, 1, MOST_TOKENS)
+    view = read_attempt(shown.store, params["rollout"], query.attempt())
+    trained = _trained(shown, view)
+    found = token_columns(
+        shown.store, view.rollout_id, view.attempt, params["call"], trained, shown.texts, first, count
+    )
+    return {"source": shown.source.source_id, **found}
+
+
+def text(window: Window, params: Params, query: Query) -> Any:
+    """A part of a long text."""
+    shown = window.source(query.text("source"))
+    first, count = query.whole("from", 0, 0, _FAR), query.whole("count", 100_000, 1, MOST)
+    return read_text(shown.store, query.needed("ref"), first, count)
+
+
+def filters(window: Window, params: Params, query: Query) -> Any:
+    """What lists can be narrowed to."""
+    shown = window.source(query.text("source"))
+    pages = shown.store.pages
+    newest = pages.marks()["calls"]
+    return {
+        "runs": pages.runs(200),
+        "agents": sorted(pages.agents_between(newest - 5_000, newest))[:200],
+        "outcomes": ["succeeded", "failed", "blocked", "infrastructure", "timeout", "truncated", "running"],
+        **decision_choices(pages),
+    }
+
+
+def _trained(shown: Shown, view: AttemptView) -> Trained:
+    """What was trained on of an attempt."""
+    group = shown.store.pages.group_of(view.run_id, view.task_id)
+    return shown.batches.of_attempt(shown.store, view.rollout_id, view.attempt, group)
+
+
+def _decisions(view: AttemptView) -> Any:
+    tools = [tool for step in view.steps for tool in step.tools]
+    return [one for part in (view, *tools, *view.loose_tools) for one in part.decisions]
+
+
+def _transformed(decision: Any) -> bool:
+    return "transform" in (decision.effect, decision.would)
+
+
+def _name_source(rows: list[dict[str, Any]], shown: Shown) -> None:
+    for row in rows:
+        row["source"] = shown.source.source_id
+
+
+def attempt_named(window: Window, name: str) -> AttemptView:
+    """The attempt that ``SOURCE~ROLLOUT~ATTEMPT`` names. Raises `LgovError`."""
+    parts = [unquote(part) for part in name.split("~")]
+    if len(parts) != 3 or not parts[2].isdecimal():
+        raise QueryError(f"{name[:100]!r} names no attempt", hint="write SOURCE~ROLLOUT~ATTEMPT")
+    return read_attempt(window.source(parts[0]).store, parts[1], int(parts[2]))
+
+
+_EFFECTS = ("allow", "warn", "transform", "escalate", "deny", "blocked", "would")
+_CHANGES = ("fixed", "broken", "better", "worse", "same")
+
+
+def sources(window: Window, params: Params, query: Query) -> Any:
+    """What is open."""
+    return {
+        "version": lgov_core.__version__,
+        "title": window.title,
+        "sources": [shown.describe() for shown in window.sources()],
+    }
+
+
+def runs(window: Window, params: Params, query: Query) -> Any:
+    """A line for each source."""
+    return {"items": [_run(shown) for shown in window.sources()]}
+
+
+def _run(shown: Shown) -> dict[str, Any]:
+    about = shown.describe()
     try:
-        text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    except ValueError:
-        text = json.dumps(finite(value), allow_nan=False, separators=(",", ":"))
-    return text.encode("ascii")
+        summary = run_summary(shown.source.folder)
+    except LgovError as error:
+        summary = run_summary(None)
+        about |= unreadable(error)
+    return {
+        "source": about["id"],
+        **{name: about[name] for name in ("name", "state", "error", "runs", "last_write_at")},
+        "rollouts": about["counts"]["rollouts"],
+        "started_at": shown.started_at(),
+        **summary,
+    }
 
 
-def json_answer(value: Any, status: int = 200) -> Response:
-    """``value`` as an answer that is not kept."""
-    return _json(json_body(value), status)
+def run(window: Window, params: Params, query: Query) -> Any:
+    """The figures of a run over its updates."""
+    shown = window.source(params["source"])
+    return {"source": shown.source.source_id, **run_figures(shown.source.folder, query.whole("after", -1, 0, 2**40))}
 
 
-def error_answer(error: LgovError, **more: Any) -> Response:
-    """An error as an answer."""
-    return _json(json_body({"error": error.as_json(), **more}), status_of(error))
+def sides(window: Window, params: Params, query: Query) -> Any:
+    """What can be compared."""
+    found = window.sides()
+    return {"sides": [asdict(side) for side in found], "pairs": proposed_pairs(found)}
 
 
-def _json(body: bytes, status: int) -> Response:
-    return Response(body, status, {"Cache-Control": "no-store"}, media_type="application/json")
+def compared(window: Window, params: Params, query: Query) -> Any:
+    """A page of a comparison."""
+    only, limit = query.choice("only", _CHANGES), query.whole("limit", 50, 1, 200)
+    first = query.whole("cursor", 0, 0, 2**40)
+    figures, pairs = window.comparison(query.needed("a"), query.needed("b"), query.text("channel") or "task")
+    kept = [pair for pair in pairs if only in (None, pair["change"])]
+    last = first + limit
+    return {**figures, "items": kept[first:last], "cursor": str(last) if last < len(kept) else None}
 
 
-class SafeHeaders:
-    """An application whose every answer has `HEADERS`."""
+def compared_rollouts(window: Window, params: Params, query: Query) -> Any:
+    """Where two attempts part."""
+    return parting(attempt_named(window, query.needed("a")), attempt_named(window, query.needed("b")))
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request."""
+def governance(window: Window, params: Params, query: Query) -> Any:
+    """Decisions over time."""
+    shown = window.source(query.text("source"))
+    by = query.choice("by", COLUMNS, "policy") or "policy"
+    return decision_counts(shown.store.pages, by)
 
-        async def with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers[name] = value
-            await send(message)
 
-        await self._app(scope, receive, with_headers if scope["type"] == "http" else send)
+def decisions(window: Window, params: Params, query: Query) -> Any:
+    """A page of decisions."""
+    shown = window.source(query.text("source"))
+    wanted = {name: value for name in COLUMNS if (value := query.text(name)) is not None}
+    effect = query.choice("effect", _EFFECTS)
+    return decision_page(shown.store.pages, effect, wanted, query.cursor(), query.whole("limit", 50, 1, 200))
+
+
+def audit(window: Window, params: Params, query: Query) -> Any:
+    """The state of the audit record."""
+    return window.source(query.text("source")).audit.answer(again=query.flag("again"))
+
+
+def policies(window: Window, params: Params, query: Query) -> Any:
+    """The policy files that may be replayed."""
+    files = window.source(query.text("source")).replay.files()
+    return {"items": [{"name": name, "path": str(path)} for name, path in files.items()]}
+
+
+def replayed(window: Window, params: Params, query: Query) -> Any:
+    """What a policy file would have decided."""
+    shown = window.source(query.text("source"))
+    first, limit = query.whole("cursor", 0, 0, 2**40), query.whole("limit", 50, 1, 200)
+    return shown.replay.answer(query.needed("policy"), shown.store, first, limit, again=query.flag("again"))
+
+
+def doctor(window: Window, params: Params, query: Query) -> Any:
+    """Named findings about a run."""
+    return window.source(query.text("source")).diagnosis.answer()

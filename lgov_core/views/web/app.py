@@ -1,10 +1,11 @@
-"""The window as an ASGI application; mounted under a path of its own, `PATH`."""
+"""The window as an ASGI application; mounted under a path of its own, `PATH`, on an endpoint or on a port of its own."""
 
 from __future__ import annotations
 
 import getpass
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,14 +19,22 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from lgov_core.errors import LgovError
-from lgov_core.views.pages.governance.approvals import AnsweredRequest, answer_approval, list_approvals
-from lgov_core.views.web import run_answers, store_answers
+from lgov_core.gateway.mounted_app import served_alone
+from lgov_core.gateway.server import EndpointServer
+from lgov_core.gateway.serving.keys import KeyRing
+from lgov_core.views.pages.approvals import AnsweredRequest, answer_approval, list_approvals
+from lgov_core.views.web import answers
 from lgov_core.views.web.access import WindowAccess
-from lgov_core.views.web.answers import SafeHeaders, error_answer, json_answer, json_body
-from lgov_core.views.web.changes import LONGEST_WAIT_S, Changes
-from lgov_core.views.web.errors import NoSessionError, QueryError
-from lgov_core.views.web.query import Query
-from lgov_core.views.web.window import Window
+from lgov_core.views.web.protocol import (
+    NoSessionError,
+    Query,
+    QueryError,
+    SafeHeaders,
+    error_answer,
+    json_answer,
+    json_body,
+)
+from lgov_core.views.web.window import LONGEST_WAIT_S, Changes, Window
 
 #: Where the window is, below the address of its server.
 PATH: Final = "/view"
@@ -36,24 +45,24 @@ _LONGEST_TEXT: Final = 2_000
 Answer = Callable[[Window, Mapping[str, str], Query], Any]
 #: Every answer that only reads, by its path below ``api/``.
 ANSWERS: Final[Mapping[str, Answer]] = {
-    "sources": run_answers.sources,
-    "runs": run_answers.runs,
-    "runs/{source:path}": run_answers.run,
-    "filters": store_answers.filters,
-    "tasks": store_answers.tasks,
-    "rollouts": store_answers.rollouts,
-    "rollouts/{rollout:path}/calls/{call:path}/tokens": store_answers.tokens,
-    "rollouts/{rollout:path}": store_answers.rollout,
-    "text": store_answers.text,
-    "compare": run_answers.compared,
-    "compare/sides": run_answers.sides,
-    "compare/rollouts": run_answers.compared_rollouts,
-    "governance": run_answers.governance,
-    "governance/decisions": run_answers.decisions,
-    "governance/audit": run_answers.audit,
-    "governance/policies": run_answers.policies,
-    "governance/replay": run_answers.replayed,
-    "doctor": run_answers.doctor,
+    "sources": answers.sources,
+    "runs": answers.runs,
+    "runs/{source:path}": answers.run,
+    "filters": answers.filters,
+    "tasks": answers.tasks,
+    "rollouts": answers.rollouts,
+    "rollouts/{rollout:path}/calls/{call:path}/tokens": answers.tokens,
+    "rollouts/{rollout:path}": answers.rollout,
+    "text": answers.text,
+    "compare": answers.compared,
+    "compare/sides": answers.sides,
+    "compare/rollouts": answers.compared_rollouts,
+    "governance": answers.governance,
+    "governance/decisions": answers.decisions,
+    "governance/audit": answers.audit,
+    "governance/policies": answers.policies,
+    "governance/replay": answers.replayed,
+    "doctor": answers.doctor,
 }
 
 
@@ -196,3 +205,50 @@ def _user() -> str:
         return getpass.getuser()
     except (OSError, KeyError):
         return ""
+
+
+class MountedWindow:
+    """A window for an endpoint: a `lgov_core.gateway.mounted_app.MountedApp`.
+
+    ``say`` gets the address to open, which works once, and another one as soon as it was used.
+    """
+
+    path: str = PATH
+
+    def __init__(self, window: Window, *, hosts: Sequence[str] = (), say: Callable[[str], None]) -> None:
+        self._window, self._hosts, self._say = window, hosts, say
+        self._access = WindowAccess()
+        self.url = ""
+
+    @property
+    def address(self) -> str:
+        """What opens the window once, on the server at ``url``."""
+        return f"{self.url}{PATH}/?token={self._access.token}"
+
+    def app(self, keys: KeyRing | None) -> ASGIApp:
+        """The application; an admin key among ``keys`` opens it too."""
+        self._access = WindowAccess(keys=keys, hosts=self._hosts, on_new_token=self._offer_again)
+        return create_window_app(self._window, self._access)
+
+    def started(self, url: str) -> None:
+        """Says the address."""
+        self.url = url
+        self._say(f"look at it: {self.address}")
+
+    def close(self) -> None:
+        """Closes the window's stores."""
+        self._window.close()
+
+    def _offer_again(self) -> None:
+        self._say(f"for another browser: {self.address}")
+
+
+@contextmanager
+def served_window(
+    window: Window, *, host: str, port: int, say: Callable[[str], None]
+) -> Generator[tuple[EndpointServer, str]]:
+    """Serves ``window`` until the block ends: the server, and the address to open. Raises `EndpointError`."""
+    mounted = MountedWindow(window, hosts=(host,), say=say)
+    with served_alone(mounted, host=host, port=port, announce=False) as server:
+        mounted.url = server.url
+        yield server, mounted.address

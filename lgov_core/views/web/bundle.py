@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from lgov_core.views.web.errors import WindowError
+from lgov_core.views.web.protocol import WindowError
 
 #: The beginning of a statement: of a line, or behind another statement in a minified file.
 _START: Final = r"(?:(?<=[;}])|^)[ \t]*"

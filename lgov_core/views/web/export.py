@@ -12,11 +12,10 @@ import lgov_core
 from lgov_core._util.atomic_file import atomic_write
 from lgov_core.errors import LgovError
 from lgov_core.views.pages.decisions import COLUMNS
-from lgov_core.views.web import run_answers, store_answers
-from lgov_core.views.web.answers import json_body
+from lgov_core.views.web import answers
 from lgov_core.views.web.app import STATIC, Answer
 from lgov_core.views.web.bundle import one_page
-from lgov_core.views.web.query import Query
+from lgov_core.views.web.protocol import Query, json_body
 from lgov_core.views.web.window import Shown, Window
 
 #: Groups that teach something, that do not, and the newest; decisions; tokens of a call, and of all calls together.
@@ -62,12 +61,12 @@ class _Report:
 
     def add_all(self) -> None:
         """Every page. What a source does not have is left out."""
-        self._add("sources", run_answers.sources)
-        self._add("runs", run_answers.runs)
+        self._add("sources", answers.sources)
+        self._add("runs", answers.runs)
         self._add_comparisons()
         for number, shown in enumerate(self._window.sources()):
             source = shown.source.source_id
-            self._add(f"runs/{_encoded(source)}", run_answers.run, {"source": source})
+            self._add(f"runs/{_encoded(source)}", answers.run, {"source": source})
             try:
                 self._add_source(shown, whole=number == 0)
             except LgovError:  # as api/sources says
@@ -78,17 +77,17 @@ class _Report:
     def _add_source(self, shown: Shown, *, whole: bool) -> None:
         given = {"source": shown.source.source_id}
         for by in COLUMNS:
-            self._add("governance", run_answers.governance, {**given, "by": by})
-        self._add("filters", store_answers.filters, given)
-        self._add_checked("governance/audit", run_answers.audit, given)
-        self._add_checked("doctor", run_answers.doctor, given)
+            self._add("governance", answers.governance, {**given, "by": by})
+        self._add("filters", answers.filters, given)
+        self._add_checked("governance/audit", answers.audit, given)
+        self._add_checked("doctor", answers.doctor, given)
         if not whole:
             return
-        decisions = list(self._items(run_answers.decisions, given, _DECISIONS))
+        decisions = list(self._items(answers.decisions, given, _DECISIONS))
         groups: dict[tuple[str, str], Any] = {}
         for teaches, most in _GROUPS:
             asked = {**given, "teaches": teaches} if teaches else given
-            groups |= {(one["run_id"], one["task_id"]): one for one in self._items(store_answers.tasks, asked, most)}
+            groups |= {(one["run_id"], one["task_id"]): one for one in self._items(answers.tasks, asked, most)}
         self._set_list("governance/decisions", given, decisions)
         self._set_list("tasks", given, list(groups.values()))
         shares = (
@@ -100,14 +99,14 @@ class _Report:
             for key in keys[: self._limit // divisor]:
                 if len(self.rollouts) < self._limit:
                     self.rollouts[given["source"], key[0], key[1]] = None
-        self._set_list("rollouts", given, list(self._items(store_answers.rollouts, given, self._limit)))
+        self._set_list("rollouts", given, list(self._items(answers.rollouts, given, self._limit)))
 
     def _add_comparisons(self) -> None:
-        sides = self._add("compare/sides", run_answers.sides)
+        sides = self._add("compare/sides", answers.sides)
         for pair in sides["pairs"][:1]:
             given = {**pair, "channel": "task"}
             try:
-                shown = self._add("compare", run_answers.compared, given, more={"limit": str(max(self._limit // 8, 1))})
+                shown = self._add("compare", answers.compared, given, more={"limit": str(max(self._limit // 8, 1))})
             except LgovError:
                 continue
             shown["cursor"] = None
@@ -117,12 +116,12 @@ class _Report:
                     row, source = item[side]["rollouts"][0], shown[side]["source"]
                     self.rollouts[source, row["rollout_id"], row["attempt"]] = None
                     names[side] = "~".join(_encoded(str(one)) for one in (source, row["rollout_id"], row["attempt"]))
-                self._add("compare/rollouts", run_answers.compared_rollouts, names)
+                self._add("compare/rollouts", answers.compared_rollouts, names)
 
     def _add_rollout(self, source: str, rollout_id: str, attempt: int) -> None:
         place, given = f"rollouts/{_encoded(rollout_id)}", {"source": source, "attempt": str(attempt)}
         try:
-            shown = self._add(place, store_answers.rollout, given, {"rollout": rollout_id}, {"count": "500"})
+            shown = self._add(place, answers.rollout, given, {"rollout": rollout_id}, {"count": "500"})
         except LgovError:  # deleted meanwhile
             return
         self.responses.setdefault(_path(place, {"source": source}), _path(place, given))
@@ -132,7 +131,7 @@ class _Report:
                 self.tokens += count
                 params = {"rollout": rollout_id, "call": step["call"]}
                 more = {"count": str(_TOKENS_OF_A_CALL)}
-                self._add(f"{place}/calls/{_encoded(step['call'])}/tokens", store_answers.tokens, given, params, more)
+                self._add(f"{place}/calls/{_encoded(step['call'])}/tokens", answers.tokens, given, params, more)
 
     # ------------------------------------------------------------------ answers
 

@@ -17,7 +17,7 @@ from lgov_core.store import RolloutQueue
 from lgov_core.store.export import json_lines
 from lgov_core.views.attempt_builder import first_denied, read_attempt
 from lgov_core.views.web.app import ANSWERS
-from lgov_core.views.web.query import Query
+from lgov_core.views.web.protocol import Query
 from lgov_core.views.web.window import Window
 
 LISTS: Final = (

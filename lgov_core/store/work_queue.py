@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from lgov_core.errors import StoreError
 from lgov_core.store import rows
+from lgov_core.store.database import Transaction
 from lgov_core.store.rollout_states import Claim, QueueEntry, RolloutConfig, RolloutState, require_move
 from lgov_core.store.rows import insert
-from lgov_core.store.sql.database import Transaction
 from lgov_core.types import Attempt, Outcome
 
 #: Written as in the indexes, so that the database uses them.

@@ -11,8 +11,8 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from lgov_core.errors import StoreError
 from lgov_core.store import rows
-from lgov_core.store.sql.database import Database, DatabaseUnavailable, Transaction
-from lgov_core.store.sql.decisions import insert_decisions
+from lgov_core.store.database import Database, DatabaseUnavailable, Transaction
+from lgov_core.store.decisions import insert_decisions
 
 T = TypeVar("T")
 

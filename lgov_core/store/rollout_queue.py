@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import ClassVar
 
-from lgov_core.store import encoding, rows
+from lgov_core.store import retention, rows, work_queue
+from lgov_core.store.database import Transaction
 from lgov_core.store.retention import ROLLOUTS_A_PORTION, Pruned, StoreStatistics, chosen, require_choice
 from lgov_core.store.rollout_states import Claim, EndedRollouts, QueueEntry, RolloutConfig, RolloutState, require_lease
-from lgov_core.store.sql import deletion, queue
-from lgov_core.store.sql.database import Transaction
-from lgov_core.store.sql.trace_store import TraceStore
+from lgov_core.store.trace_store import TraceStore
 from lgov_core.types import Attempt, Rollout
 
 
@@ -47,8 +46,8 @@ class RolloutQueue(TraceStore):
         names = [(rollout.rollout_id, rollout.run_id) for rollout in rollouts]
 
         def run(transaction: Transaction) -> None:
-            queue.add_rollouts(transaction, new)
-            queue.enqueue(transaction, names, config or RolloutConfig(), now)
+            work_queue.add_rollouts(transaction, new)
+            work_queue.enqueue(transaction, names, config or RolloutConfig(), now)
 
         self._submit(run, len(new)).result()
 
@@ -62,7 +61,7 @@ class RolloutQueue(TraceStore):
         """
         require_lease(lease_s)
         return self._submit(
-            lambda transaction: queue.claim(transaction, worker_id, limit, lease_s, run_id, now), limit
+            lambda transaction: work_queue.claim(transaction, worker_id, limit, lease_s, run_id, now), limit
         ).result()
 
     def heartbeat(
@@ -81,7 +80,9 @@ class RolloutQueue(TraceStore):
         """
         require_lease(lease_s)
         asked = None if attempts is None else list(attempts)
-        return self._submit(lambda transaction: queue.heartbeat(transaction, worker_id, lease_s, asked, now)).result()
+        return self._submit(
+            lambda transaction: work_queue.heartbeat(transaction, worker_id, lease_s, asked, now)
+        ).result()
 
     def expire(self, *, now: float | None = None) -> list[Attempt]:
         """Closes each attempt of the queue that has passed its deadline, as timeout, or its lease, as infrastructure.
@@ -89,15 +90,15 @@ class RolloutQueue(TraceStore):
         Their rollouts wait again while tries remain, and have failed otherwise. Returns the closed attempts, with the
         reason as their ``error``.
         """
-        return self._submit(lambda transaction: queue.expire(transaction, now)).result()
+        return self._submit(lambda transaction: work_queue.expire(transaction, now)).result()
 
     def cancel(self, rollout_id: str, reason: str, *, now: float | None = None) -> QueueEntry:
         """Takes a rollout out of the queue for good; an attempt that runs is closed as infrastructure.
 
         Raises `StoreError` for a rollout that is not in the queue or has ended.
         """
-        why = encoding.readable(reason)
-        return self._submit(lambda transaction: queue.cancel(transaction, rollout_id, why, now)).result()
+        why = rows.readable(reason)
+        return self._submit(lambda transaction: work_queue.cancel(transaction, rollout_id, why, now)).result()
 
     def queue_entries(
         self,
@@ -107,7 +108,7 @@ class RolloutQueue(TraceStore):
         states: Iterable[RolloutState] | None = None,
     ) -> list[QueueEntry]:
         """Rollouts as the queue sees them, in the order of enqueuing; all, or those that fit everything given."""
-        where, given = queue.selection(run_id, ids, states)
+        where, given = work_queue.selection(run_id, ids, states)
         return [rows.entry_of(row) for row in self._read("queue", rows.ENTRY_COLUMNS, where, given)]
 
     def ended_since(self, cursor: int = 0, *, limit: int = 100, run_id: str | None = None) -> EndedRollouts:
@@ -154,12 +155,12 @@ class RolloutQueue(TraceStore):
         for first in range(0, len(found), ROLLOUTS_A_PORTION):
             ids = found[first : first + ROLLOUTS_A_PORTION]
             total += self._submit(
-                lambda transaction, ids=ids: deletion.delete_rollouts(transaction, ids, self._tables, dry_run=dry_run),
+                lambda transaction, ids=ids: retention.delete_rollouts(transaction, ids, self._tables, dry_run=dry_run),
                 alone=True,
             ).result()
         if before is not None and run_id is None and rollout_ids is None:
             total += self._submit(
-                lambda transaction: deletion.delete_unattributed(transaction, before, dry_run=dry_run), alone=True
+                lambda transaction: retention.delete_unattributed(transaction, before, dry_run=dry_run), alone=True
             ).result()
         return total
 
@@ -170,7 +171,7 @@ class RolloutQueue(TraceStore):
     def statistics(self) -> StoreStatistics:
         """What is in the store, and how much space it takes."""
         self._check()
-        ((rollouts, attempts, still_open, calls, rewards, spans),) = self._reading.fetch(deletion.COUNTS)
+        ((rollouts, attempts, still_open, calls, rewards, spans),) = self._reading.fetch(retention.COUNTS)
         ((size, free),) = self._reading.fetch(self._size)
         active = self._last_active(None)
         states = self._reading.fetch("SELECT state, count(*) FROM queue GROUP BY state")
@@ -197,9 +198,9 @@ class RolloutQueue(TraceStore):
         belongs to the first.
         """
         self._check()
-        return [Attempt(*row) for row in self._reading.fetch(deletion.UNOPENED)]
+        return [Attempt(*row) for row in self._reading.fetch(retention.UNOPENED)]
 
     def _last_active(self, run_id: str | None) -> list[tuple[str, float]]:
         self._check()
-        where, given = ("", ()) if run_id is None else (deletion.OF_RUN, (run_id,))
-        return [(row[0], row[1]) for row in self._reading.fetch(deletion.LAST_ACTIVE.format(where=where), given)]
+        where, given = ("", ()) if run_id is None else (retention.OF_RUN, (run_id,))
+        return [(row[0], row[1]) for row in self._reading.fetch(retention.LAST_ACTIVE.format(where=where), given)]

@@ -1,19 +1,108 @@
-"""A SQLite connection as the shared store uses it (`lgov_core.store.sql.database`)."""
+"""The default store: one SQLite file, of format 5, and how files of earlier formats become one.
+
+In format 2 the prompt's token ids were never left out of replies. Spans that were moved from format 1 have no ``digest``.
+Rewards of formats before 4 say no ``choice``. Before format 5, decisions were spans only, and rollouts that nobody added had no
+row.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
+import os
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from lgov_core._util.sqlite_file import describe, file_identity, is_busy, open_in_memory, open_sqlite, require_same_file
+from lgov_core._util.sqlite_file import (
+    FileKind,
+    describe,
+    file_identity,
+    is_busy,
+    open_in_memory,
+    open_sqlite,
+    require_same_file,
+)
 from lgov_core.errors import StoreError
 from lgov_core.store import rows
-from lgov_core.store.sql.database import Database, DatabaseUnavailable, Transaction
-from lgov_core.store.sqlite.schema import TRACE_STORE, translate
+from lgov_core.store.database import Database, DatabaseUnavailable, Transaction
+from lgov_core.store.decisions import ADD_ROLLOUTS, migrate_decisions
+from lgov_core.store.rollout_queue import RolloutQueue
+from lgov_core.store.tables import CALLS, DECISIONS, QUEUE, ROLLOUTS_INDEX, TABLES
+
+#: What SQLite writes differently. A row needs no lock: one process writes at a time.
+_TRANSLATIONS: Final = (
+    (r" FOR UPDATE( OF \w+)?( SKIP LOCKED)?", ""),
+    (r"= ANY\(\?\)", "IN (SELECT value FROM json_each(?))"),
+    (r"least\(lease_until, deadline\)", "min(lease_until, ifnull(deadline, lease_until))"),
+    (r"greatest\(", "max("),
+)
+
+
+@functools.cache
+def translate(statement: str) -> str:
+    """A statement of the shared store in SQLite's SQL."""
+    for theirs, ours in _TRANSLATIONS:
+        statement = re.sub(theirs, ours, statement)
+    return statement
+
+
+_CALLS_INDEX: Final = "CREATE INDEX calls_of_rollout ON calls (rollout_id, attempt)"
+_ENDED: Final = """CREATE TABLE ended (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        rollout_id TEXT NOT NULL UNIQUE REFERENCES queue (rollout_id)
+    )"""
+
+#: A call has one choice in format 1, and spoke the chat API.
+_FROM_1 = (
+    "ALTER TABLE calls RENAME TO calls_of_format_1",
+    "DROP INDEX calls_of_rollout",
+    CALLS,
+    "INSERT INTO calls (seq, response_id, choice, route, model, request, response, prompt_rest, response_ids, logprobs,"
+    " finish_reason, weights_version, temperature, top_p, started_at, ended_at, rollout_id, attempt, agent, tool_call_ids,"
+    " engine) SELECT seq, response_id, 0, 'chat', model, request, response, prompt_ids, response_ids, logprobs,"
+    " finish_reason, weights_version, temperature, top_p, started_at, ended_at, rollout_id, attempt, agent, tool_call_ids,"
+    " engine FROM calls_of_format_1 ORDER BY seq",
+    "DROP TABLE calls_of_format_1",
+    _CALLS_INDEX,
+    "ALTER TABLE spans ADD COLUMN trace_id TEXT",
+    "ALTER TABLE spans ADD COLUMN events TEXT",
+    "ALTER TABLE spans ADD COLUMN claimed INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE spans ADD COLUMN digest BLOB",
+    "CREATE UNIQUE INDEX spans_once ON spans (digest)",
+    *map(translate, QUEUE),
+    _ENDED,
+)
+
+
+def _fill_decisions(connection: sqlite3.Connection) -> None:
+    migrate_decisions(
+        lambda query, values: connection.execute(query, values).fetchall(),
+        lambda statement, values: connection.executemany(statement, values),
+    )
+
+
+_FROM_4: Final[tuple[str | Callable[[sqlite3.Connection], None], ...]] = (
+    "ALTER TABLE rollouts ADD COLUMN added INTEGER NOT NULL DEFAULT 1",
+    "DROP INDEX rollouts_of_run",
+    ROLLOUTS_INDEX,
+    *DECISIONS,
+    ADD_ROLLOUTS,
+    _fill_decisions,
+)
+
+TRACE_STORE: Final = FileKind(
+    what="trace store",
+    application_id=int.from_bytes(b"lgvS"),
+    version=5,
+    schema=(*map(translate, TABLES), _CALLS_INDEX, _ENDED),
+    error=StoreError,
+    migrations={1: _FROM_1, 2: (), 3: ("ALTER TABLE rewards ADD COLUMN choice INTEGER",), 4: _FROM_4},
+)
+
 
 #: Steps of SQLite's machine between two looks at the clock.
 _STEPS: Final = 10_000
@@ -147,3 +236,40 @@ class SQLiteDatabase(Database):
     def _disconnect(self) -> None:
         if self.path is not None or self._closed:  # a database in memory ends with its connection
             super()._disconnect()
+
+
+class SQLiteStore(RolloutQueue):
+    """A `RolloutQueue` on the SQLite file at ``path``, which is created (mode 0600) when it does not exist.
+
+    ``path`` None: in memory, for tests; nothing outlives the object. A commit survives the death of the process. Several
+    processes may write to one file: each waits for the others, ``busy_timeout_s`` seconds at most. ``span_queue`` is how
+    many spans may wait before more are dropped. For threads and forks see `TraceStore`.
+
+    Fails closed: `StoreError` names the file and what to do, nothing is half-written, and once a full disk has space
+    again the same object works again. Raises `StoreError` when the file cannot be opened.
+    """
+
+    _tables: ClassVar = ("ended", *RolloutQueue._tables)
+    _ended: ClassVar = "SELECT ended.seq AS place, queue.* FROM ended JOIN queue USING (rollout_id) WHERE ended.seq > ?"
+    _size: ClassVar = (
+        "SELECT page_count * page_size, freelist_count * page_size"
+        " FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
+    )
+
+    def __init__(
+        self, path: str | os.PathLike[str] | None, *, busy_timeout_s: float = 10.0, span_queue: int = 10_000
+    ) -> None:
+        # Absolute: the file is opened again later, wherever the program's working directory is by then.
+        place = None if path is None else Path(path).absolute()
+        writing = SQLiteDatabase(place, busy_timeout_s=busy_timeout_s)
+        reading = writing
+        if place is not None:
+            self.path = place
+            reading = SQLiteDatabase(place, busy_timeout_s=busy_timeout_s, identity=writing.identity)
+        super().__init__(writing.shown, writing, reading, span_queue=span_queue)
+        self._database = reading
+
+    def vacuum(self) -> None:
+        """Rewrites the file without what was deleted. It needs as much space again meanwhile, and writers wait."""
+        self._check()
+        self._database.vacuum()

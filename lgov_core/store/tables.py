@@ -1,4 +1,4 @@
-"""The tables that both databases have, in SQLite's types; `postgres.schema` translates them.
+"""The tables that both databases have, in SQLite's types; `lgov_core.store.postgres.store` translates them.
 
 ``seq`` is the order of writing in every table. Rollouts, attempts and the queue are bound to each other; calls, rewards and
 spans may name a rollout that was never added: they are kept even so. Times are Unix seconds. Token ids are little-endian
@@ -10,7 +10,7 @@ NULL when nothing is left out. The prompt begins with the first ``prompt_shared`
 and ``prompt_rest`` is what follows. ``request_repeats`` has, by name, of which values of the request only what is new is
 stored, as ``{name: [head, tail]}``: as a JSON text, such a value begins with the first ``head`` characters of that call's
 value of the name, ends with its last ``tail``, and the string under the name in ``request`` is the text in between.
-The prompt's token ids are left out of ``response`` too (see `lgov_core.store.reply_text`).
+The prompt's token ids are left out of ``response`` too (see `lgov_core.store.rows`).
 A ``seq`` is never used twice, so that a reference cannot come to mean another call, and an attempt is only deleted as a whole.
 
 ``digest`` of a span is over all its fields: the same span sent again is not written again.
@@ -20,7 +20,7 @@ a task of its own, of no run and with an empty input, and ``created_at`` is when
 
 ``decisions`` has a row for each span that is a decision of a policy and was not reported from outside (``claimed``), named by
 ``span``, the span's ``seq``; ``second`` is when it began. Decisions that are alike in all but the time and the rollout share a
-row of ``decision_kinds`` (see `lgov_core.store.sql.decisions`).
+row of ``decision_kinds`` (see `lgov_core.store.decisions`).
 """
 
 from __future__ import annotations

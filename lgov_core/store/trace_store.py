@@ -12,13 +12,11 @@ from typing import Any, Final, Self, TypeVar
 
 from lgov_core._util.sqlite_file import keep_quiet_across_fork
 from lgov_core.errors import StoreError
-from lgov_core.store import encoding, rows
-from lgov_core.store.sql import queue
-from lgov_core.store.sql.calls import CHAIN, FOLDED_ROW, FoldingWriter
-from lgov_core.store.sql.database import Database, Transaction
-from lgov_core.store.sql.pages import StorePages
-from lgov_core.store.sql.writer import GroupCommitWriter, insert_spans
-from lgov_core.store.unfold import Unfolding
+from lgov_core.store import rows, work_queue
+from lgov_core.store.database import Database, Transaction
+from lgov_core.store.folding import CHAIN, FOLDED_ROW, FoldingWriter, Unfolding
+from lgov_core.store.pages import StorePages
+from lgov_core.store.writer import GroupCommitWriter, insert_spans
 from lgov_core.types import Attempt, CapturedCall, JSONValue, Outcome, Reward, Rollout, Span
 
 T = TypeVar("T")
@@ -56,7 +54,7 @@ class TraceStore:
     def add_rollouts(self, rollouts: Sequence[Rollout]) -> None:
         """Adds rollouts. An id that exists already raises `StoreError`; then none is added."""
         new = [rows.rollout_row(rollout) for rollout in rollouts]
-        self._submit(lambda transaction: queue.add_rollouts(transaction, new), len(new)).result()
+        self._submit(lambda transaction: work_queue.add_rollouts(transaction, new), len(new)).result()
 
     def start_attempt(self, rollout_id: str, attempt: int) -> Attempt:
         """Opens an attempt (numbered from 1), which starts now by the database's clock.
@@ -98,12 +96,12 @@ class TraceStore:
         attempt again raises `StoreError`: the first outcome stays.
         """
         outcome = Outcome(outcome)
-        text = None if result is None else encoding.json_text(result, f"result of rollout {rollout_id}")
+        text = None if result is None else rows.json_text(result, f"result of rollout {rollout_id}")
         final = [rows.reward_row(rows.own_reward(reward, rollout_id, attempt)) for reward in rewards]
-        why = None if error is None else encoding.readable(error)
+        why = None if error is None else rows.readable(error)
 
         def run(transaction: Transaction) -> Attempt:
-            closed = queue.close(transaction, rollout_id, attempt, outcome, None, error=why, result=text)
+            closed = work_queue.close(transaction, rollout_id, attempt, outcome, None, error=why, result=text)
             transaction.insert("rewards", final)
             return closed
 
@@ -158,8 +156,8 @@ class TraceStore:
 
     def fail_open_attempts(self, reason: str) -> int:
         """Closes every open attempt as infrastructure (after a crash). Returns how many."""
-        outcome, why = Outcome.INFRASTRUCTURE, encoding.readable(reason)
-        return self._submit(lambda transaction: queue.close_all(transaction, outcome, why, None)).result()
+        outcome, why = Outcome.INFRASTRUCTURE, rows.readable(reason)
+        return self._submit(lambda transaction: work_queue.close_all(transaction, outcome, why, None)).result()
 
     def _submit(self, run: Callable[[Transaction], T], count: int = 1, *, alone: bool = False) -> Future[T]:
         self._check()

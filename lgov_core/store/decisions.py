@@ -2,7 +2,7 @@
 
 A decision's *kind* is what many decisions are alike in: policy, rule, action, agent, effect, what shadow mode would have done,
 point and kind of action. Its number is a hash of these texts, so that every process that writes gives it the same one. Texts
-are cut at 200 characters, and written as every database can store them (`lgov_core.store.encoding.readable`).
+are cut at 200 characters, and written as every database can store them (`lgov_core.store.rows.readable`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from lgov_core.store import rows
-from lgov_core.store.encoding import readable
-from lgov_core.store.sql.database import Transaction
+from lgov_core.store.database import Transaction
+from lgov_core.store.rows import readable
 from lgov_core.trace import semconv
 
 #: Characters of each text of a kind.

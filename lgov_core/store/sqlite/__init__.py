@@ -1,1 +1,0 @@
-"""The trace store in one SQLite file, or in memory: `store.SQLiteStore`."""

@@ -1,1 +1,0 @@
-"""The page Governance and the page Approvals: decisions over time, the audit record, policy replay, calls that wait."""

@@ -1,0 +1,192 @@
+"""HTTP of the window: errors with their status, parameters that are checked, JSON, and the headers that every answer has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+from starlette.datastructures import MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from lgov_core.errors import LgovError, StoreError
+from lgov_core.store.database import QueryTooSlow
+from lgov_core.store.pages import Filters
+from lgov_core.train.loop.metrics_log import finite
+from lgov_core.views.attempt_builder import NotRecorded
+
+
+class WindowError(LgovError):
+    """A request that cannot be answered. ``status`` is the HTTP status."""
+
+    code = "window"
+    status: ClassVar[int] = 500
+
+
+class QueryError(WindowError):
+    """A parameter or a body without meaning."""
+
+    code = "query"
+    status = 400
+
+
+class NoSessionError(WindowError):
+    """The browser has no session."""
+
+    code = "unauthorized"
+    status = 401
+
+
+class RefusedError(WindowError):
+    """The request comes from elsewhere."""
+
+    code = "refused"
+    status = 403
+
+
+class NotFoundError(WindowError):
+    """There is no such source, side or address."""
+
+    code = "not_found"
+    status = 404
+
+
+_STATUS: Final = {"not_found": 404, "changed": 409, "answered": 409, "policy": 400, "policy_file": 400, "train": 503}
+
+
+def status_of(error: LgovError) -> int:
+    """The status for an error: what is not in a store is missing, and one that cannot be read is unavailable."""
+    if isinstance(error, WindowError):
+        return error.status
+    if isinstance(error, QueryTooSlow):
+        return 504  # which a page does not ask again by itself
+    if isinstance(error, StoreError):
+        return 404 if isinstance(error, NotRecorded) else 503
+    return _STATUS.get(error.code, 500)
+
+
+#: Characters of a parameter.
+_LONGEST = 500
+#: The last place in the order of writing that there can be.
+_LAST = 2**63 - 1
+_OUTCOMES = ("succeeded", "failed", "blocked", "infrastructure", "timeout", "truncated", "running", "unknown")
+
+
+class Query:
+    """The parameters of a request, by name. Each method raises `WindowError` (400) for a value without meaning."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._given = given
+
+    def text(self, name: str) -> str | None:
+        """A text, None where it is missing or empty."""
+        value = self._given.get(name) or None
+        if value is not None and len(value) > _LONGEST:
+            raise QueryError(f"{name} is longer than {_LONGEST} characters")
+        return value
+
+    def needed(self, name: str) -> str:
+        """A text that must be given."""
+        value = self.text(name)
+        if value is None:
+            raise QueryError(f"{name} is missing", hint=f"add {name}=")
+        return value
+
+    def whole(self, name: str, default: int, least: int, most: int) -> int:
+        """A whole number."""
+        value = self._given.get(name)
+        if value is None:
+            return default
+        if not value.isascii() or not value.isdecimal() or not least <= int(value[:20]) <= most:
+            raise QueryError(f"{name} is {value[:20]!r}", hint=f"a whole number from {least} to {most}")
+        return int(value)
+
+    def choice(self, name: str, known: Sequence[str], default: str | None = None) -> str | None:
+        """One of ``known``, or the default where it is missing."""
+        value = self._given.get(name) or None
+        if value is not None and value not in known:
+            raise QueryError(f"{name} is {value[:40]!r}", hint=f"one of {', '.join(known)}")
+        return value or default
+
+    def flag(self, name: str) -> bool:
+        """Whether ``name=1`` is given."""
+        return self.choice(name, ("0", "1")) == "1"
+
+    def cursor(self) -> int | None:
+        """The place before which a page begins, None for the first page."""
+        return self.whole("cursor", 0, 1, _LAST) or None
+
+    def attempt(self) -> int | None:
+        """The attempt that is asked for, None for the last."""
+        return self.whole("attempt", 0, 1, 2**31) or None
+
+    def filters(self) -> Filters:
+        """The filters of tasks and rollouts."""
+        return Filters(
+            run=self._given.get("run"),
+            task=self._given.get("task"),
+            agent=self.text("agent"),
+            outcome=self.choice("outcome", _OUTCOMES),
+            denied=self.choice("denied", ("0", "1", "would")),
+            policy=self.text("policy"),
+            rule=self.text("rule"),
+            text=self.text("text"),
+        )
+
+
+#: Nothing inline, nothing evaluated, nothing from elsewhere.
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self';"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS: Final = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+def json_body(value: Any) -> bytes:
+    """``value`` as JSON in ASCII: lone surrogates stay as they are, and what is not finite becomes null."""
+    try:
+        text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        text = json.dumps(finite(value), allow_nan=False, separators=(",", ":"))
+    return text.encode("ascii")
+
+
+def json_answer(value: Any, status: int = 200) -> Response:
+    """``value`` as an answer that is not kept."""
+    return _json(json_body(value), status)
+
+
+def error_answer(error: LgovError, **more: Any) -> Response:
+    """An error as an answer."""
+    return _json(json_body({"error": error.as_json(), **more}), status_of(error))
+
+
+def _json(body: bytes, status: int) -> Response:
+    return Response(body, status, {"Cache-Control": "no-store"}, media_type="application/json")
+
+
+class SafeHeaders:
+    """An application whose every answer has `HEADERS`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+            await send(message)
+
+        await self._app(scope, receive, with_headers if scope["type"] == "http" else send)
