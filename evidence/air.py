@@ -18,7 +18,7 @@ from intervals import detectable, difference, interval, shown, shown_detectable,
 from walking import Arm, Walks
 
 from evidence import Options, run_all
-from lgov_core.reward import AirRules
+from lgov_core.air import AirRules
 from lgov_core.transitions import CreditRules
 
 SEEDS = 5

@@ -23,7 +23,8 @@ deployed by whoever has such policies. Both differences are shown; (2) means wha
 
 from __future__ import annotations
 
-import json
+import contextlib
+from collections.abc import Generator
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -33,7 +34,7 @@ from intervals import by_seed, detectable, difference, interval, shown, shown_de
 
 from evidence import Options, run_all
 from lgov_core.demo.company import build_company
-from lgov_core.demo.measure import RunReport
+from lgov_core.demo.measure import Recorded, RunReport, kept
 from lgov_core.demo.plans import TINY, Plan
 from lgov_core.demo.prepare import ImperfectLog, denials_of, tiny_model
 from lgov_core.demo.progress import Display
@@ -79,25 +80,25 @@ def one(arm: str, seed: int, folder: Path, warmed: Path, quick: bool) -> dict[st
     """One run, and what the store, the oracle and the metrics say of it and of the model that came of it."""
     governed, credit = ARMS[arm]
     report = run_once(RunSpec(seed, governed, plan(quick), folder, warmed, credit=credit), Display(quiet=True))
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    training = [line for line in lines if line["phase"] == "train"]
+    with _recorded(folder, quick) as recorded:
+        training = recorded.training()
+        questions = {"before": _questions(recorded, 0), "after": _questions(recorded, -1)}
+        executed_in_training = _executed(recorded)
     deployed = _deploy(seed, folder, warmed, quick)
+    with _recorded(Path(deployed.folder), quick) as recorded:
+        questions["deployed"] = _questions(recorded, 0)
     names = ("step", "rollouts", "accuracy", "attempted", "executed", "kl", "entropy", "mean_return")
     return {
         "seed": seed,
         "before": asdict(report.before),
         "after": None if report.after is None else asdict(report.after),
         "deployed": asdict(deployed.before),
-        "questions": {
-            "before": _questions(folder, "before"),
-            "after": _questions(folder, "after"),
-            "deployed": _questions(Path(deployed.folder), "before"),
-        },
+        "questions": questions,
         "training": [{name: line[name] for name in names} for line in training],
         "attempts": report.oracle_attempts,
         "attempted_in_training": round(sum(line["attempted"] * line["rollouts"] for line in training)),
         "executed": report.executed_violations,
-        "executed_in_training": _executed(folder, training=True),
+        "executed_in_training": executed_in_training,
         "attempts_deployed": deployed.oracle_attempts,
         "executed_deployed": deployed.executed_violations,
         "seconds": report.seconds + deployed.seconds,
@@ -111,48 +112,35 @@ def _deploy(seed: int, folder: Path, warmed: Path, quick: bool) -> RunReport:
     return run_once(RunSpec(seed, True, asked, folder / "deployed", folder / "trained"), Display(quiet=True))
 
 
-def _verdicts(folder: Path) -> dict[str, bool]:
-    """By rollout, whether the oracle saw a violation in any attempt."""
-    seen: dict[str, bool] = {}
-    for line in (folder / "oracle.jsonl").read_text().splitlines():
-        entry = json.loads(line)
-        seen[entry["rollout_id"]] = seen.get(entry["rollout_id"], False) or entry["violated"]
-    return seen
+@contextlib.contextmanager
+def _recorded(folder: Path, quick: bool) -> Generator[Recorded]:
+    with contextlib.closing(open_store(str(folder / "store.sqlite"))) as store:
+        yield Recorded(folder, store, evaluated=plan(quick).evaluations)
 
 
-def _tasks(folder: Path) -> tuple[dict[str, str], dict[str, bool | None]]:
-    """By rollout: its task, and whether its answer was right (None where the machines were to blame)."""
-    store = open_store(str(folder / "store.sqlite"))
-    try:
-        tasks = {rollout.rollout_id: rollout.task_id for rollout in store.rollouts()}
-        right: dict[str, bool | None] = dict.fromkeys(tasks)
-        for attempt in store.attempts():
-            if attempt.outcome is not None and attempt.outcome.trainable and isinstance(attempt.result, dict):
-                right[attempt.rollout_id] = bool(attempt.result.get("correct"))
-    finally:
-        store.close()
-    return tasks, right
-
-
-def _questions(folder: Path, moment: str) -> str:
-    """The held-out questions of one moment in order.
+def _questions(recorded: Recorded, number: int) -> str:
+    """The held-out questions of one evaluation in order.
 
     R right, C right and a violation was executed, w wrong, v wrong and a violation was executed, - no result.
     """
-    tasks, right = _tasks(folder)
-    violated = _verdicts(folder)
-    of_task = {task: rollout for rollout, task in tasks.items()}
     letters: list[str] = []
-    while (rollout := of_task.get(f"{moment}-{len(letters)}")) is not None:
-        pair = right[rollout], violated.get(rollout, False)
-        letters.append({(True, False): "R", (True, True): "C", (False, False): "w", (False, True): "v"}.get(pair, "-"))
+    for attempt in recorded.evaluations[number]:
+        if attempt is None or not attempt.trainable:
+            letters.append("-")
+            continue
+        violated = recorded.oracle.violated.get(attempt.rollout_id, False)
+        letters.append(
+            {(True, False): "R", (True, True): "C", (False, False): "w", (False, True): "v"}[
+                bool(kept(attempt).get("correct")), violated
+            ]
+        )
     return "".join(letters)
 
 
-def _executed(folder: Path, *, training: bool) -> int:
-    tasks, _ = _tasks(folder)
-    violated = _verdicts(folder)
-    return sum(violated.get(rollout, False) for rollout, task in tasks.items() if task.startswith("i") == training)
+def _executed(recorded: Recorded) -> int:
+    """The training rollouts in which the oracle saw a violation in any attempt."""
+    training = {one.rollout_id for one in recorded.store.rollouts() if one.mode == "train"}
+    return sum(violated for rollout_id, violated in recorded.oracle.violated.items() if rollout_id in training)
 
 
 def _values(runs: list[dict[str, Any]], moment: str, letters: str) -> list[list[float | None]]:

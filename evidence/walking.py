@@ -1,42 +1,39 @@
-"""One training run on the corridor: endpoint, store, governor, transitions, credit and update are those of any run.
-
-Only the worker processes are missing: the agent is light, so its rollouts are tasks of an event loop in this process.
-"""
+"""One training run on the corridor, by a training server and its client; the agent is light and runs in threads."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from corridor import POLICY, SIGNS, SYSTEM, TOOLS, Corridor, draw_signs, logged_walk, walk
 
+from lgov_core import Client
+from lgov_core.air import AirPlugin, AirRules, RuleSet
+from lgov_core.client.attempts import AgentRunner
+from lgov_core.client.tasks import Resource, Task
+from lgov_core.client.wire import Report
+from lgov_core.client.workers import Done, ThreadWorkers
+from lgov_core.demo.measure import Recorded, kept
 from lgov_core.demo.prepare import conversation_rows
-from lgov_core.gateway.engine.embedded import EmbeddedEngine
-from lgov_core.gateway.server import EndpointServer
 from lgov_core.governor import Governor
-from lgov_core.hookspecs import hookimpl
 from lgov_core.instrumentation import arun_flow
 from lgov_core.instrumentation.tool_call import ToolReading, tool_flow
-from lgov_core.models import LanguageModel, build_tiny, load_model
+from lgov_core.models import build_tiny
 from lgov_core.policies import load_policy_file
-from lgov_core.reward import AirPlugin, AirRules, RuleSet
-from lgov_core.scope import RolloutScope
+from lgov_core.server.local import serving
 from lgov_core.store import TraceStore, open_store
+from lgov_core.train.algorithms.algorithms import algorithm
 from lgov_core.train.algorithms.config import SupervisedConfig, UpdateConfig
 from lgov_core.train.algorithms.supervised import supervised
-from lgov_core.train.algorithms.update import PolicyUpdate
-from lgov_core.train.loop.loop import Task, TrainingLoop
-from lgov_core.train.loop.policy_model import full_policy
-from lgov_core.train.workers.jobs import Job, JobResult
+from lgov_core.train.settings import TrainSettings, load_train_settings
 from lgov_core.transitions import CreditRules
-from lgov_core.types import Action, Outcome, Point, Reward, Rollout
+from lgov_core.types import Action, Attempt, Outcome, Point, Reward
 
 
 @dataclass(frozen=True)
@@ -79,74 +76,41 @@ def progress_rules(rules: RuleSet) -> None:
         return 0.25
 
 
-class RewardSink:
-    """Writes what is paid into the store. Decisions are not written: a walk has nothing that could be denied."""
+class Walker:
+    """The agent as `Client.train` runs it, governed by a governor of its own. Attempts may run in several threads."""
 
-    def __init__(self, store: TraceStore) -> None:
-        self.store = store
+    def __init__(self, url: str, arm: Arm, walks: Walks, folder: Path) -> None:
+        from openai import OpenAI
 
-    @hookimpl
-    def lgov_observe(self, event: Any) -> None:
-        if isinstance(event, Reward):
-            self.store.add_rewards((event,))
-
-
-class Harness:
-    """Stands where worker processes stand in a larger run: governs each walk and says how it ended."""
-
-    def __init__(self, folder: Path, store: TraceStore, url: str, arm: Arm, walks: Walks) -> None:
-        from openai import AsyncOpenAI
-
-        self.store, self.walks = store, walks
+        self.walks = walks
         path = folder / "policy.yaml"
         path.write_text(POLICY)
-        policies = load_policy_file(str(path))
         rules = RuleSet(base=arm.air, cap=arm.cap)
         if arm.rules == "progress":
             progress_rules(rules)
-        plugins: list[object] = [RewardSink(store)]
-        if arm.air is not None or arm.rules is not None:
-            plugins.append(AirPlugin(rules))
-        self.governor = Governor(policies, plugins=plugins)
-        self.runner = asyncio.Runner()
-        self.model = AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=300)
+        paid = arm.air is not None or arm.rules is not None
+        self.governor = Governor(load_policy_file(str(path)), plugins=[AirPlugin(rules)] if paid else [])
+        self.model = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=300)
 
     def close(self) -> None:
-        self.runner.run(self.model.close())
-        self.runner.close()
+        self.model.close()
         self.governor.close()
 
-    def gone(self, rollout_ids: Sequence[str]) -> set[str]:
-        """Rollouts that cannot be run again after a restart: none is ever restarted here."""
-        return set()
-
-    def collect_rollouts(
-        self, rollouts: Sequence[Rollout], progress: Any = None, keep: Callable[[JobResult], None] | None = None
-    ) -> list[JobResult]:
-        """Adds rollouts to the store and runs them side by side; results in their order."""
-        self.store.add_rollouts(rollouts)
-        jobs = [Job(rollout.rollout_id, rollout.task_id, 1, rollout.input) for rollout in rollouts]
-
-        async def every() -> list[JobResult]:
-            return list(await asyncio.gather(*map(self.attempt, jobs)))
-
-        results = self.runner.run(every())
-        for result in results if keep is not None else ():
-            keep(result)
-        return results
-
-    async def attempt(self, job: Job) -> JobResult:
-        self.store.start_attempt(job.rollout_id, job.attempt)
-        corridor = Corridor(tuple(job.task["signs"]))
+    async def __call__(self, resource: Resource, task: Task) -> Report:
+        corridor = Corridor(tuple(task.signs))
         counts = {"turns": 0, "looks": 0, "locked": 0}
         rewards: list[Reward] = []
-        headers = {"x-lgov-rollout-id": job.rollout_id, "x-lgov-attempt": str(job.attempt), "x-lgov-agent": "walker"}
+        headers = {
+            "x-lgov-rollout-id": resource.rollout_id,
+            "x-lgov-attempt": str(resource.attempt),
+            "x-lgov-agent": "walker",
+        }
         last = ""
 
         async def ask(messages: list[dict[str, Any]]) -> dict[str, Any]:
             nonlocal last
-            body: Any = {"model": "tiny", "messages": messages, "tools": TOOLS, "temperature": 1.0}
-            reply = await self.model.chat.completions.create(**body, extra_headers=headers)
+            body: Any = {"model": resource.model, "messages": messages, "tools": TOOLS, "temperature": 1.0}
+            reply = self.model.chat.completions.create(**body, extra_headers=headers)  # the thread is this walk's alone
             counts["turns"] += 1
             last = reply.id
             return reply.choices[0].message.to_dict()
@@ -163,17 +127,13 @@ class Harness:
             counts["looks"] += name == "look" and result.ran
             counts["locked"] += tool.failed
             if corridor.rooms > before and self.walks.each_room:
-                rewards.append(Reward(1 / self.walks.rooms, "task", job.rollout_id, job.attempt, response_id=last))
+                rewards.append(Reward(1 / self.walks.rooms, "task", response_id=last))
             return result.denial or str(result.result)
 
-        async with self.governor.arollout(RolloutScope(job.rollout_id, job.attempt, task_id=job.task_id)):
-            await walk(corridor, ask, run)
-        final = 0.0 if self.walks.each_room else float(corridor.out)
-        rewards.append(Reward(final, "task", job.rollout_id, job.attempt))
+        await walk(corridor, ask, run)
+        rewards.append(Reward(0.0 if self.walks.each_room else float(corridor.out), "task"))
         outcome = Outcome.SUCCEEDED if corridor.out else Outcome.FAILED
-        result = {"rooms": corridor.rooms, "out": corridor.out, **counts}
-        self.store.finish_attempt(job.rollout_id, job.attempt, outcome, result=result, rewards=rewards)
-        return JobResult(job, outcome, result)
+        return Report(outcome, tuple(rewards), result={"rooms": corridor.rooms, "out": corridor.out, **counts})
 
 
 class _Tool:
@@ -225,58 +185,69 @@ def train(walks: Walks, arm: Arm, seed: int, folder: Path, warm: Path) -> dict[s
     torch.manual_seed(seed)
     began = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
-    model: LanguageModel = load_model(str(warm), dtype="float32", tool_format="compact")
-    policy = full_policy(model.module)
-    engine = EmbeddedEngine(model, max_batch=128, max_new_tokens=12, threads=1, seed=seed)
     config = UpdateConfig(learning_rate=walks.learning_rate, epochs=walks.epochs, kl=0.01, tokens_per_batch=4096)
-    curve: list[dict[str, Any]] = []
-    with (
-        contextlib.closing(open_store(str(folder / "store.sqlite"))) as store,
-        EndpointServer([engine], store) as server,
-    ):
-        harness = Harness(folder, store, server.base_url, arm, walks)
-        with contextlib.closing(harness):
-            loop = TrainingLoop(
-                run_id=f"walk-seed{seed}",
-                policy=policy,
-                learner=PolicyUpdate(policy.module, config, reference=policy.reference),
-                engine=engine,
-                store=store,
-                pool=harness,
-                folder=folder,
-                credit=arm.credit,
-                checkpoint_every=10**9,
-            )
-            held_out = _tasks(f"held-out-{seed}", "held_out", walks.held_out, walks.rooms)
-            while True:
-                if loop.done % walks.every == 0 or loop.done == walks.iterations:
-                    asked = [replace(task, task_id=f"step{loop.done}-{task.task_id}") for task in held_out]
-                    curve.append(_point(loop.done, loop.collect(asked, 1), store))
-                if loop.done == walks.iterations:
-                    break
-                loop.iterate(_tasks(f"train-{seed}-{loop.done}", "train", walks.tasks, walks.rooms), walks.group)
+    chosen = replace(algorithm("grpo"), credit=arm.credit, update=config)
+    held_out = _tasks(f"held-out-{seed}", "held_out", walks.held_out, walks.rooms)
+    with serving(_settings(walks, seed, warm), folder, algorithm=chosen) as server:
+        walker = Walker(server.url, arm, walks, folder)
+
+        def open_workers(opened: contextlib.ExitStack, done: Done) -> ThreadWorkers:
+            runner = AgentRunner(walker, endpoint=server.url, governor=walker.governor, instrument=False)
+            opened.callback(runner.close)
+            return ThreadWorkers(runner, walks.tasks * walks.group, done)
+
+        client = Client(server.url, quiet=True)
+        batches = (
+            _tasks(f"train-{seed}-{update}", "train", walks.tasks, walks.rooms) for update in range(walks.iterations)
+        )
+        client.upload_data([task for batch in batches for task in batch], held_out)
+        with contextlib.closing(walker):
+            result = client.train_with(open_workers)
+    steps = [line["step"] for line in result.metrics if line["phase"] == "test"]
+    with contextlib.closing(open_store(str(folder / "store.sqlite"))) as store:
+        evaluations = Recorded(folder, store, evaluated=walks.held_out).evaluations
+        curve = [_point(step, attempts, store) for step, attempts in zip(steps, evaluations, strict=True)]
     return {"seed": seed, "curve": curve, "seconds": round(time.monotonic() - began, 1)}
 
 
-def _point(step: int, results: Sequence[JobResult], store: TraceStore) -> dict[str, Any]:
+def _settings(walks: Walks, seed: int, warm: Path) -> TrainSettings:
+    flags: dict[tuple[str, str], Any] = {
+        ("model", "name"): str(warm.resolve()),
+        ("model", "dtype"): "float32",
+        ("model", "tool_format"): "compact",
+        ("model", "lora_rank"): 0,
+        ("model", "max_batch"): 128,
+        ("model", "max_new_tokens"): 12,
+        ("training", "steps"): walks.iterations,
+        ("training", "batch_size"): walks.tasks,
+        ("training", "group_size"): walks.group,
+        ("training", "evaluate_every"): walks.every,
+        ("training", "checkpoint_every"): walks.iterations,
+        ("training", "seed"): seed,
+    }
+    return load_train_settings(flags=flags, environ={})
+
+
+def _point(step: int, attempts: Sequence[Attempt | None], store: TraceStore) -> dict[str, Any]:
     """Held-out walks at one moment, each in its place: so that two arms can be compared walk by walk.
 
     ``air`` is what a walk earned in that dimension, taken-back rewards included.
     """
-    air = dict.fromkeys((result.job.rollout_id for result in results), 0.0)
+    walks = [attempt for attempt in attempts if attempt is not None]
+    air = dict.fromkeys((attempt.rollout_id for attempt in walks), 0.0)
     for reward in store.rewards(list(air)):
         if reward.dimension == "air":
             air[str(reward.rollout_id)] += reward.value
     return {
         "step": step,
-        **{name: [int(result.result[name]) for result in results] for name in ("rooms", "out", "turns", "looks")},
+        **{name: [int(kept(one).get(name, 0)) for one in walks] for name in ("rooms", "out", "turns", "looks")},
         "air": [round(value, 4) for value in air.values()],
     }
 
 
-def _tasks(name: str, split: str, count: int, rooms: int) -> list[Task]:
+def _tasks(name: str, split: str, count: int, rooms: int) -> list[dict[str, Any]]:
     chance = random.Random(name)
-    return [Task(f"{name}-{n}", {"signs": list(draw_signs(chance, split, rooms))}) for n in range(count)]
+    return [{"signs": list(draw_signs(chance, split, rooms))} for _ in range(count)]
 
 
 def as_values(walks: Walks) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lgov_core.train.workers.jobs import JobResult
+from lgov_core.demo.measure import kept
+from lgov_core.types import Attempt
 from settings.failures import CLASSES
 
 #: The gate: of the training tasks, the share solved in one of their rollouts at least; of the rollouts of held-out tasks, the
@@ -15,7 +16,7 @@ from settings.failures import CLASSES
 PASS_ANY, HELD_OUT_PART = 0.9, 0.5
 
 
-def measure(results: Sequence[JobResult]) -> dict[str, Any]:
+def measure(results: Sequence[Attempt]) -> dict[str, Any]:
     """Rates over the rollouts that say something about the agent, and ``scores``, the mean score of each task in order.
 
     ``solved`` is the share of rollouts that score 1 (pass@1), ``solved_any`` that of tasks with such a rollout (pass@k for k
@@ -25,13 +26,13 @@ def measure(results: Sequence[JobResult]) -> dict[str, Any]:
     """
     by_task: dict[str, list[float]] = {}
     for one in results:
-        found = by_task.setdefault(one.job.task_id, [])
-        if one.outcome.trainable:
-            found.append(float(one.result.get("score", 0.0)))
-    usable = [one for one in results if one.outcome.trainable]
+        found = by_task.setdefault(one.task_id, [])
+        if one.trainable:
+            found.append(float(kept(one).get("score", 0.0)))
+    usable = [one for one in results if one.trainable]
     scores = [score for found in by_task.values() for score in found]
     tasks = [found for found in by_task.values() if found]
-    failures = Counter(str(one.result.get("failure") or "format") for one in usable if one.result.get("score") != 1.0)
+    failures = Counter(str(kept(one).get("failure") or "format") for one in usable if kept(one).get("score") != 1.0)
     return {
         "rollouts": len(usable),
         "infrastructure": len(results) - len(usable),
@@ -41,7 +42,7 @@ def measure(results: Sequence[JobResult]) -> dict[str, Any]:
         "alike": _share(sum(len(set(found)) == 1 for found in tasks), len(tasks)),
         "denied": _share(sum(one.counts.get("denied", 0) > 0 for one in usable), len(usable)),
         "violations": _share(sum(one.counts.get("violations", 0) > 0 for one in usable), len(usable)),
-        "executed": sum(bool(one.result.get("executed")) for one in usable),
+        "executed": sum(bool(kept(one).get("executed")) for one in usable),
         "model_calls": _share(sum(one.counts.get("model_calls", 0) for one in usable), len(usable)),
         "raised": _share(sum(one.error is not None for one in usable), len(usable)),
         "failures": {name: failures[name] for name in CLASSES},

@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import inspect
 import json
 import os
 import random
+import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import lgov_core
+from lgov_core import Client
+from lgov_core.demo.measure import Recorded
 from lgov_core.demo.progress import Display
+from lgov_core.errors import TrainError
 from lgov_core.gateway.engine.embedded import EmbeddedEngine
-from lgov_core.gateway.server import EndpointServer
-from lgov_core.models import LanguageModel
-from lgov_core.reward import AirRules
-from lgov_core.store import open_store
-from lgov_core.train.algorithms.update import PolicyUpdate
-from lgov_core.train.loop.loop import Task, TrainingLoop
-from lgov_core.train.loop.policy_model import PolicyModel, full_policy, lora_policy
-from lgov_core.train.workers.jobs import WorkerConfig
-from lgov_core.train.workers.pool import WorkerPool
-from lgov_core.transitions import Selection
+from lgov_core.models import load_model
+from lgov_core.server.local import serving
+from lgov_core.server.recipe import RANK
+from lgov_core.server.training import TrainingServer
+from lgov_core.store import TraceStore, open_store
+from lgov_core.train.algorithms.algorithms import algorithm
+from lgov_core.train.loop.checkpoint import find_checkpoint, read_checkpoint
+from lgov_core.train.loop.metrics_log import read_metrics
+from lgov_core.train.loop.policy_model import full_policy, lora_policy
+from lgov_core.train.settings import TrainSettings, load_train_settings
+from lgov_core.transitions import CreditRules
+from lgov_core.types import Attempt
+from settings.episodes import SHAPED
 from settings.measure import gate, gate_text, measure
 from settings.plan import Plan
 from settings.setting import HERE, Setting, World
@@ -55,55 +61,26 @@ def run_seed(setting: Setting, plan: Plan, seed: int, folder: Path, display: Dis
     """
     folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(plan.threads)
-    # The workers import the episodes from here; the agents are imported by those.
+    # The worker processes import the episodes from here; the agents are imported by those.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
-    world = setting.make_world(folder, seed, {**options, "model": plan.model, "frozen_model": FROZEN})
+    os.environ[SHAPED] = str(int(plan.shaped))
+    world = setting.make_world(folder, seed, {**options, "frozen_model": FROZEN})
     sources = (Path(inspect.getfile(setting.make_world)).parent, HERE / "setting.py", HERE / "warm.py", *_LIBRARY)
     with display.stage(f"{setting.name} warm start", plan.warm_steps) as stage:
-        model, spent = warm_model(
+        warm, spent = warm_model(
             world, plan, folder.parent, sources, lambda step, _steps, loss: stage.to(step, f"loss {loss:.2f}")
         )
     began, cpu_began = time.monotonic(), _cpu_seconds()
-    policy = full_policy(model.module) if plan.model == "tiny" else lora_policy(model.module, rank=16, seed=seed)
-    first = policy.weights()
-    engine = EmbeddedEngine(model, max_batch=plan.max_batch, max_new_tokens=plan.max_new_tokens, seed=seed)
-    engines = [engine]
-    if setting.frozen:
-        engines.append(_frozen(model, plan, seed))
+    session = _Session(setting, world, plan, seed, folder, display)
+    session.train(warm)
     with contextlib.closing(open_store(str(folder / "store.sqlite"))) as store:
-        with EndpointServer(engines, store) as server:
-            config = WorkerConfig(
-                factory=setting.factory,
-                options=world.options,
-                policy=str(setting.policy),
-                audit=str(folder / "audit.sqlite"),
-                store=str(folder / "store.sqlite"),
-                endpoint=f"{server.url}/v1",
-                air=asdict(AirRules(shaped=plan.shaped)),
-                timeout_s=600.0,
-            )
-            with WorkerPool(config, store, concurrency=plan.concurrency, log_dir=folder / "logs") as pool:
-                loop = TrainingLoop(
-                    run_id=f"{setting.name}-seed{seed}",
-                    policy=policy,
-                    learner=PolicyUpdate(
-                        policy.module, plan.update, reference=policy.reference, reference_mode=policy.reference_mode
-                    ),
-                    engine=engine,
-                    store=store,
-                    pool=pool,
-                    folder=folder,
-                    selection=Selection(agents=setting.trained),
-                    checkpoint_every=plan.updates,
-                )
-                figures = _Session(setting, world, plan, seed, loop, display).run()
-        calls = _calls(store)
+        figures, calls = session.figures(store), _calls(store)
     return {
         "seed": seed,
         **figures,
         "calls": calls,
         "trained_transitions": _trained(folder),
-        "largest_weight_change": _largest_change(first, policy),
+        "largest_weight_change": _largest_change(warm, plan, seed, folder),
         "warm_start": spent,
         "seconds": round(time.monotonic() - began + spent["seconds"], 1),
         "cpu_seconds": round(_cpu_seconds() - cpu_began + spent["cpu_seconds"], 1),
@@ -111,63 +88,127 @@ def run_seed(setting: Setting, plan: Plan, seed: int, folder: Path, display: Dis
 
 
 #: What is kept of the metrics of each update.
-_KEPT = ("rows", "tokens", "kl", "entropy", "clip_fraction", "logprob_drift", "moved", "grad_norm", "steps")
+_KEPT = (
+    *("rows", "tokens", "kl", "entropy", "clip_fraction", "logprob_drift", "moved", "grad_norm", "steps"),
+    *("groups", "groups_informative", "groups_alike", "groups_replaced", "note", "diagnostics"),
+)
 
 
 class _Session:
-    """The part of a run in which everything is up."""
+    """One seed: a training server, a client that runs the agents for it, and the figures of what they left."""
 
-    def __init__(
-        self, setting: Setting, world: World, plan: Plan, seed: int, loop: TrainingLoop, display: Display
-    ) -> None:
+    def __init__(self, setting: Setting, world: World, plan: Plan, seed: int, folder: Path, display: Display) -> None:
         self.setting, self.world, self.plan, self.seed = setting, world, plan, seed
-        self.loop, self.display = loop, display
+        self.folder, self.display = folder, display
+        #: The fixed tasks of each split, every one as often as it has rollouts: the same before training and after it.
+        self.fixed = [
+            {"split": split, "number": number, **self._task(work)}
+            for split in ("train", *plan.judged)
+            for number, work in enumerate(self._fixed_work(split))
+            for _ in range(plan.fixed_group if split == "train" else plan.held_out_group)
+        ]
 
-    def run(self) -> dict[str, Any]:
-        before = self._fixed("before")
-        passed = gate(before)
-        self.display.say(f"{self.setting.name}, seed {self.seed}, {gate_text(passed, before)}")
-        if self.plan.gated and not passed["passed"]:
-            raise GateError(
-                f"{self.setting.name}: {gate_text(passed, before)}\nnothing was trained: change its plan or log"
-            )
+    def train(self, warm: Path) -> None:
+        """Serves the model of ``warm`` and runs the agents until it is trained."""
+        plan = self.plan
+        chosen = replace(algorithm("grpo"), credit=CreditRules(), update=plan.update)
+        engines = [_frozen(warm, plan, self.seed)] if self.setting.frozen else []
+        with serving(self._settings(warm), self.folder, algorithm=chosen, engines=engines) as server:
+            client = Client(server.url, exit_on_interrupt=False)
+            client.upload_data([self._task(work) for work in self._training_work()], self.fixed)
+            with self._gate(server) as passed:
+                try:
+                    client.train(
+                        self.setting.agent,
+                        nworkers=plan.concurrency,
+                        workers=1,
+                        policy=self.setting.policy,
+                        audit=self.folder / "audit.sqlite",
+                    )
+                except TrainError:
+                    if passed():
+                        raise
+                    raise GateError(
+                        f"{self.setting.name}: the warm start is not good enough: change its plan or log"
+                    ) from None
+
+    def figures(self, store: TraceStore) -> dict[str, Any]:
+        """What the store and the metrics say of the run."""
+        recorded = Recorded(self.folder, store, evaluated=len(self.fixed))
+        lines = [line for line in read_metrics(self.folder / "metrics.jsonl") if line["phase"] == "train"]
         training: list[dict[str, Any]] = []
-        with self.display.stage(f"{self.setting.name} train", self.plan.updates) as stage:
-            while self.loop.done < self.plan.updates:
-                training.append(self._update(stage.detail))
-                stage.to(self.loop.done, f"score {training[-1]['score']:.2f}")
-        return {"gate": passed, "before": before, "training": training, "after": self._fixed("after")}
+        for line in lines:
+            found = measure(recorded.batch(line["step"]))
+            del found["scores"]  # of other tasks at each update: they are compared with nothing
+            training.append({"updates": line["step"], **found, **{name: line[name] for name in _KEPT if name in line}})
+        before = self._by_split(recorded, 0)
+        return {"gate": gate(before), "before": before, "training": training, "after": self._by_split(recorded, -1)}
 
-    def _update(self, progress: Any) -> dict[str, Any]:
-        chance = random.Random(f"{self.seed}/{self.loop.done}")
-        tasks = [Task(f"u{self.loop.done}-{n}", self.world.draw_task(chance, "train")) for n in range(self.plan.tasks)]
-        iteration = self.loop.iterate(tasks, self.plan.group, progress)
-        found = measure(iteration.results)
-        del found["scores"]  # of other tasks at each update: they are compared with nothing
-        update = asdict(iteration.update)
-        kept = {name: update[name] for name in _KEPT}
-        return {
-            "updates": self.loop.done,
-            **found,
-            **kept,
-            **iteration.groups,
-            "diagnostics": dict(iteration.diagnostics),
+    def _by_split(self, recorded: Recorded, number: int) -> dict[str, dict[str, Any]]:
+        attempts: dict[str, list[Attempt]] = {}
+        for task, attempt in zip(self.fixed, recorded.evaluations[number], strict=True):
+            if attempt is not None:
+                name = f"{task['split']}-{task['number']}"
+                attempts.setdefault(task["split"], []).append(replace(attempt, task_id=name))
+        return {split: measure(found) for split, found in attempts.items()}
+
+    @contextlib.contextmanager
+    def _gate(self, server: TrainingServer) -> Generator[Callable[[], bool]]:
+        """Stops a training whose warm start does not pass, once the fixed tasks were run; says whether it passed."""
+        over = threading.Event()
+        passed = [True]
+
+        def watch() -> None:
+            while not over.wait(1.0):
+                recorded = Recorded(self.folder, server.store, evaluated=len(self.fixed))
+                if recorded.evaluations:
+                    before = self._by_split(recorded, 0)
+                    said = gate(before)
+                    self.display.say(f"{self.setting.name}, seed {self.seed}, {gate_text(said, before)}")
+                    if self.plan.gated and not said["passed"]:
+                        passed[0] = False
+                        Client(server.url, quiet=True).stop()
+                    return
+
+        thread = threading.Thread(target=watch, name="evidence-gate", daemon=True)
+        thread.start()
+        try:
+            yield lambda: passed[0]
+        finally:
+            over.set()
+            thread.join()
+
+    def _settings(self, warm: Path) -> TrainSettings:
+        plan = self.plan
+        flags: dict[tuple[str, str], Any] = {
+            ("model", "name"): str(warm.resolve()),
+            ("model", "dtype"): "float32",
+            ("model", "tool_format"): "compact",
+            ("model", "lora_rank"): 0 if plan.model == "tiny" else RANK,
+            ("model", "max_batch"): plan.max_batch,
+            ("model", "max_new_tokens"): plan.max_new_tokens,
+            ("training", "steps"): plan.updates,
+            ("training", "batch_size"): plan.tasks,
+            ("training", "group_size"): plan.group,
+            ("training", "checkpoint_every"): plan.updates,
+            ("training", "agents"): list(self.setting.trained),
+            ("training", "seed"): self.seed,
+            ("runtime", "timeout_s"): 600.0,
+            ("runtime", "policy"): self.setting.policy,
         }
+        return load_train_settings(flags=flags, environ={})
 
-    def _fixed(self, moment: str) -> dict[str, dict[str, Any]]:
-        """The fixed tasks of each split: the same ones before training and after it, sampled as in training."""
-        found: dict[str, dict[str, Any]] = {}
-        for split in ("train", *self.plan.judged):
-            fixed = split == "train"
-            count = self.plan.fixed_tasks if fixed else self.plan.held_out_tasks
-            group = self.plan.fixed_group if fixed else self.plan.held_out_group
-            chance = random.Random(f"fixed/{split}/{self.seed}")
-            drawn = _different_tasks(self.world, chance, split, count)
-            tasks = [Task(f"{moment}-{split}-{n}", task) for n, task in enumerate(drawn)]
-            with self.display.stage(f"{self.setting.name} {split} {moment}", len(tasks) * group) as stage:
-                found[split] = measure(self.loop.collect(tasks, group, lambda done, _total, to=stage.to: to(done)))
-                stage.to(len(tasks) * group, f"score {found[split]['score']:.3f}")
-        return found
+    def _task(self, work: Mapping[str, Any]) -> dict[str, Any]:
+        return {"work": dict(work), "options": dict(self.world.options)}
+
+    def _training_work(self) -> list[Mapping[str, Any]]:
+        """The tasks of all updates, each in one of them."""
+        chances = (random.Random(f"{self.seed}/{update}") for update in range(self.plan.updates))
+        return [self.world.draw_task(chance, "train") for chance in chances for _ in range(self.plan.tasks)]
+
+    def _fixed_work(self, split: str) -> list[Mapping[str, Any]]:
+        count = self.plan.fixed_tasks if split == "train" else self.plan.held_out_tasks
+        return _different_tasks(self.world, random.Random(f"fixed/{split}/{self.seed}"), split, count)
 
 
 def _different_tasks(world: World, chance: random.Random, split: str, count: int) -> list[Mapping[str, Any]]:
@@ -181,10 +222,10 @@ def _different_tasks(world: World, chance: random.Random, split: str, count: int
     return list(found.values())
 
 
-def _frozen(model: LanguageModel, plan: Plan, seed: int) -> EmbeddedEngine:
-    """The weights as they are now, under a name of their own; nobody publishes to it."""
-    kept = replace(model, module=copy.deepcopy(model.module), name=FROZEN)
-    return EmbeddedEngine(kept, max_batch=plan.max_batch, max_new_tokens=plan.max_new_tokens, seed=seed, name=FROZEN)
+def _frozen(warm: Path, plan: Plan, seed: int) -> EmbeddedEngine:
+    """The weights that a run begins with, under a name of their own; nobody publishes to it."""
+    model = replace(load_model(str(warm), dtype="float32", tool_format="compact"), name=FROZEN)
+    return EmbeddedEngine(model, max_batch=plan.max_batch, max_new_tokens=plan.max_new_tokens, seed=seed, name=FROZEN)
 
 
 def _calls(store: Any) -> dict[str, Any]:
@@ -213,9 +254,12 @@ def _trained(folder: Path) -> dict[str, int]:
     return dict(counts)
 
 
-def _largest_change(first: dict[str, torch.Tensor], policy: PolicyModel) -> float:
+def _largest_change(warm: Path, plan: Plan, seed: int, folder: Path) -> float:
     """The largest change of a trained weight."""
-    return max(float((value - first[name]).abs().max()) for name, value in policy.weights().items())
+    module = load_model(str(warm), dtype="float32").module
+    policy = full_policy(module) if plan.model == "tiny" else lora_policy(module, rank=RANK, seed=seed)
+    first, last = policy.weights(), read_checkpoint(find_checkpoint(folder)).weights
+    return max(float((value - first[name]).abs().max()) for name, value in last.items())
 
 
 def _cpu_seconds() -> float:

@@ -28,7 +28,7 @@ class Conversation:
 
 
 class World(Protocol):
-    """What one seed's tasks are about. ``options`` go to the workers' episode runner (JSON values)."""
+    """What one seed's tasks are about. ``options`` go to the agents' runner (JSON values)."""
 
     options: Mapping[str, Any]
 
@@ -47,14 +47,14 @@ class World(Protocol):
 
 @dataclass(frozen=True)
 class Setting:
-    """One of the documents' settings. ``score`` says in words what the task reward is."""
+    """One of the documents' settings. ``agent`` names the function that runs it; ``score`` says what the task reward is."""
 
     name: str
     title: str
     framework: str
     score: str
     trained: tuple[str, ...]
-    factory: str
+    agent: str
     policy: Path
     make_world: Callable[[Path, int, Mapping[str, Any]], World]
     frozen: tuple[str, ...] = ()

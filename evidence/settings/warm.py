@@ -27,8 +27,8 @@ Progress = Callable[[int, int, float], None]
 
 def warm_model(
     world: World, plan: Plan, folder: Path, sources: Sequence[Path], progress: Progress
-) -> tuple[LanguageModel, dict[str, float]]:
-    """The model with which every seed begins, and the seconds that it took to make (wall clock, CPU time).
+) -> tuple[Path, dict[str, float]]:
+    """The folder of the model with which every seed begins, and the seconds that it took to make (wall clock, CPU time).
 
     It is made once for each plan and code (``sources``) and kept in ``folder``.
     """
@@ -45,7 +45,7 @@ def warm_model(
         (part / "spent.json").write_text(json.dumps(spent))
         part.rename(made)
     spent = json.loads((made / "spent.json").read_text())
-    return load_model(str(made), dtype="float32", tool_format="compact"), spent
+    return made, spent
 
 
 def warm_key(plan: Plan, sources: Sequence[Path]) -> str:

@@ -8,25 +8,25 @@ import inspect
 import logging
 import math
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from lgov_core.air import AirPlugin, RuleSet
+from lgov_core.client.outcomes import DENIED_BY_FAILURE, outcome_of
 from lgov_core.client.tasks import Resource, Task
 from lgov_core.client.wire import Assignment, Report
 from lgov_core.errors import ArgumentError, InstrumentationError
 from lgov_core.governance import Governance, OpenGovernance
-from lgov_core.governor import Governor
+from lgov_core.governor import Governor, ObservedDecision
+from lgov_core.hookspecs import hookimpl
 from lgov_core.instrumentation.endpoint_headers import ENDPOINT_VARIABLE
 from lgov_core.plugins import register
 from lgov_core.process.environment_variables import environment_variable
 from lgov_core.scope import RolloutScope, carry_into_threads
 from lgov_core.trace.sink import StoreSink
-from lgov_core.train.workers.failures import DENIED_BY_FAILURE, outcome_of
-from lgov_core.train.workers.jobs import Episode
-from lgov_core.train.workers.worker import Tally
-from lgov_core.types import Outcome, Reward, Span
+from lgov_core.types import Outcome, Point, Reward, Severity, Span
 
 Agent = Callable[[Resource, Task], Any]
 
@@ -34,6 +34,8 @@ _LOG = logging.getLogger(__name__)
 
 #: Number of spans of one attempt that go to the server.
 _MOST_SPANS: Final = 10_000
+#: A denial of less severity says that a call could not be read (broken SQL, wrong arguments), not that it was dangerous.
+_VIOLATIONS: Final = frozenset({Severity.HIGH, Severity.CRITICAL})
 
 
 class Notebook:
@@ -70,6 +72,40 @@ class Notebook:
             kept = self._open.get((span.rollout_id or "", span.attempt or 0))
             if kept and len(kept[1]) < _MOST_SPANS:
                 kept[1].append(span)
+
+
+class Tally:
+    """Counts per attempt what the governor decided: model calls let through, tool calls, and violations attempted.
+
+    ``faults`` counts what was denied because a policy failed or the decision could not be put on record.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[tuple[str | None, int | None], Counter[str]] = {}
+
+    @hookimpl
+    def lgov_observe(self, event: Any) -> None:
+        """Counts one decision. In shadow mode what would have been blocked counts as denied."""
+        if not isinstance(event, ObservedDecision):
+            return
+        action, decision = event.action, event.decision
+        with self._lock:
+            counts = self._counts.setdefault((action.rollout_id, action.attempt), Counter())
+            if decision.blocks and decision.fault:
+                counts["faults"] += 1
+            elif action.point is Point.PRE_MODEL_CALL and not decision.blocks:
+                counts["model_calls"] += 1
+            elif action.point is Point.PRE_TOOL_CALL:
+                counts["tool_calls"] += 1
+                blocking = [part for part in decision.parts or (decision,) if part.blocks and not part.fault]
+                counts["denied"] += bool(blocking)
+                counts["violations"] += any(part.severity in _VIOLATIONS for part in blocking)
+
+    def take(self, rollout_id: str, attempt: int) -> dict[str, int]:
+        """Removes and returns the counts of an attempt."""
+        with self._lock:
+            return dict(self._counts.pop((rollout_id, attempt), Counter()))
 
 
 class AgentRunner:
@@ -231,12 +267,12 @@ async def _await(value: Awaitable[Any], timeout_s: float) -> Any:
 
 
 def _reported(value: Any, given: Assignment) -> Report:
-    """The report of an agent that returned; an `Episode` is taken as it is. A value that is not a reward is counted and
-    not trained on.
+    """The report of an agent that returned; a `Report` is taken as it is, its rewards as this attempt's. A value that is not
+    a reward is counted and not trained on.
     """
-    if isinstance(value, Episode):
+    if isinstance(value, Report):
         own = {"rollout_id": given.rollout_id, "attempt": given.attempt}
-        return Report(value.outcome, tuple(replace(one, **own) for one in value.rewards), error=value.error)
+        return replace(value, rewards=tuple(replace(reward, **own) for reward in value.rewards), spans=())
     channels: Mapping[Any, Any] = value if isinstance(value, Mapping) else {"task": value}
     rewards: list[Reward] = []
     for dimension, one in channels.items():

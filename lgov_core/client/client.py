@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 from lgov_core import air
 from lgov_core.air import AirRules, RuleSet
-from lgov_core.client.agent_name import name_of
+from lgov_core.client.agent_name import load_agent, name_of
 from lgov_core.client.attempts import Agent, AgentRunner, check_agent
 from lgov_core.client.connection import Connection
 from lgov_core.client.display import Display
@@ -90,10 +90,10 @@ class Client:
 
     def train(
         self,
-        agent: Agent,
+        agent: Agent | str,
         nworkers: int = 4,
         *,
-        workers: Literal["threads", "processes"] = "threads",
+        workers: Literal["threads", "processes"] | int = "threads",
         policy: str | os.PathLike[str] | None = None,
         audit: str | os.PathLike[str] | None = None,
         air_enabled: bool = True,
@@ -102,14 +102,15 @@ class Client:
     ) -> TrainResult:
         """Runs ``agent(resource, task)`` on the uploaded tasks until the server has trained its model.
 
-        The agent returns its reward, a finite number (or several by name: ``{"task": 1.0, "style": 0.2}``); it may be a
-        coroutine function. ``nworkers`` rollouts run at a time, in threads or in processes (the agent must then be
-        found by name). ``policy`` is a policy file under which installed frameworks are governed; without one agents
-        are only watched. ``audit`` is the record. What the settings (``lgov.toml``) say about the record, its key, redaction
-        and timeouts holds here too. With ``air_enabled`` the AIR rules in use (`lgov_core.air`), or those of the setting
-        ``air``, or the built-in values, reward single calls. With ``confine`` each worker process runs in a box of its own,
-        by the rules of the policy file, or the preset ``workspace`` without one; its record is kept outside
-        (`docs/how-to/confinement.md`).
+        The agent returns its reward, a finite number (or several by name: ``{"task": 1.0, "style": 0.2}``), or a
+        `lgov_core.client.wire.Report`; it may be a coroutine function, or the name of one, as ``module:function`` or
+        ``file.py:function``. ``nworkers`` rollouts run at a time, in threads or in processes (the agent must then be found by
+        name). A number of ``workers`` is that of processes that share them, each running its part in threads. ``policy``
+        is a policy file under which installed frameworks are governed; without one agents are only watched. ``audit`` is
+        the record. What the settings (``lgov.toml``) say about the record, its key, redaction and timeouts holds here
+        too. With ``air_enabled`` the AIR rules in use (`lgov_core.air`), or those of the setting ``air``, or the built-in
+        values, reward single calls. With ``confine`` each worker process runs in a box of its own, by the rules of the
+        policy file, or the preset ``workspace`` without one; its record is kept outside (`docs/how-to/confinement.md`).
 
         Continues the server's unfinished run if there is one. An attempt whose worker crashed or hung is tried again.
         Raises `TrainError` when the server cannot continue or the agent returns no rewards, `ClientError` when the
@@ -122,26 +123,28 @@ class Client:
                 "the agent's module starts a training when a worker imports it",
                 hint='put client.train(...) under if __name__ == "__main__":',
             )
-        check_agent(agent)
         if nworkers < 1:
             raise ArgumentError(f"nworkers is {nworkers}", hint="1 is the least")
-        if workers not in ("threads", "processes"):
-            raise ArgumentError(f"workers is {workers!r}", hint="write threads or processes")
+        processes = _processes(workers, nworkers)
+        if not isinstance(agent, str):
+            check_agent(agent)
+        elif not processes:
+            agent = load_agent(agent)
         if confine and workers != "processes":
-            raise ArgumentError("confine needs processes, and workers are threads", hint="workers='processes'")
+            raise ArgumentError("confine needs a process for each rollout", hint="workers='processes'")
         governance = Governance.from_settings().under(
             None if policy is None else Path(policy), None if audit is None else Path(audit)
         )
         rules = rules_in_use(governance) if air_enabled else None
         options: dict[str, Any] = {"endpoint": self.url, "instrument": auto_instrumentation}
-        name = name_of(agent) if workers == "processes" else ""
+        name = agent if isinstance(agent, str) else name_of(agent) if processes else ""
 
         def opened(open_things: contextlib.ExitStack, done: Done) -> Workers:
-            if workers == "processes":
+            if processes:
                 governing = replace(governance, store=None).as_json()
                 settings = {**options, "governance": governing, "agent": name, "rules": air_enabled}
-                return ProcessWorkers(settings, nworkers, done, confine=confine)
-            runner = AgentRunner(agent, governance=governance, rules=rules, **options)
+                return ProcessWorkers(settings, nworkers, done, processes=processes, confine=confine)
+            runner = AgentRunner(cast("Agent", agent), governance=governance, rules=rules, **options)
             open_things.callback(runner.close)
             return ThreadWorkers(runner, nworkers, done)
 
@@ -312,6 +315,15 @@ def _run(session: _Session, workers: Workers, display: Display) -> TrainResult:
     if (spent := time_spent(result.metrics)) is not None:
         display.say(str(spent))
     return result
+
+
+def _processes(workers: str | int, nworkers: int) -> int:
+    """The number of worker processes that ``workers`` of `Client.train` asks for; 0 for threads."""
+    if isinstance(workers, int) and not isinstance(workers, bool) and workers >= 1:
+        return min(workers, nworkers)
+    if workers not in ("threads", "processes"):
+        raise ArgumentError(f"workers is {workers!r}", hint="write threads, processes, or a number of processes")
+    return nworkers if workers == "processes" else 0
 
 
 def rules_in_use(governance: Governance, default: AirRules | None = None) -> RuleSet:

@@ -43,7 +43,7 @@ class Report:
     """How an attempt ended, as its worker saw it.
 
     A reward names the call that earned it, or none: then it is the attempt's. ``counts`` are the governor's, and
-    ``bad_reward``.
+    ``bad_reward``. ``result`` are JSON values that are kept with the attempt. An agent may return a report instead of a reward.
     """
 
     outcome: Outcome
@@ -51,6 +51,7 @@ class Report:
     spans: tuple[Span, ...] = ()
     error: str | None = None
     counts: Mapping[str, int] = field(default_factory=dict[str, int])
+    result: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def as_json(self) -> dict[str, Any]:
         """It as JSON values."""
@@ -60,6 +61,7 @@ class Report:
             "spans": [_span_json(span) for span in self.spans],
             "error": self.error,
             "counts": dict(self.counts),
+            "result": dict(self.result),
         }
 
     @classmethod
@@ -72,6 +74,7 @@ class Report:
                 tuple(map(_read_span, value["spans"])),
                 None if value["error"] is None else str(value["error"]),
                 {str(name): int(count) for name, count in value["counts"].items()},
+                dict(value["result"]),
             )
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"no report of an attempt: {error!r}") from error

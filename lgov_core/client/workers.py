@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
 from lgov_core.client.attempts import AgentRunner
@@ -19,7 +21,6 @@ from lgov_core.errors import TrainError
 from lgov_core.governance import Governance
 from lgov_core.process.confined import command_in_box
 from lgov_core.process.governed import CANNOT_GOVERN
-from lgov_core.train.workers.lines import close_input, write_line
 from lgov_core.types import Outcome
 
 #: Called from any thread when an attempt has ended.
@@ -90,27 +91,36 @@ class ThreadWorkers:
 
 @dataclass(eq=False)
 class _Process:
+    """A worker process: ``running`` are its attempts, ``reporting`` of them cannot be abandoned any more."""
+
     popen: subprocess.Popen[bytes]
     ready: bool = False
-    given: Assignment | None = None
-    reporting: bool = False
-    given_up: bool = False
+    ended: bool = False
+    running: dict[tuple[str, int], Assignment] = field(default_factory=dict[tuple[str, int], Assignment])
+    reporting: int = 0
 
-    @property
-    def free(self) -> bool:
-        return self.ready and self.given is None and not self.reporting and not self.given_up
+    def free(self, threads: int) -> int:
+        """How many more attempts it can be given."""
+        return threads - len(self.running) - self.reporting if self.ready and not self.ended else 0
 
 
 class ProcessWorkers:
-    """As `ThreadWorkers`, in processes with one attempt at a time. One that dies or hangs is replaced; its attempt
-    ends as ``infrastructure``.
+    """As `ThreadWorkers`, in ``processes`` processes that share ``count`` attempts, by default one each. One that dies or
+    hangs is replaced; its attempts end as ``infrastructure``.
 
-    ``options`` is passed to `lgov_core.client.worker_process`. When processes keep dying before they are ready,
-    `failure` says why. With ``confine`` each process is in a box of its own, and its record outside of that.
+    A process with one attempt at a time is killed when that is abandoned; one with several abandons it as `ThreadWorkers`
+    does. ``options`` is passed to `lgov_core.client.worker_process`. When processes keep dying before they are ready, or
+    a framework cannot be governed there, `failure` says why. With ``confine`` each process is in a box of its own, and
+    its record outside of that.
     """
 
-    def __init__(self, options: dict[str, Any], count: int, done: Done, *, confine: bool = False) -> None:
-        self._options, self._done, self._confine = options, done, confine
+    def __init__(
+        self, options: dict[str, Any], count: int, done: Done, *, processes: int | None = None, confine: bool = False
+    ) -> None:
+        chosen = min(processes or count, count)
+        self._threads = math.ceil(count / chosen)
+        self._options: dict[str, Any] = {**options, "threads": self._threads}
+        self._done, self._confine = done, confine
         #: What is private to the boxes: they are killed, and leave it.
         self._temporary = tempfile.TemporaryDirectory(prefix="lgov-workers-", ignore_cleanup_errors=True)
         self._lock = threading.Lock()
@@ -119,7 +129,7 @@ class ProcessWorkers:
         #: Processes that ended by themselves.
         self.deaths = 0
         self.failure: TrainError | None = None
-        self._processes = [self._start() for _ in range(count)]
+        self._processes = [self._start() for _ in range(chosen)]
 
     @property
     def free(self) -> int:
@@ -127,7 +137,7 @@ class ProcessWorkers:
         with self._lock:
             if self.failure is not None:
                 raise self.failure
-            return sum(process.free for process in self._processes)
+            return sum(process.free(self._threads) for process in self._processes)
 
     @property
     def pids(self) -> list[int]:
@@ -138,22 +148,33 @@ class ProcessWorkers:
     def give(self, given: Assignment) -> None:
         """See `ThreadWorkers`."""
         with self._lock:
-            process = next(one for one in self._processes if one.free)
-            process.given = given
-        write_line(process.popen, asdict(given))  # if it has died, its reader says so
+            process = max(self._processes, key=lambda process: process.free(self._threads), default=None)
+            # The process that was free may have died since: its place is taken by one that is not ready yet.
+            lost = process is None or not process.free(self._threads)
+            if process is not None and not lost:
+                process.running[given.key] = given
+        if lost or process is None:
+            self._done(given, Report(Outcome.INFRASTRUCTURE, error="the worker process ended", counts={"died": 1}))
+        else:
+            _write_line(process.popen, asdict(given))  # if it has died, its reader says so
 
     def abandon(self, key: tuple[str, int]) -> None:
         """See `ThreadWorkers`."""
         with self._lock:
-            for process in self._processes:
-                if process.given is not None and process.given.key == key:
-                    process.given, process.given_up = None, True
-                    process.popen.kill()  # its reader puts another in its place
+            process = next((process for process in self._processes if key in process.running), None)
+            if process is None:
+                return
+            del process.running[key]
+            if self._threads == 1:
+                process.ended = True
+                process.popen.kill()  # its reader puts another in its place
+                return
+        _write_line(process.popen, {"abandon": list(key)})
 
     def running(self) -> list[Assignment]:
         """See `ThreadWorkers`."""
         with self._lock:
-            return [process.given for process in self._processes if process.given is not None]
+            return [given for process in self._processes for given in process.running.values()]
 
     def close(self) -> None:
         """See `ThreadWorkers`."""
@@ -161,12 +182,12 @@ class ProcessWorkers:
             self._closing = True
             processes, self._processes = self._processes, []
             for process in processes:
-                process.given = None
+                process.running.clear()
         for process in processes:
             process.popen.kill()
         for process in processes:
             process.popen.wait()
-            close_input(process.popen)
+            _close_input(process.popen)
         self._temporary.cleanup()
 
     def _start(self) -> _Process:
@@ -186,56 +207,75 @@ class ProcessWorkers:
             start_new_session=True,  # Ctrl-C is for the client, which then decides
         )
         process = _Process(popen)
-        write_line(popen, self._options)
+        _write_line(popen, self._options)
         threading.Thread(target=self._read, args=(process,), name=f"lgov-client-{popen.pid}", daemon=True).start()
         return process
 
     def _read(self, process: _Process) -> None:
-        said: dict[str, Any] = {}
+        message: dict[str, Any] = {}
         assert process.popen.stdout is not None
         with process.popen.stdout as lines:
             for line in lines:
                 if not line.endswith(b"\n"):
                     break  # it was killed while it wrote
-                said = json.loads(line)
-                if said.get("ready"):
+                message = json.loads(line)
+                if message.get("ready"):
                     with self._lock:
                         process.ready, self._false_starts = True, 0
-                elif "report" in said:
-                    self._reported(process, said)
-        self._died(process, process.popen.wait(), said)
+                elif "report" in message:
+                    self._reported(process, message)
+        self._died(process, process.popen.wait(), message)
 
-    def _reported(self, process: _Process, said: dict[str, Any]) -> None:
+    def _reported(self, process: _Process, message: dict[str, Any]) -> None:
+        rollout_id, attempt = message["key"]
         with self._lock:
-            given = process.given
-            if given is None or [given.rollout_id, given.attempt] != said["key"]:
+            given = process.running.pop((rollout_id, attempt), None)
+            if given is None:
                 return
-            process.given, process.reporting = None, True  # it cannot be abandoned any more
+            process.reporting += 1
         try:
-            self._done(given, Report.of_json(said["report"]))
+            self._done(given, Report.of_json(message["report"]))
         finally:
             with self._lock:
-                process.reporting = False
+                process.reporting -= 1
 
-    def _died(self, process: _Process, status: int, said: dict[str, Any]) -> None:
+    def _died(self, process: _Process, status: int, message: dict[str, Any]) -> None:
         with self._lock:
             if self._closing or process not in self._processes:
                 return
-            given, process.given = process.given, None
+            left = list(process.running.values())
+            process.running.clear()
             self.deaths += 1
             self._false_starts += not process.ready
-            in_vain = self._false_starts >= _MOST_FALSE_STARTS or (status == CANNOT_GOVERN and not process.ready)
+            # A framework that cannot be governed ends the process whenever the agent imports it: another would end too.
+            in_vain = self._false_starts >= _MOST_FALSE_STARTS or status == CANNOT_GOVERN
             if in_vain and self.failure is None:
-                why = said.get("error") or f"ended with status {status}, and standard error says why"
-                self.failure = TrainError(f"no worker process became ready: {why}", hint=said.get("hint"))
+                why = message.get("error") or f"ended with status {status}, and standard error says why"
+                when = "stays ready" if process.ready else "became ready"
+                self.failure = TrainError(f"no worker process {when}: {why}", hint=message.get("hint"))
             if self.failure is None:
                 self._processes[self._processes.index(process)] = self._start()
             else:
                 self._processes.remove(process)
-        close_input(process.popen)
-        if given is not None:
+        _close_input(process.popen)
+        for given in left:
             error = f"the worker process ended with status {status}"
             self._done(given, Report(Outcome.INFRASTRUCTURE, error=error, counts={"died": 1}))
 
 
 Workers: TypeAlias = ThreadWorkers | ProcessWorkers
+
+
+def _write_line(popen: subprocess.Popen[bytes], value: Mapping[str, Any]) -> None:
+    """Writes one line to a worker process. One that has died is reported by its reader."""
+    if popen.stdin is not None:
+        with contextlib.suppress(OSError):
+            popen.stdin.write(json.dumps(value, default=str).encode() + b"\n")
+            popen.stdin.flush()
+
+
+def _close_input(popen: subprocess.Popen[bytes]) -> None:
+    """Tells a worker process to end; what it can no longer read is lost."""
+    if popen.stdin is not None:
+        with contextlib.suppress(OSError):
+            popen.stdin.close()

@@ -123,7 +123,7 @@ def _run(plan: Plan, seeds: range, ungoverned: bool, folder: Path, resume: bool,
             failed = error.code
             break
         reports.append(report)
-        draw_curves(spec.folder)
+        draw_curves(spec.folder, evaluated=plan.evaluations)
         if report.interrupted:
             failed = "interrupted"
             break

@@ -51,8 +51,8 @@ def make_agent(model: str):
     )
 
 
-async def answer(agent: Any, question: str, database: str) -> str:
+def answer(agent: Any, question: str, database: str) -> str:
     """Asks the agent one question and returns what it says in the end."""
     messages = [{"role": "user", "content": question}]
-    state = await agent.ainvoke({"messages": messages}, context=Context(database))
+    state = agent.invoke({"messages": messages}, context=Context(database))
     return str(state["messages"][-1].content)

@@ -1,87 +1,104 @@
-"""One rollout of the demo inside a worker: a fresh copy of the database, the agent, the oracle, the task reward."""
+"""One rollout of the demo: a fresh copy of the database, the agent, the oracle, the task reward.
+
+`pay_desk` is what `Client.train` is given. The agent itself, ``agent.py``, is run as it is.
+"""
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import importlib.util
 import json
 import re
 import sys
-from collections.abc import Mapping
+import threading
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Final
 
+from lgov_core.air import AirRules, RuleSet, use
+from lgov_core.client.outcomes import is_infrastructure
+from lgov_core.client.tasks import Resource, Task
+from lgov_core.client.wire import Report
 from lgov_core.demo.company import PROTECTED_TABLES, copy_for_rollout
 from lgov_core.demo.oracle import Oracle, Verdict
 from lgov_core.demo.questions import Question
-from lgov_core.train.workers.failures import is_infrastructure
-from lgov_core.train.workers.jobs import Episode, Job
 from lgov_core.types import Outcome, Reward
 
+AGENT_FILE: Final = Path(__file__).parent / "agent.py"
 _ANSWER = re.compile(r"Answer: (-?\d+)")
+_OPENING: Final = threading.Lock()
+
+# Calls are paid one by one, within `CreditRules.air_cap`: worker processes import this module before they pay any.
+use(RuleSet(base=AirRules(shaped=False)))
 
 
-class PayDeskRunner:
-    """Runs the demo's agent file, unedited, once per job.
+def pay_desk(resource: Resource, task: Task) -> Report:
+    """Has the agent answer a question, and scores the answer against the result rows of the reference query.
 
-    ``options``: ``agent`` (path of the agent's file), ``model`` (its name at the endpoint), ``template`` (the company
-    database), ``folder`` (where the copies go) and ``oracle`` (the file that gets a line for every attempt).
+    ``task`` has ``question``, ``figures_seed`` and ``company``, the path of the company database. Beside that are
+    ``databases``, the folder of the copies, and ``oracle.jsonl``, which gets a line for every attempt.
     """
+    with _OPENING:
+        desk = _desk(str(task.company), resource.model)
+    return desk.attempt(resource, task)
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        self.template = Path(options["template"])
-        self.folder = Path(options["folder"])
+
+@functools.cache
+def _desk(company: str, model: str) -> PayDesk:
+    return PayDesk(Path(company), model)
+
+
+class PayDesk:
+    """The agent and the oracle of one process. Attempts may run in several threads."""
+
+    def __init__(self, company: Path, model: str) -> None:
+        self.company = company
+        self.folder = company.parent / "databases"
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.record = Path(options["oracle"])
+        self.record = company.parent / "oracle.jsonl"
         self.oracle = Oracle(PROTECTED_TABLES)
         self.oracle.install()
-        self.program = _load(Path(options["agent"]))
-        self.agent = self.program.make_agent(options["model"])
+        self.program = _load(AGENT_FILE)
+        self.agent = self.program.make_agent(model)
 
-    async def run(self, job: Job) -> Episode:
-        """Asks the question of the job and scores the answer against the result rows of the reference query."""
-        question = Question(**job.task["question"])
-        path = self.folder / f"{job.rollout_id}-{job.attempt}.db"
-        expected = await asyncio.to_thread(self._begin, path, question, int(job.task["figures_seed"]))
-        said, error = "", None
+    def attempt(self, resource: Resource, task: Task) -> Report:
+        """One attempt: an agent that raises has failed, a machine that fails is not the agent's doing."""
+        path = self.folder / f"{resource.rollout_id}-{resource.attempt}.db"
+        question = Question(**task.question)
+        expected = copy_for_rollout(self.company, path, question, seed=int(task.figures_seed))
+        self.oracle.open(path)
+        text, error = "", None
         try:
-            said = await self.program.answer(self.agent, question.text, str(path))
-        except Exception as raised:  # noqa: BLE001 - it becomes the episode's outcome, after the oracle was asked
+            text = self.program.answer(self.agent, question.text, str(path))
+        except Exception as raised:  # noqa: BLE001 - it becomes the attempt's outcome, after the oracle was asked
             error = raised
         finally:
-            # Also when the attempt is cancelled for being late: the oracle's word is never lost.
-            seen = self._end(path, job)
-        match = _ANSWER.fullmatch(said.strip())
+            verdict = self._close(path, resource)
+        match = _ANSWER.fullmatch(text.strip())
         correct = match is not None and int(match.group(1)) == expected
         outcome = Outcome.SUCCEEDED if correct else Outcome.FAILED
         if error is not None and is_infrastructure(error):
             outcome = Outcome.INFRASTRUCTURE
         elif isinstance(error, TimeoutError):
             outcome = Outcome.TIMEOUT
-        rewards = (Reward(1.0 if correct else 0.0, "task", job.rollout_id, job.attempt, source="result rows"),)
-        return Episode(
+        reward = Reward(1.0 if correct else 0.0, "task", source="result rows")
+        return Report(
             outcome,
-            rewards if outcome.trainable else (),
-            {"correct": correct, "said": said[:200], "expected": expected, **asdict(seen)},
-            f"{type(error).__name__}: {error}" if error else None,
+            (reward,) if outcome.trainable else (),
+            error=f"{type(error).__name__}: {error}" if error else None,
+            result={"correct": correct, "said": text[:200], "expected": expected, **asdict(verdict)},
         )
 
-    def _begin(self, path: Path, question: Question, seed: int) -> int:
-        answer = copy_for_rollout(self.template, path, question, seed=seed)
-        self.oracle.open(path)
-        return answer
-
-    def _end(self, path: Path, job: Job) -> Verdict:
-        seen = self.oracle.close(path)
-        line = {"rollout_id": job.rollout_id, "attempt": job.attempt, "violated": seen.violated, **asdict(seen)}
-        # One write of one line in append mode: workers do not cut into each other's lines.
+    def _close(self, path: Path, resource: Resource) -> Verdict:
+        verdict = self.oracle.close(path)
+        about = {"rollout_id": resource.rollout_id, "attempt": resource.attempt, "violated": verdict.violated}
+        # One write of one line in append mode: processes do not cut into each other's lines.
         with self.record.open("ab", buffering=0) as record:
-            record.write((json.dumps(line) + "\n").encode())
+            record.write((json.dumps({**about, **asdict(verdict)}) + "\n").encode())
         for name in (path, Path(f"{path}-journal"), Path(f"{path}-wal"), Path(f"{path}-shm")):
             name.unlink(missing_ok=True)
-        return seen
+        return verdict
 
 
 def _load(path: Path) -> ModuleType:

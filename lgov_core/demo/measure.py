@@ -1,16 +1,18 @@
-"""The demo's figures: rates with intervals."""
+"""The demo's figures, from what a run left in its folder: rates with intervals."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lgov_core.store import TraceStore
 from lgov_core.train.loop.intervals import wilson_interval
-from lgov_core.train.workers.jobs import JobResult
+from lgov_core.train.loop.metrics_log import read_metrics
+from lgov_core.types import Attempt, Rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +33,13 @@ class Evaluation:
     infrastructure: int
 
 
-def evaluate(results: Sequence[JobResult], violated: Mapping[str, bool]) -> Evaluation:
+def evaluate(results: Sequence[Attempt], violated: Mapping[str, bool]) -> Evaluation:
     """Sums up results; ``violated`` says by rollout id what the oracle saw (in any attempt)."""
-    usable = [result for result in results if result.outcome.trainable]
+    usable = [result for result in results if result.trainable]
     count = len(usable)
     if count == 0:
         return Evaluation(0, math.nan, (0.0, 1.0), math.nan, math.nan, math.nan, math.nan, len(results))
-    correct = sum(bool(result.result.get("correct")) for result in usable)
+    correct = sum(bool(kept(result).get("correct")) for result in usable)
 
     def share(name: str) -> float:
         return sum(result.counts.get(name, 0) > 0 for result in usable) / count
@@ -48,10 +50,15 @@ def evaluate(results: Sequence[JobResult], violated: Mapping[str, bool]) -> Eval
         interval=wilson_interval(correct, count),
         attempted=share("violations"),
         denied=share("denied"),
-        executed=sum(violated.get(result.job.rollout_id, False) for result in usable) / count,
+        executed=sum(violated.get(result.rollout_id, False) for result in usable) / count,
         mean_turns=sum(result.counts.get("model_calls", 0) for result in usable) / count,
         infrastructure=len(results) - count,
     )
+
+
+def kept(attempt: Attempt) -> Mapping[str, Any]:
+    """What an attempt's report kept of it; empty for one that was given up."""
+    return attempt.result if isinstance(attempt.result, Mapping) else {}
 
 
 class OracleRecord:
@@ -76,9 +83,60 @@ class OracleRecord:
                     entry = json.loads(line)
                     self.attempts += 1
                     self.violations += entry["violated"]
-                    known = self.violated.get(entry["rollout_id"], False)
-                    self.violated[entry["rollout_id"]] = known or entry["violated"]
+                    before = self.violated.get(entry["rollout_id"], False)
+                    self.violated[entry["rollout_id"]] = before or entry["violated"]
         return self
+
+
+class Recorded:
+    """What store, oracle and batches have of a run. ``evaluations`` are the complete ones, each of ``evaluated`` rollouts."""
+
+    def __init__(self, folder: Path, store: TraceStore, *, evaluated: int) -> None:
+        self.folder, self.store = folder, store
+        self.oracle = OracleRecord(folder / "oracle.jsonl").refresh()
+        self._last: dict[str, Attempt] = {}
+        for attempt in store.attempts():
+            if attempt.rollout_id not in self._last or attempt.attempt > self._last[attempt.rollout_id].attempt:
+                self._last[attempt.rollout_id] = attempt
+        tests = sorted((one for one in store.rollouts() if one.mode == "test"), key=lambda rollout: rollout.created_at)
+        # Each evaluation puts all its rollouts into the queue at once; of one that was stopped some were never run.
+        parts = [tests[start : start + evaluated] for start in range(0, len(tests), evaluated)]
+        self.evaluations = [
+            part for part in ([self._attempt(one) for one in part] for part in parts) if None not in part
+        ]
+
+    def _attempt(self, rollout: Rollout) -> Attempt | None:
+        attempt = self._last.get(rollout.rollout_id)
+        stopped = attempt is None or (attempt.error or "").startswith("cancelled: ")
+        return None if stopped or attempt is None else replace(attempt, task_id=rollout.task_id)
+
+    def evaluation(self, number: int) -> Evaluation | None:
+        """An evaluation of the held-out questions; None where it was not made."""
+        if not -len(self.evaluations) <= number < len(self.evaluations):
+            return None
+        attempts = [attempt for attempt in self.evaluations[number] if attempt is not None]
+        return evaluate(attempts, self.oracle.violated)
+
+    def training(self) -> list[dict[str, Any]]:
+        """The line of each update in ``metrics.jsonl``, with the fields of the `Evaluation` of its batch's rollouts."""
+        # After a resumed run a step may occur twice; the later line counts.
+        lines = {line["step"]: line for line in read_metrics(self.folder / "metrics.jsonl") if line["phase"] == "train"}
+        return [
+            {**line, **asdict(evaluate(self.batch(step), self.oracle.violated))} for step, line in sorted(lines.items())
+        ]
+
+    def batch(self, step: int) -> list[Attempt]:
+        """The attempts that an update was made of."""
+        from pyarrow import parquet
+
+        path = self.folder / "transitions" / f"step-{step:06d}.parquet"
+        rows = parquet.read_table(path, columns=["rollout_id", "task_id"]).to_pylist()
+        tasks = {row["rollout_id"]: row["task_id"] for row in rows}
+        return [replace(self._last[rollout_id], task_id=task_id) for rollout_id, task_id in tasks.items()]
+
+    def denied_rollout(self) -> str | None:
+        """A rollout in which something was denied, for the reader to look at."""
+        return next((reward.rollout_id for reward in self.store.rewards() if reward.dimension == "compliance"), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from lgov_core.policies import load_policy_file
 from lgov_core.train.algorithms.config import SupervisedConfig
 from lgov_core.train.algorithms.supervised import supervised
 from lgov_core.train.layout.rows import TrainRow
-from lgov_core.train.loop.policy_model import full_policy, lora_policy
+from lgov_core.train.loop.policy_model import lora_policy
 from lgov_core.types import Action, Point
 
 SYSTEM: Message = {"role": "system", "content": "Answer from the company database."}
@@ -129,6 +129,3 @@ def _corpus(log: ImperfectLog) -> list[str]:
                 texts.append(f"@run_sql {json.loads(call['function']['arguments'])['query']}")
         texts += [draw_question(chance, "held_out").text, "Error: no such table: staff", "Error: no such column: "]
     return texts
-
-
-POLICIES = {"tiny": full_policy, "smollm2": lora_policy}

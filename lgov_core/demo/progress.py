@@ -46,6 +46,7 @@ class Display:
     """Progress bars on standard error; silent when ``quiet``."""
 
     def __init__(self, *, quiet: bool = False) -> None:
+        self.quiet = quiet
         self.console = Console(file=sys.stderr, quiet=quiet)
 
     @contextmanager

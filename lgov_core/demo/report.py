@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lgov_core.demo.measure import Evaluation, RunReport, mean_of
+from lgov_core.demo.measure import Evaluation, Recorded, RunReport, mean_of
+from lgov_core.store import open_store
 from lgov_core.train.loop.metrics_log import read_metrics
 from lgov_core.train.loop.time_spent import time_spent
 
@@ -80,11 +82,12 @@ def as_json(reports: Sequence[RunReport]) -> dict[str, Any]:
     }
 
 
-def draw_curves(folder: Path) -> Path | None:
-    """Draws ``curves.png`` from ``metrics.jsonl``: accuracy, violations and KL over the updates. None without updates."""
-    entries = read_metrics(folder / "metrics.jsonl")
-    # After a resumed run a step may occur twice; the later line counts.
-    train = list({entry["step"]: entry for entry in entries if entry["phase"] == "train"}.values())
+def draw_curves(folder: Path, *, evaluated: int) -> Path | None:
+    """Draws ``curves.png``: accuracy, violations and KL over the updates. None without updates."""
+    with contextlib.closing(open_store(str(folder / "store.sqlite"))) as store:
+        recorded = Recorded(folder, store, evaluated=evaluated)
+        train = recorded.training()
+        held_out = [recorded.evaluation(number) for number in range(len(recorded.evaluations))]
     if not train:
         return None
     import matplotlib as mpl
@@ -92,21 +95,21 @@ def draw_curves(folder: Path) -> Path | None:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    steps = [entry["step"] for entry in train]
+    steps = [line["step"] for line in train]
     figure, axes = plt.subplots(1, 3, figsize=(13, 3.6), layout="constrained")
-    axes[0].plot(steps, [entry["accuracy"] for entry in train], label="training rollouts")
-    low, high = zip(*(entry["interval"] for entry in train), strict=True)
+    axes[0].plot(steps, [line["accuracy"] for line in train], label="training rollouts")
+    low, high = zip(*(line["interval"] for line in train), strict=True)
     axes[0].fill_between(steps, low, high, alpha=0.2)
-    held_out = [entry for entry in entries if entry["phase"] in ("before", "after")]
-    axes[0].plot([e["step"] for e in held_out], [e["accuracy"] for e in held_out], "ko", label="held-out")
+    points = [(step, one.accuracy) for step, one in zip((0, steps[-1]), held_out, strict=False) if one is not None]
+    axes[0].plot(*zip(*points, strict=True), "ko", label="held-out")
     axes[0].set(title="accuracy", xlabel="updates", ylim=(0, 1))
-    for place, name, label in (
+    for number, name, label in (
         (1, "attempted", "attempted"),
         (1, "executed", "executed (oracle)"),
         (2, "kl", "KL to the warm start"),
         (2, "clip_fraction", "clipped share"),
     ):
-        axes[place].plot(steps, [entry[name] for entry in train], label=label)
+        axes[number].plot(steps, [line[name] for line in train], label=label)
     axes[1].set(title="rollouts with a violation", xlabel="updates", ylim=(-0.02, 1))
     axes[2].set(title="update", xlabel="updates")
     for axis in axes:

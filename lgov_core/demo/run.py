@@ -1,4 +1,4 @@
-"""One run of the demo: warm start, evaluate, train, evaluate again."""
+"""One run of the demo: a warm start, then a training server and its client, as `lgov train` would run them."""
 
 from __future__ import annotations
 
@@ -6,38 +6,31 @@ import contextlib
 import json
 import random
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
-from lgov_core.air import AirRules
-from lgov_core.audit import default_signer
+from lgov_core import Client
 from lgov_core.demo.company import build_company
-from lgov_core.demo.measure import Evaluation, OracleRecord, RunReport, evaluate
+from lgov_core.demo.episode import pay_desk
+from lgov_core.demo.measure import Recorded, RunReport
 from lgov_core.demo.plans import Plan
-from lgov_core.demo.prepare import POLICIES, ImperfectLog, denials_of, smollm2_model, tiny_model
+from lgov_core.demo.prepare import ImperfectLog, denials_of, smollm2_model, tiny_model
 from lgov_core.demo.progress import Display
-from lgov_core.demo.questions import Question, Split, draw_question
+from lgov_core.demo.questions import Split, draw_question
 from lgov_core.errors import TrainError
-from lgov_core.gateway.engine.embedded import EmbeddedEngine
-from lgov_core.gateway.server import EndpointServer
-from lgov_core.models import LanguageModel, load_model
-from lgov_core.store import TraceStore, open_store
-from lgov_core.train.algorithms.update import PolicyUpdate
-from lgov_core.train.loop.lineage import Facts, Lineage, policy_facts
-from lgov_core.train.loop.loop import Task, TrainingLoop
-from lgov_core.train.loop.policy_model import PolicyModel
-from lgov_core.train.loop.weights_digest import weights_digest
-from lgov_core.train.workers.jobs import JobResult, WorkerConfig
-from lgov_core.train.workers.pool import WorkerPool
+from lgov_core.server.local import serving
+from lgov_core.store import open_store
+from lgov_core.train.algorithms.algorithms import algorithm
+from lgov_core.train.settings import TrainSettings, load_train_settings
 from lgov_core.transitions import CreditRules
 
-HERE = Path(__file__).parent
-POLICY_FILE = HERE / "policy.yaml"
-AGENT_FILE = HERE / "agent.py"
+HERE: Final = Path(__file__).parent
+POLICY_FILE: Final = HERE / "policy.yaml"
+#: The rank of the adapters that a large model is trained with; 0 trains all weights.
+_RANKS: Final = {"tiny": 0, "smollm2": 16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +49,9 @@ class RunSpec:
     credit: CreditRules = field(default_factory=CreditRules)
 
     @property
-    def run_id(self) -> str:
-        """The name of the run in the store."""
-        return f"demo-{self.plan.model}-seed{self.seed}-{'governed' if self.governed else 'ungoverned'}"
+    def policy(self) -> Path:
+        """The policy file of the run; without governance it only watches."""
+        return POLICY_FILE if self.governed else self.folder / "policy-in-shadow.yaml"
 
 
 def run_once(spec: RunSpec, display: Display) -> RunReport:
@@ -70,149 +63,112 @@ def run_once(spec: RunSpec, display: Display) -> RunReport:
     template = _prepare_folder(spec)
     if spec.plan.threads is not None:
         torch.set_num_threads(spec.plan.threads)
-    model = _warm_model(spec, template, display)
-    start_sha256 = weights_digest(model.module.state_dict().items())
-    policy: PolicyModel = POLICIES[spec.plan.model](model.module)
-    with contextlib.closing(open_store(str(spec.folder / "store.sqlite"))) as store:
-        store.fail_open_attempts("the run was interrupted")
-        engine = EmbeddedEngine(model, max_batch=spec.plan.max_batch, max_new_tokens=spec.plan.max_new_tokens)
-        with (
-            EndpointServer([engine], store) as server,
-            WorkerPool(
-                _worker_config(spec, template, f"{server.url}/v1"),
-                store,
-                workers=spec.plan.workers,
-                concurrency=spec.plan.concurrency,
-                log_dir=spec.folder / "logs",
-            ) as pool,
-        ):
-            loop = TrainingLoop(
-                run_id=spec.run_id,
-                policy=policy,
-                learner=PolicyUpdate(
-                    policy.module, spec.plan.update, reference=policy.reference, reference_mode=policy.reference_mode
-                ),
-                engine=engine,
-                store=store,
-                pool=pool,
-                folder=spec.folder,
-                credit=spec.credit,
-                checkpoint_every=5 if spec.plan.model == "tiny" else 1,
-                keep_weights=spec.plan.keep_weights,
-                seal=_lineage(spec, start_sha256).seal,
-            )
-            return _Session(spec, loop, store, display, began).run()
+    _warm_up(spec, template, display)
+    interrupted = False
+    try:
+        _train(spec, template, display)
+    except KeyboardInterrupt:
+        interrupted = True
+    report = _report(spec, began, interrupted)
+    if report is None:  # not even the first evaluation was made
+        raise KeyboardInterrupt
+    return report
 
 
-class _Session:
-    """One run of the training loop, with its evaluations."""
-
-    def __init__(self, spec: RunSpec, loop: TrainingLoop, store: TraceStore, display: Display, began: float) -> None:
-        self.spec = spec
-        self.plan = spec.plan
-        self.loop = loop
-        self.store = store
-        self.oracle = OracleRecord(spec.folder / "oracle.jsonl")
-        self.display = display
-        self.rollouts = 0
-        self.began = began
-
-    def run(self) -> RunReport:
-        before = self._recorded("before")
-        after: Evaluation | None = None
-        interrupted = False
+def _train(spec: RunSpec, template: Path, display: Display) -> None:
+    """Serves the model, and runs the agent on the questions until it is trained."""
+    plan = spec.plan
+    chosen = replace(algorithm("grpo"), credit=spec.credit, update=plan.update)
+    with serving(_settings(spec), spec.folder, resume=spec.resume, algorithm=chosen) as server:
+        client = Client(server.url, quiet=display.quiet, exit_on_interrupt=False)
+        client.upload_data(
+            _training_tasks(spec, template), _tasks(f"held-out/{spec.seed}", "held_out", plan.evaluations, template)
+        )
         try:
-            if self.spec.resume:
-                self.loop.resume()
-            if before is None:
-                before = self._evaluate("before")
-            self._train()
-            self.loop.checkpoint()
-            after = self._evaluate("after")
+            client.train(
+                pay_desk,
+                nworkers=plan.concurrency * plan.workers,
+                workers=plan.workers,
+                policy=spec.policy,
+                audit=spec.folder / "audit.sqlite",
+            )
         except KeyboardInterrupt:
-            interrupted = True
-            self.loop.checkpoint()
-            if before is None:
-                raise
-        self.oracle.refresh()
+            display.say("ending after the update in progress; once more ends at once")
+            raise
+
+
+def _settings(spec: RunSpec) -> TrainSettings:
+    plan = spec.plan
+    flags: dict[tuple[str, str], Any] = {
+        ("model", "name"): str(spec.warm_folder.resolve()),
+        ("model", "dtype"): "float32",
+        ("model", "tool_format"): "compact",
+        ("model", "lora_rank"): _RANKS[plan.model],
+        ("model", "max_batch"): plan.max_batch,
+        ("model", "max_new_tokens"): plan.max_new_tokens,
+        ("training", "steps"): plan.iterations,
+        ("training", "batch_size"): plan.tasks,
+        ("training", "group_size"): plan.group,
+        ("training", "checkpoint_every"): 5 if plan.model == "tiny" else 1,
+        ("training", "keep_weights"): plan.keep_weights,
+        ("training", "seed"): spec.seed,
+        ("runtime", "timeout_s"): 120.0 if plan.model == "tiny" else 600.0,
+        ("runtime", "policy"): spec.policy,
+    }
+    return load_train_settings(flags=flags, environ={})
+
+
+def _training_tasks(spec: RunSpec, template: Path) -> list[dict[str, Any]]:
+    """The questions of all updates, each asked in one of them."""
+    updates = range(max(1, spec.plan.iterations))
+    return [task for update in updates for task in _tasks(f"{spec.seed}/{update}", "train", spec.plan.tasks, template)]
+
+
+def _tasks(name: str, split: Split, count: int, template: Path) -> list[dict[str, Any]]:
+    chance = random.Random(name)
+    return [
+        {
+            "question": asdict(draw_question(chance, split)),
+            "figures_seed": chance.randrange(10**9),
+            "company": str(template.resolve()),
+        }
+        for _ in range(count)
+    ]
+
+
+def _report(spec: RunSpec, began: float, interrupted: bool) -> RunReport | None:
+    """The figures of the run, from what it left; None where nothing was measured."""
+    path = spec.folder / "store.sqlite"
+    if not path.exists():
+        return None
+    with contextlib.closing(open_store(str(path))) as store:
+        recorded = Recorded(spec.folder, store, evaluated=spec.plan.evaluations)
+        before = recorded.evaluation(0)
+        if before is None:
+            return None
+        training = recorded.training()
+        done = not interrupted and len(training) >= spec.plan.iterations
         return RunReport(
-            seed=self.spec.seed,
-            governed=self.spec.governed,
-            model=self.plan.model,
-            folder=str(self.spec.folder),
+            seed=spec.seed,
+            governed=spec.governed,
+            model=spec.plan.model,
+            folder=str(spec.folder),
             before=before,
-            after=after,
-            updates=self.loop.done,
-            rollouts=self.rollouts,
-            executed_violations=self.oracle.violations,
-            oracle_attempts=self.oracle.attempts,
-            seconds=round(time.monotonic() - self.began, 1),
-            denied_rollout=self._denied_rollout(),
+            after=recorded.evaluation(-1) if done else None,
+            updates=len(training),
+            rollouts=sum(line["rollouts"] for line in training),
+            executed_violations=recorded.oracle.violations,
+            oracle_attempts=recorded.oracle.attempts,
+            seconds=round(time.monotonic() - began, 1),
+            denied_rollout=recorded.denied_rollout(),
             interrupted=interrupted,
         )
 
-    def _train(self) -> None:
-        with self.display.stage("train", self.plan.iterations) as stage:
-            stage.to(self.loop.done)
-            while self.loop.done < self.plan.iterations:
-                chance = random.Random(f"{self.spec.seed}/{self.loop.done}")
-                tasks = [_task(chance, "train", f"i{self.loop.done}-{n}") for n in range(self.plan.tasks)]
-                iteration = self.loop.iterate(tasks, self.plan.group, stage.detail, self._figures)
-                self.rollouts += len(iteration.results)
-                now = evaluate(iteration.results, self.oracle.refresh().violated)
-                stage.to(self.loop.done, f"accuracy {now.accuracy:.2f}  attempted {now.attempted:.2f}")
 
-    def _figures(self, results: Sequence[JobResult]) -> dict[str, Any]:
-        return asdict(evaluate(results, self.oracle.refresh().violated))
-
-    def _evaluate(self, moment: str) -> Evaluation:
-        """Held-out questions, the same ones at every moment; sampled, because greedy decoding hides violations."""
-        chance = random.Random(f"held-out/{self.spec.seed}")
-        tasks = [_task(chance, "held_out", f"{moment}-{n}") for n in range(self.plan.evaluations)]
-        with self.display.stage(f"evaluate {moment}", len(tasks)) as stage:
-            results = self.loop.collect(tasks, 1, lambda done, _total: stage.to(done))
-        found = evaluate(results, self.oracle.refresh().violated)
-        self.loop.run.metrics.add(moment, self.loop.done, asdict(found))
-        return found
-
-    def _recorded(self, phase: str) -> Evaluation | None:
-        """An evaluation that an interrupted run has already done."""
-        if not self.spec.resume:
-            return None
-        for entry in self.loop.run.metrics.lines():
-            if entry["phase"] == phase:
-                fields: dict[str, Any] = {name: entry[name] for name in Evaluation.__dataclass_fields__}
-                fields["interval"] = tuple(fields["interval"])
-                return Evaluation(**fields)
-        return None
-
-    def _denied_rollout(self) -> str | None:
-        """A rollout in which something was denied, for the reader to look at."""
-        return next((one.rollout_id for one in self.store.rewards() if one.dimension == "compliance"), None)
-
-
-def _lineage(spec: RunSpec, start_sha256: str) -> Lineage:
-    facts = Facts(
-        run_id=spec.run_id,
-        model=str(spec.warm_folder.resolve()),
-        start_sha256=start_sha256,
-        seed=spec.seed,
-        settings={**asdict(spec.plan), "credit": repr(spec.credit)},
-        policy=policy_facts(POLICY_FILE, shadow=not spec.governed),
-    )
-    return Lineage(facts, folder=spec.folder, signer=default_signer())
-
-
-def _task(chance: random.Random, split: Split, task_id: str) -> Task:
-    question: Question = draw_question(chance, split)
-    mode = "train" if split == "train" else "test"
-    return Task(task_id, {"question": asdict(question), "figures_seed": chance.randrange(10**9), "mode": mode})
-
-
-def _warm_model(spec: RunSpec, template: Path, display: Display) -> LanguageModel:
-    """The warmed-up model; made once per seed, so that governed and ungoverned runs start from the same weights."""
+def _warm_up(spec: RunSpec, template: Path, display: Display) -> None:
+    """Makes the warmed-up model, once per seed, so that governed and ungoverned runs start from the same weights."""
     if (spec.warm_folder / "config.json").exists():
-        return load_model(str(spec.warm_folder), dtype="float32", tool_format="compact")
+        return
     make = {"tiny": tiny_model, "smollm2": smollm2_model}[spec.plan.model]
     log = ImperfectLog(template, denials_of(POLICY_FILE), seed=spec.seed, peeks=spec.plan.peeks)
     steps = spec.plan.warm_steps
@@ -221,27 +177,6 @@ def _warm_model(spec: RunSpec, template: Path, display: Display) -> LanguageMode
             log, seed=spec.seed, steps=steps, progress=lambda step, _, loss: stage.to(step, f"loss {loss:.2f}")
         )
     model.save(spec.warm_folder)
-    return model
-
-
-def _worker_config(spec: RunSpec, template: Path, url: str) -> WorkerConfig:
-    return WorkerConfig(
-        factory="lgov_core.demo.episode:PayDeskRunner",
-        options={
-            "agent": str(AGENT_FILE),
-            "model": spec.plan.model,
-            "template": str(template),
-            "folder": str(spec.folder / "databases"),
-            "oracle": str(spec.folder / "oracle.jsonl"),
-        },
-        policy=str(POLICY_FILE),
-        audit=str(spec.folder / "audit.sqlite"),
-        store=str(spec.folder / "store.sqlite"),
-        endpoint=url,
-        shadow=not spec.governed,
-        air=asdict(AirRules(shaped=False)),  # paid per call, within CreditRules.air_cap
-        timeout_s=120.0 if spec.plan.model == "tiny" else 600.0,
-    )
 
 
 def _prepare_folder(spec: RunSpec) -> Path:
@@ -251,6 +186,8 @@ def _prepare_folder(spec: RunSpec) -> Path:
         config = {"seed": spec.seed, "governed": spec.governed, "warm": str(spec.warm_folder.resolve())}
         text = json.dumps({**config, "plan": asdict(spec.plan)}, indent=2)
         (spec.folder / "config.json").write_text(text)
+        if not spec.governed:
+            spec.policy.write_text(f"mode: shadow\n{POLICY_FILE.read_text()}")
     except OSError as error:
         raise TrainError(
             f"the run folder {spec.folder} cannot be written: {error.strerror or error}",

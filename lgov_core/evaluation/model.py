@@ -69,8 +69,7 @@ def load_trained(
     _require_start(folder, said, name, weights_digest(own.items()))
     checkpoint = read_checkpoint(folder)
     weights = _weights_of(checkpoint.weights, folder, policy)
-    rank = _rank(weights)
-    trained = full_policy(model.module) if rank is None else lora_policy(model.module, rank=rank)
+    trained = policy_of(model.module, weights)
     try:
         trained.load(weights)
     except RuntimeError as error:
@@ -126,11 +125,17 @@ def _base(folder: Path, run: Path, said: Mapping[str, Any], base: str | None, de
     name = base or said.get("start", {}).get("model")
     if name is None:
         raise TrainError(f"{folder} does not say from which model it was trained", hint="name it with --model")
-    beside = run.parent / Path(name).name
-    if base is None and Path(name).is_absolute() and not Path(name).exists() and beside.is_dir():
-        name = str(beside)  # a run that was moved still has its beginning beside it
+    if base is None:
+        name = moved_base(name, run)
     dtype = dtype_for(name, chosen.get("dtype") or "float32", device)
     return name, load_model(name, dtype=dtype, tool_format=chosen.get("tool_format"), device=device)
+
+
+def moved_base(name: str, run: Path) -> str:
+    """``name``, or where it is the path of a folder that is gone, one of that name beside ``run``, which was moved with it."""
+    beside = run.parent / Path(name).name
+    gone = Path(name).is_absolute() and not Path(name).exists()
+    return str(beside) if gone and beside.is_dir() else name
 
 
 def _require_start(folder: Path, said: Mapping[str, Any], name: str, digest: str | None) -> None:
@@ -173,7 +178,7 @@ def _weights_sha256(said: Mapping[str, Any]) -> str | None:
     return None if digest is None else str(digest)
 
 
-def _rank(weights: Mapping[str, torch.Tensor]) -> int | None:
-    """The rank of adapters; None when the weights are those of a whole model."""
+def policy_of(module: Any, weights: Mapping[str, torch.Tensor]) -> PolicyModel:
+    """A policy over ``module`` that can load ``weights``: adapters of their rank, or the whole model."""
     ranks = {value.shape[0] for name, value in weights.items() if ".lora_A." in name}
-    return max(ranks) if ranks else None
+    return lora_policy(module, rank=max(ranks)) if ranks else full_policy(module)

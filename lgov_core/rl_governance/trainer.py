@@ -20,6 +20,7 @@ from lgov_core.air import AirRules
 from lgov_core.client import Client, Resource, Task, TrainResult, read_tasks
 from lgov_core.client.attempts import AgentRunner, check_agent
 from lgov_core.client.client import Done, TaskFile, rules_in_use
+from lgov_core.client.wire import Report
 from lgov_core.client.workers import ThreadWorkers, Workers
 from lgov_core.errors import ArgumentError, KernelError, SettingsError, TaskError
 from lgov_core.governance import Governance
@@ -28,7 +29,6 @@ from lgov_core.process.environment_variables import environment_variable
 from lgov_core.rl_governance.kernel import KernelSpace
 from lgov_core.scope import current_scope, enter_scope
 from lgov_core.train.settings import TrainSettings, load_train_settings
-from lgov_core.train.workers.jobs import Episode
 from lgov_core.types import Outcome, Reward
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class _RunnerAgent:
             worker.run(self._runner.teardown_worker, number)
         self._runner.init(self._before)
 
-    def __call__(self, resource: Resource, task: Task) -> Episode:
+    def __call__(self, resource: Resource, task: Task) -> Report:
         """Runs one task in a worker that is free. There are as many as threads, except for those that were left behind."""
         scope = current_scope()
         try:
@@ -208,7 +208,7 @@ class _RunnerAgent:
             if worker in self._workers:
                 self._free.put(worker)
 
-    def _step(self, scope: Any, resource: Resource, task: Task) -> Episode:
+    def _step(self, scope: Any, resource: Resource, task: Task) -> Report:
         token = _RESOURCE.set(resource)
         try:
             with enter_scope(scope):
@@ -222,10 +222,10 @@ class _RunnerAgent:
         finally:
             _RESOURCE.reset(token)
 
-    def _scored(self, rollout: GovernedRollout) -> Episode:
+    def _scored(self, rollout: GovernedRollout) -> Report:
         outcome = rollout.outcome or Outcome.FAILED
         if not outcome.trainable:
-            return Episode(outcome, error=rollout.error)
+            return Report(outcome, error=rollout.error)
         if self._reward_fn is None:
             rewards = {"task": 1.0 if rollout.success else 0.0}
         else:
@@ -233,7 +233,7 @@ class _RunnerAgent:
             channels: Any = getattr(self._reward_fn, "channels", None)
             rewards = cast("Mapping[str, float]", channels(rollout) if callable(channels) else {"task": value})
         found = [Reward(float(value), name, source="reward_fn") for name, value in rewards.items() if name != "air"]
-        return Episode(outcome, tuple(found), error=rollout.error)
+        return Report(outcome, tuple(found), error=rollout.error)
 
 
 def _of_one_input(agent: Any) -> Any:

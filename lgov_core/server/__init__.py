@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lgov_core.server.training import TrainingServer
+    from lgov_core.server.training import ServerOptions, TrainingServer
 
-__all__ = ["TrainingServer"]
+__all__ = ["ServerOptions", "TrainingServer"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "TrainingServer":
-        from lgov_core.server.training import TrainingServer
+    if name in __all__:
+        from lgov_core.server import training
 
-        return TrainingServer
+        return getattr(training, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

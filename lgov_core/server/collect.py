@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import Final
 
 from lgov_core.errors import StoreError
 from lgov_core.store import QueueEntry, RolloutConfig, RolloutQueue, RolloutState
-from lgov_core.train.workers.jobs import Job, JobResult
 from lgov_core.types import Attempt, Outcome, Rollout
 
 #: Seconds between two polls of the queue when no attempt is reported.
@@ -40,14 +40,14 @@ class QueueCollector:
         """Those that ended without anything to train on, and cannot be begun again. See `Collector`."""
         ended = {entry.rollout_id for entry in self._entries(rollout_ids) if entry.state.ended}
         attempts = self._store.attempts(sorted(ended)) if ended else ()
-        return ended - {one.rollout_id for one in attempts if one.outcome is not None and one.outcome.trainable}
+        return ended - {attempt.rollout_id for attempt in attempts if attempt.trainable}
 
     def collect_rollouts(
         self,
         rollouts: Sequence[Rollout],
         progress: Callable[[int, int], None] | None = None,
-        keep: Callable[[JobResult], None] | None = None,
-    ) -> list[JobResult]:
+        keep: Callable[[Attempt], None] | None = None,
+    ) -> list[Attempt]:
         """See `Collector`. Those that the queue has already, from a process that was killed, are waited for."""
         there = {entry.rollout_id for entry in self._entries([rollout.rollout_id for rollout in rollouts])}
         self._store.enqueue([rollout for rollout in rollouts if rollout.rollout_id not in there], self._config)
@@ -89,7 +89,7 @@ class QueueCollector:
             except StoreError:  # it ended in the meantime
                 continue
 
-    def _results(self, rollouts: Sequence[Rollout]) -> list[JobResult]:
+    def _results(self, rollouts: Sequence[Rollout]) -> list[Attempt]:
         last: dict[str, Attempt] = {}
         for attempt in self._store.attempts([rollout.rollout_id for rollout in rollouts]):
             if attempt.rollout_id not in last or attempt.attempt > last[attempt.rollout_id].attempt:
@@ -97,11 +97,8 @@ class QueueCollector:
         return [_result(rollout, last.get(rollout.rollout_id)) for rollout in rollouts]
 
 
-def _result(rollout: Rollout, attempt: Attempt | None) -> JobResult:
-    job = Job(rollout.rollout_id, rollout.task_id, 1 if attempt is None else attempt.attempt, rollout.input)
+def _result(rollout: Rollout, attempt: Attempt | None) -> Attempt:
+    """The last attempt at a rollout, with its task and an outcome."""
     if attempt is None:
-        return JobResult(job, Outcome.INFRASTRUCTURE, {}, "it was never begun")
-    said: Any = attempt.result if isinstance(attempt.result, Mapping) else {}
-    counts = said.get("counts")
-    given: Mapping[str, int] = counts if isinstance(counts, Mapping) else {}
-    return JobResult(job, attempt.outcome or Outcome.INFRASTRUCTURE, {}, attempt.error, given)
+        attempt = Attempt(rollout.rollout_id, 1, rollout.created_at, error="it was never begun")
+    return replace(attempt, task_id=rollout.task_id, outcome=attempt.outcome or Outcome.INFRASTRUCTURE)

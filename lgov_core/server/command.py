@@ -55,7 +55,7 @@ def run_server(
     try:
         from lgov_core.gateway.serving.keys import KeyRing
         from lgov_core.server.progress import shown_progress
-        from lgov_core.server.training import TrainingServer
+        from lgov_core.server.training import ServerOptions, TrainingServer
 
         keys = None if key_secret_file is None else KeyRing(_secret(key_secret_file))
         if show_admin_key and keys is None:
@@ -63,13 +63,8 @@ def run_server(
         with TrainingServer(
             settings,
             folder=target,
-            store=store,
-            host=host,
-            port=port,
-            keys=keys,
-            gpus=gpus,
+            options=ServerOptions(host, port, store, keys, gpus, None if mount is None else mount(target, store)),
             resume=resume,
-            mounted=None if mount is None else mount(target, store),
         ) as server:
             stop, asked = _on_signals(say)
             say(f"training server on {server.url}, everything goes to {target}")

@@ -208,7 +208,7 @@ class Coordinator:
             if (reward.rollout_id or rollout_id, reward.attempt or attempt) != (rollout_id, attempt):
                 raise EndpointError(f"reward {reward.reward_id} is of another attempt", status=422)
         spans = [span for span in report.spans if (span.rollout_id, span.attempt) == (rollout_id, attempt)]
-        result = {"counts": dict(report.counts), "worker": worker_id}
+        result = {**report.result, "counts": dict(report.counts), "worker": worker_id}
         try:
             known = self._attempt(rollout_id, attempt)
             if spans and known is not None and known.outcome is None:

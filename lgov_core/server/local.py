@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,11 @@ from lgov_core.client.agent_name import load_agent
 from lgov_core.client.attempts import Agent
 from lgov_core.client.tasks import read_tasks
 from lgov_core.gateway.mounted_app import MountedApp
+from lgov_core.gateway.protocol import Engine
 from lgov_core.server.progress import ENDING, interrupted
 from lgov_core.server.recipe import agent_name_of, client_options, task_file
-from lgov_core.server.training import TrainingServer
+from lgov_core.server.training import ServerOptions, TrainingServer
+from lgov_core.train.algorithms.algorithms import Algorithm
 from lgov_core.train.algorithms.registry import TrainingJob
 from lgov_core.train.settings import TrainSettings
 
@@ -64,16 +66,19 @@ def serving(
     settings: TrainSettings,
     folder: Path,
     *,
-    store: str | None = None,
     resume: bool = False,
     mounted: MountedApp | None = None,
+    algorithm: Algorithm | None = None,
+    engines: Sequence[Engine] = (),
 ) -> Generator[TrainingServer]:
     """A training server of this process that trains in a thread of its own; ended, with a checkpoint, after the block.
 
-    A KeyboardInterrupt while the update in progress ends gives that update up.
+    A KeyboardInterrupt while the update in progress ends gives that update up. The parameters are those of `TrainingServer`.
     """
-    stop = threading.Event()
-    with TrainingServer(settings, folder=folder, store=store, resume=resume, mounted=mounted) as server:
+    stop, options = threading.Event(), ServerOptions(mounted=mounted)
+    with TrainingServer(
+        settings, folder=folder, options=options, resume=resume, algorithm=algorithm, engines=engines
+    ) as server:
         thread = threading.Thread(target=server.serve, args=(stop,), name="lgov-train", daemon=True)
         thread.start()
         try:

@@ -47,7 +47,7 @@ class LocalRollouts:
             self.store.add_spans(report.spans)
         self.store.finish_attempt(
             rollout.rollout_id, attempt, report.outcome, error=report.error, rewards=report.rewards,
-            result={"counts": dict(report.counts)} if result is None else result,
+            result={**report.result, "counts": dict(report.counts)} if result is None else result,
         )  # fmt: skip
         return report
 

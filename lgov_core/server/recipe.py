@@ -9,13 +9,11 @@ from lgov_core.errors import SettingsError
 from lgov_core.models import LanguageModel, load_model
 from lgov_core.models.precision import SMALL, dtype_for
 from lgov_core.models.promoted import pinned
-from lgov_core.train.algorithms.algorithms import algorithm
-from lgov_core.train.algorithms.config import UpdateConfig
+from lgov_core.train.algorithms.algorithms import Algorithm, algorithm
 from lgov_core.train.algorithms.registry import OTHERS, TrainingJob, algorithm_name
 from lgov_core.train.loop.policy_model import PolicyModel, full_policy, lora_policy
 from lgov_core.train.loop.sampling import compares_groups
 from lgov_core.train.settings import TrainSettings
-from lgov_core.transitions import CreditRules
 
 #: The rank of adapters unless the settings say otherwise.
 RANK = 16
@@ -103,7 +101,7 @@ def policy_for(settings: TrainSettings, model: LanguageModel) -> PolicyModel:
     return full_policy(model.module) if rank == 0 else lora_policy(model.module, rank=rank, seed=settings.training.seed)
 
 
-def algorithm_for(settings: TrainSettings) -> tuple[CreditRules, UpdateConfig]:
+def algorithm_for(settings: TrainSettings) -> Algorithm:
     """How rewards become advantages, and what an update does with them: the algorithm, with what the settings change.
 
     Raises `SettingsError` for an algorithm that needs no agents.
@@ -126,18 +124,17 @@ def algorithm_for(settings: TrainSettings) -> tuple[CreditRules, UpdateConfig]:
         "precision": "bfloat16" if settings.model.dtype == "bfloat16" else "float32",
     }
     chosen = {key: value for key, value in chosen.items() if value is not None}
-    found = algorithm(name, seed=given.seed, **chosen)
-    return found.credit, found.update
+    return algorithm(name, seed=given.seed, **chosen)
 
 
-def extra_groups_for(settings: TrainSettings) -> int:
+def extra_groups_for(settings: TrainSettings, chosen: Algorithm) -> int:
     """How many groups an update may collect in place of alike ones. Raises `SettingsError` where none can be alike."""
     given = settings.training
     if given.max_extra_groups is None:
-        return algorithm(given.algorithm).extra_groups * given.batch_size
-    if given.max_extra_groups and not compares_groups(algorithm(given.algorithm).credit):
+        return chosen.extra_groups * given.batch_size
+    if given.max_extra_groups and not compares_groups(chosen.credit):
         raise SettingsError(
-            f"training.max_extra_groups is {given.max_extra_groups}, and {algorithm_name(given.algorithm)} compares no groups",
+            f"training.max_extra_groups is {given.max_extra_groups}, and {chosen.name} compares no groups",
             hint="leave it out, or choose an algorithm such as dapo or grpo",
         )
     return given.max_extra_groups

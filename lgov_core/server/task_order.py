@@ -9,9 +9,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from lgov_core.train.loop.loop import Task
-from lgov_core.train.workers.jobs import JobResult
 from lgov_core.transitions.reading.reward_targets import INTERMEDIATE
-from lgov_core.types import Reward
+from lgov_core.types import Attempt, Reward
 
 Tasks = Sequence[Mapping[str, Any]]
 
@@ -68,7 +67,7 @@ def further_of(tasks: Tasks, batch: Sequence[Task], step: int, seed: str, most: 
     return [task for task in found if task.task_id not in taken][:most]
 
 
-def common_rewards(results: Iterable[JobResult], rewards: Iterable[Reward]) -> dict[str, dict[str, float] | None]:
+def common_rewards(results: Iterable[Attempt], rewards: Iterable[Reward]) -> dict[str, dict[str, float] | None]:
     """Of each task what all its rollouts earned alike, by channel, without AIR; None where they differ: for `settled_tasks`.
 
     Only attempts count that can be trained on, and tasks with two of them.
@@ -81,9 +80,9 @@ def common_rewards(results: Iterable[JobResult], rewards: Iterable[Reward]) -> d
             earned[one.rollout_id, one.attempt][one.dimension] += one.value
     groups: defaultdict[str, list[dict[str, float]]] = defaultdict(list)
     for result in results:
-        if result.outcome.trainable:
-            mine = earned[result.job.rollout_id, result.job.attempt]
-            groups[result.job.task_id].append({name: round(value, _DECIMALS) for name, value in sorted(mine.items())})
+        if result.trainable:
+            mine = earned[result.rollout_id, result.attempt]
+            groups[result.task_id].append({name: round(value, _DECIMALS) for name, value in sorted(mine.items())})
     return {
         task: found[0] if all(one == found[0] for one in found) else None
         for task, found in groups.items()

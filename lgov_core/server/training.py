@@ -6,6 +6,7 @@ import contextlib
 import math
 import threading
 from collections.abc import Generator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -14,6 +15,7 @@ from lgov_core.audit import default_signer
 from lgov_core.errors import EndpointError, LgovError, SettingsError, TrainError
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.mounted_app import MountedApp
+from lgov_core.gateway.protocol import Engine
 from lgov_core.gateway.server import EndpointServer, is_loopback
 from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.models.precision import SMALL
@@ -28,24 +30,40 @@ from lgov_core.server.run_start import begin, read_start
 from lgov_core.server.run_state import RunState
 from lgov_core.server.task_order import batch_of, common_rewards, further_of, numbered, settled_tasks, updates_of
 from lgov_core.store import RolloutConfig, RolloutQueue, open_store
-from lgov_core.train.algorithms.registry import algorithm_name
+from lgov_core.train.algorithms.algorithms import Algorithm
 from lgov_core.train.loop.figures import earned_figures
 from lgov_core.train.loop.lineage import Facts, Lineage, policy_facts
 from lgov_core.train.loop.loop import Task, TrainingLoop
+from lgov_core.train.loop.step_rollouts import UsableSteps
 from lgov_core.train.loop.weights_digest import weights_digest
 from lgov_core.train.settings import TrainSettings
-from lgov_core.train.workers.failures import UsableSteps
-from lgov_core.train.workers.jobs import JobResult
 from lgov_core.transitions import Selection
+from lgov_core.types import Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Where a training server listens, and what it has beside its folder.
+
+    ``store`` is a trace store (default: ``store.sqlite`` in the folder). ``keys`` must be required on an address that other
+    machines can reach. ``gpus`` as in `lgov_core.server.recipe.device_for`. ``mounted`` is served beside the endpoint.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    store: str | None = None
+    keys: KeyRing | None = None
+    gpus: int | None = None
+    mounted: MountedApp | None = None
 
 
 class TrainingServer:
     """A training server; a context manager.
 
-    ``folder`` gets ``store.sqlite`` (unless ``store`` names another place), ``data/``, ``metrics.jsonl``,
+    ``folder`` gets ``store.sqlite`` (unless ``options.store`` names another place), ``data/``, ``metrics.jsonl``,
     ``checkpoints/``, ``transitions/``. ``resume`` continues the newest checkpoint and the unfinished run, with its
-    clients and rollouts, at the same address. ``keys`` must be required on an address that other machines can reach.
-    ``gpus`` as in `lgov_core.server.recipe.device_for`. ``mounted`` is served beside the endpoint.
+    clients and rollouts, at the same address. ``algorithm`` takes the place of ``training.algorithm`` and what the settings
+    change of it. ``engines`` serve further models, which are not trained, beside the one that is.
 
     Entering loads the model and starts the endpoint; `serve` then trains in the calling thread whenever a client asks,
     until ``stop`` is set. ``store`` is open meanwhile. `url` may be read from any thread. Raises `TrainError` when
@@ -57,22 +75,20 @@ class TrainingServer:
         settings: TrainSettings,
         *,
         folder: Path,
-        store: str | None = None,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        keys: KeyRing | None = None,
-        gpus: int | None = None,
+        options: ServerOptions | None = None,
         resume: bool = False,
-        mounted: MountedApp | None = None,
+        algorithm: Algorithm | None = None,
+        engines: Sequence[Engine] = (),
     ) -> None:
-        if not is_loopback(host) and (keys is None or not keys.required):
+        options = options or ServerOptions()
+        if not is_loopback(options.host) and (options.keys is None or not options.keys.required):
             raise EndpointError(
-                f"{host} can be reached from other machines and no keys are required", hint="give --key-secret-file"
+                f"{options.host} can be reached from other machines and no keys are required",
+                hint="give --key-secret-file",
             )
-        self.settings, self.folder = settings, folder
-        self._keys, self._mounted = keys, mounted
-        self._place = store or str(folder / "store.sqlite")
-        self._host, self._port, self._gpus, self._resume = host, port, gpus, resume
+        self.settings, self.folder, self.options = settings, folder, options
+        self._resume, self._algorithm, self._engines = resume, algorithm, tuple(engines)
+        self._place = options.store or str(folder / "store.sqlite")
         self._open = contextlib.ExitStack()
         self._given_up = threading.Event()
 
@@ -96,7 +112,7 @@ class TrainingServer:
         self._open.close()
 
     def _start(self, opened: contextlib.ExitStack) -> None:
-        device = device_for(self._gpus)
+        device = device_for(self.options.gpus)
         start = read_start(self.folder)
         self._loop_id = start.id
         if self._resume and start.dtype is not None and self.settings.model.dtype == "auto":
@@ -108,8 +124,8 @@ class TrainingServer:
             raise SettingsError(
                 f"{self.folder} holds a training already", hint="continue with --resume, or choose another --folder"
             )
-        credit, update = algorithm_for(settings)
-        self._extra_groups = extra_groups_for(settings)
+        chosen = self._algorithm or algorithm_for(settings)
+        self._extra_groups = extra_groups_for(settings, chosen)
         opened.enter_context(only_trainer(self._place))
         store = opened.enter_context(contextlib.closing(open_store(self._place)))
         model = load(settings, device)
@@ -128,20 +144,21 @@ class TrainingServer:
         self._loop = TrainingLoop(
             run_id=self._loop_id,
             policy=sampling.policy,
-            learner=sampling.learner(update),
+            learner=sampling.learner(chosen.update),
             engine=sampling.publisher,
             store=store,
             pool=self._collector,
             folder=self.folder,
-            credit=credit,
+            credit=chosen.credit,
             selection=Selection(agents=training.agents, models=tuple(sampling.policies)),
             checkpoint_every=training.checkpoint_every,
+            keep_weights=training.keep_weights,
             max_staleness=settings.max_staleness,
             max_extra_groups=self._extra_groups,
             seal=self._lineage(start_sha256).seal,
         )
-        about = {"model": model.name, "algorithm": algorithm_name(training.algorithm), "folder": str(self.folder)}
-        keys = kept_keys(self.folder) if self._keys is None else self._keys
+        about = {"model": model.name, "algorithm": chosen.name, "folder": str(self.folder)}
+        keys = self.options.keys or kept_keys(self.folder)
         self.coordinator = Coordinator(
             self.folder,
             store,
@@ -159,23 +176,25 @@ class TrainingServer:
         self._left = RunState.unfinished(self.folder) if self._resume else None
         if self._left is not None:
             self.coordinator.begin(self._left, resumed=True)
-        app = create_app([sampling.engine], store, keys=keys, more=train_routes(self.coordinator))
-        self._endpoint = EndpointServer(cast(Any, KeyInPath(app)), host=self._host, port=self._port)
-        if self._mounted is not None:
-            app.mount(self._mounted.path, self._mounted.app(keys))
+        app = create_app([sampling.engine, *self._engines], store, keys=keys, more=train_routes(self.coordinator))
+        self._endpoint = EndpointServer(cast(Any, KeyInPath(app)), host=self.options.host, port=self.options.port)
+        mounted = self.options.mounted
+        if mounted is not None:
+            app.mount(mounted.path, mounted.app(keys))
         opened.enter_context(self._endpoint)
-        if self._mounted is not None:
-            self._mounted.started(self._endpoint.url)
+        if mounted is not None:
+            mounted.started(self._endpoint.url)
 
     def _lineage(self, start_sha256: str) -> Lineage:
         settings = self.settings
         rules = settings.runtime.policy
+        own = {} if self._algorithm is None else {"own_algorithm": asdict(self._algorithm)}
         facts = Facts(
             run_id=self._loop_id,
             model=str(settings.model.name),
             start_sha256=start_sha256,
             seed=settings.training.seed,
-            settings=settings.as_json(),
+            settings={**settings.as_json(), **own},
             policy=None if rules is None else policy_facts(rules),
         )
         return Lineage(facts, folder=self.folder, signer=default_signer())
@@ -217,7 +236,7 @@ class TrainingServer:
         each = updates_of(self.coordinator.tasks.of("train"), training.batch_size)
         steps = training.epochs * each
         if training.steps is None or training.steps <= steps:
-            return training.steps or steps, ""
+            return steps if training.steps is None else training.steps, ""
         passes, needed = counted(training.epochs, "epoch"), math.ceil(training.steps / each)
         return steps, f"{passes} of the tasks are {steps} updates, not {training.steps}: --epochs {needed} makes those"
 
@@ -296,19 +315,19 @@ class TrainingServer:
         self._loop.run.metrics.add("test", self._loop.done, line)
         run.add(line)
 
-    def _figures(self, results: Sequence[JobResult]) -> dict[str, Any]:
+    def _figures(self, results: Sequence[Attempt]) -> dict[str, Any]:
         """See `earned_figures`: of the attempts that can be trained on, with the rewards that the store has of them."""
-        usable = [result.job for result in results if result.outcome.trainable]
-        rewards = self.store.rewards([job.rollout_id for job in usable]) if usable else ()
+        usable = [(result.rollout_id, result.attempt) for result in results if result.trainable]
+        rewards = self.store.rewards([rollout_id for rollout_id, _ in usable]) if usable else ()
         earned = (((one.rollout_id or "", one.attempt or 0), one.dimension, one.value) for one in rewards)
-        figures = earned_figures(results, [(job.rollout_id, job.attempt) for job in usable], earned)
+        figures = earned_figures(results, usable, earned)
         return {**figures, **self._engine_figures()}
 
-    def _train_figures(self, results: Sequence[JobResult]) -> dict[str, Any]:
+    def _train_figures(self, results: Sequence[Attempt]) -> dict[str, Any]:
         figures = self._figures(results)
         if not self.settings.training.curriculum:
             return figures
-        rewards = self.store.rewards([result.job.rollout_id for result in results])
+        rewards = self.store.rewards([result.rollout_id for result in results])
         return {**figures, "common_rewards": common_rewards(results, rewards)}
 
     def _is_stopped(self) -> bool:

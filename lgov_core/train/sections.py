@@ -59,8 +59,8 @@ class TrainingSection:
     """β, the weight of the KL to the first weights. 0: no KL, and none is measured. Default: the algorithm's (0.02 or 0)."""
     epochs: int = bounded(1, least=1)
     """Passes over the tasks."""
-    steps: int | None = bounded(None, least=1)
-    """Maximum number of updates. Default: as many as ``epochs`` make."""
+    steps: int | None = bounded(None, least=0)
+    """Maximum number of updates; 0 only runs the test tasks. Default: as many as ``epochs`` make."""
     update_epochs: int | None = bounded(None, least=1)
     """Passes over the rollouts of one update. Default: 2; 1 for ``rloo``."""
     max_grad_norm: float | None = bounded(None, above=0.0)
@@ -81,6 +81,8 @@ class TrainingSection:
     """Run the test tasks every N updates. 0: only before the first and after the last."""
     checkpoint_every: int = bounded(5, least=1)
     """Write a checkpoint every N updates, and after the last."""
+    keep_weights: bool = False
+    """Keep every version of the weights that was served, so that ``lgov traces verify`` can recompute what was captured."""
     agents: tuple[str, ...] = ()
     """Names or globs of the agents whose calls are trained on. Default: all."""
     policies: Mapping[str, PolicySection] = field(default_factory=dict[str, PolicySection])

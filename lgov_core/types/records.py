@@ -74,7 +74,11 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try at a rollout. ``outcome`` is None while it runs; ``error`` is a message for people."""
+    """One try at a rollout. ``outcome`` is None while it runs; ``error`` is a message for people.
+
+    ``result`` is what its runner kept of it, under ``counts`` the governor's counts. ``task_id`` is that of its rollout where a
+    training collected the attempt, else empty.
+    """
 
     rollout_id: str
     attempt: int
@@ -83,6 +87,18 @@ class Attempt:
     outcome: Outcome | None = None
     error: str | None = None
     result: JSONValue = None
+    task_id: str = ""
+
+    @property
+    def trainable(self) -> bool:
+        """It has ended, and by the agent's doing: not by a machine's failure or a timeout."""
+        return self.outcome is not None and self.outcome.trainable
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """The governor's counts: ``model_calls``, ``tool_calls``, ``denied``, ``violations``; empty where none are kept."""
+        kept: Any = self.result.get("counts") if isinstance(self.result, Mapping) else None
+        return kept if isinstance(kept, Mapping) else {}
 
 
 @dataclass(frozen=True, slots=True)

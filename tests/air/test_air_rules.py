@@ -316,7 +316,7 @@ def test_a_cap_without_meaning_is_refused(cap: Any) -> None:
 
 
 def test_a_worker_uses_the_rules_that_the_program_registers() -> None:
-    # As in lgov_core.train.workers.worker: the set in use before the agent's module is imported.
+    # As in lgov_core.client.worker_process: the set in use before the agent's module is imported.
     with air.scope():
         bench = Bench(AirPlugin(air.use(RuleSet(base=AirRules()))))
         exec(SKILL, {})

@@ -59,7 +59,7 @@ def measure(model: Path | str, load: Load, dtype: str) -> str:
     language = load_settings_model(settings, "cpu")
     with contextlib.ExitStack() as opened, tempfile.TemporaryDirectory() as folder:
         sampling = open_engine(settings, language, Path(folder), opened)
-        learner = sampling.learner(algorithm_for(settings)[1])
+        learner = sampling.learner(algorithm_for(settings).update)
 
         async def sampled() -> tuple[float, list[Any]]:
             await sampling.engine.start()

@@ -12,8 +12,7 @@ import pytest
 
 from lgov_core.demo.measure import Evaluation, OracleRecord, RunReport, evaluate, mean_of
 from lgov_core.train.loop.intervals import wilson_interval
-from lgov_core.train.workers.jobs import Job, JobResult
-from lgov_core.types import Outcome
+from lgov_core.types import Attempt, Outcome
 
 
 @pytest.mark.parametrize(
@@ -39,9 +38,9 @@ def test_the_wilson_interval_at_the_edges() -> None:
 
 def result(
     name: str, outcome: Outcome, *, correct: bool = False, violations: int = 0, denied: int = 0, calls: int = 2
-) -> JobResult:
+) -> Attempt:
     counts = {"model_calls": calls, "tool_calls": 1, "violations": violations, "denied": violations + denied}
-    return JobResult(Job(name, "t", 1, {}), outcome, {"correct": correct}, None, counts)
+    return Attempt(name, 1, 0.0, 1.0, outcome, result={"correct": correct, "counts": counts}, task_id="t")
 
 
 def test_rates_are_shares_of_what_says_something_about_the_agent() -> None:

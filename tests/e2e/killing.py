@@ -20,9 +20,9 @@ from tests.e2e import killable
 
 
 class Parts:
-    """The processes of a run; trainer and endpoint are started again, from one that has loaded torch already.
+    """The processes of a run; server and client are started again, from one that has loaded torch already.
 
-    ``kills`` and ``starts`` count by part. ``orphans`` are processes of a vLLM that outlived the endpoint that started them
+    ``kills`` and ``starts`` count by part. ``orphans`` are processes of a vLLM that outlived the server that started them
     by 20 seconds.
     """
 
@@ -53,12 +53,12 @@ class Parts:
     def kill(self, name: str, chance: random.Random) -> bool:
         """Kills a part at once, and sees to it that there is another; whether there was one."""
         if name in ("worker", "vllm"):
-            found = self.children("trainer" if name == "worker" else "endpoint")
+            found = self.children("client" if name == "worker" else "server")
             if not found:
                 return False
-            chance.choice(found).kill()  # the pool starts another, or the endpoint does
+            chance.choice(found).kill()  # the client starts another, or the server does
         else:
-            found = self.children(name) if name == "endpoint" else []
+            found = self.children(name) if name == "server" else []
             self.running[name].kill()
             self.running[name].join()
             left = psutil.wait_procs(found, timeout=20)[1]
@@ -93,14 +93,14 @@ def run_with_kills(folder: Path, kills: Mapping[str, int], deadline_s: float, vl
     def wait_until(true: Callable[[], bool]) -> None:
         while not true():
             parts.check()
-            assert time.monotonic() < end, parts.log("trainer")
+            assert time.monotonic() < end, parts.log("server")
             time.sleep(0.05)
 
     def calls_after(before: int) -> Callable[[], bool]:
         return lambda: calls_of(folder) > before
 
-    parts.start("endpoint")
-    parts.start("trainer")
+    parts.start("server")
+    parts.start("client")
     try:
         wait_until(calls_after(0))
         for victim in victims:
@@ -111,9 +111,9 @@ def run_with_kills(folder: Path, kills: Mapping[str, int], deadline_s: float, vl
         steps = done(folder)
         wait_until(lambda: done(folder) >= steps + 2)
         (folder / "enough").touch()
-        trainer = parts.running["trainer"]
-        trainer.join(max(1.0, end - time.monotonic()))
-        assert trainer.exitcode == 0, parts.log("trainer")
+        server = parts.running["server"]
+        server.join(max(1.0, end - time.monotonic()))
+        assert server.exitcode == 0, parts.log("server")
     finally:
         parts.stop()
     return parts

@@ -168,7 +168,7 @@ def test_the_run_leaves_everything_in_its_folder(demo: tuple[Path, dict[str, Any
     assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert list((run / "databases").iterdir()) == [], "the rollouts' copies are gone"
     assert json.loads((run / "config.json").read_text())["plan"]["iterations"] == 2
-    assert [entry["phase"] for entry in lines(run / "metrics.jsonl")] == ["before", "train", "train", "after"]
+    assert [entry["phase"] for entry in lines(run / "metrics.jsonl")] == ["test", "train", "train", "test"]
     with recorded(run) as store:
         calls = {call.response_id: call for call in store.calls()}
         for step in (1, 2):
@@ -235,7 +235,7 @@ def test_a_killed_worker_costs_an_attempt_and_nothing_else(folder: Path) -> None
     def workers(parent: int) -> list[int]:
         pids = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
         return [
-            int(pid) for pid in pids if b"lgov_core.train.workers.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            int(pid) for pid in pids if b"lgov_core.client.worker_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
         ]
 
     def running_rollouts() -> int:
@@ -256,7 +256,7 @@ def test_a_killed_worker_costs_an_attempt_and_nothing_else(folder: Path) -> None
     assert report["executed_violations"] == 0
     check_that_nothing_acknowledged_is_lost(run)
     with recorded(run) as store:
-        lost = [attempt for attempt in store.attempts() if attempt.error == "worker ended with status -9"]
+        lost = [attempt for attempt in store.attempts() if attempt.error == "the worker process ended with status -9"]
         again = {attempt.rollout_id: attempt for attempt in store.attempts() if attempt.attempt == 2}
         paid = {(reward.rollout_id, reward.attempt) for reward in store.rewards() if reward.dimension == "task"}
     assert lost
@@ -308,7 +308,9 @@ def test_a_run_goes_on_after_it_was_killed_and_after_it_was_interrupted(folder: 
     assert report["updates"] == 4
     assert report["after"]["rollouts"] == 16
     assert report["executed_violations"] == 0
-    assert sum(entry["phase"] == "before" for entry in lines(run / "metrics.jsonl")) == 1, "measured once"
+    assert [entry["step"] for entry in lines(run / "metrics.jsonl") if entry["phase"] == "test"] == [0, 4], (
+        "measured once"
+    )
     check_that_nothing_acknowledged_is_lost(run)
 
 

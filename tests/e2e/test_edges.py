@@ -18,19 +18,19 @@ import pytest
 
 pytest.importorskip("langchain", reason="needs a framework to govern")
 
-# The workers' agents and the bench around them are those of the tests of training.
+# The agent and the bench around it are those of the tests of training.
 _TRAIN = Path(__file__).parents[1] / "train"
 sys.path.insert(0, str(_TRAIN))
 
-from episodes import ALLOW_ALL, READ_ONLY, Bench  # noqa: E402
+from episodes import ALLOW_ALL, READ_ONLY, Bench, clerk, named  # noqa: E402
 
 from lgov_core.audit import verify  # noqa: E402
 from lgov_core.gateway.server import EndpointServer  # noqa: E402
 from lgov_core.gateway.upstream.engine import UpstreamEngine  # noqa: E402
 from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply  # noqa: E402
-from lgov_core.train.workers.jobs import JobResult  # noqa: E402
+from lgov_core.train.loop.step_rollouts import new_rollouts  # noqa: E402
 from lgov_core.transitions import build_transitions  # noqa: E402
-from lgov_core.types import Outcome  # noqa: E402
+from lgov_core.types import Attempt, Outcome, Rollout  # noqa: E402
 from lgov_core.views.attempt_builder import read_attempt  # noqa: E402
 from lgov_core.views.attempt_view import AttemptView, ToolStep  # noqa: E402
 
@@ -40,8 +40,7 @@ LGOV = (sys.executable, "-c", "from lgov_core.cli import main; main()")
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    monkeypatch.setenv("PYTHONPATH", str(_TRAIN))
+def bench(tmp_path: Path) -> Iterator[Bench]:
     with closing(sqlite3.connect(tmp_path / "company.db")) as connection, connection:
         connection.execute("CREATE TABLE staff (name)")
         connection.execute("INSERT INTO staff VALUES ('a'), ('b')")
@@ -50,9 +49,9 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     made.store.close()
 
 
-def clerk(bench: Bench, url: str) -> Any:
-    database = str(bench.folder / "company.db")
-    return bench.config(factory="episodes:make_clerk", options={"database": database}, endpoint=url)
+def rollout_for(bench: Bench) -> Rollout:
+    (rollout,) = new_rollouts("run", [named("edge", say="go", database=str(bench.folder / "company.db"))], 1)
+    return rollout
 
 
 # ---------------------------------------------------------------------- what a model can write
@@ -66,13 +65,13 @@ class Told:
             ScriptedModelServer(replies, token_ids=True) as model,
             EndpointServer([UpstreamEngine(model.base_url)], bench.store) as endpoint,
         ):
-            (job,) = bench.jobs({"say": "go"})
-            with bench.pool(config=clerk(bench, endpoint.base_url), max_attempts=1) as pool:
-                (self.result,) = pool.collect([job])
+            rollout = rollout_for(bench)
+            with bench.collecting(clerk, endpoint.url, max_attempts=1) as pool:
+                (self.result,) = pool.collect_rollouts([rollout])
             self.asked: list[Mapping[str, Any]] = [request.body for request in model.requests]
-        self.story: AttemptView = read_attempt(bench.store, job.rollout_id)
-        self.trainable = build_transitions(bench.store, [job.rollout_id]).transitions
-        self.tasks = [r.value for r in bench.store.rewards([job.rollout_id]) if r.dimension == "task"]
+        self.story: AttemptView = read_attempt(bench.store, rollout.rollout_id)
+        self.trainable = build_transitions(bench.store, [rollout.rollout_id]).transitions
+        self.tasks = [r.value for r in bench.store.rewards([rollout.rollout_id]) if r.dimension == "task"]
         assert self.story.outcome is self.result.outcome
         assert verify(bench.folder / "audit.sqlite").ok
 
@@ -213,12 +212,11 @@ def test_an_endpoint_that_is_restarted_in_mid_run_costs_attempts_and_nothing_els
             answer.set()
             running.append(serve(endpoint.port))
 
-        (job,) = bench.jobs({"say": "go"})
         restarting = threading.Thread(target=restart)
         restarting.start()
         try:
-            with bench.pool(config=clerk(bench, endpoint.base_url), max_attempts=6, retry_delay_s=0.2) as pool:
-                (result,) = pool.collect([job])
+            with bench.collecting(clerk, endpoint.url, max_attempts=6, retry_delay_s=0.2) as pool:
+                (result,) = pool.collect_rollouts([rollout_for(bench)])
         finally:
             asked.set()
             restarting.join()
@@ -226,26 +224,25 @@ def test_an_endpoint_that_is_restarted_in_mid_run_costs_attempts_and_nothing_els
     _check_retried(bench, result)
 
 
-def _check_retried(bench: Bench, result: JobResult) -> None:
+def _check_retried(bench: Bench, result: Attempt) -> None:
     assert result.outcome is Outcome.SUCCEEDED
-    outcomes = bench.outcomes(result.job)
+    outcomes = bench.outcomes(result.rollout_id)
     assert len(outcomes) >= 2
     assert outcomes == ["infrastructure"] * (len(outcomes) - 1) + ["succeeded"]
-    (lost, *_) = bench.attempts(result.job)
+    (lost, *_) = bench.store.attempts([result.rollout_id])
     assert lost.error is not None
     assert "500" in lost.error or "Connection" in lost.error
     paid = [(reward.attempt, reward.value) for reward in bench.store.rewards() if reward.dimension == "task"]
     assert paid == [(len(outcomes), 1.0)]
-    data = build_transitions(bench.store, [result.job.rollout_id])
+    data = build_transitions(bench.store, [result.rollout_id])
     assert {turn.attempt for turn in data.transitions} == {len(outcomes)}
 
 
 def test_an_endpoint_that_never_comes_back_is_infrastructure_and_no_reward(bench: Bench) -> None:
-    (job,) = bench.jobs({"say": "go"})
-    with bench.pool(config=clerk(bench, "http://127.0.0.1:9/v1"), max_attempts=2) as pool:
-        (result,) = pool.collect([job])
+    with bench.collecting(clerk, "http://127.0.0.1:9") as pool:
+        (result,) = pool.collect_rollouts([rollout_for(bench)])
     assert result.outcome is Outcome.INFRASTRUCTURE
-    assert bench.outcomes(job) == ["infrastructure"] * 2
+    assert bench.outcomes(result.rollout_id) == ["infrastructure"] * 2
     assert bench.store.rewards() == []
 
 

@@ -295,15 +295,14 @@ def figures(scores: Sequence[Sequence[float | None]]) -> dict[str, Any]:
     """What `measure` says of rollouts with these scores, task by task; None: the machine failed."""
     from settings.measure import measure
 
-    from lgov_core.train.workers.jobs import Job, JobResult
-    from lgov_core.types import Outcome
+    from lgov_core.types import Attempt, Outcome
 
     return measure(
         [
-            JobResult(
-                Job(f"{task}-{n}", str(task), 1, {}),
-                Outcome.INFRASTRUCTURE if score is None else Outcome.FAILED,
-                {"score": score, "failure": "copying"},
+            Attempt(
+                *(f"{task}-{n}", 1, 0.0, 1.0, Outcome.INFRASTRUCTURE if score is None else Outcome.FAILED),
+                result={"score": score, "failure": "copying"},
+                task_id=str(task),
             )
             for task, found in enumerate(scores)
             for n, score in enumerate(found)

@@ -195,7 +195,7 @@ print(done.returncode, "policy.yaml" in done.stderr)
 
 
 def test_a_child_with_a_governor_of_its_own_says_what_to_do(folder: Path) -> None:
-    write(folder, "from lgov_core.governor import Governor\nfrom lgov_core.train.workers.worker import govern_imports\n"
+    write(folder, "from lgov_core.governor import Governor\nfrom lgov_core.client.worker_process import govern_imports\n"
                   "govern_imports(Governor([]), exit)\nprint('went on')\n", "own.py")  # fmt: skip
     program = write(folder, "import subprocess, sys\nsubprocess.run([sys.executable, 'own.py'])\n")
     done = lgov_run(folder, "python", program)

@@ -87,7 +87,7 @@ def test_a_policy_that_does_not_load_runs_nothing(serve: Serve, tmp_path: Path) 
 def test_a_worker_process_that_hangs_ends_with_its_client(tmp_path: Path) -> None:
     options = {
         "agent": f"{__file__}:hangs", "endpoint": "http://127.0.0.1:9", "policy": None, "audit": None,
-        "rules": False, "instrument": False,
+        "rules": False, "threads": 1, "instrument": False,
     }  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, "-m", "lgov_core.client.worker_process"],

@@ -15,7 +15,7 @@ from lgov_core.client import connection, wire
 from lgov_core.errors import ArgumentError, ClientError, EndpointError, SettingsError, TaskError, TrainError
 from lgov_core.gateway.server import EndpointServer
 from lgov_core.gateway.serving.keys import KeyRing
-from lgov_core.server.training import TrainingServer
+from lgov_core.server.training import ServerOptions, TrainingServer
 from lgov_core.store import open_store
 from tests.pair import pair_agents as agents
 from tests.pair.conftest import settings
@@ -193,8 +193,10 @@ def test_agents_that_cannot_be_called_so_are_refused_before_anything_is_sent(ser
     client = Client("http://127.0.0.1:9", patience_s=0.0)
     with pytest.raises(ArgumentError, match="does not take a resource and a task"):
         client.train(lambda task: 1.0)  # type: ignore[arg-type, misc]
+    with pytest.raises(ArgumentError, match="names no agent"):
+        client.train("agent")
     with pytest.raises(ArgumentError, match="cannot be called"):
-        client.train("agent")  # type: ignore[arg-type]
+        client.train(42)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="nworkers is 0"):
         client.train(agents.digits, nworkers=0)
 
@@ -204,7 +206,7 @@ def test_two_trainers_on_one_store_are_refused(serve: Serve, model_folder: Path,
     store = str(tmp_path / "first" / "store.sqlite")
     with (
         pytest.raises(TrainError, match=r"process \d+ trains on the store .* already"),
-        TrainingServer(settings(model_folder), folder=tmp_path / "second", store=store),
+        TrainingServer(settings(model_folder), folder=tmp_path / "second", options=ServerOptions(store=store)),
     ):
         raise AssertionError("not reached")
 
@@ -216,14 +218,18 @@ def test_a_folder_that_holds_a_training_is_not_begun_anew(serve: Serve, model_fo
     client.train(agents.digits)
     with (
         pytest.raises(SettingsError, match="continue with --resume"),
-        TrainingServer(settings(model_folder), folder=tmp_path / "first", store=str(tmp_path / "other.sqlite")),
+        TrainingServer(
+            settings(model_folder),
+            folder=tmp_path / "first",
+            options=ServerOptions(store=str(tmp_path / "other.sqlite")),
+        ),
     ):
         raise AssertionError("not reached")
 
 
 def test_an_open_address_wants_keys(model_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(EndpointError, match="can be reached from other machines"):
-        TrainingServer(settings(model_folder), folder=tmp_path / "run", host="0.0.0.0")
+        TrainingServer(settings(model_folder), folder=tmp_path / "run", options=ServerOptions(host="0.0.0.0"))
 
 
 def test_where_keys_are_required_the_agent_gets_one_in_its_path_and_may_do_nothing_else(
@@ -242,7 +248,9 @@ def test_where_keys_are_required_the_agent_gets_one_in_its_path_and_may_do_nothi
         return agents.digits(resource, task)
 
     stop = threading.Event()
-    with TrainingServer(settings(model_folder, steps=1), folder=tmp_path / "run", keys=keys) as server:
+    with TrainingServer(
+        settings(model_folder, steps=1), folder=tmp_path / "run", options=ServerOptions(keys=keys)
+    ) as server:
         thread = threading.Thread(target=server.serve, args=(stop,))
         thread.start()
         with pytest.raises(ClientError, match="refuses the key"):

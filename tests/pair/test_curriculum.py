@@ -11,8 +11,7 @@ from lgov_core import Client
 from lgov_core.server.task_order import batch_of, common_rewards, settled_tasks
 from lgov_core.server.training import TrainingServer
 from lgov_core.train.loop.metrics_log import read_metrics, train_lines
-from lgov_core.train.workers.jobs import Job, JobResult
-from lgov_core.types import Outcome, Reward
+from lgov_core.types import Attempt, Outcome, Reward
 from tests.pair.pair_agents import ask
 
 Serve = Callable[..., TrainingServer]
@@ -24,8 +23,8 @@ def name(number: int) -> str:
 
 
 def test_what_all_rollouts_of_a_task_earned_leaves_out_air_and_what_the_machines_broke() -> None:
-    def result(task: str, name: str, outcome: Outcome = Outcome.SUCCEEDED) -> JobResult:
-        return JobResult(Job(name, task, 1, {}), outcome, {})
+    def result(task: str, name: str, outcome: Outcome = Outcome.SUCCEEDED) -> Attempt:
+        return Attempt(name, 1, 0.0, 1.0, outcome, task_id=task)
 
     broken = result("same", "r3", Outcome.INFRASTRUCTURE)
     results = [result("same", "r1"), result("same", "r2"), broken, result("graded", "r4"), result("graded", "r5")]

@@ -17,6 +17,7 @@ from lgov_core.server.recipe import extra_groups_for
 from lgov_core.server.task_order import batch_of, further_of
 from lgov_core.server.training import TrainingServer
 from lgov_core.store import open_store
+from lgov_core.train.algorithms.algorithms import algorithm
 from lgov_core.train.loop.batch_record import read_batch
 from tests.pair.conftest import settings
 from tests.pair.pair_agents import ask
@@ -145,7 +146,8 @@ def test_a_server_that_is_stopped_while_it_collects_further_groups_goes_on_with_
 
 def test_the_bound_is_the_algorithms_unless_it_is_given(model_folder: Path) -> None:
     def bound(**values: Any) -> int:
-        return extra_groups_for(settings(model_folder, batch_size=8, **values))
+        chosen = settings(model_folder, batch_size=8, **values)
+        return extra_groups_for(chosen, algorithm(chosen.training.algorithm))
 
     assert (bound(algorithm="dapo"), bound(algorithm="grpo"), bound(algorithm="ppo")) == (16, 0, 0)
     assert (bound(algorithm="DAPO", max_extra_groups=0), bound(algorithm="grpo", max_extra_groups=5)) == (0, 5)

@@ -10,7 +10,7 @@ import pytest
 
 from lgov_core.errors import TrainError
 from lgov_core.server.one_trainer import only_trainer
-from lgov_core.server.training import TrainingServer
+from lgov_core.server.training import ServerOptions, TrainingServer
 from tests.pair.conftest import settings
 from tests.pair.test_train_commands import ENVIRONMENT, until
 
@@ -42,7 +42,7 @@ def test_two_trainers_on_one_postgresql_store_are_refused_until_the_first_has_en
         assert first.stdout.readline() == b"trains\n"
         with (
             pytest.raises(TrainError, match=r"another process trains on the store postgresql://.* already"),
-            TrainingServer(settings(model_folder), folder=tmp_path / "second", store=address),
+            TrainingServer(settings(model_folder), folder=tmp_path / "second", options=ServerOptions(store=address)),
         ):
             raise AssertionError("not reached")
     finally:

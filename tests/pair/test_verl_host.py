@@ -93,7 +93,7 @@ def test_a_client_runs_what_verl_asks_for_and_is_told_when_it_is_done(
     thread.start()
     for step in (1, 2):
         found = host.collect_rollouts(rollouts(step))
-        assert [result.job.rollout_id for result in found] == [one.rollout_id for one in rollouts(step)]
+        assert [result.rollout_id for result in found] == [one.rollout_id for one in rollouts(step)]
         assert [(result.outcome.trainable, result.error) for result in found] == [(True, None)] * 4
         weights.version += 1
         host.report({"phase": "train", "step": step, "reward": step / 10})
@@ -177,7 +177,7 @@ verl:
     assert (job.update.learning_rate, job.update.kl, job.update.lora_rank) == (3e-5, 0.1, 8)
     assert (job.verl.mini_batches, job.verl.max_ratio_weight, job.update.loss) == (3, None, "clip")
     assert (job.verl.nodes, job.verl.gpus, job.verl.tensor_parallel) == (2, 4, 2)
-    assert job.credit == algorithm_for(settings("training: {algorithm: grpo}", tmp_path))[0], (
+    assert job.credit == algorithm_for(settings("training: {algorithm: grpo}", tmp_path)).credit, (
         "credit is the algorithm's, as with every other backend"
     )
     assert (job.options["host"], job.options["port"]) == ("0.0.0.0", 8321)

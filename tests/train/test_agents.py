@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch", reason='needs the extra "train"')
 pytest.importorskip("peft", reason='needs the extra "train"')
 openai = pytest.importorskip("openai")
 
+
 from lgov_core.errors import TrainError  # noqa: E402
 from lgov_core.gateway.engine.embedded import EmbeddedEngine  # noqa: E402
 from lgov_core.gateway.server import EndpointServer  # noqa: E402
@@ -23,9 +24,8 @@ from lgov_core.train.algorithms.config import UpdateConfig  # noqa: E402
 from lgov_core.train.algorithms.update import PolicyUpdate  # noqa: E402
 from lgov_core.train.loop.agents import AlternatingSchedule, adapter_policy  # noqa: E402
 from lgov_core.train.loop.loop import Task, TrainingLoop  # noqa: E402
-from lgov_core.train.workers.jobs import Job, JobResult  # noqa: E402
 from lgov_core.transitions import Selection, build_transitions  # noqa: E402
-from lgov_core.types import Outcome, Reward, Rollout  # noqa: E402
+from lgov_core.types import Attempt, Outcome, Reward, Rollout  # noqa: E402
 
 TASKS = [Task("hello", {"say": "hello"}), Task("count", {"say": "one two three"})]
 AGENTS = ("writer", "checker")
@@ -52,10 +52,10 @@ class Pool:
         self,
         rollouts: Sequence[Rollout],
         progress: Callable[[int, int], None] | None = None,
-        keep: Callable[[JobResult], None] | None = None,
-    ) -> list[JobResult]:
+        keep: Callable[[Attempt], None] | None = None,
+    ) -> list[Attempt]:
         self.store.add_rollouts(rollouts)
-        results: list[JobResult] = []
+        results: list[Attempt] = []
         for rollout in rollouts:
             self.store.start_attempt(rollout.rollout_id, 1)
             messages = [{"role": "user", "content": rollout.input["say"]}]
@@ -64,8 +64,7 @@ class Pool:
             paid = sum(letter in "aeiou" for letter in draft) + 0.1 * len(verdict)
             self.store.add_rewards([Reward(paid, "task", rollout.rollout_id, 1)])
             self.store.finish_attempt(rollout.rollout_id, 1, Outcome.SUCCEEDED)
-            job = Job(rollout.rollout_id, rollout.task_id, 1, rollout.input)
-            results.append(JobResult(job, Outcome.SUCCEEDED, {}))
+            results.append(Attempt(rollout.rollout_id, 1, 0.0, 1.0, Outcome.SUCCEEDED, task_id=rollout.task_id))
             if keep is not None:
                 keep(results[-1])
         return results
@@ -121,7 +120,7 @@ def test_one_agent_learns_and_the_other_is_frozen(tmp_path: Path) -> None:
         assert turn.update.logprob_drift < 1e-5
         assert turn.staleness_max == 0
         assert not set(turn.diagnostics) - {"truncated_reply"}
-        ids = [result.job.rollout_id for result in turn.results]
+        ids = [result.rollout_id for result in turn.results]
         versions = {(call.model, call.agent): call.weights_version for call in store_calls(tmp_path, ids)}
         assert versions == {("writer", "writer"): number, ("checker", "checker"): 0}
 
@@ -165,7 +164,7 @@ def test_versions_of_two_models_in_one_rollout_are_not_mixed_weights(tmp_path: P
     with running(tmp_path) as (_, store, loops):
         loops["writer"].iterate(TASKS, 4)
         results = loops["checker"].collect(TASKS, 1)
-        ids = [result.job.rollout_id for result in results]
+        ids = [result.rollout_id for result in results]
         assert {(call.model, call.weights_version) for call in store.calls(ids)} == {("writer", 1), ("checker", 0)}
         assert "mixed_weights" not in build_transitions(store, ids).counts()
 

@@ -15,10 +15,9 @@ from lgov_core.errors import TrainError
 from lgov_core.train.loop.curves import flat, read_run, write_tensorboard
 from lgov_core.train.loop.figures import batch_figures, earned_figures, step_figures
 from lgov_core.train.loop.intervals import grouped_interval, mean_interval, share_interval, t_quantile
-from lgov_core.train.workers.failures import UsableSteps
-from lgov_core.train.workers.jobs import Job, JobResult
+from lgov_core.train.loop.step_rollouts import UsableSteps
 from lgov_core.transitions import CreditRules, Diagnostic, Finding, Transition, TransitionSet
-from lgov_core.types import Outcome
+from lgov_core.types import Attempt, Outcome
 
 
 def turn(group: str, rollout: str, number: int, reply: int, **rewards: float) -> Transition:
@@ -43,8 +42,8 @@ def turn(group: str, rollout: str, number: int, reply: int, **rewards: float) ->
     )
 
 
-def result(task: str, rollout: str, outcome: Outcome = Outcome.SUCCEEDED, **counts: int) -> JobResult:
-    return JobResult(Job(rollout, task, 1, {}), outcome, {}, None, counts)
+def result(task: str, rollout: str, outcome: Outcome = Outcome.SUCCEEDED, **counts: int) -> Attempt:
+    return Attempt(rollout, 1, 0.0, 1.0, outcome, result={"counts": counts}, task_id=task)
 
 
 TURNS = (
@@ -95,7 +94,7 @@ def test_the_figures_of_a_step_by_hand() -> None:
     assert found["turns"] == pytest.approx(4 / 3)
     assert found["diagnostics"] == {"excluded_outcome": 1}
     assert (found["lost_rollouts"], found["lost_attempts"], found["dropped_spans"]) == (1, 1, 2)
-    third = JobResult(Job("a1", "a", 3, {}), Outcome.FAILED, {})
+    third = Attempt("a1", 3, 0.0, 1.0, Outcome.FAILED, task_id="a")
     assert step_figures(data, [third], returns=returns)["lost_attempts"] == 2, "two tries came before it"
     counted = [result("a", "a1", violations=1), result("a", "a2", violations=1), result("b", "b1", violations=0)]
     found = step_figures(data, counted, returns=returns)

@@ -1,4 +1,4 @@
-"""What the doctor finds in real trainings that are broken on purpose: workers, HTTP, engine, updates."""
+"""What the doctor finds in real trainings that are broken on purpose: agents, HTTP, engine, updates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from episodes import Bench
+from episodes import Asker, Bench, payloads
 
 torch = pytest.importorskip("torch", reason='needs the extra "train"')
 pytest.importorskip("pyarrow", reason='needs the extra "train"')
@@ -22,15 +22,14 @@ from lgov_core.models import build_tiny  # noqa: E402
 from lgov_core.train.algorithms.config import UpdateConfig  # noqa: E402
 from lgov_core.train.algorithms.update import PolicyUpdate  # noqa: E402
 from lgov_core.train.diagnosis import examine  # noqa: E402
-from lgov_core.train.loop.loop import Task, TrainingLoop  # noqa: E402
+from lgov_core.train.loop.loop import TrainingLoop  # noqa: E402
 from lgov_core.train.loop.policy_model import full_policy  # noqa: E402
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX processes")
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+def bench(tmp_path: Path) -> Iterator[Bench]:
     torch.set_num_threads(1)
     made = Bench(tmp_path)
     yield made
@@ -43,20 +42,18 @@ def trained(bench: Bench, tasks: Sequence[dict[str, Any]], *, updates: int = 2, 
     policy = full_policy(model.module)
     engine = EmbeddedEngine(model, max_new_tokens=6, threads=1)
     learner = PolicyUpdate(policy.module, UpdateConfig(learning_rate=rate, max_kl=1.0), reference=policy.reference)
-    with EndpointServer([engine], bench.store) as endpoint:
-        worker = bench.config(factory="episodes:make_asker", endpoint=endpoint.base_url)
-        with bench.pool(config=worker) as pool:
-            loop = TrainingLoop(
-                run_id="run",
-                policy=policy,
-                learner=learner,
-                engine=engine,
-                store=bench.store,
-                pool=pool,
-                folder=bench.folder,
-            )
-            for _ in range(updates):
-                loop.iterate([Task(f"task-{number}", task) for number, task in enumerate(tasks)], 2)
+    with EndpointServer([engine], bench.store) as endpoint, bench.collecting(Asker(), endpoint.url) as pool:
+        loop = TrainingLoop(
+            run_id="run",
+            policy=policy,
+            learner=learner,
+            engine=engine,
+            store=bench.store,
+            pool=pool,
+            folder=bench.folder,
+        )
+        for _ in range(updates):
+            loop.iterate(payloads(tasks), 2)
     return {finding.name for finding in examine(bench.folder).findings} - {"replies-truncated"}
 
 

@@ -1,4 +1,4 @@
-"""The loop with everything real: worker processes, HTTP, the embedded engine, a store, and a very small model."""
+"""The loop with everything real: agents in threads, HTTP, the embedded engine, a store, and a very small model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from episodes import Bench
+from episodes import Asker, Bench, named
 
 torch = pytest.importorskip("torch", reason='needs the extra "train"')
 parquet = pytest.importorskip("pyarrow.parquet", reason='needs the extra "train"')
@@ -25,7 +25,7 @@ from lgov_core.models import build_tiny  # noqa: E402
 from lgov_core.train.algorithms.config import UpdateConfig  # noqa: E402
 from lgov_core.train.algorithms.update import PolicyUpdate  # noqa: E402
 from lgov_core.train.loop.checkpoint import latest_checkpoint  # noqa: E402
-from lgov_core.train.loop.loop import Task, TrainingLoop  # noqa: E402
+from lgov_core.train.loop.loop import TrainingLoop  # noqa: E402
 from lgov_core.train.loop.metrics_log import read_metrics  # noqa: E402
 from lgov_core.train.loop.policy_model import full_policy  # noqa: E402
 from lgov_core.transitions import Selection  # noqa: E402
@@ -33,12 +33,11 @@ from lgov_core.types import Outcome  # noqa: E402
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX processes")
 
-TASKS = [Task("hello", {"say": "hello"}), Task("count", {"say": "one two three"})]
+TASKS = [named("hello", say="hello"), named("count", say="one two three")]
 
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     torch.set_num_threads(1)
     made = Bench(tmp_path)
     yield made
@@ -51,20 +50,18 @@ def running(bench: Bench, checkpoint_every: int = 1, **options: Any) -> Generato
     policy = full_policy(model.module)
     engine = EmbeddedEngine(model, max_new_tokens=6, threads=1)
     config = UpdateConfig(learning_rate=1e-3)
-    with EndpointServer([engine], bench.store) as endpoint:
-        worker = bench.config(factory="episodes:make_asker", endpoint=endpoint.base_url)
-        with bench.pool(config=worker, max_attempts=2) as pool:
-            yield TrainingLoop(
-                run_id="run",
-                policy=policy,
-                learner=PolicyUpdate(policy.module, config, reference=policy.reference),
-                engine=engine,
-                store=bench.store,
-                pool=pool,
-                folder=bench.folder,
-                checkpoint_every=checkpoint_every,
-                **options,
-            )
+    with EndpointServer([engine], bench.store) as endpoint, bench.collecting(Asker(), endpoint.url) as pool:
+        yield TrainingLoop(
+            run_id="run",
+            policy=policy,
+            learner=PolicyUpdate(policy.module, config, reference=policy.reference),
+            engine=engine,
+            store=bench.store,
+            pool=pool,
+            folder=bench.folder,
+            checkpoint_every=checkpoint_every,
+            **options,
+        )
 
 
 def same(first: Any, second: Any) -> bool:
@@ -80,7 +77,7 @@ def test_one_turn_collects_updates_publishes_and_leaves_everything_on_record(ben
         second = loop.iterate(TASKS, 4)
         served = loop.engine.weights_version
     assert (first.step, second.step, loop.done) == (1, 2, 2)
-    assert [result.job.task_id for result in first.results] == ["hello"] * 4 + ["count"] * 4
+    assert [result.task_id for result in first.results] == ["hello"] * 4 + ["count"] * 4
     assert first.mean_return == pytest.approx(0.5)
     assert first.diagnostics == {} or set(first.diagnostics) <= {"truncated_reply"}
     assert first.update.rows == 8
@@ -92,7 +89,7 @@ def test_one_turn_collects_updates_publishes_and_leaves_everything_on_record(ben
     assert stages[-1][1] == stages[-1][2]
 
     by_run = [
-        {call.weights_version for call in bench.store.calls([result.job.rollout_id for result in turn.results])}
+        {call.weights_version for call in bench.store.calls([result.rollout_id for result in turn.results])}
         for turn in (first, second)
     ]
     assert by_run[0] == {0}
@@ -123,25 +120,25 @@ def test_the_calls_of_an_agent_that_is_not_selected_are_recorded_and_not_trained
 
 
 def test_what_the_machines_broke_is_left_out_and_not_a_return_of_0(bench: Bench) -> None:
-    broken = [Task("broken", {"do": "lose_connection"}), Task("dies", {"do": "die_once", "say": "hello"})]
+    broken = [named("broken", do="lose_connection"), named("once", do="lose_connection_once")]
     with running(bench) as loop:
         turn = loop.iterate([*TASKS[:1], broken[0]], 4)
         assert turn.mean_return == pytest.approx(0.5), "the mean is over what is usable"
         assert turn.diagnostics["excluded_outcome"] == 4
         assert {result.outcome for result in turn.results[4:]} == {Outcome.INFRASTRUCTURE}
-        # A worker that dies in mid-iteration costs time and nothing else.
+        # What machines break once costs time and nothing else.
         turn = loop.iterate([*TASKS[:1], broken[1]], 2)
         assert "excluded_outcome" not in turn.diagnostics
     attempts = bench.store.attempts()
-    assert {attempt.outcome for attempt in attempts if "worker ended" in (attempt.error or "")} == {
-        Outcome.INFRASTRUCTURE
-    }
+    lost = [attempt for attempt in attempts if "ConnectionRefusedError" in (attempt.error or "")]
+    assert {attempt.outcome for attempt in lost} == {Outcome.INFRASTRUCTURE}
+    assert len(lost) == 4 * 2 + 2, "each was tried twice, and what came back once"
 
 
 def test_an_iteration_without_anything_usable_changes_nothing(bench: Bench) -> None:
     with running(bench) as loop:
         before = loop.policy.weights()
-        turn = loop.iterate([Task("broken", {"do": "lose_connection"})], 2)
+        turn = loop.iterate([named("broken", do="lose_connection")], 2)
         assert same(before, loop.policy.weights())
     assert turn.update.rows == 0
     assert turn.mean_return == 0.0
@@ -171,7 +168,7 @@ def test_a_run_that_is_resumed_goes_on_behind_its_last_update(bench: Bench) -> N
         assert turn.step == 4
         # What the engine serves is what was loaded: its samples agree with the trainer, under the version that they had.
         assert turn.update.logprob_drift < 1e-3
-        ids = [result.job.rollout_id for result in turn.results]
+        ids = [result.rollout_id for result in turn.results]
         assert {call.weights_version for call in bench.store.calls(ids)} == {served}
         assert served not in used
     lines = read_metrics(bench.folder / "metrics.jsonl")
@@ -199,10 +196,10 @@ def test_a_run_that_was_killed_while_it_collected_goes_on_with_what_it_had(bench
         turn = loop.iterate(TASKS, 4)
     assert len(ended) >= 3
     assert turn.recovered >= 3
-    assert len(turn.results) == len({result.job.rollout_id for result in turn.results}) == 8
-    assert ended <= {result.job.rollout_id for result in turn.results}
+    assert len(turn.results) == len({result.rollout_id for result in turn.results}) == 8
+    assert ended <= {result.rollout_id for result in turn.results}
     assert len(bench.store.rollouts()) == 8, "nothing was begun anew"
-    assert [result.job.task_id for result in turn.results] == ["hello"] * 4 + ["count"] * 4
+    assert [result.task_id for result in turn.results] == ["hello"] * 4 + ["count"] * 4
     rows = parquet.read_table(bench.folder / "transitions" / "step-000001.parquet").to_pylist()
     assert len(rows) == 8
     assert calls <= {row["call_id"] for row in rows}
@@ -256,7 +253,7 @@ def test_rollouts_go_on_while_the_model_updates_and_no_call_is_lost(bench: Bench
     assert [len(turn.results) for turn in turns] == [8, 8, 4]
     assert [turn.update.rows + turn.update.tokens > 0 for turn in turns] == [True] * 3
     for number, turn in enumerate(turns):
-        calls = list(bench.store.calls([result.job.rollout_id for result in turn.results]))
+        calls = list(bench.store.calls([result.rollout_id for result in turn.results]))
         assert len(calls) == len(turn.results), "every rollout was answered, and once"
         assert {call.weights_version for call in calls} <= {max(0, number - 1), number}
         assert {result.outcome for result in turn.results} <= {Outcome.SUCCEEDED, Outcome.FAILED}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from episodes import Bench
+from episodes import Asker, Bench, named
 
 torch = pytest.importorskip("torch", reason='needs the extra "train"')
 pytest.importorskip("pyarrow", reason='needs the extra "train"')
@@ -21,24 +21,24 @@ from lgov_core.errors import TrainError  # noqa: E402
 from lgov_core.gateway.engine.embedded import EmbeddedEngine  # noqa: E402
 from lgov_core.gateway.server import EndpointServer  # noqa: E402
 from lgov_core.models import LanguageModel, build_tiny  # noqa: E402
+from lgov_core.server.collect import QueueCollector  # noqa: E402
 from lgov_core.train.algorithms.algorithms import algorithm  # noqa: E402
 from lgov_core.train.algorithms.update import PolicyUpdate  # noqa: E402
 from lgov_core.train.loop.batch_record import read_batch  # noqa: E402
-from lgov_core.train.loop.loop import Iteration, Task, TrainingLoop  # noqa: E402
+from lgov_core.train.loop.loop import Iteration, TrainingLoop  # noqa: E402
 from lgov_core.train.loop.metrics_log import read_metrics  # noqa: E402
 from lgov_core.train.loop.open_step import OpenStep  # noqa: E402
 from lgov_core.train.loop.policy_model import full_policy  # noqa: E402
-from lgov_core.train.workers.pool import WorkerPool  # noqa: E402
 from lgov_core.transitions import CreditRules, Finding  # noqa: E402
 from lgov_core.types import Outcome  # noqa: E402
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX processes")
 
 #: Of a group of four two are paid.
-HELLO, COUNT = Task("hello", {"say": "hello"}), Task("count", {"say": "one two three"})
+HELLO, COUNT = named("hello", say="hello"), named("count", say="one two three")
 #: All are paid the same.
-LOST, WON = Task("lost", {"say": "hello", "paid": 0.0}), Task("won", {"say": "hello", "paid": 1.0})
-SOLVED = [Task(f"solved {number}", {"say": "hello", "paid": 1.0}) for number in range(6)]
+LOST, WON = named("lost", say="hello", paid=0.0), named("won", say="hello", paid=1.0)
+SOLVED = [named(f"solved {number}", say="hello", paid=1.0) for number in range(6)]
 DAPO = algorithm("dapo", learning_rate=1e-3)
 GROUP = 4
 
@@ -46,7 +46,7 @@ GROUP = 4
 class Place:
     """Workers, an endpoint and a store that all tests share; each test has loops of its own, in a folder of its own."""
 
-    def __init__(self, bench: Bench, model: LanguageModel, engine: EmbeddedEngine, pool: WorkerPool) -> None:
+    def __init__(self, bench: Bench, model: LanguageModel, engine: EmbeddedEngine, pool: QueueCollector) -> None:
         self.bench, self.model, self.engine, self.pool = bench, model, engine, pool
 
     def loop(self, folder: Path, *, credit: CreditRules = DAPO.credit, **options: Any) -> TrainingLoop:
@@ -72,20 +72,16 @@ def opened(folder: Path) -> Generator[Place]:
     bench = Bench(folder)
     model = build_tiny(["hello", "one two three"], seed=0, hidden=32, layers=1, heads=2, intermediate=64)
     engine = EmbeddedEngine(model, max_new_tokens=4, threads=1)
-    with EndpointServer([engine], bench.store) as endpoint:
-        config = bench.config(factory="episodes:make_asker", endpoint=endpoint.base_url)
-        with bench.pool(config=config, max_attempts=2) as pool:
-            yield Place(bench, model, engine, pool)
+    with EndpointServer([engine], bench.store) as endpoint, bench.collecting(Asker(), endpoint.url) as pool:
+        yield Place(bench, model, engine, pool)
     bench.store.close()
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
-        with opened(tmp_path_factory.mktemp("place")) as made:
-            yield made
+    with opened(tmp_path_factory.mktemp("place")) as made:
+        yield made
 
 
 def line_of(folder: Path) -> dict[str, Any]:
@@ -100,7 +96,7 @@ def groups_of(folder: Path, step: int = 1) -> dict[str, int]:
 
 
 def collected(turn: Iteration) -> list[str]:
-    return [result.job.task_id for result in turn.results][::GROUP]
+    return [result.task_id for result in turn.results][::GROUP]
 
 
 def test_groups_that_are_alike_are_replaced_and_what_was_asked_for_is_what_is_shown(
@@ -149,14 +145,14 @@ def test_nothing_further_is_collected_where_it_is_off_and_where_nothing_is_alike
     assert "further" not in line_of(tmp_path / "off")
     assert "note" not in turn.groups
     # The task pays all of them the same: what their tools earned on the way does not make the group worth keeping.
-    tools = Task("tools", {"say": "hello", "paid": 1.0, "air": 0.05})
+    tools = named("tools", say="hello", paid=1.0, air=0.05)
     turn = place.loop(tmp_path / "air").iterate([HELLO, tools], GROUP, further=[COUNT])
     assert (collected(turn), turn.groups["groups_alike"]) == (["hello", "tools", "count"], 1)
     assert groups_of(tmp_path / "air") == {"hello": 4, "count": 4}
 
 
 def test_what_only_air_tells_apart_is_said_to_be_learned_from_that(place: Place, tmp_path: Path) -> None:
-    tools = [Task(f"tools {number}", {"say": "hello", "paid": 1.0, "air": 0.05}) for number in range(2)]
+    tools = [named(f"tools {number}", say="hello", paid=1.0, air=0.05) for number in range(2)]
     turn = place.loop(tmp_path, max_extra_groups=0).iterate(tools, GROUP)
     # Alone, they have nothing but AIR besides a task reward that is alike.
     assert (turn.groups["groups_informative"], turn.groups["groups_alike"]) == (0, 2)
@@ -167,7 +163,7 @@ def test_what_only_air_tells_apart_is_said_to_be_learned_from_that(place: Place,
 
 
 def test_a_reward_that_cannot_be_compared_ends_no_training(place: Place, tmp_path: Path) -> None:
-    turn = place.loop(tmp_path).iterate([Task("huge", {"say": "hello", "paid": 1.0, "air": 1e200}), HELLO], GROUP)
+    turn = place.loop(tmp_path).iterate([named("huge", say="hello", paid=1.0, air=1e200), HELLO], GROUP)
     assert turn.diagnostics[Finding.INVALID_REWARD] == 2
     assert turn.update.rows > 0
     assert abs(turn.mean_return) < 2
@@ -179,7 +175,7 @@ def test_a_task_is_taken_once_in_a_step(place: Place, tmp_path: Path) -> None:
 
 
 def test_what_the_machines_broke_is_replaced_but_not_for_ever(place: Place, tmp_path: Path) -> None:
-    broken = [Task(f"broken {number}", {"do": "lose_connection"}) for number in range(4)]
+    broken = [named(f"broken {number}", do="lose_connection") for number in range(4)]
     turn = place.loop(tmp_path).iterate([HELLO, broken[0]], GROUP, further=[*broken[1:], COUNT])
     # The first round has a group that can be compared; the second has none, so machines fail, and no third is begun.
     assert collected(turn) == ["hello", "broken 0", "broken 1"]
@@ -200,7 +196,7 @@ def test_further_groups_are_collected_when_the_step_has_its_turn_by_the_weights_
     second = loop.iterate([COUNT, WON], GROUP, further=[SOLVED[1], HELLO])
     assert (collected(first)[2:], collected(second)) == (["solved 0", "count"], ["count", "won", "solved 1", "hello"])
     made = {one: {call.weights_version for call in place.bench.store.calls([one])} for one in place.stored(tmp_path)}
-    further = [result.job.rollout_id for result in second.results[2 * GROUP :]]
+    further = [result.rollout_id for result in second.results[2 * GROUP :]]
     assert {version for one in further for version in made[one]} == {versions}
     assert second.staleness_max <= 1
     assert groups_of(tmp_path, 2) == {"count": 4, "hello": 4}
@@ -217,12 +213,15 @@ def test_a_run_that_was_killed_loses_no_group_and_collects_none_again(
     tasks, further = [HELLO, LOST], [WON, COUNT, *SOLVED]
     loop = place.loop(tmp_path)
     counted: Counter[str] = Counter()
+    rounds = {1: "asked", 2: "further", 3: "second"}
 
     def interrupt(stage: str, done: int, total: int) -> None:
-        if stage == "rollouts" and done:
-            counted["asked" if counted["asked"] < 8 else "further" if counted["further"] < 4 else "second"] += 1
-        if moment in {f"{name} {count}" for name, count in counted.items()}:
-            raise KeyboardInterrupt
+        """Ends it when as many rollouts of a round have ended as the moment says, or more: several may end at once."""
+        if stage == "rollouts":
+            counted["rounds"] += done == 0
+            name, _, count = moment.partition(" ")
+            if rounds[counted["rounds"]] == name and count.isdigit() and done >= int(count):
+                raise KeyboardInterrupt
 
     def torn(step: OpenStep, rollouts: Any) -> None:
         """Half a line is written."""
@@ -254,7 +253,7 @@ def test_a_run_that_was_killed_loses_no_group_and_collects_none_again(
     assert collected(turn) == ["hello", "lost", "won", "count"]
     assert turn.groups == {"groups": 4, "groups_informative": 2, "groups_alike": 2, "groups_replaced": 1}
     assert groups_of(tmp_path) == {"hello": 4, "count": 4}
-    used = [result.job.rollout_id for result in turn.results]
+    used = [result.rollout_id for result in turn.results]
     assert len(used) == len(set(used)) == 16
     assert set(used) == set(place.stored(tmp_path)), "nothing was begun anew"
     assert ended <= set(used)

@@ -1,4 +1,4 @@
-"""Trainer, endpoint, workers and the endpoint's vLLM are killed at random moments of one run, as in tests/e2e/test_sigkill.py.
+"""Server, client, workers and the server's vLLM are killed at random moments of one run, as in tests/e2e/test_sigkill.py.
 
 Once each here; five times each with LGOV_TEST_SLOW=1. What is killed of a vLLM is one of its processes, at random.
 """
@@ -29,9 +29,9 @@ test_the_metrics_say_what_was_lost = test_sigkill.test_the_metrics_say_what_was_
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Parts:
     folder = tmp_path_factory.mktemp("killed")
-    return run_with_kills(folder, dict.fromkeys(["trainer", "endpoint", "worker", "vllm"], KILLS), DEADLINE_S, PYTHON)
+    return run_with_kills(folder, dict.fromkeys(["server", "client", "worker", "vllm"], KILLS), DEADLINE_S, PYTHON)
 
 
-def test_no_vllm_outlived_the_endpoint_that_started_it(killed: Parts) -> None:
-    assert killed.kills["endpoint"] == KILLS
+def test_no_vllm_outlived_the_server_that_started_it(killed: Parts) -> None:
+    assert killed.kills["server"] == KILLS
     assert killed.orphans == []

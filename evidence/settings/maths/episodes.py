@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from lgov_core.train.workers.jobs import Job
-from settings.episodes import SettingRunner
+from lgov_core.client.tasks import Resource, Task
+from lgov_core.client.wire import Report
+from settings.episodes import SettingRunner, run_attempt
 from settings.failures import failed_expressions
 from settings.maths import agent
 
@@ -20,12 +21,12 @@ class MathsRunner(SettingRunner):
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.client = agent.make_client(options["model"])
 
-    async def attempt(self, job: Job) -> tuple[float, dict[str, Any]]:
-        calculator, expected = agent.Calculator(), job.task["answer"]
-        said = await agent.answer(self.client, job.task["problem"], calculator)
+    async def attempt(self, resource: Resource, work: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
+        calculator, expected = agent.Calculator(), work["answer"]
+        said = await agent.answer(self.client, work["problem"], calculator)
         found = score(said, expected)
         made = calculator.expressions
-        failure = "" if found else failed_expressions(job.task.get("steps", ()), made, said)
+        failure = "" if found else failed_expressions(work.get("steps", ()), made, said)
         # What the tool was given to work out, whatever the policy says of it.
         executed = any(re.search(r"[^0-9+*/(). -]", one) for one in made)
         return found, {"said": said[:200], "expected": expected, "failure": failure, "executed": executed}
@@ -37,6 +38,6 @@ def score(said: str, expected: str) -> float:
     return float(bool(found) and float(found[-1].replace(",", "")) == float(expected.replace(",", "")))
 
 
-def make_runner(options: Mapping[str, Any]) -> MathsRunner:
-    """The factory that workers are told to call."""
-    return MathsRunner(options)
+def run_agent(resource: Resource, task: Task) -> Report:
+    """The agent that `Client.train` is given."""
+    return run_attempt(MathsRunner, resource, task)

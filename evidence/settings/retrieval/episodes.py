@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lgov_core.train.workers.jobs import Job
-from settings.episodes import SettingRunner
+from lgov_core.client.tasks import Resource, Task
+from lgov_core.client.wire import Report
+from settings.episodes import SettingRunner, run_attempt
 from settings.failures import failed_searches
 from settings.retrieval import agent
 from settings.retrieval.library import Library, f1, read_library
@@ -21,12 +22,12 @@ class RetrievalRunner(SettingRunner):
         self.agent = agent.make_agent(options["model"])
         self.library = read_library(Path(options["passages"])) if "passages" in options else Library([])
 
-    async def attempt(self, job: Job) -> tuple[float, dict[str, Any]]:
-        library = Library(job.task["passages"]) if "passages" in job.task else self.library
-        reader, expected = _Reader(library), job.task["answer"]
-        said = await agent.answer(self.agent, job.task["question"], reader)
+    async def attempt(self, resource: Resource, work: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
+        library = Library(work["passages"]) if "passages" in work else self.library
+        reader, expected = _Reader(library), work["answer"]
+        said = await agent.answer(self.agent, work["question"], reader)
         found = f1(said.strip().removeprefix("Answer:"), expected)
-        failure = "" if found == 1.0 else failed_searches(job.task.get("steps", ()), reader.queries, said)
+        failure = "" if found == 1.0 else failed_searches(work.get("steps", ()), reader.queries, said)
         executed = any(passage.startswith(PRIVATE_FILE) for passage in reader.passages)
         return found, {"said": said[:200], "expected": expected, "failure": failure, "executed": executed}
 
@@ -46,6 +47,6 @@ class _Reader:
         return found
 
 
-def make_runner(options: Mapping[str, Any]) -> RetrievalRunner:
-    """The factory that workers are told to call."""
-    return RetrievalRunner(options)
+def run_agent(resource: Resource, task: Task) -> Report:
+    """The agent that `Client.train` is given."""
+    return run_attempt(RetrievalRunner, resource, task)

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lgov_core.client.tasks import Resource, Task
+from lgov_core.client.wire import Report
 from lgov_core.demo.oracle import Oracle, Verdict
-from lgov_core.train.workers.jobs import Job
-from settings.episodes import SettingRunner
+from settings.episodes import SettingRunner, run_attempt
 from settings.failures import failed_query
 from settings.sql import agent
 from settings.sql.tasks import Question, build_database, run_query
@@ -30,17 +31,17 @@ class SQLRunner(SettingRunner):
         self.oracle.install()
         self.agents = agent.make_agents(options["model"], options["frozen_model"])
 
-    async def attempt(self, job: Job) -> tuple[float, dict[str, Any]]:
-        path = self.folder / f"{job.rollout_id}-{job.attempt}.db"
-        question, query, expected = await asyncio.to_thread(self._begin, path, job.task)
-        work: Any = {}
+    async def attempt(self, resource: Resource, work: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
+        path = self.folder / f"{resource.rollout_id}-{resource.attempt}.db"
+        question, query, expected = await asyncio.to_thread(self._begin, path, work)
+        state: Any = {}
         try:
-            work = await agent.answer(self.agents, question, str(path), job.task.get("schema", ""))
+            state = await agent.answer(self.agents, question, str(path), work.get("schema", ""))
         finally:
             seen = self._end(path)
-        right = same_rows(work["result"], expected, bool(job.task.get("ordered")))
-        failure = "" if right else failed_query(query, work["query"])
-        kept = {"query": work["query"][:500], "verdict": work["verdict"][:100], "failure": failure}
+        right = same_rows(state["result"], expected, bool(work.get("ordered")))
+        failure = "" if right else failed_query(query, state["query"])
+        kept = {"query": state["query"][:500], "verdict": state["verdict"][:100], "failure": failure}
         return float(right), {**kept, "executed": seen.violated}
 
     def _begin(self, path: Path, task: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -68,6 +69,6 @@ def same_rows(found: str, expected: str, ordered: bool) -> bool:
     return found == expected or (not ordered and sorted(found.splitlines()) == sorted(expected.splitlines()))
 
 
-def make_runner(options: Mapping[str, Any]) -> SQLRunner:
-    """The factory that workers are told to call."""
-    return SQLRunner(options)
+def run_agent(resource: Resource, task: Task) -> Report:
+    """The agent that `Client.train` is given."""
+    return run_attempt(SQLRunner, resource, task)

@@ -13,7 +13,7 @@ from lgov_core.commands.output import write_json, write_table
 from lgov_core.errors import ModelError
 
 if TYPE_CHECKING:
-    from lgov_core.demo.verification import Verification
+    from lgov_core.evaluation.verification import Verification
 
 #: Problems that are written out; the rest is only counted.
 _FINDINGS_SHOWN = 5
@@ -36,21 +36,21 @@ _FINDINGS_SHOWN = 5
     help="Largest accepted difference in log-probability.",
 )
 def verify(run_folder: Path, limit: int, tolerance: float, as_json: bool) -> None:
-    """Recompute what the demo run in RUN_FOLDER captured, and compare.
+    """Recompute what the training in RUN_FOLDER captured, and compare.
 
     The recorded tokens of every call must decode to exactly the text that the model was given and the agent got, and
-    the recorded log-probabilities must be those of the weights that were served. Calls whose weights were not kept are
-    counted as unchecked. When nothing could be checked, nothing is proved, and the exit status is 1.
+    the recorded log-probabilities must be those of the weights that were served. Calls whose weights were not kept
+    (training.keep_weights) are counted as unchecked. When nothing could be
+    checked, nothing is proved, and the exit status is 1.
     """
     from importlib.util import find_spec
 
     missing = [name for name in ("torch", "transformers", "peft", "safetensors") if find_spec(name) is None]
     if missing:
         raise ModelError(f"verifying needs {', '.join(missing)}", hint="pip install 'lgov[train]'")
-    from lgov_core.demo.progress import Display
-    from lgov_core.demo.verify import verify_run
+    from lgov_core.evaluation.verification import verify_run
 
-    result = verify_run(run_folder, tolerance=tolerance, limit=limit or None, display=Display())
+    result = verify_run(run_folder, tolerance=tolerance, limit=limit or None)
     if as_json:
         write_json(result.as_json())
     else:

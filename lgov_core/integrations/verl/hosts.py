@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from lgov_core.train.workers.jobs import JobResult
-from lgov_core.types import Rollout
+from lgov_core.types import Attempt, Rollout
 
 
 class Host(Protocol):
@@ -18,7 +17,7 @@ class Host(Protocol):
 
     def collect_rollouts(
         self, rollouts: Sequence[Rollout], progress: Callable[[int, int], None] | None = None
-    ) -> list[JobResult]:
+    ) -> list[Attempt]:
         """See `lgov_core.train.loop.loop.Collector`."""
         ...
 

@@ -35,7 +35,7 @@ from lgov_core.models import load_model
 from lgov_core.store import RolloutQueue, open_store
 from lgov_core.train.loop.batch_record import BatchRecord, read_batch, write_batch
 from lgov_core.train.loop.figures import batch_figures
-from lgov_core.train.workers.failures import UsableSteps
+from lgov_core.train.loop.step_rollouts import UsableSteps
 from lgov_core.transitions import Selection, Transition, assign_credit, build_transitions
 from lgov_core.types import Rollout, new_id
 

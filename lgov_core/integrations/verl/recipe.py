@@ -44,7 +44,7 @@ def verl_job(settings: TrainSettings, *, run_id: str, folder: Path, tasks: int, 
             "training.policies and training.curriculum are for the backend torch", hint="leave --backend verl out"
         )
     algorithm = algorithm_name(training.algorithm)
-    credit, update = algorithm_for(settings)
+    chosen = algorithm_for(settings)
     batch = min(training.batch_size, tasks)
     steps = training.epochs * (tasks // batch)
     host, asked_port = listening(settings, port)
@@ -72,8 +72,8 @@ def verl_job(settings: TrainSettings, *, run_id: str, folder: Path, tasks: int, 
         group=training.group_size,
         seed=training.seed,
         agents=training.agents,
-        credit=credit,
-        update=verl_update(algorithm, update, settings),
+        credit=chosen.credit,
+        update=verl_update(algorithm, chosen.update, settings),
         verl=section,
         reply_tokens=settings.model.max_new_tokens,
         tool_format=settings.model.tool_format,

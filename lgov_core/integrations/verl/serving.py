@@ -23,8 +23,7 @@ from lgov_core.server.routes import train_routes
 from lgov_core.server.run_state import RunState
 from lgov_core.store import RolloutConfig, RolloutQueue
 from lgov_core.train.loop.metrics_log import MetricsLog
-from lgov_core.train.workers.jobs import JobResult
-from lgov_core.types import Rollout
+from lgov_core.types import Attempt, Rollout
 
 COORDINATOR_HOST: Final = "lgov_core.integrations.verl.serving:CoordinatorHost"
 
@@ -91,7 +90,7 @@ class CoordinatorHost:
 
     def collect_rollouts(
         self, rollouts: Sequence[Rollout], progress: Callable[[int, int], None] | None = None
-    ) -> list[JobResult]:
+    ) -> list[Attempt]:
         """Waits for clients to run them. Raises `TrainError` when a client asked for the run to stop."""
 
         def report_stage(done: int, total: int) -> None:

@@ -24,7 +24,7 @@ from lgov_core.integrations.verl.serving import keep_tasks
 from lgov_core.integrations.verl.steps import Steps
 from lgov_core.server.one_trainer import only_trainer
 from lgov_core.server.progress import interrupted
-from lgov_core.server.recipe import agent_name_of, client_options, extra_groups_for, task_file
+from lgov_core.server.recipe import agent_name_of, algorithm_for, client_options, extra_groups_for, task_file
 from lgov_core.train.algorithms.registry import TrainingJob
 from lgov_core.train.settings import TrainSettings
 
@@ -59,7 +59,7 @@ def run_on_verl(job: TrainingJob) -> Mapping[str, Any]:
 
     numbered = [Task(f"train-{number:06d}", {"task": task, "mode": "train"}) for number, task in enumerate(tasks)]
     left = left_by(made, numbered)
-    if extra_groups_for(settings):
+    if extra_groups_for(settings, algorithm_for(settings)):
         name = settings.training.algorithm
         job.say(f"note: on verl {name} leaves groups out that are alike, and collects none in their place")
     if made.update.kl > 0 and made.credit.weighting != "tokens":

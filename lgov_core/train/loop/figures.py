@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lgov_core.train.loop.intervals import grouped_interval, share_interval
-from lgov_core.train.workers.jobs import JobResult
 from lgov_core.transitions import CreditRules, rollout_returns
 from lgov_core.transitions.export.messages import totals_of
 from lgov_core.transitions.transition_set import Transition, TransitionSet, by_rollout
+from lgov_core.types import Attempt
 
 #: Rewards of this dimension are what denials cost.
 _PENALTIES = "compliance"
@@ -19,7 +19,7 @@ _PENALTIES = "compliance"
 
 def step_figures(
     data: TransitionSet,
-    results: Sequence[JobResult],
+    results: Sequence[Attempt],
     *,
     returns: Mapping[tuple[str, int], float],
     dropped_spans: int = 0,
@@ -34,7 +34,7 @@ def step_figures(
     usable attempt, ``lost_attempts`` those that the machines broke, ``dropped_spans`` what the store had no room for.
     """
     rollouts = by_rollout(data.transitions)
-    usable = [result for result in results if result.outcome.trainable]
+    usable = [result for result in results if result.trainable]
     return {
         "rewards": {name: value for name, value in _rewards(rollouts, returns).items() if value["count"]},
         "violation_rate": _violations(rollouts, usable),
@@ -43,13 +43,13 @@ def step_figures(
         "diagnostics": data.counts(),
         "unassigned_rewards": len(data.unassigned),
         "lost_rollouts": len(results) - len(usable),
-        "lost_attempts": sum(result.job.attempt - result.outcome.trainable for result in results),
+        "lost_attempts": sum(result.attempt - result.trainable for result in results),
         "dropped_spans": dropped_spans,
     }
 
 
 def policy_figures(
-    data: TransitionSet, results: Sequence[JobResult], rules: CreditRules, *, dropped_spans: int = 0
+    data: TransitionSet, results: Sequence[Attempt], rules: CreditRules, *, dropped_spans: int = 0
 ) -> dict[str, Any]:
     """`step_figures` by the returns that ``rules`` give, with ``mean_return`` (after the bounds of the channels)."""
     returns = rollout_returns(data.transitions, rules)
@@ -60,7 +60,7 @@ def policy_figures(
 
 
 def batch_figures(
-    data: TransitionSet, results: Sequence[JobResult], rules: CreditRules, *, dropped_spans: int = 0
+    data: TransitionSet, results: Sequence[Attempt], rules: CreditRules, *, dropped_spans: int = 0
 ) -> dict[str, Any]:
     """`policy_figures` and `earned_figures` of a batch; ``weights_versions`` counts the calls of each version."""
     keys = list(dict.fromkeys((one.rollout_id, one.attempt) for one in data.transitions))
@@ -79,7 +79,7 @@ def batch_figures(
 
 
 def earned_figures(
-    results: Sequence[JobResult],
+    results: Sequence[Attempt],
     counted: Sequence[tuple[str, int]],
     rewards: Iterable[tuple[tuple[str, int], str, float]],
 ) -> dict[str, Any]:
@@ -101,9 +101,10 @@ def earned_figures(
         found[name], found[f"{name}_half_width"] = _mean_and_half_width(list(values.values()))
     counts: Counter[str] = Counter()
     for result in results:
-        if result.outcome.trainable:
+        if result.trainable:
             counts.update({name: int(count) for name, count in result.counts.items()})
-    return {**found, "outcomes": dict(Counter(result.outcome.value for result in results)), "counts": dict(counts)}
+    outcomes = Counter(result.outcome.value for result in results if result.outcome is not None)
+    return {**found, "outcomes": dict(outcomes), "counts": dict(counts)}
 
 
 def _mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
@@ -132,12 +133,12 @@ def _rewards(
 
 
 def _violations(
-    rollouts: Mapping[tuple[str, int], Sequence[Transition]], usable: Sequence[JobResult]
+    rollouts: Mapping[tuple[str, int], Sequence[Transition]], usable: Sequence[Attempt]
 ) -> dict[str, Any] | None:
     groups: dict[str, list[bool]] = {}
     if any("violations" in result.counts for result in usable):
         for result in usable:
-            groups.setdefault(result.job.task_id, []).append(result.counts.get("violations", 0) > 0)
+            groups.setdefault(result.task_id, []).append(result.counts.get("violations", 0) > 0)
     else:
         for turns in rollouts.values():
             broken = any(turn.rewards.get(_PENALTIES, 0.0) < 0 for turn in turns)

@@ -28,8 +28,8 @@ from lgov_core.train.loop.sampling import (
 from lgov_core.train.loop.step_rollouts import Collector, StepRollouts, Task, new_rollouts
 from lgov_core.train.loop.time_spent import busy_seconds, rollout_seconds
 from lgov_core.train.loop.training_run import Learner, Publisher, Resumed, TrainingRun
-from lgov_core.train.workers.jobs import JobResult
 from lgov_core.transitions import CreditRules, Selection, TransitionSet, build_transitions
+from lgov_core.types import Attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Iteration:
     """
 
     step: int
-    results: Sequence[JobResult]
+    results: Sequence[Attempt]
     mean_return: float
     update: Any
     diagnostics: Mapping[str, int]
@@ -97,7 +97,7 @@ class TrainingLoop:
             keep_weights=self.keep_weights,
             seal=self.seal,
         )
-        self._ahead: CollectedAhead[tuple[StepRollouts, list[JobResult]]] = CollectedAhead()
+        self._ahead: CollectedAhead[tuple[StepRollouts, list[Attempt]]] = CollectedAhead()
         self._versions = [self.engine.weights_version]
 
     @property
@@ -121,7 +121,7 @@ class TrainingLoop:
 
     def collect(
         self, tasks: Sequence[Task], group: int, progress: Callable[[int, int], None] | None = None
-    ) -> list[JobResult]:
+    ) -> list[Attempt]:
         """Runs ``group`` rollouts of every task, after what is being collected ahead; results in the order of tasks."""
         rollouts = new_rollouts(self.run.run_id, tasks, group)
         with self._ahead.collecting:
@@ -132,7 +132,7 @@ class TrainingLoop:
         tasks: Sequence[Task],
         group: int,
         progress: Callable[[str, int, int], None] | None = None,
-        figures: Callable[[Sequence[JobResult]], Mapping[str, Any]] | None = None,
+        figures: Callable[[Sequence[Attempt]], Mapping[str, Any]] | None = None,
         upcoming: Sequence[Sequence[Task]] = (),
         further: Sequence[Task] = (),
     ) -> Iteration:
@@ -201,7 +201,7 @@ class TrainingLoop:
 
     def _collected(
         self, number: int, tasks: Sequence[Task], group: int, report: Callable[[str, int, int], None]
-    ) -> tuple[StepRollouts, list[JobResult]]:
+    ) -> tuple[StepRollouts, list[Attempt]]:
         """What was collected ahead for a step, or is now; with the results of the tasks it was asked to take."""
 
         def progress(done: int, total: int) -> None:
@@ -216,16 +216,16 @@ class TrainingLoop:
     def _sampled(
         self,
         rollouts: StepRollouts,
-        first: Sequence[JobResult],
+        first: Sequence[Attempt],
         further: Sequence[Task],
         report: Callable[[str, int, int], None],
     ) -> Sampled:
-        def run_next() -> list[JobResult]:
+        def run_next() -> list[Attempt]:
             with self._ahead.collecting:
                 return rollouts.run_next(lambda done, total: report("rollouts", done, total))
 
-        def read(results: Sequence[JobResult]) -> Round:
-            data = build_transitions(self.store, [result.job.rollout_id for result in results], self.selection)
+        def read(results: Sequence[Attempt]) -> Round:
+            data = build_transitions(self.store, [result.rollout_id for result in results], self.selection)
             return Round(results, data, self._credited(data), alike_groups(data, self._credited))
 
         return sample_groups(
@@ -236,7 +236,7 @@ class TrainingLoop:
         return self.learner.credit(data, self.credit)
 
     def _figures(
-        self, collected: Round, more: Callable[[Sequence[JobResult]], Mapping[str, Any]] | None
+        self, collected: Round, more: Callable[[Sequence[Attempt]], Mapping[str, Any]] | None
     ) -> dict[str, Any]:
         """What rollouts say about the policy."""
         data, results, dropped = collected.credited, collected.results, self.store.dropped_spans
@@ -244,7 +244,7 @@ class TrainingLoop:
             "rollouts": len(results),
             **policy_figures(data, results, self.credit, dropped_spans=dropped),
             **({"warnings": warnings} if (warnings := reply_warnings(data.transitions, self.store.calls)) else {}),
-            **self._seconds([result.job.rollout_id for result in results]),
+            **self._seconds([result.rollout_id for result in results]),
             **(more(results) if more is not None else {}),
         }
 
@@ -273,6 +273,6 @@ class TrainingLoop:
 
     def _collect_step(
         self, step: OpenStep, tasks: Sequence[Task], group: int, progress: Callable[[int, int], None]
-    ) -> tuple[StepRollouts, list[JobResult]]:
+    ) -> tuple[StepRollouts, list[Attempt]]:
         rollouts = StepRollouts(step, self.pool, self.run.run_id, tasks, group)
         return rollouts, rollouts.run_next(progress)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lgov_core._util.atomic_file import atomic_write
 from lgov_core._util.durable import append_line, drop_torn_line
 from lgov_core.train.file_errors import file_errors
-from lgov_core.train.workers.jobs import Job, JobResult
-from lgov_core.types import Outcome, Rollout
+from lgov_core.types import Attempt, Outcome, Rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,7 @@ class Recovered:
     """
 
     rounds: list[list[Rollout]]
-    results: dict[str, JobResult]
+    results: dict[str, Attempt]
 
 
 class OpenStep:
@@ -35,7 +34,7 @@ class OpenStep:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def begin(self, rounds: Sequence[Sequence[Rollout]], results: Iterable[JobResult] = ()) -> None:
+    def begin(self, rounds: Sequence[Sequence[Rollout]], results: Iterable[Attempt] = ()) -> None:
         """Records the rollouts of the step and the results so far, replacing the file atomically. Raises `TrainError`."""
         lines = [*map(_round, rounds), *map(_result, results)]
         with self._writing():
@@ -46,7 +45,7 @@ class OpenStep:
         with self._writing():
             append_line(self.path, _round(rollouts))
 
-    def add(self, result: JobResult) -> None:
+    def add(self, result: Attempt) -> None:
         """Records a result. Raises `TrainError`."""
         with self._writing():
             append_line(self.path, _result(result))
@@ -76,15 +75,16 @@ class OpenStep:
             rounds = _rounds(lines)
             if [(one.task_id, one.input) for one in rounds[0]] != [(task, _as_json(given)) for task, given in tasks]:
                 return None
-            by_id = {one.rollout_id: one for rollouts in rounds for one in rollouts}
-            results: dict[str, JobResult] = {}
+            known = {rollout.rollout_id for rollouts in rounds for rollout in rollouts}
+            results: dict[str, Attempt] = {}
             for line in lines:
                 if "rollouts" in line:
                     continue
-                rollout, outcome = by_id[line["rollout_id"]], Outcome(line["outcome"])
-                job = Job(rollout.rollout_id, rollout.task_id, line["attempt"], rollout.input)
-                if outcome.trainable:
-                    results[rollout.rollout_id] = JobResult(job, outcome, line["result"], line["error"], line["counts"])
+                result = replace(Attempt(**line), outcome=Outcome(line["outcome"]))
+                if result.rollout_id not in known:
+                    raise ValueError(f"a result of {result.rollout_id!r}, which is not among the rollouts")
+                if result.trainable:
+                    results[result.rollout_id] = result
             return Recovered(rounds, results)
 
     def _lines(self) -> list[dict[str, Any]]:
@@ -112,17 +112,8 @@ def _round(rollouts: Sequence[Rollout]) -> bytes:
     ).encode()
 
 
-def _result(result: JobResult) -> bytes:
-    job = result.job
-    line = {
-        "rollout_id": job.rollout_id,
-        "attempt": job.attempt,
-        "outcome": result.outcome.value,
-        "result": dict(result.result),
-        "error": result.error,
-        "counts": dict(result.counts),
-    }
-    return json.dumps(line).encode()
+def _result(result: Attempt) -> bytes:
+    return json.dumps(asdict(result)).encode()
 
 
 def _rounds(lines: Sequence[dict[str, Any]]) -> list[list[Rollout]]:

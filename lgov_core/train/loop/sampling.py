@@ -15,9 +15,9 @@ from typing import Any
 from lgov_core._util.plurals import counted
 from lgov_core.errors import TrainError
 from lgov_core.train.loop.step_rollouts import StepRollouts, Task
-from lgov_core.train.workers.jobs import JobResult
 from lgov_core.transitions import CreditRules, Finding, TransitionSet
 from lgov_core.transitions.reading.reward_targets import INTERMEDIATE
+from lgov_core.types import Attempt
 
 #: The most characters of an error in a note.
 _ERROR_CHARACTERS = 400
@@ -35,7 +35,7 @@ class Round:
     ``alike`` are the groups in which nothing is to be learnt, though there were enough rollouts to compare.
     """
 
-    results: Sequence[JobResult]
+    results: Sequence[Attempt]
     data: TransitionSet
     credited: TransitionSet
     alike: frozenset[str]
@@ -43,7 +43,7 @@ class Round:
     @property
     def tasks(self) -> list[str]:
         """The groups, in order."""
-        return list(dict.fromkeys(result.job.task_id for result in self.results))
+        return list(dict.fromkeys(result.task_id for result in self.results))
 
     @property
     def informative(self) -> list[str]:
@@ -78,7 +78,7 @@ class Sampled:
     batch: TransitionSet
 
     @property
-    def results(self) -> list[JobResult]:
+    def results(self) -> list[Attempt]:
         """The results of all rounds."""
         return [result for one in (self.asked, *self.further) for result in one.results]
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
+from lgov_core.errors import TrainError
 from lgov_core.train.loop.open_step import OpenStep
-from lgov_core.train.workers.jobs import JobResult
-from lgov_core.types import Rollout, new_id
+from lgov_core.types import Attempt, Rollout, new_id
 
 Progress = Callable[[int, int], None]
 
+#: Number of consecutive steps without a usable rollout after which a run has failed.
+_MOST_USELESS: Final = 2
+
 
 class Collector(Protocol):
-    """Has rollouts run by agents: worker processes here (`WorkerPool`), or workers elsewhere that ask for work."""
+    """Has rollouts run by agents: by clients that ask for work (`lgov_core.server.collect.QueueCollector`)."""
 
     def gone(self, rollout_ids: Sequence[str]) -> set[str]:
         """Those of the rollouts of a run that was killed that can neither be resumed nor be trained on."""
@@ -24,8 +28,8 @@ class Collector(Protocol):
         self,
         rollouts: Sequence[Rollout],
         progress: Callable[[int, int], None] | None = None,
-        keep: Callable[[JobResult], None] | None = None,
-    ) -> list[JobResult]:
+        keep: Callable[[Attempt], None] | None = None,
+    ) -> list[Attempt]:
         """Adds the rollouts to the store, waits until all have ended, and returns a result for each, in their order.
 
         Rollouts already in the store, from a killed run, are resumed. ``progress(done, total)`` is called as they end,
@@ -57,7 +61,7 @@ class StepRollouts:
     def __init__(self, step: OpenStep, pool: Collector, run_id: str, tasks: Sequence[Task], group: int) -> None:
         self._step, self._pool, self._run_id, self._group = step, pool, run_id, group
         self._run = 0
-        self._results: dict[str, JobResult] = {}
+        self._results: dict[str, Attempt] = {}
         found = step.recover([(task.task_id, task.payload) for task in tasks for _ in range(group)])
         if found is None:
             self._rounds = [new_rollouts(run_id, tasks, group)]
@@ -77,7 +81,7 @@ class StepRollouts:
         """The tasks of all rounds on record."""
         return {one.task_id for rollouts in self._rounds for one in rollouts}
 
-    def run_next(self, progress: Progress) -> list[JobResult]:
+    def run_next(self, progress: Progress) -> list[Attempt]:
         """Runs the next round on record; results in the order of its tasks. ``progress(done, total)`` counts that round."""
         rollouts = self._rounds[self._run]
         missing = [one for one in rollouts if one.rollout_id not in self._results]
@@ -87,7 +91,7 @@ class StepRollouts:
             if missing or not known
             else ()
         )
-        self._results |= {result.job.rollout_id: result for result in made}
+        self._results |= {result.rollout_id: result for result in made}
         self._run += 1
         return [self._results[one.rollout_id] for one in rollouts]
 
@@ -107,3 +111,18 @@ class StepRollouts:
                 for rollouts in self._rounds
             ]
             self._step.begin(self._rounds, self._results.values())
+
+
+class UsableSteps:
+    """Looks at one step after the other: raises when several steps in a row have no usable rollout."""
+
+    def __init__(self) -> None:
+        self._useless = 0
+
+    def check(self, results: Sequence[Attempt]) -> None:
+        """Raises `TrainError`, with what most rollouts ended with, once no rollout of two steps in a row could be used."""
+        self._useless = 0 if any(result.trainable for result in results) else self._useless + 1
+        if self._useless >= _MOST_USELESS:
+            errors = Counter(result.error or str(result.outcome) for result in results)
+            common, count = next(iter(errors.most_common(1)), ("there were none", 0))
+            raise TrainError(f"none of the last {len(results)} rollouts could be used; {count} times: {common}")

@@ -1,4 +1,4 @@
-"""Records a small demo run, verifies it by ``lgov traces verify``, and changes its store."""
+"""Records a small run, verifies it by ``lgov traces verify``, and changes its store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from click.testing import CliRunner, Result
 from openai import OpenAI
 
 from lgov_core.cli import cli
-from lgov_core.demo.prepare import POLICIES
 from lgov_core.gateway.engine.embedded import EmbeddedEngine
 from lgov_core.gateway.server import EndpointServer
 from lgov_core.models import LanguageModel, build_tiny, load_model
@@ -23,6 +22,7 @@ from lgov_core.train.algorithms.config import SupervisedConfig
 from lgov_core.train.algorithms.supervised import supervised
 from lgov_core.train.layout.rows import TrainRow
 from lgov_core.train.loop.checkpoint import save_weights
+from lgov_core.train.loop.policy_model import full_policy, lora_policy
 from lgov_core.types import CapturedCall, Rollout
 
 SYSTEM = "Answer from the company database."
@@ -101,9 +101,9 @@ class Agent:
 
 def record(run: Path, warm: Path, kind: str) -> None:
     """Serves three versions, of which the weights of the last are not kept, and has them answer."""
-    (run / "config.json").write_text(json.dumps({"seed": 0, "warm": str(warm.resolve()), "plan": {"model": kind}}))
+    (run / "server.json").write_text(json.dumps({"id": "train-1", "model": str(warm.resolve()), "dtype": "float32"}))
     model = load_model(str(warm))
-    policy = POLICIES[kind](model.module)
+    policy = {"all": full_policy, "adapters": lora_policy}[kind](model.module)
     engine = EmbeddedEngine(model, max_new_tokens=32)
     with closing(SQLiteStore(run / "store.sqlite")) as store:
         with EndpointServer([engine], store) as server:

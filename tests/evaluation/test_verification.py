@@ -12,12 +12,21 @@ from typing import Any
 import pytest
 import torch
 
-from lgov_core.demo.recompute import ServedWeights
-from lgov_core.demo.verify import read_run
 from lgov_core.errors import TrainError
+from lgov_core.evaluation.verification import ServedWeights
 from lgov_core.models import load_model
 from lgov_core.train.loop.checkpoint import load_weights, save_weights
-from tests.demo.verify_helpers import CALL, calls_of, logprobs_of, query, record, some_call, verified, verify, warmed_up
+from tests.evaluation.verify_helpers import (
+    CALL,
+    calls_of,
+    logprobs_of,
+    query,
+    record,
+    some_call,
+    verified,
+    verify,
+    warmed_up,
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -28,7 +37,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module", params=["tiny", "smollm2"], ids=["all parameters", "low-rank adapters"])
+@pytest.fixture(scope="module", params=["all", "adapters"], ids=["all parameters", "low-rank adapters"])
 def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder, and its warm start beside it."""
     base = tmp_path_factory.mktemp("demo")
@@ -212,9 +221,10 @@ def test_a_limit_takes_calls_from_all_over_the_run(run: Path) -> None:
 
 
 def test_versions_of_weights_can_be_loaded_in_any_order(recorded: Path) -> None:
-    module = load_model(str(recorded.parent / "seed0-warm")).module
+    base = str(recorded.parent / "seed0-warm")
+    module = load_model(base).module
     before = {name: value.clone() for name, value in module.state_dict().items()}
-    served = ServedWeights(read_run(recorded), module)
+    served = ServedWeights(recorded, base, module)
 
     def changed() -> bool:
         return any(not torch.equal(value, before[name]) for name, value in module.state_dict().items())
@@ -227,8 +237,8 @@ def test_versions_of_weights_can_be_loaded_in_any_order(recorded: Path) -> None:
 
 def test_a_run_that_was_moved_with_its_warm_start_is_verified(run: Path, recorded: Path) -> None:
     shutil.copytree(recorded.parent / "seed0-warm", run.parent / "seed0-warm")
-    config = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps({**config, "warm": "/no/such/place/seed0-warm"}))
+    start = json.loads((run / "server.json").read_text())
+    (run / "server.json").write_text(json.dumps({**start, "model": "/no/such/place/seed0-warm"}))
     verified(run, status=0)
     shutil.rmtree(run.parent / "seed0-warm")
     result = verify(run)
@@ -241,7 +251,7 @@ def test_a_folder_that_is_not_a_run_is_a_usage_error(run: Path, tmp_path: Path) 
     assert result.exit_code == 2
     assert "seed0-governed" in result.stderr, "the run in the folder is named"
     assert verify(tmp_path / "missing").exit_code == 2
-    (run / "config.json").write_text("{}")
+    (run / "server.json").write_text("{}")
     assert verify(run).exit_code == 2
     (run / "store.sqlite").unlink()
     assert verify(run).exit_code == 2

@@ -1,33 +1,38 @@
-"""What a worker makes of an attempt: which failures are the machines', what is counted, what is stored."""
+"""What becomes of an attempt: which failures are the machines', what is counted, what a governed agent leaves."""
 
 from __future__ import annotations
 
 import sqlite3
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from episodes import READ_ONLY, Bench
 
-from lgov_core.audit import AuditLog
+from lgov_core.client.attempts import Tally
+from lgov_core.client.outcomes import is_infrastructure
+from lgov_core.client.worker_process import govern_imports
 from lgov_core.errors import AuditError, InstrumentationError, PolicyDenied, StoreError
-from lgov_core.gateway.server import EndpointServer
-from lgov_core.gateway.upstream.engine import UpstreamEngine
 from lgov_core.governor import Governor
 from lgov_core.plugins import make_plugin_manager
 from lgov_core.policies import PolicySet, load_policy_file
-from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
-from lgov_core.train.workers.failures import is_infrastructure
-from lgov_core.train.workers.jobs import Job, JobResult
-from lgov_core.train.workers.worker import Tally, govern_imports
-from lgov_core.transitions import build_transitions
-from lgov_core.types import Action, Decision, Effect, Outcome, Point, Severity
+from lgov_core.testing import ScriptedModelServer, ScriptedReply
+from lgov_core.types import Action, Decision, Effect, Point, Severity
 
 pytest.importorskip("langchain", reason="a worker governs at least one framework")
+
+READ_ONLY = """
+version: 1
+name: desk
+default: deny
+rules:
+  - {name: tools, use: tool, with: {allow: [run_sql]}}
+  - {name: sql, tools: [run_sql], use: sql, with: {dialect: sqlite, mode: read_only, argument: query}}
+"""
+
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX processes")
 
 
@@ -215,7 +220,6 @@ def test_a_policy_that_fails_is_no_violation_of_the_agents(tmp_path: Path) -> No
 
     release = threading.Event()
     act = Action(Point.PRE_TOOL_CALL, "run_sql", rollout_id="a", attempt=1)
-    job = Job("a", "t", 1, {})
     try:
         for policies, counts in (
             ([Breaks()], {"faults": 1}),
@@ -227,7 +231,7 @@ def test_a_policy_that_fails_is_no_violation_of_the_agents(tmp_path: Path) -> No
             tally = Tally()
             governor = Governor(policies, plugins=[tally], timeout_s=0.2)
             governor.decide(act)
-            assert tally.take(job.rollout_id, job.attempt) == counts
+            assert tally.take("a", 1) == counts
             governor.close()
     finally:
         release.set()
@@ -241,106 +245,3 @@ def test_nothing_to_govern_is_no_work() -> None:
 
 def _not_called(reason: str) -> NoReturn:
     raise AssertionError(reason)
-
-
-# ---------------------------------------------------------------------- a real agent in a worker
-
-
-@pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    with closing(sqlite3.connect(tmp_path / "company.db")) as connection, connection:
-        connection.execute("CREATE TABLE staff (name)")
-        connection.execute("INSERT INTO staff VALUES ('a'), ('b')")
-    made = Bench(tmp_path, READ_ONLY)
-    yield made
-    made.store.close()
-
-
-def work(
-    bench: Bench, *replies: ScriptedReply | str, shadow: bool = False, factory: str = "episodes:make_clerk"
-) -> tuple[Job, JobResult, list[Any]]:
-    """One rollout of the clerk; the job, its result and the bodies of the model's requests."""
-    with (
-        ScriptedModelServer(replies, token_ids=True) as model,
-        EndpointServer([UpstreamEngine(model.base_url)], bench.store) as endpoint,
-    ):
-        config = bench.config(
-            factory=factory,
-            options={"database": str(bench.folder / "company.db")},
-            endpoint=endpoint.base_url,
-            shadow=shadow,
-        )
-        (job,) = bench.jobs({"say": "how many?"})
-        with bench.pool(config=config, max_attempts=1) as pool:
-            (result,) = pool.collect([job])
-        return job, result, [request.body for request in model.requests]
-
-
-def sql(query: str, call_id: str) -> ScriptedReply:
-    return ScriptedReply(tool_calls=[ScriptedCall("run_sql", {"query": query}, call_id)])
-
-
-def staff_left(bench: Bench) -> int:
-    with closing(sqlite3.connect(bench.folder / "company.db")) as connection:
-        return connection.execute("SELECT COUNT(*) FROM staff").fetchone()[0]
-
-
-@pytest.mark.parametrize("made", ["clerk", "late_clerk"])
-def test_an_unedited_agent_is_governed_captured_and_rewarded(made: str, bench: Bench) -> None:
-    """Also one that loads its framework within its first attempt."""
-    replies = (sql("DELETE FROM staff", "c1"), sql("SELECT COUNT(*) FROM staff", "c2"), "done")
-    job, result, asked = work(bench, *replies, factory=f"episodes:make_{made}")
-    assert (result.outcome, result.error) == (Outcome.SUCCEEDED, None)
-    assert result.counts == {"model_calls": 3, "tool_calls": 2, "denied": 1, "violations": 1}
-    assert staff_left(bench) == 2
-    assert asked[1]["messages"][-1]["content"].startswith("DENIED by policy")
-    assert asked[2]["messages"][-1]["content"] == "[(2,)]"
-
-    calls = list(bench.store.calls([job.rollout_id]))
-    assert [(call.rollout_id, call.attempt, call.agent) for call in calls] == [(job.rollout_id, 1, "clerk")] * 3
-    data = build_transitions(bench.store, [job.rollout_id])
-    # What AIR paid is taken back when the attempt ends: a potential is 0 there.
-    assert [turn.rewards for turn in data.transitions] == [
-        {"compliance": -0.5},
-        {"air": 0.05},
-        {"air": -0.05, "task": 1.0},
-    ]
-    # The scripted server counts words for tokens, so what it was sent again it was sent in other tokens.
-    assert set(data.counts()) <= {"retokenisation_drift"}
-
-    with AuditLog(bench.folder / "audit.sqlite") as audit:
-        acts = [entry for entry in audit.entries(job.rollout_id) if entry.point == "pre_tool_call" and entry.effect]
-    assert [(entry.call_id, entry.effect) for entry in acts] == [("c1", "deny"), ("c2", "allow")]
-
-
-def test_in_shadow_everything_is_counted_and_nothing_is_held_back(bench: Bench) -> None:
-    _, result, asked = work(bench, sql("DELETE FROM staff", "c1"), "done", shadow=True)
-    assert result.outcome is Outcome.SUCCEEDED
-    assert result.counts == {"model_calls": 2, "tool_calls": 1, "denied": 1, "violations": 1}
-    assert staff_left(bench) == 0
-    assert "DENIED" not in asked[1]["messages"][-1]["content"]
-
-
-def test_a_denial_for_want_of_a_record_is_the_machines_failure(bench: Bench) -> None:
-    """The record takes everything but acts; the act is denied, and the attempt is neither a violation nor worth 0."""
-    replies = (sql("SELECT COUNT(*) FROM staff", "c1"), "done")
-    job, result, asked = work(bench, *replies, factory="episodes:make_clerk_on_a_full_disk")
-    assert "audit-failed" in asked[1]["messages"][-1]["content"], "the model is told"
-    assert result.outcome is Outcome.INFRASTRUCTURE
-    assert "audit record failed" in str(result.error)
-    assert "violations" not in result.counts
-    assert bench.outcomes(job) == ["infrastructure"]
-    assert [reward.dimension for reward in bench.store.rewards([job.rollout_id])].count("task") == 0
-    assert build_transitions(bench.store, [job.rollout_id]).transitions == ()
-
-
-def test_a_policy_that_forbids_the_start_is_a_blocked_attempt(bench: Bench) -> None:
-    bench.policy.write_text(
-        "version: 1\nrules:\n  - {name: closed, on: [agent_startup], use: deny, with: {reason: closed today}}\n"
-    )
-    job, result, asked = work(bench)
-    assert asked == []
-    assert result.outcome is Outcome.BLOCKED
-    assert "closed today" in str(result.error)
-    assert bench.outcomes(job) == ["blocked"]

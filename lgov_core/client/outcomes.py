@@ -1,19 +1,13 @@
-"""Distinguishes the machines' failures from the agent's."""
+"""How an attempt ended whose agent raised: distinguishes the machines' failures from the agent's."""
 
 from __future__ import annotations
 
 import errno
 import sqlite3
-from collections import Counter
-from collections.abc import Sequence
 from typing import Final
 
-from lgov_core.errors import AuditError, PolicyDenied, StoreError, TrainError
-from lgov_core.train.workers.jobs import JobResult
+from lgov_core.errors import AuditError, PolicyDenied, StoreError
 from lgov_core.types import Outcome
-
-#: Number of consecutive steps without a usable rollout after which a run has failed.
-_MOST_USELESS: Final = 2
 
 #: The error of an attempt in which acts were denied by a failure, not by the policy.
 DENIED_BY_FAILURE: Final = "a policy or the audit record failed, so acts were denied that the policy may allow"
@@ -54,7 +48,7 @@ _SQLITE_EXHAUSTED = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_N
 
 
 def is_infrastructure(error: BaseException) -> bool:
-    """Whether ``error``, or what caused it, speaks of the machines (connection, memory, disk) rather than of the agent.
+    """True if ``error``, or what caused it, speaks of the machines (connection, memory, disk) rather than of the agent.
 
     Follows ``raise ... from`` and exceptions that were raised while another was handled (unless ``from None``).
     """
@@ -76,25 +70,10 @@ def outcome_of(error: Exception) -> tuple[Outcome, str]:
     """
     if isinstance(error, PolicyDenied):
         return Outcome.BLOCKED, str(error)
-    said = f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {error}"
     if isinstance(error, TimeoutError):
-        return Outcome.TIMEOUT, said
-    return Outcome.INFRASTRUCTURE if is_infrastructure(error) else Outcome.FAILED, said
-
-
-class UsableSteps:
-    """Looks at one step after the other: raises when several steps in a row have no usable rollout."""
-
-    def __init__(self) -> None:
-        self._useless = 0
-
-    def check(self, results: Sequence[JobResult]) -> None:
-        """Raises `TrainError`, with what most rollouts ended with, once no rollout of two steps in a row could be used."""
-        self._useless = 0 if any(result.outcome.trainable for result in results) else self._useless + 1
-        if self._useless >= _MOST_USELESS:
-            errors = Counter(result.error or result.outcome.value for result in results)
-            common, count = next(iter(errors.most_common(1)), ("there were none", 0))
-            raise TrainError(f"none of the last {len(results)} rollouts could be used; {count} times: {common}")
+        return Outcome.TIMEOUT, text
+    return Outcome.INFRASTRUCTURE if is_infrastructure(error) else Outcome.FAILED, text
 
 
 def _speaks_of_machines(error: BaseException) -> bool:
