@@ -5,8 +5,9 @@ Names are looked up when they are first used, so importing this package does not
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from lgov_core.instrumentation.framework import lazy_names
 
 if TYPE_CHECKING:
     from lgov_autogen.code_executor import GovernedCodeExecutor
@@ -24,21 +25,14 @@ __all__ = [
     "uninstrument",
 ]
 
-_HOMES = {
-    "GovernedChatCompletionClient": "lgov_autogen.model_client",
-    "GovernedCodeExecutor": "lgov_autogen.code_executor",
-    "GovernedWorkbench": "lgov_autogen.workbench",
-    "instrument": "lgov_autogen.instrumentor",
-    "uninstrument": "lgov_autogen.instrumentor",
-    "governing": "lgov_autogen.current_governor",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "GovernedChatCompletionClient": "model_client",
+        "GovernedCodeExecutor": "code_executor",
+        "GovernedWorkbench": "workbench",
+        "instrument": "instrumentor",
+        "uninstrument": "instrumentor",
+        "governing": "current_governor",
+    },
+)

@@ -14,7 +14,7 @@ from typing import Any
 
 from autogen_core.tools import FunctionTool
 
-from lgov_core.instrumentation.evaluated_call import covered_call
+from lgov_core.instrumentation.live_span import covered_call
 
 #: Where AutoGen defines the functions of its hand-off tools.
 HANDOFF_MODULE, HANDOFF_FUNCTION = "autogen_agentchat.base._handoff", "Handoff.handoff_tool."
@@ -71,9 +71,9 @@ def _clients(client: Any) -> Iterator[Any]:
 
 def model_name(client: Any) -> str:
     """What the client calls its model, or the name of its class."""
-    for one in _clients(client):
-        created = getattr(one, "_create_args", None)
-        name = created.get("model") if isinstance(created, Mapping) else getattr(one, "model", None)
+    for inner in _clients(client):
+        created = getattr(inner, "_create_args", None)
+        name = created.get("model") if isinstance(created, Mapping) else getattr(inner, "model", None)
         if isinstance(name, str) and name:
             return name
     return type(client).__name__
@@ -81,8 +81,8 @@ def model_name(client: Any) -> str:
 
 def openai_client(client: Any) -> Any:
     """The ``openai`` client that a model client sends its requests with, or None."""
-    for one in _clients(client):
-        for owner in (one, getattr(one, "_client", None)):
+    for inner in _clients(client):
+        for owner in (inner, getattr(inner, "_client", None)):
             if callable(getattr(owner, "request", None)) and type(owner).__module__.partition(".")[0] == "openai":
                 return owner
     return None

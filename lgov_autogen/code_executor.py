@@ -11,9 +11,9 @@ from autogen_core.code_executor import CodeBlock, CodeExecutor, CodeResult
 from pydantic import BaseModel
 
 from lgov_autogen.current_governor import GovernedComponent, acting_governor, behind
-from lgov_autogen.governed_call import note_abort, tool_action
+from lgov_autogen.tools import note_abort, tool_action
 from lgov_core.instrumentation import Governor, arun_flow
-from lgov_core.instrumentation.evaluated_call import covered_call
+from lgov_core.instrumentation.live_span import covered_call
 from lgov_core.instrumentation.tool_call import ToolReading, tool_flow
 from lgov_core.types import Action
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from lgov_core.errors import InstrumentationError
 from lgov_core.instrumentation import Governor
-from lgov_core.instrumentation.instrumentor import Instrumentor
+from lgov_core.instrumentation.framework import Instrumentor
 
 #: The versions that the tests run against.
 TESTED = {"autogen-agentchat": ">=0.7.5,<0.8", "autogen-core": ">=0.7.5,<0.8"}

@@ -13,8 +13,7 @@ from typing import Any
 
 from lgov_autogen.current_governor import INSTRUMENTOR, acting_governor
 from lgov_core.instrumentation import Governor
-from lgov_core.instrumentation.instrumentor import Patches, in_fresh_thread
-from lgov_core.instrumentation.methods import governed_method, governed_stream, wrap_methods
+from lgov_core.instrumentation.framework import Patches, governed_method, governed_stream, in_fresh_thread, wrap_methods
 
 
 def instrument(governor: Governor) -> None:
@@ -43,7 +42,8 @@ def _patch(patches: Patches) -> None:
     from autogen_core.models import ChatCompletionClient
     from autogen_core.tools import BaseTool, FunctionTool, Workbench
 
-    from lgov_autogen import _internals, code_executor, model_client, runs, tool_calls, workbench
+    from lgov_autogen import _internals, code_executor, model_client, runs, workbench
+    from lgov_autogen import tools as tool_calls
 
     # Whatever an agent of this process runs is evaluated when it runs, whether it was offered or not.
     calls = model_client.ModelCalls(lambda governor, tool: True)

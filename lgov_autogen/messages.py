@@ -19,8 +19,7 @@ from autogen_core.models import (
 )
 
 from lgov_core.instrumentation import json_object
-from lgov_core.instrumentation.message_decisions import MessageDecisionCache
-from lgov_core.types import Decision
+from lgov_core.instrumentation.conversation_memory import MessageDecisionCache
 from lgov_core.wire.turns import ModelReading
 
 FRAMEWORK = "autogen"
@@ -50,7 +49,7 @@ def text_of(content: Any) -> str:
     """The text of a message's content, without its images."""
     if isinstance(content, str):
         return content
-    return "\n".join(part for part in content if isinstance(part, str))
+    return "\n".join(element for element in content if isinstance(element, str))
 
 
 def as_mappings(messages: Sequence[LLMMessage]) -> list[dict[str, Any]]:
@@ -81,13 +80,13 @@ def plain_calls(calls: Sequence[FunctionCall]) -> list[dict[str, Any]]:
 
 def new_user_messages(messages: Sequence[LLMMessage]) -> list[UserMessage]:
     """The user messages at the end, since the model last answered; oldest first."""
-    found: list[UserMessage] = []
+    latest: list[UserMessage] = []
     for message in reversed(messages):
         if isinstance(message, UserMessage):
-            found.append(message)
+            latest.append(message)
         elif not isinstance(message, SystemMessage):
             break
-    return found[::-1]
+    return latest[::-1]
 
 
 def with_decisions(decisions: MessageDecisionCache, messages: Sequence[LLMMessage]) -> Sequence[LLMMessage]:
@@ -110,11 +109,11 @@ def reading_of(result: CreateResult, response_id: str | None, model: str | None)
     """What the model wrote. A usage of 0 and 0, as a streamed reply without usage has it, is left out."""
     calls = result.content if isinstance(result.content, list) else []
     usage = result.usage
-    known = usage.prompt_tokens or usage.completion_tokens
+    is_counted = usage.prompt_tokens or usage.completion_tokens
     return ModelReading(
         text=(result.thought or "") if isinstance(result.content, list) else result.content,
         tool_calls=plain_calls(calls),
-        usage={"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens} if known else None,
+        usage={"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens} if is_counted else None,
         response_id=response_id,
         response_model=model,
         finish_reason=result.finish_reason,
@@ -124,9 +123,9 @@ def reading_of(result: CreateResult, response_id: str | None, model: str | None)
 # ---------------------------------------------------------------------- into AutoGen
 
 
-def denial_result(decision: Decision, usage: RequestUsage) -> CreateResult:
-    """The denial in place of a model's reply; it proposes no calls."""
-    return CreateResult(finish_reason="stop", content=decision.denial_message(), usage=usage, cached=False)
+def denial_result(text: str, usage: RequestUsage) -> CreateResult:
+    """The denial ``text`` in place of a model's reply; it proposes no calls."""
+    return CreateResult(finish_reason="stop", content=text, usage=usage, cached=False)
 
 
 def with_text(result: CreateResult, text: str) -> CreateResult:
@@ -141,7 +140,7 @@ def with_messages(originals: Sequence[LLMMessage], mappings: Sequence[Mapping[st
 
     Where only texts were changed, everything else of a message stays: images, sources, how arguments were written. Where
     messages were put in or taken out, those that are not among the originals are made anew, of text and calls.
-    Raises `ValueError` when a mapping is not a message.
+    Raises `ValueError` (or KeyError, TypeError) where a mapping is not a message.
     """
     before = [as_mappings([original]) for original in originals]
     after = [dict(mapping) for mapping in mappings]
@@ -184,12 +183,12 @@ def _all_reworded(
         if new == old:
             messages.append(original)
             continue
-        texts = [one.get("content") for one in new]
-        if [{**one, "content": text} for one, text in zip(old, texts, strict=True)] == new:
+        texts = [mapping.get("content") for mapping in new]
+        if [{**mapping, "content": text} for mapping, text in zip(old, texts, strict=True)] == new:
             messages.append(_reworded(original, [str(text or "") for text in texts]))
         elif not isinstance(original, FunctionExecutionResultMessage):
             messages.append(_message(new[0]))
-        elif all(one.get("role") == "tool" for one in new):
+        elif all(mapping.get("role") == "tool" for mapping in new):
             messages.append(FunctionExecutionResultMessage(content=list(map(_result, new))))
         else:
             return None
@@ -207,7 +206,7 @@ def _reworded(message: LLMMessage, texts: Sequence[str]) -> LLMMessage:
         return message.model_copy(update={"content": text})
     if isinstance(message, AssistantMessage):
         return message.model_copy(update={"thought": text or None})
-    images = [part for part in message.content if not isinstance(part, str)]
+    images = [element for element in message.content if not isinstance(element, str)]
     return message.model_copy(update={"content": [text, *images]})
 
 

@@ -15,14 +15,18 @@ from autogen_core.models import ChatCompletionClient, CreateResult, LLMMessage
 from pydantic import BaseModel
 
 from lgov_autogen.current_governor import GovernedComponent, acting_governor, behind
-from lgov_autogen.messages import with_decisions
-from lgov_autogen.model_exchange import CallMemory, ModelExchange, Refused, Reply
+from lgov_autogen.model_calls import AutoGenCall, CallMemory, ProgramCall
 from lgov_autogen.proposals import ProposedCalls, results_in
 from lgov_autogen.runs import Run, ensure_run
 from lgov_autogen.workbench import is_governed_schema
 from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Governor
-from lgov_core.instrumentation.evaluated_call import model_call_covered
+from lgov_core.instrumentation.live_span import model_call_covered
+from lgov_core.instrumentation.model_flow import model_flow
+from lgov_core.instrumentation.streams import arun_stream
+
+#: Text as it comes, then the result.
+Reply = AsyncGenerator[str | CreateResult, None]
 
 
 class ModelCalls:
@@ -75,24 +79,11 @@ class ModelCalls:
             return
         run = ensure_run()
         _raise_abort(run, messages)
-        memory = self._memory
-        await memory.proposals.settle(messages)
-        exchange = ModelExchange(
-            memory=memory,
-            governor=governor,
-            client=client,
-            ask=create_stream,
-            run=run,
-            agent=agent if agent is not None else run.agent,
-            options=dict(options),
-            messages=memory.transcript.restored(with_decisions(memory.decisions, messages)),
-        )
-        try:
-            async with aclosing(exchange.reply()) as reply:
-                async for piece in reply:
-                    yield piece
-        except Refused as refused:
-            yield refused.result
+        await self._memory.proposals.settle(messages)
+        call = AutoGenCall(self._memory, governor, client, create_stream, run, ProgramCall(messages, options, agent))
+        async with aclosing(arun_stream(model_flow(call))) as reply:
+            async for piece in reply:
+                yield piece
 
 
 def _raise_abort(run: Run, messages: Sequence[LLMMessage]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from lgov_autogen.current_governor import TESTED
 from lgov_autogen.instrumentor import instrument, uninstrument
 from lgov_core.hookspecs import hookimpl
-from lgov_core.instrumentation.adapter import SHAPES, Adapter, Conflict, Gap, whole_surface
+from lgov_core.instrumentation.framework import SHAPES, Adapter, Conflict, Gap, whole_surface
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -17,13 +17,13 @@ from autogen_core.models import (
 from autogen_core.tools import BaseTool
 
 from lgov_autogen._internals import has_handoffs, is_handoff
-from lgov_autogen.governed_call import tool_action
 from lgov_autogen.messages import call_arguments, judged_arguments
 from lgov_autogen.runs import current_run
-from lgov_autogen.transcript import MAX_REMEMBERED
+from lgov_autogen.tools import tool_action
 from lgov_core.errors import PolicyDenied
-from lgov_core.instrumentation import BoundedDict, Governor, arun_flow
-from lgov_core.instrumentation.evaluated_call import covered_call
+from lgov_core.instrumentation import BoundedDict, Flow, Governor
+from lgov_core.instrumentation.conversation_memory import MAX_REMEMBERED
+from lgov_core.instrumentation.live_span import covered_call
 from lgov_core.instrumentation.tool_call import ToolCall, ToolReading, tool_flow
 from lgov_core.types import Action, Decision, Kind, ToolOutcome, ToolStatus, new_id
 
@@ -70,42 +70,42 @@ class ProposedCalls:
         self._evaluated_later = evaluated_later
         self._pending: BoundedDict[int, _PendingCall] = BoundedDict(MAX_REMEMBERED)
 
-    async def evaluate(
+    def judge_flow(
         self, governor: Governor, proposed: Sequence[FunctionCall], options: Mapping[str, Any], agent: str | None
-    ) -> tuple[list[FunctionCall | None], list[FunctionExecutionResult], Decision | None]:
-        """The proposed calls as they go on, None for a denied one; the denials of those; and the last denial.
+    ) -> Flow[tuple[list[FunctionCall | None], list[tuple[FunctionExecutionResult, Decision]]]]:
+        """The proposed calls as they go on, None for a denied one; and the denials, as results for the model.
 
         ``options`` are the keyword arguments of ``create``. Raises `PolicyDenied` where a decision says abort.
         """
         offered = {_tool_name(tool): tool for tool in options.get("tools") or ()}
         passed: list[FunctionCall | None] = []
-        denials: list[FunctionExecutionResult] = []
-        last: Decision | None = None
+        denials: list[tuple[FunctionExecutionResult, Decision]] = []
         for call in proposed:
             tool = offered.get(call.name)
             if tool is not None and is_offered_handoff(tool):
-                decision, permitted = await _evaluate_handoff(governor, call, agent)
+                decision, permitted = yield from _handoff_flow(governor, call, agent)
             elif (outcome := _unrunnable(call, offered, agent)) is not None:
-                await governor.arecord(outcome)
+                yield from governor.record_flow(outcome)
                 passed.append(call)
                 continue
             elif self._evaluated_later(governor, tool):
                 passed.append(call)
                 continue
             else:
-                decision, permitted = await self._evaluate_unobserved(governor, call, agent)
+                decision, permitted = yield from self._unobserved_flow(governor, call, agent)
             if decision.blocks:
-                last, text = decision, decision.denial_message()
-                denials.append(FunctionExecutionResult(content=text, name=call.name, call_id=call.id, is_error=True))
+                text = decision.denial_message()
+                result = FunctionExecutionResult(content=text, name=call.name, call_id=call.id, is_error=True)
+                denials.append((result, decision))
             passed.append(None if decision.blocks else permitted)
-        return passed, denials, last
+        return passed, denials
 
-    async def _evaluate_unobserved(
+    def _unobserved_flow(
         self, governor: Governor, call: FunctionCall, agent: str | None
-    ) -> tuple[Decision, FunctionCall]:
-        """Evaluates a call that the agent will run unobserved. Beyond `MAX_REMEMBERED` the oldest span stays open."""
+    ) -> Flow[tuple[Decision, FunctionCall]]:
+        """Judges a call that the agent will run unobserved. Beyond `MAX_REMEMBERED` the oldest span stays open."""
         governed = ToolCall(governor, _action(call, "function", agent))
-        decision = await arun_flow(governed.judge_flow())
+        decision = yield from governed.judge_flow()
         if decision.blocks:
             if decision.abort:
                 raise PolicyDenied(decision)
@@ -137,16 +137,14 @@ class ProposedCalls:
             results = {}  # those of earlier calls come before this message
 
 
-async def _evaluate_handoff(governor: Governor, call: FunctionCall, agent: str | None) -> tuple[Decision, FunctionCall]:
-    """Evaluates a hand-off. Passing the call on makes it happen, so that is also its outcome."""
+def _handoff_flow(governor: Governor, call: FunctionCall, agent: str | None) -> Flow[tuple[Decision, FunctionCall]]:
+    """Judges a hand-off. Passing the call on makes it happen, so that is also its outcome."""
     action = _action(call, "handoff", agent)
 
-    async def passed(arguments: Mapping[str, Any]) -> FunctionCall:
+    def passed(arguments: Mapping[str, Any]) -> FunctionCall:
         return call if arguments == action.arguments else _with_arguments(call, arguments)
 
-    result = await arun_flow(
-        tool_flow(governor, action, passed, lambda _call: ToolReading(f"handed off by {call.name}"))
-    )
+    result = yield from tool_flow(governor, action, passed, lambda _call: ToolReading(f"handed off by {call.name}"))
     return result.decision, result.result if result.result is not None else call
 
 

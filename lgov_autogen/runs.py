@@ -15,8 +15,7 @@ from lgov_autogen.current_governor import acting_governor
 from lgov_autogen.messages import FRAMEWORK
 from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Governor, semconv
-from lgov_core.instrumentation.evaluated_call import CoveredCall, covered_call
-from lgov_core.instrumentation.live_span import LiveSpan
+from lgov_core.instrumentation.live_span import CoveredCall, LiveSpan, covered_call
 from lgov_core.scope import inherited
 from lgov_core.types import Decision
 

@@ -22,7 +22,7 @@ from lgov_autogen.code_executor import GovernedCodeExecutor
 from lgov_autogen.model_client import GovernedChatCompletionClient
 from lgov_core.errors import InstrumentationError
 from lgov_core.instrumentation import Governor
-from lgov_core.instrumentation.instrumentor import Instrumentor
+from lgov_core.instrumentation.framework import Instrumentor
 from lgov_core.instrumentation.live_span import LiveSpan
 
 _NAME = "lgov_probe"
@@ -71,7 +71,7 @@ class _Probes:
     async def try_everything(self) -> None:
         tool, streaming = self._tool(), self._stream_tool()
         token = CancellationToken()
-        said = [SystemMessage(content="x")]  # a denied text of a user would be looked for in every later call
+        messages = [SystemMessage(content="x")]  # a denied text of a user would be looked for in every later call
         ways: dict[str, Callable[[], Awaitable[Any]]] = {
             "run_json": lambda: tool.run_json({}, token),
             "run_json of a streaming tool": lambda: streaming.run_json({}, token),
@@ -79,8 +79,8 @@ class _Probes:
             "call_tool": lambda: StaticWorkbench([tool]).call_tool(_NAME, {}),
             "call_tool_stream": lambda: _drain(StaticStreamWorkbench([tool]).call_tool_stream(_NAME, {})),
             "execute_code_blocks": lambda: self._executor().execute_code_blocks([CodeBlock("x", "sh")], token),
-            "create": lambda: self._client().create(said),
-            "create_stream": lambda: _drain(self._client().create_stream(said)),
+            "create": lambda: self._client().create(messages),
+            "create_stream": lambda: _drain(self._client().create_stream(messages)),
             "an agent": lambda: self._run_agent(tool, False),
             "a streaming agent": lambda: self._run_agent(tool, True),
         }

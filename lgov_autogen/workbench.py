@@ -24,11 +24,11 @@ from pydantic import BaseModel
 
 from lgov_autogen._internals import carry_context, observe_errors, tool_in, tools_of
 from lgov_autogen.current_governor import GovernedComponent, acting_governor, behind
-from lgov_autogen.governed_call import Emit, GovernedCall, Run, kind_of, note_abort, tool_action
 from lgov_autogen.runs import end_at_next_step
+from lgov_autogen.tools import Emit, GovernedCall, Run, kind_of, note_abort, tool_action
 from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Governor, arun_flow
-from lgov_core.instrumentation.evaluated_call import covered_call, note_error
+from lgov_core.instrumentation.live_span import covered_call, note_error
 from lgov_core.instrumentation.tool_call import ToolReading, failure_status, tool_flow
 
 #: The text for an image in a result.
@@ -88,7 +88,7 @@ def error_result(name: str, text: str) -> ToolResult:
 
 
 def _reading(result: ToolResult) -> ToolReading:
-    text = "\n".join(IMAGE if isinstance(part, ImageResultContent) else part.content for part in result.result)
+    text = "\n".join(IMAGE if isinstance(content, ImageResultContent) else content.content for content in result.result)
     if not result.is_error:
         return ToolReading(text)
     call = covered_call()

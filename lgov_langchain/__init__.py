@@ -7,33 +7,26 @@ Names are looked up when they are first used, so importing this package does not
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from lgov_core.instrumentation.framework import lazy_names
 
 if TYPE_CHECKING:
-    from lgov_langchain.callback import LgovCallbackHandler
-    from lgov_langchain.callback_enforcement import DeniedToolError
+    from lgov_langchain.callback import DeniedToolError, LgovCallbackHandler
     from lgov_langchain.instrumentor import instrument, uninstrument
     from lgov_langchain.middleware import LgovMiddleware
-    from lgov_langchain.tool_nodes import wrap_tool_node
+    from lgov_langchain.tools import wrap_tool_node
 
 __all__ = ["DeniedToolError", "LgovCallbackHandler", "LgovMiddleware", "instrument", "uninstrument", "wrap_tool_node"]
 
-_HOMES = {
-    "DeniedToolError": "lgov_langchain.callback_enforcement",
-    "LgovCallbackHandler": "lgov_langchain.callback",
-    "LgovMiddleware": "lgov_langchain.middleware",
-    "instrument": "lgov_langchain.instrumentor",
-    "uninstrument": "lgov_langchain.instrumentor",
-    "wrap_tool_node": "lgov_langchain.tool_nodes",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "DeniedToolError": "callback_enforcement",
+        "LgovCallbackHandler": "callback",
+        "LgovMiddleware": "middleware",
+        "instrument": "instrumentor",
+        "uninstrument": "instrumentor",
+        "wrap_tool_node": "tool_nodes",
+    },
+)

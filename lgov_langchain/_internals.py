@@ -82,5 +82,5 @@ def keep_reply_ids() -> None:
 
 def _reply_id(chunk: Any) -> str | None:
     """The id in a chunk as the API sent it, or inside an event of the client library's stream helper."""
-    found = chunk.get("id") or (chunk.get("chunk") or {}).get("id") if isinstance(chunk, dict) else None
-    return found if isinstance(found, str) and found else None
+    reply_id = chunk.get("id") or (chunk.get("chunk") or {}).get("id") if isinstance(chunk, dict) else None
+    return reply_id if isinstance(reply_id, str) and reply_id else None

@@ -3,31 +3,102 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from uuid import UUID
 
 from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
 from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.tools import ToolException
+from langgraph.prebuilt.tool_node import ToolInvocationError
 
-from lgov_core.errors import PolicyError
+from lgov_core.errors import PolicyDenied, PolicyError
 from lgov_core.instrumentation import json_text, semconv
-from lgov_core.instrumentation.evaluated_call import covered_call, model_call_covered
-from lgov_core.instrumentation.live_span import current_span
+from lgov_core.instrumentation.live_span import covered_call, current_span, model_call_covered
 from lgov_core.instrumentation.model_call import ModelCall
 from lgov_core.instrumentation.tool_call import ToolCall
-from lgov_core.types import Action, Point
+from lgov_core.types import Action, Decision, Effect, Point
 from lgov_langchain._internals import keep_reply_ids
-from lgov_langchain.callback_enforcement import CallbackEnforcement
-from lgov_langchain.messages import as_mappings, input_texts, model_reading
+from lgov_langchain.messages import as_mappings, input_texts, kind_of, model_reading, result_reading
 from lgov_langchain.runs import FRAMEWORK, Run, RunTree, agent_in, in_thread_of_a_run, is_pause, running_config
-from lgov_langchain.tool_results import kind_of, result_reading
 
 if TYPE_CHECKING:
     from langchain_core.messages import BaseMessage
     from langchain_core.outputs import LLMResult
 
     from lgov_core.instrumentation import Governor
+    from lgov_core.instrumentation.live_span import LiveSpan
+
+
+class DeniedToolError(ToolInvocationError):
+    """A tool was denied. LangGraph's ``ToolNode`` makes the message the tool's answer, so that the model reads it."""
+
+    def __init__(self, name: str, denial: str) -> None:  # not that of ToolInvocationError: there is no validation error
+        ToolException.__init__(self, denial)
+        self.message = denial
+        self.tool_name = name
+        self.tool_kwargs = {}
+        self.filtered_errors = None
+
+
+class CallbackEnforcement:
+    """Evaluates the tool calls whose begin and end a callback handler observes. Callable from any thread. Fails closed."""
+
+    def __init__(self, governor: Governor) -> None:
+        self._governor = governor
+        self._open: dict[Hashable, tuple[ToolCall, Decision]] = {}
+
+    def permit(self, run_id: Hashable, action: Action, above: LiveSpan | None) -> LiveSpan:
+        """Evaluates a call before it runs and returns its span. Raises `DeniedToolError` if it must not run."""
+        call = ToolCall(self._governor, action, above)
+        decision = self._governor.decide(call.action)
+        enforced = enforceable(decision, "arguments")
+        if enforced.blocks:
+            self._governor.record(call.denied(decision))
+            raise_denial(enforced, action.name)
+        self._open[run_id] = call, decision
+        return call.span
+
+    def returned(self, run_id: Hashable, output: Any) -> None:
+        """Records what a call returned and evaluates it. Raises `DeniedToolError` if the model must not read it."""
+        if (open_call := self._open.pop(run_id, None)) is None:
+            return
+        call, decision = open_call
+        reading = result_reading(output)
+        outcome = call.returned(decision, reading)
+        call.finish(outcome)
+        self._governor.record(outcome)
+        enforced = enforceable(self._governor.decide(call.result_action(reading, output)), "results")
+        if enforced.blocks:
+            raise_denial(enforced, call.action.name, ran=True)
+
+    def raised(self, run_id: Hashable, error: BaseException) -> None:
+        """Records that a call failed; a pause for a person records nothing."""
+        if (open_call := self._open.pop(run_id, None)) is None:
+            return
+        call, decision = open_call
+        if is_pause(error):
+            call.span.end()
+            return
+        outcome = call.raised(decision, error)
+        call.finish(outcome)
+        self._governor.record(outcome)
+
+
+def enforceable(decision: Decision, what: Literal["arguments", "messages", "results"]) -> Decision:
+    """The decision as a callback can enforce it, which cannot replace ``what`` is evaluated: one that would is a denial."""
+    if decision.blocks or (decision.text if what == "results" else decision.arguments) is None:
+        return decision
+    reason = f"the policy wants other {what}, which a callback cannot provide"
+    return replace(decision, effect=Effect.DENY, reason=reason, arguments=None, text=None)
+
+
+def raise_denial(decision: Decision, name: str, *, ran: bool = False) -> NoReturn:
+    """Stops the tool, or withholds what it returned. Raises `DeniedToolError`, or `PolicyDenied` to abort."""
+    if decision.abort:
+        raise PolicyDenied(decision)
+    raise DeniedToolError(name, decision.denial_message(after=ran))
 
 
 class LgovCallbackHandler(BaseCallbackHandler):
@@ -104,8 +175,8 @@ class LgovCallbackHandler(BaseCallbackHandler):
         above, name = self._above(parent_run_id), kwargs.get("name") or "agent"
         agent = self.tree.agent_of(above, name, metadata or {}, tags or (), kwargs.get("run_type"))
         is_top = above is None and parent_run_id is None and not in_thread_of_a_run()
-        said = input_texts(inputs) if is_top else ()
-        run = self.tree.begin(run_id, above, agent=agent, said=said)
+        user_texts = input_texts(inputs) if is_top else ()
+        run = self.tree.begin(run_id, above, agent=agent, said=user_texts)
         if agent is not None and self.governor is not None:
             self.tree.span_above(self.governor, run)
 

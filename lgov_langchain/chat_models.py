@@ -27,13 +27,12 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.prompt_values import PromptValue
 
 from lgov_core.instrumentation import Flow, arun_flow, either, foreign, run_flow, wait
-from lgov_core.instrumentation.methods import flow_method
+from lgov_core.instrumentation.framework import flow_method
+from lgov_core.instrumentation.streams import Emit, StreamFlow, arun_stream, run_stream
 from lgov_langchain._internals import combine_llm_outputs
 from lgov_langchain.current_governor import acting_governor
 from lgov_langchain.model_calls import Prompt, Reply, Result, attributed, govern_model_call
-from lgov_langchain.process_handler import agent_above
-from lgov_langchain.sent_calls import SentCall, is_covered
-from lgov_langchain.streams import Emit, StreamSteps, astream_steps, stream_steps
+from lgov_langchain.process_handler import SentCall, agent_above, is_covered
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
@@ -76,16 +75,16 @@ def wrap_stream(stream: Callable[..., Any]) -> Callable[..., Any]:
             return stream(self, sent, config, **attributed(self, kwargs))
 
         prompt = Prompt(self, messages, kwargs, self, agent_above(governor, config))
-        run = astream_steps if inspect.isasyncgenfunction(stream) else stream_steps
+        run = arun_stream if inspect.isasyncgenfunction(stream) else run_stream
         return run(_stream_flow(governor, prompt, open_stream))
 
     return governed_stream
 
 
-def _as_messages(given: Any) -> list[BaseMessage]:
-    if isinstance(given, PromptValue):
-        return given.to_messages()
-    return [HumanMessage(given)] if isinstance(given, str) else convert_to_messages(given)
+def _as_messages(value: Any) -> list[BaseMessage]:
+    if isinstance(value, PromptValue):
+        return value.to_messages()
+    return [HumanMessage(value)] if isinstance(value, str) else convert_to_messages(value)
 
 
 # ---------------------------------------------------------------------- whole replies
@@ -120,8 +119,8 @@ def _generate_flow(
 
 
 def _reply(result: LLMResult) -> Reply:
-    found = [getattr(one, "message", None) for one in (result.generations or [[]])[0]]
-    return Reply.of(*(message for message in found if isinstance(message, AIMessage)))
+    replies = [getattr(generation, "message", None) for generation in (result.generations or [[]])[0]]
+    return Reply.of(*(message for message in replies if isinstance(message, AIMessage)))
 
 
 def _llm_result(result: Result, returned: LLMResult | None) -> LLMResult:
@@ -147,9 +146,7 @@ def _combined(model: BaseChatModel, results: Sequence[LLMResult]) -> LLMResult:
 # ---------------------------------------------------------------------- streams
 
 
-def _stream_flow(
-    governor: Governor, prompt: Prompt, open_stream: Callable[[Sequence[BaseMessage]], Any]
-) -> StreamSteps:
+def _stream_flow(governor: Governor, prompt: Prompt, open_stream: Callable[[Sequence[BaseMessage]], Any]) -> StreamFlow:
     """``open_stream`` sends the messages and returns the generator of the reply's chunks."""
     chunks, withheld = list[Any](), list[Any]()
 
@@ -172,12 +169,12 @@ def _stream_flow(
         return _whole(chunks)
 
     result = yield from govern_model_call(governor, prompt, send)
-    shown = len(withheld) < len(chunks)
-    if result.changed == "no" or (result.changed == "text" and shown):  # what is out cannot be taken back
+    has_emitted = len(withheld) < len(chunks)
+    if result.changed == "no" or (result.changed == "text" and has_emitted):  # what is out cannot be taken back
         for chunk in withheld:
             yield Emit(chunk)
     else:
-        yield Emit(_as_chunk(result, after_text=shown))
+        yield Emit(_as_chunk(result, after_text=has_emitted))
 
 
 def _is_withheld(governor: Governor, chunk: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lgov_core.instrumentation import Governor
-from lgov_core.instrumentation.instrumentor import Instrumentor
+from lgov_core.instrumentation.framework import Instrumentor
 
 #: The versions that the tests run against.
 TESTED = {"langchain": ">=1.4,<1.6", "langchain-core": ">=1.7,<1.9", "langgraph": ">=1.2.11,<1.3"}

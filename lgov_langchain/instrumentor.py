@@ -15,7 +15,7 @@ import importlib.util
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from lgov_core.instrumentation.instrumentor import Patches
+from lgov_core.instrumentation.framework import Patches
 from lgov_langchain.current_governor import INSTRUMENTOR, acting_governor
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ def _patch(patches: Patches) -> None:
     from langchain_core.language_models import BaseChatModel
     from langchain_core.tools import BaseTool
 
-    from lgov_langchain import base_tools, chat_models
+    from lgov_langchain import chat_models
+    from lgov_langchain import tools as base_tools
     from lgov_langchain.process_handler import process_handler
 
     for name in ("run", "arun"):
@@ -72,7 +73,9 @@ def _governed_create_agent(create_agent: Callable[..., Any]) -> Callable[..., An
         governor = acting_governor()
         if governor is not None:
             # One of the same governor would evaluate everything twice; one of another governor evaluates on its own.
-            others = [one for one in middleware if not (isinstance(one, LgovMiddleware) and one.governor is governor)]
+            others = [
+                other for other in middleware if not (isinstance(other, LgovMiddleware) and other.governor is governor)
+            ]
             last = [InnermostMiddleware(governor)] if any(map(_wraps_models, others)) else []
             middleware = [InstrumentedLgovMiddleware(governor), *others, *last]
         return create_agent(*args, middleware=middleware, **kwargs)

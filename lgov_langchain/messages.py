@@ -1,17 +1,21 @@
-"""LangChain's messages as the mappings that policies read, and messages with what a policy replaced."""
+"""LangChain's messages and tool results as policies read them, and with what a policy replaced."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeGuard, TypeVar
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage, convert_to_messages
 from pydantic import BaseModel
 
 from lgov_core.instrumentation.model_call import reply_limit as first_limit
-from lgov_core.types import Decision
+from lgov_core.instrumentation.tool_call import GovernedResult, ToolReading
+from lgov_core.types import Decision, Kind
 from lgov_core.wire.turns import ModelReading
+from lgov_langchain._internals import HANDOFF_DESTINATION
 
 M = TypeVar("M", bound=BaseMessage)
 
@@ -51,7 +55,7 @@ def text_of(message: BaseMessage) -> str:
     """The text of a message as a plain string, a refusal included."""
     content = message.content if isinstance(message.content, list) else []
     refusals = [message.additional_kwargs, *(block for block in content if isinstance(block, dict))]
-    texts = [str(message.text), *(one[_REFUSAL] for one in refusals if isinstance(one.get(_REFUSAL), str))]
+    texts = [str(message.text), *(holder[_REFUSAL] for holder in refusals if isinstance(holder.get(_REFUSAL), str))]
     return "\n".join(filter(None, texts))
 
 
@@ -62,29 +66,29 @@ def call_mappings(calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def new_user_messages(messages: Sequence[BaseMessage]) -> list[HumanMessage]:
     """What the user said since the agent last did anything: the human messages at the end, oldest first."""
-    found: list[HumanMessage] = []
+    latest: list[HumanMessage] = []
     for message in reversed(messages):
         if not isinstance(message, HumanMessage):
             break
-        found.append(message)
-    return found[::-1]
+        latest.append(message)
+    return latest[::-1]
 
 
-def input_texts(given: Any) -> tuple[str, ...]:
+def input_texts(value: Any) -> tuple[str, ...]:
     """The user's texts in the input of a run: texts, and human messages in any form that LangChain takes."""
-    parts: list[Any] = list(given.values()) if isinstance(given, Mapping) else [given]
-    found: list[str] = []
-    for part in parts:
-        if isinstance(part, str):
-            found.append(part)
-        elif isinstance(part, list | tuple | Mapping | BaseMessage):
-            listed: Any = part if isinstance(part, list) else [part]
+    parts: list[Any] = list(value.values()) if isinstance(value, Mapping) else [value]
+    texts: list[str] = []
+    for element in parts:
+        if isinstance(element, str):
+            texts.append(element)
+        elif isinstance(element, list | tuple | Mapping | BaseMessage):
+            listed: Any = element if isinstance(element, list) else [element]
             try:
                 messages = convert_to_messages(listed)
             except (ValueError, NotImplementedError, TypeError, KeyError):  # not messages
                 continue
-            found += [text_of(message) for message in messages if isinstance(message, HumanMessage)]
-    return tuple(found)
+            texts += [text_of(message) for message in messages if isinstance(message, HumanMessage)]
+    return tuple(texts)
 
 
 def first_reply(messages: Sequence[BaseMessage]) -> AIMessage | None:
@@ -162,22 +166,95 @@ def with_messages(messages: Sequence[BaseMessage], mappings: Sequence[Mapping[st
 
     If only texts were changed, everything else of a message stays. If messages were added or removed, those that are not
     among the originals are made from their mappings alone: a picture of a removed message must not come with another.
-    Raises `ValueError` when a mapping is not a message.
+    Raises `ValueError`, or what LangChain raises, where a mapping is not a message.
     """
     before = as_mappings(messages)
     same_places = len(before) == len(mappings)
-    found: list[BaseMessage] = []
+    changed: list[BaseMessage] = []
     number = 0
     for position, mapping in enumerate(mappings):
         same = position if same_places and before[position] == mapping else None
         if not same_places:
             same = next((n for n in range(number, len(before)) if before[n] == mapping), None)
         if same is not None:
-            found.append(messages[same])
+            changed.append(messages[same])
             number = same + 1
         elif same_places and {**before[position], "content": ""} == {**mapping, "content": ""}:
-            found.append(with_text(messages[position], str(mapping["content"])))
+            changed.append(with_text(messages[position], str(mapping["content"])))
         else:
-            given: Any = {key: value for key, value in mapping.items() if value is not None}
-            found.extend(convert_to_messages([given]))
-    return found
+            plain: Any = {key: value for key, value in mapping.items() if value is not None}
+            changed.extend(convert_to_messages([plain]))
+    return changed
+
+
+#: The names of tools that hand the conversation over, in LangGraph's own packages and documents.
+_HANDOFF_NAME = re.compile(r"(transfer|hand_?off)(_back)?_to_")
+
+
+def kind_of(name: str, tool: Any = None) -> Kind:
+    """``handoff`` for a tool with the name (``transfer_to_x``) or LangGraph's mark of one, else ``function``."""
+    marked = HANDOFF_DESTINATION in (getattr(tool, "metadata", None) or {})
+    return "handoff" if marked or _HANDOFF_NAME.match(name) else "function"
+
+
+def result_messages(result: Any) -> list[ToolMessage]:
+    """The tool messages that a tool's result holds: itself, in a list, or in the update of a ``Command``."""
+    if isinstance(result, ToolMessage):
+        return [result]
+    if _is_sequence(result):
+        return [message for element in result for message in result_messages(element)]
+    update = getattr(result, "update", None)
+    if isinstance(update, Mapping):
+        return [message for value in update.values() if _is_sequence(value) for message in result_messages(value)]
+    return result_messages(update) if _is_sequence(update) else []
+
+
+def _is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, (list, tuple))
+
+
+def result_reading(result: Any) -> ToolReading:
+    """The text of a result, as the model will read it, and whether one of its messages reports an error."""
+    messages = result_messages(result)
+    failed = any(message.status == "error" for message in messages)
+    text = "\n".join(text_of(message) for message in messages) if messages else str(result)
+    return ToolReading(text, "error" if failed else "ok")
+
+
+def denial_message(denial: str, name: str, call_id: str) -> ToolMessage:
+    """The denial as the answer to a tool call."""
+    return ToolMessage(content=denial, name=name, tool_call_id=call_id, status="error")
+
+
+def answer(result: GovernedResult, name: str, call_id: str | None) -> Any:
+    """What the caller of a governed tool gets. A denial is text where the call has no id."""
+    if result.denial is not None:
+        return result.denial if call_id is None else denial_message(result.denial, name, call_id)
+    return result.result if result.text is None else with_result_text(result.result, result.text)
+
+
+def with_result_text(result: Any, text: str) -> Any:
+    """``result`` with the text that the model reads replaced.
+
+    A result of several messages keeps the first with the new text; the others are emptied, because which part of the
+    text the policy wanted gone from which message cannot be known. A result without messages is the text.
+    """
+    messages = result_messages(result)
+    replaced: dict[int, ToolMessage] = {}
+    for position, message in enumerate(messages):
+        content = content_with_text(message.content, text) if position == 0 else ""
+        replaced[id(message)] = message.model_copy(update={"content": content})
+    return _map_messages(result, lambda message: replaced[id(message)]) if messages else text
+
+
+def _map_messages(value: Any, change: Callable[[ToolMessage], ToolMessage]) -> Any:
+    if isinstance(value, ToolMessage):
+        return change(value)
+    if _is_sequence(value):
+        return [_map_messages(element, change) for element in value]
+    update = getattr(value, "update", None)
+    if isinstance(update, Mapping):
+        return dataclasses.replace(
+            value, update={key: _map_messages(element, change) for key, element in update.items()}
+        )
+    return dataclasses.replace(value, update=_map_messages(update, change)) if _is_sequence(update) else value

@@ -16,9 +16,8 @@ from lgov_core.instrumentation import Flow, arun_flow, json_text, run_flow
 from lgov_core.instrumentation.endpoint_headers import demand_endpoint
 from lgov_langchain.messages import first_reply
 from lgov_langchain.model_calls import Prompt, Reply, Result, attributed, govern_model_call
-from lgov_langchain.process_handler import agent_above, process_handler
-from lgov_langchain.sent_calls import SentCall, send_changed
-from lgov_langchain.tool_nodes import GovernedToolCalls
+from lgov_langchain.process_handler import SentCall, agent_above, process_handler, send_changed
+from lgov_langchain.tools import GovernedToolCalls
 
 if TYPE_CHECKING:
     from types import CoroutineType
@@ -155,7 +154,7 @@ def _response(result: Result, response: ModelResponse[Any] | None) -> Any:
         before = first_reply(response.result)
         # An answer that was parsed out of this text (no call carries it) must not survive beside the new text.
         structured = response.structured_response if message.tool_calls else None
-        new = ModelResponse([message if one is before else one for one in response.result], structured)
+        new = ModelResponse([message if each is before else each for each in response.result], structured)
     else:
         new = response
     if result.rewritten and response is not None:  # the conversation must not bring the replaced text back later

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
 from lgov_core.instrumentation import Flow, semconv
+from lgov_core.instrumentation.conversation_memory import UserText
 from lgov_core.instrumentation.endpoint_headers import endpoint_headers
-from lgov_core.instrumentation.evaluated_call import covered_call
+from lgov_core.instrumentation.live_span import covered_call
 from lgov_core.instrumentation.model_call import ModelCall
+from lgov_core.instrumentation.model_flow import CallRefused, Choice, ModelPort, ReplyPart, model_flow
 from lgov_core.scope import current_scope
 from lgov_core.types import Action, Decision, Point, ToolOutcome
-from lgov_core.wire.turns import ModelReading
 from lgov_langchain import messages
 from lgov_langchain._internals import keep_reply_ids
-from lgov_langchain.process_handler import Above, inside, process_handler
+from lgov_langchain.process_handler import Above, SentCall, inside, process_handler
 from lgov_langchain.runs import FRAMEWORK, agent_name, in_thread_of_a_run
-from lgov_langchain.sent_calls import ChangedCallDenied, SentCall
 
 if TYPE_CHECKING:
     from lgov_core.instrumentation import Governor
@@ -80,124 +81,129 @@ class Prompt:
         """The texts among the messages that are top-level input: below an agent, those in the outermost run's input."""
         if covered_call() is not None:  # inside a tool the text is another agent's
             return []
-        texts = [messages.text_of(one) for one in self.messages if isinstance(one, HumanMessage)]
-        said = self.above.said if self.above is not None else () if in_thread_of_a_run() else texts
-        return [text for text in texts if text in said]
+        texts = [messages.text_of(message) for message in self.messages if isinstance(message, HumanMessage)]
+        user_texts = self.above.said if self.above is not None else () if in_thread_of_a_run() else texts
+        return [text for text in texts if text in user_texts]
 
 
 def govern_model_call(governor: Governor, prompt: Prompt, send: Callable[[SentCall], Flow[Reply]]) -> Flow[Result]:
-    """Evaluates the user's new text and the call, sends it if allowed, then evaluates the reply and the answer.
+    """Governs a model call of a program: see `lgov_core.instrumentation.model_flow`.
 
     ``send`` is a flow that sends the call, by `SentCall.send`, and returns the reply; of all flows only that one may emit.
     What was denied comes back as a message with the denial. Raises `PolicyDenied` if a decision says abort, and what
-    ``send`` raises. The call's span ends in every case.
+    ``send`` raises.
     """
     keep_reply_ids()
-    with inside(prompt.agent):
-        call = ModelCall(
-            governor,
-            framework=FRAMEWORK,
-            model=messages.model_name(prompt.model),
-            agent=agent_name(),
-            native=prompt.native,
-        )
-    try:
-        with inside(prompt.agent):
-            denied, sent, rewritten = yield from _evaluate_prompt(call, prompt)
-        if denied is None:
-            sent_call = SentCall(call, sent)
-            try:
-                reply = yield from send(sent_call)
-            except ChangedCallDenied as error:
-                denied = error.decision
-            else:
-                with inside(prompt.agent):
-                    return (yield from _evaluate_reply(sent_call, reply, rewritten))
-        call.refused(denied)
-        return Result(messages.denial_reply(denied), "all")
-    except BaseException as error:
-        call.span.end(error)
-        raise
+    return (yield from model_flow(_LangChainCall(governor, prompt, send)))
 
 
-def _evaluate_prompt(
-    call: ModelCall, prompt: Prompt
-) -> Flow[tuple[Decision | None, list[BaseMessage], list[BaseMessage]]]:
-    """The denial if there is one, the messages to send, and the user's messages among them that policies rewrote."""
-    decisions = process_handler().message_decisions(call.governor)
-    new, rewritten = messages.new_user_messages(prompt.messages), list[BaseMessage]()
-    sent = list(prompt.messages)
-    earlier = sent[: len(sent) - len(new)]
-    replaced = decisions.instead_of(lambda: [messages.role_and_text(message) for message in earlier])
-    for position, (text, was_denied) in replaced.items():  # a transcript has what users really said
-        message = sent[position]
-        changed = message.model_copy(update={"content": text}) if was_denied else messages.with_text(message, text)
-        sent[position] = changed
-    said = prompt.user_texts()
-    for position, message in enumerate(new, start=len(earlier)):
-        text = messages.text_of(message)
-        decision = yield from call.governor.decision_flow(call.user_text(text, nested=text not in said))
-        if decision.blocks:
-            decisions.denied(text, decision.denial_message())
-            return decision, sent, rewritten
-        decisions.let_through(text, decision.text)
-        if decision.text is not None:
-            sent[position] = messages.with_text(message, decision.text)
-            rewritten.append(sent[position])
-    limit = messages.reply_limit(prompt.model, prompt.settings)
-    tools = prompt.settings.get("tools") or []
-    request = call.request(messages.as_mappings(sent), tools=tools, user_text=said, **limit)
-    decision = yield from call.governor.decision_flow(request)
-    if decision.blocks:
-        return decision, sent, rewritten
-    if decision.arguments is not None:
-        sent = messages.with_messages(sent, decision.arguments["messages"])
-    return None, sent, rewritten
+class _LangChainCall(ModelPort[AIMessage, Result]):
+    def __init__(self, governor: Governor, prompt: Prompt, send: Callable[[SentCall], Flow[Reply]]) -> None:
+        self.governor = governor
+        self._prompt = prompt
+        self._send = send
+        self._sent: list[BaseMessage] = list(prompt.messages)
+        self._user_texts = prompt.user_texts()
+        self._rewritten: list[BaseMessage] = []
+        self._final: str | None = None
+        self._first: AIMessage | None = None
+        self._changed: Literal["no", "text", "all"] = "no"
 
+    def judging(self) -> AbstractContextManager[Any]:
+        """Inside the agent's span."""
+        return inside(self._prompt.agent)
 
-def _evaluate_reply(sent: SentCall, reply: Reply, rewritten: Sequence[BaseMessage]) -> Flow[Result]:
-    call, message = sent.call, reply.message
-    if message is None:
-        call.span.end()
-        return Result(None, rewritten=rewritten)
-    if sent.denial is not None and message is sent.denial[0]:  # middleware changed the call, and that was denied
-        call.refused(sent.denial[1])
-        return Result(message, "all")
-    if (provider := message.response_metadata.get("model_provider")) is not None:
-        call.span.set({semconv.PROVIDER: provider})
-    reading = messages.model_reading(message)
-    call.answered(reading)
-    result = yield from _evaluate_message(call, reading, message, reply.final)
-    others: list[AIMessage] = []
-    for other in reply.others:
-        decision = yield from call.reply_flow(messages.model_reading(other))
-        if decision.blocks:
-            other = messages.denial_reply(decision, other)
-        elif decision.text is not None:
-            other = messages.with_text(other, decision.text)
-        others.append(other)
-    return replace(result, rewritten=rewritten, others=others)
+    def begin(self) -> ModelCall:
+        """See `ModelPort.begin`."""
+        with self.judging():
+            return ModelCall(
+                self.governor,
+                framework=FRAMEWORK,
+                model=messages.model_name(self._prompt.model),
+                agent=agent_name(),
+                native=self._prompt.native,
+            )
 
+    def judge_input_flow(self, call: ModelCall) -> Flow[Decision | None]:
+        """Judges the user's messages at the end."""
+        decisions = process_handler().message_decisions(self.governor)
+        new = messages.new_user_messages(self._sent)
+        texts = [UserText(text, nested=text not in self._user_texts) for text in map(messages.text_of, new)]
+        denial = yield from decisions.judge_flow(self.governor, texts, call.user_text)
+        if denial is not None:
+            return denial
+        first_new = len(self._sent) - len(new)
+        replaced = decisions.instead_of(lambda: list(map(messages.role_and_text, self._sent)))
+        for position, (text, was_denied) in replaced.items():
+            message = self._sent[position]  # a transcript has what users really said
+            changed = message.model_copy(update={"content": text}) if was_denied else messages.with_text(message, text)
+            self._sent[position] = changed
+            if position >= first_new:
+                self._rewritten.append(changed)
+        return None
 
-def _evaluate_message(call: ModelCall, reading: ModelReading, reply: AIMessage, final: str | None) -> Flow[Result]:
-    decision = yield from call.reply_flow(reading)
-    if decision.blocks:
-        return Result(messages.denial_reply(decision, reply), "all")
-    result = Result(reply)
-    if decision.text is not None:
-        final = final if final is None or reply.tool_calls else decision.text
-        result = Result(messages.with_text(reply, decision.text), "text")
-    for broken in reply.invalid_tool_calls:  # nothing can run, so nothing is evaluated, but it is recorded
-        yield from call.governor.record_flow(_invalid_call(call.reply(reading), broken))
-    if final is None:
-        return result
-    decision = yield from call.governor.decision_flow(call.output(final))
-    if decision.blocks:
-        return Result(messages.denial_reply(decision, reply), "all")
-    if decision.text is None:
-        return result
-    answer = messages.with_text(reply, decision.text).model_copy(update={"content": decision.text, "tool_calls": []})
-    return Result(answer, "all")
+    def request(self, call: ModelCall) -> Action:
+        """See `ModelPort.request`."""
+        settings = self._prompt.settings
+        limit = messages.reply_limit(self._prompt.model, settings)
+        tools = settings.get("tools") or []
+        return call.request(messages.as_mappings(self._sent), tools=tools, user_text=self._user_texts, **limit)
+
+    def take_messages(self, new_messages: Sequence[Mapping[str, Any]]) -> None:
+        """See `ModelPort.take_messages`."""
+        self._sent = messages.with_messages(self._sent, new_messages)
+
+    def send_flow(self, call: ModelCall) -> Flow[Sequence[ReplyPart[AIMessage]]]:
+        """See `ModelPort.send_flow`."""
+        sent = SentCall(call, self._sent)
+        reply = yield from self._send(sent)
+        message = reply.message
+        if message is None:
+            return []
+        if sent.denial is not None and message is sent.denial[0]:  # middleware changed the call, and that was denied
+            raise CallRefused(sent.denial[1])
+        if (provider := message.response_metadata.get("model_provider")) is not None:
+            call.span.set({semconv.PROVIDER: provider})
+        self._first, self._final = message, reply.final
+        return [ReplyPart(messages.model_reading(each), [each]) for each in (message, *reply.others)]
+
+    def with_text(self, choice: AIMessage, text: str) -> AIMessage:
+        """See `ModelPort.with_text`."""
+        changed = messages.with_text(choice, text)
+        if choice is self._first:
+            self._first, self._changed = changed, "text"
+            self._final = self._final if self._final is None or choice.tool_calls else text
+        return changed
+
+    def denied(self, choice: AIMessage | None, decision: Decision, text: str) -> AIMessage:
+        """See `ModelPort.denied`."""
+        if choice is self._first:
+            self._changed = "all"
+        return messages.denial_reply(decision, choice)
+
+    def judge_acts_flow(self, call: ModelCall, choice: Choice[AIMessage]) -> Flow[Choice[AIMessage]]:
+        """Tools are judged where they run. A call that cannot run is only recorded."""
+        for broken in choice.reply.invalid_tool_calls:
+            yield from self.governor.record_flow(_invalid_call(call.output(""), broken))
+        return choice
+
+    def answer(self, choice: AIMessage) -> str | None:
+        """See `ModelPort.answer`."""
+        if choice is self._first:
+            return self._final
+        return None if choice.tool_calls else messages.text_of(choice)
+
+    def with_answer(self, choice: AIMessage, text: str) -> AIMessage:
+        """See `ModelPort.with_answer`."""
+        if choice is self._first:
+            self._changed = "all"
+        return messages.with_text(choice, text).model_copy(update={"content": text, "tool_calls": []})
+
+    def deliver_flow(self, choices: Sequence[Choice[AIMessage]] | None) -> Flow[Result]:
+        """See `ModelPort.deliver_flow`."""
+        first, *others = [choice.reply for choice in choices or ()] or [None]
+        return Result(first, self._changed, self._rewritten, [each for each in others if each is not None])
+        yield
 
 
 def _invalid_call(reply: Action, call: Mapping[str, Any]) -> ToolOutcome:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 from lgov_core.hookspecs import hookimpl
-from lgov_core.instrumentation.adapter import Adapter, Gap, whole_surface
+from lgov_core.instrumentation.framework import Adapter, Gap, whole_surface
 from lgov_core.types import Point
 from lgov_langchain.current_governor import TESTED
 from lgov_langchain.instrumentor import instrument, uninstrument

@@ -175,14 +175,14 @@ class RunTree:
                 return
             run.ended = True
             run.open.pop(run_id, None)
-            left = list(run.open.values()) if run.parent is None else []
-            for one in left:
-                one.ended = True
-                self._runs.pop(one.run_id, None)
-            if left:
+            still_open = list(run.open.values()) if run.parent is None else []
+            for run_left in still_open:
+                run_left.ended = True
+                self._runs.pop(run_left.run_id, None)
+            if still_open:
                 run.open.clear()
-        for one in left:
-            for span in one.spans():
+        for run_left in still_open:
+            for span in run_left.spans():
                 span.abandon()
         for span in run.spans():
             span.end(error)

@@ -13,7 +13,7 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from langchain_core.tools import BaseTool
 
 from lgov_core.errors import InstrumentationError
-from lgov_core.instrumentation.instrumentor import Instrumentor, in_fresh_thread
+from lgov_core.instrumentation.framework import Instrumentor, in_fresh_thread
 
 
 class _ProbeTool(BaseTool):

@@ -5,8 +5,9 @@ Names are looked up when they are first used, so importing this package does not
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from lgov_core.instrumentation.framework import lazy_names
 
 if TYPE_CHECKING:
     from lgov_openai.client import govern_client
@@ -14,14 +15,11 @@ if TYPE_CHECKING:
 
 __all__ = ["govern_client", "instrument", "uninstrument"]
 
-_MODULES = {"instrument": "instrumentor", "uninstrument": "instrumentor", "govern_client": "client"}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return getattr(importlib.import_module(f"lgov_openai.{_MODULES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "instrument": "instrumentor",
+        "uninstrument": "instrumentor",
+        "govern_client": "client",
+    },
+)

@@ -19,14 +19,14 @@ from openai import AsyncOpenAI, OpenAI
 
 from lgov_core.errors import InstrumentationError, PolicyDenied
 from lgov_core.instrumentation import Flow, either, foreign, wait
-from lgov_core.instrumentation.evaluated_call import model_call_covered
-from lgov_core.instrumentation.methods import flow_method
+from lgov_core.instrumentation.framework import flow_method
+from lgov_core.instrumentation.live_span import model_call_covered
 from lgov_core.instrumentation.model_call import ModelCall
-from lgov_openai.actions import FRAMEWORK
-from lgov_openai.exchange import Exchange
+from lgov_core.instrumentation.model_flow import model_flow
 from lgov_openai.http_messages import attribute, body_of, protocol_of
 from lgov_openai.memory import Memory
-from lgov_openai.request_evaluation import RequestEvaluation
+from lgov_openai.model_calls import OpenAICall
+from lgov_openai.request_evaluation import FRAMEWORK, RequestEvaluation
 
 if TYPE_CHECKING:
     from lgov_core.instrumentation import Governor
@@ -84,7 +84,7 @@ class Interceptor:
             call.refused(decision)
             raise PolicyDenied(decision) from error
         attribute(request)
-        return (yield from Exchange(evaluation, request, send).steps())
+        return (yield from model_flow(OpenAICall(evaluation, request, send)))
 
 
 def govern_client(client: C, governor: Governor) -> C:
@@ -103,7 +103,7 @@ def govern_client(client: C, governor: Governor) -> C:
     `InstrumentationError` if the client's HTTP client cannot be governed.
     """
     interceptors: Sequence[Interceptor] = getattr(client, _MARKER, ())
-    if not any(one.governor() is governor for one in interceptors):
+    if not any(interceptor.governor() is governor for interceptor in interceptors):
         _wrap_client(client, (*interceptors, Interceptor(lambda: governor)))
     return client
 
@@ -142,7 +142,7 @@ def _sending(client: Any, interceptors: Sequence[Interceptor]) -> Generator[None
     around, outer = _SENDING.get()
     outer = outer if around is client else ()
     _wrap_send(http_client_of(client))
-    token = _SENDING.set((client, (*outer, *(one for one in interceptors if one not in outer))))
+    token = _SENDING.set((client, (*outer, *(interceptor for interceptor in interceptors if interceptor not in outer))))
     try:
         yield
     finally:

@@ -140,14 +140,14 @@ def denial_response(
 
 def _response_with(text: str, response: Any) -> Any:
     headers = [(name, value) for name, value in response.headers.multi_items() if name.lower() not in _BODY_HEADERS]
-    made = type(response)(
+    new = type(response)(
         response.status_code,
         headers=headers,
         content=text.encode(),
         request=response.request,
         extensions=response.extensions,
     )
-    made.elapsed = timedelta(0)
+    new.elapsed = timedelta(0)
     with suppress(RuntimeError):  # no client measured the response
-        made.elapsed = response.elapsed
-    return made
+        new.elapsed = response.elapsed
+    return new

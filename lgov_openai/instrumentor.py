@@ -12,7 +12,7 @@ import atexit
 from typing import TYPE_CHECKING
 
 from lgov_core.errors import InstrumentationError
-from lgov_core.instrumentation.instrumentor import Instrumentor, Patches, in_fresh_thread
+from lgov_core.instrumentation.framework import Instrumentor, Patches, in_fresh_thread
 from lgov_core.types import Point
 
 if TYPE_CHECKING:

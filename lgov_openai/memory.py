@@ -1,20 +1,65 @@
-"""What an interceptor remembers of the conversations under one governor."""
+"""Remembers the conversations of programs under one governor: calls that wait for results, and turns that were changed."""
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from lgov_core.instrumentation import BoundedDict
-from lgov_core.instrumentation.message_decisions import MessageDecisionCache
+from lgov_core.instrumentation.conversation_memory import MAX_PER_MARK, MAX_REMEMBERED, MessageDecisionCache, TurnMemory
 from lgov_core.instrumentation.tool_call import ToolCall
 from lgov_core.scope import RolloutScope, current_scope
 from lgov_core.types import Decision
-from lgov_core.wire.turns import Proposal
-from lgov_openai.held_calls import HeldCalls
-from lgov_openai.recording import Recording
-from lgov_openai.transcript import MAX_PER_ID, MAX_REMEMBERED, ChangedTurns
+from lgov_core.wire.content import JSON
+from lgov_core.wire.turns import MessageProtocol, Proposal
+from lgov_openai.streamed_replies import HeldCalls, Recording
+
+
+@dataclass(frozen=True, slots=True)
+class EntryReader:
+    """Recognises the entries of a transcript in the form of ``protocol``."""
+
+    protocol: MessageProtocol
+
+    def from_model(self, entry: JSON) -> bool:
+        """See `TranscriptReader.from_model`."""
+        return self.protocol.from_model(entry)
+
+    def marks(self, entry: JSON) -> Sequence[str]:
+        """See `TranscriptReader.marks`."""
+        return self.protocol.ids(entry)
+
+    def has_calls(self, entry: JSON) -> bool:
+        """See `TranscriptReader.has_calls`."""
+        return bool(self.protocol.proposals(entry))
+
+    def canonical(self, entry: JSON) -> str:
+        """See `TranscriptReader.canonical`: an entry of the model is its calls, or its text."""
+        if self.protocol.from_model(entry):
+            calls = [call.identity for call in self.protocol.proposals(entry)]
+            return json.dumps(["calls", calls] if calls else ["text", self.protocol.mapping(entry)["content"]])
+        return json.dumps(entry, sort_keys=True)
+
+
+class ReplyParents:
+    """The replies that have another id for the program than for the server. Callable from any thread."""
+
+    def __init__(self) -> None:
+        self._parents: BoundedDict[str, tuple[str | None]] = BoundedDict(MAX_REMEMBERED)
+
+    def continue_from(self, response_id: str, parent: str | None) -> None:
+        """Remembers that what follows ``response_id`` for the program follows ``parent`` for the server."""
+        self._parents.put(response_id, (parent,))
+
+    def continuing(self, body: JSON) -> JSON:
+        """``body`` continuing the reply that the server knows: see `continue_from`."""
+        parent = self._parents.get(str(body.get("previous_response_id")))
+        if parent is None:
+            return body
+        rest = {name: value for name, value in body.items() if name != "previous_response_id"}
+        return rest if parent[0] is None else {**rest, "previous_response_id": parent[0]}
 
 
 @dataclass(slots=True, eq=False)
@@ -46,11 +91,11 @@ class PendingCalls:
             pending.call.span.abandon()
             return
         with self._lock:
-            known = [*(self._by_id.get(call_id) or ()), pending]
-            dropped = known[: -MAX_PER_ID - 1]
-            dropped += self._by_id.put(call_id, known[-MAX_PER_ID - 1 :]) or []
-        for one in dropped:
-            one.call.span.abandon()
+            same_id = [*(self._by_id.get(call_id) or ()), pending]
+            dropped = same_id[: -MAX_PER_MARK - 1]
+            dropped += self._by_id.put(call_id, same_id[-MAX_PER_MARK - 1 :]) or []
+        for call in dropped:
+            call.call.span.abandon()
 
     def claim(
         self, call_id: str | None, proposal: Proposal | None, prefix: str | None
@@ -61,35 +106,34 @@ class PendingCalls:
         None where the request does not have it.
         """
         with self._lock:
-            known = (self._by_id.get(call_id) if call_id is not None else None) or []
-            found = [one for one in known if proposal is None or one.identity == proposal.identity]
-            if len(found) > 1:
-                found = [one for one in found if one.prefix == prefix] or found
-            if len(found) > 1:
-                found = [one for one in found if one.scope == current_scope()]
-            if len(found) != 1:
+            same_id = (self._by_id.get(call_id) if call_id is not None else None) or []
+            candidates = [pending for pending in same_id if proposal is None or pending.identity == proposal.identity]
+            if len(candidates) > 1:
+                candidates = [pending for pending in candidates if pending.prefix == prefix] or candidates
+            if len(candidates) > 1:
+                candidates = [pending for pending in candidates if pending.scope == current_scope()]
+            if len(candidates) != 1:
                 return None, False
-            first, found[0].recorded = not found[0].recorded, True
-            return found[0], first
+            first, candidates[0].recorded = not candidates[0].recorded, True
+            return candidates[0], first
 
     def close(self) -> None:
         """Shows the spans of calls whose results were never sent."""
-        for known in self._by_id.values():
-            for one in known:
-                one.call.span.abandon()
+        for calls in self._by_id.values():
+            for pending in calls:
+                pending.call.span.abandon()
 
 
 class Memory:
     """One a governed client, or one for all clients of an instrumented process. Callable from any thread or task."""
 
     def __init__(self) -> None:
-        self.turns = ChangedTurns()
+        self.turns: TurnMemory[JSON] = TurnMemory()
+        self.parents = ReplyParents()
         self.calls = PendingCalls()
         #: For each result that was evaluated, a tuple of the text in its place, or of None.
         self.results: BoundedDict[Hashable, tuple[str | None]] = BoundedDict(MAX_REMEMBERED)
         self.messages = MessageDecisionCache()
-        #: Digests of the transcripts up to each user message that was allowed.
-        self.allowed_messages: BoundedDict[str, bool] = BoundedDict(MAX_REMEMBERED)
         #: Replies that the program has not read to their end.
         self.recordings: set[Recording | HeldCalls] = set()
 

@@ -6,7 +6,7 @@ import importlib.util
 from typing import TYPE_CHECKING
 
 from lgov_core.hookspecs import hookimpl
-from lgov_core.instrumentation.adapter import MODES, Adapter, Gap, whole_surface
+from lgov_core.instrumentation.framework import MODES, Adapter, Gap, whole_surface
 from lgov_openai.instrumentor import TESTED, instrument, uninstrument
 
 if TYPE_CHECKING:

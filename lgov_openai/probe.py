@@ -63,4 +63,4 @@ async def aungoverned_ways() -> list[str]:
 
 
 def _with_call(replies: dict[str, Any]) -> list[str]:
-    return [way for way, parts in replies.items() if any("lgov_probe" in str(part.model_dump()) for part in parts)]
+    return [way for way, parts in replies.items() if any("lgov_probe" in str(piece.model_dump()) for piece in parts)]

@@ -1,24 +1,78 @@
-"""Evaluates what the program sends: tool results and user messages."""
+"""Judges what the program sends, tool results and user messages, as actions of this adapter."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 
 from lgov_core.errors import PolicyDenied
-from lgov_core.instrumentation import Flow, Governor
+from lgov_core.instrumentation import Flow, Governor, semconv
+from lgov_core.instrumentation.conversation_memory import UserText, prefix_digests
+from lgov_core.instrumentation.live_span import LiveSpan, started_span
+from lgov_core.instrumentation.tool_call import ToolReading
 from lgov_core.scope import current_scope
-from lgov_core.types import Decision, Point, new_id
-from lgov_core.wire.content import JSON
+from lgov_core.types import Action, Decision, Point, new_id
+from lgov_core.wire.content import JSON, read_arguments
 from lgov_core.wire.turns import MessageProtocol, Proposal
-from lgov_openai.actions import current_tool, offered_tools, result_reading, tool_action, user_action
-from lgov_openai.memory import Memory
-from lgov_openai.transcript import prefix_digests
+from lgov_openai.memory import EntryReader, Memory
+
+FRAMEWORK = "openai"
+
+
+def tool_action(point: Point, name: str, call_id: str | None, proposal: Proposal | None) -> Action:
+    """A tool call, or its result; ``proposal`` is what the model wrote, where it is known."""
+    scope = current_scope()
+    return Action(
+        point,
+        name=name,
+        kind=proposal.kind if proposal is not None else "function",
+        arguments=(proposal.arguments or {}) if proposal is not None else {},
+        framework=FRAMEWORK,
+        session_id=scope.session_id if scope else None,
+        rollout_id=scope.rollout_id if scope else None,
+        attempt=scope.attempt if scope else None,
+        call_id=call_id,
+    )
+
+
+def offered_tools(body: JSON) -> frozenset[str] | None:
+    """The names of the tools that a request offers; None where that is not known of all, or there are none."""
+    tools = [*(body.get("tools") or ()), *(body.get("functions") or ())]
+    names = {name for tool in tools if (name := _tool_name(tool)) is not None}
+    return frozenset(names) if names and all(_tool_name(tool) for tool in tools) else None
+
+
+def _tool_name(tool: JSON) -> str | None:
+    """The name in a request of chat completions or of the Responses API. Hosted tools and MCP servers have none."""
+    inner = tool.get(str(tool.get("type")))
+    name = (inner if isinstance(inner, Mapping) else tool).get("name")
+    return name if isinstance(name, str) else None
+
+
+def current_tool() -> LiveSpan | None:
+    """The span of the tool that the running code is in: what the program says there is not the user's."""
+    span = started_span()
+    return span if span is not None and span.operation == semconv.EXECUTE_TOOL else None
+
+
+def user_action(text: str) -> Action:
+    """A user message. Inside a tool it is the tool that speaks, so its span is the parent."""
+    tool = current_tool()
+    action = Action(Point.INPUT, name="agent", kind="text", text=text, framework=FRAMEWORK, source="user")
+    return action if tool is None else action.changed(source="tool", parent_id=tool.span_id)
+
+
+def result_reading(entry: JSON, text: str, proposal: Proposal | None) -> ToolReading:
+    """A tool result in a transcript. It only says that the call failed where its arguments were unreadable for any tool."""
+    if proposal is not None and read_arguments(proposal.raw, unique_keys=False) is None and proposal.arguments is None:
+        return ToolReading(text, "invalid_args", "InvalidToolCall")
+    return ToolReading(text, "error" if entry.get("status") == "incomplete" else "ok")
 
 
 class RequestEvaluation:
     """The transcript in one request of a program; reading it raises whatever a malformed one makes it raise.
 
-    ``current`` is the transcript that the model may read, once `evaluate` has run.
+    ``current`` is the transcript that the model may read, once `judge_flow` has run.
     """
 
     def __init__(self, governor: Governor, memory: Memory, protocol: MessageProtocol, body: JSON) -> None:
@@ -26,14 +80,15 @@ class RequestEvaluation:
         self.memory = memory
         self.protocol = protocol
         #: The body as the server can continue it.
-        self.body = memory.turns.continuing(body)
+        self.body = memory.parents.continuing(body)
         self.renamed = self.body is not body
         self.offered = offered_tools(body)
         self.parent = protocol.parent(self.body)
         self.program = protocol.entries(body)
         self.current = list(self.program)
         #: The digest of the transcript before each entry, and of all of it.
-        self.prefixes = prefix_digests(protocol, self.program, self.parent)
+        self.reader = EntryReader(protocol)
+        self.prefixes = prefix_digests(self.reader, self.program, self.parent)
         self._from_model = [protocol.from_model(entry) for entry in self.program]
         self._results = [protocol.tool_result(entry) for entry in self.program]
         self._user_texts = [protocol.user_text(entry) for entry in self.program]
@@ -45,16 +100,19 @@ class RequestEvaluation:
         """The digest of the whole transcript."""
         return self.prefixes[-1]
 
-    def evaluate(self) -> Flow[Decision | None]:
-        """Evaluates results, then user messages. Returns the denial of a message; raises `PolicyDenied` for an abort."""
-        yield from self._evaluate_results()
-        return (yield from self._evaluate_messages())
+    def judge_flow(self) -> Flow[Decision | None]:
+        """Judges results, then user messages. Returns the denial of a message; raises `PolicyDenied` for an abort."""
+        yield from self._results_flow()
+        return (yield from self._messages_flow())
 
     def sent(self) -> list[JSON]:
         """The transcript to send: what the model may read, with what the program never received."""
-        return self.memory.turns.restored(self.protocol, self.program, self.prefixes, self.current, self.parent)
+        turns = self.memory.turns
+        restored = turns.restored(self.reader, self.program, self.prefixes, self.current)
+        first = 1 if restored and restored[0].get("type") == "lgov.instructions" else 0
+        return [*restored[:first], *turns.owed(self.parent), *restored[first:]]
 
-    def _evaluate_results(self) -> Flow[None]:
+    def _results_flow(self) -> Flow[None]:
         calls: dict[str | None, tuple[Proposal, str]] = {}
         results: list[tuple[int, Proposal | None, str | None]] = []
         turn_start = 0
@@ -71,18 +129,18 @@ class RequestEvaluation:
         for recording in list(self.memory.recordings):
             recording.catch_up((current_scope(), self.prefixes[turn_start]), unknown)
         for position, proposal, prefix in results:
-            replacement = yield from self._evaluate_result(position, proposal, prefix)
+            replacement = yield from self._result_flow(position, proposal, prefix)
             if replacement is not None:
                 self.current[position] = self.protocol.with_text(self.program[position], replacement)
 
-    def _evaluate_result(self, position: int, proposal: Proposal | None, prefix: str | None) -> Flow[str | None]:
+    def _result_flow(self, position: int, proposal: Proposal | None, prefix: str | None) -> Flow[str | None]:
         """The text in place of the result, None if the model may read it. ``prefix`` is the digest before its call's turn."""
         entry = self.program[position]
         call_id, text = self._results[position] or (None, "")
         digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
         key = (call_id, proposal.identity if proposal is not None else None, prefix, digest)
-        if (known := self.memory.results.get(key)) is not None:
-            return known[0]
+        if (earlier := self.memory.results.get(key)) is not None:
+            return earlier[0]
         pending, unrecorded = self.memory.calls.claim(call_id, proposal, prefix)
         if pending is None:
             name = proposal.name if proposal is not None else str(entry.get("name") or "unknown")
@@ -102,29 +160,26 @@ class RequestEvaluation:
         self.memory.results.put(key, (replacement,))
         return replacement
 
-    def _evaluate_messages(self) -> Flow[Decision | None]:
+    def _messages_flow(self) -> Flow[Decision | None]:
         """Evaluates the messages since the model's last turn, and earlier ones that no policy here has evaluated."""
-        messages, program = self.memory.messages, self.program
+        program = self.program
         new = len(program)
         while new > 0 and not self._from_model[new - 1] and self._results[new - 1] is None:
             new -= 1
         mappings = [self.protocol.mapping(entry) for entry in program]
-        said = [(str(mapping["role"]), str(mapping["content"])) for mapping in mappings]
-        for position, text in enumerate(self._user_texts):
-            if not text or (place := self.prefixes[position + 1]) in self.memory.allowed_messages:
-                continue
-            answer = next((words for role, words in said[position + 1 :] if role == "assistant"), None)
-            if position < new and messages.knows(text, answer):
-                continue
-            decision = yield from self.governor.decision_flow(user_action(text))
-            if not decision.blocks:
-                self.memory.allowed_messages.put(place, True)
-                messages.let_through(text, decision.text)
-            elif position >= new or decision.abort:
-                messages.denied(text, decision.denial_message())
-                return decision
-            else:
-                messages.withheld(text, decision.denial_message())
-        for position, instead in messages.instead_of(lambda: said).items():
-            self.current[position] = self.protocol.with_text(program[position], instead.text)
-        return None
+        texts_by_role = [(str(mapping["role"]), str(mapping["content"])) for mapping in mappings]
+        texts = (
+            UserText(
+                text,
+                new=position >= new,
+                answer=next((words for role, words in texts_by_role[position + 1 :] if role == "assistant"), None),
+                prefix=self.prefixes[position + 1],
+            )
+            for position, text in enumerate(self._user_texts)
+            if text
+        )
+        denial = yield from self.memory.messages.judge_flow(self.governor, texts, lambda text: user_action(text.text))
+        if denial is None:
+            for position, instead in self.memory.messages.instead_of(lambda: texts_by_role).items():
+                self.current[position] = self.protocol.with_text(program[position], instead.text)
+        return denial

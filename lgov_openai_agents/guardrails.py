@@ -1,7 +1,7 @@
-"""The SDK's own guardrails, answered by a governor: for programs that put them on their agents and tools by hand.
+"""The SDK's own guardrails and run hooks, answered by a governor: for programs that put them on agents and tools by hand.
 
-Inside a run that is governed as a whole (`LgovRunner`, `instrument`) by the same governor they do nothing, since everything
-is evaluated there already.
+Inside a run that is governed as a whole (`LgovRunner`, `instrument`) by the same governor the guardrails do nothing, since
+everything is evaluated there already. The hooks show runs as spans, and stop tool calls that nothing else has evaluated.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from agents import (
     GuardrailFunctionOutput,
     InputGuardrail,
     OutputGuardrail,
+    RunHooks,
     ToolGuardrailFunctionOutput,
     ToolInputGuardrail,
     ToolInputGuardrailData,
@@ -20,11 +21,24 @@ from agents import (
     ToolOutputGuardrailData,
 )
 
+from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Governor
+from lgov_core.instrumentation.live_span import LiveSpan, covered_call
+from lgov_core.instrumentation.model_call import ModelCall
 from lgov_core.instrumentation.tool_call import ToolCall, ToolReading
-from lgov_core.types import Action, Decision, Effect, Point
-from lgov_openai_agents.items import FRAMEWORK, arguments_of, as_list, as_mapping, end_of_history, result_text
-from lgov_openai_agents.runs import agent_name, current_run, tool_action
+from lgov_core.types import Action, Decision, Effect, Point, ToolOutcome
+from lgov_openai_agents.invokers import is_governed
+from lgov_openai_agents.items import (
+    FRAMEWORK,
+    arguments_of,
+    as_list,
+    as_mapping,
+    end_of_history,
+    reading_of,
+    result_text,
+)
+from lgov_openai_agents.proposals import model_name
+from lgov_openai_agents.runs import agent_name, agent_span, current_run, tool_action
 
 _NAME = "lgov"
 
@@ -96,10 +110,10 @@ def lgov_input_guardrail(governor: Governor) -> InputGuardrail[Any]:
     ``InputGuardrailTripwireTriggered``. Fails closed.
     """
 
-    async def evaluate(context: Any, agent: Any, given: Any) -> GuardrailFunctionOutput:
+    async def evaluate(context: Any, agent: Any, input: Any) -> GuardrailFunctionOutput:
         if current_run(governor) is not None:
             return GuardrailFunctionOutput(output_info=None, tripwire_triggered=False)
-        listed = as_list(given)
+        listed = as_list(input)
         for item in listed[end_of_history(listed) :]:
             action = _text_action(Point.INPUT, agent, as_mapping(item)["content"], context)
             decision = await governor.adecide(action)
@@ -140,3 +154,79 @@ def _info(decision: Decision) -> dict[str, Any]:
         "reason": decision.reason,
         "decision_id": decision.decision_id,
     }
+
+
+class LgovRunHooks(RunHooks[Any]):
+    """Shows runs, and as a last resort stops them: ``Runner.run(agent, ..., hooks=LgovRunHooks(governor))``.
+
+    Shows the agents and their model calls as spans. A local tool whose call a policy denies does not run, but hooks can
+    tell the model nothing: the run ends with the SDK's ``UserError``, whose cause is `lgov_core.PolicyDenied`. Tools
+    of other kinds are evaluated without their arguments, which the SDK does not show to hooks. Results, hosted tools and
+    hand-offs are not evaluated; `LgovRunner` evaluates everything and lets the run go on. Inside a run of that, or of an
+    instrumented process, under the same governor these hooks do nothing. One object serves any number of runs.
+    """
+
+    def __init__(self, governor: Governor) -> None:
+        self.governor = governor
+        self._agents: weakref.WeakKeyDictionary[Any, tuple[Any, LiveSpan]] = weakref.WeakKeyDictionary()
+        self._calls: weakref.WeakKeyDictionary[Any, ModelCall] = weakref.WeakKeyDictionary()
+
+    async def on_llm_start(self, context: Any, agent: Any, system_prompt: str | None, input_items: list[Any]) -> None:
+        """Opens the agent's span, if that is new, and the model call's."""
+        if current_run(self.governor) is not None:
+            return
+        acting = self._agents.get(context)
+        if acting is None or acting[0] is not agent:
+            self._leave(context)
+            acting = self._agents[context] = (agent, agent_span(self.governor, agent_name(agent)))
+        model = getattr(agent, "model", None)
+        self._calls[context] = ModelCall(
+            self.governor,
+            framework=FRAMEWORK,
+            model=model if isinstance(model, str) else model_name(model) if model is not None else "model",
+            agent=agent_name(agent),
+            parent=acting[1],
+        )
+
+    async def on_llm_end(self, context: Any, agent: Any, response: Any) -> None:
+        """Ends the model call's span."""
+        call = self._calls.pop(context, None)
+        if call is not None:
+            call.answered(reading_of(response, str(call.span.name)))
+
+    async def on_handoff(self, context: Any, from_agent: Any, to_agent: Any) -> None:
+        """Another agent acts."""
+        self._leave(context)
+
+    async def on_agent_end(self, context: Any, agent: Any, output: Any) -> None:
+        """The run is over: the SDK gives this hook a context of its own, with the run's usage in it."""
+        for run, (acting, _) in list(self._agents.items()):
+            if acting is agent and run.usage is context.usage:
+                self._leave(run)
+
+    def _leave(self, context: Any) -> None:
+        acting = self._agents.pop(context, None)
+        if acting is not None:
+            acting[1].end()
+
+    async def on_tool_start(self, context: Any, agent: Any, tool: Any) -> None:
+        """Evaluates a call that is about to run. Raises `PolicyDenied`."""
+        if current_run(self.governor) is not None or covered_call() is not None or _is_governed(tool):
+            return
+        name = getattr(context, "qualified_tool_name", None) or tool.name
+        arguments = arguments_of(getattr(context, "tool_arguments", None))
+        call_id = getattr(context, "tool_call_id", None)
+        action = tool_action(self.governor, name, "function", arguments, context, call_id=call_id, agent=agent)
+        decision = await self.governor.adecide(action)
+        if decision.blocks or decision.arguments is not None:
+            await self.governor.arecord(ToolOutcome(action, "denied", decision=decision))
+            raise PolicyDenied(decision)
+
+
+def _is_governed(tool: Any) -> bool:
+    """Whether the tool itself, or a guardrail of it, asks a governor."""
+    for guard in getattr(tool, "tool_input_guardrails", None) or ():
+        owner = getattr(getattr(guard, "guardrail_function", None), "__self__", None)
+        if isinstance(owner, LgovToolGuardrails):
+            return True
+    return hasattr(tool, "lgov_governor") or is_governed(getattr(tool, "on_invoke_tool", None))

@@ -17,10 +17,12 @@ from typing import Any
 
 from lgov_core.errors import InstrumentationError
 from lgov_core.instrumentation import Governor
-from lgov_core.instrumentation.instrumentor import Instrumentor, Patches, in_fresh_thread
-from lgov_core.instrumentation.methods import (
+from lgov_core.instrumentation.framework import (
+    Instrumentor,
+    Patches,
     governed_method,
     governed_stream,
+    in_fresh_thread,
     on_subclass,
     subclasses_of,
     wrap_methods,
@@ -57,7 +59,7 @@ def _patch(patches: Patches) -> None:
     from agents import Model, Runner
     from agents.mcp import MCPServer
 
-    from lgov_openai_agents import servers
+    from lgov_openai_agents import tools as servers
     from lgov_openai_agents.invokers import FIELDS
     from lgov_openai_agents.models import govern_response, govern_stream
     from lgov_openai_agents.runner import RUN_METHODS, wrap_run_method
@@ -142,16 +144,16 @@ class _GovernedField:
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None or self._name not in vars(instance) or hasattr(type(self._own), "__set__"):
-            found = self._of_class(instance, owner)
+            stored = self._of_class(instance, owner)
         else:
-            found = vars(instance)[self._name]
-        if instance is None or found is None or self._acting() is None:
-            return found
+            stored = vars(instance)[self._name]
+        if instance is None or stored is None or self._acting() is None:
+            return stored
         # The same object each time: the SDK compares what it approved with what it runs. Bound methods are only equal.
-        made = vars(instance).get(self._made)
-        if made is None or made[0] != found or made[1] is not instance:
-            made = vars(instance)[self._made] = (found, instance, self._govern(instance, found, self._acting))
-        return made[2]
+        governed = vars(instance).get(self._made)
+        if governed is None or governed[0] != stored or governed[1] is not instance:
+            governed = vars(instance)[self._made] = (stored, instance, self._govern(instance, stored, self._acting))
+        return governed[2]
 
     def _of_class(self, instance: Any, owner: type | None) -> Any:
         if self._own is _NOTHING:
@@ -163,7 +165,7 @@ class _GovernedField:
         if hasattr(type(self._own), "__set__"):
             type(self._own).__set__(self._own, instance, value)
             return
-        made = vars(instance).get(self._made)
-        if made is not None and value is made[2]:  # stored as it was read
-            value = made[0]
+        governed = vars(instance).get(self._made)
+        if governed is not None and value is governed[2]:  # stored as it was read
+            value = governed[0]
         vars(instance)[self._name] = self._own if value is self else value

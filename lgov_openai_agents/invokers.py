@@ -12,7 +12,7 @@ from agents import ApplyPatchTool, CustomTool, FunctionTool, LocalShellTool, She
 from agents.editor import ApplyPatchResult
 
 from lgov_core.instrumentation import Governor
-from lgov_core.instrumentation.evaluated_call import note_error
+from lgov_core.instrumentation.live_span import note_error
 from lgov_openai_agents._internals import Invoke, bind, observe_errors
 from lgov_openai_agents.tools import (
     Act,
@@ -112,12 +112,12 @@ def _custom(tool: Any, inner: Any, context: Any, text: str) -> Act:
 
 
 def _patch(tool: Any, method: Any, operation: Any) -> Act:
-    given = {name: getattr(operation, name, None) for name in ("type", "path", "diff", "move_to")}
-    arguments = {name: value for name, value in given.items() if value is not None}
+    fields = {name: getattr(operation, name, None) for name in ("type", "path", "diff", "move_to")}
+    arguments = {name: value for name, value in fields.items() if value is not None}
 
     def run(permitted: Mapping[str, Any]) -> Any:
         for name, value in permitted.items():
-            if given.get(name) != value and name != "type":
+            if fields.get(name) != value and name != "type":
                 setattr(operation, name, value)
         return method(operation)
 

@@ -1,18 +1,34 @@
-"""Translates the SDK's items and tool calls to mappings that policies read, and back. Pure functions."""
+"""Translates the SDK's items and replies to what policies read, and back; whole replies to events, and back. Pure functions."""
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 from agents import ModelResponse, Usage
 from agents.items import TResponseInputItem
-from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
+from openai.types.responses import (
+    Response,
+    ResponseCompletedEvent,
+    ResponseContentPartAddedEvent,
+    ResponseContentPartDoneEvent,
+    ResponseCreatedEvent,
+    ResponseFunctionToolCall,
+    ResponseOutputItemAddedEvent,
+    ResponseOutputItemDoneEvent,
+    ResponseOutputMessage,
+    ResponseOutputText,
+    ResponseTextDeltaEvent,
+    ResponseTextDoneEvent,
+    ResponseUsage,
+)
 
 from lgov_core.instrumentation import json_object, json_text
-from lgov_core.types import Decision, new_id
+from lgov_core.types import new_id
 from lgov_core.wire.turns import ModelReading, rewritten_arguments
 
 FRAMEWORK = "openai-agents"
@@ -27,9 +43,9 @@ _NO_ID = frozenset({"", "__fake_id__"})
 # ---------------------------------------------------------------------- the request
 
 
-def as_list(given: str | Sequence[TResponseInputItem]) -> list[Any]:
+def as_list(input: str | Sequence[TResponseInputItem]) -> list[Any]:
     """What a model is given, as a list of items."""
-    return [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
+    return [{"role": "user", "content": input}] if isinstance(input, str) else list(input)
 
 
 def as_mapping(item: Any) -> dict[str, Any]:
@@ -54,7 +70,7 @@ def text_of(content: Any) -> str:
     if content is None:
         return ""
     if isinstance(content, (list, tuple)):
-        return "\n".join(text_of(part) for part in content)
+        return "\n".join(text_of(element) for element in content)
     for name in ("text", "refusal"):
         value = content.get(name) if isinstance(content, Mapping) else getattr(content, name, None)
         if isinstance(value, str):
@@ -75,15 +91,15 @@ def end_of_history(items: Sequence[Any]) -> int:
 
 def user_messages(items: Sequence[Any]) -> list[tuple[int, str, str | None]]:
     """The position and text of each message of the user, and the text that the agent answered, if it did."""
-    found: list[tuple[int, str, str | None]] = []
+    messages: list[tuple[int, str, str | None]] = []
     answer: str | None = None
     for position in range(len(items) - 1, -1, -1):
         if is_user_message(items[position]):
-            found.append((position, as_mapping(items[position])["content"], answer))
+            messages.append((position, as_mapping(items[position])["content"], answer))
         else:
             plain = as_mapping(items[position])
             answer = plain["content"] if plain["role"] == "assistant" else None
-    return found[::-1]
+    return messages[::-1]
 
 
 def is_user_message(item: Any) -> bool:
@@ -104,22 +120,22 @@ def _content_with_text(content: Any, text: str) -> Any:
         return text
     parts: list[Any] = []
     replaced = False
-    for part in content:
-        if not isinstance(part, Mapping) or "text" not in part:
-            parts.append(part)
+    for element in content:
+        if not isinstance(element, Mapping) or "text" not in element:
+            parts.append(element)
         elif not replaced:
-            parts.append({**part, "text": text})
+            parts.append({**element, "text": text})
             replaced = True
     return parts if replaced else text
 
 
 def with_messages(
     instructions: str | None, items: Sequence[Any], mappings: Sequence[Mapping[str, Any]]
-) -> tuple[str | None, list[Any]] | None:
+) -> tuple[str | None, list[Any]]:
     """Instructions and items with the messages of a transform; a message that it left alone stays the item it was.
 
-    Where only texts and the arguments of calls were changed, everything else of an item stays. None where it cannot be
-    decided which item a message is to be.
+    Where only texts and the arguments of calls were changed, everything else of an item stays. Raises `ValueError` where it
+    cannot be decided which item a message is to be.
     """
     originals: list[Any] = ([{"role": "system", "content": instructions}] if instructions else []) + list(items)
     result: list[Any] = []
@@ -127,7 +143,7 @@ def with_messages(
         item = _reworded(originals[position], mapping) if position < len(originals) else None
         if item is None:
             if set(mapping) != {"role", "content"} or not all(isinstance(value, str) for value in mapping.values()):
-                return None
+                raise ValueError(f"message {position + 1} is neither of the request nor only a role and a text")
             item = dict(mapping)
         result.append(item)
     if instructions and result and _plain(result[0]).get("role") == "system":
@@ -152,30 +168,40 @@ def _reworded(item: Any, mapping: Mapping[str, Any]) -> Any:
     if "role" in plain or plain.get("type") == "function_call_output":
         return with_text(plain, text)
     try:  # the text of any other item is its JSON
-        found = json.loads(text)
+        changed_item = json.loads(text)
     except ValueError:
         return None
-    same = isinstance(found, dict) and all(found.get(key) == plain.get(key) for key in ("type", "id", "call_id"))
-    return found if same else None
+    same = isinstance(changed_item, dict) and all(
+        changed_item.get(key) == plain.get(key) for key in ("type", "id", "call_id")
+    )
+    return changed_item if same else None
 
 
-def with_exchanges(given: Sequence[Any], exchanges: Mapping[str, Sequence[Any]]) -> list[Any]:
-    """``given`` with each exchange before the reply that has the call of that id."""
-    result: list[Any] = []
-    for item in given:
-        plain = _plain(item)
-        wanted = exchanges.get(str(plain.get("call_id"))) if not str(plain.get("type")).endswith("_output") else None
-        if wanted:
-            position = len(result)
-            while position and _of_the_same_reply(_plain(result[position - 1])):
-                position -= 1
-            result[position:position] = wanted
-        result.append(item)
-    return result
+class ItemReader:
+    """Recognises the items of a transcript: see `lgov_core.instrumentation.conversation_memory.TranscriptReader`."""
+
+    def from_model(self, entry: Any) -> bool:
+        """See `TranscriptReader.from_model`."""
+        plain = _plain(entry)
+        return plain.get("role") == "assistant" or str(plain.get("type")).endswith(("_call", "_request", "reasoning"))
+
+    def marks(self, entry: Any) -> Sequence[str]:
+        """See `TranscriptReader.marks`."""
+        plain = _plain(entry)
+        if plain.get("call_id"):
+            return [str(plain["call_id"])]
+        return [str(plain["id"])] if plain.get("id") and plain["id"] not in _NO_ID else []
+
+    def has_calls(self, entry: Any) -> bool:
+        """See `TranscriptReader.has_calls`."""
+        return "call_id" in _plain(entry)
+
+    def canonical(self, entry: Any) -> str:
+        """See `TranscriptReader.canonical`."""
+        return json_text([_plain(entry).get("type"), as_mapping(entry)])
 
 
-def _of_the_same_reply(item: Mapping[str, Any]) -> bool:
-    return item.get("role") == "assistant" or item.get("type") == "reasoning"
+READER = ItemReader()
 
 
 def _plain(item: Any) -> Mapping[str, Any]:
@@ -233,7 +259,10 @@ def reading_of(response: ModelResponse, model: str) -> ModelReading:
 def reply_text(response: ModelResponse) -> str:
     """The text of the reply's messages."""
     return "".join(
-        text_of(part) for item in response.output if isinstance(item, ResponseOutputMessage) for part in item.content
+        text_of(content)
+        for item in response.output
+        if isinstance(item, ResponseOutputMessage)
+        for content in item.content
     )
 
 
@@ -250,10 +279,18 @@ def response_id_of(response: ModelResponse) -> str | None:
     """The id that the endpoint gave to the reply; for chat completions the SDK notes it on the items."""
     for item in response.output:
         noted = getattr(item, "provider_data", None)
-        if isinstance(noted, Mapping) and isinstance(found := noted.get("response_id"), str) and found not in _NO_ID:
-            return found
-    found = response.response_id
-    return found if found is not None and found not in _NO_ID and not found.startswith("__fake") else None
+        if (
+            isinstance(noted, Mapping)
+            and isinstance(response_id := noted.get("response_id"), str)
+            and response_id not in _NO_ID
+        ):
+            return response_id
+    response_id = response.response_id
+    return (
+        response_id
+        if response_id is not None and response_id not in _NO_ID and not response_id.startswith("__fake")
+        else None
+    )
 
 
 def proposes_calls(response: ModelResponse) -> bool:
@@ -266,13 +303,15 @@ def proposes_calls(response: ModelResponse) -> bool:
 
 def message(text: str) -> ResponseOutputMessage:
     """A message of the model with this text."""
-    part = ResponseOutputText(type="output_text", text=text, annotations=[], logprobs=[])
-    return ResponseOutputMessage(id=new_id("msg"), type="message", role="assistant", status="completed", content=[part])
+    content = ResponseOutputText(type="output_text", text=text, annotations=[], logprobs=[])
+    return ResponseOutputMessage(
+        id=new_id("msg"), type="message", role="assistant", status="completed", content=[content]
+    )
 
 
-def denial_reply(decision: Decision, instead_of: ModelResponse | None = None) -> ModelResponse:
-    """The denial in place of a model's reply; it proposes no calls."""
-    output: list[Any] = [message(decision.denial_message())]
+def denial_reply(text: str, instead_of: ModelResponse | None = None) -> ModelResponse:
+    """The denial ``text`` in place of a model's reply; it proposes no calls."""
+    output: list[Any] = [message(text)]
     if instead_of is None:
         return ModelResponse(output=output, usage=Usage(), response_id=None)
     return replace(instead_of, output=output)
@@ -286,8 +325,8 @@ def with_reply_text(response: ModelResponse, text: str) -> ModelResponse:
         if not isinstance(item, ResponseOutputMessage):
             output.append(item)
         elif not replaced:
-            part = ResponseOutputText(type="output_text", text=text, annotations=[], logprobs=[])
-            output.append(item.model_copy(update={"content": [part]}))
+            content = ResponseOutputText(type="output_text", text=text, annotations=[], logprobs=[])
+            output.append(item.model_copy(update={"content": [content]}))
             replaced = True
     if not replaced:
         output.insert(0, message(text))
@@ -304,3 +343,98 @@ def result_text(result: Any) -> str:
 def _has_text(result: Any) -> bool:
     first = result[0] if isinstance(result, (list, tuple)) and result else result
     return isinstance(first, Mapping) or hasattr(first, "model_dump")
+
+
+#: The types of the events with which the SDK has a stream fail.
+_FAILURES = frozenset({"response.incomplete", "response.failed", "error", "response.error"})
+#: How the types of the events that hold only text go on after ``response.``.
+_TEXTS = ("content_part.", "output_text.", "refusal.", "reasoning")
+
+
+def response_of(events: Sequence[Any]) -> ModelResponse | None:
+    """The reply of a stream's events, or None if it is incomplete."""
+    completed = next((event for event in reversed(events) if isinstance(event, ResponseCompletedEvent)), None)
+    if completed is None:
+        return None
+    response = completed.response
+    output: list[Any] = response.output or [
+        event.item for event in events if isinstance(event, ResponseOutputItemDoneEvent)
+    ]
+    return ModelResponse(output=output, usage=_usage(response.usage), response_id=response.id)
+
+
+def failure_in(events: Sequence[Any]) -> list[Any]:
+    """Of an incomplete reply that was withheld the event that says why, without what the model wrote."""
+    failures = [event for event in events if getattr(event, "type", None) in _FAILURES][-1:]
+    return [
+        event.model_copy(update={"response": event.response.model_copy(update={"output": []})})
+        if isinstance(getattr(event, "response", None), Response)
+        else event
+        for event in failures
+    ]
+
+
+#: The fields that the two classes for usage share.
+_USAGE = ("input_tokens", "output_tokens", "total_tokens", "input_tokens_details", "output_tokens_details")
+
+
+def _usage(used: ResponseUsage | None) -> Usage:
+    return Usage() if used is None else Usage(requests=1, **{name: getattr(used, name) for name in _USAGE})
+
+
+def is_text(event: Any) -> bool:
+    """Whether an event of a stream holds only text, or says that the reply has begun."""
+    kind = str(getattr(event, "type", "")).removeprefix("response.")
+    if kind in ("output_item.added", "output_item.done"):
+        return getattr(event.item, "type", None) in ("message", "reasoning")
+    return kind in ("created", "in_progress", "queued") or kind.startswith(_TEXTS)
+
+
+def event_key(event: Any) -> tuple[str, str | None]:
+    """An event's type and the id of its item: a stream that goes on does not repeat those that the program has."""
+    item = getattr(event, "item", None)
+    return str(getattr(event, "type", "")), getattr(event, "item_id", None) or getattr(item, "id", None)
+
+
+def events_of(answer: ModelResponse, held: Sequence[Any], model: str) -> Iterator[Any]:
+    """The events of a stream that brings ``answer``. ``held`` are those of the reply that it replaces, if any."""
+    original = next(
+        (held_event.response for held_event in reversed(held) if isinstance(held_event, ResponseCompletedEvent)), None
+    )
+    response = _response(answer, original, model)
+    opening = response.model_copy(update={"output": [], "status": "in_progress", "usage": None})
+    numbers = itertools.count()
+
+    def event(cls: type[Any], kind: str, **fields: Any) -> Any:
+        return cls.model_construct(type=f"response.{kind}", sequence_number=next(numbers), **fields)
+
+    yield event(ResponseCreatedEvent, "created", response=opening)
+    for position, item in enumerate(response.output):
+        yield event(ResponseOutputItemAddedEvent, "output_item.added", item=item, output_index=position)
+        for index, content in enumerate(item.content if isinstance(item, ResponseOutputMessage) else ()):
+            if isinstance(content, ResponseOutputText):
+                at: dict[str, Any] = {"item_id": item.id, "output_index": position, "content_index": index}
+                yield event(ResponseContentPartAddedEvent, "content_part.added", part=content, **at)
+                yield event(ResponseTextDeltaEvent, "output_text.delta", delta=content.text, logprobs=[], **at)
+                yield event(ResponseTextDoneEvent, "output_text.done", text=content.text, logprobs=[], **at)
+                yield event(ResponseContentPartDoneEvent, "content_part.done", part=content, **at)
+        yield event(ResponseOutputItemDoneEvent, "output_item.done", item=item, output_index=position)
+    yield event(ResponseCompletedEvent, "completed", response=response)
+
+
+def _response(answer: ModelResponse, original: Response | None, model: str) -> Response:
+    usage = ResponseUsage.model_construct(**{name: getattr(answer.usage, name) for name in _USAGE})
+    if original is not None:
+        return original.model_copy(update={"output": answer.output, "usage": usage})
+    return Response.model_construct(
+        id=new_id("resp"),
+        created_at=time.time(),
+        model=model,
+        object="response",
+        output=answer.output,
+        tool_choice="auto",
+        tools=[],
+        parallel_tool_calls=False,
+        status="completed",
+        usage=usage,
+    )

@@ -11,10 +11,12 @@ from typing import Any
 from agents import Model, ModelProvider, ModelResponse, MultiProvider
 
 from lgov_core.instrumentation import Governor
-from lgov_core.instrumentation.evaluated_call import model_call_covered
+from lgov_core.instrumentation.live_span import model_call_covered
+from lgov_core.instrumentation.model_flow import model_flow
+from lgov_core.instrumentation.streams import arun_stream
 from lgov_openai_agents._internals import RunEndCleanup
-from lgov_openai_agents.model_exchange import ModelExchange
-from lgov_openai_agents.model_request import ModelRequest
+from lgov_openai_agents.model_calls import AgentsCall
+from lgov_openai_agents.proposals import ModelRequest
 from lgov_openai_agents.runs import current_run
 
 
@@ -121,8 +123,8 @@ def _reply(
     if governor is None or model_call_covered(governor):
         return ask(*args, **kwargs)
     request = ModelRequest.of(args, kwargs)
-    asked = partial(_ask, ask)
-    return ModelExchange(governor, model, request, asked, current_run(governor), agent).reply()
+    ask_request = partial(_ask, ask)
+    return arun_stream(model_flow(AgentsCall(governor, model, request, ask_request, current_run(governor), agent)))
 
 
 def _ask(ask: Callable[..., AsyncIterator[Any]], request: ModelRequest) -> AsyncIterator[Any]:

@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 
 from lgov_core.hookspecs import hookimpl
-from lgov_core.instrumentation.adapter import Adapter, Gap, whole_surface
+from lgov_core.instrumentation.framework import Adapter, Gap, whole_surface
 from lgov_openai_agents.instrumentor import TESTED, instrument, uninstrument
 
 #: Files that the SDK has and a program's own package of that very common name has not, taken together.

@@ -1,9 +1,12 @@
-"""Acts that are evaluated with a model call: hosted tools that it offers, hand-offs and computer acts that it proposes."""
+"""The arguments of a model call of the SDK, and the acts that are judged with it.
+
+These are the hosted tools that it offers, and the hand-offs and acts on a computer that its reply proposes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agents import (
@@ -17,12 +20,107 @@ from agents import (
 )
 from openai.types.responses import ResponseFunctionToolCall
 
-from lgov_core.instrumentation import Governor, arun_flow
+from lgov_core.instrumentation import Flow, Governor
+from lgov_core.instrumentation.endpoint_headers import endpoint_headers
 from lgov_core.instrumentation.live_span import LiveSpan
+from lgov_core.instrumentation.model_call import reply_limit
 from lgov_core.instrumentation.tool_call import ToolReading, tool_flow
+from lgov_core.scope import current_scope
 from lgov_core.types import Action, Decision, Point, ToolOutcome, new_id
 from lgov_openai_agents import items
-from lgov_openai_agents.model_request import ModelRequest
+from lgov_openai_agents._internals import base_url_of
+
+_NAMES = (
+    "system_instructions", "input", "model_settings", "tools", "output_schema", "handoffs", "tracing",
+    "previous_response_id", "conversation_id", "prompt",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """The arguments of one ``Model.get_response``, by their names in the SDK's interface; ``rest`` are the others."""
+
+    system_instructions: str | None = None
+    input: Any = None
+    model_settings: Any = None
+    tools: Sequence[Any] = ()
+    output_schema: Any = None
+    handoffs: Sequence[Any] = ()
+    tracing: Any = None
+    rest: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @classmethod
+    def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ModelRequest:
+        """Reads the arguments of a call, positional or not."""
+        values = {**dict(zip(_NAMES, args, strict=False)), **kwargs}
+        own: dict[str, Any] = {name: values.pop(name, None) for name in _NAMES[:7]}
+        own.update(tools=own["tools"] or [], handoffs=own["handoffs"] or [])
+        return cls(**own, rest=values)
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """The arguments to pass by position."""
+        return tuple(getattr(self, name) for name in _NAMES[:7])
+
+    @property
+    def conversation(self) -> str | None:
+        """The conversation that the server keeps for this request."""
+        return self.rest.get("conversation_id")
+
+    @property
+    def previous_response(self) -> str | None:
+        """The reply on the server that this request goes on from."""
+        return self.rest.get("previous_response_id")
+
+    @property
+    def is_kept_by_server(self) -> bool:
+        """Whether the server keeps the conversation, so that the request holds only what is new."""
+        return self.previous_response is not None or self.conversation is not None
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The instructions and the input as mappings that policies read."""
+        messages = [items.as_mapping(item) for item in items.as_list(self.input)]
+        if self.system_instructions:
+            messages.insert(0, {"role": "system", "content": self.system_instructions})
+        return messages
+
+    def definitions(self) -> list[dict[str, Any]]:
+        """The definition of each tool and each hand-off in the request, as JSON values."""
+        fields = ("type", "name", "description", "params_json_schema")
+        tools = [{field: getattr(tool, field) for field in fields if hasattr(tool, field)} for tool in self.tools]
+        return tools + [
+            {
+                "name": handoff.tool_name,
+                "description": handoff.tool_description,
+                "params_json_schema": handoff.input_json_schema,
+            }
+            for handoff in self.handoffs
+        ]
+
+    def reply_limit(self) -> dict[str, int]:
+        """The limit on the reply's tokens as an argument of the call, if there is one."""
+        return reply_limit(getattr(self.model_settings, "max_tokens", None))
+
+    def with_headers(self, model: Any, agent: str | None) -> ModelRequest:
+        """The request with the headers that tell our own endpoint whose call it is."""
+        if (scope := current_scope()) is None or self.model_settings is None:
+            return self
+        headers = endpoint_headers(base_url_of(model), scope, agent)
+        if not headers:
+            return self
+        merged = {**(self.model_settings.extra_headers or {}), **headers}
+        return replace(self, model_settings=replace(self.model_settings, extra_headers=merged))
+
+    def without_choice(self) -> ModelRequest:
+        """The request without a ``tool_choice``."""
+        return replace(self, model_settings=replace(self.model_settings, tool_choice=None))
+
+
+def model_name(model: Any) -> str:
+    """What the model calls itself, or the name of its class."""
+    name = getattr(model, "model", None)
+    return name if isinstance(name, str) and name else type(model).__name__
+
 
 _MAKE_AGAIN = "NOT RUN: another call of the same reply was denied. Make this call again."
 
@@ -30,11 +128,11 @@ _MAKE_AGAIN = "NOT RUN: another call of the same reply was denied. Make this cal
 Denials = list[tuple[Any, Decision]]
 
 
-async def evaluate_proposals(
+def judge_proposals_flow(
     governor: Governor, request: ModelRequest, response: ModelResponse, agent: str | None, parent: LiveSpan | None
-) -> tuple[Denials, ModelResponse]:
-    """Evaluates what only this place can stop; returns what was denied, and the reply with transforms applied."""
-    handoffs = {one.tool_name for one in request.handoffs}
+) -> Flow[tuple[Denials, ModelResponse]]:
+    """Judges what only this place can stop; returns what was denied, and the reply with transforms applied."""
+    handoffs = {handoff.tool_name for handoff in request.handoffs}
     offered = {*handoffs, *(tool.name for tool in request.tools)}
     denied: Denials = []
     output: list[Any] = []
@@ -42,14 +140,14 @@ async def evaluate_proposals(
         action = _proposal(item, handoffs)
         if action is not None:
             action = replace(action, agent=agent, framework=items.FRAMEWORK, native=item)
-            governed = await arun_flow(tool_flow(governor, action, _permitted, _reading, parent=parent))
+            governed = yield from tool_flow(governor, action, _permitted, _reading, parent=parent)
             if governed.result is None:
                 denied.append((item, governed.decision))
             elif governed.result is not action.arguments and isinstance(item, ResponseFunctionToolCall):
                 text = items.arguments_text(governed.result, item.arguments)
                 item = item.model_copy(update={"arguments": text})
         elif isinstance(item, ResponseFunctionToolCall) and item.name not in offered:
-            await governor.arecord(_unknown(item, agent))
+            yield from governor.record_flow(_unknown(item, agent))
         output.append(item)
     return denied, replace(response, output=output)
 
@@ -69,7 +167,7 @@ def _unknown(call: ResponseFunctionToolCall, agent: str | None) -> ToolOutcome:
     return ToolOutcome(action, "unknown_tool", error_type="UnknownTool", error=f"no tool {call.name} was offered")
 
 
-async def _permitted(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+def _permitted(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """The outcome of a proposal is that it goes on, with these arguments."""
     return arguments
 
@@ -97,16 +195,16 @@ def _proposal(item: Any, handoffs: set[str]) -> Action | None:
 def answered(response: ModelResponse, denials: Denials) -> list[Any]:
     """The reply and the answers to it, as items for the next request."""
     texts = {id(item): decision.denial_message() for item, decision in denials}
-    found: list[Any] = []
+    exchange: list[Any] = []
     notes: list[Any] = []
     for item, sent in zip(response.output, response.to_input_items(), strict=True):
         if isinstance(item, ResponseFunctionToolCall):
-            found += [sent, answer_to(item, texts.get(id(item), _MAKE_AGAIN))]
+            exchange += [sent, answer_to(item, texts.get(id(item), _MAKE_AGAIN))]
         elif id(item) in texts:
             notes.append({"role": "developer", "content": texts[id(item)]})
         elif not items.proposes_calls(replace(response, output=[item])):
-            found.append(sent)
-    return found + notes
+            exchange.append(sent)
+    return exchange + notes
 
 
 def answer_to(call: ResponseFunctionToolCall, text: str) -> dict[str, Any]:
@@ -155,9 +253,9 @@ def _hosted_action(tool: Any) -> Action | None:
     return None
 
 
-async def without_denied_tools(
+def without_denied_tools_flow(
     governor: Governor, request: ModelRequest, agent: str | None, span_id: str | None
-) -> ModelRequest:
+) -> Flow[ModelRequest]:
     """``request`` without the hosted tools that the policies deny, and with instructions that say so."""
     kept: list[Any] = []
     denials: list[str] = []
@@ -166,9 +264,9 @@ async def without_denied_tools(
         action = _hosted_action(tool)
         if action is not None:
             action = replace(action, agent=agent, framework=items.FRAMEWORK, span_id=span_id)
-            decision = await governor.adecide(action)
+            decision = yield from governor.decision_flow(action)
             if decision.blocks:
-                await governor.arecord(ToolOutcome(action, "denied", decision=decision))
+                yield from governor.record_flow(ToolOutcome(action, "denied", decision=decision))
                 denials.append(f"{tool.name}: {decision.denial_message()}")
                 gone |= _choices_of(tool)
                 continue

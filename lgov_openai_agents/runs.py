@@ -9,16 +9,13 @@ from typing import Any
 
 from agents import RunHooks
 
-from lgov_core.instrumentation import BoundedDict, Governor, semconv
+from lgov_core.instrumentation import Governor, semconv
+from lgov_core.instrumentation.conversation_memory import MessageDecisionCache, TurnMemory
 from lgov_core.instrumentation.live_span import LiveSpan, current_span
-from lgov_core.instrumentation.message_decisions import MessageDecisionCache
 from lgov_core.scope import inherited
 from lgov_core.types import Action, Kind, Point
 from lgov_openai_agents import items
 from lgov_openai_agents._internals import paused_agent
-
-#: How many conversations that a server keeps are remembered; the oldest are dropped.
-MAX_CONVERSATIONS = 20_000
 
 
 class RunMemory:
@@ -30,32 +27,18 @@ class RunMemory:
 
     def __init__(self) -> None:
         self.decisions = MessageDecisionCache()
-        self._answers: BoundedDict[str, list[Any]] = BoundedDict(MAX_CONVERSATIONS)
+        self.conversations: TurnMemory[Any] = TurnMemory()
 
-    def keep_answers(self, conversation: str | None, answers: list[Any]) -> None:
-        """Notes what has to be sent first when the reply or the conversation of this id goes on."""
-        if conversation is not None and answers:
-            self._answers.put(conversation, [*self.answers_for(conversation), *answers])
-
-    def answers_for(self, conversation: str | None) -> list[Any]:
-        """What `keep_answers` noted."""
-        return [] if conversation is None else self._answers.get(conversation) or []
-
-    def answers_sent(self, conversation: str | None) -> None:
-        """The server has the answers for this conversation."""
-        if conversation is not None:
-            self._answers.pop(conversation)
-
-    def with_decisions(self, given: Sequence[Any]) -> Sequence[Any]:
+    def with_decisions(self, input_items: Sequence[Any]) -> Sequence[Any]:
         """``given`` as a model may read it; the same object where nothing is replaced."""
         instead = self.decisions.instead_of(
-            lambda: [(one["role"], one["content"]) for one in map(items.as_mapping, given)]
+            lambda: [(mapping["role"], mapping["content"]) for mapping in map(items.as_mapping, input_items)]
         )
         if not instead:
-            return given
+            return input_items
         return [
             items.with_text(item, instead[position].text) if position in instead else item
-            for position, item in enumerate(given)
+            for position, item in enumerate(input_items)
         ]
 
 
@@ -65,8 +48,8 @@ class AgentRun:
     ``agent`` is the name of the agent that acts now, ``span`` its span: attributes and not context variables, because
     the SDK calls hooks in tasks of their own. ``memory`` outlives the run. ``input_evaluated`` says that the user's words
     have been evaluated, ``history_evaluated`` that those before them have. ``said`` are the user's texts that the run began
-    with: in the user's role, a hand-off can only add what an agent wrote. ``exchanges`` holds what was denied inside a
-    model call, by the id of a call in the reply that followed. ``not_started`` says that `LgovRunner` opened the run and
+    with: in the user's role, a hand-off can only add what an agent wrote. ``turns`` holds what was denied inside a model
+    call. ``not_started`` says that `LgovRunner` opened the run and
     has still to call the SDK for it.
     """
 
@@ -77,7 +60,7 @@ class AgentRun:
         self.root = agent_span(governor, self.agent)
         self.span = self.root
         self.memory = memory
-        self.exchanges: dict[str, list[Any]] = {}
+        self.turns: TurnMemory[Any] = TurnMemory()
         self.input_evaluated = False
         self.said: list[str] = []
         self.history_evaluated = False
@@ -172,10 +155,10 @@ def entering(run: AgentRun) -> Generator[AgentRun]:
         _RUN.reset(token)
 
 
-def new_run(governor: Governor, agent: Any, given: Any, memory: RunMemory) -> AgentRun:
+def new_run(governor: Governor, agent: Any, input: Any, memory: RunMemory) -> AgentRun:
     """The run of ``agent`` that is about to begin. ``given`` is its input; that of a paused run was evaluated before."""
-    run = AgentRun(governor, paused_agent(given) or agent, outer_run(governor), memory)
-    run.input_evaluated = not isinstance(given, (str, Sequence))
+    run = AgentRun(governor, paused_agent(input) or agent, outer_run(governor), memory)
+    run.input_evaluated = not isinstance(input, (str, Sequence))
     return run
 
 

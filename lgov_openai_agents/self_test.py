@@ -12,10 +12,9 @@ from agents.tool_context import ToolContext
 from openai.types.responses import ResponseFunctionToolCall
 
 from lgov_core.errors import InstrumentationError
-from lgov_core.instrumentation.instrumentor import Instrumentor
+from lgov_core.instrumentation.framework import Instrumentor
 from lgov_core.types import Point
-from lgov_openai_agents.items import message
-from lgov_openai_agents.replay import events_of
+from lgov_openai_agents.items import events_of, message
 
 _ARGUMENTS: tuple[Any, ...] = (None, "probe", None, [], None, [], None)
 
@@ -28,18 +27,18 @@ class _ProbeModel(Model):
 
     async def get_response(self, *args: Any, **kwargs: Any) -> ModelResponse:
         """The next reply."""
-        given = kwargs.get("input", args[1] if len(args) > 1 else "")
-        return self._reply(given)
+        input_items = kwargs.get("input", args[1] if len(args) > 1 else "")
+        return self._reply(input_items)
 
     async def stream_response(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         """The next reply, in events."""
-        given = kwargs.get("input", args[1] if len(args) > 1 else "")
-        for event in events_of(self._reply(given), (), "probe"):
+        input_items = kwargs.get("input", args[1] if len(args) > 1 else "")
+        for event in events_of(self._reply(input_items), (), "probe"):
             yield event
 
-    def _reply(self, given: Any) -> ModelResponse:
+    def _reply(self, input_items: Any) -> ModelResponse:
         self.asked.append("asked")
-        answered = [one["output"] for one in given if isinstance(one, dict) and "output" in one]
+        answered = [item["output"] for item in input_items if isinstance(item, dict) and "output" in item]
         if answered:
             output: list[Any] = [message(str(answered[-1]))]
         else:
@@ -83,12 +82,12 @@ def attempt(instrumentation: Instrumentor, ran: list[str]) -> None:
         ran.append("tool")
         return "ran"
 
-    asked: list[str] = []
-    agent = Agent(name="lgov probe", model=_ProbeModel(asked), tools=[probe])
+    models_asked: list[str] = []
+    agent = Agent(name="lgov probe", model=_ProbeModel(models_asked), tools=[probe])
     config = RunConfig(tracing_disabled=True)
     with instrumentation.denying_everything():
         asyncio.run(_ask_directly(agent, probe, _ProbeServer(ran)))
-    if asked:
+    if models_asked:
         ran.append("model")
     with instrumentation.denying_everything(only=frozenset({Point.PRE_TOOL_CALL})):
         loop = asyncio.new_event_loop()

@@ -1,8 +1,8 @@
-"""Governs the calls of the SDK's local tools, each at the callable that acts.
+"""Governs the calls of the SDK's tools, each at the callable that acts, and of MCP servers in ``MCPServer.call_tool``.
 
-The SDK's own guardrails cannot rewrite arguments and do not see what a tool raised; the callable of a tool is its
-public field, it gets the raw arguments, and its return value is what the model reads. So a call is evaluated, run and
-recorded there, whatever calls it.
+The SDK's own guardrails cannot rewrite arguments and do not see what a tool raised; the callable of a tool is its public
+field, it gets the raw arguments, and its return value is what the model reads. So a call is evaluated, run and recorded
+there, whatever calls it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from agents import FunctionTool
 from agents.tool import ShellCallOutcome, ShellCommandOutput, ShellResult
 
 from lgov_core.instrumentation import Governor, arun_flow
-from lgov_core.instrumentation.evaluated_call import covered_call
+from lgov_core.instrumentation.live_span import covered_call, note_error
 from lgov_core.instrumentation.tool_call import ToolReading, failure_status, tool_flow
 from lgov_core.types import Kind, ToolStatus
 from lgov_openai_agents._internals import Invoke, forget_prepared_arguments, kind_of
-from lgov_openai_agents.items import arguments_of, arguments_text, result_text
+from lgov_openai_agents.items import arguments_of, arguments_text, result_text, text_of
 from lgov_openai_agents.runs import current_run, parent_in, tool_action
 
 #: The part of its timeout that a cancelled tool must have used: the SDK's clock started a little earlier.
@@ -141,7 +141,7 @@ def governed_shell(tool: Any, inner: Any, acting: Callable[[], Governor | None])
         if governor is None:
             return await awaited(inner(request))
         commands = request.data.action.commands
-        results = [await govern_act(governor, _command(tool, inner, request, one)) for one in commands]
+        results = [await govern_act(governor, _command(tool, inner, request, command)) for command in commands]
         return results[0] if len(results) == 1 else _joined(results)
 
     return call
@@ -182,11 +182,11 @@ def _joined(results: Sequence[Any]) -> ShellResult:
 def local_shell_act(tool: Any, inner: Any, request: Any) -> Act:
     """Judged with every field: where it runs, as whom and its environment are in the command, as a shell has them."""
     action = request.data.action
-    given = {name: value for name, value in action.model_dump(exclude={"type"}).items() if value not in (None, {})}
-    arguments = {**given, "command": _shell_text(given)}
+    fields = {name: value for name, value in action.model_dump(exclude={"type"}).items() if value not in (None, {})}
+    arguments = {**fields, "command": _shell_text(fields)}
 
     def run(permitted: Mapping[str, Any]) -> Any:
-        changed = {name: permitted[name] for name in given if permitted.get(name) != arguments[name]}
+        changed = {name: permitted[name] for name in fields if permitted.get(name) != arguments[name]}
         command = changed.get("command")
         if command is not None:  # it says all that the other fields do
             words = list(command) if isinstance(command, list | tuple) else ["sh", "-c", command]
@@ -197,30 +197,111 @@ def local_shell_act(tool: Any, inner: Any, request: Any) -> Act:
     return Act(tool.name, "shell", arguments, request.data.call_id, request.ctx_wrapper, run, read_output)
 
 
-def _shell_text(given: Mapping[str, Any]) -> str | list[str]:
+def _shell_text(fields: Mapping[str, Any]) -> str | list[str]:
     """The command as words; as text of a shell where it has a folder, a user or an environment."""
     words: list[str] = []
-    for name, value in given.get("env", {}).items():
+    for name, value in fields.get("env", {}).items():
         words.append(
             f"{name}={shlex.quote(value)}" if name.isascii() and name.isidentifier() else shlex.quote(f"{name}={value}")
         )
-    words += map(shlex.quote, given["command"])
+    words += map(shlex.quote, fields["command"])
     text = " ".join(words)
-    if "user" in given:
-        text = f"sudo -u {shlex.quote(given['user'])} {text}"
-    if "working_directory" in given:
-        text = f"cd {shlex.quote(given['working_directory'])} && {text}"
-    return text if given.keys() & {"env", "user", "working_directory"} else list(given["command"])
+    if "user" in fields:
+        text = f"sudo -u {shlex.quote(fields['user'])} {text}"
+    if "working_directory" in fields:
+        text = f"cd {shlex.quote(fields['working_directory'])} && {text}"
+    return text if fields.keys() & {"env", "user", "working_directory"} else list(fields["command"])
 
 
 def read_output(result: Any) -> ToolReading:
     """The result of a shell, patch or custom tool."""
     output = getattr(result, "output", result)
     if isinstance(output, list):
-        parts = [(getattr(one, "stdout", ""), getattr(one, "stderr", "")) for one in output]
-        text = "\n".join("\n".join(filter(None, part)) for part in parts)
-        timed_out = any(getattr(one, "status", "") == "timeout" for one in output)
+        parts = [(getattr(command, "stdout", ""), getattr(command, "stderr", "")) for command in output]
+        text = "\n".join("\n".join(filter(None, streams)) for streams in parts)
+        timed_out = any(getattr(command, "status", "") == "timeout" for command in output)
         return ToolReading(text, "timeout" if timed_out else "ok", "timeout" if timed_out else None)
     text = result_text(output) if output is not None else ""
     failed = getattr(result, "status", None) == "failed"
     return ToolReading(text, "error" if failed else "ok", "failed" if failed else None)
+
+
+class MCPToolError(Exception):
+    """A tool of an MCP server whose result says that it is an error."""
+
+
+def _reading(result: Any) -> ToolReading:
+    text = text_of(list(result.content))
+    if getattr(result, "is_error", None) or getattr(result, "isError", None):  # mcp 2, mcp 1
+        return ToolReading(text, "error", MCPToolError.__name__, text)
+    return ToolReading(text)
+
+
+def _observed(result: Any) -> Any:
+    reading = _reading(result)
+    if reading.status == "error":
+        note_error(MCPToolError(reading.text))
+    return result
+
+
+async def call_tool(
+    governor: Governor | None,
+    server: Any,
+    own: Callable[..., Any],
+    tool_name: str,
+    arguments: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """``MCPServer.call_tool``, evaluated where no tool of an agent makes the call; ``own`` is the server's own method.
+
+    A denial is an error result.
+    """
+    around = covered_call()
+    if governor is None or (around is not None and around.action is not None and around.action.kind == "mcp"):
+        return _observed(await own(tool_name, arguments, *args, **kwargs))
+    action = tool_action(governor, tool_name, "mcp", dict(arguments or {}), server)
+
+    async def call(permitted: Mapping[str, Any]) -> Any:
+        passed = arguments if permitted is action.arguments else dict(permitted)
+        return await own(tool_name, passed, *args, **kwargs)
+
+    governed = await arun_flow(tool_flow(governor, action, call, _reading))
+    if governed.denial is not None:
+        return _result(governed.denial, failed=True)
+    if governed.text is not None:
+        return _result(governed.text, failed=_reading(governed.result).status == "error")
+    return governed.result
+
+
+def _result(text: str, *, failed: bool) -> Any:
+    from mcp.types import CallToolResult
+
+    return CallToolResult.model_validate({"content": [{"type": "text", "text": text}], "isError": failed})
+
+
+class ObservedServer:
+    """``inner``, an MCP server, for an agent of `LgovRunner`: everything is that server's, and its failures are noted."""
+
+    def __init__(self, inner: Any) -> None:
+        self.__dict__["inner"] = inner
+
+    @property
+    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """That of the server: the SDK and programs ask ``isinstance``."""
+        return type(self.inner)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["inner"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.__dict__["inner"], name, value)
+
+    async def call_tool(self, *args: Any, **kwargs: Any) -> Any:
+        """The server's result."""
+        return _observed(await self.inner.call_tool(*args, **kwargs))
+
+
+def observed_server(server: Any) -> Any:
+    """``server`` with its failures noted; one that is observed already as it is."""
+    return server if type(server) is ObservedServer else ObservedServer(server)

@@ -108,7 +108,7 @@ def keep_traces_here() -> Callable[[], None]:
     provider: Any = get_trace_provider()
     present = trace_processors(provider)
     vendor = default_processor()
-    set_trace_processors([one for one in present if one is not vendor])
+    set_trace_processors([processor for processor in present if processor is not vendor])
 
     def put_back() -> None:
         current = trace_processors(provider)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lgov_core.instrumentation.adapter import Surface
+from lgov_core.instrumentation.framework import Surface
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.testing import ScriptedReply
 from lgov_core.types import Action, Decision, Point

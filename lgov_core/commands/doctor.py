@@ -142,7 +142,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _frameworks() -> list[dict[str, Any]]:
-    from lgov_core.instrumentation.adapter import Adapter
+    from lgov_core.instrumentation.framework import Adapter
     from lgov_core.plugins import make_plugin_manager
 
     adapters: list[Adapter] = make_plugin_manager().hook.lgov_framework()

@@ -10,7 +10,7 @@ import click
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import command
 from lgov_core.commands.output import write_json, write_table
-from lgov_core.instrumentation.adapter import Adapter
+from lgov_core.instrumentation.framework import Adapter
 from lgov_core.types import Point
 
 ABILITIES = ("observe", "block", "tell", "transform", "stream", "sync")
@@ -60,7 +60,7 @@ def surface_rows(adapter: Adapter, *, yes: str, no: str) -> list[tuple[str, ...]
 
 def unsupported_cells(adapter: Adapter) -> dict[str, list[str]]:
     """For each reason the cells that it rules out, as ``mode / shape``; a mode that is ruled out entirely is given alone."""
-    from lgov_core.instrumentation.adapter import SHAPES
+    from lgov_core.instrumentation.framework import SHAPES
 
     reasons: dict[str, list[str]] = {}
     for (mode, shape), reason in adapter.unsupported.items():

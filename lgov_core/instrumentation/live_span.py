@@ -1,28 +1,160 @@
-"""Spans in progress: an adapter opens one around an agent run, a model call or a tool call.
+"""Spans in progress, and the judged call whose inside is running.
 
-The current span is a context variable, so spans nest by themselves, in tasks, in threads that get their caller's
-context, and (by `LiveSpan.active`, entered anew for each step) in generators. Where the program uses OpenTelemetry, the
-same span is also a span of its tracer provider and the current one while it is active: spans that user code opens inside
-a tool become its children, and ours become children of those that the program had opened. A run that began before
-OpenTelemetry's SDK was imported, or a provider set, is not exported.
+An adapter opens a span around an agent run, a model call or a tool call. The current span is a context variable, so spans
+nest by themselves, in tasks, in threads that get their caller's context, and (by `LiveSpan.active`, entered anew for each
+step) in generators. Where the program uses OpenTelemetry, which lgov neither needs nor loads, the same span is also a span
+of its tracer provider and the current one while it is active: spans that user code opens inside a tool become its children,
+and ours become children of those that the program had opened. A run that began before OpenTelemetry's SDK was imported, or
+a provider set, is not exported.
+
+A framework is often governed at two levels: at the agent's calls, and below at every call. A decision covers exactly the
+call that was judged (`CoveredCall`): the same name, arguments, call id and governor. Whatever runs inside it with anything
+changed (a middleware that rewrites arguments, a tool that calls another tool) is a call of its own. Running the covered
+call again, as a retry does, is still that call. For model calls the lower level is the client library that a framework
+uses: inside a judged model call the client's own call is part of it.
 """
 
 from __future__ import annotations
 
+import os
+import random
 import sys
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from lgov_core.governor import Governor
-from lgov_core.instrumentation import otel_spans
-from lgov_core.instrumentation.evaluated_call import MODEL_CALL, TOOL_CALL, CoveredCall
 from lgov_core.scope import current_scope, inherited
 from lgov_core.trace import semconv
 from lgov_core.trace.otlp.spans import nanoseconds
-from lgov_core.types import JSONValue, Span
+from lgov_core.types import Action, Decision, JSONValue, Span
+
+#: The variable that lets GenAI instrumentations put prompts, arguments and results on the spans they export.
+CONTENT_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+
+#: The source of ids. A program may seed the one of `random`; `os.urandom` releases the interpreter lock, which costs two
+#: thread switches an id where tools run in threads.
+_RANDOM = random.Random()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_RANDOM.seed)
+
+
+def new_span_id() -> str:
+    """A fresh span id: 16 hex digits."""
+    return f"{_RANDOM.getrandbits(64):016x}"
+
+
+def exports_content() -> bool:
+    """Whether the program exports prompts, arguments and results."""
+    return os.environ.get(CONTENT_VARIABLE, "").strip().lower() not in ("", "false", "0", "no_content")
+
+
+def trace_of(api: Any, above: Any) -> tuple[int, Any]:
+    """The trace id and flags of a span that is not recorded: those of the span context ``above``, or new ones."""
+    if above.trace_id:
+        return above.trace_id, above.trace_flags
+    return _RANDOM.getrandbits(128) | 1, api.TraceFlags(api.TraceFlags.SAMPLED)
+
+
+def unrecorded_span(api: Any, span_id: str, trace: tuple[int, Any]) -> Any:
+    """A span that is not recorded, as a parent for what reads OpenTelemetry's context."""
+    trace_id, flags = trace
+    return api.NonRecordingSpan(api.SpanContext(trace_id, int(span_id, 16), False, flags))
+
+
+@lru_cache(maxsize=1)
+def tracer(api: Any) -> Any:
+    """The tracer of lgov: before a provider is set it is a proxy, which finds the provider once there is one."""
+    return api.get_tracer("lgov")
+
+
+def attach_otel_span(api: Any, otel: Any) -> Any:
+    """Makes ``otel`` the current span; returns the token for `detach`."""
+    return sys.modules["opentelemetry.context"].attach(api.set_span_in_context(otel))
+
+
+def detach_otel_span(token: Any) -> None:
+    """Makes the span current again that was so before `attach_otel_span`."""
+    sys.modules["opentelemetry.context"].detach(token)
+
+
+def end_otel_span(otel: Any, attributes: Mapping[str, Any], ended_at: float | None) -> None:
+    """Ends a recorded span with ``attributes``, at ``ended_at`` (Unix time in seconds) or now."""
+    if otel.is_recording():
+        for key, value in attributes.items():
+            otel.set_attribute(key, value)
+        if (error := attributes.get(semconv.ERROR_TYPE)) is not None:
+            api: Any = sys.modules["opentelemetry.trace"]
+            otel.set_status(api.StatusCode.ERROR, str(error))
+    otel.end(nanoseconds(ended_at if ended_at is not None else time.time()))
+
+
+_NOWHERE = object()
+
+
+@dataclass(slots=True)
+class CoveredCall:
+    """A judged tool call that is about to run.
+
+    Mutable: code inside the call reports to the code around it. ``recorded`` is set once an outcome was recorded for it;
+    ``raised`` is the error that the tool raised, set before the framework turns it into a text for the model.
+
+    Code between the decision and the tool may change the call. The lower level then judges it again: `changed_to` is the
+    call that runs, and `refused` the decision that blocked it. ``place`` is where, in the framework's own terms, this
+    call is to run, set by the adapter: what runs elsewhere is another call, made inside it.
+    """
+
+    governor: Governor
+    name: str
+    arguments: Mapping[str, Any]
+    call_id: str | None
+    recorded: bool = False
+    raised: BaseException | None = None
+    action: Action | None = None
+    place: object = _NOWHERE
+    refused: Decision | None = None
+
+    def covers(self, governor: Governor, name: str, arguments: Mapping[str, Any], call_id: str | None) -> bool:
+        """Whether the judgement holds for this execution."""
+        return (
+            self.governor is governor
+            and self.call_id == call_id
+            and self.name == name
+            and (self.arguments == arguments or dict(self.arguments) == dict(arguments))
+        )
+
+    def changed_to(self, action: Action, refused: Decision | None) -> None:
+        """The call runs as ``action`` and not as it was judged at first; ``refused`` if that must not be."""
+        self.action, self.refused = action, refused
+        self.name, self.arguments, self.call_id = action.name, action.arguments, action.call_id
+
+
+#: The tool call whose inside is running.
+TOOL_CALL: ContextVar[CoveredCall | None] = ContextVar("lgov_tool_call", default=None)
+#: The governor that judged the model call whose inside is running.
+MODEL_CALL: ContextVar[Governor | None] = ContextVar("lgov_model_call", default=None)
+
+
+def covered_call() -> CoveredCall | None:
+    """The judged tool call whose inside is running, or None."""
+    return TOOL_CALL.get()
+
+
+def note_error(error: BaseException) -> None:
+    """Tells the judged call around the running code what its tool raised; the first error counts."""
+    call = TOOL_CALL.get()
+    if call is not None and call.raised is None:
+        call.raised = error
+
+
+def model_call_covered(governor: Governor) -> bool:
+    """Whether the inside of a model call that ``governor`` has judged is running."""
+    return MODEL_CALL.get() is governor
+
 
 _CURRENT: ContextVar[LiveSpan | None] = ContextVar("lgov_span", default=None)
 
@@ -57,7 +189,7 @@ class LiveSpan:
     ``started_at`` (Unix time in seconds) is when it began, if that was not now. It must be ended (`end`) once; a second
     end changes nothing. Attributes that hold content (`semconv`: messages, arguments, results, error texts) are dropped at
     once unless ``observer.capture_content``; OpenTelemetry gets them only if the environment variable
-    `otel_spans.CONTENT_VARIABLE` says so too. Used by one task or thread at a time.
+    `CONTENT_VARIABLE` says so too. Used by one task or thread at a time.
     """
 
     __slots__ = (
@@ -97,7 +229,7 @@ class LiveSpan:
             if self._unrecorded is None and (api := sys.modules.get("opentelemetry.trace")) is not None:
                 self._begin_otel(api, parent)
         if self._otel is None:
-            self.span_id = otel_spans.new_span_id()
+            self.span_id = new_span_id()
         self.parent_id = parent.span_id if parent is not None else None
         self.run_id: str = parent.run_id if parent is not None else self.span_id
         if attributes:
@@ -111,27 +243,27 @@ class LiveSpan:
         if type(api.get_tracer_provider()) is api.ProxyTracerProvider:
             has_sdk = "opentelemetry.sdk.trace" in sys.modules
             above = api.get_current_span(context).get_span_context()
-            self._unrecorded = otel_spans.trace_of(api, above) if has_sdk else ()
+            self._unrecorded = trace_of(api, above) if has_sdk else ()
             return
         kind = api.SpanKind.CLIENT if self.operation == semconv.CHAT else api.SpanKind.INTERNAL
-        otel = otel_spans.tracer(api).start_span(self.title, context, kind, start_time=nanoseconds(self.started_at))
+        otel = tracer(api).start_span(self.title, context, kind, start_time=nanoseconds(self.started_at))
         own = otel.get_span_context()
         if otel.is_recording():
             self._otel, self.span_id, self.trace_id = otel, f"{own.span_id:016x}", f"{own.trace_id:032x}"
         else:  # its sampler may record those below it all the same, so they have to ask again
-            self.span_id = otel_spans.new_span_id()
-            self._otel = otel_spans.unrecorded_span(api, self.span_id, otel_spans.trace_of(api, own))
+            self.span_id = new_span_id()
+            self._otel = unrecorded_span(api, self.span_id, trace_of(api, own))
 
     def attach_otel(self) -> Any:
-        """Makes it OpenTelemetry's current span; returns the token for `otel_spans.detach`, or None."""
+        """Makes it OpenTelemetry's current span; returns the token for `detach_otel_span`, or None."""
         if self._otel is None and not self._unrecorded:
             return None
         api = sys.modules.get("opentelemetry.trace")
         if api is None:
             return None
         if self._otel is None and self._unrecorded:
-            self._otel = otel_spans.unrecorded_span(api, self.span_id, self._unrecorded)
-        return otel_spans.attach(api, self._otel)
+            self._otel = unrecorded_span(api, self.span_id, self._unrecorded)
+        return attach_otel_span(api, self._otel)
 
     @property
     def title(self) -> str:
@@ -164,7 +296,7 @@ class LiveSpan:
             yield self
         finally:
             if attached is not None:
-                otel_spans.detach(attached)
+                detach_otel_span(attached)
             for variable, token in reversed(tokens):
                 variable.reset(token)
 
@@ -186,9 +318,9 @@ class LiveSpan:
     def _show(self, ended_at: float | None) -> None:
         if self.trace_id is not None:  # a tracer provider records it
             exported = self.attributes
-            if not otel_spans.exports_content():
+            if not exports_content():
                 exported = {key: value for key, value in exported.items() if key not in _CONTENT}
-            otel_spans.end(self._otel, exported, ended_at)
+            end_otel_span(self._otel, exported, ended_at)
         scope = self.scope
         span = Span(
             self.title,

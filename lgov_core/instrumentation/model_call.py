@@ -1,17 +1,16 @@
-"""A governed model call, the same for every framework: the actions that are judged, and the span.
-
-An adapter reads the request and the reply, and sends the call. `lgov_core.instrumentation.tool_call` is the same for tools.
-"""
+"""One model call: the actions that are judged around it, and its span. `model_flow` puts them in order."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from lgov_core._util.json import json_text
 from lgov_core.errors import PolicyDenied
 from lgov_core.flow import Flow
 from lgov_core.governor import Governor
+from lgov_core.instrumentation.conversation_memory import UserText
 from lgov_core.instrumentation.live_span import LiveSpan
 from lgov_core.trace import semconv
 from lgov_core.types import Action, Decision, JSONValue, ModelCallFailed, Point, Source
@@ -26,10 +25,10 @@ _NOT_CONNECTED = frozenset(
 class ModelCall:
     """One model call: the actions that are judged around it, and its span, which begins here and must be ended.
 
-    The adapter judges `request` (and before it `user_text`, once for each new text of the user), sends the call inside
-    ``span.active(model=governor)``, ends the span by `answered` or `failed`, and judges the reply by `reply_flow`, then
-    `output` where it proposes no tool call. A call that was refused is ended by `refused`. ``parent`` is the parent span,
-    if not the current one.
+    `lgov_core.instrumentation.model_flow.model_flow` judges `request` (and before it `user_text`, once for each new text of
+    the user), ends the span by `answered`, and judges the reply by `reply_flow`, then `output` where it proposes no tool
+    call. A call that was refused is ended by `refused`, one without a reply by `failed`. The adapter sends it inside
+    ``span.active(model=governor)``. ``parent`` is the parent span, if not the current one.
     """
 
     def __init__(
@@ -45,6 +44,7 @@ class ModelCall:
         self.governor = governor
         self._further: Mapping[str, Any] = {}
         self._context: Mapping[str, Any] = {}
+        self._first: ModelReading | None = None
         attributes: dict[str, JSONValue] = {
             semconv.REQUEST_MODEL: model,
             semconv.AGENT_NAME: agent,
@@ -63,11 +63,12 @@ class ModelCall:
             run_id=self.span.run_id,
         )
 
-    def user_text(self, text: str, *, nested: bool = False) -> Action:
-        """A text in the user's role, to be judged before the model sees it. ``nested``: another agent wrote it."""
-        if not nested:
-            return self._text_action(Point.INPUT, text, "user")
-        return self._text_action(Point.INPUT, text, "agent").changed(parent_id=self.span.parent_id or self.span.span_id)
+    def user_text(self, text: UserText) -> Action:
+        """A text in the user's role, to be judged before the model sees it."""
+        if not text.nested:
+            return self._text_action(Point.INPUT, text.text, "user")
+        action = self._text_action(Point.INPUT, text.text, "agent")
+        return action.changed(parent_id=self.span.parent_id or self.span.span_id)
 
     def request(
         self,
@@ -95,6 +96,22 @@ class ModelCall:
         """The call with other messages than `request` had, to be judged in its place."""
         return self.request(messages, **self._further)
 
+    def judge_request_flow(self, action: Action, take: Callable[[Sequence[Mapping[str, Any]]], None]) -> Flow[Decision]:
+        """Judges the request ``action``, as `request` or `changed_request` made it.
+
+        ``take`` gets the messages of a transform. Where it raises (they are not messages that can be sent), the call is
+        denied, on record, as ``lgov/unclear-transform``.
+        """
+        decision = yield from self.governor.decision_flow(action)
+        if decision.blocks or decision.arguments is None:
+            return decision
+        try:
+            take(_message_list(decision.arguments.get("messages")))
+        except Exception:  # noqa: BLE001 - whatever it is, the messages are not sent
+            reason = "a policy rewrote the messages in a way that cannot be sent"
+            return self.governor.refuse(action, "unclear-transform", reason)
+        return decision
+
     def overtaken(self) -> None:
         """Tells stateful policies that the call is not sent as it was judged: it is changed and judged again."""
         self.governor.observe(ModelCallFailed(self._action, "Changed", refused=True))
@@ -110,6 +127,19 @@ class ModelCall:
         """Ends the span of a call without a reply, and shows the failure to stateful policies."""
         self.span.end(error)
         self.governor.observe(ModelCallFailed(self._action, type(error).__name__, was_refused(error)))
+
+    def ended(self, error: BaseException | None = None) -> None:
+        """Ends the span of a call that brought nothing to judge, or was not sent for ``error``."""
+        self.span.end(error)
+
+    def unreadable(self, error: Exception) -> None:
+        """Ends the span of a call whose reply raises ``error`` where it is read.
+
+        Raises `PolicyDenied`, after the denial is on record, unless the governor only observes.
+        """
+        self.failed(error)
+        if not self.governor.observe_only:
+            raise PolicyDenied(self.refuse_reply(ModelReading(""), "it is not a complete reply of this API")) from error
 
     def answered(self, reading: ModelReading) -> None:
         """Ends the span with the reply."""
@@ -144,13 +174,14 @@ class ModelCall:
         return self.governor.refuse(self.reply(reading), "unreadable-reply", reason)
 
     def reply(self, reading: ModelReading) -> Action:
-        """The reply, as policies see it."""
+        """The reply, as policies see it. Of several only the first ends the call's operation, so that it counts once."""
+        self._first = self._first or reading
         arguments: dict[str, Any] = {"tool_calls": list(reading.tool_calls)}
         if reading.usage is not None:
             arguments["usage"] = dict(reading.usage)
         if reading.fields:
             arguments["fields"] = reading.fields
-        return self._action.changed(
+        action = self._action.changed(
             point=Point.POST_MODEL_CALL,
             arguments=arguments,
             text=reading.text,
@@ -158,6 +189,7 @@ class ModelCall:
             call_id=reading.response_id,
             context={**self._action.context, "finish_reason": reading.finish_reason},
         )
+        return action if reading is self._first else replace(action, operation_id=None)
 
     def output(self, text: str) -> Action:
         """The final answer, to be judged before the caller gets it."""
@@ -179,9 +211,9 @@ class ModelCall:
         )
 
 
-def reply_limit(*found: Any) -> dict[str, int]:
+def reply_limit(*limits: Any) -> dict[str, int]:
     """The limit on the reply's tokens, as an argument of `ModelCall.request`: the first of ``found`` that is one."""
-    limit = next((value for value in found if type(value) is int and value > 0), None)
+    limit = next((value for value in limits if type(value) is int and value > 0), None)
     return {} if limit is None else {"max_output_tokens": limit}
 
 
@@ -190,6 +222,12 @@ def _reply_mapping(reading: ModelReading) -> dict[str, Any]:
     if reading.tool_calls:
         mapping["tool_calls"] = [dict(call) for call in reading.tool_calls]
     return mapping
+
+
+def _message_list(value: Any) -> Sequence[Mapping[str, Any]]:
+    if not isinstance(value, list | tuple) or not all(isinstance(each, Mapping) for each in value):
+        raise ValueError("they are not a list of mappings")
+    return value
 
 
 def was_refused(error: BaseException) -> bool:

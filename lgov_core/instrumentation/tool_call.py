@@ -15,8 +15,7 @@ from lgov_core._util.json import json_text
 from lgov_core.errors import PolicyDenied
 from lgov_core.flow import Flow, foreign
 from lgov_core.governor import Governor
-from lgov_core.instrumentation.evaluated_call import CoveredCall
-from lgov_core.instrumentation.live_span import LiveSpan
+from lgov_core.instrumentation.live_span import CoveredCall, LiveSpan
 from lgov_core.trace import semconv
 from lgov_core.types import Action, Decision, JSONValue, Point, ToolOutcome, ToolStatus
 
@@ -61,8 +60,8 @@ def own_arguments(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _own(value: Any) -> Any:
     if type(value) is dict:
-        return {key: _own(part) for key, part in value.items()}  # pyright: ignore[reportUnknownVariableType]
-    return [_own(part) for part in value] if type(value) is list else value
+        return {key: _own(element) for key, element in value.items()}  # pyright: ignore[reportUnknownVariableType]
+    return [_own(element) for element in value] if type(value) is list else value
 
 
 class ToolCall:

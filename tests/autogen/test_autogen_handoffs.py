@@ -123,12 +123,12 @@ async def test_a_handoff_with_broken_arguments_is_evaluated(way: str) -> None:
 @BOTH
 @MODES
 async def test_a_model_that_insists_gets_the_denial_as_its_answer(way: str, stream: bool) -> None:
-    replies = [asks((f"c{number}", "transfer_to_two", {})) for number in range(3)]
+    replies = [asks((f"c{number}", "transfer_to_two", {})) for number in range(4)]
     with playing(way, at(Point.PRE_TOOL_CALL, no_handoff), *replies) as (parts, seen, server):
         agent = parts.agent("one", stream=stream, handoffs=["two"])
         assert "DENIED by policy test/no" in await answer_of(agent, "go", stream=stream)
-        assert len(server.requests) == 3
-    assert [one.status for one in seen.outcomes] == ["denied"] * 3
+        assert len(server.requests) == 4
+    assert [one.status for one in seen.outcomes] == ["denied"] * 4
 
 
 @BOTH

@@ -15,20 +15,15 @@ from autogen_core.models import ChatCompletionClient
 from autogen_core.tools import BaseTool, FunctionTool, StaticStreamWorkbench, StaticWorkbench, Workbench
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 
-from lgov_autogen import (
-    instrument,
-    runs,
-    tool_calls,
-    uninstrument,
-)
+from lgov_autogen import instrument, runs, uninstrument
+from lgov_autogen import tools as tool_calls
 from lgov_autogen import (
     workbench as workbench_module,
 )
 from lgov_autogen.model_client import ModelCalls
 from lgov_autogen.plugin import lgov_framework
 from lgov_core.errors import InstrumentationError
-from lgov_core.instrumentation.adapter import MODES, SHAPES
-from lgov_core.instrumentation.instrumentor import outside_tested_range
+from lgov_core.instrumentation.framework import MODES, SHAPES, outside_tested_range
 from lgov_core.types import Point
 from tests.autogen.autogen_parts import at, deny, playing
 from tests.cells import asks, says

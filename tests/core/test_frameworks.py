@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from lgov_core.cli import cli
-from lgov_core.instrumentation.adapter import MODES, SHAPES, Adapter, Gap, Surface
+from lgov_core.instrumentation.framework import MODES, SHAPES, Adapter, Gap, Surface
 from lgov_core.process.report import near_gaps
 from lgov_core.types import Point
 from tests import frameworks_page

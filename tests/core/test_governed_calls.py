@@ -13,8 +13,8 @@ import pytest
 from lgov_core.errors import PolicyDenied
 from lgov_core.governor import Governor
 from lgov_core.instrumentation import arun_flow, run_flow
-from lgov_core.instrumentation.evaluated_call import CoveredCall, covered_call, model_call_covered
-from lgov_core.instrumentation.live_span import current_span
+from lgov_core.instrumentation.conversation_memory import UserText
+from lgov_core.instrumentation.live_span import CoveredCall, covered_call, current_span, model_call_covered
 from lgov_core.instrumentation.model_call import ModelCall
 from lgov_core.instrumentation.tool_call import ToolReading, tool_flow
 from lgov_core.policies.base import BoundedPolicy
@@ -272,7 +272,7 @@ def test_spans_and_decisions_make_one_tree_in_the_store(tmp_path: Path) -> None:
         governor = Governor([Rules()], plugins=[StoreSink(store)], capture_content=True)
         with live_span(governor, semconv.INVOKE_AGENT, "clerk") as agent:
             call = ModelCall(governor, framework="test", model="m", agent="clerk")
-            governor.decide(call.user_text("hi"))
+            governor.decide(call.user_text(UserText("hi")))
             governor.decide(call.request([{"role": "user", "content": "hi"}]))
             reading = ModelReading(
                 "", [{"id": "call_1", "name": "read", "args": {}}], {"input_tokens": 3, "output_tokens": 1}
@@ -318,10 +318,12 @@ def test_a_nested_agents_input_is_not_the_users() -> None:
     governor = Governor([Rules()])
     with live_span(governor, semconv.INVOKE_AGENT, "outer") as outer:
         call = ModelCall(governor, framework="test", model="m", agent="inner")
-        assert call.user_text("hi").parent_id is None
-        assert call.user_text("hi", nested=True).parent_id == outer.span_id
+        assert call.user_text(UserText("hi")).parent_id is None
+        assert call.user_text(UserText("hi", nested=True)).parent_id == outer.span_id
     alone = ModelCall(governor, framework="test", model="m", agent="inner")
-    assert alone.user_text("hi", nested=True).parent_id == alone.span.span_id, "another agent's words have a parent"
+    assert alone.user_text(UserText("hi", nested=True)).parent_id == alone.span.span_id, (
+        "another agent's words have a parent"
+    )
 
 
 def test_a_tool_that_calls_a_model_makes_a_call_of_its_own() -> None:

@@ -11,7 +11,7 @@ from langchain_core.tools import BaseTool, tool
 from langgraph.prebuilt import ToolNode
 from scripted import ModelServer, says
 
-from lgov_core.instrumentation.instrumentor import outside_tested_range
+from lgov_core.instrumentation.framework import outside_tested_range
 from lgov_langchain import _internals
 from lgov_langchain.current_governor import TESTED
 

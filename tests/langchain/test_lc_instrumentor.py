@@ -16,7 +16,7 @@ from scripted import Judging, ModelServer, Witness, allow, at, calls, deny, make
 import lgov_langchain.instrumentor as instrumentation
 from lgov_core.errors import InstrumentationError, PolicyDenied
 from lgov_core.governor import Governor
-from lgov_core.instrumentation.instrumentor import outside_tested_range
+from lgov_core.instrumentation.framework import outside_tested_range
 from lgov_core.types import Action, Decision, Effect, Point
 from lgov_langchain import LgovMiddleware, instrument, uninstrument
 

@@ -15,7 +15,7 @@ from lc_agents import instrumented
 from scripted import ModelServer, Witness, calls, deny, says
 
 from lgov_core.errors import PolicyDenied
-from lgov_core.instrumentation.evaluated_call import model_call_covered
+from lgov_core.instrumentation.live_span import model_call_covered
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.testing import ScriptedCall, ScriptedReply
 from lgov_core.trace import semconv

@@ -15,7 +15,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import BaseTool, tool
 from scripted import Judging, ModelServer, Witness, allow, calls, deny, make_governor, says
 
-from lgov_core.instrumentation.adapter import MODES, SHAPES, Surface
+from lgov_core.instrumentation.framework import MODES, SHAPES, Surface
 from lgov_core.types import Action, Decision, Effect, Point
 from lgov_langchain import instrument, uninstrument
 from lgov_langchain.plugin import SURFACE, lgov_framework

@@ -96,7 +96,7 @@ def test_a_patch_that_does_not_hold_is_found(
     from langchain_core.tools import BaseTool
 
     from lgov_core.errors import InstrumentationError
-    from lgov_core.instrumentation.instrumentor import Patches
+    from lgov_core.instrumentation.framework import Patches
 
     replace: Callable[..., None] = Patches.replace
 

@@ -139,20 +139,20 @@ def test_reused_call_ids_need_the_same_transcript_before(governor):
 
 
 def test_reused_call_ids_do_not_fill_the_memory(governor):
-    from lgov_openai.transcript import MAX_PER_ID
+    from lgov_core.instrumentation.conversation_memory import MAX_PER_MARK
 
     seen = Seen()
     governor.manager.register(seen)
     with ScriptedModelServer(lambda body: asks(("call_0", "look", {}))) as server:
         client = on(server, governor)
         (interceptor,) = client._lgov_interceptors
-        for number in range(MAX_PER_ID + 20):
+        for number in range(MAX_PER_MARK + 20):
             create(client, [{"role": "user", "content": str(number)}])
     ended = [span for span in seen.spans if span.name == "execute_tool look"]
     assert len(ended) == 19, "calls that were forgotten are shown as ones whose end nobody saw"
     assert all(span.ended_at is None for span in ended)
     interceptor.forget()
-    assert len([span for span in seen.spans if span.name == "execute_tool look"]) == MAX_PER_ID + 20
+    assert len([span for span in seen.spans if span.name == "execute_tool look"]) == MAX_PER_MARK + 20
 
 
 def test_equal_answers_are_told_apart_by_rollout(governor):
@@ -204,7 +204,7 @@ def test_a_change_of_the_program_stays(governor):
 
 
 def test_a_model_that_does_not_give_up_is_stopped(governor):
-    from lgov_openai.exchange import MAX_ROUNDS
+    from lgov_core.instrumentation.model_flow import MAX_ROUNDS
 
     asked = [asks((f"c{number}", "erase_file", {})) for number in range(MAX_ROUNDS + 1)]
     with ScriptedModelServer([*asked, says("ok")]) as server:

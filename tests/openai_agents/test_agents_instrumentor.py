@@ -26,7 +26,7 @@ from cells_agents import (
 
 import lgov_openai_agents.instrumentor as instrumentation
 from lgov_core.errors import InstrumentationError
-from lgov_core.instrumentation.instrumentor import outside_tested_range
+from lgov_core.instrumentation.framework import outside_tested_range
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.testing import ScriptedModelServer
 from lgov_core.types import Point

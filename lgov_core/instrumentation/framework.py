@@ -1,26 +1,76 @@
-"""Instruments a framework for a whole process: patches that can be undone, one governor, and a self-test.
+"""What a framework package declares, and how it instruments its framework: patches that can be undone, and a self-test.
 
-An adapter makes one `Instrumentor` and gives it a function that patches the framework, and a self-test. The patches look
-up `Instrumentor.governor` at each call: without one they only call through.
+An adapter declares its surface and its gaps, and makes one `Instrumentor`, to which it gives a function that patches the
+framework, and a self-test. The patches look up `Instrumentor.governor` at each call: without one they only call through.
+`wrap_methods` and its like patch every class below a base class, also those that are defined later.
 """
 
 from __future__ import annotations
 
 import contextvars
+import functools
+import importlib
 import importlib.metadata
+import inspect
 import re
 import threading
 import warnings
-from collections.abc import Callable, Container, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Container, Generator, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 import pluggy
 
 from lgov_core import hookspecs
 from lgov_core.errors import InstrumentationError
+from lgov_core.flow import Flow, arun_flow, run_flow
 from lgov_core.governor import Governor
-from lgov_core.types import Action, Decision, Effect, Point
+from lgov_core.types import Action, Decision, Effect, Point, Surface
+from lgov_core.types import Adapter as Adapter
+from lgov_core.types import Conflict as Conflict
+from lgov_core.types import Gap as Gap
+
+#: How an agent is run, and what it does: the cells of the table of what a denial is tested in.
+MODES = ("sync", "async", "streaming")
+SHAPES = ("tool", "parallel tools", "hand-off", "agent-as-tool", "MCP tool", "hand-made loop")
+
+
+def whole_surface(*, sync: bool = True, not_streamed: Collection[Point] = ()) -> Mapping[Point, Surface]:
+    """The surface of an adapter that observes, blocks and transforms at every point of a call.
+
+    The model reads why a tool call or its result was denied. ``not_streamed`` are the points at which streamed replies
+    are only observed.
+    """
+    tool_points = (Point.PRE_TOOL_CALL, Point.POST_TOOL_CALL)
+    points = (Point.INPUT, Point.PRE_MODEL_CALL, Point.POST_MODEL_CALL, *tool_points, Point.OUTPUT)
+    return {
+        point: Surface(
+            observe=True,
+            block=True,
+            tell=point in tool_points,
+            transform=True,
+            stream=point not in not_streamed,
+            sync=sync,
+        )
+        for point in points
+    }
+
+
+def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of ``package``, whose public names are looked up when they are first used.
+
+    ``modules`` says in which module of the package each name is. So importing the package imports no framework.
+    """
+
+    def find(name: str) -> Any:
+        if name in modules:
+            return getattr(importlib.import_module(f"{package}.{modules[name]}"), name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    def names() -> list[str]:
+        return sorted({*vars(importlib.import_module(package)), *modules})
+
+    return find, names
 
 
 class Patches:
@@ -167,15 +217,15 @@ def outside_tested_range(
     tested: Mapping[str, str], version_of: Callable[[str], str] = importlib.metadata.version
 ) -> list[str]:
     """One sentence for each installed distribution whose version lies outside the range it was tested in."""
-    found: list[str] = []
+    problems: list[str] = []
     for name, tested_range in tested.items():
         try:
             version = version_of(name)
         except importlib.metadata.PackageNotFoundError:
             continue
         if not _in_range(version, tested_range):
-            found.append(f"{name} {version} is outside the range lgov was tested with ({tested_range})")
-    return found
+            problems.append(f"{name} {version} is outside the range lgov was tested with ({tested_range})")
+    return problems
 
 
 def _in_range(version: str, tested_range: str) -> bool:
@@ -219,3 +269,91 @@ def in_fresh_thread(function: Callable[[], None], timeout_s: float = 60.0) -> No
         raise InstrumentationError(f"the self-test did not end within {timeout_s:g} s")
     if raised:
         raise raised[0]
+
+
+Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def wrap_methods(patches: Patches, base: type, wraps: Mapping[str, Wrap]) -> None:
+    """Puts ``wraps`` around the methods of these names wherever ``base`` or a class below it defines one.
+
+    An abstract method is left alone. A class that is defined before the patches are undone is treated too.
+    """
+
+    def treat(cls: type) -> None:
+        for name, wrap in wraps.items():
+            method = vars(cls).get(name)
+            if callable(method) and not getattr(method, "__isabstractmethod__", False):
+                patches.replace(cls, name, wrap(method))
+
+    for cls in subclasses_of(base):
+        treat(cls)
+    on_subclass(patches, base, treat)
+
+
+def governed_method(govern: Callable[..., Awaitable[Any]]) -> Wrap:
+    """Wraps an asynchronous method: ``govern`` gets the object, its own method, and the arguments."""
+
+    def wrap(own: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(own)
+        async def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return await govern(self, functools.partial(own, self), *args, **kwargs)
+
+        return method
+
+    return wrap
+
+
+def governed_stream(govern: Callable[..., AsyncGenerator[Any]]) -> Wrap:
+    """As `governed_method`, for an asynchronous generator; it is closed with the one that the program reads."""
+
+    def wrap(own: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(own)
+        async def method(self: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any]:
+            async with aclosing(govern(self, functools.partial(own, self), *args, **kwargs)) as events:
+                async for event in events:
+                    yield event
+
+        return method
+
+    return wrap
+
+
+def flow_method(own: Callable[..., Any], steps: Callable[..., Flow[Any]]) -> Callable[..., Any]:
+    """A function like ``own``, synchronous or a coroutine function as that is, which runs the flow ``steps``."""
+
+    @functools.wraps(own)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return run_flow(steps(*args, **kwargs))
+
+    @functools.wraps(own)
+    async def coroutine_function(*args: Any, **kwargs: Any) -> Any:
+        return await arun_flow(steps(*args, **kwargs))
+
+    return coroutine_function if inspect.iscoroutinefunction(own) else function
+
+
+def on_subclass(patches: Patches, base: type, treat: Callable[[type], None]) -> None:
+    """Calls ``treat`` with each class that is defined below ``base`` before the patches are undone."""
+    own: Any = vars(base).get("__init_subclass__")
+
+    def init_subclass(cls: type, **kwargs: Any) -> None:
+        if own is not None:
+            own.__get__(None, cls)(**kwargs)
+        else:
+            super(base, cls).__init_subclass__(**kwargs)
+        treat(cls)
+
+    patches.replace(base, "__init_subclass__", classmethod(init_subclass))
+
+
+def subclasses_of(base: type) -> Iterator[type]:
+    """``base`` and every class below it, each once."""
+    visited: set[type] = set()
+    pending = [base]
+    while pending:
+        cls = pending.pop()
+        if cls not in visited:
+            visited.add(cls)
+            pending += type.__subclasses__(cls)
+            yield cls
