@@ -15,7 +15,6 @@ from lgov_core.policies.budgets.loop import LoopPolicy
 from lgov_core.policies.budgets.rate import RateLimitPolicy
 from lgov_core.policies.content.pii import PIIPolicy
 from lgov_core.policies.content.secrets import SecretsPolicy
-from lgov_core.policies.content.streaming_redactor import StreamingRedactor
 from lgov_core.policies.dry_run import dry_run
 from lgov_core.policies.loader import load_policies, load_policy_file
 from lgov_core.policies.network.egress import EgressPolicy, PinnedURL
@@ -40,7 +39,7 @@ __all__ = [
     "Condition", "ConditionError", "ConstantPolicy", "CostControlPolicy", "EgressPolicy", "LoopPolicy",
     "ObservingPolicy", "PIIPolicy", "PathPolicy", "PinnedToolsPolicy", "PinnedURL", "Policy", "PolicyFactory", "PolicySet",
     "ProvenancePolicy", "RateLimitPolicy", "ReloadingPolicySet", "Rule", "SQLPolicy", "SecretsPolicy",
-    "ShellPolicy", "Spent", "StreamingRedactor", "ToolPolicy", "available_policies", "combine", "condition_of",
+    "ShellPolicy", "Spent", "ToolPolicy", "available_policies", "combine", "condition_of",
     "digest_of", "dry_run", "fold", "guard_sqlite", "guarded_connect", "guarded_opener", "load_policies",
     "load_policy_file", "preset",
 ]  # fmt: skip

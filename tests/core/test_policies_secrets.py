@@ -274,8 +274,6 @@ def test_passwords_in_other_languages_on_command_lines_and_in_cookies(line: str)
     left = judged(policy, Action(Point.OUTPUT, "x", text=line)).text
     assert left is not None
     assert not policy.find(left)
-    held = policy.stream()
-    assert "".join([*(held.feed(character) for character in line), held.finish()]) == left
 
 
 @pytest.mark.parametrize(
@@ -320,11 +318,9 @@ HEXES, MIXED = "0a1b2c3d4e5f6789", "aB3dE6gH9kL2nP5q"
     ],
 )
 def test_formats_of_more_services(key: str) -> None:
-    policy = SecretsPolicy()
-    assert policy.find(f"use {key} for it")
-    held = policy.stream()
-    out = [held.feed(character) for character in f"use {key} for it"]
-    assert "".join([*out, held.finish()]) in ("use ", "use WIFI:S:Home;T:WPA;P:")
+    text = f"use {key} for it"
+    first = SecretsPolicy().find(text)[0]
+    assert text[: first.start] in ("use ", "use WIFI:S:Home;T:WPA;P:")
 
 
 @pytest.mark.parametrize("line", HARMLESS.strip().splitlines())
@@ -339,11 +335,11 @@ def test_a_value_that_was_taken_out_is_not_found_again_in_any_shape() -> None:
     assert SecretsPolicy().find(left) == []
 
 
-def test_a_streamed_value_is_found_far_behind_the_name_that_makes_it_one() -> None:
+def test_a_value_is_found_far_behind_the_name_that_makes_it_one() -> None:
     host, user = "artifacts.build-infrastructure.eu-central-1.example.net", "deployment-robot@example.net"
-    held = SecretsPolicy().stream()
     text = f"machine {host} login {user} password k3Jd82hfPq1x and more"
-    assert "".join([*(held.feed(character) for character in text), held.finish()]).endswith(f"{user} password ")
+    first = SecretsPolicy().find(text)[0]
+    assert text[: first.start].endswith(f"{user} password ")
 
 
 def test_the_rest_of_a_query_stays() -> None:

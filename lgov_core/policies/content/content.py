@@ -12,7 +12,6 @@ from lgov_core.governor.options import one_of, positive_integer, string_tuple, s
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.content.findings import Check, Finding, look_through
 from lgov_core.policies.content.pattern_file import load_patterns
-from lgov_core.policies.content.streaming_redactor import StreamingRedactor
 from lgov_core.policies.content.text_views import written_number
 from lgov_core.types import Action, Decision, Point, Severity
 
@@ -110,10 +109,6 @@ class ContentPolicy(BoundedPolicy):
         """What is found in ``text`` from ``start`` on, in order and without overlaps; the text before it is context."""
         found = look_through(text, self._patterns, start)
         return [f for f in found if not surely_matches(text[f.start : f.end].casefold(), self._allow)]
-
-    def stream(self) -> StreamingRedactor:
-        """Applies this policy to a text that arrives in pieces."""
-        return StreamingRedactor(self)
 
     def replacement(self, kind: str) -> str:
         """What stands in place of a value of ``kind``."""
