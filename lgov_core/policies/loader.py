@@ -12,20 +12,57 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Final, TypeVar, cast, get_args
 
+import msgspec
+
+from lgov_core._util.schema import Mistake, checked
 from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import PolicyError, PolicyFileError
 from lgov_core.governor.conditions import ConditionProblem, compiled
+from lgov_core.governor.rules import Default, Rule
 from lgov_core.policies.confinement import check_confinement, document_digest, in_box
 from lgov_core.policies.document import Place, read_yaml
 from lgov_core.policies.dry_run import in_dry_run
-from lgov_core.policies.policy_set import PolicySet, Rule
+from lgov_core.policies.policy_set import PolicySet, SetMode
 from lgov_core.policies.registry import BUILTIN_POLICIES, available_policies, options_of
 from lgov_core.types import Point, Policy, PolicyFactory, Severity
 
-_TOP = ("version", "name", "mode", "default", "confine", "rules")
-_RULE = ("name", "on", "tools", "agents", "when", "use", "with", "severity")
+_Schema = TypeVar("_Schema", bound=msgspec.Struct)
+_Text = Annotated[str, msgspec.Meta(pattern=r"\S", description="text")]
+_Texts = Annotated[tuple[_Text, ...], msgspec.Meta(min_length=1, description="a list")]
+
+
+class _Document(msgspec.Struct, forbid_unknown_fields=True):
+    """What a policy file may hold; its rules are looked at one by one, so that each has its own error."""
+
+    version: Any = None
+    name: _Text = "policies"
+    mode: SetMode = "enforce"
+    default: Default = "deny"
+    confine: Any = msgspec.UNSET
+    rules: Any = ()
+
+
+class _RuleOfFile(msgspec.Struct, forbid_unknown_fields=True):
+    """What a rule of a policy file may hold."""
+
+    use: _Text | msgspec.UnsetType = msgspec.UNSET
+    name: _Text | msgspec.UnsetType = msgspec.UNSET
+    on: Annotated[tuple[Point, ...], msgspec.Meta(min_length=1, description="a list")] | msgspec.UnsetType = (
+        msgspec.UNSET
+    )
+    tools: _Texts = ("*",)
+    agents: _Texts = ("*",)
+    when: Any = msgspec.UNSET
+    options: Any = msgspec.field(name="with", default=None)
+    severity: Severity | None = None
+
+
+#: The words that a key may hold, for hints.
+_CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
+    "mode": get_args(SetMode), "default": get_args(Default), "on": tuple(Point), "severity": tuple(Severity),
+}  # fmt: skip
 #: Built-in policies without state.
 _WITHOUT_MEMORY = frozenset({"allow", "deny", "egress", "path", "pii", "secrets", "shell", "sql", "tool"})
 #: Options of built-in policies that name files and folders. Processes that share a policy file may run in different folders, so
@@ -133,22 +170,17 @@ class _Loading:
             raise self.error((), "the file is empty", "write version: 1 and rules")
         if not isinstance(document, Mapping):
             raise self.error((), "the file must be a mapping", "begin with version: 1")
-        self.known_keys((), document, _TOP)
-        version = document.get("version")
-        if isinstance(version, bool) or version != 1:
-            raise self.error(("version",), f"version is {version!r}", "write version: 1")
-        rules = document.get("rules")
-        if not isinstance(rules, list | tuple) or not rules:
+        top = self.checked((), document, _Document)
+        if isinstance(top.version, bool) or top.version != 1:
+            raise self.error(("version",), f"version is {top.version!r}", "write version: 1")
+        if not isinstance(top.rules, list | tuple) or not top.rules:
             raise self.error(
                 ("rules",), "there are no rules", "write rules: with at least one rule; none would deny all"
             )
-        name = self.text(("name",), document.get("name", "policies"))
-        mode = self.one_of(("mode",), document.get("mode", "enforce"), ("enforce", "shadow"))
-        default = self.one_of(("default",), document.get("default", "deny"), ("deny", "allow"))
         if "confine" in document:
             check_confinement(document["confine"], self.source, self.lines)
             self.boxed = self.boxed or in_dry_run()  # nothing is run here, and there is a box to run it in
-        made = self.rules(rules)
+        made = self.rules(cast("Sequence[Any]", top.rules))
         names = [rule.name for rule in made]
         for index, rule_name in enumerate(names):
             if rule_name in names[:index]:
@@ -157,7 +189,7 @@ class _Loading:
             digest = document_digest(document)
         except (TypeError, ValueError) as error:
             raise self.error((), f"the document holds what JSON cannot: {error}") from error
-        return PolicySet(made, default=default, mode=mode, name=name, version=version, digest=digest)  # type: ignore[arg-type]
+        return PolicySet(made, default=top.default, mode=top.mode, name=top.name, digest=digest)
 
     def rules(self, rules: Sequence[Any]) -> list[Rule]:
         made: list[Rule] = []
@@ -177,11 +209,11 @@ class _Loading:
     def rule(self, place: Place, rule: Any) -> Rule:
         if not isinstance(rule, Mapping):
             raise self.error(place, "a rule must be a mapping", "write - name: ... and use: ...")
-        self.known_keys(place, rule, _RULE)
-        if "use" not in rule:
+        written = self.checked(place, rule, _RuleOfFile)
+        use = written.use
+        if use is msgspec.UNSET:
             known = " or ".join(sorted(self.registry))
             raise self.error(place, "the rule does not say which policy to use", f"write use: {known}")
-        use = self.text((*place, "use"), rule["use"])
         if use not in self.registry and not self.plugins_asked:
             # Plugins are imported only for a file that needs them.
             self.registry, self.plugins_asked = available_policies(), True
@@ -189,8 +221,8 @@ class _Loading:
             raise self.error(
                 (*place, "use"), f"there is no policy {use!r}", suggest_name(use.lower(), sorted(self.registry))
             )
-        name = self.text((*place, "name"), rule.get("name", use))
-        policy = self.policy(place, use, name, rule.get("with"))
+        name = use if written.name is msgspec.UNSET else written.name
+        policy = self.policy(place, use, name, written.options)
         if getattr(policy, "box_only", False) and not self.boxed:
             raise self.error(
                 (*place, "with"),
@@ -198,25 +230,17 @@ class _Loading:
                 "run the program with lgov run --confine, and write confine: {preset: workspace} into the file; or, for"
                 " shell, write unknown: escalate",
             )
-        points: tuple[str, ...] = ()  # the policy's own
-        if "on" in rule:
-            points = self.strings((*place, "on"), rule["on"])
-            for index, point in enumerate(points):
-                self.one_of((*place, "on", index), point, tuple(Point))
-        severity = rule.get("severity")
-        if severity is not None:
-            severity = Severity(self.one_of((*place, "severity"), severity, tuple(Severity)))
         try:
-            condition = compiled(rule["when"]) if "when" in rule else None
+            condition = None if written.when is msgspec.UNSET else compiled(written.when)
         except ConditionProblem as problem:
             raise self.error((*place, "when", *problem.place), problem.message, problem.hint) from problem
         return Rule(
             policy,
             name=name,
-            on=tuple(Point(point) for point in points),
-            tools=self.strings((*place, "tools"), rule.get("tools", ["*"])),
-            agents=self.strings((*place, "agents"), rule.get("agents", ["*"])),
-            severity=severity,
+            on=() if written.on is msgspec.UNSET else written.on,  # the policy's own
+            tools=written.tools,
+            agents=written.agents,
+            severity=written.severity,
             when=condition,
             permits=getattr(policy, "permits", False),  # a plugin has to say so
         )
@@ -282,24 +306,23 @@ class _Loading:
                     (*place, key), f"there is no {what} {key!r} here", suggest_name(str(key).lower(), sorted(allowed))
                 )
 
-    def one_of(self, place: Place, value: Any, known: tuple[str, ...]) -> str:
-        if value not in known:
-            raise self.error(
-                place,
-                f"{place[-1] if isinstance(place[-1], str) else 'this'} is {value!r}",
-                suggest_name(str(value).lower(), sorted(known)),
-            )
-        return value
-
-    def text(self, place: Place, value: Any) -> str:
-        if not isinstance(value, str) or not value.strip():
-            raise self.error(place, f"{place[-1]} is {value!r}, which is not text", "put it in quotes")
-        return value
-
-    def strings(self, place: Place, value: Any) -> tuple[str, ...]:
-        if not isinstance(value, list | tuple) or not value:
-            raise self.error(place, f"{place[-1]} must be a list", f"write {place[-1]}: [...]")
-        return tuple(self.text((*place, index), item) for index, item in enumerate(value))
+    def checked(self, place: Place, value: Mapping[Any, Any], schema: type[_Schema]) -> _Schema:
+        """``value`` as ``schema`` describes it, or the error that says where it is wrong and what to write."""
+        self.known_keys(place, value, schema.__struct_encode_fields__)
+        try:
+            return checked(dict(value), schema)  # msgspec looks for unknown keys in a dict only
+        except Mistake as mistake:
+            key, *deeper = mistake.path or ("",)
+            raw = value[key]
+            if deeper:
+                raw = raw[deeper[0]]
+            at = (*place, *mistake.path)
+            if not deeper and mistake.expected == "a list":
+                raise self.error(at, f"{key} must be a list", f"write {key}: [...]") from mistake
+            if key in _CHOICES:
+                hint = suggest_name(str(raw).lower(), sorted(_CHOICES[str(key)]))
+                raise self.error(at, f"{'this' if deeper else key} is {raw!r}", hint) from mistake
+            raise self.error(at, f"{at[-1]} is {raw!r}, which is not text", "put it in quotes") from mistake
 
     def error(self, place: Place, message: str, hint: str | None = None) -> PolicyFileError:
         """The error with the line of ``place``, or of the nearest thing around it that has one."""
