@@ -11,8 +11,7 @@ import pytest
 
 from lgov_core.trace import semconv
 from lgov_core.trace.mapping.attribute_table import ROWS
-from lgov_core.trace.mapping.canonical import canonical, states_result
-from lgov_core.trace.mapping.values import FORMS
+from lgov_core.trace.mapping.canonical import FORMS, canonical, states_result
 from lgov_core.trace.otlp.codec import decode_traces
 from lgov_core.types import Span, SpanEvent
 

@@ -12,6 +12,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from lgov_core.errors import StoreError
 from lgov_core.store import RolloutConfig, RolloutState
 from lgov_core.store.postgres.database import _END, PostgresTransaction
 from lgov_core.store.postgres.store import PostgresStore
@@ -169,3 +170,16 @@ def test_a_forgotten_store_ends_its_thread_and_keeps_what_was_queued(server: Pos
         assert [one.span_id for one in again.spans()] == ["s1"]
     name = str(conninfo_to_dict(address)["dbname"])
     assert server.execute("SELECT count(*) FROM lgov.writers", database=name) == [(0,)]
+
+
+def test_a_rollout_that_another_process_adds_meanwhile_is_not_overwritten(server: PostgresServer, address: str) -> None:
+    insert = "INSERT INTO lgov.rollouts (rollout_id, task_id, run_id, input, created_at) VALUES ('r1', 'theirs', '', '{}', 1)"
+    with PostgresStore(address) as store, ThreadPoolExecutor(1) as pool, psycopg.connect(address) as other:
+        other.execute(insert.encode())
+        adding = pool.submit(store.add_rollouts, [Rollout("r1", "ours", "run", {})])
+        while not server.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
+            time.sleep(0.01)
+        other.commit()
+        with pytest.raises(StoreError, match="rollout r1 exists already"):
+            adding.result()
+        assert [rollout.task_id for rollout in store.rollouts()] == ["theirs"]

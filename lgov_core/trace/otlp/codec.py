@@ -14,11 +14,60 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from lgov_core.errors import TraceError
-from lgov_core.trace.otlp import protobuf
-from lgov_core.trace.otlp.json_reader import read_span, spans_in
-from lgov_core.trace.otlp.json_writer import request_value
+from lgov_core.trace.otlp.json_form import read_span, request_value, spans_in
 from lgov_core.trace.otlp.spans import BadSpan, encodable, span_of
 from lgov_core.types import JSONValue, Span
+
+#: A message of the collector's trace service.
+_Message: TypeAlias = Literal["ExportTraceServiceRequest", "ExportTraceServiceResponse"]
+
+
+def _from_protobuf(message: _Message, body: bytes) -> dict[str, Any]:
+    """The message in ``body`` as JSON values; ids are in base64, as protobuf's own JSON has bytes.
+
+    Raises ValueError for a body that is not such a message, `TraceError` without the package.
+    """
+    empty = _empty(message)
+    from google.protobuf.json_format import MessageToDict
+    from google.protobuf.message import DecodeError
+
+    try:
+        empty.ParseFromString(body)
+        return MessageToDict(empty)
+    except (DecodeError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+
+
+def _to_protobuf(message: _Message, value: dict[str, Any]) -> bytes:
+    """The message made of JSON values, with ids in base64. Raises `TraceError` without the package."""
+    empty = _empty(message)
+    from google.protobuf.json_format import ParseDict
+
+    return ParseDict(value, empty).SerializeToString()
+
+
+def _empty(message: _Message) -> Any:
+    try:
+        from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
+    except ImportError as error:
+        raise TraceError(
+            "OTLP in protobuf needs opentelemetry-proto", status=415, hint='pip install "lgov[otel]", or send JSON'
+        ) from error
+    return getattr(trace_service_pb2, message)()
+
+
+def _status_bytes(code: int, message: str) -> bytes:
+    """A ``google.rpc.Status``: ``code`` (at most 127) is its field 1, ``message`` its field 2.
+
+    Encoded by hand, so that a request can be refused also where the package is not installed.
+    """
+    text = message.encode("utf-8", "replace")
+    length, parts = len(text), bytearray((0x08, code, 0x12))
+    while length > 0x7F:
+        parts.append(length & 0x7F | 0x80)
+        length >>= 7
+    return bytes((*parts, length)) + text
+
 
 Protocol: TypeAlias = Literal["protobuf", "json"]
 
@@ -100,7 +149,7 @@ def decode_traces(
     rejected = 0
     try:
         binary = protocol == "protobuf"
-        request = protobuf.to_json("ExportTraceServiceRequest", plain) if binary else json.loads(plain)
+        request = _from_protobuf("ExportTraceServiceRequest", plain) if binary else json.loads(plain)
         for given, resource, scope in spans_in(request):
             try:
                 spans.append(span_of(read_span(given), resource, scope))
@@ -149,7 +198,7 @@ def encode_traces(spans: Iterable[Span], protocol: Protocol, resource: Mapping[s
     Raises `TraceError` for protobuf without the extra ``otel``.
     """
     if protocol == "protobuf":
-        return protobuf.from_json("ExportTraceServiceRequest", request_value(spans, resource, _base64))
+        return _to_protobuf("ExportTraceServiceRequest", request_value(spans, resource, _base64))
     return json.dumps(request_value(spans, resource), separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -164,7 +213,7 @@ def response_body(protocol: Protocol, rejected: int = 0, problems: Sequence[str]
     if rejected or message:
         answer["partialSuccess"] = {"rejectedSpans": str(rejected), "errorMessage": message}
     if protocol == "protobuf":
-        return protobuf.from_json("ExportTraceServiceResponse", answer)
+        return _to_protobuf("ExportTraceServiceResponse", answer)
     return json.dumps(answer).encode()
 
 
@@ -172,7 +221,7 @@ def status_body(protocol: Protocol, status: int, message: str) -> bytes:
     """The ``google.rpc.Status`` that a request refused with the HTTP ``status`` is answered with."""
     code = _RPC_CODES.get(status, _RPC_INTERNAL)
     if protocol == "protobuf":
-        return protobuf.status(code, message)
+        return _status_bytes(code, message)
     return json.dumps({"code": code, "message": message}).encode()
 
 
@@ -180,7 +229,7 @@ def rejected_in(body: bytes, content_type: str | None) -> tuple[int, str]:
     """How many spans a collector's answer says were rejected, and its message; (0, "") for an unreadable answer."""
     try:
         binary = protocol_of(content_type) == "protobuf"
-        answer = protobuf.to_json("ExportTraceServiceResponse", body) if binary else json.loads(body)
+        answer = _from_protobuf("ExportTraceServiceResponse", body) if binary else json.loads(body)
         found = answer.get("partialSuccess") or {}
         return int(found.get("rejectedSpans") or 0), str(found.get("errorMessage") or "")
     except (TraceError, ValueError, AttributeError, TypeError):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from lgov_core.trace import semconv
-from lgov_core.trace.mapping.values import from_json, message_of
+from lgov_core.trace.mapping.canonical import from_json, message_of
 from lgov_core.types import JSONValue
 
 #: Prompt ids, response ids and logprobs.

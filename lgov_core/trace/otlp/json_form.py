@@ -1,7 +1,8 @@
-"""Reads spans in OTLP's JSON form: fields in lower camel case, ids in hexadecimal, 64-bit integers as text.
+"""Spans in OTLP's JSON form, read and written: fields in lower camel case, ids in hexadecimal, 64-bit integers as text.
 
-Also reads what senders get wrong in practice: snake case, integers as numbers, ids in base64 (as a generic protobuf-to-JSON
-encoder writes them), ``NaN`` as text or as Python's bare word.
+The reader also takes what senders get wrong in practice: snake case, integers as numbers, ids in base64 (as a generic
+protobuf-to-JSON encoder writes them), ``NaN`` as text or as Python's bare word. The binary form is converted to this one by
+``opentelemetry-proto`` (see `lgov_core.trace.otlp.codec`), so that the meaning of a field is in one place.
 """
 
 from __future__ import annotations
@@ -9,21 +10,29 @@ from __future__ import annotations
 import base64
 import binascii
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from lgov_core.trace import identity, semconv
 from lgov_core.trace.otlp.spans import (
+    ELSEWHERE,
     INT64,
+    KINDS,
     MAX_DEPTH,
+    STATUSES,
     BadSpan,
     Found,
     OTLPSpan,
     Scope,
     encodable,
+    implied_kind,
+    is_id,
     link_value,
+    nanoseconds,
+    scope_of,
     seconds_of,
 )
-from lgov_core.types import JSONValue, SpanEvent
+from lgov_core.types import JSONValue, Span, SpanEvent
 
 _NUMBERS_IN_WORDS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -198,3 +207,98 @@ _READ: Final[Mapping[str, Callable[[Any, int], JSONValue]]] = {
     "bytes": lambda value, depth: _text(value),
 }
 _VALUES: Final = {f"{kind}{end}": read for kind, read in _READ.items() for end in ("Value", "_value")}
+
+
+def request_value(
+    spans: Iterable[Span], resource: Mapping[str, JSONValue], id_text: Callable[[str], str] = str
+) -> dict[str, Any]:
+    """An ``ExportTraceServiceRequest`` of one resource as JSON values: the spans of each scope together.
+
+    ``spans`` have OpenTelemetry ids (`span_ids.with_ids`). ``id_text`` gets each id in hexadecimal.
+    """
+    groups: dict[Scope, list[dict[str, Any]]] = {}
+    for span in spans:
+        groups.setdefault(scope_of(span), []).append(_written_span(span, id_text))
+    scopes = [{"scope": _scope(scope), "spans": written} for scope, written in groups.items()]
+    return {"resourceSpans": [{"resource": {"attributes": _written_pairs(resource)}, "scopeSpans": scopes}]}
+
+
+def _scope(scope: Scope) -> dict[str, str]:
+    return {"name": scope.name, "version": scope.version} if scope.version else {"name": scope.name}
+
+
+def _written_span(span: Span, id_text: Callable[[str], str]) -> dict[str, Any]:
+    given = span.attributes
+    kind, code = given.get(semconv.SPAN_KIND), given.get(semconv.STATUS_CODE)
+    failed = given.get(semconv.ERROR_TYPE) is not None
+    status = STATUSES.index(code) if isinstance(code, str) and code in STATUSES else (2 if failed else 0)
+    message = given.get(semconv.STATUS_DESCRIPTION)
+    text = encodable(message) if isinstance(message, str) else ""
+    attributes = {name: value for name, value in given.items() if name not in ELSEWHERE}
+    identity.put(attributes, span.rollout_id, span.attempt)
+    if span.claimed:
+        attributes[semconv.CLAIMED] = True
+    ended_at = "0" if span.ended_at is None else str(max(nanoseconds(span.ended_at), 1))
+    written: dict[str, Any] = {
+        "traceId": id_text(span.trace_id or ""),
+        "spanId": id_text(span.span_id),
+        "parentSpanId": id_text(span.parent_id or ""),
+        "name": encodable(span.name),
+        "kind": KINDS.index(kind) if isinstance(kind, str) and kind in KINDS else implied_kind(given),
+        "startTimeUnixNano": str(max(nanoseconds(span.started_at), 0)),
+        "endTimeUnixNano": ended_at,
+        "attributes": _written_pairs(attributes),
+        "events": [
+            {
+                "name": encodable(event.name),
+                "timeUnixNano": str(max(nanoseconds(event.at), 0)),
+                "attributes": _written_pairs(event.attributes),
+            }
+            for event in span.events
+        ],
+        "links": _links(given.get(semconv.LINKS), id_text),
+        "droppedAttributesCount": _count(given.get(semconv.DROPPED_ATTRIBUTES)),
+        "droppedEventsCount": _count(given.get(semconv.DROPPED_EVENTS)),
+        "status": {"code": status, "message": text} if status or text else None,
+    }
+    return {name: value for name, value in written.items() if value}
+
+
+def _links(value: JSONValue, id_text: Callable[[str], str]) -> list[dict[str, Any]]:
+    return [
+        {
+            "traceId": id_text(str(one["trace_id"])),
+            "spanId": id_text(str(one["span_id"])),
+            "attributes": _written_pairs(found) if isinstance(found := one.get("attributes"), Mapping) else [],
+        }
+        for one in (value if isinstance(value, list | tuple) else ())
+        if isinstance(one, Mapping) and is_id(str(one.get("trace_id")), 32) and is_id(str(one.get("span_id")), 16)
+    ]
+
+
+def _count(value: JSONValue) -> int:
+    return value if type(value) is int and 0 < value < 2**32 else 0
+
+
+def _written_pairs(attributes: Mapping[str, JSONValue]) -> list[dict[str, Any]]:
+    return [{"key": encodable(name), "value": _written_value(value)} for name, value in attributes.items()]
+
+
+def _written_value(value: JSONValue) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {"stringValue": encodable(value)}
+    if isinstance(value, bool):
+        return {"boolValue": value}
+    if isinstance(value, int):
+        return {"intValue": str(value)} if -INT64 <= value < INT64 else {"stringValue": str(value)}
+    if isinstance(value, float):
+        return {"doubleValue": value if math.isfinite(value) else _in_words(value)}
+    if isinstance(value, Mapping):
+        return {"kvlistValue": {"values": _written_pairs(value)}}
+    return {"arrayValue": {"values": [_written_value(item) for item in value]}}
+
+
+def _in_words(value: float) -> str:
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
