@@ -1,6 +1,5 @@
 """From recorded calls and rewards to rows that a trainer can execute."""
 
-from lgov_core.transitions.batches import CreditedBatch, RecordedBatch, RewardedBatch, TokenBatch
 from lgov_core.transitions.build import assemble, build_transitions, make_transitions
 from lgov_core.transitions.credit.advantages import assign_credit, rollout_returns
 from lgov_core.transitions.credit.schemes import SCHEMES
@@ -17,14 +16,10 @@ __all__ = [
     "SCHEMES",
     "Chain",
     "CreditRules",
-    "CreditedBatch",
     "Diagnostic",
     "Finding",
-    "RecordedBatch",
     "Records",
-    "RewardedBatch",
     "Selection",
-    "TokenBatch",
     "TokenTree",
     "Transition",
     "TransitionSet",

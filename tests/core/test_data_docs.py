@@ -82,10 +82,10 @@ def test_the_example_is_json() -> None:
     assert json.loads(example)["resourceSpans"]
 
 
-def test_the_batches_can_be_made_as_written(
+def test_a_store_becomes_tokens_as_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", section("Batches"), re.S)
+    (code,) = re.findall(r"```python\n(.*?)```", section("From a store to tokens"), re.S)
     with closing(open_store(str(tmp_path / "store.db"))) as store:
         store.add_rollouts([Rollout("r", "t", "run", {})])
         store.start_attempt("r", 1)
@@ -97,4 +97,4 @@ def test_the_batches_can_be_made_as_written(
         store.finish_attempt("r", 1, Outcome.SUCCEEDED, rewards=[Reward(1.0, "task", "r", 1)])
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "docs/reference/data.md", "exec"), {})
-    assert "1 {'t': {'transitions': 1, 'nodes': 1, 'total': 3, 'distinct': 3" in capsys.readouterr().out
+    assert "t {'transitions': 1, 'nodes': 1, 'total': 3, 'distinct': 3" in capsys.readouterr().out

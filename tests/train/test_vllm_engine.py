@@ -8,6 +8,7 @@ import http.server
 import json
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -328,3 +329,22 @@ def test_a_start_that_another_server_answers_fails_in_time(tmp_path: Path, monke
         VllmServer("folder", "tiny", options, tmp_path / "vllm.log"),
     ):
         pass
+
+
+def test_a_module_beside_the_child_does_not_stand_for_a_library(tmp_path: Path) -> None:
+    """The child is run as a file, so its folder would be the first place of modules."""
+    folder, site = tmp_path / "engines", tmp_path / "site"
+    (site / "vllm" / "entrypoints" / "cli").mkdir(parents=True)
+    (site / "vllm" / "entrypoints" / "cli" / "main.py").write_text("import sys\ndef main(): print(sys.argv)\n")
+    folder.mkdir()
+    shutil.copy(Path(vllm_server.__file__).with_name("vllm_child.py"), folder)
+    for name in ("vllm", "select", "signal"):
+        (folder / f"{name}.py").write_text("raise SystemExit('one beside the child')\n")
+    child = subprocess.Popen(
+        [sys.executable, str(folder / "vllm_child.py"), "model"],
+        env={**os.environ, "PYTHONPATH": str(site)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    with child:
+        assert child.stdout is not None
+        assert child.stdout.read().strip() == "['vllm', 'serve', 'model']"

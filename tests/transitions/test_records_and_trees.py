@@ -9,10 +9,18 @@ from typing import Any
 
 import pytest
 
-from lgov_core.errors import TransitionError
 from lgov_core.store.sqlite import SQLiteStore
-from lgov_core.transitions import Finding, Records, Selection, Transition, assemble, assign_credit, build_transitions
-from lgov_core.transitions.batches import CreditedBatch, RecordedBatch
+from lgov_core.transitions import (
+    Finding,
+    Records,
+    Selection,
+    Transition,
+    assemble,
+    assign_credit,
+    build_transitions,
+    make_chains,
+    make_transitions,
+)
 from lgov_core.transitions.tokens.tree import make_tree
 from lgov_core.types import Attempt, CapturedCall, Outcome, Reward, Rollout, Span
 
@@ -195,23 +203,15 @@ def test_a_very_long_sequence_needs_no_recursion() -> None:
     assert make_tree(made).distinct == 1200 + 1200  # 0 to 1199 once, and as many ends
 
 
-def test_each_step_of_the_ladder_is_made_from_the_one_below() -> None:
-    recorded = RecordedBatch(Records((ROLLOUT,), (ATTEMPT,), tuple(CALLS), (FINAL,)))
-    rewarded = recorded.reward()
-    with pytest.raises(TransitionError, match="no advantages"):
-        CreditedBatch(rewarded.data)
-    credited = rewarded.assign()
-    batch = credited.tokens()
-    assert batch.trained_tokens == 3
-    assert [chain.ids for chain in batch.chains] == [(1, 2, 3, 4), (5, 6)]
-    assert credited.trees()["t"].distinct == 6
-
-
-def test_tokens_without_logprobs_are_no_token_batch() -> None:
-    bare = captured("c1", 1, (1,), (2,), logprobs=None)
-    rewarded = RecordedBatch(Records((ROLLOUT,), (ATTEMPT,), (bare,), (FINAL,))).reward(need_logprobs=False)
-    with pytest.raises(TransitionError, match="no log-probabilities"):
-        rewarded.assign().tokens()
+def test_records_become_transitions_with_credit_chains_and_tries() -> None:
+    data = make_transitions(Records((ROLLOUT,), (ATTEMPT,), tuple(CALLS), (FINAL,)))
+    assert all(turn.advantages is None for turn in data.transitions)
+    credited = assign_credit(data)
+    chains = make_chains(credited.transitions)
+    assert sum(sum(chain.mask) for chain in chains) == 3
+    assert [chain.ids for chain in chains] == [(1, 2, 3, 4), (5, 6)]
+    (rollouts,) = credited.groups().values()
+    assert make_tree([turn for rollout in rollouts for turn in rollout]).distinct == 6
 
 
 def test_credit_keeps_what_found_no_transition() -> None:

@@ -1,9 +1,14 @@
 """Runs ``vllm serve`` and ends with the process that started it: run as a file by vLLM's own Python, which has no lgov."""
 
 import os
+import sys
+
+# Run as a file, its folder is the first place of modules: one of lgov's there must not stand for a library of the same name.
+if sys.path and sys.path[0] and os.path.samefile(sys.path[0], os.path.dirname(os.path.abspath(__file__))):
+    del sys.path[0]
+
 import select
 import signal
-import sys
 import threading
 
 

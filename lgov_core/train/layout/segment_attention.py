@@ -5,8 +5,8 @@ same:
 
 - by segment: each node's queries against the keys and values of the nodes from the top down to it, through PyTorch's
   scaled dot product attention; on every device, without a mask as large as the pack squared;
-- FlexAttention, on CUDA: one kernel over the whole pack with a block-sparse mask. A token ``k`` is seen by ``q`` if ``k`` is
-  not after ``q`` and ``q`` is not after the last token under ``k``.
+- FlexAttention, on CUDA and only where `FLEX_VARIABLE` asks for it: one kernel over the whole pack with a block-sparse
+  mask. A token ``k`` is seen by ``q`` if ``k`` is not after ``q`` and ``q`` is not after the last token under ``k``.
 
 Both are called by transformers' own attention layers, through its `AttentionInterface`. Needs the extra ``train``.
 """
@@ -16,9 +16,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import os
 from collections.abc import Callable, Generator, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +29,8 @@ from lgov_core.transitions.tokens.tree import Node
 
 Tensor = torch.Tensor
 
+#: The environment variable that asks for FlexAttention where it is set to 1.
+FLEX_VARIABLE: Final = "LGOV_FLEX_ATTENTION"
 #: The name under which transformers knows it.
 IMPLEMENTATION = "lgov_trie"
 
@@ -137,8 +140,12 @@ def pass_size(count: int, device: torch.device) -> int:
 
 
 def flex_available(device: torch.device) -> bool:
-    """Whether FlexAttention can be compiled for ``device``: CUDA with Triton."""
-    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
+    """True where FlexAttention was asked for (`FLEX_VARIABLE`) and can be compiled for ``device``: CUDA with Triton.
+
+    Off unless asked for: compiled, it has not run on CUDA in this project.
+    """
+    asked = os.environ.get(FLEX_VARIABLE) == "1"
+    return asked and device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
 @functools.cache
