@@ -22,11 +22,11 @@ __all__ = ["DeniedToolError", "LgovCallbackHandler", "LgovMiddleware", "instrume
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "DeniedToolError": "callback_enforcement",
+        "DeniedToolError": "callback",
         "LgovCallbackHandler": "callback",
         "LgovMiddleware": "middleware",
         "instrument": "instrumentor",
         "uninstrument": "instrumentor",
-        "wrap_tool_node": "tool_nodes",
+        "wrap_tool_node": "tools",
     },
 )

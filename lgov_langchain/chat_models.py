@@ -28,7 +28,7 @@ from langchain_core.prompt_values import PromptValue
 
 from lgov_core.instrumentation import Flow, arun_flow, either, foreign, run_flow, wait
 from lgov_core.instrumentation.framework import flow_method
-from lgov_core.instrumentation.streams import Emit, StreamFlow, arun_stream, run_stream
+from lgov_core.instrumentation.streams import Emit, StreamFlow, arun_stream, reading_error, run_stream
 from lgov_langchain._internals import combine_llm_outputs
 from lgov_langchain.current_governor import acting_governor
 from lgov_langchain.model_calls import Prompt, Reply, Result, attributed, govern_model_call
@@ -162,7 +162,7 @@ def _stream_flow(governor: Governor, prompt: Prompt, open_stream: Callable[[Sequ
                 else:
                     yield Emit(chunk)
         except BaseException as error:
-            sent.failed(error)
+            sent.failed(reading_error(error))
             raise
         finally:
             yield foreign(opened.aclose if asynchronous else opened.close)

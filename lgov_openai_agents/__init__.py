@@ -43,7 +43,7 @@ __getattr__, __dir__ = lazy_names(
     {
         "GovernedModel": "models",
         "GovernedModelProvider": "models",
-        "LgovRunHooks": "hooks",
+        "LgovRunHooks": "guardrails",
         "LgovRunner": "runner",
         "LgovToolGuardrails": "guardrails",
         "LgovTracingProcessor": "tracing",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -21,16 +21,24 @@ class Emit:
     chunk: Any
 
 
+class ReaderStopped(BaseException):
+    """The reader of a stream reads no further: what a `GeneratorExit` in it is to the flow, which may still wait.
+
+    Python closes a generator that is delegated to on a `GeneratorExit`, and then it could not wait for anything.
+    """
+
+
 StreamFlow: TypeAlias = Generator[Step[Any] | Emit, Any, Any]
 
 
 def run_stream(flow: StreamFlow) -> Generator[Any]:
-    """Runs a flow for a synchronous reader. A reader who stops is a `GeneratorExit` in it: then it must not emit."""
+    """Runs a flow for a synchronous reader. A reader who stops is a `ReaderStopped` in it: then it must not emit."""
     try:
         while (chunk := run_flow(_next_chunk(flow))) is not _END:
             yield chunk
     except BaseException as error:
-        run_flow(_next_chunk(flow, error))
+        with suppress(ReaderStopped):
+            run_flow(_next_chunk(flow, _as_in_flow(error)))
         raise
 
 
@@ -40,8 +48,13 @@ async def arun_stream(flow: StreamFlow) -> AsyncGenerator[Any]:
         while (chunk := await arun_flow(_next_chunk(flow))) is not _END:
             yield chunk
     except BaseException as error:
-        await arun_flow(_next_chunk(flow, error))
+        with suppress(ReaderStopped):
+            await arun_flow(_next_chunk(flow, _as_in_flow(error)))
         raise
+
+
+def _as_in_flow(error: BaseException) -> BaseException:
+    return ReaderStopped() if isinstance(error, GeneratorExit) else error
 
 
 def _next_chunk(flow: StreamFlow, error: BaseException | None = None) -> Flow[Any]:
@@ -59,6 +72,11 @@ def _next_chunk(flow: StreamFlow, error: BaseException | None = None) -> Flow[An
             answer = yield step
         except BaseException as raised:  # noqa: BLE001 - thrown into the flow
             error = raised
+
+
+def reading_error(error: BaseException) -> BaseException:
+    """``error`` as a span names it: a reader who stopped is a `GeneratorExit`."""
+    return GeneratorExit() if isinstance(error, ReaderStopped) else error
 
 
 def pieces_flow(
@@ -84,7 +102,7 @@ def pieces_flow(
             if take(piece):
                 yield Emit(piece)
     except BaseException as error:
-        call.failed(error)
+        call.failed(reading_error(error))
         raise
     finally:
         if isinstance(pieces, AsyncGenerator):
