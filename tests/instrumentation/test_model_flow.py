@@ -13,11 +13,10 @@ ADAPTERS = [(name, way) for name in ("langchain", "autogen", "openai", "openai_a
 EVERY_ADAPTER = pytest.mark.parametrize(("framework", "program"), ADAPTERS)
 
 
-def decisions(record: Any) -> list[tuple[str, str, int]]:
-    """Point, rule and effect of each decision, in their order."""
-    return [
-        (event[1]["point"], event[2]["rule"], event[2]["effect"]) for event in record["events"] if event[0] == "decided"
-    ]
+def decided(record: Any) -> list[tuple[Any, Any]]:
+    """Action and decision of each act that was judged, in their order, without those of a self-test."""
+    events = (event for event in record["events"] if event[0] == "decided")
+    return [(action, decision) for _, action, decision in events if decision["policy"] in ("golden", "lgov")]
 
 
 @EVERY_ADAPTER
@@ -25,9 +24,15 @@ def decisions(record: Any) -> list[tuple[str, str, int]]:
 def test_messages_that_cannot_be_sent_are_a_recorded_denial(framework: str, program: str, case: str) -> None:
     record = run_case(CASES[case], PROGRAMS[framework][program])
     assert record["sent"] == [], "nothing may reach the model"
-    transformed, refused = [taken for taken in decisions(record) if taken[0] == "pre_model_call"]
-    assert transformed[1:] == ("change", 2)
-    assert refused[1:] == ("unclear-transform", 4)
+    requests = [
+        decision
+        for action, decision in decided(record)
+        if action["point"] == "pre_model_call" and action["name"] in ("scripted", "m")
+    ]
+    assert [(decision["rule"], decision["effect"]) for decision in requests] == [
+        ("change", 2),
+        ("unclear-transform", 4),
+    ]
     assert record["got"] == [
         "DENIED by policy lgov/unclear-transform: a policy rewrote the messages in a way that cannot be sent. "
         "It was not run; do not repeat it."
@@ -49,5 +54,6 @@ def test_a_model_that_insists_is_asked_again_as_often_in_every_framework(framewo
     case = CASES["hand-off denied again and again"]
     record = run_case(case, program)
     ids = [f"c{number}" for number in range(MAX_ROUNDS + 1)]
-    first_call = [event for event in record["events"] if event[0] == "decided" and event[1]["point"] == "pre_tool_call"]
-    assert [event[1]["call_id"] for event in first_call][: len(ids)] == ids
+    calls = [action["call_id"] for action, _ in decided(record) if action["point"] == "pre_tool_call"]
+    assert calls[: len(ids)] == ids
+    assert "DENIED by policy golden/no" in str(record["got"]) or len(calls) > len(ids), "the denial is the answer"
