@@ -15,7 +15,7 @@ from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
 from lgov_core.trace import semconv
 
 pytest.importorskip("openai")
-from tests.core.watched_programs import GOVERNORS, PATIENCE_S, settled, watched
+from tests.instrumentation.watched_programs import GOVERNORS, PATIENCE_S, settled, watched
 
 # ---------------------------------------------------------------------- one reply in pieces
 

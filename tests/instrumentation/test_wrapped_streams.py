@@ -10,7 +10,7 @@ import pytest
 from lgov_core.trace import semconv
 
 pytest.importorskip("openai")
-from tests.core.watched_programs import GOVERNORS, watched
+from tests.instrumentation.watched_programs import GOVERNORS, watched
 
 
 async def test_closing_a_stream_closes_the_models_own_stream() -> None:

@@ -12,7 +12,7 @@ from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
 from lgov_core.trace import semconv
 
 pytest.importorskip("openai")
-from tests.core.watched_programs import script, watched
+from tests.instrumentation.watched_programs import script, watched
 
 
 async def run_openai(base_url: str) -> str:
