@@ -75,7 +75,7 @@ def demo(
 @contextlib.contextmanager
 def _window(folder: Path) -> Generator[None]:
     """The window on ``folder``, during the block and after it until Ctrl-C."""
-    from lgov_core.gateway.mounted_app import served_alone
+    from lgov_core.gateway.server import served_alone
 
     mounted = mounted_window(str(folder))
     if mounted is None:

@@ -185,7 +185,7 @@ def _serving(
             click.echo("note: no store is set, so nothing is recorded (--store)", err=True)
         gate = None
         if settings.policy is not None:
-            from lgov_core.gateway.policy.open_gate import open_gate
+            from lgov_core.gateway.policy.gate import open_gate
             from lgov_core.governance import Governance
 
             gate = open_gate(Governance.from_settings(settings), store=recorded)

@@ -86,7 +86,7 @@ def train(
     job = TrainingJob(settings, target, agent, traces, resume, say_on_stderr, mounted if has_endpoint else None)
     with contextlib.ExitStack() as beside:
         if mounted is not None and not has_endpoint:
-            from lgov_core.gateway.mounted_app import served_alone
+            from lgov_core.gateway.server import served_alone
 
             beside.enter_context(served_alone(mounted))
         report = run(job)

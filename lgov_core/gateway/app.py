@@ -18,10 +18,9 @@ from lgov_core.gateway.routes.admin_routes import AdminRoutes
 from lgov_core.gateway.routes.api_routes import ApiRoutes
 from lgov_core.gateway.routes.otlp_route import TracesRoute
 from lgov_core.gateway.serving.access import Guard, RuledRoute
-from lgov_core.gateway.serving.admission import Admission
 from lgov_core.gateway.serving.capture import Capture
 from lgov_core.gateway.serving.keys import KeyRing
-from lgov_core.gateway.serving.limits import BodyBudget, Limits
+from lgov_core.gateway.serving.limits import Admission, BodyBudget, Limits
 from lgov_core.gateway.serving.metrics import Metrics, Reading
 from lgov_core.gateway.upstream.registered_models import RegisteredModels
 from lgov_core.store import TraceStore

@@ -1,4 +1,4 @@
-"""What the endpoint's routes, engines and gates exchange: requests, completions, stream pieces, and their protocols."""
+"""Requests, completions and stream pieces that the endpoint's routes, engines and gates exchange, and their protocols."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from lgov_core.errors import EndpointError
+from lgov_core.errors import EndpointError, UpstreamError
 from lgov_core.types import new_id
 from lgov_core.wire.exchange import ChatRequest, Completion, StreamPiece, ToolCall
 
@@ -137,3 +137,36 @@ class Gate(Protocol):
         Denied calls are removed, and the text gives the reason; arguments and text may be replaced.
         """
         ...
+
+
+class UpstreamRejection(UpstreamError):
+    """The upstream refused the request (a 4xx): its status, body and content type are handed on as they are.
+
+    ``route`` is the API in which it was asked.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int,
+        body: bytes,
+        content_type: str,
+        headers: Mapping[str, str],
+        route: str = "chat",
+    ) -> None:
+        super().__init__(message, status=status)
+        self.route = route
+        self.body = body
+        self.content_type = content_type
+        self.headers = headers
+
+
+class ReceivedBody(dict[str, Any]):
+    """A JSON body that also keeps the bytes in which it came, so that it can be passed on exactly."""
+
+    __slots__ = ("received",)
+
+    def __init__(self, content: Mapping[str, Any], received: bytes) -> None:
+        super().__init__(content)
+        self.received = received

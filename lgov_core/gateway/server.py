@@ -1,4 +1,4 @@
-"""Serves an application on a local port, in a thread of its own or in the main thread."""
+"""Serves an application on a local port, in a thread of its own or in the main thread; what an application mounts."""
 
 from __future__ import annotations
 
@@ -6,10 +6,18 @@ import errno
 import ipaddress
 import socket
 import threading
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp
 
 from lgov_core.errors import EndpointError
+from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.gateway.serving.limits import Limits
 
 if TYPE_CHECKING:
@@ -198,3 +206,36 @@ class EndpointServer:
     def _raise_failure(self) -> None:
         cause = getattr(getattr(self.app, "state", None), "startup_error", None) or self._failure
         raise EndpointError(f"the endpoint on {self.url} did not start: {cause}", status=500) from cause
+
+
+class MountedApp(Protocol):
+    """An application that is served below ``path``, with rules of its own about who may use it."""
+
+    path: str
+
+    def app(self, keys: KeyRing | None) -> ASGIApp:
+        """The application, on an endpoint with these keys."""
+        ...
+
+    def started(self, url: str) -> None:
+        """Called once the endpoint answers at ``url``."""
+        ...
+
+
+@contextmanager
+def served_alone(
+    mounted: MountedApp, *, host: str = "127.0.0.1", port: int = 0, announce: bool = True
+) -> Generator[EndpointServer]:
+    """Serves ``mounted`` on a port of its own until the block ends, without an endpoint. Raises `EndpointError`.
+
+    Calls `MountedApp.started` unless ``announce`` is False.
+    """
+
+    async def to_path(request: Request) -> Response:
+        return RedirectResponse(f"{mounted.path}/", 307)
+
+    app = Starlette(routes=[Mount(mounted.path, mounted.app(None)), Route("/", to_path)])
+    with EndpointServer(app, host=host, port=port, drain_s=3) as server:
+        if announce:
+            mounted.started(server.url)
+        yield server

@@ -17,7 +17,7 @@ from lgov_core.errors import LgovError, SettingsError
 from lgov_core.server.progress import ENDING, interrupted
 
 if TYPE_CHECKING:
-    from lgov_core.gateway.mounted_app import MountedApp
+    from lgov_core.gateway.server import MountedApp
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

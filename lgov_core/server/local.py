@@ -12,8 +12,8 @@ from lgov_core.client import Client, TrainResult
 from lgov_core.client.agent_name import load_agent
 from lgov_core.client.attempts import Agent
 from lgov_core.client.tasks import read_tasks
-from lgov_core.gateway.mounted_app import MountedApp
 from lgov_core.gateway.protocol import Engine
+from lgov_core.gateway.server import MountedApp
 from lgov_core.server.progress import ENDING, interrupted
 from lgov_core.server.recipe import agent_name_of, client_options, task_file
 from lgov_core.server.training import ServerOptions, TrainingServer

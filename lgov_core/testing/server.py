@@ -22,11 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from lgov_core.errors import LgovError
-from lgov_core.testing.scripted_chat import ChatWriter
-from lgov_core.testing.scripted_completion import CompletionWriter
-from lgov_core.testing.scripted_message import MessageWriter
-from lgov_core.testing.scripted_reply import ScriptedReply
-from lgov_core.testing.scripted_response import ResponseWriter
+from lgov_core.testing.scripted_reply import ChatWriter, CompletionWriter, MessageWriter, ResponseWriter, ScriptedReply
 
 if TYPE_CHECKING:
     from starlette.requests import Request

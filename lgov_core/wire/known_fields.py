@@ -1,4 +1,4 @@
-"""The fields of a request that the endpoint knows, by API, and what each of them does.
+"""The fields of a request that the endpoint knows, by API, what each of them does, and the texts that stand in them.
 
 `FIELDS` is the one table: the readers of the APIs, the engines with a tokenizer of their own, and the reference page are
 made from it. A field that is not in it is refused where the endpoint reads the request: nothing is dropped silently.
@@ -6,10 +6,14 @@ made from it. A field that is not in it is refused where the endpoint reads the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final, cast
+
+from lgov_core.errors import EndpointError
+from lgov_core.wire.fields import only_known
 
 
 class Use(StrEnum):
@@ -73,3 +77,130 @@ def fields_with(api: str, *uses: Use) -> tuple[str, ...]:
 def accepted_fields(api: str) -> frozenset[str]:
     """The fields of ``api`` that a translated call may have."""
     return frozenset(fields_with(api, Use.ASKED, Use.KEPT, Use.FORWARDED, Use.RECORDED))
+
+
+_WHOSE: Final = "an endpoint with a policy"
+#: Policies get the value as part of a message.
+_READ: Final = "read"
+#: An image or a recording, which holds no text that policies could read; any other value is a text.
+_MEDIA: Final = "media"
+_MEDIA_BYTES: Final = re.compile(
+    r"(?:data:[a-z]+/[a-z0-9.+-]+;base64,)?(?:iVBORw0KGgo|/9j/|R0lGOD|UklGR|SUQz|//[suvw])[A-Za-z0-9+/]*={0,2}"
+)
+_TEXT: Final = {"text": _READ}
+_CALL: Final = {"id": _READ, "function": {"": {"name": _READ, "arguments": _READ}}}
+_CHAT_PARTS: Final = {
+    "str": _READ,
+    "text": {"text": _READ, "refusal": _READ},
+    "refusal": {"text": _READ, "refusal": _READ},
+    "image_url": {"image_url": {"": {"url": _MEDIA}}},
+    "input_audio": {"input_audio": {"": {"data": _MEDIA}}},
+}
+_CHAT_MESSAGE: Final = {
+    "role": _READ,
+    "content": _CHAT_PARTS,
+    "tool_calls": {"": _CALL, "function": _CALL},
+    "tool_call_id": _READ,
+}
+_RESPONSE_PARTS: Final = {
+    "str": _READ,
+    **dict.fromkeys(("input_text", "output_text", "text"), _TEXT),
+    "refusal": {"refusal": _READ},
+    "input_image": {"image_url": _MEDIA},
+}
+_RESPONSE_MESSAGE: Final = {"role": _READ, "content": _RESPONSE_PARTS}
+_RESPONSE_ITEMS: Final = {
+    "str": _READ,
+    "": _RESPONSE_MESSAGE,
+    "message": _RESPONSE_MESSAGE,
+    "function_call": {"call_id": _READ, "name": _READ, "arguments": _READ},
+    "function_call_output": {"call_id": _READ, "output": _RESPONSE_PARTS},
+}
+_BLOCKS: Final = {
+    "str": _READ,
+    "text": _TEXT,
+    "image": {"source": {"base64": {"data": _MEDIA}, "url": {}}},
+    "tool_use": {"id": _READ, "name": _READ, "input": _READ},
+}
+_RESULT: Final = {"tool_result": {"tool_use_id": _READ, "content": _BLOCKS}}
+#: By route and field, which parts of it policies get as messages: by the type of an object ("" for none) and its fields.
+_READ_AS_MESSAGES: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
+    {
+        "chat": {"messages": {"": _CHAT_MESSAGE}},
+        "completions": {"prompt": {"str": _READ}, "suffix": _READ},
+        "responses": {"input": _RESPONSE_ITEMS, "instructions": _READ},
+        "messages": {"messages": {"": {"role": _READ, "content": {**_BLOCKS, **_RESULT}}}, "system": _BLOCKS},
+        "embeddings": {"input": {"str": _READ}},
+    }
+)
+#: Sampling parameters of vLLM and SGLang beyond the API: forwarded where they hold numbers and flags alone.
+_EXTENSIONS: Final = frozenset((
+    "add_generation_prompt", "add_special_tokens", "allowed_token_ids", "best_of", "continue_final_message",
+    "echo", "ignore_eos", "include_reasoning", "include_stop_str_in_output", "length_penalty", "min_new_tokens", "min_tokens",
+    "no_stop_trim", "priority", "prompt_logprobs", "return_tokens_as_token_ids", "separate_reasoning",
+    "skip_special_tokens", "spaces_between_special_tokens", "stop_token_ids", "stream_reasoning",
+    "truncate_prompt_tokens", "use_beam_search",
+))  # fmt: skip
+#: APIs whose fields are checked here; those of the Responses and the Messages API are where they are read.
+_CHECKED: Final = ("chat", "completions", "embeddings")
+_KNOWN_OF_MESSAGE: Final = (
+    "annotations", "audio", "content", "function_call", "name", "parsed", "reasoning", "reasoning_content", "refusal",
+    "role", "tool_call_id", "tool_calls",
+)  # fmt: skip
+
+
+def texts_beside_messages(route: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Everything in ``body`` that policies do not get as messages, except numbers and flags, in the form of the body.
+
+    In a list, None stands for an element of which nothing is left. Raises `EndpointError` (400) that names a field which
+    is not known: what cannot be read is not forwarded.
+    """
+    if route in _CHECKED:
+        extensions = (name for name in _EXTENSIONS & body.keys() if route != "embeddings" and _numbers(body[name]))
+        only_known(body, {*FIELDS[route], *extensions}, _WHOSE)
+    for index, message in enumerate(body["messages"] if route == "chat" else ()):
+        only_known(message, _KNOWN_OF_MESSAGE, f"messages[{index}] at {_WHOSE}")
+    plain = {"model": _READ, **_READ_AS_MESSAGES[route]}
+    beside = {name: _rest(value, plain.get(name)) for name, value in body.items()}
+    return {name: value for name, value in beside.items() if not isinstance(value, int | float | None)}
+
+
+def _numbers(value: Any) -> bool:
+    return all(
+        isinstance(one, int | float) for one in (cast("list[Any]", value) if isinstance(value, list) else [value])
+    )
+
+
+def _rest(value: Any, read: Any) -> Any:
+    """What is left of ``value``; None for nothing."""
+    if read is None:
+        return value
+    if read == _READ or (isinstance(value, str) and read != _MEDIA and "str" in read):
+        return None
+    if isinstance(value, list):
+        left = [_rest(one, read) for one in cast("list[Any]", value)]
+        return left if any(one is not None for one in left) else None
+    if read == _MEDIA:
+        return None if isinstance(value, str) and _MEDIA_BYTES.fullmatch(value) else value
+    kind = cast("dict[str, Any]", value).get("type") if isinstance(value, dict) else None
+    fields: Mapping[str, Any] | None = read.get(kind or "") if isinstance(kind, str | None) else None
+    if fields is None or not isinstance(value, dict):
+        return value
+    rest = {name: _rest(one, fields.get(name)) for name, one in cast("dict[str, Any]", value).items() if name != "type"}
+    return {name: one for name, one in rest.items() if one is not None} or None
+
+
+def with_texts(body: Any, before: Any, after: Any) -> Any:
+    """``body`` with the texts that differ between ``before``, what `texts_beside_messages` gave, and ``after``.
+
+    Raises `EndpointError` (403) for another change: it cannot be carried over.
+    """
+    if before == after:
+        return body
+    if isinstance(before, Mapping) and isinstance(after, Mapping) and before.keys() == after.keys():
+        return {**body, **{name: with_texts(body[name], before[name], after[name]) for name in before}}
+    if isinstance(before, list) and isinstance(after, list | tuple) and len(cast("list[Any]", before)) == len(after):
+        return [with_texts(*each) for each in zip(body, before, after, strict=True)]
+    if isinstance(before, str) and isinstance(after, str):
+        return after
+    raise EndpointError("a policy changed more of the request than its texts, which cannot be carried over", status=403)

@@ -9,12 +9,11 @@ from typing import Any, cast
 from lgov_core.errors import EndpointError, LgovError, UpstreamError
 from lgov_core.wire import fields
 from lgov_core.wire.chat import read_chat_request
-from lgov_core.wire.exchange import Changes, ChatRequest, Completion, Place, ToolCall
+from lgov_core.wire.exchange import Changes, ChatRequest, Completion, Place, ToolCall, text_completion, unreadable_parts
 from lgov_core.wire.fields import json_text, load_object
 from lgov_core.wire.known_fields import Use, accepted_fields, fields_with
 from lgov_core.wire.reply_writer import Item, TranslatedWriter
 from lgov_core.wire.sse import Assembler, frame, read_event
-from lgov_core.wire.text_reply import text_completion, unreadable_parts
 
 Message = dict[str, Any]
 

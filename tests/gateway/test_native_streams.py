@@ -12,9 +12,7 @@ import httpx
 import pytest
 
 from lgov_core.testing import ScriptedReply, call
-from lgov_core.testing.scripted_completion import CompletionWriter
-from lgov_core.testing.scripted_message import MessageWriter
-from lgov_core.testing.scripted_response import ResponseWriter
+from lgov_core.testing.scripted_reply import CompletionWriter, MessageWriter, ResponseWriter
 
 ALL = ("chat", "completions", "responses", "messages", "embeddings")
 USER = {"role": "user", "content": "hi"}

@@ -1,4 +1,7 @@
-"""Policy at the endpoint, for agents whose own process is not governed: judges what models read and write."""
+"""Policy at the endpoint, for agents whose own process is not governed: judges what models read and write.
+
+`open_gate` makes a `PolicyGate` for a policy file.
+"""
 
 from __future__ import annotations
 
@@ -6,34 +9,23 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from lgov_core._util.bounded import BoundedDict
 from lgov_core.errors import LgovError
-from lgov_core.gateway.policy.gate_actions import (
-    call_arguments,
-    endpoint_action,
-    reply_action,
-    rewritten_messages,
-    unclear_calls,
-)
-from lgov_core.gateway.policy.user_texts import UserTexts
+from lgov_core.gateway.policy.gate_calls import UserTexts
 from lgov_core.gateway.protocol import GateRefusal, GateReply, GateRequest
-from lgov_core.governor import Governor
-from lgov_core.policies.policy_set import PolicySet
-from lgov_core.policies.reload import ReloadingPolicySet
+from lgov_core.governor import Governor, ObservedDecision
+from lgov_core.hookspecs import hookimpl
 from lgov_core.types import Action, Decision, Effect, ModelCallFailed, Point, Source, ToolOutcome, new_id
-from lgov_core.wire.exchange import ToolCall
+from lgov_core.wire.exchange import ToolCall, unclear_ids
 
 if TYPE_CHECKING:
     from lgov_core.audit import AuditLog
+    from lgov_core.governance import Governance
     from lgov_core.store import TraceStore
 
-_HOOKS = {
-    Point.INPUT: "lgov_input",
-    Point.OUTPUT: "lgov_output",
-    Point.POST_TOOL_CALL: "lgov_post_tool_call",
-}
+
 _JUDGED_ROLES = {"user": Point.INPUT, "tool": Point.POST_TOOL_CALL}
 #: The number of texts whose decisions are remembered.
 _REMEMBERED = 16_384
@@ -124,7 +116,7 @@ class PolicyGate:
 
     async def _judge_messages(self, asked: GateRequest) -> Sequence[Mapping[str, Any]]:
         """The messages with what has to be replaced in them; the same object if nothing has."""
-        covered = {point for point in _JUDGED_ROLES.values() if self._covers(point)}
+        covered = {point for point in _JUDGED_ROLES.values() if self.governor.covers(point)}
         since = max((at + 1 for at, one in enumerate(asked.messages) if one["role"] == "assistant"), default=0)
         said = frozenset(await self._user_texts.among(asked))
         calls: dict[str, Mapping[str, Any]] = {}
@@ -193,7 +185,7 @@ class PolicyGate:
         kept, denials = await self._judge_calls(asked, reply)
         if denials:
             text = "\n".join([text, *denials] if text else denials)
-        elif not kept and text and self._covers(Point.OUTPUT):
+        elif not kept and text and self.governor.covers(Point.OUTPUT):
             text = await self._judge_output(asked, text)
         if text == reply.text and kept == reply.tool_calls and reasoning == reply.reasoning:
             return reply
@@ -209,7 +201,7 @@ class PolicyGate:
         decision = await self._decide(action)
         if decision.blocks or decision.text not in (None, reply.reasoning):
             return ""
-        if self._covers(Point.OUTPUT) and await self._judge_output(asked, reply.reasoning) != reply.reasoning:
+        if self.governor.covers(Point.OUTPUT) and await self._judge_output(asked, reply.reasoning) != reply.reasoning:
             return ""
         return reply.reasoning
 
@@ -254,13 +246,6 @@ class PolicyGate:
             denials.append(decision.denial_message())
         return tuple(kept), denials
 
-    def _covers(self, point: Point) -> bool:
-        """Whether any policy or hook judges at ``point``."""
-        for policy in self.governor.policies:
-            if not isinstance(policy, PolicySet | ReloadingPolicySet) or any(point in one.on for one in policy.rules):
-                return True
-        return bool(getattr(self.governor.manager.hook, _HOOKS[point]).get_hookimpls())
-
 
 def _refusal(decision: Decision) -> GateRefusal:
     status = 503 if decision.fault else 403 if decision.abort else 200
@@ -271,3 +256,110 @@ def _failed(error: Exception) -> GateRefusal:
     return GateRefusal(
         f"DENIED by policy lgov/gate-failed: the judgement of this call failed ({type(error).__name__}).", status=503
     )
+
+
+FRAMEWORK: Final = "endpoint"
+
+
+def endpoint_action(asked: GateRequest, point: Point, name: str, kind: Any, **fields: Any) -> Action:
+    """An action of the call ``asked``, with further ``fields`` of `Action`."""
+    fields = {"arguments": {}, **fields, "rollout_id": asked.rollout_id, "attempt": asked.attempt}
+    return Action(point, name, kind, agent=asked.agent, framework=FRAMEWORK, **fields)
+
+
+def reply_action(asked: GateRequest, reply: GateReply, *, first: bool) -> Action:
+    """The action of one choice of the reply; the ``first`` one ends the operation of the call."""
+    calls = [
+        {"id": call.call_id, "name": call.name, "args": call_arguments(call.arguments) or call.arguments}
+        for call in reply.tool_calls
+    ]
+    arguments: dict[str, Any] = {"tool_calls": calls}
+    if reply.prompt_tokens is not None and reply.completion_tokens is not None:
+        arguments["usage"] = {"input_tokens": reply.prompt_tokens, "output_tokens": reply.completion_tokens}
+    return endpoint_action(
+        asked,
+        Point.POST_MODEL_CALL,
+        asked.model,
+        "model",
+        arguments=arguments,
+        text=reply.text,
+        call_id=reply.response_id,
+        context={"finish_reason": reply.finish_reason},
+        operation_id=asked.operation_id if first else None,
+    )
+
+
+def rewritten_messages(sent: Sequence[Mapping[str, Any]], wanted: Any) -> list[Mapping[str, Any]]:
+    """The messages as a policy left them. Raises `ValueError` unless only texts differ."""
+    found = cast("Sequence[Mapping[str, Any]]", wanted) if isinstance(wanted, Sequence) else ()
+    if len(found) != len(sent):
+        raise ValueError("a policy added or removed messages")
+    for old, new in zip(sent, found, strict=True):
+        if not isinstance(new.get("content"), str) or {**old, "content": ""} != {**new, "content": ""}:
+            raise ValueError("a policy changed more of a message than its text")
+    return list(found)
+
+
+def unclear_calls(calls: Sequence[ToolCall]) -> str | None:
+    """Why a decision cannot be assigned to exactly one of ``calls``; a call alone (of a legacy reply) needs no id."""
+    return unclear_ids([{"id": call.call_id} for call in calls]) if len(calls) > 1 else None
+
+
+def call_arguments(text: str) -> dict[str, Any] | None:
+    """The arguments of a tool call; None where they are not one JSON object with each key once.
+
+    Two readers could read a repeated key differently. Blank text is ``{}``.
+    """
+    if not text.strip():
+        return {}
+    try:
+        value = json.loads(text, object_pairs_hook=_each_key_once)
+    except (ValueError, RecursionError):
+        return None
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
+
+
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key is repeated")
+    return found
+
+
+def open_gate(governance: Governance, *, store: TraceStore | None = None) -> PolicyGate:
+    """A gate that judges by the policy file of ``governance`` and commits its decisions to its record.
+
+    With a ``store``, which stays the caller's, what was denied or changed is written there as spans and rewards, whatever
+    store ``governance`` names. The caller closes the gate. Raises `LgovError` for a file that does not load or a record that
+    cannot be opened.
+    """
+    from lgov_core.air import AirPlugin
+    from lgov_core.audit import AuditLog
+
+    plugins = [] if store is None else [AirPlugin(governance.reward_rules()), _DenialSink(store, governance.content)]
+    # The recorded calls have the content.
+    opened = replace(governance, store=None, content=False).open(plugins=plugins, rewards=False)
+    assert isinstance(opened.audit, AuditLog)  # nothing serves inside a box
+    return PolicyGate(opened.governor, owns=[opened.audit], store=store)
+
+
+class _DenialSink:
+    """Writes what policies denied or changed, or would have in shadow mode, to the store.
+
+    What they allowed is in the audit record. Decisions have their reasons; arguments and results are in the recorded calls, as
+    policies left them, and not in these spans.
+    """
+
+    def __init__(self, store: TraceStore, content: bool) -> None:
+        from lgov_core.trace.sink import StoreSink
+
+        self._decisions = StoreSink(store, content=content)
+        self._others = StoreSink(store, content=False)
+
+    @hookimpl
+    def lgov_observe(self, event: Any) -> None:
+        """See `lgov_core.hookspecs.lgov_observe`."""
+        if not isinstance(event, ObservedDecision):
+            self._others.lgov_observe(event)
+        elif event.decision.effect > Effect.ALLOW or event.decision.unenforced:
+            self._decisions.lgov_observe(event)

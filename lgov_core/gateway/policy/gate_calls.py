@@ -1,17 +1,25 @@
-"""Calls and replies as policies see them, and the changes of policies carried back into them."""
+"""Calls and replies as policies see them, whose their texts are, and the changes of policies carried back into them."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, Final
 
+from lgov_core._util.bounded import BoundedDict
 from lgov_core.errors import EndpointError
 from lgov_core.gateway.protocol import GateReply, GateRequest
-from lgov_core.gateway.serving.attribution import Attribution
+from lgov_core.gateway.serving.access import Attribution
 from lgov_core.wire.apis import Exchange
 from lgov_core.wire.exchange import Changes, ChatRequest, ChoiceChange, Completion, ToolCall
 from lgov_core.wire.fields import load_object, shown
-from lgov_core.wire.request_texts import texts_beside_messages, with_texts
+from lgov_core.wire.known_fields import texts_beside_messages, with_texts
+
+if TYPE_CHECKING:
+    from lgov_core.store import TraceStore
+
 
 #: Roles that policies can read.
 _ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
@@ -44,7 +52,7 @@ def _plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
             f"policies cannot read a message with {what}", hint=f"roles are {', '.join(sorted(_ROLES))}; use tool_calls"
         )
     role = "system" if message["role"] == "developer" else message["role"]
-    seen: dict[str, Any] = {"role": role, "content": _text(message.get("content"))}
+    seen: dict[str, Any] = {"role": role, "content": _content_text(message.get("content"))}
     if calls := message.get("tool_calls"):
         written = [call["function"].get("arguments") or "{}" for call in calls]
         seen["tool_calls"] = [
@@ -60,7 +68,7 @@ def _plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
     return seen
 
 
-def _text(content: Any) -> str:
+def _content_text(content: Any) -> str:
     if isinstance(content, str):
         return content
     if content is not None and not isinstance(content, list):
@@ -150,3 +158,60 @@ def changes_of(before: Sequence[GateReply], after: Sequence[GateReply], passed: 
 def refusal_completion(text: str, response_id: str, model: str) -> Completion:
     """A refusal as a finished reply of one choice. It has no tokens: no model wrote it."""
     return Completion(response_id, model, text, text, (), "stop", None, None, None, None, 0, 0)
+
+
+#: The number of attempts that are remembered, and of texts of one.
+_ATTEMPTS: Final = 16_384
+_TEXTS: Final = 512
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """The marks of the user's texts; ``open`` until the first reply."""
+
+    open: bool
+    texts: set[int] = field(default_factory=set[int])
+
+
+class UserTexts:
+    """Knows the texts with which attempts began: those in the user's role in the calls before the first reply.
+
+    What comes after a reply, in whatever role, may be what a model wrote to another agent, or what a tool returned. Of a
+    call without a rollout the messages before the first reply in it count; texts to be embedded never do. An attempt of
+    which the store has calls and this object knows nothing has no user's texts. For one event loop.
+    """
+
+    def __init__(self, store: TraceStore | None) -> None:
+        self._store = store
+        self._attempts: BoundedDict[tuple[str, int], _Attempt] = BoundedDict(_ATTEMPTS)
+
+    async def among(self, asked: GateRequest) -> list[str]:
+        """The user's texts among the messages of ``asked``."""
+        messages = [one for one in asked.messages if one["role"] != "system"]
+        if asked.route == "embeddings":
+            return []
+        if asked.rollout_id is None or asked.attempt is None:
+            return [one["content"] for one in takewhile(lambda one: one["role"] == "user", messages)]
+        texts = [one["content"] for one in messages if one["role"] == "user" and one["content"]]
+        attempt = await self._attempt(asked.rollout_id, asked.attempt)
+        if attempt.open and len(attempt.texts) < _TEXTS:
+            attempt.texts.update(map(hash, texts[:_TEXTS]))
+        return [text for text in texts if hash(text) in attempt.texts]
+
+    def replied(self, asked: GateRequest) -> None:
+        """A model has replied to ``asked``."""
+        if asked.rollout_id is not None and asked.attempt is not None:
+            attempt = self._attempts.get((asked.rollout_id, asked.attempt))
+            if attempt is not None:
+                attempt.open = False
+
+    async def _attempt(self, rollout_id: str, number: int) -> _Attempt:
+        key = (rollout_id, number)
+        if self._attempts.get(key) is None:
+            begun = await asyncio.to_thread(self._has_begun, rollout_id, number)
+            if self._attempts.get(key) is None:
+                self._attempts.put(key, _Attempt(open=not begun))
+        return self._attempts.get(key) or _Attempt(open=False)
+
+    def _has_begun(self, rollout_id: str, number: int) -> bool:
+        return self._store is not None and any(call.attempt == number for call in self._store.calls([rollout_id]))

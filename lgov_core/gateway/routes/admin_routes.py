@@ -12,9 +12,9 @@ from starlette.responses import Response
 from lgov_core.errors import EndpointError, ScopeError
 from lgov_core.gateway.routes.bodies import json_response, read_object
 from lgov_core.gateway.serving.access import Access, RuledRoute
-from lgov_core.gateway.serving.admission import Admission
 from lgov_core.gateway.serving.capture import Counters
 from lgov_core.gateway.serving.keys import KeyRing
+from lgov_core.gateway.serving.limits import Admission
 from lgov_core.gateway.serving.metrics import CONTENT_TYPE, Metrics
 from lgov_core.wire.fields import flag, number, only_known, text
 

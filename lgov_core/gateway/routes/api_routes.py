@@ -1,18 +1,20 @@
-"""The routes of the model APIs, each alone and under a rollout's prefix."""
+"""The routes of the model APIs, each alone and under a rollout's prefix, and the conversations that they remember."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from lgov_core._util.bounded import BoundedDict
 from lgov_core.errors import EndpointError, LgovError
 from lgov_core.gateway.policy.gate_calls import (
     changed_exchange,
@@ -21,21 +23,27 @@ from lgov_core.gateway.policy.gate_calls import (
     gate_request,
     refusal_completion,
 )
-from lgov_core.gateway.protocol import ANY_MODEL, Engine, Gate, GateRefusal, GateRequest, speaks
+from lgov_core.gateway.protocol import (
+    ANY_MODEL,
+    Engine,
+    Gate,
+    GateRefusal,
+    GateReply,
+    GateRequest,
+    UpstreamRejection,
+    speaks,
+)
 from lgov_core.gateway.routes.bodies import ROLLOUT_PREFIX, json_response, read_object
-from lgov_core.gateway.routes.embeddings import judged_answer, judged_embeddings
-from lgov_core.gateway.routes.response_memory import ResponseMemory
-from lgov_core.gateway.serving.access import Access, RuledRoute, grant_of
-from lgov_core.gateway.serving.attribution import Attribution, attribute
+from lgov_core.gateway.serving.access import Access, Attribution, RuledRoute, attribute, grant_of
 from lgov_core.gateway.serving.capture import Capture, ReceivedCall
 from lgov_core.gateway.serving.limits import retry_headers
 from lgov_core.gateway.serving.streaming import StreamedReply, as_lgov_error
-from lgov_core.gateway.upstream.received import UpstreamRejection
 from lgov_core.types import new_id
 from lgov_core.wire.apis import APIS, MESSAGES, RESPONSES, Api, Exchange, api_of
 from lgov_core.wire.content import read_events
 from lgov_core.wire.exchange import Completion, StreamPiece
-from lgov_core.wire.fields import model_name
+from lgov_core.wire.fields import model_name, shown
+from lgov_core.wire.known_fields import texts_beside_messages
 from lgov_core.wire.messages import read_messages_request
 from lgov_core.wire.responses import chat_messages, input_messages
 
@@ -306,3 +314,150 @@ class ApiRoutes:
             hint = f"POST /v1 {', '.join(one.path for one in APIS)}, GET /v1/models and GET /healthz are there"
             return self.refuse(EndpointError(what, status=error.status_code, hint=hint), api)
         return self.refuse(EndpointError(f"{type(error).__name__}: {error}", status=500), api)
+
+
+_T = TypeVar("_T")
+
+
+async def judged_embeddings(
+    gate: Gate,
+    embed: Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]],
+    body: Mapping[str, Any],
+    who: Attribution,
+) -> Mapping[str, Any]:
+    """What ``embed`` answers to ``body``, if ``gate`` lets the call through. Fails closed.
+
+    Raises `EndpointError`: 400 for input that is not text, 403 where a policy denied the call or would have changed it
+    (an embedding cannot carry a denial), 503 where the judgement failed.
+    """
+    given = body.get("input")
+    texts = given if isinstance(given, list) and given else [given]
+    if not all(isinstance(text, str) for text in texts):
+        raise EndpointError(f"policies cannot read the input {shown(given)}", hint="send it as text")
+    judged = GateRequest(
+        model=model_name(body),
+        messages=[{"role": "user", "content": text} for text in texts],
+        route="embeddings",
+        fields=texts_beside_messages("embeddings", body),
+        rollout_id=who.rollout_id,
+        attempt=who.attempt,
+        agent=who.agent,
+    )
+    return await judged_answer(gate, judged, partial(embed, body), _prompt_tokens)
+
+
+def _prompt_tokens(reply: Mapping[str, Any]) -> int:
+    read: Any = reply.get("usage")
+    tokens = read.get("prompt_tokens") if isinstance(read, dict) else None
+    return tokens if type(tokens) is int else 0
+
+
+async def judged_answer(
+    gate: Gate, judged: GateRequest, ask: Callable[[], Awaitable[_T]], used: Callable[[_T], int]
+) -> _T:
+    """What ``ask`` answers, which is no text, if ``gate`` lets the call ``judged`` through as it is. Fails closed.
+
+    ``used`` reads from the answer the tokens that were used. Raises `EndpointError`, as `judged_embeddings`.
+    """
+    try:
+        if await gate.admit(judged) is not judged:
+            raise EndpointError(f"a policy changed the call, which {judged.route} cannot carry", status=403)
+        try:
+            reply = await ask()
+        except Exception as error:
+            await gate.failed(judged, error)
+            raise
+        await gate.release(judged, [GateReply(new_id("emb"), "", (), "stop", used(reply), 0)])
+        return reply
+    except GateRefusal as refusal:
+        if refusal.status != 200:
+            raise
+        raise GateRefusal(refusal.text, status=403, decision_id=refusal.decision_id) from refusal
+
+
+Message = Mapping[str, Any]
+#: A rollout and its attempt.
+Owner = tuple[str | None, int | None]
+
+#: The number of responses kept by an upstream whose owner is remembered.
+_MOST_NOTED = 65_536
+#: Turns, and bytes of text, that are kept here.
+_MOST_TURNS = 4096
+_MOST_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    whose: Owner
+    previous: str | None
+    messages: tuple[Message, ...]
+    size: int
+
+
+class ResponseMemory:
+    """The latest conversations of the Responses API, as chat messages, in this process only.
+
+    Each turn is kept once, with the id of the turn before it: at most 4,096 turns and about 64 MiB of text, least recently
+    used first to go. Only calls of the same rollout and attempt find a conversation. For one event loop.
+    """
+
+    def __init__(self) -> None:
+        self._bytes = 0
+        self._turns: OrderedDict[str, _Turn] = OrderedDict()
+        self._elsewhere: BoundedDict[str, Owner] = BoundedDict(_MOST_NOTED)
+
+    def find(self, response_id: str, who: Attribution) -> list[Message]:
+        """The conversation up to and with that response. Raises `EndpointError` (404) where it is not known."""
+        parts: list[tuple[Message, ...]] = []
+        following: str | None = response_id
+        while following is not None:
+            turn = self._turns.get(following)
+            if turn is None or turn.whose != (who.rollout_id, who.attempt):
+                raise _unknown(response_id)
+            self._turns.move_to_end(following)
+            parts.append(turn.messages)
+            following = turn.previous
+        return [message for part in reversed(parts) for message in part]
+
+    def keep(self, response_id: str, who: Attribution, previous: str | None, messages: Sequence[Message]) -> None:
+        """Keeps one turn: what was asked, without what came before, and what was answered."""
+        size = len(repr(messages))
+        self._turns[response_id] = _Turn((who.rollout_id, who.attempt), previous, tuple(messages), size)
+        self._bytes += size
+        while len(self._turns) > _MOST_TURNS or (self._bytes > _MOST_BYTES and len(self._turns) > 1):
+            _, dropped = self._turns.popitem(last=False)
+            self._bytes -= dropped.size
+
+    def note(self, response_id: str, who: Attribution) -> None:
+        """Notes the owner of a response that the upstream keeps itself."""
+        self._elsewhere.put(response_id, (who.rollout_id, who.attempt))
+
+    def check(self, body: Mapping[str, Any], who: Attribution) -> None:
+        """Raises `EndpointError` (404, 400) for a request that names what the upstream keeps and is not the caller's own.
+
+        A call of a rollout may continue responses noted for that attempt only; other calls any that are not noted for
+        another one.
+        """
+        previous = body.get("previous_response_id")
+        whose = (who.rollout_id, who.attempt)
+        if previous is not None:
+            noted = self._elsewhere.get(previous) if isinstance(previous, str) else None
+            if noted != whose and (noted is not None or who.rollout_id is not None):
+                raise _unknown(previous)
+        if who.rollout_id is None:
+            return
+        items = body.get("input")
+        kinds = [one.get("type") for one in items if isinstance(one, dict)] if isinstance(items, list) else []
+        if body.get("conversation") is not None or "item_reference" in kinds:
+            raise EndpointError(
+                "a call of a rollout cannot name a conversation or items that the upstream keeps",
+                hint="send the conversation as input, or previous_response_id",
+            )
+
+
+def _unknown(response_id: object) -> EndpointError:
+    return EndpointError(
+        f"the response {response_id!r}, which 'previous_response_id' names, is not known here",
+        status=404,
+        hint="send the conversation as input: it is kept for a while, and in this process only",
+    )

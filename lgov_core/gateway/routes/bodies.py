@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lgov_core.errors import EndpointError
-from lgov_core.gateway.upstream.received import ReceivedBody
+from lgov_core.gateway.protocol import ReceivedBody
 from lgov_core.wire.fields import json_bytes
 
 ROLLOUT_PREFIX = "/rollout/{rollout_id}/attempt/{attempt}"

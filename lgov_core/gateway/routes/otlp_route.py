@@ -13,8 +13,15 @@ from starlette.responses import Response
 
 from lgov_core.errors import EndpointError, LgovError, TraceError
 from lgov_core.gateway.routes.bodies import ROLLOUT_PREFIX, read_body
-from lgov_core.gateway.serving.access import Access, RuledRoute
-from lgov_core.gateway.serving.attribution import ATTEMPT_HEADER, ROLLOUT_HEADER, Attribution, attribute, bearer_key
+from lgov_core.gateway.serving.access import (
+    ATTEMPT_HEADER,
+    ROLLOUT_HEADER,
+    Access,
+    Attribution,
+    RuledRoute,
+    attribute,
+    bearer_key,
+)
 from lgov_core.gateway.serving.keys import KeyGrant, KeyRing
 from lgov_core.gateway.serving.metrics import Reading
 from lgov_core.store import TraceStore

@@ -11,8 +11,8 @@ from typing import Any
 
 from lgov_core.errors import LgovError, StoreError
 from lgov_core.gateway.protocol import Engine
-from lgov_core.gateway.serving.admission import Admission
-from lgov_core.gateway.serving.attribution import Attribution
+from lgov_core.gateway.serving.access import Attribution
+from lgov_core.gateway.serving.limits import Admission
 from lgov_core.store import TraceStore
 from lgov_core.types import CapturedCall, new_id
 from lgov_core.wire.apis import Exchange

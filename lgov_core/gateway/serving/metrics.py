@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from lgov_core.gateway.serving.admission import Admission
+from lgov_core.gateway.serving.limits import Admission
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 #: Upper bounds of the buckets of times, in seconds.

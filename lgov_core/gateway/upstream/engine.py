@@ -12,10 +12,9 @@ from typing import Any, Final
 import aiohttp
 
 from lgov_core.errors import EndpointError, UpstreamError
-from lgov_core.gateway.protocol import ANY_MODEL
-from lgov_core.gateway.serving.attribution import caller
+from lgov_core.gateway.protocol import ANY_MODEL, ReceivedBody, UpstreamRejection
+from lgov_core.gateway.serving.access import caller
 from lgov_core.gateway.upstream.pool import FAILURES, Replica, UpstreamPool
-from lgov_core.gateway.upstream.received import ReceivedBody, UpstreamRejection
 from lgov_core.wire.apis import BY_ROUTE
 from lgov_core.wire.exchange import ChatRequest, Completion, StreamPiece
 from lgov_core.wire.fields import json_bytes, read_reply_object

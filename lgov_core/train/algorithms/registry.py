@@ -18,7 +18,7 @@ from lgov_core.errors import SettingsError
 from lgov_core.train.settings import TrainSettings
 
 if TYPE_CHECKING:
-    from lgov_core.gateway.mounted_app import MountedApp
+    from lgov_core.gateway.server import MountedApp
 
 
 @dataclass(frozen=True, slots=True)

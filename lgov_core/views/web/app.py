@@ -19,8 +19,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from lgov_core.errors import LgovError
-from lgov_core.gateway.mounted_app import served_alone
-from lgov_core.gateway.server import EndpointServer
+from lgov_core.gateway.server import EndpointServer, served_alone
 from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.views.pages.approvals import AnsweredRequest, answer_approval, list_approvals
 from lgov_core.views.web import answers
@@ -208,7 +207,7 @@ def _user() -> str:
 
 
 class MountedWindow:
-    """A window for an endpoint: a `lgov_core.gateway.mounted_app.MountedApp`.
+    """A window for an endpoint: a `lgov_core.gateway.server.MountedApp`.
 
     ``say`` gets the address to open, which works once, and another one as soon as it was used.
     """
