@@ -1,4 +1,4 @@
-"""What the shared store needs of a database: connections, transactions and errors.
+"""The database as the shared store uses it: connections, transactions and errors.
 
 Statements are written once, in PostgreSQL's SQL with ``?`` for each value. A sequence is given as a list, for ``= ANY(?)``.
 Each database translates what it writes differently.
@@ -55,19 +55,19 @@ class Transaction(ABC):
             self.change_each(_NAME_ROLLOUT, named)
 
     @abstractmethod
-    def _run(self, statement: str, given: Sequence[Any]) -> Any:
+    def _run(self, statement: str, values: Sequence[Any]) -> Any:
         """Runs a statement and returns the driver's cursor."""
 
-    def execute(self, statement: str, given: Sequence[Any] = ()) -> list[Row]:
+    def execute(self, statement: str, values: Sequence[Any] = ()) -> list[Row]:
         """Runs a statement and returns its rows."""
-        return self._run(statement, given).fetchall()
+        return self._run(statement, values).fetchall()
 
-    def change(self, statement: str, given: Sequence[Any] = ()) -> int:
+    def change(self, statement: str, values: Sequence[Any] = ()) -> int:
         """Runs a statement and returns how many rows it changed."""
-        return self._run(statement, given).rowcount
+        return self._run(statement, values).rowcount
 
     @abstractmethod
-    def change_each(self, statement: str, given: Sequence[Sequence[Any]]) -> int:
+    def change_each(self, statement: str, values: Sequence[Sequence[Any]]) -> int:
         """Runs a statement once for each item of ``given``; returns how many rows were changed in all."""
 
     @abstractmethod
@@ -101,7 +101,7 @@ class Database(ABC):
         """
 
     @abstractmethod
-    def fetch(self, query: str, given: Sequence[Any] = (), *, limit_s: float | None = None) -> list[Row]:
+    def fetch(self, query: str, values: Sequence[Any] = (), *, limit_s: float | None = None) -> list[Row]:
         """All rows of a query over committed data. Raises `StoreError`.
 
         One that takes longer than ``limit_s`` seconds is stopped: `QueryTooSlow`.

@@ -77,9 +77,9 @@ def migrate_decisions(
 ) -> None:
     """Fills the tables of decisions from the spans of an older store, inside the transaction that brings it up to date."""
     last = 0
-    while found := execute(_OLD_DECISIONS, (last,)):
-        last = found[-1][0]
-        _insert(change_each, [(_kind_of(text), _second(started_at), seq) for seq, started_at, text in found], "seq")
+    while spans := execute(_OLD_DECISIONS, (last,)):
+        last = spans[-1][0]
+        _insert(change_each, [(_kind_of(text), _second(started_at), seq) for seq, started_at, text in spans], "seq")
 
 
 def _insert(

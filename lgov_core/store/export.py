@@ -26,6 +26,8 @@ KINDS: Final[dict[str, type[Any]]] = {
 _JSON: Final = {"input", "result", "request", "response", "attributes", "events"}
 _NUMBERS: Final = {"started_at", "ended_at", "created_at", "value", "temperature", "top_p"}
 _INTEGERS: Final = {"attempt", "choice", "weights_version"}
+#: Of an attempt, what a store does not keep: it is the rollout's.
+_ELSEWHERE: Final = {"task_id"}
 _ROWS_A_GROUP: Final = 1000
 
 
@@ -34,7 +36,7 @@ def values_of(
 ) -> Iterator[Any]:
     """The values of one kind, in the order of writing: all of them, or those of a run, or those of some rollouts."""
     if run_id is not None:
-        rollout_ids = [one.rollout_id for one in store.rollouts(run_id=run_id, ids=rollout_ids)]
+        rollout_ids = [rollout.rollout_id for rollout in store.rollouts(run_id=run_id, ids=rollout_ids)]
     if kind == "rollout":
         return iter(store.rollouts(ids=rollout_ids))
     read = {"attempt": store.attempts, "call": store.calls, "reward": store.rewards, "span": store.spans}[kind]
@@ -69,7 +71,7 @@ def write_parquet(
     except OSError as error:
         raise ExportError(f"{folder} cannot be created: {error.strerror}", hint="name another folder") from error
     for kind, shape in KINDS.items():
-        schema = pa.schema([(one.name, _column(pa, one.name)) for one in fields(shape)])
+        schema = pa.schema([(name, _column(pa, name)) for name in _columns(shape)])
         path = folder / f"{kind}s.parquet"
         try:
             with atomic_file(path, ExportError) as beside, pq.ParquetWriter(beside, schema) as writer:
@@ -82,16 +84,21 @@ def write_parquet(
     return count
 
 
+def _columns(shape: type[Any]) -> list[str]:
+    """The names of the fields of a kind that are exported."""
+    return [field.name for field in fields(shape) if shape is not Attempt or field.name not in _ELSEWHERE]
+
+
 def _fields(value: Any) -> dict[str, Any]:
-    return {one.name: getattr(value, one.name) for one in fields(value)} | (
+    return {name: getattr(value, name) for name in _columns(type(value))} | (
         {"events": [asdict(event) for event in value.events]} if isinstance(value, Span) else {}
     )
 
 
 def _flat(value: Any) -> dict[str, Any]:
     return {
-        name: (None if one is None else rows.json_text(one, name)) if name in _JSON else one
-        for name, one in _fields(value).items()
+        name: (None if value_ is None else rows.json_text(value_, name)) if name in _JSON else value_
+        for name, value_ in _fields(value).items()
     }
 
 

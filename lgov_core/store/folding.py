@@ -61,7 +61,7 @@ class Earlier:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """What a call has in common with the call ``base``, which is its ``seq``; None: nothing.
+    """The parts that a call has in common with the call ``base``, which is its ``seq``; None: nothing.
 
     Its prompt begins with the first ``prompt_shared`` tokens of that call's prompt and response. The values of its request
     that ``request`` names begin, as JSON texts, with ``head`` characters of that call's value of the name, and end
@@ -78,11 +78,11 @@ class Fold:
         return self.prompt_shared * TOKEN + sum(head + tail for head, tail in self.request.values())
 
     def rest_of_prompt(self, prompt: bytes | None) -> bytes | None:
-        """What is left to store of a prompt's token ids."""
+        """Returns the token ids of a prompt that still have to be stored."""
         return prompt if prompt is None else prompt[self.prompt_shared * TOKEN :]
 
     def rest_of_request(self, values: Mapping[str, str]) -> str:
-        """What is left to store of a request, as JSON text: of a value that is folded, a string with what is new."""
+        """Returns what still has to be stored of a request, as JSON text: of a folded value, a string with what is new."""
         return object_text({name: self._rest(name, text) for name, text in values.items()})
 
     def as_row(self) -> tuple[int | None, int, str | None]:
@@ -101,7 +101,7 @@ WHOLE: Final = Fold()
 
 
 def fold(earlier: Earlier, prompt: bytes | None, request: Mapping[str, str]) -> Fold:
-    """What a call with this prompt (token ids) and this request, as in `Earlier`, has in common with ``earlier``."""
+    """Compares a call with this prompt (token ids) and this request, as in `Earlier`, with ``earlier``."""
     shared = 0 if prompt is None else common_prefix(prompt, earlier.tokens) // TOKEN
     repeats: dict[str, tuple[int, int]] = {}
     for name, text in request.items():
@@ -125,10 +125,10 @@ class _Ends:
     by_request: PrefixIndex[str] = field(default_factory=PrefixIndex[str])
 
     def similar(self, prompt: bytes | None, request: Mapping[str, str]) -> Iterable[Earlier]:
-        found = {*self.by_request.neighbours(_conversation(request)[1])}
+        neighbours = {*self.by_request.neighbours(_conversation(request)[1])}
         if prompt is not None:
-            found |= {*self.by_tokens.neighbours(prompt)}
-        return (self.of[seq] for seq in sorted(found))
+            neighbours |= {*self.by_tokens.neighbours(prompt)}
+        return (self.of[seq] for seq in sorted(neighbours))
 
     def add(self, end: Earlier) -> None:
         self.of[end.seq] = end
@@ -166,13 +166,13 @@ class FoldIndex:
         return None if ends is None else ends.newest
 
     def find(self, key: AttemptKey, prompt: bytes | None, request: Mapping[str, str]) -> Fold:
-        """What a call of an attempt repeats of the call that it repeats most of; `WHOLE` if that is not worth it."""
+        """Finds the earlier call of an attempt that a call repeats most of; `WHOLE` if that is not worth it."""
         ends = self._attempts.get(key)
         if ends is None:
             return WHOLE
         best = max(
             (fold(end, prompt, request) for end in ends.similar(prompt, request)),
-            key=lambda one: one.saved,
+            key=lambda fold_: fold_.saved,
             default=WHOLE,
         )
         if best.base is None or best.saved < _WORTH:
@@ -214,7 +214,7 @@ class FoldIndex:
 
 
 def _all_of(before: Earlier, repeats: Fold) -> bool:
-    """Whether a call that repeats so much of ``before`` has all of its tokens and of its conversation."""
+    """True where a call that repeats so much of ``before`` has all of its tokens and of its conversation."""
     name, text = _conversation(before.request)
     return repeats.prompt_shared * TOKEN == len(before.tokens) and sum(repeats.request.get(name, ())) == len(text)
 
@@ -342,9 +342,9 @@ class FoldingWriter:
         if newest is None:
             self._index.forget(key)
             return WHOLE
-        known = self._index.newest(key)
-        if known is None or known < newest:
-            self._learn(transaction, key, known or 0)
+        newest_known = self._index.newest(key)
+        if newest_known is None or newest_known < newest:
+            self._learn(transaction, key, newest_known or 0)
         repeats = self._index.find(key, prompt, request)
         if repeats.base is not None and not transaction.execute("SELECT 1 FROM calls WHERE seq = ?", (repeats.base,)):
             self._index.forget(key)

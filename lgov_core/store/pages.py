@@ -79,8 +79,8 @@ class Filters:
             *([(f"NOT {blocked} AND NOT {would}", [])] if self.denied == "0" else []),
         ]
         if self.agent is not None:
-            one = f"SELECT 1 FROM calls WHERE calls.rollout_id = {of}.rollout_id AND calls.agent = ?"
-            terms.append((f"EXISTS ({one})", [self.agent]))
+            call = f"SELECT 1 FROM calls WHERE calls.rollout_id = {of}.rollout_id AND calls.agent = ?"
+            terms.append((f"EXISTS ({call})", [self.agent]))
         if named:
             terms.append((_with_decision(of, " AND ".join([_NOT_ONLY_ALLOWED, *named])), list(named.values())))
         return "".join(f" AND {term}" for term, _ in terms), [value for _, values in terms for value in values]
@@ -138,17 +138,17 @@ class DecisionKind:
 
     @property
     def blocks(self) -> bool:
-        """Whether such a decision kept something from being done."""
+        """True where such a decision kept something from being done."""
         return self.effect in BLOCKING
 
     @property
     def would_block(self) -> bool:
-        """Whether such a decision would have, but for shadow mode."""
+        """True where such a decision would have blocked, but for shadow mode."""
         return self.would in BLOCKING
 
     @property
     def only_allows(self) -> bool:
-        """Whether such a decision did no more than allow."""
+        """True where such a decision did no more than allow."""
         return self.effect == "allow" and not self.would
 
     @property
@@ -191,8 +191,8 @@ class StorePages:
 
     def marks(self) -> dict[str, int]:
         """The greatest ``seq`` of each table, 0 for an empty one: it grows with every row that is added."""
-        ((*found,),) = self._fetch("SELECT " + ", ".join(f"(SELECT max(seq) FROM {name})" for name in _TABLES))
-        return {name: seq or 0 for name, seq in zip(_TABLES, found, strict=True)}
+        ((*newest,),) = self._fetch("SELECT " + ", ".join(f"(SELECT max(seq) FROM {name})" for name in _TABLES))
+        return {name: seq or 0 for name, seq in zip(_TABLES, newest, strict=True)}
 
     def open_attempts(self) -> int:
         """How many attempts have not ended."""
@@ -212,8 +212,8 @@ class StorePages:
 
     def first_created(self) -> float | None:
         """When the first rollout was made (Unix seconds); None without one."""
-        found = self._fetch("SELECT created_at FROM rollouts ORDER BY seq LIMIT 1")
-        return found[0][0] if found else None
+        fetched = self._fetch("SELECT created_at FROM rollouts ORDER BY seq LIMIT 1")
+        return fetched[0][0] if fetched else None
 
     def counts(self) -> tuple[int, int]:
         """How many rollouts and calls there are."""
@@ -222,8 +222,8 @@ class StorePages:
 
     def runs(self, limit: int) -> list[str]:
         """The ids of runs, in the order of the alphabet."""
-        found = self._fetch("SELECT DISTINCT run_id FROM rollouts WHERE added = 1 ORDER BY run_id LIMIT ?", (limit,))
-        return [run_id for (run_id,) in found]
+        fetched = self._fetch("SELECT DISTINCT run_id FROM rollouts WHERE added = 1 ORDER BY run_id LIMIT ?", (limit,))
+        return [run_id for (run_id,) in fetched]
 
     def rollouts_before(self, seq: int | None, limit: int, filters: Filters) -> list[RolloutHead]:
         """At most ``limit`` rollouts that fit, before the place ``seq`` (None: from the newest on), the newest first.
@@ -232,11 +232,11 @@ class StorePages:
         """
         where, values = filters.conditions("rollouts")
         before = ("", []) if seq is None else (" AND seq < ?", [seq])
-        found = self._fetch(
+        fetched = self._fetch(
             f"SELECT {_HEAD} FROM rollouts WHERE 1 = 1{before[0]}{where} ORDER BY seq DESC LIMIT ?",
             (*before[1], *values, limit),
         )
-        return [RolloutHead(*row) for row in found]
+        return [RolloutHead(*row) for row in fetched]
 
     def groups_before(self, seq: int | None, limit: int, filters: Filters) -> list[TaskGroup]:
         """At most ``limit`` groups in which a rollout fits, by the place of their last rollout, the newest first.
@@ -247,7 +247,7 @@ class StorePages:
         before = ("", []) if seq is None else (" AND last.seq < ?", [seq])
         same = "{0}.run_id = last.run_id AND {0}.task_id = last.task_id"
         fits = f" AND EXISTS (SELECT 1 FROM rollouts AS members WHERE {same.format('members')}{where})" if where else ""
-        found = self._fetch(
+        fetched = self._fetch(
             "SELECT last.run_id, last.task_id,"
             f" (SELECT count(*) FROM rollouts AS every WHERE {same.format('every')}),"
             f" (SELECT min(seq) FROM rollouts AS every WHERE {same.format('every')}), last.seq"
@@ -255,34 +255,34 @@ class StorePages:
             f" AND later.seq > last.seq){before[0]}{fits} ORDER BY last.seq DESC LIMIT ?",
             (*before[1], *values, limit),
         )
-        return [TaskGroup(*row) for row in found]
+        return [TaskGroup(*row) for row in fetched]
 
     def added_groups(self) -> list[TaskGroup]:
         """All groups of rollouts that were added, by the place of their last rollout, the newest first."""
-        found = self._fetch(
+        fetched = self._fetch(
             "SELECT run_id, task_id, count(*), min(seq), max(seq) FROM rollouts WHERE added = 1"
             " GROUP BY run_id, task_id ORDER BY max(seq) DESC"
         )
-        return [TaskGroup(*row) for row in found]
+        return [TaskGroup(*row) for row in fetched]
 
     def rollouts_of_groups(self, groups: Sequence[TaskGroup]) -> list[RolloutHead]:
         """The rollouts of these groups, in the order of writing."""
         if not groups:
             return []
-        first, last = min(one.first for one in groups), max(one.last for one in groups)
-        found = self._fetch(
+        first, last = min(group.first for group in groups), max(group.last for group in groups)
+        fetched = self._fetch(
             f"SELECT {_HEAD} FROM rollouts WHERE seq BETWEEN ? AND ? AND task_id = ANY(?) ORDER BY seq",
-            (first, last, sorted({one.task_id for one in groups})),
+            (first, last, sorted({group.task_id for group in groups})),
         )
-        meant = {(one.run_id, one.task_id) for one in groups}
-        return [head for row in found if ((head := RolloutHead(*row)).run_id, head.task_id) in meant]
+        meant = {(group.run_id, group.task_id) for group in groups}
+        return [head for row in fetched if ((head := RolloutHead(*row)).run_id, head.task_id) in meant]
 
     def group_of(self, run_id: str, task_id: str) -> list[str]:
         """The ids of the rollouts of a task in a run, in the order of writing."""
-        found = self._fetch(
+        fetched = self._fetch(
             "SELECT rollout_id FROM rollouts WHERE run_id = ? AND task_id = ? ORDER BY seq", (run_id, task_id)
         )
-        return [rollout_id for (rollout_id,) in found]
+        return [rollout_id for (rollout_id,) in fetched]
 
     def attempts_of(self, ids: Sequence[str]) -> list[Row]:
         """``rollout_id, attempt, started_at, ended_at, outcome, error`` (its beginning), by rollout and attempt."""
@@ -294,7 +294,7 @@ class StorePages:
 
     def call_figures(self, ids: Sequence[str]) -> list[CallFigures]:
         """The calls of these rollouts, summed up by attempt and agent."""
-        found = self._fetch(
+        fetched = self._fetch(
             "SELECT rollout_id, coalesce(attempt, 1), agent, count(*),"
             " CASE WHEN count(*) = count(prompt_rest) THEN sum(prompt_shared + length(prompt_rest) / 4) END,"
             " CASE WHEN count(*) = count(response_ids) THEN sum(length(response_ids) / 4) END,"
@@ -303,26 +303,28 @@ class StorePages:
             " FROM calls WHERE rollout_id = ANY(?) GROUP BY 1, 2, 3 ORDER BY 1, 2, 3",
             (list(ids),),
         )
-        return [CallFigures(*row[:4], *(one if one is None else int(one) for one in row[4:])) for row in found]
+        return [
+            CallFigures(*row[:4], *(count if count is None else int(count) for count in row[4:])) for row in fetched
+        ]
 
     def chats_of(self, ids: Sequence[str]) -> dict[tuple[str, int], int]:
         """How many model calls adapters recorded as spans, by rollout and attempt."""
-        found = self._fetch(
+        fetched = self._fetch(
             "SELECT rollout_id, coalesce(attempt, 1), count(*) FROM spans WHERE rollout_id = ANY(?) AND claimed = 0"
             " AND attributes LIKE ? GROUP BY 1, 2",
             (list(ids), f'%"{semconv.OPERATION}":"{semconv.CHAT}"%'),
         )
-        return {(rollout_id, attempt): count for rollout_id, attempt, count in found}
+        return {(rollout_id, attempt): count for rollout_id, attempt, count in fetched}
 
     def decisions_of(self, ids: Sequence[str]) -> list[tuple[str, int | None, DecisionKind]]:
         """The rollout, the attempt and the kind of each decision on these rollouts that did more than allow."""
-        found = self._fetch(
+        fetched = self._fetch(
             f"SELECT decisions.rollout_id, decisions.attempt, {_KIND} FROM decisions"
             " JOIN decision_kinds AS kinds ON kinds.kind = decisions.kind"
             f" WHERE decisions.rollout_id = ANY(?) AND {_NOT_ONLY_ALLOWED}",
             (list(ids),),
         )
-        return [(rollout_id, attempt, DecisionKind(*kind)) for rollout_id, attempt, *kind in found]
+        return [(rollout_id, attempt, DecisionKind(*kind)) for rollout_id, attempt, *kind in fetched]
 
     def decisions_before(
         self, seq: int | None, limit: int, effect: str | None, columns: Mapping[str, str]
@@ -345,13 +347,13 @@ class StorePages:
                 values.append(cut(value))
         before = ("", []) if seq is None else (" AND span < ?", [seq])
         # The sign keeps the database from collecting the decisions of each kind where the newest ones are asked for.
-        found = self._fetch(
+        fetched = self._fetch(
             "SELECT span, spans.started_at, spans.rollout_id, spans.attempt, spans.attributes FROM decisions"
             f" JOIN spans ON spans.seq = span WHERE +kind IN (SELECT kind FROM decision_kinds WHERE {' AND '.join(terms)})"
             f"{before[0]} ORDER BY span DESC LIMIT ?",
             (*values, *before[1], limit),
         )
-        return [ListedDecision(*row) for row in found]
+        return [ListedDecision(*row) for row in fetched]
 
     def decisions_over_time(self, most_bins: int) -> DecisionsOverTime:
         """Counts all decisions, in at most about ``most_bins`` bins: a bin is 1, 2, 4, ... seconds wide."""
@@ -371,27 +373,27 @@ class StorePages:
 
     def decision_kinds(self) -> list[DecisionKind]:
         """The kinds of which there are decisions."""
-        found = self._fetch(
+        fetched = self._fetch(
             f"SELECT {_KIND} FROM decision_kinds AS kinds"
             " WHERE EXISTS (SELECT 1 FROM decisions WHERE decisions.kind = kinds.kind)"
         )
-        return [DecisionKind(*row) for row in found]
+        return [DecisionKind(*row) for row in fetched]
 
     def first_blocked(self) -> tuple[str, int] | None:
         """The rollout and attempt of the first decision on a rollout that blocked something, or would have; None without."""
-        found = self._fetch(
+        fetched = self._fetch(
             "SELECT decisions.rollout_id, coalesce(decisions.attempt, 1) FROM decisions JOIN spans ON spans.seq = span"
             f" WHERE decisions.kind IN (SELECT kind FROM decision_kinds WHERE {_BLOCKED} OR {_WOULD_BLOCK})"
             " AND decisions.rollout_id IS NOT NULL ORDER BY spans.started_at, span LIMIT 1"
         )
-        return (found[0][0], found[0][1]) if found else None
+        return (fetched[0][0], fetched[0][1]) if fetched else None
 
     def agents_between(self, after: int, last: int) -> list[str]:
         """The agents of the calls with ``after`` < seq <= ``last``."""
-        found = self._fetch(
+        fetched = self._fetch(
             "SELECT DISTINCT agent FROM calls WHERE seq > ? AND seq <= ? AND agent IS NOT NULL", (after, last)
         )
-        return [agent for (agent,) in found]
+        return [agent for (agent,) in fetched]
 
     def fitting(self, ids: Sequence[str], filters: Filters) -> set[str]:
         """Which of these rollouts fit the filters, their text among them."""
@@ -411,15 +413,15 @@ class StorePages:
             "calls": ("request", "response"),
             "spans": ("attributes",),
         }
-        found: set[str] = set()
+        containing: set[str] = set()
         for table, names in columns.items():
-            left = [one for one in ids if one not in found]
-            if not left:
+            remaining = [id_ for id_ in ids if id_ not in containing]
+            if not remaining:
                 break
             where = " OR ".join(f"lower({name}) LIKE ? ESCAPE '!'" for name in names)
             rows = self._fetch(
                 f"SELECT DISTINCT rollout_id FROM {table} WHERE rollout_id = ANY(?) AND ({where})",
-                (left, *[f"%{inside}%"] * len(names)),
+                (remaining, *[f"%{inside}%"] * len(names)),
             )
-            found.update(rollout_id for (rollout_id,) in rows)
-        return found
+            containing.update(rollout_id for (rollout_id,) in rows)
+        return containing

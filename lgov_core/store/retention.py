@@ -27,12 +27,12 @@ class Pruned:
     spared: int = 0
 
     def __add__(self, other: Pruned) -> Pruned:
-        return Pruned(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
+        return Pruned(*(getattr(self, counted.name) + getattr(other, counted.name) for counted in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
-    """What is in a store. ``rollouts`` were added; ``named_only`` ones are only named by calls, spans or rewards.
+    """Counts of what is in a store. ``rollouts`` were added; ``named_only`` ones are only named by calls, spans or rewards.
 
     ``queue`` counts the rollouts of the queue by state. ``size_bytes`` is what the store takes, of which ``free_bytes``
     are not in use and given back by a vacuum. ``oldest`` and ``newest`` (Unix seconds) are the times of last activity of the
@@ -65,9 +65,9 @@ def require_choice(
         raise StoreError(f"before is {before}", hint="give Unix seconds")
 
 
-def chosen(known: Iterable[tuple[str, float]], before: float | None, keep_last: int | None) -> list[str]:
+def chosen(active: Iterable[tuple[str, float]], before: float | None, keep_last: int | None) -> list[str]:
     """The rollouts to delete. ``known``: ids of those that may be, with the time of last activity of each (Unix seconds)."""
-    by_age = sorted(known, key=lambda one: (-one[1], one[0]))[keep_last or 0 :]
+    by_age = sorted(active, key=lambda rollout: (-rollout[1], rollout[0]))[keep_last or 0 :]
     return [rollout_id for rollout_id, last in reversed(by_age) if before is None or last < before]
 
 
@@ -125,7 +125,7 @@ def delete_unattributed(transaction: Transaction, before: float, *, dry_run: boo
     return Pruned(calls=calls, rewards=rewards, spans=spans)
 
 
-def _delete(transaction: Transaction, table: str, where: str, given: Any, *, dry_run: bool) -> int:
+def _delete(transaction: Transaction, table: str, where: str, values: Any, *, dry_run: bool) -> int:
     if dry_run:
-        return transaction.execute(f"SELECT count(*) FROM {table} WHERE {where}", (given,))[0][0]
-    return transaction.change(f"DELETE FROM {table} WHERE {where}", (given,))
+        return transaction.execute(f"SELECT count(*) FROM {table} WHERE {where}", (values,))[0][0]
+    return transaction.change(f"DELETE FROM {table} WHERE {where}", (values,))

@@ -79,9 +79,9 @@ class RolloutQueue(TraceStore):
         or has passed its deadline, and must be stopped. A worker that was started again learns here what it had.
         """
         require_lease(lease_s)
-        asked = None if attempts is None else list(attempts)
+        keys = None if attempts is None else list(attempts)
         return self._submit(
-            lambda transaction: work_queue.heartbeat(transaction, worker_id, lease_s, asked, now)
+            lambda transaction: work_queue.heartbeat(transaction, worker_id, lease_s, keys, now)
         ).result()
 
     def expire(self, *, now: float | None = None) -> list[Attempt]:
@@ -108,8 +108,8 @@ class RolloutQueue(TraceStore):
         states: Iterable[RolloutState] | None = None,
     ) -> list[QueueEntry]:
         """Rollouts as the queue sees them, in the order of enqueuing; all, or those that fit everything given."""
-        where, given = work_queue.selection(run_id, ids, states)
-        return [rows.entry_of(row) for row in self._read("queue", rows.ENTRY_COLUMNS, where, given)]
+        where, values = work_queue.selection(run_id, ids, states)
+        return [rows.entry_of(row) for row in self._read("queue", rows.ENTRY_COLUMNS, where, values)]
 
     def ended_since(self, cursor: int = 0, *, limit: int = 100, run_id: str | None = None) -> EndedRollouts:
         """At most ``limit`` rollouts that ended after the place ``cursor``, in the order in which they ended.
@@ -119,12 +119,12 @@ class RolloutQueue(TraceStore):
         """
         self._check()
         of_run = "" if run_id is None else "WHERE run_id = ?"
-        found = self._reading.fetch(
+        fetched = self._reading.fetch(
             f"SELECT place, {rows.ENTRY_COLUMNS} FROM ({self._ended}) AS ended {of_run} ORDER BY place LIMIT ?",
             (cursor, *(() if run_id is None else (run_id,)), max(limit, 0)),
         )
-        entries = tuple(rows.entry_of(row[1:]) for row in found)
-        return EndedRollouts(entries, found[-1][0] if found else cursor)
+        entries = tuple(rows.entry_of(row[1:]) for row in fetched)
+        return EndedRollouts(entries, fetched[-1][0] if fetched else cursor)
 
     # ------------------------------------------------------------------ retention
 
@@ -150,10 +150,10 @@ class RolloutQueue(TraceStore):
         """
         require_choice(before, run_id, keep_last, rollout_ids)
         total = Pruned()
-        known = [one for one in self._last_active(run_id) if rollout_ids is None or one[0] in rollout_ids]
-        found = chosen(known, before, keep_last)
-        for first in range(0, len(found), ROLLOUTS_A_PORTION):
-            ids = found[first : first + ROLLOUTS_A_PORTION]
+        active = [rollout for rollout in self._last_active(run_id) if rollout_ids is None or rollout[0] in rollout_ids]
+        doomed = chosen(active, before, keep_last)
+        for first in range(0, len(doomed), ROLLOUTS_A_PORTION):
+            ids = doomed[first : first + ROLLOUTS_A_PORTION]
             total += self._submit(
                 lambda transaction, ids=ids: retention.delete_rollouts(transaction, ids, self._tables, dry_run=dry_run),
                 alone=True,
@@ -169,7 +169,7 @@ class RolloutQueue(TraceStore):
         raise NotImplementedError
 
     def statistics(self) -> StoreStatistics:
-        """What is in the store, and how much space it takes."""
+        """Counts what is in the store, and how much space it takes."""
         self._check()
         ((rollouts, attempts, still_open, calls, rewards, spans),) = self._reading.fetch(retention.COUNTS)
         ((size, free),) = self._reading.fetch(self._size)
@@ -202,5 +202,5 @@ class RolloutQueue(TraceStore):
 
     def _last_active(self, run_id: str | None) -> list[tuple[str, float]]:
         self._check()
-        where, given = ("", ()) if run_id is None else (retention.OF_RUN, (run_id,))
-        return [(row[0], row[1]) for row in self._reading.fetch(retention.LAST_ACTIVE.format(where=where), given)]
+        where, values = ("", ()) if run_id is None else (retention.OF_RUN, (run_id,))
+        return [(row[0], row[1]) for row in self._reading.fetch(retention.LAST_ACTIVE.format(where=where), values)]

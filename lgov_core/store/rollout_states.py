@@ -25,7 +25,7 @@ class RolloutState(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing can follow."""
+        """True where no state follows."""
         return not STATE_MOVES[self]
 
 
@@ -79,8 +79,8 @@ class RolloutConfig:
             for outcome in self.retry_on:
                 Outcome(outcome)
         except (TypeError, ValueError) as error:
-            known = ", ".join(Outcome)
-            raise StoreError(f"retry_on is {self.retry_on!r}: {error}", hint=f"outcomes are {known}") from error
+            outcomes = ", ".join(Outcome)
+            raise StoreError(f"retry_on is {self.retry_on!r}: {error}", hint=f"outcomes are {outcomes}") from error
         if type(self.max_attempts) is not int or self.max_attempts < 1:
             raise StoreError(f"max_attempts is {self.max_attempts!r}", hint="a whole number; one attempt is the least")
         for name, limit in (("timeout_s", self.timeout_s), ("unresponsive_s", self.unresponsive_s)):
@@ -117,8 +117,8 @@ class RolloutConfig:
     @staticmethod
     def from_json(value: dict[str, Any]) -> RolloutConfig:
         """The configuration that `as_json` wrote."""
-        given: dict[str, Any] = value | {"retry_on": frozenset(map(Outcome, value["retry_on"]))}
-        return RolloutConfig(**given)
+        values: dict[str, Any] = value | {"retry_on": frozenset(map(Outcome, value["retry_on"]))}
+        return RolloutConfig(**values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,7 @@ def blob(typecode: str, values: Iterable[float] | None, what: str) -> bytes | No
 
 
 def numbers(typecode: str, stored: bytes | None) -> tuple[Any, ...] | None:
-    """What `blob` was made from."""
+    """Reads the numbers that `blob` wrote."""
     if stored is None:
         return None
     unpacked: array[Any] = array(typecode)
@@ -140,7 +140,7 @@ def reply_text(call: CapturedCall) -> str:
 
 
 def reply_of(text: str, prompt_ids: tuple[int, ...] | None) -> dict[str, Any]:
-    """What `reply_text` was made from. Raises `StoreError` where the ids that were left out do not exist."""
+    """Reads the reply that `reply_text` wrote. Raises `StoreError` where the ids that were left out do not exist."""
     if not text.startswith((_IN_BODY, _IN_CHOICE)):
         return json.loads(text)
     if prompt_ids is None:
@@ -151,9 +151,9 @@ def reply_of(text: str, prompt_ids: tuple[int, ...] | None) -> dict[str, Any]:
 
 
 def _repeats(holder: Any, ids: tuple[int, ...]) -> bool:
-    """Whether ``holder`` has exactly these ids; 1.0 and true only equal 1."""
-    given = holder.get(_NAME) if isinstance(holder, Mapping) else None
-    return isinstance(given, list | tuple) and tuple(given) == ids and set(map(type, given)) <= {int}
+    """True where ``holder`` has exactly these ids; 1.0 and true equal 1, but are not it."""
+    values = holder.get(_NAME) if isinstance(holder, Mapping) else None
+    return isinstance(values, list | tuple) and tuple(values) == ids and set(map(type, values)) <= {int}
 
 
 Row: TypeAlias = tuple[Any, ...]
@@ -312,7 +312,7 @@ def span_row(span: Span) -> Row:
     """A row of ``SPAN_COLUMNS``."""
     values: dict[str, Any] = {name: getattr(span, name) for name in _SPAN_FIELDS}
     values["attributes"] = json_text(span.attributes, f"attributes of span {span.name}")
-    events = [[one.name, one.at, one.attributes] for one in span.events]
+    events = [[event.name, event.at, event.attributes] for event in span.events]
     values["events"] = json_text(events, f"events of span {span.name}") if events else None
     values["claimed"] = int(span.claimed)
     return tuple(values.values())

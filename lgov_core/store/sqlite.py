@@ -108,8 +108,8 @@ TRACE_STORE: Final = FileKind(
 _STEPS: Final = 10_000
 
 
-def _values(given: Sequence[Any]) -> list[Any]:
-    return [json.dumps(value) if isinstance(value, list) else value for value in given]
+def _values(values: Sequence[Any]) -> list[Any]:
+    return [json.dumps(value) if isinstance(value, list) else value for value in values]
 
 
 class SQLiteTransaction(Transaction):
@@ -120,12 +120,12 @@ class SQLiteTransaction(Transaction):
         self._connection = connection
         self.now = time.time()
 
-    def _run(self, statement: str, given: Sequence[Any]) -> Any:
-        return self._connection.execute(translate(statement), _values(given))
+    def _run(self, statement: str, values: Sequence[Any]) -> Any:
+        return self._connection.execute(translate(statement), _values(values))
 
-    def change_each(self, statement: str, given: Sequence[Sequence[Any]]) -> int:
+    def change_each(self, statement: str, values: Sequence[Sequence[Any]]) -> int:
         """See `Transaction.change_each`."""
-        return self._connection.executemany(translate(statement), given).rowcount
+        return self._connection.executemany(translate(statement), values).rowcount
 
     def insert(self, table: str, new: Sequence[rows.Row]) -> None:
         """See `Transaction.insert`."""
@@ -183,17 +183,17 @@ class SQLiteDatabase(Database):
                     raise DatabaseUnavailable(described.message, hint=described.hint) from error
                 raise
 
-    def fetch(self, query: str, given: Sequence[Any] = (), *, limit_s: float | None = None) -> list[rows.Row]:
+    def fetch(self, query: str, values: Sequence[Any] = (), *, limit_s: float | None = None) -> list[rows.Row]:
         """See `Database.fetch`."""
         with self._lock:
             try:
                 connection = self._open()
                 if limit_s is None:
-                    return connection.execute(translate(query), _values(given)).fetchall()
+                    return connection.execute(translate(query), _values(values)).fetchall()
                 until = time.monotonic() + limit_s
                 connection.set_progress_handler(lambda: time.monotonic() > until, _STEPS)
                 try:
-                    return connection.execute(translate(query), _values(given)).fetchall()
+                    return connection.execute(translate(query), _values(values)).fetchall()
                 finally:
                     connection.set_progress_handler(None, 0)
             except sqlite3.Error as error:
@@ -260,12 +260,12 @@ class SQLiteStore(RolloutQueue):
         self, path: str | os.PathLike[str] | None, *, busy_timeout_s: float = 10.0, span_queue: int = 10_000
     ) -> None:
         # Absolute: the file is opened again later, wherever the program's working directory is by then.
-        place = None if path is None else Path(path).absolute()
-        writing = SQLiteDatabase(place, busy_timeout_s=busy_timeout_s)
+        absolute = None if path is None else Path(path).absolute()
+        writing = SQLiteDatabase(absolute, busy_timeout_s=busy_timeout_s)
         reading = writing
-        if place is not None:
-            self.path = place
-            reading = SQLiteDatabase(place, busy_timeout_s=busy_timeout_s, identity=writing.identity)
+        if absolute is not None:
+            self.path = absolute
+            reading = SQLiteDatabase(absolute, busy_timeout_s=busy_timeout_s, identity=writing.identity)
         super().__init__(writing.shown, writing, reading, span_queue=span_queue)
         self._database = reading
 

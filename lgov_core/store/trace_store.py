@@ -202,17 +202,17 @@ class TraceStore:
             return self._read(table, columns)
         return self._read(table, columns, "WHERE rollout_id = ANY(?)", (list(rollout_ids),))
 
-    def _read(self, table: str, columns: str, where: str = "", given: Sequence[Any] = ()) -> Iterator[rows.Row]:
+    def _read(self, table: str, columns: str, where: str = "", values: Sequence[Any] = ()) -> Iterator[rows.Row]:
         """The rows of ``table`` that exist when the iteration begins, in the order in which they were written.
 
         Between two portions no lock is held and no transaction is open.
         """
         self._check()
-        return self._portions(table, columns, where, given)
+        return self._portions(table, columns, where, values)
 
-    def _portions(self, table: str, columns: str, where: str, given: Sequence[Any]) -> Iterator[rows.Row]:
+    def _portions(self, table: str, columns: str, where: str, values: Sequence[Any]) -> Iterator[rows.Row]:
         # The sign keeps SQLite from walking the whole table in order where an index finds the few rows asked for.
-        found = [seq for (seq,) in self._reading.fetch(f"SELECT seq FROM {table} {where} ORDER BY +seq", given)]
+        found = [seq for (seq,) in self._reading.fetch(f"SELECT seq FROM {table} {where} ORDER BY +seq", values)]
         for first in range(0, len(found), _ROWS_A_PORTION):
             portion = found[first : first + _ROWS_A_PORTION]
             yield from self._reading.fetch(f"SELECT {columns} FROM {table} WHERE seq = ANY(?) ORDER BY seq", (portion,))

@@ -73,14 +73,14 @@ def claim(
     now = transaction.now if now is None else now
     expire(transaction, now)
     of_run = "" if run_id is None else "AND queue.run_id = ?"
-    given: tuple[Any, ...] = (now,) if run_id is None else (now, run_id)
-    found = transaction.execute(
+    values: tuple[Any, ...] = (now,) if run_id is None else (now, run_id)
+    fetched = transaction.execute(
         f"SELECT {_ENTRY}, {_ROLLOUT} FROM queue JOIN rollouts USING (rollout_id)"
         f" WHERE {_WAITS} AND available_at <= ? {of_run} ORDER BY queue.seq LIMIT ? FOR UPDATE OF queue SKIP LOCKED",
-        (*given, max(limit, 0)),
+        (*values, max(limit, 0)),
     )
     claims: list[Claim] = []
-    for row in found:
+    for row in fetched:
         waiting, rollout = rows.entry_of(row[:_ENTRY_WIDTH]), rows.rollout_of(row[_ENTRY_WIDTH:])
         require_move(waiting.rollout_id, waiting.state, RolloutState.RUNNING)
         attempt = Attempt(waiting.rollout_id, waiting.attempt + 1, now)
@@ -88,14 +88,14 @@ def claim(
         claims.append(Claim(rollout, attempt, config, config.lease_until(now, lease_s), config.deadline(now)))
     transaction.change_each(
         _INSERT_ATTEMPT,
-        [(one.attempt.rollout_id, one.attempt.attempt, now, None, None, None, None) for one in claims],
+        [(claim.attempt.rollout_id, claim.attempt.attempt, now, None, None, None, None) for claim in claims],
     )
     running = RolloutState.RUNNING.value
     transaction.change_each(
         _RUN,
         [
-            (running, one.attempt.attempt, worker_id, one.lease_until, one.deadline, one.attempt.rollout_id)
-            for one in claims
+            (running, claim.attempt.attempt, worker_id, claim.lease_until, claim.deadline, claim.attempt.rollout_id)
+            for claim in claims
         ],
     )
     return claims
@@ -110,14 +110,14 @@ def heartbeat(
 ) -> list[Attempt]:
     """See `RolloutQueue.heartbeat`."""
     now = transaction.now if now is None else now
-    found = transaction.execute(
+    fetched = transaction.execute(
         f"SELECT {_ENTRY} FROM queue WHERE state = 'running' AND worker_id = ? ORDER BY seq FOR UPDATE", (worker_id,)
     )
-    asked = None if attempts is None else set(attempts)
+    keys = None if attempts is None else set(attempts)
     held = [
         running
-        for running in map(rows.entry_of, found)
-        if (asked is None or (running.rollout_id, running.attempt) in asked)
+        for running in map(rows.entry_of, fetched)
+        if (keys is None or (running.rollout_id, running.attempt) in keys)
         and (running.deadline is None or now <= running.deadline)
     ]
     names = [running.rollout_id for running in held]
@@ -137,12 +137,12 @@ def heartbeat(
 def expire(transaction: Transaction, now: float | None) -> list[Attempt]:
     """See `RolloutQueue.expire`."""
     now = transaction.now if now is None else now
-    found = transaction.execute(
+    fetched = transaction.execute(
         f"SELECT {_ENTRY} FROM queue WHERE state = 'running' AND {_LAPSE} < ? ORDER BY seq FOR UPDATE SKIP LOCKED",
         (now,),
     )
     closed: list[Attempt] = []
-    for running in map(rows.entry_of, found):
+    for running in map(rows.entry_of, fetched):
         outcome, reason = running.lapse(now)
         closed.append(close(transaction, running.rollout_id, running.attempt, outcome, now, error=reason))
     return closed
@@ -151,17 +151,17 @@ def expire(transaction: Transaction, now: float | None) -> list[Attempt]:
 def cancel(transaction: Transaction, rollout_id: str, reason: str, now: float | None) -> QueueEntry:
     """See `RolloutQueue.cancel`."""
     now = transaction.now if now is None else now
-    found = _locked(transaction, rollout_id)
-    if found is None:
+    entry = _locked(transaction, rollout_id)
+    if entry is None:
         raise StoreError(
             f"there is no rollout {rollout_id} in the queue", hint="only what was enqueued can be cancelled"
         )
-    require_move(rollout_id, found.state, RolloutState.CANCELLED)
+    require_move(rollout_id, entry.state, RolloutState.CANCELLED)
     outcome = None
-    if found.state is RolloutState.RUNNING:
+    if entry.state is RolloutState.RUNNING:
         outcome = Outcome.INFRASTRUCTURE
-        _close_attempt(transaction, rollout_id, found.attempt, outcome, now, f"cancelled: {reason}", None)
-    _move(transaction, rollout_id, RolloutState.CANCELLED, outcome, now, reason, found.available_at)
+        _close_attempt(transaction, rollout_id, entry.attempt, outcome, now, f"cancelled: {reason}", None)
+    _move(transaction, rollout_id, RolloutState.CANCELLED, outcome, now, reason, entry.available_at)
     cancelled = _locked(transaction, rollout_id)
     assert cancelled is not None
     return cancelled
@@ -210,12 +210,12 @@ def close_all(transaction: Transaction, outcome: Outcome, reason: str, now: floa
         "SELECT 1 FROM queue WHERE rollout_id IN (SELECT rollout_id FROM attempts WHERE ended_at IS NULL)"
         " ORDER BY seq FOR UPDATE"
     )
-    found = transaction.execute(
+    fetched = transaction.execute(
         "SELECT rollout_id, attempt FROM attempts WHERE ended_at IS NULL ORDER BY seq FOR UPDATE"
     )
-    for rollout_id, attempt in found:
+    for rollout_id, attempt in fetched:
         close(transaction, rollout_id, attempt, outcome, now, error=reason)
-    return len(found)
+    return len(fetched)
 
 
 def _close_attempt(
@@ -237,8 +237,8 @@ def _close_attempt(
 
 
 def _locked(transaction: Transaction, rollout_id: str) -> QueueEntry | None:
-    found = transaction.execute(f"SELECT {_ENTRY} FROM queue WHERE rollout_id = ? FOR UPDATE", (rollout_id,))
-    return rows.entry_of(found[0]) if found else None
+    fetched = transaction.execute(f"SELECT {_ENTRY} FROM queue WHERE rollout_id = ? FOR UPDATE", (rollout_id,))
+    return rows.entry_of(fetched[0]) if fetched else None
 
 
 def _move(
@@ -267,5 +267,5 @@ def selection(
         "rollout_id = ANY(?)": None if ids is None else list(ids),
         "state = ANY(?)": None if states is None else [RolloutState(state).value for state in states],
     }
-    given = {term: value for term, value in terms.items() if value is not None}
-    return ("WHERE " + " AND ".join(given) if given else ""), tuple(given.values())
+    values = {term: value for term, value in terms.items() if value is not None}
+    return ("WHERE " + " AND ".join(values) if values else ""), tuple(values.values())

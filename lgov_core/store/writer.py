@@ -125,10 +125,10 @@ class GroupCommitWriter:
         finally:  # whatever ended the thread, no caller may wait any longer
             with self._changed:
                 self._closing = True
-                left = list(self._waiting)
+                unwritten = list(self._waiting)
                 self._waiting.clear()
-            self._fail(left, StoreError(f"trace store {self._shown}: the writer thread has ended"))
-            _settle(left)
+            self._fail(unwritten, StoreError(f"trace store {self._shown}: the writer thread has ended"))
+            _settle(unwritten)
             self._database.close()
 
     def _take(self) -> list[_Item]:

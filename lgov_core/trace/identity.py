@@ -53,7 +53,7 @@ def put(attributes: MutableMapping[str, JSONValue], rollout_id: str | None, atte
 
 
 def names_rollout(attributes: Mapping[str, JSONValue]) -> bool:
-    """Whether ``attributes`` say anything about a rollout, readable or not."""
+    """True where ``attributes`` say anything about a rollout, readable or not."""
     return any(attributes.get(name) is not None for name in ROLLOUT_NAMES)
 
 

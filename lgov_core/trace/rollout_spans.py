@@ -64,7 +64,9 @@ def rollout_spans(store: RolloutReader, rollout_id: str) -> list[Span]:
     rollout = next(iter(store.rollouts(ids=ids)), None)
     attempts = {attempt.attempt: attempt for attempt in store.attempts(ids)}
     times = [one.started_at for one in (*spans, *calls)] or [rollout.created_at if rollout else 0.0]
-    named = {one.attempt for one in (*spans, *rewards) if one.attempt is not None} | {one.attempt or 1 for one in calls}
+    named = {one.attempt for one in (*spans, *rewards) if one.attempt is not None} | {
+        call.attempt or 1 for call in calls
+    }
     for number in (named or ({1} if spans or rewards else set[int]())) - attempts.keys():
         attempts[number] = Attempt(rollout_id, number, min(times))
     known = {attempt.attempt: _attempt_span(rollout, attempt) for attempt in attempts.values()}
@@ -196,8 +198,8 @@ def attempt_of(reward: Reward, attempts: Collection[Attempt], calls: Iterable[Ca
                 is_meant = reward.response_id == call.response_id
             if is_meant:
                 return call.attempt or 1
-    ended = [one.attempt for one in attempts if one.outcome is not None or one.ended_at is not None]
-    return max(ended or (one.attempt for one in attempts), default=1)
+    ended = [attempt.attempt for attempt in attempts if attempt.outcome is not None or attempt.ended_at is not None]
+    return max(ended or (attempt.attempt for attempt in attempts), default=1)
 
 
 def _messages(value: Any) -> str | None:

@@ -98,7 +98,7 @@ def decision_span(observed: ObservedDecision, *, content: bool) -> Span:
 
 
 def tool_span(outcome: ToolOutcome, *, content: bool) -> Span:
-    """What came of a tool call as a span whose id is the tool call's."""
+    """Writes the outcome of a tool call as a span whose id is the tool call's."""
     action, failed = outcome.action, outcome.status != "ok"
     return Span(
         name=semconv.execute_tool_span_name(action.name),

@@ -1,1 +1,1 @@
-"""What people look at: an attempt step by step, a policy replayed over a store, policy test cases."""
+"""Attempts step by step for people to look at, on a terminal and in the window."""

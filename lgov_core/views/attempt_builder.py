@@ -105,14 +105,14 @@ def read_attempt(store: TraceStore, rollout_id: str, attempt: int | None = None)
     Calls and spans of an attempt that nobody opened are shown as one that never ended.
     """
     rollouts = store.rollouts(ids=[rollout_id])
-    attempts = {one.attempt: one for one in store.attempts([rollout_id])}
+    attempts = {attempt.attempt: attempt for attempt in store.attempts([rollout_id])}
     opened = frozenset(attempts)
     rows = (list(store.calls([rollout_id])), store.spans([rollout_id]), store.rewards([rollout_id]))
     for seen in (*rows[0], *rows[1]):
         if (number := seen.attempt or 1) not in attempts:
             attempts[number] = Attempt(rollout_id, number, seen.started_at)
     if not rollouts and attempts:
-        rollouts = [Rollout(rollout_id, rollout_id, "", {}, min(one.started_at for one in attempts.values()))]
+        rollouts = [Rollout(rollout_id, rollout_id, "", {}, min(attempt.started_at for attempt in attempts.values()))]
     if not rollouts:
         raise NotRecorded(
             f"there is no rollout {rollout_id} in this store", hint="lgov traces list shows what there is"
@@ -185,14 +185,18 @@ class _AttemptBuilder:
         """Takes every row once; rows that no step took are listed apart."""
         model_calls: list[CapturedCall | Span] = [*self.calls, *self.chats]
         if self.chats:  # without them, the calls keep their recorded order
-            model_calls.sort(key=lambda one: one.started_at)
+            model_calls.sort(key=lambda call: call.started_at)
         steps = tuple(
-            self._step(turn, known) if isinstance(known, CapturedCall) else self._step_of_span(turn, known)
-            for turn, known in enumerate(model_calls, start=1)
+            self._step(turn, model_call)
+            if isinstance(model_call, CapturedCall)
+            else self._step_of_span(turn, model_call)
+            for turn, model_call in enumerate(model_calls, start=1)
         )
-        loose_ids = list(dict.fromkeys([*self.tools, *(one for one in self.decisions if one is not None)]))
+        loose_ids = list(dict.fromkeys([*self.tools, *(call_id for call_id in self.decisions if call_id is not None)]))
         loose_tools = tuple(self._tool(call_id, self._name(call_id), "") for call_id in loose_ids)
-        left = [reward for rewards in (*self.of_tool.values(), *self.of_response.values()) for reward in rewards]
+        loose_rewards = [
+            reward for rewards in (*self.of_tool.values(), *self.of_response.values()) for reward in rewards
+        ]
         rollout, attempt = self.rollout, self.attempt
         return AttemptView(
             rollout_id=rollout.rollout_id,
@@ -208,12 +212,12 @@ class _AttemptBuilder:
             loose_tools=loose_tools,
             decisions=tuple(self.decisions.pop(None, ())),
             rewards=_lines(self.own),
-            loose_rewards=_lines(left),
+            loose_rewards=_lines(loose_rewards),
             agents=self.tree.runs,
         )
 
     def _step(self, turn: int, call: CapturedCall) -> ModelStep:
-        asked, message = self._said(call)
+        messages, message = self._said(call)
         usage = call.response.get("usage") if self.choices[call.response_id] == 1 else None  # else it is of all choices
         return ModelStep(
             turn=turn,
@@ -224,7 +228,7 @@ class _AttemptBuilder:
             response_tokens=_count(call.response_ids, usage, "completion_tokens", "output_tokens"),
             has_tokens=call.prompt_ids is not None and call.response_ids is not None,
             finish_reason=call.finish_reason,
-            seen=_new_messages(asked),
+            seen=_new_messages(messages),
             wrote=_content(message.get("content")),
             tools=self._tools(_mappings(message.get("tool_calls"))),
             rewards=_lines(self._take(call)),
@@ -243,45 +247,45 @@ class _AttemptBuilder:
         choices = _mappings(call.response.get("choices")) or [{}]
         message = choices[0].get("message")
         reply = message if isinstance(message, dict) else {"content": choices[0].get("text")}
-        asked = [{"role": "prompt", "content": prompt}] if prompt else _mappings(call.request.get("messages"))
-        return asked, cast("Mapping[str, Any]", reply)
+        messages = [{"role": "prompt", "content": prompt}] if prompt else _mappings(call.request.get("messages"))
+        return messages, cast("Mapping[str, Any]", reply)
 
     def _take(self, call: CapturedCall) -> list[Reward]:
         """The rewards on a call; of several choices of a reply each has those that name it."""
         named = self.of_response.pop(call.response_id, [])
         taken = [reward for reward in named if reward.choice in (None, call.choice)]
-        if left := [reward for reward in named if reward.choice not in (None, call.choice)]:
-            self.of_response[call.response_id] = left
+        if others := [reward for reward in named if reward.choice not in (None, call.choice)]:
+            self.of_response[call.response_id] = others
         return taken
 
     def _step_of_span(self, turn: int, span: Span) -> ModelStep:
-        found = span.attributes
-        replies = _messages(found.get(semconv.OUTPUT_MESSAGES))
+        attributes = span.attributes
+        replies = _messages(attributes.get(semconv.OUTPUT_MESSAGES))
         message = replies[0] if replies else {}
-        response_id = _first(found, semconv.RESPONSE_ID)
-        reasons = found.get(semconv.FINISH_REASONS)
+        response_id = _first(attributes, semconv.RESPONSE_ID)
+        reasons = attributes.get(semconv.FINISH_REASONS)
         reason = str(reasons[0]) if isinstance(reasons, list) and reasons else ""
         return ModelStep(
             turn=turn,
             response_id=response_id,
-            model=_first(found, semconv.RESPONSE_MODEL, semconv.REQUEST_MODEL),
+            model=_first(attributes, semconv.RESPONSE_MODEL, semconv.REQUEST_MODEL),
             weights_version=None,
-            prompt_tokens=read if isinstance(read := found.get(semconv.INPUT_TOKENS), int) else None,
-            response_tokens=written if isinstance(written := found.get(semconv.OUTPUT_TOKENS), int) else None,
-            finish_reason=_first(found, semconv.ERROR_TYPE) or reason,
-            seen=_new_messages(_messages(found.get(semconv.INPUT_MESSAGES))),
+            prompt_tokens=read if isinstance(read := attributes.get(semconv.INPUT_TOKENS), int) else None,
+            response_tokens=written if isinstance(written := attributes.get(semconv.OUTPUT_TOKENS), int) else None,
+            finish_reason=_first(attributes, semconv.ERROR_TYPE) or reason,
+            seen=_new_messages(_messages(attributes.get(semconv.INPUT_MESSAGES))),
             wrote=_content(message.get("content")),
             tools=self._tools(_mappings(message.get("tool_calls"))),
             rewards=_lines(self.of_response.pop(response_id, ())) if response_id else (),
             captured=False,
-            agent=_first(found, semconv.AGENT_NAME) or None,
+            agent=_first(attributes, semconv.AGENT_NAME) or None,
             agent_span=self.tree.run_of(span),
             started_at=span.started_at,
             ended_at=span.ended_at,
         )
 
     def _tools(self, proposed: Iterable[Mapping[str, Any]]) -> tuple[ToolStep, ...]:
-        return tuple(self._tool(str(one.get("id", "")), *_named(one)) for one in proposed)
+        return tuple(self._tool(str(call.get("id", "")), *_named(call)) for call in proposed)
 
     def _tool(self, call_id: str, name: str, arguments: str) -> ToolStep:
         span = self.tools.pop(call_id, None)
@@ -310,22 +314,22 @@ def _status(span: Span | None) -> str | None:
 
 
 def _decision(span: Span, tree: AgentTree) -> RecordedDecision:
-    found = span.attributes
-    latency = found.get(semconv.DECISION_LATENCY_US)
+    attributes = span.attributes
+    latency = attributes.get(semconv.DECISION_LATENCY_US)
     return RecordedDecision(
-        point=_first(found, semconv.POINT),
-        action=_first(found, semconv.ACTION_NAME),
-        effect=_first(found, semconv.DECISION_EFFECT),
-        policy=_first(found, semconv.DECISION_POLICY),
-        rule=_first(found, semconv.DECISION_RULE),
-        reason=_first(found, semconv.DECISION_REASON),
-        severity=_first(found, semconv.DECISION_SEVERITY),
-        decision_id=_text(found.get(semconv.DECISION_ID)),
-        blocks=found.get(semconv.DECISION_EFFECT) in BLOCKING,
-        would=_first(found, semconv.DECISION_WOULD),
+        point=_first(attributes, semconv.POINT),
+        action=_first(attributes, semconv.ACTION_NAME),
+        effect=_first(attributes, semconv.DECISION_EFFECT),
+        policy=_first(attributes, semconv.DECISION_POLICY),
+        rule=_first(attributes, semconv.DECISION_RULE),
+        reason=_first(attributes, semconv.DECISION_REASON),
+        severity=_first(attributes, semconv.DECISION_SEVERITY),
+        decision_id=_text(attributes.get(semconv.DECISION_ID)),
+        blocks=attributes.get(semconv.DECISION_EFFECT) in BLOCKING,
+        would=_first(attributes, semconv.DECISION_WOULD),
         at=span.started_at,
         latency_us=float(latency) if isinstance(latency, int | float) else None,
-        response_id=_first(found, semconv.CALL_ID) or tree.response_of(span.parent_id),
+        response_id=_first(attributes, semconv.CALL_ID) or tree.response_of(span.parent_id),
     )
 
 
@@ -359,10 +363,10 @@ def _named(proposed: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _is_model_call(span: Span) -> bool:
-    """Whether a span is a model call with its reply or its error."""
-    found = span.attributes
-    return found.get(semconv.OPERATION) == semconv.CHAT and (
-        semconv.OUTPUT_MESSAGES in found or semconv.ERROR_TYPE in found
+    """True for the span of a model call with its reply or its error."""
+    attributes = span.attributes
+    return attributes.get(semconv.OPERATION) == semconv.CHAT and (
+        semconv.OUTPUT_MESSAGES in attributes or semconv.ERROR_TYPE in attributes
     )
 
 
@@ -375,7 +379,7 @@ def _messages(text: JSONValue) -> list[Mapping[str, Any]]:
 
 
 def _mappings(values: Any) -> list[Mapping[str, Any]]:
-    return [one for one in values if isinstance(one, dict)] if isinstance(values, list) else []
+    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
 
 
 def _new_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:

@@ -136,14 +136,14 @@ class AttemptView:
     @property
     def tokens(self) -> tuple[int | None, int | None]:
         """The tokens of all prompts and of all replies, None where a count is not known."""
-        return _sum([one.prompt_tokens for one in self.steps]), _sum([one.response_tokens for one in self.steps])
+        return _sum([step.prompt_tokens for step in self.steps]), _sum([step.response_tokens for step in self.steps])
 
 
 def _sum(counts: Sequence[int | None]) -> int | None:
-    known = [count for count in counts if count is not None]
-    return sum(known) if known and len(known) == len(counts) else None
+    numbers = [count for count in counts if count is not None]
+    return sum(numbers) if numbers and len(numbers) == len(counts) else None
 
 
 def routine(decision: RecordedDecision) -> bool:
-    """Whether a decision only allowed something other than a tool call; such decisions are hidden by default."""
+    """True where a decision only allowed something other than a tool call; such decisions are hidden by default."""
     return decision.effect == "allow" and not decision.would and decision.point != Point.PRE_TOOL_CALL.value

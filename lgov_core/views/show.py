@@ -42,8 +42,8 @@ def show_attempt(view: AttemptView, console: Console, *, tail: int = 600, everyt
     only allowed something other than a tool call. Control characters are shown as their codes, so that what a model
     wrote cannot steer the terminal.
     """
-    for part in _parts(view, tail, everything):
-        console.print(part)
+    for renderable in _parts(view, tail, everything):
+        console.print(renderable)
 
 
 def _parts(view: AttemptView, tail: int, everything: bool) -> Iterable[RenderableType]:
@@ -81,9 +81,9 @@ def _step(step: ModelStep, tail: int, everything: bool) -> Iterable[RenderableTy
     weights = "unknown" if step.weights_version is None else str(step.weights_version)
     choice = f", choice {step.choice}" if step.choice else ""
     tokens = f"{_tokens(step.prompt_tokens, step.response_tokens)} tokens"
-    known = f"weights {weights}" if step.captured else "from its span"
+    origin = f"weights {weights}" if step.captured else "from its span"
     agent = f"{_plain(step.agent)}  " if step.agent else ""
-    yield Rule(Text(f"turn {step.turn}{choice}  {agent}{_plain(step.model)}  {known}  {tokens}"), align="left")
+    yield Rule(Text(f"turn {step.turn}{choice}  {agent}{_plain(step.model)}  {origin}  {tokens}"), align="left")
     for message in step.seen:
         yield _message(message, tail)
     unanswered = not step.captured and step.finish_reason not in _FINISHED
@@ -116,12 +116,12 @@ def _worth_showing(decisions: Sequence[RecordedDecision], everything: bool) -> l
 
 def _decision(decision: RecordedDecision) -> RenderableType:
     rule = f"{decision.policy}/{decision.rule}" if decision.rule else decision.policy
-    said = f"  {rule}: {decision.reason}" if decision.reason else f"  {rule}"
+    text = f"  {rule}: {decision.reason}" if decision.reason else f"  {rule}"
     severity = f"  ({decision.severity})" if decision.blocks or decision.would else ""
     where = f"  at {decision.point}" if decision.point != "pre_tool_call" else ""
     style = _EFFECT_STYLES.get(decision.would or decision.effect, "")
     effect = f"{decision.effect} (would {decision.would})" if decision.would else decision.effect
-    return _field("decision", Text.assemble((_plain(effect), style), _plain(said + severity + where)))
+    return _field("decision", Text.assemble((_plain(effect), style), _plain(text + severity + where)))
 
 
 def _message(message: Message, tail: int) -> RenderableType:

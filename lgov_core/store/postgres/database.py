@@ -56,15 +56,15 @@ class PostgresTransaction(Transaction):
         self._ended: list[str] = []
         self.now = 0.0
 
-    def _run(self, statement: str, given: Sequence[Any]) -> Any:
-        return self.connection.execute(translate(statement), given)
+    def _run(self, statement: str, values: Sequence[Any]) -> Any:
+        return self.connection.execute(translate(statement), values)
 
-    def change_each(self, statement: str, given: Sequence[Sequence[Any]]) -> int:
+    def change_each(self, statement: str, values: Sequence[Sequence[Any]]) -> int:
         """See `Transaction.change_each`. What is given is sent together."""
-        if not given:
+        if not values:
             return 0
         with self.connection.cursor() as cursor:
-            cursor.executemany(translate(statement), given)
+            cursor.executemany(translate(statement), values)
             return cursor.rowcount
 
     def insert(self, table: str, new: Sequence[Row]) -> None:
@@ -165,7 +165,7 @@ class PostgresDatabase(Database):
                 if not is_conflict(error) or conflicts > _CONFLICTS:
                     raise
 
-    def fetch(self, query: str, given: Sequence[Any] = (), *, limit_s: float | None = None) -> list[Row]:
+    def fetch(self, query: str, values: Sequence[Any] = (), *, limit_s: float | None = None) -> list[Row]:
         """See `Database.fetch`."""
         until, pauses = time.monotonic() + self._reconnect_s, _pauses()
         while True:
@@ -174,10 +174,10 @@ class PostgresDatabase(Database):
                     connection = self._open()
                     if limit_s is None:
                         with connection.cursor(binary=True) as cursor:
-                            return cursor.execute(translate(query), given).fetchall()
+                            return cursor.execute(translate(query), values).fetchall()
                     with connection.transaction(), connection.cursor(binary=True) as cursor:
                         cursor.execute(f"SET LOCAL statement_timeout = {max(int(limit_s * 1000), 1):d}".encode())
-                        return cursor.execute(translate(query), given).fetchall()
+                        return cursor.execute(translate(query), values).fetchall()
                 except errors.QueryCanceled as stopped:
                     if limit_s is None:
                         raise self.describe(stopped) from stopped
@@ -230,7 +230,7 @@ class PostgresDatabase(Database):
             raise
 
     def _was_committed(self, until: float) -> bool:
-        """Whether the last transaction took place, although its commit was not confirmed."""
+        """Asks the server whether the last transaction, whose commit was not confirmed, took place."""
         for pause in _pauses():
             try:
                 return _last_number(self._open(), self._writer) == self._number
@@ -273,6 +273,6 @@ def _last_number(connection: Connection, writer: int) -> int:
     """The number of a writer's last committed transaction; waits until none is in progress."""
     with connection.transaction():
         connection.execute(b"INSERT INTO writers (writer, number) VALUES (%s, 0) ON CONFLICT DO NOTHING", (writer,))
-        found = connection.execute(b"SELECT number FROM writers WHERE writer = %s FOR UPDATE", (writer,))
-        ((number,),) = found.fetchall()
+        fetched = connection.execute(b"SELECT number FROM writers WHERE writer = %s FOR UPDATE", (writer,))
+        ((number,),) = fetched.fetchall()
         return number

@@ -55,17 +55,17 @@ def read_address(place: str) -> PostgresAddress:
     if "@" in rest.partition("?")[0] or not re.fullmatch(_HOSTS, hosts):
         raise StoreError("the address of the PostgreSQL trace store has an invalid host or port", hint=_ESCAPE)
     try:
-        given: dict[str, Any] = conninfo_to_dict(place)
+        values: dict[str, Any] = conninfo_to_dict(place)
     except psycopg.Error:  # its text quotes what it could not read
         raise StoreError("the address of the PostgreSQL trace store cannot be read", hint=_PLAIN) from None
-    return PostgresAddress(_shown(given), make_conninfo("", **{**_DEFAULTS, **given}))
+    return PostgresAddress(_shown(values), make_conninfo("", **{**_DEFAULTS, **values}))
 
 
-def _shown(given: Mapping[str, Any]) -> str:
-    user = f"{quote(str(given['user']))}@" if "user" in given else ""
-    database = quote(str(given.get("dbname") or ""))
-    hosts = str(given.get("host") or given.get("hostaddr") or "").split(",")
-    ports = str(given.get("port") or "").split(",")
+def _shown(values: Mapping[str, Any]) -> str:
+    user = f"{quote(str(values['user']))}@" if "user" in values else ""
+    database = quote(str(values.get("dbname") or ""))
+    hosts = str(values.get("host") or values.get("hostaddr") or "").split(",")
+    ports = str(values.get("port") or "").split(",")
     if any(host.startswith("/") for host in hosts):
         return f"postgresql://{user}/{database}?host={','.join(hosts)}"
     if len(ports) == 1:
@@ -145,7 +145,7 @@ def opened(address: PostgresAddress, schema: str) -> Connection:
 
 
 def is_lost(connection: Connection, error: BaseException) -> bool:
-    """Whether ``error`` means that the connection is lost, and not that the server refused a statement."""
+    """True for an error that means a lost connection; false where the server refused a statement."""
     if isinstance(error, StoreError) and error.__cause__ is not None:
         error = error.__cause__
     # With an error of this severity the server ends the session, which the driver notices only at the next statement.
@@ -154,5 +154,5 @@ def is_lost(connection: Connection, error: BaseException) -> bool:
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Whether ``error`` is the fault of another transaction at the same time, so that the same may be tried again."""
+    """True for an error that another transaction at the same time caused, so that the same may be tried again."""
     return isinstance(error, (errors.DeadlockDetected, errors.SerializationFailure))

@@ -118,24 +118,24 @@ def _format(connection: Connection, address: PostgresAddress, schema: str) -> in
     relations = _relations(connection, schema)
     if not relations:
         return 0
-    found: Any = None
+    row: Any = None
     strange = relations[0]
     if "format" in relations:
         try:
-            found = connection.execute(f'SELECT number FROM "{schema}".format'.encode()).fetchone()
+            row = connection.execute(f'SELECT number FROM "{schema}".format'.encode()).fetchone()
         except errors.UndefinedColumn:
             strange = "format"
-    if found is None:
+    if row is None:
         raise StoreError(
             f"{where}: the schema {schema} holds something that lgov did not make ({strange})",
             hint="give another database",
         )
-    if not 1 <= found[0] <= FORMAT:
+    if not 1 <= row[0] <= FORMAT:
         raise StoreError(
-            f"{where} has format {found[0]}; this lgov knows formats up to {FORMAT}",
+            f"{where} has format {row[0]}; this lgov knows formats up to {FORMAT}",
             hint="upgrade lgov, or use another database",
         )
-    return int(found[0])
+    return int(row[0])
 
 
 def _relations(connection: Connection, schema: str) -> list[str]:
@@ -144,12 +144,12 @@ def _relations(connection: Connection, schema: str) -> list[str]:
     Asked of the catalogue's tables: functions such as to_regclass answer from what the session remembers, and do not see what
     another made while this one waited for a lock.
     """
-    found = connection.execute(
+    fetched = connection.execute(
         "SELECT relname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace WHERE nspname = %s"
         " ORDER BY relname",
         (schema,),
     )
-    return [name for (name,) in found]
+    return [name for (name,) in fetched]
 
 
 def _exists(connection: Connection, schema: str) -> bool:

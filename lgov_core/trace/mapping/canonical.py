@@ -261,7 +261,7 @@ def canonical(span: Span) -> Span:
 
 
 def states_result(span: Span) -> bool:
-    """Whether ``span`` states the result of a whole attempt: its outcome, or a reward or evaluation that names no call.
+    """True where ``span`` states the result of a whole attempt: its outcome, or a reward or evaluation that names no call.
 
     Checked for the span as received and for its `canonical` form: one of the two is enough.
     """

@@ -121,10 +121,12 @@ def read_sdk_span(span: Any) -> Span:
         start_ns=span.start_time or 0,
         end_ns=span.end_time or 0,
         attributes=_plain_all(span.attributes),
-        events=tuple(SpanEvent(one.name, seconds_of(one.timestamp), _plain_all(one.attributes)) for one in span.events),
+        events=tuple(
+            SpanEvent(event.name, seconds_of(event.timestamp), _plain_all(event.attributes)) for event in span.events
+        ),
         links=[
-            link_value(f"{one.context.trace_id:032x}", f"{one.context.span_id:016x}", _plain_all(one.attributes))
-            for one in span.links
+            link_value(f"{link.context.trace_id:032x}", f"{link.context.span_id:016x}", _plain_all(link.attributes))
+            for link in span.links
         ],
         status=span.status.status_code.value,
         message=span.status.description or "",

@@ -143,7 +143,7 @@ def encodable(text: str) -> str:
 
 
 def is_id(text: str, digits: int) -> bool:
-    """Whether ``text`` is an OpenTelemetry id: ``digits`` lower-case hexadecimal digits, not all zero."""
+    """True for an OpenTelemetry id: ``digits`` lower-case hexadecimal digits, not all zero."""
     return len(text) == digits and text.strip("0") != "" and not text.strip("0123456789abcdef")
 
 

@@ -41,11 +41,11 @@ class AnsweredRequest(PolicyError):
 
 def list_approvals(files: Sequence[Path], *, everything: bool) -> list[dict[str, Any]]:
     """The requests in these files, oldest first; without ``everything`` those that wait. Raises `PolicyError`."""
-    found: list[dict[str, Any]] = []
+    items: list[dict[str, Any]] = []
     for file in files:
         with closing(ApprovalRequests(file)) as requests:
-            found += [_item(file, one) for one in (requests.all() if everything else requests.pending())]
-    return sorted(found, key=lambda item: item["asked_at"])
+            items += [_item(file, request) for request in (requests.all() if everything else requests.pending())]
+    return sorted(items, key=lambda item: item["asked_at"])
 
 
 def answer_approval(
@@ -63,10 +63,10 @@ def answer_approval(
     """
     for file in files:
         with closing(ApprovalRequests(file)) as requests:
-            asked = next((one for one in requests.all() if one.request_id == request_id), None)
-            if asked is None:
+            pending = next((request for request in requests.all() if request.request_id == request_id), None)
+            if pending is None:
                 continue
-            if asked.digest != digest:
+            if pending.digest != digest:
                 raise ChangedRequest(
                     f"the answer to {request_id} is for another call than the one that waits", hint="look at it again"
                 )
@@ -75,7 +75,7 @@ def answer_approval(
                     return _item(file, requests.approve(request_id, by=by))
                 return _item(file, requests.reject(request_id, by=by, reason=reason))
             except PolicyError as error:
-                now = next((one for one in requests.all() if one.request_id == request_id), None)
+                now = next((request for request in requests.all() if request.request_id == request_id), None)
                 if now is None or now.state == "pending":
                     raise
                 raise AnsweredRequest(error.message, _item(file, now), hint=error.hint) from error
@@ -96,16 +96,16 @@ def _item(file: Path, request: ApprovalRequest) -> dict[str, Any]:
 def approval_files(policy: Path) -> list[Path]:
     """The files of approval requests that a policy file names (``store`` of ``use: approval``). Raises `PolicyFileError`."""
     document, _ = read_yaml(read_policy_file(policy).decode("utf-8", "replace"), str(policy))
-    found: list[Path] = []
-    left: list[Any] = [document]
-    while left:
-        value = left.pop()
+    files: list[Path] = []
+    unread: list[Any] = [document]
+    while unread:
+        value = unread.pop()
         if isinstance(value, dict):
             rule: dict[Any, Any] = value
             options = rule.get("with")
             if rule.get("use") == "approval" and isinstance(options, dict) and isinstance(options.get("store"), str):
-                found.append(policy.parent / Path(options["store"]).expanduser())
-            left += rule.values()
+                files.append(policy.parent / Path(options["store"]).expanduser())
+            unread += rule.values()
         elif isinstance(value, list):
-            left += value
-    return found
+            unread += value
+    return files

@@ -131,14 +131,14 @@ class PolicyReplay:
             raise PolicyError(f"there is no policy file {name} to replay", hint="name it with --policy")
         self._work.start(lambda: self._replay(path, store), (path, path.stat().st_mtime_ns), again=again)
         work = self._work
-        error, found, last = work.error, work.result or Replay(), first + limit
+        error, replay, last = work.error, work.result or Replay(), first + limit
         return {
             "state": work.state,
             "policy": name,
             "error": None if error is None else error.as_json(),
-            **found.counts(),
-            "items": [_change(one) for one in found.changes[first:last]],
-            "cursor": str(last) if last < len(found.changes) else None,
+            **replay.counts(),
+            "items": [_change(change) for change in replay.changes[first:last]],
+            "cursor": str(last) if last < len(replay.changes) else None,
         }
 
     def _replay(self, path: Path, store: TraceStore) -> Replay:
@@ -176,20 +176,20 @@ class Diagnosis:
             "not_examined": {} if report is None else dict(report.not_examined),
             "findings": [
                 {
-                    "name": one.name,
-                    "title": one.name.replace("-", " ").capitalize(),
-                    "severity": one.severity.value,
-                    "text": one.sentence,
-                    "fix": one.advice,
-                    "figures": dict(one.figures),
-                    "rollouts": list(one.rollouts),
+                    "name": finding.name,
+                    "title": finding.name.replace("-", " ").capitalize(),
+                    "severity": finding.severity.value,
+                    "text": finding.sentence,
+                    "fix": finding.advice,
+                    "figures": dict(finding.figures),
+                    "rollouts": list(finding.rollouts),
                 }
-                for one in (() if report is None else report.findings)
+                for finding in (() if report is None else report.findings)
             ],
         }
 
     def _written(self) -> Any:
-        """What changes when the source does."""
+        """A value that changes when the source does."""
         source = self._shown.source
         try:
             marks = None if source.store is None else self._shown.store.pages.marks()

@@ -50,12 +50,12 @@ class _Half:
 
     def as_json(self) -> dict[str, Any]:
         names = ("rollout_id", "attempt", "outcome", "reward")
-        shown = [dict(zip(names, one, strict=True)) for one in self.rollouts[:64]]
+        shown = [dict(zip(names, rollout, strict=True)) for rollout in self.rollouts[:64]]
         return {"task_id": self.task_id, "succeeded": self.succeeded, "reward": self.reward, "rollouts": shown}
 
 
 def sides_of(source: str, groups: Sequence[TaskGroup]) -> list[Side]:
-    """What can be compared in a store: its runs, and their evaluations, which have task ids such as ``before-17``."""
+    """The sides of comparisons in a store: its runs, and their evaluations, which have task ids such as ``before-17``."""
     of_run: dict[str, Counter[str]] = defaultdict(Counter)
     for group in reversed(groups):  # the oldest first
         prefix, dash, number = group.task_id.rpartition("-")
@@ -98,11 +98,11 @@ class ComparedSide:
 def compare(first: ComparedSide, second: ComparedSide, channel: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The figures of a comparison and its pairs, those that changed first. Raises `StoreError` for too many rollouts."""
     channels = {channel}
-    halves = [_halves(one, channel, channels) for one in (first, second)]
-    matched_by, pairs = "task_id", _matched(*({half.task_id: half for half in found} for found in halves))
+    halves = [_halves(compared, channel, channels) for compared in (first, second)]
+    matched_by, pairs = "task_id", _matched(*({half.task_id: half for half in side_halves} for side_halves in halves))
     if not pairs:
         matched_by, pairs = "input", _matched(*map(_by_input, halves))
-    items = [_pair(one, other) for one, other in pairs]
+    items = [_pair(before, after) for before, after in pairs]
     order = {"broken": 0, "fixed": 1, "worse": 2, "better": 3, "same": 4}
     items.sort(key=lambda item: (order[item["change"]], -abs(item["difference"])))
     counts = Counter(item["change"] for item in items)
@@ -113,20 +113,22 @@ def compare(first: ComparedSide, second: ComparedSide, channel: str) -> tuple[di
         "channels": sorted(channels),
         "matched_by": matched_by,
         "tasks": {"shared": len(pairs)}
-        | {f"only_{name}": len(found) - len(pairs) for name, found in zip("ab", halves, strict=True)},
+        | {f"only_{name}": len(side_halves) - len(pairs) for name, side_halves in zip("ab", halves, strict=True)},
         "counts": {name: counts[name] for name in ("fixed", "broken", "better", "worse", "same")},
-        "success": _estimates([(one.succeeded, other.succeeded) for one, other in pairs]),
-        "reward": _estimates([(one.reward, other.reward) for one, other in pairs]),
+        "success": _estimates([(before.succeeded, after.succeeded) for before, after in pairs]),
+        "reward": _estimates([(before.reward, after.reward) for before, after in pairs]),
     }
     return figures, items
 
 
-def _halves(one: ComparedSide, channel: str, channels: set[str]) -> list[_Half]:
+def _halves(compared: ComparedSide, channel: str, channels: set[str]) -> list[_Half]:
     """The tasks of a side; adds the channels in which anything was earned to ``channels``."""
-    side, store = one.side, one.store
+    side, store = compared.side, compared.store
     if side.rollouts > _MOST:
         raise StoreError(f"{side.label} has {side.rollouts} rollouts, more than {_MOST}", hint="compare a part of it")
-    groups = [group for group in one.groups if group.run_id == side.run_id and group.task_id.startswith(side.tasks)]
+    groups = [
+        group for group in compared.groups if group.run_id == side.run_id and group.task_id.startswith(side.tasks)
+    ]
     ids = [head.rollout_id for head in store.pages.rollouts_of_groups(groups)]
     attempts = {row[0]: (row[1], row[4] or "running") for row in store.pages.attempts_of(ids)}
     earned: dict[str, list[float]] = defaultdict(list)
@@ -135,24 +137,24 @@ def _halves(one: ComparedSide, channel: str, channels: set[str]) -> list[_Half]:
         number = attempts.get(reward.rollout_id or "", (1, ""))[0]
         if reward.dimension == channel and reward.attempt in (None, number):
             earned[reward.rollout_id or ""].append(reward.value)
-    found: dict[str, list[tuple[str, int, str, float]]] = defaultdict(list)
+    rollouts_of: dict[str, list[tuple[str, int, str, float]]] = defaultdict(list)
     inputs: dict[str, str] = {}
     for rollout in store.rollouts(ids=ids):
         number, outcome = attempts.get(rollout.rollout_id, (1, "unknown"))
         if outcome in _TRAINABLE:
             value = math.fsum(earned[rollout.rollout_id])
-            found[rollout.task_id].append((rollout.rollout_id, number, outcome, value))
+            rollouts_of[rollout.task_id].append((rollout.rollout_id, number, outcome, value))
             inputs[rollout.task_id] = as_json(rollout.input)
-    return [_Half(task, inputs[task], tuple(rollouts)) for task, rollouts in found.items()]
+    return [_Half(task, inputs[task], tuple(rollouts)) for task, rollouts in rollouts_of.items()]
 
 
 def _by_input(halves: Sequence[_Half]) -> dict[str, _Half]:
     """The halves by what their tasks ask; those that ask the same become one."""
-    found: dict[str, _Half] = {}
+    by_input: dict[str, _Half] = {}
     for half in halves:
-        known = found.get(half.input)
-        found[half.input] = half if known is None else replace(known, rollouts=known.rollouts + half.rollouts)
-    return found
+        same = by_input.get(half.input)
+        by_input[half.input] = half if same is None else replace(same, rollouts=same.rollouts + half.rollouts)
+    return by_input
 
 
 def _matched(first: Mapping[str, _Half], second: Mapping[str, _Half]) -> list[tuple[_Half, _Half]]:
@@ -176,6 +178,6 @@ def _pair(first: _Half, second: _Half) -> dict[str, Any]:
 
 
 def _estimates(pairs: Sequence[tuple[float, float]]) -> Mapping[str, Any]:
-    values = {"a": [one for one, _ in pairs], "b": [other for _, other in pairs]}
-    values["difference"] = [other - one for one, other in pairs]
-    return {name: mean_interval(found).as_json() for name, found in values.items()}
+    values = {"a": [before for before, _ in pairs], "b": [after for _, after in pairs]}
+    values["difference"] = [after - before for before, after in pairs]
+    return {name: mean_interval(value).as_json() for name, value in values.items()}

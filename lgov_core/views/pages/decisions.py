@@ -27,7 +27,7 @@ COLUMNS: Final = ("policy", "rule", "tool", "agent")
 
 
 class _Key(NamedTuple):
-    """What decisions are counted together by."""
+    """The texts by which decisions are counted together."""
 
     policy: str
     rule: str
@@ -55,11 +55,11 @@ def decision_counts(pages: StorePages, by: str) -> dict[str, Any]:
         if key.would:
             would[key.would] += totals[key]
         name = getattr(key, by)
-        one = series.setdefault(name, {"key": name, "total": 0, "blocked": 0, "would": 0, "values": {}})
-        one["total"] += totals[key]
-        one["blocked"] += totals[key] if key.effect in BLOCKING else 0
-        one["would"] += totals[key] if key.would in BLOCKING else 0
-        values = one["values"].setdefault(key.effect, [0] * len(bins))
+        entry = series.setdefault(name, {"key": name, "total": 0, "blocked": 0, "would": 0, "values": {}})
+        entry["total"] += totals[key]
+        entry["blocked"] += totals[key] if key.effect in BLOCKING else 0
+        entry["would"] += totals[key] if key.would in BLOCKING else 0
+        values = entry["values"].setdefault(key.effect, [0] * len(bins))
         for at, count in counts.items():
             values[(at - bins[0]) // counted.width_s] += count
     rare = [key for key in keys if key.effect != "allow" or key.would]
@@ -69,15 +69,15 @@ def decision_counts(pages: StorePages, by: str) -> dict[str, Any]:
         "effects": dict(effects),
         "would": dict(would),
         "bins": {"at": bins, "width_s": counted.width_s},
-        "series": sorted(series.values(), key=lambda one: (-one["total"], one["key"]))[:_SERIES],
+        "series": sorted(series.values(), key=lambda entry: (-entry["total"], entry["key"]))[:_SERIES],
         "table": [{**key._asdict(), "count": totals[key]} for key in rare[:_TABLE]],
     }
 
 
 def _most_frequent(keys: Mapping[_Key, Counter[int]]) -> dict[_Key, Counter[int]]:
     kept: dict[_Key, Counter[int]] = defaultdict(Counter)
-    for place, key in enumerate(sorted(keys, key=lambda key: (-keys[key].total(), key))):
-        shown = key if place < _MOST_KEYS else _Key(OTHER, OTHER, OTHER, OTHER, key.effect, key.would)
+    for rank, key in enumerate(sorted(keys, key=lambda key: (-keys[key].total(), key))):
+        shown = key if rank < _MOST_KEYS else _Key(OTHER, OTHER, OTHER, OTHER, key.effect, key.would)
         kept[shown].update(keys[key])
     return kept
 

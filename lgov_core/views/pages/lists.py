@@ -32,18 +32,18 @@ def rollout_page(store: TraceStore, filters: Filters, before: int | None, limit:
     """
     pages, until = store.pages, time.monotonic() + SEARCH_S
     heads: list[RolloutHead] = []
-    place, is_more = before, True
-    while is_more and len(heads) <= limit and (place == before or time.monotonic() < until):
+    seq, is_more = before, True
+    while is_more and len(heads) <= limit and (seq == before or time.monotonic() < until):
         size = _ROLLOUTS_A_PORTION if filters.text else limit + 1
-        portion = pages.rollouts_before(place, size, filters)
-        place, is_more = portion[-1].seq if portion else place, len(portion) == size
+        portion = pages.rollouts_before(seq, size, filters)
+        seq, is_more = portion[-1].seq if portion else seq, len(portion) == size
         if filters.text:
             containing = pages.containing([head.rollout_id for head in portion], filters.text)
             portion = [head for head in portion if head.rollout_id in containing]
         heads += portion
     if len(heads) > limit:
-        heads, place, is_more = heads[:limit], heads[limit - 1].seq, True
-    return {"items": rollout_rows(store, heads), "cursor": str(place) if is_more else None}
+        heads, seq, is_more = heads[:limit], heads[limit - 1].seq, True
+    return {"items": rollout_rows(store, heads), "cursor": str(seq) if is_more else None}
 
 
 def group_page(
@@ -56,23 +56,23 @@ def group_page(
     pages, until = store.pages, time.monotonic() + SEARCH_S
     is_search = bool(filters.text or teaches)
     items: list[dict[str, Any]] = []
-    place, is_more = before, True
-    while is_more and len(items) < limit and (place == before or time.monotonic() < until):
+    seq, is_more = before, True
+    while is_more and len(items) < limit and (seq == before or time.monotonic() < until):
         size = _GROUPS_A_PORTION if is_search else limit + 1
-        groups = pages.groups_before(place, size, filters)
+        groups = pages.groups_before(seq, size, filters)
         is_more = len(groups) == size
         members = _members(pages, groups, filters)
         for at, group in enumerate(groups):
             if len(items) == limit or (is_search and at and time.monotonic() > until):
                 is_more = True
                 break
-            place = group.last
+            seq = group.last
             heads = members.get((group.run_id, group.task_id), [])
             if heads and (teaches is None or len(heads) > 1):
                 item = group_of(store, heads)
                 if teaches is None or item["teaches_nothing"] == (teaches == "nothing"):
                     items.append(item)
-    return {"items": items, "cursor": str(place) if is_more else None}
+    return {"items": items, "cursor": str(seq) if is_more else None}
 
 
 def _members(
@@ -90,7 +90,7 @@ def _members(
 
 
 def rollout_rows(store: TraceStore, heads: Sequence[RolloutHead]) -> list[dict[str, Any]]:
-    """What a list shows of these rollouts, in their order: of each its last attempt."""
+    """The rows of these rollouts in a list, in their order: of each its last attempt."""
     pages, ids = store.pages, [head.rollout_id for head in heads]
     if not ids:
         return []
@@ -140,19 +140,21 @@ def rollout_rows(store: TraceStore, heads: Sequence[RolloutHead]) -> list[dict[s
 
 def _figures(calls: Sequence[CallFigures]) -> dict[str, Any]:
     """The figures of an attempt's calls."""
-    versions = [version for one in calls for version in (one.oldest_weights, one.newest_weights) if version is not None]
+    versions = [
+        version for call in calls for version in (call.oldest_weights, call.newest_weights) if version is not None
+    ]
     return {
-        "agents": [one.agent for one in calls if one.agent is not None],
-        "prompt_tokens": _sum([one.prompt_tokens for one in calls]),
-        "response_tokens": _sum([one.response_tokens for one in calls]),
-        "truncated": sum(one.truncated for one in calls),
+        "agents": [call.agent for call in calls if call.agent is not None],
+        "prompt_tokens": _sum([call.prompt_tokens for call in calls]),
+        "response_tokens": _sum([call.response_tokens for call in calls]),
+        "truncated": sum(call.truncated for call in calls),
         "weights_version": [min(versions), max(versions)] if versions else None,
     }
 
 
 def _sum(counts: Sequence[int | None]) -> int | None:
-    known = [count for count in counts if count is not None]
-    return sum(known) if known and len(known) == len(counts) else None
+    numbers = [count for count in counts if count is not None]
+    return sum(numbers) if numbers and len(numbers) == len(counts) else None
 
 
 def _rewards(
@@ -160,7 +162,9 @@ def _rewards(
 ) -> dict[tuple[str, int], dict[str, float]]:
     """The sums of rewards by rollout, attempt and dimension."""
     rewards = store.rewards(ids)
-    unsure = {one.rollout_id for one in rewards if one.attempt is None and len(attempts[one.rollout_id or ""]) > 1}
+    unsure = {
+        reward.rollout_id for reward in rewards if reward.attempt is None and len(attempts[reward.rollout_id or ""]) > 1
+    }
     calls = list(store.calls([rollout_id for rollout_id in unsure if rollout_id is not None])) if unsure else []
     values: dict[tuple[str, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for reward in rewards:

@@ -73,10 +73,10 @@ def find_sources(place: str) -> list[Source]:
         return [_of_file(path)]
     if not path.is_dir():
         raise StoreError(f"there is no file or folder {place}", hint="name a store, or the folder of a run")
-    found = sorted(_in_folder(path, path, _DEPTH), key=lambda one: one.source_id)
-    if not found:
+    sources = sorted(_in_folder(path, path, _DEPTH), key=lambda source: source.source_id)
+    if not sources:
         raise StoreError(f"there is no store and no run in {place}", hint=_NAME_ONE)
-    return found
+    return sources
 
 
 def _of_file(path: Path) -> Source:
@@ -98,11 +98,11 @@ def _in_folder(folder: Path, top: Path, depth: int) -> Iterator[Source]:
         return
     if depth > 0:
         try:
-            below = sorted(one for one in folder.iterdir() if one.is_dir() and not one.is_symlink())
+            below = sorted(inner for inner in folder.iterdir() if inner.is_dir() and not inner.is_symlink())
         except OSError:
             return
-        for one in below:
-            yield from _in_folder(one, top, depth - 1)
+        for inner in below:
+            yield from _in_folder(inner, top, depth - 1)
 
 
 def _of_folder(folder: Path, name: str, store: Path | None) -> Source:
@@ -130,8 +130,8 @@ def _kind(path: Path) -> bytes:
     for mode in ("mode=ro", "mode=ro&immutable=1"):  # the second where nothing may be written beside it
         try:
             with closing(sqlite3.connect(f"file:{quote(str(path))}?{mode}", uri=True, timeout=0.2)) as connection:
-                (found,) = connection.execute("PRAGMA application_id").fetchone()
-                return int(found).to_bytes(4, signed=True)
+                (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+                return int(application_id).to_bytes(4, signed=True)
         except (sqlite3.Error, OverflowError):
             continue
     return b""
@@ -196,20 +196,20 @@ class OpenSource:
         return self._texts
 
     def rewrites(self, rollout_id: str) -> Mapping[str, Mapping[str, Any]]:
-        """What transforms replaced on a rollout, by decision id, where the audit record has both texts."""
+        """Texts that transforms replaced on a rollout, by decision id, where the audit record has both texts."""
         if self.source.audit is None:
             return {}
-        found: dict[str, Mapping[str, Any]] = {}
+        rewrites: dict[str, Mapping[str, Any]] = {}
         with contextlib.suppress(LgovError), AuditLog(self.source.audit, signer=None) as log:
             for entry in log.entries(rollout_id):
                 content: dict[str, Any] = json.loads(entry.content or "{}")
                 for before, after in ((content.get("text"), "new_text"), (entry.arguments, "new_arguments")):
                     if content.get(after) is not None:
-                        found[entry.entry_id] = {"before": text_of(before), "after": text_of(content[after])}
-        return found
+                        rewrites[entry.entry_id] = {"before": text_of(before), "after": text_of(content[after])}
+        return rewrites
 
     def describe(self) -> dict[str, Any]:
-        """What the list of sources shows of it: its state, counts and parts. Never raises for what cannot be read."""
+        """The source in the list of sources: its state, counts and parts. Never raises for what cannot be read."""
         source = self.source
         about: dict[str, Any] = {
             "id": source.source_id,
@@ -240,11 +240,11 @@ class OpenSource:
             rollouts, calls = pages.counts()
             counts = {"rollouts": rollouts, "open_attempts": 0, "calls": calls}
             self._counted = (marks, {"runs": pages.runs(_MOST_RUNS), "counts": counts})
-        found = self._counted[1]
-        return {**found, "counts": {**found["counts"], "open_attempts": pages.open_attempts()}}
+        contents = self._counted[1]
+        return {**contents, "counts": {**contents["counts"], "open_attempts": pages.open_attempts()}}
 
     def state(self) -> dict[str, Any]:
-        """Whether the source is live, stalled or has ended, and when it was last written."""
+        """Says whether the source is live, stalled or has ended, and when it was last written."""
         try:
             written = self.written()
             if written is None or self._activity[0] != written:

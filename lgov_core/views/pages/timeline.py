@@ -85,20 +85,20 @@ def parting(first: AttemptView, second: AttemptView) -> dict[str, Any]:
 
 
 def _part(first: AttemptView, second: AttemptView) -> dict[str, Any] | None:
-    for at, (one, other) in enumerate(zip_longest(first.steps, second.steps)):
-        if one is None or other is None:
+    for at, (mine_step, other) in enumerate(zip_longest(first.steps, second.steps)):
+        if mine_step is None or other is None:
             return {"step": at, "where": "end", "tool": None}
         for name in _PARTS:
-            mine, theirs = _values(one, name), _values(other, name)
+            mine, theirs = _values(mine_step, name), _values(other, name)
             if mine != theirs:
-                places = (place for place, (a, b) in enumerate(zip_longest(mine, theirs)) if a != b)
+                places = (number for number, (a, b) in enumerate(zip_longest(mine, theirs)) if a != b)
                 return {"step": at, "where": name, "tool": next(places) if name in _PARTS[2:] else None}
     return None
 
 
 def _values(step: ModelStep, name: str) -> list[Any]:
     if name == "messages":
-        return [(one.role, one.text) for one in step.seen]
+        return [(message.role, message.text) for message in step.seen]
     if name == "wrote":
         return [(step.wrote, step.agent)]
     return [_of_tool(tool, name) for tool in step.tools]
@@ -108,7 +108,7 @@ def _of_tool(tool: ToolStep, name: str) -> Any:
     if name == "tools":
         return tool.name, tool.arguments
     if name == "decisions":
-        return [(one.point, one.effect, one.policy, one.rule) for one in tool.decisions]
+        return [(decision.point, decision.effect, decision.policy, decision.rule) for decision in tool.decisions]
     return tool.status, tool.result, tool.error
 
 
@@ -124,7 +124,7 @@ Rewrites = Mapping[str, Mapping[str, Any]]
 
 
 def call_name(response_id: str, choice: int) -> str:
-    """What names a call in an address."""
+    """The name of a call in an address."""
     return f"{response_id}:{choice}"
 
 
@@ -142,13 +142,15 @@ class _Timeline:
         calls = {step.response_id for step in view.steps}
         self._of_call: dict[str, list[RecordedDecision]] = defaultdict(list)
         self._loose: list[RecordedDecision] = []
-        for one in view.decisions:
-            if one.response_id in calls:
-                self._of_call[str(one.response_id)].append(one)
+        for decision in view.decisions:
+            if decision.response_id in calls:
+                self._of_call[str(decision.response_id)].append(decision)
             else:
-                self._loose.append(one)
-        drifts = [one for one in trained.diagnostics if one.finding is Finding.RETOKENISATION_DRIFT]
-        self._drifted = {one.subject for one in drifts}
+                self._loose.append(decision)
+        drifts = [
+            diagnostic for diagnostic in trained.diagnostics if diagnostic.finding is Finding.RETOKENISATION_DRIFT
+        ]
+        self._drifted = {drift.subject for drift in drifts}
 
     def page(self, store: TraceStore, first: int, count: int) -> dict[str, Any]:
         view, last = self._view, first + count
@@ -169,16 +171,18 @@ class _Timeline:
             "rewards": list(map(_fields, view.rewards)),
             "loose_rewards": list(map(_fields, view.loose_rewards)),
             **self._totals(),
-            "loose_tools": [self._tool(one, f"loose_tools.{at}") for at, one in enumerate(view.loose_tools)],
-            "decisions": [self._decision(one) for one in self._loose],
+            "loose_tools": [
+                self._tool(loose_tool, f"loose_tools.{at}") for at, loose_tool in enumerate(view.loose_tools)
+            ],
+            "decisions": [self._decision(decision) for decision in self._loose],
             "agents": [{"id": run.span_id, **_fields(run)} for run in view.agents],
             "advantage_source": self._trained.source,
             "trained_step": self._trained.step,
             "diagnostics": [
-                {"finding": one.finding.value, "subject": one.subject, "detail": one.detail}
-                for one in self._trained.diagnostics
+                {"finding": diagnostic.finding.value, "subject": diagnostic.subject, "detail": diagnostic.detail}
+                for diagnostic in self._trained.diagnostics
             ],
-            "steps": [self._step(at, one) for at, one in enumerate(view.steps[first:last], first)],
+            "steps": [self._step(at, step) for at, step in enumerate(view.steps[first:last], first)],
             "steps_total": len(view.steps),
             "next": last if last < len(view.steps) else None,
         }
@@ -191,13 +195,13 @@ class _Timeline:
         for part in (view.rewards, view.loose_rewards, *(one.rewards for one in (*view.steps, *tools))):
             for reward in part:
                 earned[reward.dimension].append(reward.value)
-        decisions = (one for part in (view, *tools) for one in part.decisions)
+        decisions = (decision for part in (view, *tools) for decision in part.decisions)
         prompt_tokens, response_tokens = view.tokens
         return {
             "prompt_tokens": prompt_tokens,
             "response_tokens": response_tokens,
             "earned": {name: math.fsum(earned[name]) for name in sorted(earned)},
-            "denials": sum(one.blocks for one in decisions),
+            "denials": sum(decision.blocks for decision in decisions),
         }
 
     def _step(self, at: int, step: ModelStep) -> dict[str, Any]:
@@ -218,7 +222,7 @@ class _Timeline:
                 for number, one in enumerate(step.seen)
             ],
             "wrote": self._text(step.wrote, f"steps.{at}.wrote"),
-            "tools": [self._tool(one, f"steps.{at}.tools.{number}") for number, one in enumerate(step.tools)],
+            "tools": [self._tool(tool, f"steps.{at}.tools.{number}") for number, tool in enumerate(step.tools)],
             "decisions": [self._decision(one) for one in self._of_call.get(step.response_id, ())],
             "rewards": list(map(_fields, step.rewards)),
             "advantage": None if trained is None else trained.credit,
@@ -230,13 +234,17 @@ class _Timeline:
         return {
             **{name: getattr(tool, name) for name in ("call_id", "name", "kind", "status", "error", "claimed")},
             "arguments": self._text(tool.arguments, f"{path}.arguments"),
-            "decisions": [self._decision(one) for one in tool.decisions],
+            "decisions": [self._decision(decision) for decision in tool.decisions],
             "result": self._text(tool.result, f"{path}.result"),
             "rewards": list(map(_fields, tool.rewards)),
         }
 
-    def _decision(self, one: RecordedDecision) -> dict[str, Any]:
-        return {**_fields(one), "routine": routine(one), "rewritten": self._rewrites.get(one.decision_id or "")}
+    def _decision(self, decision: RecordedDecision) -> dict[str, Any]:
+        return {
+            **_fields(decision),
+            "routine": routine(decision),
+            "rewritten": self._rewrites.get(decision.decision_id or ""),
+        }
 
     def _text(self, value: Any, path: str) -> dict[str, Any] | None:
         return text_of(value, text_ref(self._view.rollout_id, self._view.attempt, path))

@@ -42,19 +42,19 @@ class TokenTexts:
 
     def of(self, ids: Sequence[int]) -> list[str]:
         """The text of each id; of an id that the tokenizer does not know, its number in brackets."""
-        new = [one for one in dict.fromkeys(ids) if one not in self._known]
+        new = [token for token in dict.fromkeys(ids) if token not in self._known]
         decoded: list[str] = self._tokenizer.decode_batch([[one] for one in new], skip_special_tokens=False)
         for one, text in zip(new, decoded, strict=True):
-            known = text or self._tokenizer.id_to_token(one)
-            self._known[one] = f"[{one}]" if known is None else known
-        return [self._known[one] for one in ids]
+            shown_as = text or self._tokenizer.id_to_token(one)
+            self._known[one] = f"[{one}]" if shown_as is None else shown_as
+        return [self._known[id_] for id_ in ids]
 
 
 def find_tokenizer(folder: Path | None) -> Path | None:
     """The tokenizer of the model that a run began with, None where it is not on this machine."""
     if folder is None:
         return None
-    return next((place for place in _places(folder) if (place / _FILE).is_file()), None)
+    return next((folder_ for folder_ in _places(folder) if (folder_ / _FILE).is_file()), None)
 
 
 def _places(folder: Path) -> Iterator[Path]:
@@ -92,20 +92,22 @@ def token_columns(
     count: int,
 ) -> dict[str, Any]:
     """The positions ``first`` to ``first + count`` of prompt and reply of a call. Raises `StoreError`, `NoTokens`."""
-    own = [one for one in store.calls([rollout_id]) if (one.attempt or 1) == attempt]
-    at = next((place for place, one in enumerate(own) if call_name(one.response_id, one.choice) == call), None)
+    own = [call for call in store.calls([rollout_id]) if (call.attempt or 1) == attempt]
+    at = next(
+        (number for number, earlier in enumerate(own) if call_name(earlier.response_id, earlier.choice) == call), None
+    )
     if at is None:
         raise NotRecorded(f"attempt {attempt} of rollout {rollout_id} has no call {call}", hint="take it from a step")
-    found = own[at]
-    if found.prompt_ids is None or found.response_ids is None:
+    captured = own[at]
+    if captured.prompt_ids is None or captured.response_ids is None:
         raise NoTokens(f"call {call} was recorded without token ids", hint="its server returned none")
-    prompt, reply = found.prompt_ids, found.response_ids
+    prompt, reply = captured.prompt_ids, captured.response_ids
     ids = (*prompt, *reply)
     last = first + min(count, MOST_TOKENS)
-    row = trained.of_call.get((found.response_id, found.choice))
+    row = trained.of_call.get((captured.response_id, captured.choice))
     advantages = None if row is None else row.advantages
     mask = (1,) * len(reply) if row is None else row.response_mask
-    entropy = _entropy(found)
+    entropy = _entropy(captured)
     return {
         "rollout_id": rollout_id,
         "attempt": attempt,
@@ -117,22 +119,22 @@ def token_columns(
         "ids": ids[first:last],
         "texts": None if texts is None else texts.of(ids[first:last]),
         "mask": _cut((0,) * len(prompt), mask, first, last),
-        "logprobs": _cut((None,) * len(prompt), found.logprobs or (None,) * len(reply), first, last),
+        "logprobs": _cut((None,) * len(prompt), captured.logprobs or (None,) * len(reply), first, last),
         "advantages": None if advantages is None else _cut((None,) * len(prompt), advantages, first, last),
         "advantage_source": None if advantages is None else trained.source,
         "entropy": None if entropy is None else _cut((None,) * len(prompt), entropy, first, last),
-        **{name: getattr(found, name) for name in ("weights_version", "temperature", "top_p", "finish_reason")},
-        "truncated": found.finish_reason in CUT_OFF,
+        **{name: getattr(captured, name) for name in ("weights_version", "temperature", "top_p", "finish_reason")},
+        "truncated": captured.finish_reason in CUT_OFF,
         "loss_weight": None if row is None else row.loss_weight,
         "shared": _shared(prompt, own[:at]),
-        "drift": _drift(trained, found),
+        "drift": _drift(trained, captured),
     }
 
 
 def _cut(prompt: Sequence[Any], reply: Sequence[Any], first: int, last: int) -> list[Any]:
     """Both parts together from ``first`` to ``last``; what is not finite becomes None."""
     values = [*prompt[first:last], *reply[max(first - len(prompt), 0) : max(last - len(prompt), 0)]]
-    return [None if isinstance(one, float) and not math.isfinite(one) else one for one in values]
+    return [None if isinstance(value, float) and not math.isfinite(value) else value for value in values]
 
 
 def _entropy(call: CapturedCall) -> list[float | None] | None:
@@ -146,11 +148,11 @@ def _entropy(call: CapturedCall) -> list[float | None] | None:
         return None
     if not any(listed) or len(listed) != len(call.response_ids or ()):
         return None
-    return [_entropy_of([math.exp(min(one, 0.0)) for one in tops]) if tops else None for tops in listed]
+    return [_entropy_of([math.exp(min(top, 0.0)) for top in tops]) if tops else None for tops in listed]
 
 
 def _entropy_of(shares: Sequence[float]) -> float:
-    return -math.fsum(one * math.log(one) for one in (*shares, 1.0 - math.fsum(shares)) if one > 0.0)
+    return -math.fsum(share * math.log(share) for share in (*shares, 1.0 - math.fsum(shares)) if share > 0.0)
 
 
 def _shared(prompt: tuple[int, ...], earlier: Sequence[CapturedCall]) -> int:
@@ -160,8 +162,8 @@ def _shared(prompt: tuple[int, ...], earlier: Sequence[CapturedCall]) -> int:
 
 
 def _drift(trained: Trained, call: CapturedCall) -> dict[str, Any] | None:
-    for one in trained.diagnostics:
-        if one.finding is Finding.RETOKENISATION_DRIFT and one.subject == call.response_id:
-            position = _POSITION.search(one.detail)
-            return {"at": int(position.group(1)) if position else 0, "detail": one.detail}
+    for diagnostic in trained.diagnostics:
+        if diagnostic.finding is Finding.RETOKENISATION_DRIFT and diagnostic.subject == call.response_id:
+            position = _POSITION.search(diagnostic.detail)
+            return {"at": int(position.group(1)) if position else 0, "detail": diagnostic.detail}
     return None

@@ -46,8 +46,8 @@ def run_figures(folder: Path | None, after: int) -> dict[str, Any]:
         "series": series,
         "panels": [
             {"title": title, "unit": unit, "series": names}
-            for title, unit, wanted in _PANELS
-            if (names := _chosen(wanted, sorted(series)))
+            for title, unit, patterns in _PANELS
+            if (names := _chosen(patterns, sorted(series)))
         ],
         "phases": _phases(lines),
         "settings": _settings(folder),
@@ -55,7 +55,7 @@ def run_figures(folder: Path | None, after: int) -> dict[str, Any]:
 
 
 def run_summary(folder: Path | None) -> dict[str, Any]:
-    """What the list of runs shows of a folder. Raises `TrainError`."""
+    """The row of a folder in the list of runs. Raises `TrainError`."""
     lines = _lines(folder)
     train = train_lines(lines)
     latest = _series(train[-1:])
@@ -67,7 +67,7 @@ def run_summary(folder: Path | None) -> dict[str, Any]:
         "model": None if model is None else Path(model).name,
         "algorithm": update.get("algorithm"),
         "policy": (statement.get("policy") or {}).get("file"),
-        "latest": {name: one["values"][0] for name, one in latest.items()},
+        "latest": {name: series["values"][0] for name, series in latest.items()},
         "phases": _phases(lines),
     }
 
@@ -84,15 +84,15 @@ def _lines(folder: Path | None) -> list[dict[str, Any]]:
 def _series(train: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Every number of the lines by name; a mean with its interval is one series."""
     series: dict[str, dict[str, Any]] = {}
-    for place, line in enumerate(train):
+    for number, line in enumerate(train):
         for full, value in flat(line):
             stem, end = _split(full)
             if stem == "step" or (end and full.endswith("/count")):
                 continue
-            one = series.setdefault(stem, {"values": [None] * len(train), "low": None, "high": None})
-            if one[end or "values"] is None:
-                one[end or "values"] = [None] * len(train)
-            one[end or "values"][place] = value
+            column = series.setdefault(stem, {"values": [None] * len(train), "low": None, "high": None})
+            if column[end or "values"] is None:
+                column[end or "values"] = [None] * len(train)
+            column[end or "values"][number] = value
     return {name: series[name] for name in sorted(series)}
 
 
@@ -104,12 +104,12 @@ def _split(name: str) -> tuple[str, str]:
     return name, ""
 
 
-def _chosen(wanted: Sequence[str], names: Sequence[str]) -> list[str]:
-    found: list[str] = []
-    for pattern in wanted:
+def _chosen(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
+    chosen: list[str] = []
+    for pattern in patterns:
         stem = pattern.removesuffix("*")
-        found += [name for name in names if name == pattern or (stem != pattern and name.startswith(stem))]
-    return found
+        chosen += [name for name in names if name == pattern or (stem != pattern and name.startswith(stem))]
+    return chosen
 
 
 def _phases(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -155,41 +155,47 @@ class TrainedBatches:
         self._rollouts: BoundedDict[Path, frozenset[str]] = BoundedDict(_REMEMBERED)
 
     def of_attempt(self, store: TraceStore, rollout_id: str, attempt: int, group: Sequence[str]) -> Trained:
-        """What was trained on, or else what the default rules make of ``group``, the rollouts of its task.
+        """The transitions that were trained on, or else those that the default rules make of ``group``, its task's rollouts.
 
         Raises `StoreError` when the store cannot be read.
         """
         own = build_transitions(store, [rollout_id], need_logprobs=False)
-        versions = [one.weights_version for one in own.transitions if one.weights_version is not None]
+        versions = [
+            transition.weights_version for transition in own.transitions if transition.weights_version is not None
+        ]
         for step in _steps(versions):
-            found = {
+            trained = {
                 (one.response_id, one.choice): one
                 for one in self._read(step, rollout_id)
                 if one.attempt == attempt and one.advantages is not None
             }
-            if found:
-                return Trained("trainer", found, step, own.diagnostics)
+            if trained:
+                return Trained("trainer", trained, step, own.diagnostics)
         if not 1 < len(group) <= _MOST:
             return Trained(None, {}, None, own.diagnostics)
         try:
             credited = assign_credit(build_transitions(store, group, need_logprobs=False))
         except LgovError:
             return Trained(None, {}, None, own.diagnostics)
-        mine = [one for one in credited.transitions if (one.rollout_id, one.attempt) == (rollout_id, attempt)]
-        made = {(one.response_id, one.choice): one for one in mine}
-        return Trained("recomputed" if made else None, made, None, own.diagnostics)
+        mine = [
+            transition
+            for transition in credited.transitions
+            if (transition.rollout_id, transition.attempt) == (rollout_id, attempt)
+        ]
+        by_call = {(one.response_id, one.choice): one for one in mine}
+        return Trained("recomputed" if by_call else None, by_call, None, own.diagnostics)
 
     def _read(self, step: int, rollout_id: str) -> Iterable[Transition]:
         """The transitions of a rollout in the batch of an update; none where the file is missing or not whole."""
         if self._folder is None or not (path := data_file(self._folder, step)).is_file():
             return ()
         try:
-            if (known := self._rollouts.get(path)) is None:
+            if (rollout_ids := self._rollouts.get(path)) is None:
                 import pyarrow.parquet as parquet
 
-                known = frozenset(parquet.read_table(path, columns=["rollout_id"]).column(0).to_pylist())
-                self._rollouts.put(path, known)
-            return read_parquet(path, rollout_id) if rollout_id in known else ()
+                rollout_ids = frozenset(parquet.read_table(path, columns=["rollout_id"]).column(0).to_pylist())
+                self._rollouts.put(path, rollout_ids)
+            return read_parquet(path, rollout_id) if rollout_id in rollout_ids else ()
         except (ImportError, OSError, ValueError, LgovError):  # without the extra, or while the file is written
             return ()
 
@@ -207,7 +213,7 @@ def start_model(checkpoint: Path) -> str | None:
 
 
 def last_statement(checkpoint: Path) -> dict[str, Any]:
-    """What the last statement in a checkpoint says; empty where there is none."""
+    """Reads the last statement in a checkpoint; empty where there is none."""
     try:
         return dict(read_attestation(read_lineage(checkpoint)[-1]).statement["predicate"])
     except (LgovError, OSError, ValueError, LookupError, TypeError):

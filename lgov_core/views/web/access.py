@@ -62,15 +62,15 @@ class WindowAccess:
         return session
 
     def is_open(self, request: Request) -> bool:
-        """Whether a request has a session, or an admin key."""
+        """True for a request with a session, or with an admin key."""
         given = _digest(request.cookies.get(self.cookie, ""))
-        found = False
-        for known in self._sessions:  # all of them, so that the time reveals nothing
-            found |= hmac.compare_digest(given, known)
-        return found or self.has_admin_key(request.headers)
+        is_known = False
+        for session in self._sessions:  # all of them, so that the time reveals nothing
+            is_known |= hmac.compare_digest(given, session)
+        return is_known or self.has_admin_key(request.headers)
 
     def has_admin_key(self, headers: Headers) -> bool:
-        """Whether a request has an admin key of the endpoint."""
+        """True for a request with an admin key of the endpoint."""
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if self._keys is None or scheme.lower() != "bearer" or not key:
             return False

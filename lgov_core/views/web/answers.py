@@ -28,57 +28,57 @@ _FAR = 2**40
 
 def tasks(window: Window, params: Params, query: Query) -> Any:
     """A page of groups."""
-    shown = window.source(query.text("source"))
+    source = window.source(query.text("source"))
     limit, teaches = query.whole("limit", 20, 1, 50), query.choice("teaches", ("nothing", "something"))
-    page = group_page(shown.store, query.filters(), teaches, query.cursor(), limit)
+    page = group_page(source.store, query.filters(), teaches, query.cursor(), limit)
     for group in page["items"]:
-        group["source"] = shown.source.source_id
-        _name_source(group["rollouts"], shown)
+        group["source"] = source.source.source_id
+        _name_source(group["rollouts"], source)
     return page
 
 
 def rollouts(window: Window, params: Params, query: Query) -> Any:
     """A page of rollouts."""
-    shown = window.source(query.text("source"))
+    source = window.source(query.text("source"))
     limit = query.whole("limit", 50, 1, 200)
-    page = rollout_page(shown.store, query.filters(), query.cursor(), limit)
-    _name_source(page["items"], shown)
+    page = rollout_page(source.store, query.filters(), query.cursor(), limit)
+    _name_source(page["items"], source)
     return page
 
 
 def rollout(window: Window, params: Params, query: Query) -> Any:
     """One attempt step by step."""
-    shown = window.source(query.text("source"))
+    source = window.source(query.text("source"))
     first, count = query.whole("from", 0, 0, _FAR), query.whole("count", 200, 1, MOST_STEPS)
-    view = read_attempt(shown.store, params["rollout"], query.attempt())
-    rewrites = shown.rewrites(view.rollout_id) if any(map(_transformed, _decisions(view))) else {}
-    found = timeline(shown.store, view, _trained(shown, view), rewrites, first, count)
-    return {"source": shown.source.source_id, **found}
+    view = read_attempt(source.store, params["rollout"], query.attempt())
+    rewrites = source.rewrites(view.rollout_id) if any(map(_transformed, _decisions(view))) else {}
+    found = timeline(source.store, view, _trained(source, view), rewrites, first, count)
+    return {"source": source.source.source_id, **found}
 
 
 def tokens(window: Window, params: Params, query: Query) -> Any:
     """The tokens of one call."""
-    shown = window.source(query.text("source"))
+    source = window.source(query.text("source"))
     first, count = query.whole("from", 0, 0, _FAR), query.whole("count", 2_000, 1, MOST_TOKENS)
-    view = read_attempt(shown.store, params["rollout"], query.attempt())
-    trained = _trained(shown, view)
-    found = token_columns(
-        shown.store, view.rollout_id, view.attempt, params["call"], trained, shown.texts, first, count
+    view = read_attempt(source.store, params["rollout"], query.attempt())
+    trained = _trained(source, view)
+    columns = token_columns(
+        source.store, view.rollout_id, view.attempt, params["call"], trained, source.texts, first, count
     )
-    return {"source": shown.source.source_id, **found}
+    return {"source": source.source.source_id, **columns}
 
 
 def text(window: Window, params: Params, query: Query) -> Any:
     """A part of a long text."""
-    shown = window.source(query.text("source"))
+    source = window.source(query.text("source"))
     first, count = query.whole("from", 0, 0, _FAR), query.whole("count", 100_000, 1, MOST)
-    return read_text(shown.store, query.needed("ref"), first, count)
+    return read_text(source.store, query.needed("ref"), first, count)
 
 
 def filters(window: Window, params: Params, query: Query) -> Any:
-    """What lists can be narrowed to."""
-    shown = window.source(query.text("source"))
-    pages = shown.store.pages
+    """The choices of the filters."""
+    source = window.source(query.text("source"))
+    pages = source.store.pages
     newest = pages.marks()["calls"]
     return {
         "runs": pages.runs(200),
@@ -89,14 +89,14 @@ def filters(window: Window, params: Params, query: Query) -> Any:
 
 
 def _trained(shown: Shown, view: AttemptView) -> Trained:
-    """What was trained on of an attempt."""
+    """The transitions of an attempt that were trained on."""
     group = shown.store.pages.group_of(view.run_id, view.task_id)
     return shown.batches.of_attempt(shown.store, view.rollout_id, view.attempt, group)
 
 
 def _decisions(view: AttemptView) -> Any:
     tools = [tool for step in view.steps for tool in step.tools]
-    return [one for part in (view, *tools, *view.loose_tools) for one in part.decisions]
+    return [decision for holder in (view, *tools, *view.loose_tools) for decision in holder.decisions]
 
 
 def _transformed(decision: Any) -> bool:
@@ -121,17 +121,17 @@ _CHANGES = ("fixed", "broken", "better", "worse", "same")
 
 
 def sources(window: Window, params: Params, query: Query) -> Any:
-    """What is open."""
+    """The sources that are open."""
     return {
         "version": lgov_core.__version__,
         "title": window.title,
-        "sources": [shown.describe() for shown in window.sources()],
+        "sources": [source.describe() for source in window.sources()],
     }
 
 
 def runs(window: Window, params: Params, query: Query) -> Any:
     """A line for each source."""
-    return {"items": [_run(shown) for shown in window.sources()]}
+    return {"items": [_run(source) for source in window.sources()]}
 
 
 def _run(shown: Shown) -> dict[str, Any]:
@@ -152,14 +152,14 @@ def _run(shown: Shown) -> dict[str, Any]:
 
 def run(window: Window, params: Params, query: Query) -> Any:
     """The figures of a run over its updates."""
-    shown = window.source(params["source"])
-    return {"source": shown.source.source_id, **run_figures(shown.source.folder, query.whole("after", -1, 0, 2**40))}
+    source = window.source(params["source"])
+    return {"source": source.source.source_id, **run_figures(source.source.folder, query.whole("after", -1, 0, 2**40))}
 
 
 def sides(window: Window, params: Params, query: Query) -> Any:
-    """What can be compared."""
-    found = window.sides()
-    return {"sides": [asdict(side) for side in found], "pairs": proposed_pairs(found)}
+    """The sides of comparisons, and pairs worth looking at."""
+    sides_ = window.sides()
+    return {"sides": [asdict(side) for side in sides_], "pairs": proposed_pairs(sides_)}
 
 
 def compared(window: Window, params: Params, query: Query) -> Any:
@@ -179,17 +179,17 @@ def compared_rollouts(window: Window, params: Params, query: Query) -> Any:
 
 def governance(window: Window, params: Params, query: Query) -> Any:
     """Decisions over time."""
-    shown = window.source(query.text("source"))
+    source = window.source(query.text("source"))
     by = query.choice("by", COLUMNS, "policy") or "policy"
-    return decision_counts(shown.store.pages, by)
+    return decision_counts(source.store.pages, by)
 
 
 def decisions(window: Window, params: Params, query: Query) -> Any:
     """A page of decisions."""
-    shown = window.source(query.text("source"))
-    wanted = {name: value for name in COLUMNS if (value := query.text(name)) is not None}
+    source = window.source(query.text("source"))
+    columns = {name: value for name in COLUMNS if (value := query.text(name)) is not None}
     effect = query.choice("effect", _EFFECTS)
-    return decision_page(shown.store.pages, effect, wanted, query.cursor(), query.whole("limit", 50, 1, 200))
+    return decision_page(source.store.pages, effect, columns, query.cursor(), query.whole("limit", 50, 1, 200))
 
 
 def audit(window: Window, params: Params, query: Query) -> Any:
@@ -204,10 +204,10 @@ def policies(window: Window, params: Params, query: Query) -> Any:
 
 
 def replayed(window: Window, params: Params, query: Query) -> Any:
-    """What a policy file would have decided."""
-    shown = window.source(query.text("source"))
+    """The decisions that another policy file would have made."""
+    source = window.source(query.text("source"))
     first, limit = query.whole("cursor", 0, 0, 2**40), query.whole("limit", 50, 1, 200)
-    return shown.replay.answer(query.needed("policy"), shown.store, first, limit, again=query.flag("again"))
+    return source.replay.answer(query.needed("policy"), source.store, first, limit, again=query.flag("again"))
 
 
 def doctor(window: Window, params: Params, query: Query) -> Any:

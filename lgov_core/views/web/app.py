@@ -78,7 +78,7 @@ class _Routes:
         self._changes = Changes(window)
 
     def all(self) -> list[Route | Mount]:
-        reading = [Route(f"/api/{path}", self._guarded(self._reading(one))) for path, one in ANSWERS.items()]
+        reading = [Route(f"/api/{path}", self._guarded(self._reading(answer))) for path, answer in ANSWERS.items()]
         return [
             Route("/", self._page),
             Route("/api/session", self._session, methods=["GET", "POST"]),
@@ -176,17 +176,17 @@ def _text(given: Mapping[str, Any], name: str) -> str:
 
 async def _object(request: Request) -> dict[str, Any]:
     body = b""
-    async for part in request.stream():
-        body += part
+    async for chunk in request.stream():
+        body += chunk
         if len(body) > _LONGEST_BODY:
             raise QueryError(f"the request has more than {_LONGEST_BODY} bytes")
     try:
-        found = json.loads(body)
+        value = json.loads(body)
     except ValueError as error:
         raise QueryError(f"the body is not JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise QueryError("the body is not a JSON object")
-    return found
+    return value
 
 
 def _on_error(request: Request, error: Exception) -> Response:
@@ -221,7 +221,7 @@ class MountedWindow:
 
     @property
     def address(self) -> str:
-        """What opens the window once, on the server at ``url``."""
+        """The address that opens the window once, on the server at ``url``."""
         return f"{self.url}{PATH}/?token={self._access.token}"
 
     def app(self, keys: KeyRing | None) -> ASGIApp:

@@ -52,7 +52,7 @@ def one_page(static: Path, data: str) -> str:
     except (OSError, ValueError) as error:
         raise WindowError(f"the page is not installed whole: {error}", hint="install lgov again") from error
     page = _ICON.sub(
-        lambda found: f'href="data:image/svg+xml;base64,{icons[found[1]]}"', _STYLE.sub("", _SCRIPT.sub("", page))
+        lambda match: f'href="data:image/svg+xml;base64,{icons[match[1]]}"', _STYLE.sub("", _SCRIPT.sub("", page))
     )
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(styles)}; img-src data:;"
@@ -65,8 +65,8 @@ def one_page(static: Path, data: str) -> str:
 
 
 def _replaced(page: str, mark: str, text: str) -> str:
-    before, found, after = page.rpartition(mark)
-    if not found:
+    before, separator, after = page.rpartition(mark)
+    if not separator:
         raise WindowError(f"the page has no {mark}", hint="install lgov again")
     return before + text + after
 
@@ -92,34 +92,36 @@ def _add(static: Path, name: str, parts: dict[str, str], above: tuple[str, ...])
     code = _COMMENT.sub(lambda found: "" if re.search(r"\b(?:import|export)\b", found[0]) else found[0], code)
     exported: dict[str, str] = {}
 
-    def imported(found: re.Match[str]) -> str:
-        default, names, everything, place = found.groups()
-        path = posixpath.normpath(posixpath.join(posixpath.dirname(name), place))
+    def imported(match: re.Match[str]) -> str:
+        default, names, everything, specifier = match.groups()
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(name), specifier))
         _add(static, path, parts, (*above, name))
         taken = [f"default: {default}"] if default else []
-        taken += [": ".join(re.split(r"\s+as\s+", one.strip())) for one in (names or "").split(",") if one.strip()]
+        taken += [
+            ": ".join(re.split(r"\s+as\s+", name_.strip())) for name_ in (names or "").split(",") if name_.strip()
+        ]
         module = f'modules["{path}"]'
         lines = [f"const {{ {', '.join(taken)} }} = {module};"] if taken else []
         return " ".join([*lines, *([f"const {everything} = {module};"] if everything else [])])
 
-    def listed(found: re.Match[str]) -> str:
-        for one in found[1].split(","):
-            if one.strip():
-                own, _, shown = (part.strip() for part in one.partition(" as "))
+    def listed(match: re.Match[str]) -> str:
+        for name_ in match[1].split(","):
+            if name_.strip():
+                own, _, shown = (part.strip() for part in name_.partition(" as "))
                 exported[shown or own] = own
         return ""
 
-    def declared(found: re.Match[str]) -> str:
-        exported[found[2]] = found[2]
-        return found[1]
+    def declared(match: re.Match[str]) -> str:
+        exported[match[2]] = match[2]
+        return match[1]
 
-    def default(found: re.Match[str]) -> str:
+    def default(match: re.Match[str]) -> str:
         exported["default"] = "exported_default"
         return "const exported_default = "
 
     for pattern, change in ((_IMPORT, imported), (_NAMES, listed), (_DECLARED, declared), (_DEFAULT, default)):
         code = pattern.sub(change, code)
-    if (left := _LEFT.search(code)) is not None:
-        raise ValueError(f"{name}: {code[left.start() :].partition(chr(10))[0][:80]} cannot be joined")
+    if (unjoined := _LEFT.search(code)) is not None:
+        raise ValueError(f"{name}: {code[unjoined.start() :].partition(chr(10))[0][:80]} cannot be joined")
     result = ", ".join(f"{shown}: {own}" for shown, own in exported.items())
     parts[name] = f'modules["{name}"] = (() => {{\n"use strict";\n{code}\nreturn {{ {result} }};\n}})();\n'

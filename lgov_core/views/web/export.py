@@ -87,7 +87,7 @@ class _Report:
         groups: dict[tuple[str, str], Any] = {}
         for teaches, most in _GROUPS:
             asked = {**given, "teaches": teaches} if teaches else given
-            groups |= {(one["run_id"], one["task_id"]): one for one in self._items(answers.tasks, asked, most)}
+            groups |= {(item["run_id"], item["task_id"]): item for item in self._items(answers.tasks, asked, most)}
         self._set_list("governance/decisions", given, decisions)
         self._set_list("tasks", given, list(groups.values()))
         shares = (
@@ -137,7 +137,7 @@ class _Report:
 
     def _add(
         self,
-        place: str,
+        path: str,
         answer: Answer,
         given: Mapping[str, str] | None = None,
         params: Mapping[str, str] | None = None,
@@ -147,8 +147,8 @@ class _Report:
         given = given or {}
         value = answer(self._window, params or given, Query({**given, **(more or {})}))
         shown = value if self._content else _without_content(value)
-        named = {} if place.startswith("runs/") else given
-        self.responses[_path(place, named)] = shown
+        named = {} if path.startswith("runs/") else given
+        self.responses[_path(path, named)] = shown
         return shown
 
     def _add_checked(self, place: str, answer: Answer, given: Mapping[str, str]) -> None:
@@ -163,12 +163,12 @@ class _Report:
     def _items(self, answer: Answer, given: Mapping[str, str], most: int) -> Iterator[Any]:
         """The first items of a list."""
         cursor: str | None = ""
-        left, until = most, time.monotonic() + _WAIT_S
-        while cursor is not None and left > 0 and time.monotonic() < until:
-            asked = {**given, "limit": str(min(left, 50)), **({"cursor": cursor} if cursor else {})}
+        remaining, until = most, time.monotonic() + _WAIT_S
+        while cursor is not None and remaining > 0 and time.monotonic() < until:
+            asked = {**given, "limit": str(min(remaining, 50)), **({"cursor": cursor} if cursor else {})}
             page = answer(self._window, {}, Query(asked))
             yield from page["items"]
-            left, cursor = left - len(page["items"]), page["cursor"]
+            remaining, cursor = remaining - len(page["items"]), page["cursor"]
 
 
 def _key(row: Mapping[str, Any]) -> tuple[str, int]:

@@ -110,7 +110,7 @@ class Query:
         return value or default
 
     def flag(self, name: str) -> bool:
-        """Whether ``name=1`` is given."""
+        """True where ``name=1`` is given."""
         return self.choice(name, ("0", "1")) == "1"
 
     def cursor(self) -> int | None:

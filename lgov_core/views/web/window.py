@@ -1,4 +1,4 @@
-"""What a window shows: the sources at a path, the work on them that is kept between requests, and what changed in them."""
+"""The window: the sources at a path, the work on them that is kept between requests, and what changed in them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _COMPARISONS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class WindowOptions:
-    """What is shown besides the path: files that belong to the first source, and policy files that may be replayed."""
+    """Sources besides those at the path: files that belong to the first source, and policy files that may be replayed."""
 
     store: str | None = None
     audit: Path | None = None
@@ -99,11 +99,11 @@ class Window:
 
     def approval_files(self) -> Sequence[Path]:
         """The files of approval requests that exist."""
-        files = (path for one in self.sources() for path in one.source.approvals)
+        files = (path for source in self.sources() for path in source.source.approvals)
         return [path for path in dict.fromkeys((*self._options.approvals, *files)) if path.is_file()]
 
     def sides(self) -> list[Side]:
-        """What can be compared, over all sources that can be read."""
+        """Lists the sides of comparisons, over all sources that can be read."""
         found: list[Side] = []
         for one in self.sources():
             try:
@@ -160,7 +160,7 @@ class Changes:
         self._of_files: dict[str, dict[str, Any]] = {}
 
     async def answer(self, since: str | None, wait_s: float) -> dict[str, Any]:
-        """What changed since the token ``since``; waits for a change, ``wait_s`` seconds at most."""
+        """Lists what changed since the token ``since``; waits for a change, ``wait_s`` seconds at most."""
         before = None if since is None else _marks_of(since)
         until = time.monotonic() + wait_s
         while True:
