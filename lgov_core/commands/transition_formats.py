@@ -16,14 +16,14 @@ Formatted: TypeAlias = tuple[list[dict[str, Any]], Mapping[str, int]]
 
 def verl(records: Records, data: TransitionSet) -> Formatted:
     """A row for each call, as verl's TransferQueue takes them."""
-    from lgov_core.transitions.export.verl import verl_rows
+    from lgov_core.transitions.export.trainer_rows import verl_rows
 
     return [{"key": row.key, **row.fields, "tag": dict(row.tag)} for row in verl_rows(data)], {}
 
 
 def trl(records: Records, data: TransitionSet) -> Formatted:
     """A row for each rollout, as TRL's ``rollout_func`` returns them (there in columns)."""
-    from lgov_core.transitions.export.trl import trl_rollouts
+    from lgov_core.transitions.export.trainer_rows import trl_rollouts
 
     found = trl_rollouts(data)
     names = list(found.columns)
@@ -70,7 +70,7 @@ FORMATS: Final[Mapping[str, Callable[[Records, TransitionSet], Formatted]]] = {
 def write_parquet_for(name: str, data: TransitionSet, out: Path) -> None:
     """Writes the formats that have columns of their own to a Parquet file."""
     if name == "verl":
-        from lgov_core.transitions.export.verl import write_verl_parquet
+        from lgov_core.transitions.export.trainer_rows import write_verl_parquet
 
         write_verl_parquet(data, out)
     else:

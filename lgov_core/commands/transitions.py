@@ -157,7 +157,7 @@ def _records(source: str, rollouts: Sequence[str]) -> Records:
     from lgov_core.commands.recorded import opened_store, store_of
     from lgov_core.transitions import read_spans, read_store
     from lgov_core.transitions.reading.records import of_rollouts
-    from lgov_core.transitions.reading.span_files import read_span_lines
+    from lgov_core.transitions.reading.spans import read_span_lines
 
     source = store_of(source)
     if source != "-" and ("://" in source or _is_sqlite(source)):
@@ -189,7 +189,7 @@ def _is_sqlite(path: str) -> bool:
 def _rules(credit: str, discount: float, caps: Sequence[str]) -> CreditRules:
     """The credit rules. Raises `click.UsageError` for an unknown scheme."""
     from lgov_core.transitions import CreditRules
-    from lgov_core.transitions.credit.plugin_schemes import check_known
+    from lgov_core.transitions.credit.schemes import check_known
 
     pairs = [_pair("--cap", "DIMENSION=NUMBER", text) for text in caps]
     bounds = {name: _cap(name, bound) for name, bound in pairs}
@@ -222,7 +222,7 @@ def _cap(name: str, bound: str) -> float:
 def _rows(found: Sequence[Transition], chains: bool) -> list[dict[str, Any]]:
     if not chains:
         return [one.as_row() for one in found]
-    from lgov_core.transitions.tokens.chains import make_chains
+    from lgov_core.transitions.tokens import make_chains
 
     return [chain.as_row() for chain in make_chains(found)]
 

@@ -4,12 +4,10 @@ from lgov_core.transitions.build import assemble, build_transitions, make_transi
 from lgov_core.transitions.credit.advantages import assign_credit, rollout_returns
 from lgov_core.transitions.credit.schemes import SCHEMES
 from lgov_core.transitions.export.files import read_parquet, write_parquet
-from lgov_core.transitions.findings import Diagnostic, Finding
+from lgov_core.transitions.reading.calls import Selection
 from lgov_core.transitions.reading.records import Records, join, read_spans, read_store
-from lgov_core.transitions.reading.select import Selection
-from lgov_core.transitions.tokens.chains import Chain, make_chains
-from lgov_core.transitions.tokens.tree import TokenTree, make_tree
-from lgov_core.transitions.transition_set import TransitionSet
+from lgov_core.transitions.tokens import Chain, TokenTree, make_chains, make_tree
+from lgov_core.transitions.transition_set import Diagnostic, Finding, TransitionSet
 from lgov_core.types import CreditRules, Transition
 
 __all__ = [

@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from lgov_core.store import TraceStore
-from lgov_core.transitions.findings import Diagnostic, Finding
-from lgov_core.transitions.reading.calls import calls_by_attempt
-from lgov_core.transitions.reading.choices import ChoiceKey, set_aside
+from lgov_core.transitions.reading.calls import ChoiceKey, Selecting, Selection, calls_by_attempt, set_aside
 from lgov_core.transitions.reading.records import Records, join, read_store
-from lgov_core.transitions.reading.reward_targets import (
+from lgov_core.transitions.reading.rewards import (
     NOT_SELECTED,
     UNUSABLE,
     PlacedCall,
@@ -26,9 +24,8 @@ from lgov_core.transitions.reading.reward_targets import (
     owners_of_targets,
     rollout_of,
 )
-from lgov_core.transitions.reading.select import Selecting, Selection
-from lgov_core.transitions.tokens.drift import find_drift
-from lgov_core.transitions.transition_set import Transition, TransitionSet
+from lgov_core.transitions.tokens import find_drift
+from lgov_core.transitions.transition_set import Diagnostic, Finding, Transition, TransitionSet
 from lgov_core.types import Attempt, CapturedCall, Reward, Rollout, Span
 
 #: What APIs call the end of a reply that reached its limit of tokens.

@@ -19,8 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lgov_core.transitions import assign_credit, make_transitions, read_spans
-from lgov_core.transitions.tokens.chains import make_chains
-from lgov_core.transitions.tokens.tree import make_tree
+from lgov_core.transitions.tokens import make_chains, make_tree
 from lgov_core.types import Span
 
 TURNS = 10

@@ -12,9 +12,8 @@ import pytest
 from lgov_core.store import open_store
 from lgov_core.trace import semconv
 from lgov_core.transitions import Finding
-from lgov_core.transitions.export.trl import trl_rollouts
-from lgov_core.transitions.export.verl import verl_rows
-from lgov_core.transitions.tokens.chains import make_chains
+from lgov_core.transitions.export.trainer_rows import trl_rollouts, verl_rows
+from lgov_core.transitions.tokens import make_chains
 from lgov_core.transitions.transition_set import Transition, TransitionSet
 from lgov_core.types import CapturedCall, Outcome, Reward, Rollout
 

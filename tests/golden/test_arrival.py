@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lgov_core.transitions import TransitionSet, assign_credit, make_transitions, read_spans
-from lgov_core.transitions.reading.span_files import read_span_lines
-from lgov_core.transitions.tokens.chains import make_chains
+from lgov_core.transitions.reading.spans import read_span_lines
+from lgov_core.transitions.tokens import make_chains
 
 AGENTS = ("write", "rewrite", "check")
 OUTCOMES = ("succeeded", "failed", "blocked", "infrastructure", None)

@@ -54,7 +54,7 @@ DOCUMENTED = {
     "lgov_core.environment": ("EnvironmentConfig",),
     "lgov_core.compat": ("FlightRecorderAdapter",),
 }
-ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+OBJECT = re.compile(r"<(?:\w+\.)*(\w+) object at 0x[0-9a-f]+>")
 
 
 def default_text(value: Any) -> str:
@@ -64,7 +64,7 @@ def default_text(value: Any) -> str:
         return value.__name__
     if isinstance(value, frozenset):
         return f"{{{', '.join(sorted(map(str, value)))}}}"
-    return ADDRESS.sub("", repr(value))
+    return OBJECT.sub(r"<\1>", repr(value))
 
 
 def signature(function: Any) -> str:

@@ -26,7 +26,7 @@ from lgov_core.train.layout.packing import CheaperLayout, layout_for, why_not_pa
 from lgov_core.train.layout.rows import RowCall, TrainRow  # noqa: E402
 from lgov_core.train.layout.segment_attention import Segments, attending, flex_rule, segment_attention  # noqa: E402
 from lgov_core.train.layout.tree_layout import TokenTrie, pack_rows  # noqa: E402
-from lgov_core.transitions.tokens.tree import make_nodes  # noqa: E402
+from lgov_core.transitions.tokens import make_nodes  # noqa: E402
 from tests.double_precision import double  # noqa: E402
 
 VOCABULARY = 13

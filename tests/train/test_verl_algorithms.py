@@ -15,8 +15,8 @@ pytest.importorskip("torch", reason='needs the extra "train"')
 from lgov_core.errors import SettingsError
 from lgov_core.integrations.verl.hydra_config import settings
 from lgov_core.integrations.verl.job import VerlJob
-from lgov_core.integrations.verl.recipe import verl_job
 from lgov_core.integrations.verl.rows import mini_batch_tasks
+from lgov_core.integrations.verl.training import verl_job
 from lgov_core.train.algorithms.algorithms import ALGORITHMS, algorithm
 from lgov_core.train.algorithms.registry import REINFORCEMENT, find_run
 from lgov_core.train.settings import load_train_settings

@@ -30,12 +30,14 @@ from lgov_core.audit.lineage import LINEAGE_FILE, read_lineage  # noqa: E402
 from lgov_core.audit.tensor_files import folder_sha256, tensors_sha256  # noqa: E402
 from lgov_core.cli import cli  # noqa: E402
 from lgov_core.errors import TrainError  # noqa: E402
-from lgov_core.integrations.verl.checkpoints import seal, sealed_checkpoints, weights_folder  # noqa: E402
+from lgov_core.integrations.verl.checkpoints import Steps, seal, sealed_checkpoints, weights_folder  # noqa: E402
 from lgov_core.integrations.verl.hydra_config import settings  # noqa: E402
 from lgov_core.integrations.verl.job import VerlJob, VerlUpdate  # noqa: E402
-from lgov_core.integrations.verl.resume import left_by, only_job  # noqa: E402
+from lgov_core.integrations.verl.resume import (  # noqa: E402
+    left_by,
+    only_job,
+)
 from lgov_core.integrations.verl.run import read_report, write_tasks  # noqa: E402
-from lgov_core.integrations.verl.steps import Steps  # noqa: E402
 from lgov_core.train.loop.batch_record import read_batch, write_batch  # noqa: E402
 from lgov_core.train.loop.loop import Task  # noqa: E402
 from lgov_core.train.loop.metrics_log import read_metrics  # noqa: E402

@@ -21,7 +21,7 @@ from lgov_core.transitions import (
     make_chains,
     make_transitions,
 )
-from lgov_core.transitions.tokens.tree import make_tree
+from lgov_core.transitions.tokens import make_tree
 from lgov_core.types import Attempt, CapturedCall, Outcome, Reward, Rollout, Span
 
 ROLLOUT = Rollout("r", "t", "run", {}, 0.0)

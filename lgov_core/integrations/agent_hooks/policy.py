@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import copy
+import inspect
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any, ClassVar, Final, Literal
+from types import SimpleNamespace
+from typing import Any, ClassVar, Final, Literal, TypeAlias, TypeVar
 
 from agent_hooks import (
     ApprovalResolver,
@@ -30,8 +32,7 @@ from lgov_core.governor.judging import private_copy
 from lgov_core.governor.options import positive_number
 from lgov_core.hookspecs import hookimpl
 from lgov_core.integrations.agent_hooks.contexts import Unclear, context_of
-from lgov_core.integrations.agent_hooks.decisions import Deciding
-from lgov_core.integrations.agent_hooks.guarded import GuardedInterceptor, guarded_resolver, run_without_waiting
+from lgov_core.integrations.agent_hooks.verdicts import Deciding
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.types import Action, Decision, Effect, Point, new_id
 
@@ -251,3 +252,44 @@ def _form(action: Action, decision: Decision) -> tuple[Mapping[str, Any], str | 
         return action.arguments, action.text
     arguments = action.arguments if decision.arguments is None else decision.arguments
     return arguments, action.text if decision.text is None else decision.text
+
+
+T = TypeVar("T")
+Call: TypeAlias = Callable[[Any], Any]
+
+
+class GuardedInterceptor:
+    """An interceptor that can be abandoned: one that may block is called in a thread."""
+
+    def __init__(self, inner: Interceptor, pool: ThreadPoolExecutor) -> None:
+        asynchronous = inspect.iscoroutinefunction(inner.intercept)
+        self.bounded = getattr(inner, "bounded", False) is True and not asynchronous
+        self.intercept: Call = inner.intercept if self.bounded else _guarded(inner.intercept, pool)
+
+
+def guarded_resolver(inner: ApprovalResolver, pool: ThreadPoolExecutor) -> Any:
+    """As `GuardedInterceptor`, for an approval resolver."""
+    return SimpleNamespace(resolve=_guarded(inner.resolve, pool))
+
+
+def _guarded(function: Call, pool: ThreadPoolExecutor) -> Call:
+    """``function``, which is called in a thread of ``pool`` unless it is a coroutine function."""
+    if inspect.iscoroutinefunction(function):
+        return function
+
+    async def in_thread(argument: Any) -> Any:
+        carried = contextvars.copy_context()
+        answer = await asyncio.get_running_loop().run_in_executor(pool, lambda: carried.run(function, argument))
+        return await answer if inspect.isawaitable(answer) else answer
+
+    return in_thread
+
+
+def run_without_waiting(judging: Coroutine[Any, Any, T]) -> T:
+    """Runs a coroutine that never waits. Raises `RuntimeError` for one that does: the caller then denies."""
+    try:
+        judging.send(None)
+    except StopIteration as end:
+        return end.value
+    judging.close()
+    raise RuntimeError("an interceptor with bounded=True waited for something")

@@ -6,7 +6,6 @@ made of (`lgov_core.train.loop.lineage`). A checkpoint without a statement was n
 this module loads neither verl nor torch.
 """
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import re
@@ -19,12 +18,46 @@ from lgov_core._util.durable import sync_file
 from lgov_core.audit import default_signer
 from lgov_core.audit.lineage import LINEAGE_FILE, read_lineage
 from lgov_core.errors import TrainError
-from lgov_core.integrations.verl.adapters import merge_adapters
 from lgov_core.integrations.verl.job import VerlJob
-from lgov_core.integrations.verl.steps import Steps
+from lgov_core.train.loop.batch_record import read_record
+from lgov_core.train.loop.metrics_log import MetricsLog
 
 if TYPE_CHECKING:
     from lgov_core.train.loop.lineage import Lineage
+
+
+#: The folder beside the merged weights with the adapters alone, as PEFT loads them.
+ADAPTER: Final = "adapter"
+
+
+def merge_adapters(folder: Path, model: str, rank: int) -> None:
+    """Replaces the weights of a PEFT model in ``folder`` by those of ``model`` with its adapters merged, in float32.
+
+    The adapters alone are written to ``folder/adapter``. Needs the memory of the whole model. Raises `TrainError` for
+    weights without exactly one adapter of that rank on every linear layer of ``model``, `ModelError` for a model that
+    cannot be loaded, and `OSError`. Not atomic: a folder that is left half written must not count as a checkpoint.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    from lgov_core.models import load_model
+    from lgov_core.train.loop.policy_model import PolicyModel, with_adapters
+
+    files = sorted(folder.glob("*.safetensors"))
+    module = with_adapters(load_model(model).module, rank)
+    try:
+        weights = {name: value for file in files for name, value in load_file(file).items() if ".lora_" in name}
+        PolicyModel(module, module.state_dict).load(weights)
+    except (RuntimeError, SafetensorError) as error:
+        raise TrainError(f"the adapters in {folder} do not fit {model}: {error}") from error
+    for file in (*files, *folder.glob("*.safetensors.index.json")):
+        file.unlink()
+    module.save_pretrained(folder / ADAPTER)
+    module.merge_and_unload().save_pretrained(folder)
+
+
+# pyright: reportMissingImports=false
+
 
 #: The class that verl calls after each checkpoint, for ``trainer.checkpoint_callback_class``.
 CALLBACK: Final = "lgov_core.integrations.verl.checkpoints.Sealed"
@@ -62,6 +95,52 @@ def find_sealed(path: Path) -> Path | None:
     base = path.parent if path.name == "last" else path
     sealed = sealed_checkpoints(base.parent if base.name == "checkpoints" else base)
     return weights_folder(sealed[max(sealed)]) if sealed else None
+
+
+class Steps:
+    """The steps of the job in ``folder``: the batch of each before its update, and that the update was made.
+
+    The batch (``transitions/step-NNNNNN.parquet`` and ``.json``) becomes durable first, then verl makes the update, and its
+    line in ``metrics.jsonl`` acknowledges it: when verl asks for the next rollouts, or has written a checkpoint. A job that
+    is killed in between resumes from verl's newest checkpoint and replays the batches after it. For one thread:
+    of verl's task runner, or of `run_verl` before that starts.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.batches = folder / "transitions"
+        self.metrics = MetricsLog(folder / "metrics.jsonl")
+
+    def acknowledge(self, step: int) -> None:
+        """Says that the update of a step is made, once: a line in ``metrics.jsonl``. Raises `TrainError`."""
+        if step in self.acknowledged():
+            return
+        record = read_record(self.batches, step)
+        if record is None:
+            raise TrainError(f"update {step} was made, and its batch is not on record in {self.batches}")
+        self.metrics.add("train", step, record.figures)
+
+    def acknowledged(self) -> set[int]:
+        """The steps whose updates were made."""
+        return {int(line["step"]) for line in self.metrics.lines() if line.get("phase") == "train"}
+
+    def waiting(self, done: int) -> int:
+        """Number of consecutive steps after ``done`` that have a batch."""
+        count = 0
+        while read_record(self.batches, done + count + 1) is not None:
+            count += 1
+        return count
+
+    def resumed(self, run_id: str, checkpoint: int) -> None:
+        """Records in ``metrics.jsonl`` what the job continues with (phase ``resume``), as other runs do."""
+        replayed = self.waiting(checkpoint)
+        again = range(checkpoint + 1, checkpoint + replayed + 1)
+        known = {
+            "run_id": run_id,
+            "checkpoint": checkpoint,
+            "replayed": replayed,
+            "acknowledged": len(self.acknowledged() & set(again)),
+        }
+        self.metrics.add("resume", checkpoint + replayed, known)
 
 
 class Sealed:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from lgov_core.errors import TrainError
 from lgov_core.train.bounds import Bound, bounded, check_bounds
 from lgov_core.train.sections import VerlSection
-from lgov_core.types import CreditRules
+from lgov_core.types import Attempt, CreditRules, Rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class VerlJob:
 
     ``model`` is a transformers folder or a hub name; every node must find it there. ``folder`` gets everything that the
     job writes, ``store`` is the trace store of its rollouts; both are of the node on which the job is started. ``host`` is
-    ``module:function`` of the `lgov_core.integrations.verl.hosts.Host`, ``options`` what it is given, as JSON values.
+    ``module:function`` of the `lgov_core.integrations.verl.manager.Host`, ``options`` what it is given, as JSON values.
     Each of the ``steps`` takes ``tasks_per_step`` tasks, runs ``group`` rollouts of each and updates the weights. ``agents``
     are globs for the names of those whose calls are trained on (none: all).
 
@@ -128,3 +128,28 @@ class VerlJob:
             "verl": VerlSection(**verl),
         }
         return cls(**given)
+
+
+class Host(Protocol):
+    """Serves the weights under training to agents, and has rollouts run. For the thread of verl's task runner.
+
+    Made by a function ``open_host(job, engine, store)`` that `VerlJob.host` names, in the process of the task runner. The
+    store is open as long as the host is; the host serves ``engine``.
+    """
+
+    def collect_rollouts(
+        self, rollouts: Sequence[Rollout], progress: Callable[[int, int], None] | None = None
+    ) -> list[Attempt]:
+        """See `lgov_core.train.loop.loop.Collector`."""
+        ...
+
+    def report(self, figures: Mapping[str, Any]) -> None:
+        """The figures of a step whose rollouts are there, ``step`` (from 1) among them.
+
+        Of a step that is made again, after its job was killed, they come again.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends what it started."""
+        ...

@@ -26,11 +26,10 @@ from lgov_core.errors import TrainError, UpstreamError
 from lgov_core.gateway.protocol import ANY_MODEL
 from lgov_core.gateway.upstream.token_engine import Generated, TokenEngine, TokenPrompt
 from lgov_core.integrations.verl import estimator
-from lgov_core.integrations.verl.hosts import Host
-from lgov_core.integrations.verl.job import VerlJob
+from lgov_core.integrations.verl.checkpoints import Steps
+from lgov_core.integrations.verl.job import Host, VerlJob
 from lgov_core.integrations.verl.resume import only_job
 from lgov_core.integrations.verl.rows import QueueRow, QueueRows, mini_batch_tasks, queue_rows
-from lgov_core.integrations.verl.steps import Steps
 from lgov_core.models import load_model
 from lgov_core.store import RolloutQueue, open_store
 from lgov_core.train.loop.batch_record import BatchRecord, read_batch, write_batch

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lgov_core._util.file_lock import HeldByAnother, hold
 from lgov_core.errors import TrainError
-from lgov_core.integrations.verl.checkpoints import sealed_checkpoints
+from lgov_core.integrations.verl.checkpoints import Steps, sealed_checkpoints
 from lgov_core.integrations.verl.job import VerlJob
-from lgov_core.integrations.verl.steps import Steps
 
 if TYPE_CHECKING:
     from lgov_core.train.loop.loop import Task
+
 
 #: What must be as it was: with others verl would take other tasks, or the updates behind a checkpoint would not be the same.
 _SAME: Final = (

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lgov_core.errors import TransitionError
-from lgov_core.transitions.tokens.chains import Chain, make_chains
+from lgov_core.transitions.tokens import Chain, make_chains
 from lgov_core.transitions.transition_set import Transition
 
 

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 from lgov_core._util.atomic_file import atomic_write
 from lgov_core.audit.tensor_files import folder_sha256
 from lgov_core.errors import TrainError
-from lgov_core.integrations.verl.checkpoints import sealed_checkpoints, weights_folder
+from lgov_core.integrations.verl.checkpoints import Steps, sealed_checkpoints, weights_folder
 from lgov_core.integrations.verl.hydra_config import composed
 from lgov_core.integrations.verl.job import VerlJob
 from lgov_core.integrations.verl.resume import left_by, task_rows, tasks_file
-from lgov_core.integrations.verl.steps import Steps
 from lgov_core.train.loop.metrics_log import MetricsLog, train_lines
 
 if TYPE_CHECKING:

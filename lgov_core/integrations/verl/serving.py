@@ -1,6 +1,6 @@
 """The training server's other half on verl: clients run the agents, verl trains.
 
-`CoordinatorHost` is a `lgov_core.integrations.verl.hosts.Host`: it runs in the process of verl's task runner and serves what a
+`CoordinatorHost` is a `lgov_core.integrations.verl.Host`: it runs in the process of verl's task runner and serves what a
 `lgov_core.server.training.TrainingServer` serves, so that the same `lgov_core.Client` works with either.
 """
 

@@ -10,7 +10,7 @@ import torch
 
 from lgov_core.train.layout.layouts import Layout
 from lgov_core.train.layout.rows import RowCall, TrainRow
-from lgov_core.transitions.tokens.chains import make_chains
+from lgov_core.transitions.tokens import make_chains
 from lgov_core.transitions.transition_set import Transition
 
 Tensor = torch.Tensor

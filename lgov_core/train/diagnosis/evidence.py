@@ -20,8 +20,8 @@ from lgov_core.trace.written_calls import written_calls
 from lgov_core.train.loop.metrics_log import read_metrics, train_lines
 from lgov_core.transitions import Diagnostic
 from lgov_core.transitions.build import CUT_OFF
-from lgov_core.transitions.reading.reward_targets import INTERMEDIATE
-from lgov_core.transitions.tokens.drift import find_drift
+from lgov_core.transitions.reading.rewards import INTERMEDIATE
+from lgov_core.transitions.tokens import find_drift
 from lgov_core.types import BLOCKING, Attempt, CapturedCall, Point, Reward, Rollout, Span
 
 #: The channel of the task's own reward.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lgov_core.errors import TransitionError
-from lgov_core.transitions.tokens.chains import Chain, Link, make_chains
+from lgov_core.transitions.tokens import Chain, Link, make_chains
 from lgov_core.transitions.transition_set import Transition
 
 

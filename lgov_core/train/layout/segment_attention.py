@@ -1,6 +1,6 @@
 """Attention over a packed trie: every token attends to itself and its ancestors, not to other branches.
 
-The tokens of a trie are laid out depth first (`lgov_core.transitions.tokens.tree`). Two ways to attend, which give the
+The tokens of a trie are laid out depth first (`lgov_core.transitions.tokens`). Two ways to attend, which give the
 same:
 
 - by segment: each node's queries against the keys and values of the nodes from the top down to it, through PyTorch's
@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 
 from lgov_core.errors import TrainError
-from lgov_core.transitions.tokens.tree import Node
+from lgov_core.transitions.tokens import Node
 
 Tensor = torch.Tensor
 

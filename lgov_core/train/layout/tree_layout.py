@@ -21,7 +21,7 @@ from lgov_core.train.layout.layouts import Layout
 from lgov_core.train.layout.logprobs import base_model
 from lgov_core.train.layout.rows import TrainRow
 from lgov_core.train.layout.segment_attention import Segments, attending, pass_size
-from lgov_core.transitions.tokens.tree import make_nodes
+from lgov_core.transitions.tokens import make_nodes
 
 Tensor = torch.Tensor
 

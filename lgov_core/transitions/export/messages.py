@@ -5,16 +5,57 @@ Each record is plain JSON. What is left out is counted by its reason and never g
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from lgov_core.trace import semconv
-from lgov_core.transitions.export.template_messages import UnreadableArguments, template_messages
-from lgov_core.transitions.reading.conversations import ConversationReader, chat_conversation, threads_of
+from lgov_core.transitions.reading.conversations import ConversationReader, Message, chat_conversation, threads_of
 from lgov_core.transitions.transition_set import Transition, TransitionSet, alternatives_of, by_rollout, line_of
 from lgov_core.types import BLOCKING, Attempt, CapturedCall, Outcome, Rollout, Span
+
+
+class UnreadableArguments(ValueError):
+    """The arguments of a tool call are not a JSON object, so that no template can write them as the model would."""
+
+
+def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """``messages`` of OpenAI's chat form with the ``arguments`` of tool calls as objects, and without what is None.
+
+    Templates write the arguments with ``tojson``: most take nothing but an object, and some make of OpenAI's text one that
+    is quoted twice, without a word. Raises `UnreadableArguments`.
+    """
+    return [_as_read(message) for message in messages]
+
+
+def _as_read(message: Message) -> dict[str, Any]:
+    read = {name: value for name, value in message.items() if value is not None}
+    if message.get("tool_calls"):
+        read["tool_calls"] = [_called(call) for call in message["tool_calls"]]
+    elif "content" not in read:
+        read["content"] = ""
+    return read
+
+
+def _called(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, Mapping):
+        return dict(call)
+    return {**call, "function": {**function, "arguments": _object(function.get("arguments"))}}
+
+
+def _object(arguments: Any) -> Mapping[str, Any]:
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")  # some models write nothing where there is nothing to say
+        except ValueError as error:
+            raise UnreadableArguments(str(error)) from error
+    if not isinstance(arguments, Mapping):
+        raise UnreadableArguments(f"{type(arguments).__name__} instead of an object")
+    return arguments
+
 
 #: The dimension in which denials are paid for.
 COMPLIANCE: Final = "compliance"

@@ -1,14 +1,24 @@
-"""The calls of each attempt: one of each, in an order that does not depend on how they arrived."""
+"""The calls of each attempt, their choices, and which of them are selected.
+
+There is one of each call, in an order that does not depend on how they arrived. Choices of one reply are alternatives of each
+other, of which the attempt went on with one. A selection takes the calls of some agents or models, or those whose spans say
+something.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final, TypeAlias
 
-from lgov_core.transitions.findings import Diagnostic, Finding
+from lgov_core._util.prefixes import PrefixIndex
+from lgov_core.transitions.reading.conversations import gone_on_from
 from lgov_core.transitions.reading.records import Records
-from lgov_core.types import CapturedCall
+from lgov_core.transitions.transition_set import Diagnostic, Finding
+from lgov_core.types import CapturedCall, JSONValue
 
 #: The order of the calls of an attempt.
 _ORDER: Final = attrgetter("started_at", "response_id", "choice")
@@ -65,3 +75,161 @@ def _drop_repeated(calls: list[CapturedCall], found: list[Diagnostic]) -> None:
             found.append(Diagnostic(Finding.DUPLICATE_CALL, response_id, f"{len(different)} different calls"))
         kept += [different[key] for key in sorted(different, key=repr)]
     calls[:] = sorted(kept, key=_ORDER)
+
+
+#: A response id and a choice of it.
+ChoiceKey: TypeAlias = tuple[str, int]
+
+
+def set_aside(calls: Sequence[CapturedCall], used: Collection[str]) -> tuple[frozenset[ChoiceKey], list[str]]:
+    """Which choices of the ``calls`` of one attempt (in order) it did not go on with; and the replies where this is unknown.
+
+    It went on with a choice if the prompt of a later call begins with that choice's prompt and reply, in tokens or in
+    messages, or if a tool call that only this choice proposed was ``used`` (it ran, or a reward names it). Where it went on
+    with several, none of those is set aside. Where nothing tells, the first that was not cancelled is taken to be the one,
+    and the reply's id is among the second value. Of choices that say the same the first counts.
+    """
+    several: dict[str, dict[int, CapturedCall]] = {}
+    for call in calls:
+        several.setdefault(call.response_id, {}).setdefault(call.choice, call)
+    several = {response_id: choices for response_id, choices in several.items() if len(choices) > 1}
+    if not several:
+        return frozenset(), []
+    known = _by_tokens(calls) | _by_tool_calls(several, used)
+    if unknown := several.keys() - {response_id for response_id, _ in known}:
+        # Only what follows can tell, which of an attempt's last reply is nothing: reading messages is dear.
+        first = next(at for at, call in enumerate(calls) if call.response_id in unknown)
+        known |= gone_on_from(calls[first:])
+    aside: set[ChoiceKey] = set()
+    untold: list[str] = []
+    for response_id, choices in several.items():
+        taken = {choice for choice in choices if (response_id, choice) in known}
+        if not taken:
+            untold.append(response_id)
+            whole = [choice for choice, call in choices.items() if call.finish_reason != "cancelled"]
+            taken = {min(whole or choices)}
+        aside |= {(response_id, choice) for choice in choices if choice not in taken}
+    return frozenset(aside), untold
+
+
+def _by_tokens(calls: Sequence[CapturedCall]) -> set[ChoiceKey]:
+    ends: PrefixIndex[tuple[int, ...]] = PrefixIndex()
+    known: set[ChoiceKey] = set()
+    before = ""  # choices of one reply follow each other
+    replies: set[tuple[int, ...]] = set()
+    for number, call in enumerate(calls):
+        if not call.prompt_ids:
+            continue
+        if call.response_id != before:
+            before, replies = call.response_id, set()
+            if (place := ends.take_longest(call.prompt_ids)) is not None:
+                known.add((calls[place].response_id, calls[place].choice))
+        if call.response_ids and call.response_ids not in replies:
+            replies.add(call.response_ids)
+            ends.add(call.prompt_ids + call.response_ids, number)
+    return known
+
+
+def _by_tool_calls(several: Mapping[str, Mapping[int, CapturedCall]], used: Collection[str]) -> set[ChoiceKey]:
+    known: set[ChoiceKey] = set()
+    for response_id, choices in several.items():
+        proposed = Counter(name for call in choices.values() for name in {*call.tool_call_ids})
+        known |= {
+            (response_id, choice)
+            for choice, call in choices.items()
+            if any(name in used and proposed[name] == 1 for name in call.tool_call_ids)
+        }
+    return known
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Names or globs (``*``, ``?``, ``[...]``) that have to match as a whole and in case: ``write`` never takes ``rewrite``.
+
+    ``agents`` and ``models``: one of them must match, unless there are none. ``attributes``: for each name, the value on
+    the call's span, or on the nearest span above it that has one, must match (lists: any of their values; true and
+    false in lower case). All three must hold. Nothing given selects every call of the rollouts to train on; ``held_out`` adds
+    those of rollouts that measure the model (`Rollout.held_out`). A call is selected or not by itself: that
+    an agent inside another is not selected changes nothing for the other's calls. Immutable.
+    """
+
+    agents: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    attributes: Mapping[str, str] = field(default_factory=dict[str, str])
+    held_out: bool = False
+
+    @property
+    def everything(self) -> bool:
+        """Whether it takes every call of a rollout."""
+        return not (self.agents or self.models or self.attributes)
+
+
+class Selecting:
+    """A selection at work on ``records``, remembering what it has found. Not safe for use from several threads."""
+
+    def __init__(self, selection: Selection, records: Records) -> None:
+        self._selection = selection
+        self._records = records
+        self._agents: set[str] = set()
+        self._models: set[str] = set()
+        self._nameless: list[str] = []
+
+    @property
+    def held_out(self) -> bool:
+        """Whether rollouts that measure the model are selected."""
+        return self._selection.held_out
+
+    def takes(self, call: CapturedCall) -> bool:
+        """Whether ``call`` is selected."""
+        selection = self._selection
+        if selection.agents:
+            if call.agent is None:
+                self._nameless.append(call.response_id)
+                return False
+            self._agents.add(call.agent)
+            if not matches(call.agent, selection.agents):
+                return False
+        if selection.models:
+            self._models.add(call.model)
+            if not matches(call.model, selection.models):
+                return False
+        return not selection.attributes or self._attributes_match(call)
+
+    def missed(self) -> list[Diagnostic]:
+        """What was selected and never came up, and the calls without an agent's name."""
+        found = [Diagnostic(Finding.AGENT_NOT_KNOWN, response_id) for response_id in self._nameless]
+        for patterns, names, finding in (
+            (self._selection.agents, self._agents, Finding.UNKNOWN_AGENT),
+            (self._selection.models, self._models, Finding.UNKNOWN_MODEL),
+        ):
+            for pattern in patterns:
+                if not any(matches(name, (pattern,)) for name in names):
+                    known = ", ".join(sorted(names)[:10]) or "none"
+                    found.append(Diagnostic(finding, pattern, f"those on record: {known}"))
+        return found
+
+    def _attributes_match(self, call: CapturedCall) -> bool:
+        origins, tree = self._records.origins.get(call.response_id, ()), self._records.tree
+        spans = [span for span in origins if tree.place(span).rollout_id in (None, call.rollout_id)]
+        return all(
+            any(matches(text, (pattern,)) for span in spans for text in _texts(tree.nearest(span, name)))
+            for name, pattern in self._selection.attributes.items()
+        )
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Whether ``name`` is one of ``patterns`` or matches one of them as a whole."""
+    return any(name == pattern or fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _texts(value: JSONValue) -> Sequence[str]:
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, bool):
+        return ("true" if value else "false",)
+    if isinstance(value, Sequence):
+        items: Sequence[Any] = value
+        return [text for item in items for text in _texts(item)]
+    return (str(value),)

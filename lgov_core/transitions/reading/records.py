@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from lgov_core.errors import TransitionError
 from lgov_core.store import TraceStore
 from lgov_core.trace.mapping.canonical import canonical
-from lgov_core.transitions.findings import Diagnostic, Finding
 from lgov_core.transitions.reading.span_reading import SpanReading
-from lgov_core.transitions.reading.span_tree import SpanTree
+from lgov_core.transitions.reading.spans import SpanTree
+from lgov_core.transitions.transition_set import Diagnostic, Finding
 from lgov_core.types import Attempt, CapturedCall, Reward, Rollout, Span
 
 _NO_TREE = SpanTree((), [])

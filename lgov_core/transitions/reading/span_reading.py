@@ -1,19 +1,211 @@
-"""Spans in the documented format read as rollouts, attempts, calls and rewards."""
+"""Spans in the documented format read as rollouts, attempts, calls and rewards.
+
+Mostly one span shows a call. A reward is a span named ``lgov.reward``, or an evaluation among the events of what was judged.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
 from lgov_core.trace import semconv
-from lgov_core.transitions.findings import Diagnostic, Finding
-from lgov_core.transitions.reading.span_calls import CallKey, Shown, calls_of_spans, invalid
-from lgov_core.transitions.reading.span_rewards import evaluations_of_span, further_rewards, reward_of_span
-from lgov_core.transitions.reading.span_tree import CALL_OPERATIONS, Place, SpanTree
-from lgov_core.transitions.reading.span_values import proposed_tool_calls
-from lgov_core.types import TRAIN_MODE, Attempt, CapturedCall, Outcome, Reward, Rollout, Span
+from lgov_core.transitions.reading.spans import (
+    CALL_OPERATIONS,
+    Place,
+    SpanTree,
+    Tokens,
+    finish_reason_of,
+    messages_of,
+    number_of,
+    number_or,
+    proposed_tool_calls,
+    request_of,
+    text_of,
+    tokens_agree,
+    tokens_of,
+    unreadable_tokens,
+    version_of,
+)
+from lgov_core.transitions.transition_set import Diagnostic, Finding
+from lgov_core.types import TRAIN_MODE, Attempt, CapturedCall, Outcome, Reward, Rollout, Span, SpanEvent
+
+#: A call in its attempt: its response id and choice.
+CallKey: TypeAlias = tuple[str, int]
+#: A span that shows a call, and its place.
+Shown: TypeAlias = tuple[Span, Place]
+
+
+def calls_of_spans(
+    key: CallKey,
+    rollout_id: str | None,
+    attempt: int | None,
+    shown: Sequence[Shown],
+    proposed: Collection[str],
+    found: list[Diagnostic],
+) -> list[CapturedCall]:
+    """The call that some spans show; spans that claim different tokens for it are as many calls.
+
+    The call itself is the innermost of the spans. What one does not say another may. ``proposed`` are tool calls that
+    other spans say it proposed.
+    """
+    inside_out = sorted(shown, key=lambda one: (one[0].started_at, one[0].span_id, one[0].trace_id or ""), reverse=True)
+    spans = [span for span, _ in inside_out]
+    agent = next((name for span in spans if (name := text_of(span.attributes.get(semconv.AGENT_NAME)))), None)
+    agent = agent or next((place.agent for _, place in inside_out if place.agent), None)
+    tools = tuple(dict.fromkeys(one for span in spans for one in proposed_tool_calls(span.attributes)))
+    if proposed:
+        tools = tuple(sorted({*tools, *proposed}))
+    made: list[CapturedCall] = []
+    for span, attributes, tokens in _claims(spans, found):
+        given = attributes.get(semconv.WEIGHTS_VERSION)
+        version = version_of(given)
+        if version is None and given is not None:
+            found.append(invalid(span, semconv.WEIGHTS_VERSION))
+        made.append(
+            CapturedCall(
+                response_id=key[0],
+                choice=key[1],
+                model=str(attributes.get(semconv.RESPONSE_MODEL) or attributes.get(semconv.REQUEST_MODEL) or ""),
+                request=request_of(attributes),
+                response=messages_of(attributes.get(semconv.OUTPUT_MESSAGES)),
+                prompt_ids=tokens[0],
+                response_ids=tokens[1],
+                logprobs=tokens[2],
+                finish_reason=finish_reason_of(attributes.get(semconv.FINISH_REASONS)),
+                weights_version=version,
+                temperature=number_or(attributes.get(semconv.REQUEST_TEMPERATURE), 1.0),
+                top_p=number_or(attributes.get(semconv.REQUEST_TOP_P), 1.0),
+                started_at=span.started_at,
+                ended_at=span.started_at if span.ended_at is None else span.ended_at,
+                rollout_id=rollout_id,
+                attempt=attempt,
+                agent=agent,
+                tool_call_ids=tools,
+            )
+        )
+    return made
+
+
+def invalid(span: Span, name: str) -> Diagnostic:
+    """The finding that an attribute of ``span`` is not of its kind."""
+    return Diagnostic(Finding.INVALID_ATTRIBUTE, span.span_id, f"{name} is {str(span.attributes.get(name))[:60]!r}")
+
+
+def _claims(spans: Sequence[Span], found: list[Diagnostic]) -> list[tuple[Span, Mapping[str, Any], Tokens]]:
+    """The different tokens that the spans of one call claim, mostly one; what one does not say another may."""
+    claims: list[tuple[Span, Tokens]] = []
+    for span in spans:
+        tokens = tokens_of(span.attributes)
+        found += [invalid(span, name) for name in unreadable_tokens(span.attributes, tokens)]
+        same = next((index for index, one in enumerate(claims) if tokens_agree(one[1], tokens)), None)
+        if same is None:
+            claims.append((span, tokens))
+        elif claims[same][1].count(None) > tokens.count(None):
+            claims[same] = (span, tokens)
+    claims = [one for one in claims if one[1][1] is not None] or claims[:1]
+    said: dict[str, Any] = {}
+    for span in reversed(spans):
+        said.update(span.attributes)
+    return [(span, {**said, **span.attributes}, tokens) for span, tokens in claims]
+
+
+def reward_of_span(span: Span, place: Place) -> Reward:
+    """The reward of an ``lgov.reward`` span. A value that is not a number is NaN: it is reported later and never counted."""
+    get = span.attributes.get
+    choice = get(semconv.CHOICE)
+    return Reward(
+        value=number_of(get(semconv.REWARD_VALUE)),
+        dimension=str(get(semconv.REWARD_DIMENSION) or "task"),
+        rollout_id=place.rollout_id,
+        attempt=place.attempt,
+        response_id=_named(get(semconv.RESPONSE_ID)),
+        tool_call_id=_named(get(semconv.TOOL_CALL_ID)),
+        source=str(get(semconv.REWARD_SOURCE) or ""),
+        reward_id=_id(span),
+        choice=choice if type(choice) is int else None,
+    )
+
+
+def further_rewards(span: Span, reward: Reward) -> list[Reward]:
+    """The further dimensions that its evaluation events add to the ``reward`` that a span is."""
+    return [
+        _judged(event, replace(reward, source="", reward_id=f"{_id(span)}#{position}"))
+        for position, event in enumerate(span.events)
+        if event.name == semconv.EVALUATION_EVENT
+    ]
+
+
+def evaluations_of_span(span: Span, tree: SpanTree) -> Iterator[Reward]:
+    """The evaluations of what ``span`` shows: a call, a tool call, or at the top of an attempt all of it."""
+    for position, event in enumerate(span.events):
+        if event.name == semconv.EVALUATION_EVENT:
+            yield _judged(event, _target(span, tree, f"{_id(span)}#{position}"))
+
+
+def _id(span: Span) -> str:
+    return span.span_id if span.trace_id is None else f"{span.trace_id}:{span.span_id}"
+
+
+def _named(value: object) -> str | None:
+    """The id that a reward names. Other values than text are ids too: of something that does not exist."""
+    return text_of(value) if value is None or isinstance(value, str) else str(value)
+
+
+def _judged(event: SpanEvent, target: Reward) -> Reward:
+    """The reward of an event, on the target that it names itself, or else on ``target``."""
+    given = event.attributes
+    choice = given.get(semconv.CHOICE)
+    response_id, tool_call = _named(given.get(semconv.RESPONSE_ID)), _named(given.get(semconv.TOOL_CALL_ID))
+    if response_id is not None or tool_call is not None:
+        target = replace(target, response_id=response_id, tool_call_id=tool_call, choice=None)
+    return replace(
+        target,
+        value=number_of(given.get(semconv.REWARD_VALUE, given.get(semconv.EVALUATION_SCORE))),
+        dimension=str(given.get(semconv.REWARD_DIMENSION) or given.get(semconv.EVALUATION_NAME) or "task"),
+        source=str(given.get(semconv.REWARD_SOURCE) or ""),
+        choice=choice if type(choice) is int else target.choice,
+    )
+
+
+def _target(span: Span, tree: SpanTree, reward_id: str) -> Reward:
+    place, attributes = tree.place(span), span.attributes
+    operation = attributes.get(semconv.OPERATION)
+    response_id = tool_call = None
+    choice = attributes.get(semconv.CHOICE)
+    if operation in CALL_OPERATIONS:
+        response_id = text_of(attributes.get(semconv.RESPONSE_ID)) or span.span_id
+        choice = choice if type(choice) is int else 0
+    elif operation == semconv.EXECUTE_TOOL:
+        tool_call = text_of(attributes.get(semconv.TOOL_CALL_ID)) or span.span_id
+    elif _inside_something(span, tree):
+        response_id = span.span_id  # what it judges is none of a reward's targets, and no call has this id
+    return Reward(
+        0.0,
+        rollout_id=place.rollout_id,
+        attempt=place.attempt,
+        response_id=response_id,
+        tool_call_id=tool_call,
+        reward_id=reward_id,
+        choice=choice if type(choice) is int else None,
+    )
+
+
+def _inside_something(span: Span, tree: SpanTree) -> bool:
+    """Whether an agent, a call or a tool of the same attempt is above the span."""
+    place = tree.place(span)
+    above = tree.above(span)
+    while above is not None:
+        its = tree.place(above)
+        if (its.rollout_id, its.attempt) != (place.rollout_id, place.attempt):
+            break
+        operation = above.attributes.get(semconv.OPERATION)
+        if operation in CALL_OPERATIONS or operation in (semconv.INVOKE_AGENT, semconv.EXECUTE_TOOL):
+            return True
+        above = tree.above(above)
+    return False
 
 
 @dataclass(slots=True)

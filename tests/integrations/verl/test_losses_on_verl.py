@@ -31,8 +31,8 @@ from verl.utils.config import omega_conf_to_dataclass
 from lgov_core.integrations.verl import manager
 from lgov_core.integrations.verl.hydra_config import composed
 from lgov_core.integrations.verl.job import VerlJob
-from lgov_core.integrations.verl.recipe import verl_job
 from lgov_core.integrations.verl.rows import queue_rows
+from lgov_core.integrations.verl.training import verl_job
 from lgov_core.train.algorithms import losses
 from lgov_core.train.algorithms.algorithms import algorithm
 from lgov_core.train.algorithms.registry import REINFORCEMENT

@@ -6,7 +6,7 @@ import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Final, TypeAlias
 
-from lgov_core.transitions.findings import Diagnostic, Finding
+from lgov_core.transitions.transition_set import Diagnostic, Finding
 from lgov_core.types import CapturedCall, Reward
 
 #: Where a reward goes that names a call without a transition: one that cannot be trained on, or was not selected.

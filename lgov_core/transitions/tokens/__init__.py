@@ -1,1 +1,0 @@
-"""Token sequences: chains, prefix trees, retokenization drift, batches."""
