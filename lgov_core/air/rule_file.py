@@ -5,59 +5,77 @@ from __future__ import annotations
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
+import msgspec
+from msgspec import Meta
+
+from lgov_core._util.schema import Mistake, checked
 from lgov_core._util.suggestions import suggest_name
-from lgov_core.air.rules import PARAMETERS, AirRule, AirRules, RuleSet
+from lgov_core.air.rules import PARAMETERS, AirRule, AirRules, Event, RuleSet
 from lgov_core.errors import PolicyFileError, RewardError, RewardFileError
 from lgov_core.policies.document import Place, read_yaml
 
-_GLOBS: Final = {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}}
+_BUILT_IN: Final = AirRules()
+_Number = Annotated[float, Meta(description="a number")]
+_YesOrNo = Annotated[bool, Meta(description="true or false")]
+_Globs = Annotated[
+    tuple[Annotated[str, Meta(min_length=1)], ...], Meta(min_length=1, description="a list of globs, at least one")
+]
+
+
+#: msgspec's names of kinds, in words.
+_WORDS: Final = {
+    "array": "a list",
+    "bool": "true or false",
+    "object": "a mapping",
+    "bool | object": "true or a mapping",
+}
+
+
+class _Values(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """The values of calls that no rule covers; see `AirRules`."""
+
+    tool_success: _Number = _BUILT_IN.tool_success
+    tool_error: _Number = _BUILT_IN.tool_error
+    denied: _Number = _BUILT_IN.denied
+    shaped: _YesOrNo = _BUILT_IN.shaped
+
+
+class _Rule(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """One rule; see `AirRule`."""
+
+    on: Annotated[Event, Meta(description=f"one of {', '.join(PARAMETERS)}")]
+    reward: _Number
+    name: Annotated[str, Meta(pattern=r"\S", description="a text")] | None = None
+    tools: _Globs = ("*",)
+    agents: _Globs = ("*",)
+    shaped: _YesOrNo | None = None
+    milestone: Annotated[Literal["call", "tool"], Meta(description="call or tool")] = "call"
+
+
+class _AirFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A file of AIR rules, or a section of one. ``cap`` is the most that an attempt is paid; null for no bound."""
+
+    version: Annotated[Literal[1], Meta(description="1")]
+    cap: Annotated[float, Meta(ge=0, description="a number, 0 or more, or null for no bound")] | None = 1.0
+    defaults: bool | _Values = False
+    rules: tuple[_Rule, ...] = ()
+
+
+def _schema() -> dict[str, Any]:
+    (written,), parts = msgspec.json.schema_components([_AirFile], ref_template="#/definitions/{name}")
+    name = written["$ref"].rpartition("/")[2]
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        **parts.pop(name),
+        "title": "lgov AIR rules",
+        "definitions": parts,
+    }
+
 
 #: The JSON Schema (draft 7) of a file of AIR rules, or of a section of one.
-AIR_FILE_SCHEMA: Final[dict[str, Any]] = {
-    "$schema": "http://json-schema.org/draft-07/schema#",
-    "title": "lgov AIR rules",
-    "type": "object",
-    "additionalProperties": False,
-    "required": ["version"],
-    "properties": {
-        "version": {"description": "Of the format.", "type": "integer", "const": 1},
-        "cap": {
-            "description": "The most that an attempt is paid; null for no bound.",
-            "type": ["number", "null"],
-            "minimum": 0,
-        },
-        "defaults": {
-            "description": "What is paid where no rule covers a call; true for the built-in values.",
-            "type": ["boolean", "object"],
-            "additionalProperties": False,
-            "properties": {
-                "tool_success": {"type": "number"},
-                "tool_error": {"type": "number"},
-                "denied": {"type": "number"},
-                "shaped": {"type": "boolean"},
-            },
-        },
-        "rules": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "additionalProperties": False,
-                "required": ["on", "reward"],
-                "properties": {
-                    "name": {"type": "string", "pattern": r"\S"},
-                    "on": {"enum": list(PARAMETERS)},
-                    "tools": {"description": "Globs for the tool's (or model's) name.", **_GLOBS},
-                    "agents": {"description": "Globs for the agent's name.", **_GLOBS},
-                    "reward": {"type": "number"},
-                    "shaped": {"type": "boolean"},
-                    "milestone": {"enum": ["call", "tool"]},
-                },
-            },
-        },
-    },
-}
+AIR_FILE_SCHEMA: Final[dict[str, Any]] = _schema()
 
 
 def load_rules(path: str | PathLike[str], *, section: str | None = None) -> RuleSet:
@@ -94,8 +112,6 @@ def rules_of(document: Mapping[str, Any], *, source: str = "AIR rules") -> RuleS
 
 
 def _rule_set(document: Any, source: str, lines: Mapping[Place, int], root: Place) -> RuleSet:
-    import fastjsonschema
-
     def error(place: Place, message: str, hint: str | None) -> RewardFileError:
         """The error with the line of ``place``, or of the nearest thing around it that has one."""
         place = (*root, *place)
@@ -104,49 +120,43 @@ def _rule_set(document: Any, source: str, lines: Mapping[Place, int], root: Plac
         return RewardFileError(message, path=source, line=lines.get(place), hint=hint)
 
     try:
-        fastjsonschema.compile(AIR_FILE_SCHEMA, use_default=False)(document)
-    except fastjsonschema.JsonSchemaValueException as wrong:
-        raise error(*_explained(wrong)) from None
+        file = checked(document, _AirFile)
+    except Mistake as mistake:
+        raise error(*_explained(mistake, document)) from None
     place: Place = ("defaults",)
     try:
-        defaults = document.get("defaults", False)
-        base = AirRules(**({} if defaults is True else defaults)) if defaults is not False else None
+        values = _Values() if file.defaults is True else file.defaults or None
+        base = None if values is None else AirRules(**msgspec.structs.asdict(values))
         place = ("cap",)
-        made = RuleSet(base=base, cap=document.get("cap", 1.0))
-        for index, rule in enumerate(document.get("rules", ())):
+        rules = RuleSet(base=base, cap=file.cap)
+        for index, rule in enumerate(file.rules):
             place = ("rules", index)
-            made.add(_rule(rule, index))
+            shaped = rule.on != "denied" if rule.shaped is None else rule.shaped
+            name = rule.name or f"rule {index + 1}"
+            rules.add(AirRule(name, rule.on, rule.reward, rule.tools, rule.agents, shaped, rule.milestone))
     except RewardError as wrong:
         raise error(place, wrong.message, wrong.hint) from wrong
-    if not made.rules and made.base is None:
+    if not rules.rules and rules.base is None:
         raise error(("rules",), "nothing is ever paid", "write rules, or defaults: true")
-    return made
+    return rules
 
 
-def _rule(given: Mapping[str, Any], index: int) -> AirRule:
-    return AirRule(
-        given.get("name", f"rule {index + 1}"),
-        given["on"],
-        float(given["reward"]),
-        tuple(given.get("tools", ("*",))),
-        tuple(given.get("agents", ("*",))),
-        given.get("shaped", given["on"] != "denied"),
-        given.get("milestone", "call"),
-    )
-
-
-def _explained(wrong: Any) -> tuple[Place, str, str | None]:
-    """Where a document does not fit the schema, what is wrong there, and what to write instead."""
-    place: Place = tuple(int(part) if part.isdigit() else part for part in wrong.path[1:])
-    given, rule, wanted = wrong.value, wrong.rule, wrong.rule_definition
-    if rule == "additionalProperties":
-        known = tuple(wrong.definition["properties"])
-        key = next(key for key in given if key not in known)
-        return (*place, key), f"there is no key {key!r} here", suggest_name(str(key).lower(), known)
-    if rule == "required":
-        missing = next(key for key in wanted if key not in given)
+def _explained(mistake: Mistake, document: Any) -> tuple[Place, str, str | None]:
+    """Returns where a document does not fit the schema, what is wrong there, and what to write instead."""
+    place: Place = mistake.path
+    struct = _Rule if place[:1] == ("rules",) else _Values if place[:1] == ("defaults",) else _AirFile
+    if mistake.unknown is not None:
+        known = struct.__struct_fields__
+        hint = suggest_name(mistake.unknown.lower(), known)
+        return (*place, mistake.unknown), f"there is no key {mistake.unknown!r} here", hint
+    missing = mistake.expected.removeprefix("Object missing required field ")
+    if missing != mistake.expected:
         return place, f"there is no {missing}", f"write {missing}: ..."
-    message = f"{place[-1] if place else 'the document'} is {given!r:.100}"
-    if rule == "enum":
-        return place, message, suggest_name(str(given).lower(), tuple(wanted))
-    return place, message, f"it {wrong.message.removeprefix(wrong.name).strip()}"
+    value = document
+    for step in place:
+        value = value[step]
+    plain, _, _ = mistake.expected.partition(", got ")
+    expected = _WORDS.get(plain, plain)
+    choices = PARAMETERS if place[-1:] == ("on",) else ("call", "tool") if place[-1:] == ("milestone",) else ()
+    hint = suggest_name(str(value).lower(), tuple(choices)) if choices else f"it must be {expected}"
+    return place, f"{place[-1] if place else 'the document'} is {value!r:.100}", hint

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from kernel_cases import DROP, SELECT, sql
 
-from lgov_core import AuditLog, KernelSpace
-from lgov_core.errors import ArgumentError
+from lgov_core import AuditLog, Effect, KernelSpace, Point, PolicySet
+from lgov_core.errors import ArgumentError, PolicyDenied
+from lgov_core.policies import ConstantPolicy, Rule
 
 gymnasium = pytest.importorskip("gymnasium", reason="needs the extra gym")
 
@@ -35,6 +36,26 @@ def test_it_passes_the_environment_checker(record: AuditLog, executor: Any) -> N
         warnings.filterwarnings("ignore", message=".*render.*")
         check_env(env)
     env.close()
+
+
+def test_the_beginning_and_the_end_of_an_episode_are_judged(record: AuditLog) -> None:
+    kernel = KernelSpace([sql()], record, executor=len)
+    env = GovernedEnvironment(kernel, task_generator=some_task)
+    env.reset()
+    env.reset()
+    env.close()
+    points = [entry.body["point"] for entry in record.entries() if entry.kind == "decision"]
+    assert points == ["agent_startup", "agent_shutdown"] * 2
+
+
+def test_an_episode_that_a_policy_does_not_let_begin_does_not(record: AuditLog) -> None:
+    no_start = PolicySet([Rule(ConstantPolicy(Effect.DENY, name="closed"), on=[Point.AGENT_STARTUP])])
+    env = GovernedEnvironment(KernelSpace(no_start, record, executor=len))
+    with pytest.raises(PolicyDenied, match="not allowed"):
+        env.reset()
+    assert env.get_metrics()["total_episodes"] == 0
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        env.step(SELECT)
 
 
 def test_observations_are_the_agents_own_to_keep_and_to_change(kernel: KernelSpace) -> None:
