@@ -23,7 +23,7 @@ from lgov_core.errors import InstrumentationError, LgovError
 if TYPE_CHECKING:
     from lgov_core.air import AirRules, RuleSet
     from lgov_core.audit import AuditLog
-    from lgov_core.confine.inside import BrokeredLog
+    from lgov_core.confine.broker import BrokeredLog
     from lgov_core.governor import Governor
     from lgov_core.policies import PolicySet
     from lgov_core.settings import Settings
@@ -181,7 +181,7 @@ class Governance:
                 "no policy was given", hint="name one with --policy, or write policy = in lgov.toml"
             )
         if self.broker is not None:
-            from lgov_core.confine.inside import open_in_box
+            from lgov_core.confine.broker import open_in_box
 
             return open_in_box(self.broker, self.policy, self.redact)
         from lgov_core.policies import load_policy_file
@@ -190,7 +190,7 @@ class Governance:
         return policies, self.open_record(policies.digest or "")
 
     def _brokered_log(self, broker: str) -> BrokeredLog:
-        from lgov_core.confine.inside import Broker, BrokeredLog
+        from lgov_core.confine.broker import Broker, BrokeredLog
 
         return BrokeredLog(Broker(broker), redact=self.redact or None)
 
@@ -218,7 +218,7 @@ class OpenGovernance:
         """Spans of the connections that a box asked for since the last call; none outside of a box."""
         if self.governance.broker is None:
             return []
-        from lgov_core.confine.inside import BrokeredLog
+        from lgov_core.confine.broker import BrokeredLog
 
         assert isinstance(self.audit, BrokeredLog)
         return self.audit.connections(rollout_id, attempt, content=content)

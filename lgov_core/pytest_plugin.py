@@ -185,7 +185,7 @@ def pytest_testnodedown(node: Any) -> None:
     governed = node.config.stash.get(_KEY, None)
     sent = getattr(node, "workeroutput", {}).get("lgov")
     if governed is not None and sent is not None:
-        from lgov_core.process.blocked import Blocked
+        from lgov_core.process.governed import Blocked
 
         governed.process.tally.blocked.merge(Blocked(**one) for one in sent["blocked"])
         governed.effects_elsewhere.update(sent["effects"])

@@ -39,7 +39,7 @@ class Inside:
 class Box:
     """A box that waits for `release`. ``listeners`` accept connections from inside: one a port of `start`.
 
-    On ``refused`` its refused system calls arrive (`lgov_core.confine.denials`); None where they cannot be observed.
+    On ``refused`` its refused system calls arrive (`lgov_core.confine.seccomp`); None where they cannot be observed.
     """
 
     pid: int

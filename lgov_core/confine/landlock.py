@@ -20,7 +20,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from lgov_core.confine.syscalls import call
+from lgov_core.confine.seccomp import call
 
 #: What every folder or file of a box gives, by kind (LANDLOCK_ACCESS_FS_*).
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3

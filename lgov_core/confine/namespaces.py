@@ -9,7 +9,7 @@ import struct
 from pathlib import Path
 from typing import Final
 
-from lgov_core.confine.syscalls import call
+from lgov_core.confine.seccomp import call
 
 # linux/sched.h
 _NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = (

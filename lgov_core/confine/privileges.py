@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Final
 
-from lgov_core.confine.syscalls import call
+from lgov_core.confine.seccomp import call
 from lgov_core.policies.confinement import ConfineRules
 
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38  # linux/prctl.h

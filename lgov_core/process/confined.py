@@ -1,26 +1,218 @@
 """Runs a program as `lgov_core.process.run` does, in a box that the kernel holds: what ``lgov run --confine`` does.
 
-``python -P -m lgov_core.process.confined`` runs another command there, which `command_in_box` writes: tests and workers.
+The box is made before anything of the program's is loaded. Outside of it stay the audit record, the approvals and the
+proxy that is the one way out; they end with this process, and the box with them. ``python -P -m lgov_core.process.confined``
+runs another command in a box, which `command_in_box` writes: tests and workers.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from contextlib import ExitStack, closing
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from lgov_core._util.plurals import counted
 from lgov_core.errors import InstrumentationError, LgovError
-from lgov_core.governance import Governance
-from lgov_core.process.boxed import enter_box
+from lgov_core.governance import Governance, make_folder
 from lgov_core.process.children import VARIABLE
-from lgov_core.process.governed import policy_in
+from lgov_core.process.governed import policy_in, say, write_error
 from lgov_core.process.invocation import parse_command
 from lgov_core.process.run import RunOptions, refuse_run, run_program
 from lgov_core.types import new_id
+
+if TYPE_CHECKING:
+    from lgov_core.confine.box import Box, Layers
+    from lgov_core.confine.plan import Plan
+    from lgov_core.confine.proxy import Attempts, Reach
+    from lgov_core.confine.seccomp import Denials
+    from lgov_core.policies import ApprovalRequests
+    from lgov_core.policies.confinement import ConfinedPolicy, ConfineRules
+
+
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
+#: More places of the same kind are counted, not listed.
+MAX_PLACES = 5
+
+
+def enter_box(
+    options: RunOptions, *, strict: bool = True, preset: str | None = None, program: Path | None = None
+) -> int | RunOptions:
+    """Puts this process, which must have one thread, into a box. Returns twice.
+
+    In the box: the options with absolute paths and the broker's address. Outside, where the record, the approvals and the
+    proxy are kept until all in the box has ended: its status. Without a policy file the preset (``workspace`` if none is
+    named) stands in the working folder. Raises outside, and nothing stays that runs in the box.
+    """
+    if sys.platform != "linux":
+        raise InstrumentationError(
+            f"confinement needs Linux, and this is {sys.platform}",
+            hint="run it in a Linux container or virtual machine",
+        )
+    from lgov_core.confine.root import make_private_folder
+    from lgov_core.policies.confinement import preset_rules
+
+    options, confined = _settled(options)
+    rules = preset_rules(preset or "workspace", Path.cwd()) if confined is None else confined.with_preset(preset)
+    private = make_private_folder()
+    try:
+        placed = _start(rules, options, confined, private.path, strict=strict, program=program)
+    except BaseException:
+        private.remove()
+        raise
+    if isinstance(placed, RunOptions):
+        return placed
+    try:
+        return _run_outside(*placed, options, confined)
+    finally:
+        private.remove()
+
+
+def _settled(options: RunOptions) -> tuple[RunOptions, ConfinedPolicy | None]:
+    from lgov_core.policies.confinement import read_confinement
+
+    governance = replace(options.governance, audit=options.governance.audit.absolute())
+    confined = None if governance.policy is None else read_confinement(governance.policy)
+    for file in (governance.audit, *(Path(store) for store in _stores(confined) if store)):
+        make_folder(file.parent)  # what is to be hidden must be there
+    return replace(options, governance=governance), confined
+
+
+def _stores(confined: ConfinedPolicy | None) -> dict[str, list[Mapping[str, Any]]]:
+    return confined.approval_stores() if confined is not None else {}
+
+
+def _requests(store: str, rules: Sequence[Mapping[str, Any]]) -> ApprovalRequests:
+    """The requests in a file: an approval holds no longer than the longest ``expires_s`` of its rules says."""
+    from lgov_core.policies import ApprovalRequests
+    from lgov_core.policies.approvals.notice import Notice
+
+    longest = max(rule.get("expires_s", 3600.0) for rule in rules)  # as `ApprovalPolicy` has it
+    notices = [Notice.of("approval", rule.get("command", ()), rule.get("webhook")) for rule in rules]
+    return ApprovalRequests(store or None, expires_s=longest, notices=notices)
+
+
+def _start(
+    rules: ConfineRules,
+    options: RunOptions,
+    confined: ConfinedPolicy | None,
+    private: Path,
+    *,
+    strict: bool,
+    program: Path | None,
+) -> tuple[Box, Plan, Reach, str] | RunOptions:
+    """Makes the box. Returns the options of the program in the program's process, and what the outside needs outside."""
+    from lgov_core.confine import box
+    from lgov_core.confine.plan import make_plan
+    from lgov_core.confine.proxy import make_reach, model_endpoints
+
+    governance = options.governance
+    reach = make_reach(rules, model_endpoints(options.endpoint))
+    for name in ("tmp", "home"):
+        (private / name).mkdir()
+    plan = make_plan(
+        rules,
+        confined,
+        audit=governance.audit,
+        apart=[str(file) for file in (governance.audit_key, governance.heads) if file is not None],
+        private=str(private),
+        program=program,
+        forwards=reach.forwards(),
+    )
+    token = secrets.token_hex(16)
+    placed = box.start(plan, strict=strict, ports=[*plan.forwards, 0, 0])
+    if isinstance(placed, box.Box):
+        return placed, plan, reach, token
+    os.environ.update(dict.fromkeys(_PROXIES, f"http://127.0.0.1:{placed.ports[-1]}"))
+    os.environ["NO_PROXY"] = os.environ["no_proxy"] = "localhost,127.0.0.1,::1"
+    return replace(options, governance=replace(governance, broker=f"{placed.ports[-2]}:{token}"))
+
+
+def _run_outside(
+    placed: Box, plan: Plan, reach: Reach, token: str, options: RunOptions, confined: ConfinedPolicy | None
+) -> int:
+    """Keeps the record, the approvals and the proxy until the program has ended; returns its status."""
+    from lgov_core.confine.broker import BoxBroker
+    from lgov_core.confine.proxy import POLICY, Attempts, Proxy
+    from lgov_core.confine.seccomp import Denials
+
+    with closing(placed.channel), ExitStack() as opened:  # a box that is not released ends
+        log = options.governance.open_record("" if confined is None else confined.digest)
+        opened.callback(_close, log)
+        stores = {store: _requests(store, rules) for store, rules in _stores(confined).items()}
+        attempts = Attempts(log, options.rollout_id)
+        said = _fields(placed.layers, plan)
+        about = {"rollout_id": options.rollout_id, "policy": POLICY, "rule": "box", "reason": _summary(placed.layers)}
+        log.append("confinement", {**about, **said}, arguments=None, content={})
+        if placed.layers.missing:
+            say(_summary(placed.layers))
+        denials = Denials(log, options.rollout_id)
+        if placed.refused is not None:
+            denials.serve(placed.refused)
+        proxy = Proxy(reach, attempts)
+        BoxBroker(log, attempts, stores, token).serve(placed.listeners[-2])
+        proxy.serve(placed.listeners[-1])
+        for listener, port in zip(placed.listeners[:-2], plan.forwards, strict=False):
+            proxy.forward(listener, port)
+        placed.release()
+        status = placed.wait()
+        _report(placed.layers, attempts, denials, said, status, options)
+    return status
+
+
+def _close(log: Any) -> None:
+    try:
+        log.close()
+    except LgovError as error:
+        say(str(error))
+
+
+def _fields(layers: Layers, plan: Plan) -> dict[str, Any]:
+    rules = {name: value for name, value in asdict(plan.rules).items() if value not in (None, ())}
+    return {"strict": layers.strict, "layers": layers.held, "missing": layers.missing, "rules": rules}
+
+
+def _summary(layers: Layers) -> str:
+    missing = "; ".join(f"without {name} ({why})" for name, why in layers.missing.items())
+    held = ", ".join(f"{name} {what}".strip() for name, what in layers.held.items())
+    return f"confined at best effort, {missing}: {held}" if missing else f"confined: {held}"
+
+
+def _report(
+    layers: Layers, attempts: Attempts, denials: Denials, said: Mapping[str, Any], status: int, options: RunOptions
+) -> None:
+    """Writes what the box held and what was asked of it to standard error. Outside, where the program cannot change it."""
+    connections = {"allowed": dict(attempts.allowed), "denied": dict(attempts.denied)}
+    if options.as_json:
+        write_error(
+            json.dumps(
+                {"confinement": {**said, "connections": connections, "refused": denials.counts, "status": status}}
+            )
+        )
+        return
+    say(_summary(layers))
+    for what, counts in (("allowed", attempts.allowed), ("denied", attempts.denied)):
+        if counts:
+            say(f"{counted(counts.total(), 'connection')} {what}: {_places(counts)}")
+    if denials.counts:
+        say(f"{counted(denials.counts.total(), 'system call')} refused: {_places(denials.counts)}")
+    if status > 128:
+        limits = [name for name in ("memory", "cpu", "file_size") if name in said["rules"]]
+        because = f"; the box limits {', '.join(limits)}" if limits else ""
+        say(f"the program was ended by signal {status - 128}{because}")
+
+
+def _places(counts: Counter[str]) -> str:
+    shown = [f"{place} ({count})" for place, count in counts.most_common(MAX_PLACES)]
+    more = len(counts) - len(shown)
+    return ", ".join(shown) + (f" and {more} further places" if more else "")
+
 
 #: The option by which a command in a box is given the address of its broker.
 BROKER: Final = "--lgov-broker"

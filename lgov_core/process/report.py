@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lgov_core._util.plurals import counted
-from lgov_core.process.blocked import Blocked
+from lgov_core.process.governed import Blocked
 
 if TYPE_CHECKING:
     from lgov_core.types import Adapter

@@ -22,8 +22,7 @@ from typing import Literal, NoReturn
 
 from lgov_core.errors import InstrumentationError, LgovError, PolicyDenied
 from lgov_core.governance import Governance
-from lgov_core.process.child_reports import make_reports, read_reports, watch_children
-from lgov_core.process.children import VARIABLE, hand_on
+from lgov_core.process.children import VARIABLE, hand_on, make_reports, read_reports, watch_children
 from lgov_core.process.governed import (
     CANNOT_GOVERN,
     GovernedProcess,

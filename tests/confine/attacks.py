@@ -152,7 +152,7 @@ ATTACKS = {
     ),
     "IPv6 to this machine": "socket.create_connection(('::1', tcp), 2)",
     "writes the audit of a decision as the proxy": (
-        "from lgov_core.confine.inside import Broker\n"
+        "from lgov_core.confine.broker import Broker\n"
         "b = Broker(json.loads(os.environ['LGOV_CHILD'])['governance']['broker'])\n"
         "fields = dict(kind='decision', policy='confinement')\n"
         "return 'id' in b.ask(dict(do='append', prefix='aud', fields=fields, arguments=None, content=None))"

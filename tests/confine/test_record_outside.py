@@ -25,7 +25,7 @@ from tests.confine.conftest import Ran, Workspace
 #: Code inside that speaks to the broker as a governed process does.
 INSIDE = """
 import json, os
-from lgov_core.confine.inside import Broker
+from lgov_core.confine.broker import Broker
 broker = Broker(json.loads(os.environ["LGOV_CHILD"])["governance"]["broker"])
 def ask(**message):
     try:
@@ -115,8 +115,8 @@ def touch(name: str) -> str:
     return "made"
 
 print(touch.invoke({"name": "first"}))
-from lgov_core.confine import inside
-inside.Broker.ask = lambda *_: (_ for _ in ()).throw(OSError("gone"))
+from lgov_core.confine import broker
+broker.Broker.ask = lambda *_: (_ for _ in ()).throw(OSError("gone"))
 print(touch.invoke({"name": "second"}))
 """
     ran = workspace.run(program)

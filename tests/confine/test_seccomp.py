@@ -9,24 +9,22 @@ from collections.abc import Iterator
 
 import pytest
 
-from lgov_core.confine import seccomp, syscalls
+from lgov_core.confine import seccomp
 
 KILL, REFUSED, NOT_THERE, ALLOWED = 0x80000000, 0x00050001, 0x00050026, 0x7FFF0000
 
 
-@pytest.fixture(params=sorted(syscalls.MACHINES))
+@pytest.fixture(params=sorted(seccomp.MACHINES))
 def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    syscalls.machine.cache_clear()
+    seccomp.machine.cache_clear()
     monkeypatch.setattr(platform, "machine", lambda: request.param)
     yield request.param
-    syscalls.machine.cache_clear()
+    seccomp.machine.cache_clear()
 
 
 def verdict(code: bytes, number: int, *arguments: int, arch: int | None = None) -> int:
     """What the filter answers to a call."""
-    data = struct.pack(
-        "<iIQ6Q", number, syscalls.machine()[0] if arch is None else arch, 0, *(*arguments, *[0] * 6)[:6]
-    )
+    data = struct.pack("<iIQ6Q", number, seccomp.machine()[0] if arch is None else arch, 0, *(*arguments, *[0] * 6)[:6])
     at, value = 0, 0
     instructions = list(struct.iter_unpack("HBBI", code))
     while True:
@@ -45,7 +43,7 @@ def verdict(code: bytes, number: int, *arguments: int, arch: int | None = None) 
 
 
 def number(name: str) -> int | None:
-    return syscalls.NUMBERS[name][syscalls.machine()[1]]
+    return seccomp.NUMBERS[name][seccomp.machine()[1]]
 
 
 def test_what_is_denied_is_refused_and_the_rest_allowed(machine: str) -> None:

@@ -95,7 +95,7 @@ def _of_path(file: Path, path: Path, preset: str | None) -> tuple[str, str]:
 
 def _of_host(file: Path, host: str, preset: str | None) -> tuple[str, str]:
     """Whether a box may connect to ``host``, and what decides it."""
-    from lgov_core.confine.reach import make_reach, model_endpoints
+    from lgov_core.confine.proxy import make_reach, model_endpoints
     from lgov_core.policies.confinement import read_confinement
 
     reach = make_reach(read_confinement(file).with_preset(preset), model_endpoints(None))
