@@ -60,7 +60,7 @@ class Governance:
 
     @classmethod
     def from_settings(cls, settings: Settings | None = None) -> Governance:
-        """What the settings say; without ``settings`` those of this process. Raises `SettingsError`."""
+        """Reads the settings; without ``settings`` those of this process. Raises `SettingsError`."""
         if settings is None:
             from lgov_core.settings import load_settings
 
@@ -197,7 +197,7 @@ class Governance:
 
 @dataclass(slots=True)
 class OpenGovernance:
-    """What `Governance.open` opened. A context manager; otherwise close it once, at the end.
+    """The parts that `Governance.open` opened. A context manager; otherwise close it once, at the end.
 
     ``problems`` are what went wrong while closing, in words.
     """
@@ -226,10 +226,10 @@ class OpenGovernance:
     def close(self) -> list[str]:
         """Closes everything; goes on when one part cannot be closed. Returns `problems`."""
         self.governor.close()
-        for part in (self.audit, self.store):
+        for opened in (self.audit, self.store):
             try:
-                if part is not None:
-                    part.close()
+                if opened is not None:
+                    opened.close()
             except LgovError as error:
                 self.problems.append(str(error))
         return self.problems

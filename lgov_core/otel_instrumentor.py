@@ -16,7 +16,7 @@ from lgov_core.process.governed import GovernedProcess, end_process, say
 
 
 class LgovInstrumentor:
-    """What OpenTelemetry's auto-instrumentation asks of an instrumentor: `instrument` and `uninstrument`."""
+    """An instrumentor as OpenTelemetry's auto-instrumentation wants it: `instrument` and `uninstrument`."""
 
     _process: GovernedProcess | None = None
 

@@ -80,15 +80,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None]:
     """Starts pytest again in a box, before any file of the project is loaded and before output is captured."""
-    given: Any = early_config.known_args_namespace
-    if given.lgov_preset is not None and not given.lgov_confine:
+    options: Any = early_config.known_args_namespace
+    if options.lgov_preset is not None and not options.lgov_confine:
         raise pytest.UsageError("--lgov-preset is for --lgov-confine")
-    if given.lgov_confine and given.lgov_broker is None:
-        _start_in_box(early_config, given)
+    if options.lgov_confine and options.lgov_broker is None:
+        _start_in_box(early_config, options)
     return (yield)
 
 
-def _start_in_box(config: pytest.Config, given: Any) -> NoReturn:
+def _start_in_box(config: pytest.Config, options: Any) -> NoReturn:
     from lgov_core.errors import LgovError
     from lgov_core.process.confined import command_in_box
     from lgov_core.process.governed import end_process, say
@@ -98,18 +98,18 @@ def _start_in_box(config: pytest.Config, given: Any) -> NoReturn:
     if sys.orig_argv[cut:] != arguments:
         end_process(lambda: say("not run: a program that calls pytest.main cannot be started again by --lgov-confine"))
     try:
-        governance = _governance(folder, given)
+        governance = _governance(folder, options)
     except LgovError as error:
         message = str(error)
         end_process(lambda: say(f"not run: {message}"))
-    command = command_in_box(sys.orig_argv[1:cut], arguments, governance=governance, preset=given.lgov_preset)
+    command = command_in_box(sys.orig_argv[1:cut], arguments, governance=governance, preset=options.lgov_preset)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, command)
 
 
 def _governance(folder: Path, options: Any) -> Governance:
-    """What the settings say, under the policy file and on the record that the options name. Raises `SettingsError`."""
+    """Reads the settings, under the policy file and on the record that the options name. Raises `SettingsError`."""
     from lgov_core.governance import Governance
     from lgov_core.settings import load_settings
 
@@ -121,7 +121,7 @@ def _governance(folder: Path, options: Any) -> Governance:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Opens the policy and installs the import hook, before any test module is imported."""
-    given: Any = config.option
+    options: Any = config.option
     if config.getoption("--lgov-confine", default=False):
         from lgov_core.policies.confinement import in_box
 
@@ -134,7 +134,7 @@ def pytest_configure(config: pytest.Config) -> None:
     from lgov_core.scope import carry_into_threads
 
     try:
-        process = GovernedProcess(_governance(config.invocation_params.dir, given), partial(_stop, config))
+        process = GovernedProcess(_governance(config.invocation_params.dir, options), partial(_stop, config))
     except LgovError as error:
         _cannot(str(error))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever is broken here, no test may run without it
@@ -187,7 +187,7 @@ def pytest_testnodedown(node: Any) -> None:
     if governed is not None and sent is not None:
         from lgov_core.process.governed import Blocked
 
-        governed.process.tally.blocked.merge(Blocked(**one) for one in sent["blocked"])
+        governed.process.tally.blocked.merge(Blocked(**kind) for kind in sent["blocked"])
         governed.effects_elsewhere.update(sent["effects"])
         governed.instrumented_elsewhere.update(sent["instrumented"])
 

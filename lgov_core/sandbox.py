@@ -66,7 +66,7 @@ class Process:
 
     def _run(self, code: str, timeout: float, private: Path) -> Execution:
         governed = os.environ.get(VARIABLE)
-        given = {
+        arguments = {
             "folder": str(self.folder),
             "private": str(private),
             "memory": self.memory,
@@ -74,7 +74,7 @@ class Process:
             "reports": json.loads(governed)["reports"] if governed else None,
         }
         # All that is in its environment and on its command line can be read inside. -P: none of the folder's files is imported.
-        command = (sys.executable, "-P", "-c", "from lgov_core.sandbox import launch; launch()", json.dumps(given))
+        command = (sys.executable, "-P", "-c", "from lgov_core.sandbox import launch; launch()", json.dumps(arguments))
         home, lgov = os.path.expanduser("~"), str(Path(lgov_core.__file__).parents[1])
         environment = {"PATH": os.defpath, "LANG": "C.UTF-8", "HOME": home, "PYTHONPATH": lgov}
         output, ended = private / "output", private / "ended"
@@ -89,10 +89,10 @@ class Process:
             finally:
                 process.kill()  # and the kernel ends the box
                 process.wait()
-        said: dict[str, Any] = json.loads(ended.read_bytes()) if ended.exists() else {"message": _text(output)}
-        if "exit_code" not in said:
-            raise InstrumentationError(f"no sandbox: {said['message']}", hint=said.get("hint"))
-        return Execution(said["exit_code"], _text(output))
+        ending: dict[str, Any] = json.loads(ended.read_bytes()) if ended.exists() else {"message": _text(output)}
+        if "exit_code" not in ending:
+            raise InstrumentationError(f"no sandbox: {ending['message']}", hint=ending.get("hint"))
+        return Execution(ending["exit_code"], _text(output))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +128,15 @@ def launch() -> None:
     from lgov_core.confine.plan import make_plan
     from lgov_core.policies.confinement import ConfineRules
 
-    given = json.loads(sys.argv[1])
-    folder, private = given["folder"], Path(given["private"])
+    arguments = json.loads(sys.argv[1])
+    folder, private = arguments["folder"], Path(arguments["private"])
     for name in ("tmp", "home"):
         (private / name).mkdir()
     # Not the folders of projects that are installed for editing: they hold more than packages.
     sys.path[:] = [path for path in sys.path if path.startswith((sys.prefix, sys.base_prefix))]
-    rules = ConfineRules(write=(folder,), model=False, memory=given["memory"], file_size=MAX_FILE)
+    rules = ConfineRules(write=(folder,), model=False, memory=arguments["memory"], file_size=MAX_FILE)
     try:
-        plan = make_plan(rules, None, audit=Path(given["audit"]), private=str(private), checked=False, own=True)
+        plan = make_plan(rules, None, audit=Path(arguments["audit"]), private=str(private), checked=False, own=True)
         placed = box.start(replace(plan, folder=os.path.realpath(folder)), strict=True, ports=[])
     except InstrumentationError as error:
         hint = error.hint and error.hint.removesuffix(f"; {BEST_EFFORT}")
@@ -145,8 +145,8 @@ def launch() -> None:
     if isinstance(placed, box.Inside):
         kept = {name: os.environ[name] for name in ("PATH", "LANG", "HOME", "TMPDIR")}
         os.execve(sys.executable, [sys.executable, "-"], kept)
-    if given["reports"]:  # of lgov run: the kernel holds this child
-        append_report(Path(given["reports"]), {"began": "program", "pid": os.getpid(), "parent": os.getppid()})
+    if arguments["reports"]:  # of lgov run: the kernel holds this child
+        append_report(Path(arguments["reports"]), {"began": "program", "pid": os.getpid(), "parent": os.getppid()})
     if placed.refused is not None:
         os.close(placed.refused)  # refused system calls are answered by the kernel itself
     placed.release()

@@ -72,10 +72,10 @@ _STARTED_IN: contextvars.ContextVar[tuple[contextvars.Context, ...]] = contextva
 
 def inherited(variable: contextvars.ContextVar[_T]) -> _T | None:
     """The value of ``variable``, or else its value where the running thread or job was started (`carry_into_threads`)."""
-    found: Any = variable.get(None)
+    value: Any = variable.get(None)
     for context in _STARTED_IN.get():
-        found = context.get(variable) if found is None else found
-    return found
+        value = context.get(variable) if value is None else value
+    return value
 
 
 def _carrying(function: Callable[..., Any], scope: RolloutScope | None) -> Callable[..., Any]:

@@ -68,7 +68,7 @@ class Settings:
     store: Place | None = field(default=None, repr=False)  # it may hold a password; see `without_password`
     """Trace store: a path, ``sqlite:///path`` or ``postgresql://user@host/database``."""
     content: Truth = True
-    """Whether prompts, arguments and results are kept on spans."""
+    """False keeps prompts, arguments and results off spans."""
     endpoint: Url | None = None
     """Base URL of an endpoint of ``lgov serve``, to which the model calls of the program go."""
     timeout_s: Seconds = 2.0
@@ -121,11 +121,11 @@ def load_settings(
     return Settings(**values, origins=MappingProxyType(origins))
 
 
-def without_password(place: str) -> str:
+def without_password(address: str) -> str:
     """A store's place for printing: an address without its password, or only its scheme when it cannot be parsed."""
-    scheme, separator, rest = place.partition("://")
+    scheme, separator, rest = address.partition("://")
     if not separator or scheme in ("sqlite", "memory"):
-        return place
+        return address
     host = r"(?:\[[^\]@/?]*\]|[^:@/?,\[\]]*)(?::\d*)?"
     plain = re.fullmatch(rf"(?:([^:@/?]*)(:[^@/?]*)?@)?({host}(?:,{host})*(?:/[^@?]*)?)(\?.*)?", rest)
     if plain is None:
@@ -166,10 +166,10 @@ def _from_file(folder: Path) -> _Values:
 
 def _settings_file(folder: Path) -> tuple[Path, Mapping[str, Any], str] | None:
     """The nearest settings file from ``folder`` upwards: its path, its table and its text."""
-    for place in (folder, *folder.parents):
-        if (path := place / "lgov.toml").is_file():
+    for parent in (folder, *folder.parents):
+        if (path := parent / "lgov.toml").is_file():
             return path, *_parse(path)
-        if (path := place / "pyproject.toml").is_file():
+        if (path := parent / "pyproject.toml").is_file():
             document, text = _parse(path)
             tools = document.get("tool", {})
             table = tools.get("lgov") if isinstance(tools, dict) else None
@@ -177,7 +177,7 @@ def _settings_file(folder: Path) -> tuple[Path, Mapping[str, Any], str] | None:
                 return path, table, text
             if table is not None:
                 raise SettingsError(f"{path}: tool.lgov is not a table", hint="write [tool.lgov]")
-        if (place / ".git").exists():
+        if (parent / ".git").exists():
             return None
     return None
 
@@ -232,8 +232,8 @@ def _from_flags(flags: Mapping[str, object]) -> _Values:
     return _read({name: value for name, value in values.items() if value is not None}, origins)
 
 
-def _unknown(name: str, how: str, known: Mapping[str, object]) -> SettingsError:
-    hint = suggest_name(name, known, f"the settings are {', '.join(sorted(known))}")
+def _unknown(name: str, how: str, names: Mapping[str, object]) -> SettingsError:
+    hint = suggest_name(name, names, f"the settings are {', '.join(sorted(names))}")
     return SettingsError(f"there is no setting {name} ({how})", hint=hint)
 
 

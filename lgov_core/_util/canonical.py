@@ -49,12 +49,12 @@ def plain_json(value: Any, depth: int = 0) -> Any:
             raise NotCanonical(f"it holds {value!r}")
         return float(value)
     if isinstance(value, Mapping):
-        found: dict[str, Any] = {}
+        items: dict[str, Any] = {}
         for key, item in value.items():
             if not isinstance(key, str):
                 raise NotCanonical(f"it holds the key {key!r}, which is not text")
-            found[str.__str__(key)] = plain_json(item, depth + 1)
-        return found
+            items[str.__str__(key)] = plain_json(item, depth + 1)
+        return items
     if isinstance(value, list | tuple):
         return [plain_json(item, depth + 1) for item in value]
     raise NotCanonical(f"it holds {type(value).__name__}, which JSON has no form for")

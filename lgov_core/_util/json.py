@@ -15,10 +15,10 @@ def json_object(text: Any) -> dict[str, Any] | None:
     Raises RecursionError for text that is nested too deeply.
     """
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, TypeError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def json_text(value: Any) -> str:

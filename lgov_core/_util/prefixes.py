@@ -42,8 +42,8 @@ class PrefixIndex(Generic[S]):
 
     def neighbours(self, sequence: S) -> list[int]:
         """At most two numbers, among them one of a sequence that has most in common with the beginning of ``sequence``."""
-        place = bisect_left(self._entries, (sequence, -1))
-        return [number for _, number in self._entries[max(0, place - 1) : place + 1]]
+        index = bisect_left(self._entries, (sequence, -1))
+        return [number for _, number in self._entries[max(0, index - 1) : index + 1]]
 
     def take_longest(self, sequence: S) -> int | None:
         """Removes the longest sequence that ``sequence`` begins with, of equal ones that of the greatest number.
@@ -51,11 +51,11 @@ class PrefixIndex(Generic[S]):
         Returns its number, or None.
         """
         beginning: Any = sequence
-        while place := bisect_right(self._entries, (beginning, math.inf)):
-            candidate, number = self._entries[place - 1]
+        while index := bisect_right(self._entries, (beginning, math.inf)):
+            candidate, number = self._entries[index - 1]
             common = common_prefix(candidate, sequence)
             if common == len(candidate):
-                del self._entries[place - 1]
+                del self._entries[index - 1]
                 return number
             beginning = sequence[:common]  # what sequence begins with sorts at or before its place
         return None

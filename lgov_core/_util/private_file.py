@@ -1,4 +1,4 @@
-"""Whether a file with a secret is kept from other users."""
+"""Checks that a file with a secret is kept from other users."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 
 def open_to_others(path: str | os.PathLike[str]) -> bool:
-    """Whether users besides the one who runs this process may use the file. Raises `OSError`; on Windows it is never true.
+    """True if users besides the one who runs this process may use the file. Raises `OSError`; on Windows it is never true.
 
     The group of a file that belongs to another user may read it: so a process without root reads a secret that Kubernetes
     or Docker mounts for it.
     """
     if os.name != "posix":
         return False
-    found = Path(path).stat()
-    group = stat.S_IRWXG if found.st_uid == os.geteuid() else stat.S_IWGRP | stat.S_IXGRP
-    return bool(found.st_mode & (group | stat.S_IRWXO))
+    status = Path(path).stat()
+    group = stat.S_IRWXG if status.st_uid == os.geteuid() else stat.S_IWGRP | stat.S_IXGRP
+    return bool(status.st_mode & (group | stat.S_IRWXO))

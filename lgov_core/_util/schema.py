@@ -53,11 +53,11 @@ def _path(raw: Any, base: Path | None) -> Path:
 
 def _mistake(message: str, schema: Any) -> Mistake:
     where = _WHERE.search(message)
-    said = message[: where.start()] if where else message
+    problem = message[: where.start()] if where else message
     path = tuple(name or int(index) for name, index in _STEP.findall(where[1])) if where else ()
-    if unknown := _UNKNOWN.match(said):
+    if unknown := _UNKNOWN.match(problem):
         return Mistake(path, "one of the names that are known here", unknown[1])
-    return Mistake(path, _description(schema, path) or said.removeprefix("Expected ").replace("`", ""))
+    return Mistake(path, _description(schema, path) or problem.removeprefix("Expected ").replace("`", ""))
 
 
 def _description(schema: Any, path: tuple[str | int, ...]) -> str | None:

@@ -45,7 +45,7 @@ BESIDE: Final = ("-wal", "-shm", "-journal")
 
 
 def is_database(path: Path) -> bool:
-    """Whether ``path`` is a SQLite database or one of the files beside it, so that nothing must be written over it.
+    """True if ``path`` is a SQLite database or one of the files beside it, so that nothing must be written over it.
 
     One that is in use is recognised by the files beside it and not opened: closing any descriptor of a file drops the
     locks that this process holds on it.
@@ -108,7 +108,7 @@ def open_in_memory(kind: FileKind) -> sqlite3.Connection:
 
 
 def is_blank(path: Path) -> bool:
-    """Whether nothing was ever committed to the file at ``path``: it is empty, or has lost the log that held everything.
+    """True if nothing was ever committed to the file at ``path``: it is empty, or has lost the log that held everything.
 
     For those who only look: `open_sqlite` would make a new database of such a file. Reads only; False for what cannot
     be read.
@@ -211,10 +211,10 @@ def _version(kind: FileKind, path: Path, connection: sqlite3.Connection) -> int:
 def require_same_file(kind: FileKind, path: str | os.PathLike[str], expected: tuple[int, int]) -> None:
     """Raises ``kind.error`` unless ``path`` names the file it named before: rows written to a moved file are lost."""
     try:
-        found = file_identity(path)
+        identity = file_identity(path)
     except OSError:
-        found = None
-    if found != expected:
+        identity = None
+    if identity != expected:
         raise kind.error(
             f"{kind.what} {path} is no longer the file that was opened",
             hint="it was moved, deleted or replaced; put it back, or start over with a new file",
@@ -228,7 +228,7 @@ def file_identity(path: str | os.PathLike[str]) -> tuple[int, int]:
 
 
 def is_busy(error: BaseException) -> bool:
-    """Whether ``error`` is that the file is locked."""
+    """True if ``error`` says that the file is locked."""
     return _primary_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 

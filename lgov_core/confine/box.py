@@ -73,14 +73,14 @@ def start(plan: Plan, *, strict: bool, ports: Iterable[int]) -> Box | Inside:
         return _in_child(lambda: _keep(there, plan, Layers(strict), list(ports)), there)
     there.close()
     text, handles, _, _ = socket.recv_fds(here, 1 << 16, 64)
-    said: dict[str, Any] = json.loads(text) if text else {"message": "the box ended before it was made", "hint": None}
-    if "held" in said:
-        refused = handles.pop() if said["observed"] else None
+    answer: dict[str, Any] = json.loads(text) if text else {"message": "the box ended before it was made", "hint": None}
+    if "held" in answer:
+        refused = handles.pop() if answer["observed"] else None
         listeners = [socket.socket(fileno=handle) for handle in handles]
-        return Box(pid, here, Layers(strict, said["held"], said["missing"]), listeners, refused)
+        return Box(pid, here, Layers(strict, answer["held"], answer["missing"]), listeners, refused)
     here.close()
     os.waitpid(pid, 0)
-    raise InstrumentationError(said["message"], hint=said["hint"])
+    raise InstrumentationError(answer["message"], hint=answer["hint"])
 
 
 def _in_child(work: Callable[[], int | Inside], channel: socket.socket) -> Inside:
@@ -94,10 +94,10 @@ def _in_child(work: Callable[[], int | Inside], channel: socket.socket) -> Insid
             return result
         os._exit(result)
     except BaseException as error:  # noqa: BLE001 - a fork must not return into its parent's code
-        known = isinstance(error, InstrumentationError)
-        message = error.message if known else f"confinement: {type(error).__name__}: {error}"
+        is_ours = isinstance(error, InstrumentationError)
+        message = error.message if is_ours else f"confinement: {type(error).__name__}: {error}"
         with suppress(OSError):
-            channel.send(json.dumps({"message": message, "hint": error.hint if known else None}).encode())
+            channel.send(json.dumps({"message": message, "hint": error.hint if is_ours else None}).encode())
     os._exit(_NOT_MADE)
 
 
@@ -130,9 +130,9 @@ def _first(channel: socket.socket, plan: Plan, layers: Layers, ports: list[int])
             hint="keep them where no rule of confine reaches: --audit and store: with paths outside",
         )
     refused = lock_down(plan, layers, [*numbers, *plan.forwards])
-    said = {"held": layers.held, "missing": layers.missing, "observed": refused is not None}
+    answer = {"held": layers.held, "missing": layers.missing, "observed": refused is not None}
     handles = [*(listener.detach() for listener in listeners), *([] if refused is None else [refused])]
-    socket.send_fds(channel, [json.dumps(said).encode()], handles)
+    socket.send_fds(channel, [json.dumps(answer).encode()], handles)
     for handle in handles:
         os.close(handle)
     if channel.recv(2) != b"go":

@@ -61,10 +61,10 @@ def receive(connection: socket.socket) -> dict[str, Any]:
 def _exactly(connection: socket.socket, length: int) -> bytes:
     data = bytearray()
     while len(data) < length:
-        part = connection.recv(length - len(data))
-        if not part:
+        piece = connection.recv(length - len(data))
+        if not piece:
             raise ConnectionError("the connection ended")
-        data += part
+        data += piece
     return bytes(data)
 
 
@@ -87,7 +87,9 @@ class BoxBroker:
         self._answers: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "append": self._append,
             "ask": self._ask,
-            "trace": lambda message: {"connections": [astuple(one) for one in self._attempts.take_untraced()]},
+            "trace": lambda message: {
+                "connections": [astuple(connection) for connection in self._attempts.take_untraced()]
+            },
             "give_back": lambda message: self._about_request(message, ApprovalRequests.give_back),
             "withdraw": lambda message: self._about_request(message, ApprovalRequests.withdraw),
         }
@@ -135,14 +137,14 @@ class BoxBroker:
         content: dict[str, Any] = message["content"]
         requests = self._approvals[message["store"]]
         # The digest is taken here: a person must approve what is shown.
-        found = requests.ask(
+        request = requests.ask(
             content,
             fingerprint(content),
             expires_s=float(message["expires_s"]),
             rollout_id=None if message.get("rollout_id") is None else str(message["rollout_id"]),
             waits_s=float(message.get("waits_s", 0)),
         )
-        return {"request": None} if found is None else {"request": asdict(found[0]), "new": found[1]}
+        return {"request": None} if request is None else {"request": asdict(request[0]), "new": request[1]}
 
     def _about_request(
         self, message: dict[str, Any], change: Callable[[ApprovalRequests, str], None]
@@ -152,17 +154,17 @@ class BoxBroker:
 
 
 def _claims_to_be_the_box(fields: Mapping[str, Any]) -> bool:
-    """Whether a name in ``fields`` reads as that of the box's own policy: in other letters, or with what is not shown."""
+    """True if a name in ``fields`` reads as that of the box's own policy: in other letters, or with invisible ones."""
     parts: list[dict[str, Any]] = fields.get("parts") or []
     named = (*(fields.get(key) for key in ("policy", "framework", "point")), *(part["policy"] for part in parts))
     plain = (filter(str.isalnum, unicodedata.normalize("NFKC", str(name)).casefold()) for name in named)
     return any("".join(letters) == POLICY for letters in plain)
 
 
-def _payload(given: Any) -> Payload | None:
-    if given is None:
+def _payload(value: Any) -> Payload | None:
+    if value is None:
         return None
-    stored, size = given
+    stored, size = value
     if not isinstance(stored, str) or not isinstance(size, int) or len(stored) > PAYLOAD_LIMIT:
         raise AuditError("the texts of this entry are not as a governed process sends them")
     json.loads(stored)
@@ -240,14 +242,18 @@ class BrokeredLog(EntryWriter):
     def connections(self, rollout_id: str, attempt: int, *, content: bool = True) -> list[Span]:
         """Spans of the connections that the box asked for since the last call; none when the broker does not answer."""
         try:
-            asked = [Connection(*one) for one in self._broker.ask({"do": "trace"})["connections"]]
+            connections = [Connection(*connection) for connection in self._broker.ask({"do": "trace"})["connections"]]
         except (OSError, ValueError):
             return []  # they are on record
         return [
             replace(span, attributes={**span.attributes, SERVER_ADDRESS: host, SERVER_PORT: int(port)})
-            for one in asked
-            for host, _, port in [one.place.rpartition(":")]
-            for span in [decision_span(ObservedDecision(*one.decided(rollout_id, attempt), one.at), content=content)]
+            for connection in connections
+            for host, _, port in [connection.place.rpartition(":")]
+            for span in [
+                decision_span(
+                    ObservedDecision(*connection.decided(rollout_id, attempt), connection.at), content=content
+                )
+            ]
         ]
 
     def close(self) -> None:
@@ -283,10 +289,10 @@ class BrokeredRequests(ApprovalRequests):
         request = answer.get("request")
         if request is None:
             return None
-        found = ApprovalRequest(**request)
-        if found.digest != digest:
+        approval = ApprovalRequest(**request)
+        if approval.digest != digest:
             raise PolicyError("the broker answered about another call")
-        return found, bool(answer["new"])
+        return approval, bool(answer["new"])
 
     def give_back(self, request_id: str) -> None:
         """See `ApprovalRequests.give_back`."""

@@ -33,12 +33,12 @@ class Layers:
     def put(self, name: str, apply: Callable[[], T]) -> T | None:
         """Applies a layer; returns what ``apply`` does. Raises `InstrumentationError` as `without` does."""
         try:
-            made = apply()
+            result = apply()
         except OSError as error:
             self.without(name, str(error))
             return None
         self.held[name] = ""
-        return made
+        return result
 
     def without(self, name: str, why: str) -> None:
         """Goes on without a layer, or a part of one. Raises `InstrumentationError` when the box is strict."""
@@ -55,8 +55,8 @@ def lock_down(plan: Plan, layers: Layers, ports: list[int]) -> int | None:
     layers.put("capabilities", privileges.drop_capabilities)
     apart, rooted = "namespaces" in layers.held, "root" in layers.held
     # Without a root of the box's own, what would lie at a private folder's place there is the user's.
-    shown = {path: mount for path, mount in plan.mounts.items() if rooted or mount.source == path}
-    rights = {path: landlock.WRITE if mount.writable else landlock.READ for path, mount in shown.items()}
+    mounts = {path: mount for path, mount in plan.mounts.items() if rooted or mount.source == path}
+    rights = {path: landlock.WRITE if mount.writable else landlock.READ for path, mount in mounts.items()}
     rights |= {f"/dev/{name}": landlock.DEVICE for name in root.DEVICES} | {"/proc": landlock.READ}
     if rooted:
         rights |= {"/": landlock.READ_DIR, "/dev/pts": landlock.WRITE | landlock.IOCTL_DEV, "/dev/shm": landlock.WRITE}

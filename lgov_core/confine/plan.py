@@ -38,7 +38,7 @@ class Found(NamedTuple):
 
 def search(rules: ConfineRules) -> Found:
     """Searches the folders that ``rules`` show, without following symbolic links."""
-    found = Found([], [])
+    sensitive = Found([], [])
     globs = name_globs(rules)
     roots = {os.path.realpath(path): False for path in rules.read}
     roots |= {os.path.realpath(path): True for path in rules.write}
@@ -47,33 +47,33 @@ def search(rules: ConfineRules) -> Found:
         entries: list[os.DirEntry[str]] = []
         with suppress(OSError), os.scandir(folder) as opened:  # a file, or a folder that cannot be read
             entries = list(opened)
-        found.hidden.extend(entry.path for entry in entries if matches(entry.path, globs) or _is_socket(entry))
+        sensitive.hidden.extend(entry.path for entry in entries if matches(entry.path, globs) or _is_socket(entry))
         if writable:
-            found.orders.extend(_orders(folder, {entry.name for entry in entries}))
+            sensitive.orders.extend(_orders(folder, {entry.name for entry in entries}))
         if os.path.basename(folder) not in _NOT_SEARCHED:
             waiting += [(entry.path, writable) for entry in entries if entry.is_dir(follow_symlinks=False)]
     active = os.path.realpath(os.environ.get("VIRTUAL_ENV") or "/")
     if any(writable and active.startswith(f"{root}/") for root, writable in roots.items()):
-        found.orders.append(active)
-    return found
+        sensitive.orders.append(active)
+    return sensitive
 
 
 def name_globs(rules: ConfineRules) -> list[str]:
-    """What ``hide`` has of names and globs, in lower case."""
-    return [one.lower() for one in rules.hide if not os.path.isabs(one)]
+    """The names and globs in ``hide``, in lower case."""
+    return [name.lower() for name in rules.hide if not os.path.isabs(name)]
 
 
 def matches(path: str, globs: Iterable[str]) -> bool:
-    """Whether one of ``globs`` matches the name of ``path``, or, if it has a slash, that of its folder too."""
+    """True if one of ``globs`` matches the name of ``path``, or, if it has a slash, that of its folder too."""
     *_, folder, name = f"/{path}".lower().split("/")
     return any(fnmatchcase(f"{folder}/{name}" if "/" in glob else name, glob) for glob in globs)
 
 
 def _orders(folder: str, names: set[str]) -> list[str]:
-    found = [f"{folder}/{name}" for name in (".git", ".gitmodules") if name in names]
+    files = [f"{folder}/{name}" for name in (".git", ".gitmodules") if name in names]
     if os.path.basename(folder) == ".git" or names >= _OF_GIT:
-        found += [folder, *(f"{folder}/{name}" for name in ("config", "hooks") if name in names)]
-    return [*found, folder] if "pyvenv.cfg" in names else found
+        files += [folder, *(f"{folder}/{name}" for name in ("config", "hooks") if name in names)]
+    return [*files, folder] if "pyvenv.cfg" in names else files
 
 
 def _is_socket(entry: os.DirEntry[str]) -> bool:
@@ -129,12 +129,12 @@ class Plan:
     forwards: tuple[int, ...] = ()
 
     def access(self, path: str) -> tuple[str, str]:
-        """What the box lets be done with ``path`` (write, read, hidden or not there), and what decides it."""
+        """The access that the box gives to ``path`` (write, read, hidden or not there), and the rule that decides it."""
         real = os.path.realpath(path)
         for hidden in self.hidden:
             if _within(real, hidden):
                 return "hidden", f"{hidden} is hidden"
-        holders = [place for place in self.mounts if _within(real, place)]
+        holders = [mount_point for mount_point in self.mounts if _within(real, mount_point)]
         if not holders:
             return "not there", "no rule shows it"
         mount = self.mounts[holders[-1]]
@@ -162,8 +162,8 @@ def make_plan(
     itself, unless what may be written is the program's ``own``, which no program outside uses. Raises `InstrumentationError`
     where a rule names what is not there or, with ``checked``, the program could not run.
     """
-    found = Found([], []) if own else search(rules)
-    modes = {path: False for path in (*SYSTEM, *_interpreter(), *found.orders) if os.path.exists(path)}
+    sensitive = Found([], []) if own else search(rules)
+    modes = {path: False for path in (*SYSTEM, *_interpreter(), *sensitive.orders) if os.path.exists(path)}
     for path in (one for one in rules.read if os.path.exists(one)):
         modes[path] = False
     for path in rules.write:
@@ -173,17 +173,17 @@ def make_plan(
     protected = () if policy is None else (*_SETTINGS, policy.source.path)
     kept_apart = (str(audit), *apart, *filter(None, policy.approval_stores() if policy else ()))
     modes.update({os.path.abspath(path): False for path in protected if os.path.exists(path)})
-    _refuse_links((*rules.read, *rules.write, *found.orders, *map(os.path.abspath, protected)), rules.write)
+    _refuse_links((*rules.read, *rules.write, *sensitive.orders, *map(os.path.abspath, protected)), rules.write)
     links: dict[str, str] = {}
     real = {_real(path, links): writable for path, writable in modes.items()}
     kept_out = tuple(_kept_out(kept_apart, rules, real))
-    hidden = tuple(sorted({*_hidden(rules, found.hidden, real), *kept_out}))
+    hidden = tuple(sorted({*_hidden(rules, sensitive.hidden, real), *kept_out}))
     for path in (*(one for one, writable in real.items() if not writable), *hidden):
         real.update(dict.fromkeys(_between(path, real), True))
     mounts = {path: Mount(path, writable) for path, writable in real.items()}
-    for place, folder in (("/tmp", "tmp"), (os.path.realpath(os.path.expanduser("~")), "home")):
-        if place != "/" and not any(_within(place, one) for one in real):
-            mounts[place] = Mount(f"{private}/{folder}", True)
+    for mount_point, folder in (("/tmp", "tmp"), (os.path.realpath(os.path.expanduser("~")), "home")):
+        if mount_point != "/" and not any(_within(mount_point, one) for one in real):
+            mounts[mount_point] = Mount(f"{private}/{folder}", True)
     folder = os.path.realpath(os.getcwd())
     plan = Plan(rules, folder, private, dict(sorted(mounts.items())), links, hidden, kept_out, tuple(forwards))
     for what, needed in (("the working folder", plan.folder), ("the program", program)):
@@ -212,7 +212,7 @@ def _real(path: str, links: dict[str, str]) -> str:
     for _ in range(40):
         parts = Path(path).parts
         above = (os.path.join(*parts[:length]) for length in range(2, len(parts) + 1))
-        link = next((one for one in above if os.path.islink(one)), None)
+        link = next((parent for parent in above if os.path.islink(parent)), None)
         if link is None:
             return path
         target = os.path.normpath(os.path.join(os.path.dirname(link), os.readlink(link)))
@@ -225,7 +225,7 @@ def _refuse_links(paths: Iterable[str], writable: Iterable[str]) -> None:
     """Raises for a path that leads out of the writable folders by a link inside of them: code in a box may have made it."""
     places = [os.path.realpath(one) for one in writable]
     links: dict[str, dict[str, str]] = {path: {} for path in (*writable, *paths)}
-    real = {path: _real(path, found) for path, found in links.items()}
+    real = {path: _real(path, targets) for path, targets in links.items()}
     inside = {path: link for path in links for link in links[path] if any(_within(link, place) for place in places)}
     trusted = [real[path] for path in writable if path not in inside]
     for path, link in inside.items():
@@ -236,22 +236,22 @@ def _refuse_links(paths: Iterable[str], writable: Iterable[str]) -> None:
             )
 
 
-def _hidden(rules: ConfineRules, found: Iterable[str], real: Mapping[str, bool]) -> Iterator[str]:
+def _hidden(rules: ConfineRules, sensitive: Iterable[str], real: Mapping[str, bool]) -> Iterator[str]:
     """Real paths of what ``hide`` names, and of what was ``found``, as far as the box would show them."""
     globs = name_globs(rules)
-    paths = [*found, *(one for one in rules.hide if os.path.isabs(one) and os.path.exists(one))]
+    paths = [*sensitive, *(one for one in rules.hide if os.path.isabs(one) and os.path.exists(one))]
     for folder in {path for path in sys.path if os.path.isdir(path) and not path.endswith("site-packages")}:
         with suppress(OSError):  # one that cannot be read shows nothing
             paths += [os.path.join(folder, name) for name in os.listdir(folder) if matches(f"{folder}/{name}", globs)]
     for path in map(os.path.realpath, paths):
-        if path not in real and any(_within(path, place) for place in real):
+        if path not in real and any(_within(path, shown_path) for shown_path in real):
             yield path
 
 
 def _kept_out(files: Iterable[str], rules: ConfineRules, real: Mapping[str, bool]) -> Iterator[str]:
     """The folders of ``files`` that the box would show, to be hidden."""
-    for folder in {os.path.dirname(os.path.realpath(one)) for one in files}:
-        if any(_within(folder, place) for place in real):
+    for folder in {os.path.dirname(os.path.realpath(file)) for file in files}:
+        if any(_within(folder, shown_path) for shown_path in real):
             if any(_within(os.path.realpath(path), folder) for path in (*rules.read, *rules.write, os.getcwd())):
                 raise InstrumentationError(
                     f"the record, its key and heads, and the approvals must be outside the box, and it shows {folder}",

@@ -1,4 +1,4 @@
-"""What a process gives up for good: capabilities, gaining privileges by running a program, and resources."""
+"""Gives up for good, in a process: capabilities, gaining privileges by running a program, and resources."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def model_endpoints(endpoint: str | None) -> list[tuple[str, str | None]]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether ``host`` is this machine itself."""
+    """True if ``host`` is this machine itself."""
     return host in ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -132,12 +132,12 @@ class Attempts:
         Code in the box wrote ``place``, and it is shown on a terminal: what is not printable is escaped.
         """
         place, why = _printable(place), _printable(why)
-        asked = Connection(place, rule, why)
-        asked = replace(asked, entry_id=self.log.commit(*asked.decided(self.rollout_id)))
+        connection = Connection(place, rule, why)
+        connection = replace(connection, entry_id=self.log.commit(*connection.decided(self.rollout_id)))
         counts = self.denied if rule is None else self.allowed
         with self._lock:
             if len(self.untraced) < MAX_UNTRACED:
-                self.untraced.append(asked)
+                self.untraced.append(connection)
             counts[place if place in counts or len(counts) < MAX_PLACES else "others"] += 1
 
     def take_untraced(self) -> list[Connection]:
@@ -245,16 +245,16 @@ class Proxy:
                 403, f"{place} may not be reached from the box; confine: connect in the policy file names what may"
             )
         try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, ValueError) as error:
             self._attempts.commit(place, None, f"the name is not known: {error}")
             raise Refused(502, f"{place}: {error}") from error
-        for _, _, _, _, address in found:
+        for _, _, _, _, address in addresses:
             if why := closed_address(host, rule, str(address[0])):
                 self._attempts.commit(place, None, f"its address {address[0]} is {why}")
                 raise Refused(403, f"{place} is at {address[0]}, which is {why}; name the host itself to allow it")
         self._attempts.commit(place, rule, f"{self._reach.places[rule]} allows it")
-        for family, kind, protocol, _, address in found:
+        for family, kind, protocol, _, address in addresses:
             server = socket.socket(family, kind, protocol)
             server.settimeout(HEAD_TIMEOUT_S)
             try:
@@ -269,10 +269,10 @@ class Proxy:
 def _read_head(client: socket.socket) -> tuple[bytes, bytes]:
     data = b""
     while b"\r\n\r\n" not in data:
-        part = client.recv(4096)
-        if not part or len(data) > MAX_HEAD:
+        piece = client.recv(4096)
+        if not piece or len(data) > MAX_HEAD:
             raise Refused(400, "the head of the request is not whole")
-        data += part
+        data += piece
     head, _, rest = data.partition(b"\r\n\r\n")
     return head, rest
 

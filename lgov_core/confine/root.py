@@ -41,11 +41,11 @@ class PrivateFolder:
 def make_private_folder() -> PrivateFolder:
     """A new folder for one box. Removes those that processes of this user left behind when they were killed."""
     _remove_left_behind()
-    made = tempfile.mkdtemp(prefix=f"new-{_PREFIX}")
-    lock = os.open(f"{made}/{_LOCK}", os.O_CREAT | os.O_RDWR, 0o600)
+    folder = tempfile.mkdtemp(prefix=f"new-{_PREFIX}")
+    lock = os.open(f"{folder}/{_LOCK}", os.O_CREAT | os.O_RDWR, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    path = Path(made).with_name(Path(made).name.removeprefix("new-"))
-    os.rename(made, path)  # last, so that it is never seen without its lock
+    path = Path(folder).with_name(Path(folder).name.removeprefix("new-"))
+    os.rename(folder, path)  # last, so that it is never seen without its lock
     return PrivateFolder(path, lock)
 
 

@@ -74,7 +74,10 @@ def _libc() -> Any:
 def call(name: str, *arguments: int | bytes | ctypes.Array[Any] | None, about: str = "") -> int:
     """Makes the system call ``name``. Raises `OSError` that names it, and ``about``."""
     number = NUMBERS[name][machine()[1]]
-    values = [one if one is None or not isinstance(one, int) else ctypes.c_long(one) for one in arguments]
+    values = [
+        argument if argument is None or not isinstance(argument, int) else ctypes.c_long(argument)
+        for argument in arguments
+    ]
     result: int = _libc().syscall(ctypes.c_long(number or -1), *values)
     if result < 0:
         code = ctypes.get_errno()

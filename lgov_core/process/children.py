@@ -54,7 +54,7 @@ _START_EVENTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.exec", "os.
 
 @dataclass(slots=True)
 class ChildReports:
-    """What the governed processes reported: the programs that they started, and how many of these were governed or not.
+    """The reports of the governed processes: the programs that they started, and how many of these were governed or not.
 
     ``others`` of those started are not Python. ``multiprocessing`` counts governed children that it started, which no event
     announces.
@@ -83,7 +83,7 @@ def read_reports(path: Path) -> ChildReports:
     Python that was started is governed when it said itself that it began. A shell whose text names Python counts as such,
     and is governed only when it has replaced itself by a Python that says so.
     """
-    found = ChildReports()
+    reports = ChildReports()
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
         path.unlink()
@@ -94,33 +94,33 @@ def read_reports(path: Path) -> ChildReports:
     began: list[tuple[int, int]] = []
     for line in lines:
         try:
-            said: dict[str, Any] = json.loads(line)
+            line_values: dict[str, Any] = json.loads(line)
         except ValueError:
             continue  # a child was killed while it wrote
-        if "started" in said:
-            pid, python = said["pid"], said["python"]
+        if "started" in line_values:
+            pid, python = line_values["pid"], line_values["python"]
             if pid not in replaced:  # to replace itself it may try several folders
-                found.started[said["started"]] += 1
-                found.others[said["started"]] += not python
-            if said["exec"]:
+                reports.started[line_values["started"]] += 1
+                reports.others[line_values["started"]] += not python
+            if line_values["exec"]:
                 replaced[pid] = python
             elif python:
                 waiting[pid] += 1
-        elif "began" in said:
-            found.governed += 1
-            if said["began"] == "multiprocessing":
-                found.multiprocessing += 1
-            elif said["pid"] in replaced:
-                del replaced[said["pid"]]
+        elif "began" in line_values:
+            reports.governed += 1
+            if line_values["began"] == "multiprocessing":
+                reports.multiprocessing += 1
+            elif line_values["pid"] in replaced:
+                del replaced[line_values["pid"]]
             else:
-                began.append((said["pid"], said["parent"]))
-        for framework, point, effect, count in said.get("judged", ()):
-            found.judged[framework, point, effect] += count
-        found.blocked += [Blocked(**one) for one in said.get("blocked", ())]
-        found.problems += said.get("problems", [])
+                began.append((line_values["pid"], line_values["parent"]))
+        for framework, point, effect, count in line_values.get("judged", ()):
+            reports.judged[framework, point, effect] += count
+        reports.blocked += [Blocked(**kind) for kind in line_values.get("blocked", ())]
+        reports.problems += line_values.get("problems", [])
     waiting.subtract(parent for _, parent in began if parent in waiting)
-    found.ungoverned = sum(count for count in waiting.values() if count > 0) + sum(replaced.values())
-    return found
+    reports.ungoverned = sum(count for count in waiting.values() if count > 0) + sum(replaced.values())
+    return reports
 
 
 def watch_children(reports: Path, replacing: Callable[[str], object] = lambda name: None) -> None:
@@ -142,7 +142,7 @@ def watch_children(reports: Path, replacing: Callable[[str], object] = lambda na
 
 
 def _is_not_the_programs() -> bool:
-    """Whether Python's own ``platform`` starts a program (it asks ``uname`` which machine this is), or lgov a notice."""
+    """True if Python's own ``platform`` starts a program (it asks ``uname`` which machine this is), or lgov a notice."""
     frame = sys._getframe(2)
     while frame is not None:
         if frame.f_code.co_filename in _STARTERS:
@@ -152,17 +152,17 @@ def _is_not_the_programs() -> bool:
 
 
 def _is_repeated(event: str) -> bool:
-    """Whether ``subprocess`` starts by posix_spawn (from Python 3.13 on) what it has announced already."""
+    """True if ``subprocess`` starts by posix_spawn (from Python 3.13 on) what it has announced already."""
     return event == "os.posix_spawn" and sys._getframe(2).f_code.co_filename == subprocess.__file__
 
 
 def _names_python(event: str, arguments: tuple[Any, ...]) -> bool:
-    """Whether a word of what is started is a Python interpreter or a script for one, also in the text for a shell."""
-    given = arguments[:2] if event == "subprocess.Popen" else arguments  # the rest is its folder and environment
-    listed = [list(one) if isinstance(one, list | tuple) else [one] for one in given]
+    """True if a word of what is started is a Python interpreter or a script for one, also in the text for a shell."""
+    relevant = arguments[:2] if event == "subprocess.Popen" else arguments  # the rest is its folder and environment
+    listed = [list(argument) if isinstance(argument, list | tuple) else [argument] for argument in relevant]
     words: list[str] = []
-    for part in listed:
-        texts = [os.fsdecode(one) for one in part if isinstance(one, str | bytes | os.PathLike)]
+    for words_of_one in listed:
+        texts = [os.fsdecode(argument) for argument in words_of_one if isinstance(argument, str | bytes | os.PathLike)]
         for before, text in zip(["", *texts], texts, strict=False):
             in_shell = event == "os.system" or (before.startswith("-") and before.endswith("c"))
             words += _WORDS_END.split(text) if in_shell else [text]
@@ -182,7 +182,9 @@ def _is_python_script(word: str) -> bool:
 
 
 def _program_name(event: str, arguments: tuple[Any, ...]) -> str:
-    named = next((one for one in arguments if isinstance(one, (str, bytes, os.PathLike)) and one), None)
+    named = next(
+        (argument for argument in arguments if isinstance(argument, (str, bytes, os.PathLike)) and argument), None
+    )
     if named is None:
         return event
     text = os.fsdecode(named)
@@ -255,6 +257,6 @@ class _Child:
 
 
 def _refuse(reason: str) -> NoReturn:
-    said = " ".join(" ".join(sys.orig_argv[:3]).split())  # the text after -c may have many lines
-    what = said if len(said) <= MAX_COMMAND else f"{said[:MAX_COMMAND]}…"
+    command = " ".join(" ".join(sys.orig_argv[:3]).split())  # the text after -c may have many lines
+    what = command if len(command) <= MAX_COMMAND else f"{command[:MAX_COMMAND]}…"
     end_process(lambda: say(f"stopped: {what}, started by a governed program: {reason}"))

@@ -147,9 +147,9 @@ def _run_outside(
         opened.callback(_close, log)
         stores = {store: _requests(store, rules) for store, rules in _stores(confined).items()}
         attempts = Attempts(log, options.rollout_id)
-        said = _fields(placed.layers, plan)
+        fields = _fields(placed.layers, plan)
         about = {"rollout_id": options.rollout_id, "policy": POLICY, "rule": "box", "reason": _summary(placed.layers)}
-        log.append("confinement", {**about, **said}, arguments=None, content={})
+        log.append("confinement", {**about, **fields}, arguments=None, content={})
         if placed.layers.missing:
             say(_summary(placed.layers))
         denials = Denials(log, options.rollout_id)
@@ -162,7 +162,7 @@ def _run_outside(
             proxy.forward(listener, port)
         placed.release()
         status = placed.wait()
-        _report(placed.layers, attempts, denials, said, status, options)
+        _report(placed.layers, attempts, denials, fields, status, options)
     return status
 
 
@@ -185,14 +185,14 @@ def _summary(layers: Layers) -> str:
 
 
 def _report(
-    layers: Layers, attempts: Attempts, denials: Denials, said: Mapping[str, Any], status: int, options: RunOptions
+    layers: Layers, attempts: Attempts, denials: Denials, fields: Mapping[str, Any], status: int, options: RunOptions
 ) -> None:
     """Writes what the box held and what was asked of it to standard error. Outside, where the program cannot change it."""
     connections = {"allowed": dict(attempts.allowed), "denied": dict(attempts.denied)}
     if options.as_json:
         write_error(
             json.dumps(
-                {"confinement": {**said, "connections": connections, "refused": denials.counts, "status": status}}
+                {"confinement": {**fields, "connections": connections, "refused": denials.counts, "status": status}}
             )
         )
         return
@@ -203,15 +203,15 @@ def _report(
     if denials.counts:
         say(f"{counted(denials.counts.total(), 'system call')} refused: {_places(denials.counts)}")
     if status > 128:
-        limits = [name for name in ("memory", "cpu", "file_size") if name in said["rules"]]
+        limits = [name for name in ("memory", "cpu", "file_size") if name in fields["rules"]]
         because = f"; the box limits {', '.join(limits)}" if limits else ""
         say(f"the program was ended by signal {status - 128}{because}")
 
 
 def _places(counts: Counter[str]) -> str:
-    shown = [f"{place} ({count})" for place, count in counts.most_common(MAX_PLACES)]
-    more = len(counts) - len(shown)
-    return ", ".join(shown) + (f" and {more} further places" if more else "")
+    named = [f"{place} ({count})" for place, count in counts.most_common(MAX_PLACES)]
+    more = len(counts) - len(named)
+    return ", ".join(named) + (f" and {more} further places" if more else "")
 
 
 #: The option by which a command in a box is given the address of its broker.
@@ -251,7 +251,7 @@ def command_in_box(
     Its status is that of Python, 78 where the box cannot be had. Without a policy file the preset (``workspace``) stands in
     the working folder. The record of ``governance`` is kept outside. ``endpoint`` is where its models are.
     """
-    given = {
+    options = {
         "before": list(before),
         "after": list(after),
         "governance": replace(governance, store=None).as_json(),  # a command line can be read by everyone
@@ -259,27 +259,28 @@ def command_in_box(
         "endpoint": endpoint,
     }
     # -P: the working folder is no place of modules here, from which a box would show it.
-    return [sys.executable, "-P", "-m", __name__, json.dumps(given)]
+    return [sys.executable, "-P", "-m", __name__, json.dumps(options)]
 
 
 def main() -> None:
     """Entry point of the command of `command_in_box`."""
-    given: Mapping[str, Any] = json.loads(sys.argv[1])
-    options = RunOptions(Governance.of_json(given["governance"]), endpoint=given["endpoint"])
+    arguments: Mapping[str, Any] = json.loads(sys.argv[1])
+    options = RunOptions(Governance.of_json(arguments["governance"]), endpoint=arguments["endpoint"])
     try:
-        placed = enter_box(options, preset=given["preset"])
+        placed = enter_box(options, preset=arguments["preset"])
     except Exception as error:  # noqa: BLE001 - as above
         sys.exit(_refuse(error, options))
     if isinstance(placed, int):
         sys.exit(placed)
     os.execv(
-        sys.executable, [sys.executable, *given["before"], f"{BROKER}={placed.governance.broker}", *given["after"]]
+        sys.executable,
+        [sys.executable, *arguments["before"], f"{BROKER}={placed.governance.broker}", *arguments["after"]],
     )
 
 
 def _refuse(error: Exception, options: RunOptions) -> int:
-    known = error if isinstance(error, LgovError) else InstrumentationError(f"{type(error).__name__}: {error}")
-    return refuse_run(known, options)
+    refusal = error if isinstance(error, LgovError) else InstrumentationError(f"{type(error).__name__}: {error}")
+    return refuse_run(refusal, options)
 
 
 if __name__ == "__main__":

@@ -29,11 +29,11 @@ def environment_variable(name: str, value: str) -> Generator[None]:
     finally:
         with _LOCK:
             before, values = _OPEN[name]
-            values[:] = [one for one in values if one[0] is not mine]
+            values[:] = [entry for entry in values if entry[0] is not mine]
             if not values:
                 del _OPEN[name]
-            left = values[-1][1] if values else before
-            if left is None:
+            value_now = values[-1][1] if values else before
+            if value_now is None:
                 os.environ.pop(name, None)
             else:
-                os.environ[name] = left
+                os.environ[name] = value_now

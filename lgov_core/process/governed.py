@@ -1,4 +1,4 @@
-"""What every governed process has: an open governor, the guard of its imports, a count of its decisions, and how it ends.
+"""The parts of every governed process: an open governor, the guard of its imports, a count of its decisions, and how it ends.
 
 ``lgov run``, the Python processes that its program starts, the pytest plugin and the OpenTelemetry entry point differ in
 when they open their `Governance`, and in what they do when it cannot be opened.
@@ -60,7 +60,7 @@ class Blocked:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What makes two of them the same."""
+        """Equal for kinds that are counted together."""
         return self.effect, self.point, self.name, self.policy, self.rule, self.approval
 
 
@@ -78,31 +78,31 @@ class BlockedActions:
         for part in decision.parts or (decision,):
             if part.approval and not part.blocks:
                 self._answered(part.approval)
-        found = decision if decision.blocks else decision.unenforced
-        if found is None or not found.blocks:
+        block = decision if decision.blocks else decision.unenforced
+        if block is None or not block.blocks:
             return
-        effect = found.effect.label if decision.blocks else f"would-{found.effect.label}"
+        effect = block.effect.label if decision.blocks else f"would-{block.effect.label}"
         approval = next((one.approval for one in decision.parts or (decision,) if one.approval and one.blocks), "")
-        what = (effect, action.point.value, action.name, found.policy, found.rule, found.reason)
+        what = (effect, action.point.value, action.name, block.policy, block.rule, block.reason)
         self.merge([Blocked(*what, decision.decision_id, approval)])
 
     def merge(self, others: Iterable[Blocked]) -> None:
         """Adds what another process blocked."""
-        for one in others:
-            known = self._kinds.get(one.key)
-            if known is not None:
-                known.count += one.count
-                known.reason, known.decision_id = one.reason, one.decision_id
+        for other in others:
+            kind = self._kinds.get(other.key)
+            if kind is not None:
+                kind.count += other.count
+                kind.reason, kind.decision_id = other.reason, other.decision_id
             elif len(self._kinds) < MAX_KINDS:
-                self._kinds[one.key] = one
+                self._kinds[other.key] = other
 
     def _answered(self, approval: str) -> None:
-        for key in [key for key, one in self._kinds.items() if one.approval == approval]:
+        for key in [key for key, kind in self._kinds.items() if kind.approval == approval]:
             self._kinds.pop(key, None)
 
     def as_json(self) -> list[dict[str, Any]]:
         """The kinds as JSON values."""
-        return [asdict(one) for one in self]
+        return [asdict(kind) for kind in self]
 
 
 _LOG = logging.getLogger("lgov.instrumentation")
@@ -253,9 +253,9 @@ class Tally:
             effect = f"would-{would.effect.label}" if would else decision.effect.label
             key = (action.framework or "", action.point.value, effect)
             if self.reports is not None and os.getpid() != self._pid:
-                one = BlockedActions()
-                one.add(action, decision)
-                append_report(self.reports, {"judged": [[*key, 1]], "blocked": one.as_json()})
+                actions = BlockedActions()
+                actions.add(action, decision)
+                append_report(self.reports, {"judged": [[*key, 1]], "blocked": actions.as_json()})
             else:
                 self.judged[key] += 1
                 self.blocked.add(action, decision)
@@ -342,7 +342,7 @@ def end_process(*last_words: Callable[[], object]) -> NoReturn:
         os._exit(CANNOT_GOVERN)
 
 
-def append_report(path: Path, said: Mapping[str, Any]) -> None:
+def append_report(path: Path, report: Mapping[str, Any]) -> None:
     """One line for the closing report, appended at once: several processes write to the file.
 
     Raises `OSError` when too many files are open: a program that opens all it may must not start others unseen.
@@ -354,7 +354,7 @@ def append_report(path: Path, said: Mapping[str, Any]) -> None:
             raise
         return  # the program has ended and taken its report with it; the record is what proves
     try:
-        os.write(handle, (json.dumps(said) + "\n").encode())
+        os.write(handle, (json.dumps(report) + "\n").encode())
     finally:
         os.close(handle)
 

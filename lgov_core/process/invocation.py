@@ -117,14 +117,14 @@ def _installed_command(command: Sequence[str]) -> Invocation | None:
         return None
     try:
         with open(path, "rb") as file:
-            found = _SHEBANG.match(file.read(4096))
+            shebang = _SHEBANG.match(file.read(4096))
     except OSError:
         return None
-    if found is None:
+    if shebang is None:
         return None
-    interpreter = found[1].decode(errors="replace")
+    interpreter = shebang[1].decode(errors="replace")
     if os.path.basename(interpreter) == "env":
-        interpreter = shutil.which((found[2] or b"").decode()) or ""
+        interpreter = shutil.which((shebang[2] or b"").decode()) or ""
     if _is_running_interpreter(interpreter):
         return Invocation(path, tuple(command[1:]), is_command=True)
     if "python" in os.path.basename(interpreter) and not command[0].endswith(".py"):

@@ -140,18 +140,16 @@ class RunReport:
 
 
 def blocked_lines(blocked: Sequence[Blocked], audit: str) -> list[str]:
-    """What was blocked, a line a kind, and how to answer what waits for approval. ``audit`` is the record that has the rest."""
+    """A line for each kind of blocked action, and how to answer what waits for approval. ``audit`` is the whole record."""
     lines: list[str] = []
-    for one in blocked[:MAX_BLOCKED]:
-        times = f" {one.count} times" if one.count > 1 else ""
-        where = "" if one.point == "pre_tool_call" else f" at {one.point}"
-        line = (
-            f"{_EFFECTS[one.effect]}{times}: {one.name}{where}, by {one.policy}/{one.rule}: {one.reason[:MAX_REASON]}"
-        )
+    for kind in blocked[:MAX_BLOCKED]:
+        times = f" {kind.count} times" if kind.count > 1 else ""
+        where = "" if kind.point == "pre_tool_call" else f" at {kind.point}"
+        line = f"{_EFFECTS[kind.effect]}{times}: {kind.name}{where}, by {kind.policy}/{kind.rule}: {kind.reason[:MAX_REASON]}"
         line = "".join(char if char.isprintable() else "?" for char in line)
-        lines.append(f"{line} ({one.decision_id})" if one.decision_id else line)
-        if one.effect == "escalate":
-            lines.append(f"  to answer: {one.approval or 'give the rule a store: a file in which a person answers'}")
+        lines.append(f"{line} ({kind.decision_id})" if kind.decision_id else line)
+        if kind.effect == "escalate":
+            lines.append(f"  to answer: {kind.approval or 'give the rule a store: a file in which a person answers'}")
     if len(blocked) > MAX_BLOCKED:
         more = len(blocked) - MAX_BLOCKED
         lines.append(f"{more} further kinds were blocked: lgov audit show {audit} --denied")
@@ -182,20 +180,20 @@ def near_gaps(folder: Path, adapters: Iterable[Adapter], main: Path | None = Non
     Read from the source of ``main`` and of the modules that are loaded from ``folder``: what is called there by name. It
     is a hint and no proof in either direction.
     """
-    wanted = {name: (adapter.name, gap) for adapter in adapters for gap in adapter.gaps for name in gap.calls}
-    found: list[NearGap] = []
-    if not wanted:
-        return found
+    gaps = {name: (adapter.name, gap) for adapter in adapters for gap in adapter.gaps for name in gap.calls}
+    near: list[NearGap] = []
+    if not gaps:
+        return near
     for path in sorted(_own_files(folder, main)):
         try:
             tree = ast.parse(path.read_bytes())
         except (OSError, SyntaxError, ValueError):
             continue
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and (call := _called(node)) in wanted:
-                framework, gap = wanted[call]
-                found.append(NearGap(str(path), node.lineno, call, framework, gap.name, gap.why))
-    return sorted(found, key=lambda one: (one.file, one.line))
+            if isinstance(node, ast.Call) and (call := _called(node)) in gaps:
+                framework, gap = gaps[call]
+                near.append(NearGap(str(path), node.lineno, call, framework, gap.name, gap.why))
+    return sorted(near, key=lambda one: (one.file, one.line))
 
 
 def _own_files(folder: Path, main: Path | None) -> set[Path]:

@@ -258,8 +258,8 @@ def _point_clients_at(endpoint: str, scope: RolloutScope) -> None:
     os.environ["OPENAI_BASE_URL"] = f"{base}/v1"
     os.environ.setdefault("OPENAI_API_KEY", "lgov")  # clients insist on one; the endpoint may be open
     headers = [f"x-lgov-rollout-id: {scope.rollout_id}", f"x-lgov-attempt: {scope.attempt}"]
-    given = os.environ.get("OPENAI_CUSTOM_HEADERS", "").strip()
-    os.environ["OPENAI_CUSTOM_HEADERS"] = "\n".join(([given] if given else []) + headers)
+    headers_before = os.environ.get("OPENAI_CUSTOM_HEADERS", "").strip()
+    os.environ["OPENAI_CUSTOM_HEADERS"] = "\n".join(([headers_before] if headers_before else []) + headers)
 
 
 def refuse_run(error: LgovError, options: RunOptions) -> int:
