@@ -31,8 +31,10 @@ from lgov_core.errors import SettingsError
 
 DEFAULT = "default"
 
-#: ``LGOV_`` variables that are not settings: those that lgov hands to the processes it starts, and what an adapter asks.
-OTHER_VARIABLES = frozenset({"LGOV_ROLLOUT_ID", "LGOV_ATTEMPT", "LGOV_CHILD", "LGOV_OPENAI_TRACES"})
+#: ``LGOV_`` variables that are not settings: those that lgov hands to the processes it starts, and those of one module.
+OTHER_VARIABLES = frozenset(
+    {"LGOV_ROLLOUT_ID", "LGOV_ATTEMPT", "LGOV_CHILD", "LGOV_OPENAI_TRACES", "LGOV_FLEX_ATTENTION"}
+)
 
 
 Text = Annotated[str, Meta(pattern=r"\S", description="text that is not empty")]

@@ -1,4 +1,4 @@
-"""One spelling for equal values: what an approval or a repetition is recognised by."""
+"""One spelling for equal values: for what is signed, and what an approval or a repetition is recognised by."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ MAX_DEPTH: Final = 100
 MAX_BITS: Final = 8192
 
 
+#: Writes plain JSON values in ASCII with sorted keys and no white space. Signatures and digests cover these bytes: they stay.
+sorted_json: Final = json.JSONEncoder(sort_keys=True, allow_nan=False, separators=(",", ":")).encode
+
+
 class NotCanonical(ValueError):
     """A value that JSON has no unmistakable form for."""
 
@@ -24,7 +28,7 @@ def canonical_json(value: Any) -> str:
     Lists and tuples are the same; 1, 1.0, true and "1" are not. Raises `NotCanonical` for a key that is not text, a number
     that is not finite, anything that is not JSON value, and for more than `MAX_DEPTH` levels.
     """
-    return json.dumps(plain_json(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return sorted_json(plain_json(value))
 
 
 def fingerprint(value: Any) -> str:

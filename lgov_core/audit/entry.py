@@ -10,6 +10,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from lgov_core._util.canonical import sorted_json
 from lgov_core.types import Action, Decision, Effect, ToolOutcome
 
 #: Longer texts are stored as a marker with their size, their hash and their beginning.
@@ -164,7 +165,7 @@ def body_text(fields: Mapping[str, Any]) -> str:
 
     Raises `ValueError` for a number that is not finite: such a body could not be read again.
     """
-    return _dumps({name: value for name, value in fields.items() if value is not None})
+    return sorted_json({name: value for name, value in fields.items() if value is not None})
 
 
 def content_payload(values: Mapping[str, Any]) -> Payload | None:
@@ -189,7 +190,7 @@ def payload(value: Mapping[str, Any]) -> Payload:
 
 def canonical(value: Mapping[str, Any]) -> str:
     """``value`` as JSON with sorted keys, no white space and only ASCII: equal values give equal bytes."""
-    return _dumps(_plain(value))
+    return sorted_json(_plain(value))
 
 
 def _plain(value: Any) -> Any:
@@ -204,9 +205,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray, memoryview)):
         return [_plain(item) for item in value]
     return repr(value)
-
-
-_dumps: Final = json.JSONEncoder(sort_keys=True, allow_nan=False, separators=(",", ":")).encode
 
 
 def _short(text: str | None) -> str | None:

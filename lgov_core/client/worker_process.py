@@ -23,8 +23,7 @@ from lgov_core.client.workers import ThreadWorkers
 from lgov_core.errors import InstrumentationError, LgovError
 from lgov_core.governance import Governance
 from lgov_core.governor import Governor
-from lgov_core.process.governed import end_process, installed_adapters, say
-from lgov_core.process.import_guard import FrameworkGuard
+from lgov_core.process.governed import FrameworkGuard, end_process, installed_adapters, say
 
 
 def main() -> None:

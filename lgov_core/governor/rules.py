@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar, cast
 
 import pluggy
 
+from lgov_core._util.canonical import sorted_json
 from lgov_core.errors import PolicyError
 from lgov_core.governor.conditions import Condition, condition_of
 from lgov_core.governor.options import matches_any, string_tuple
@@ -211,7 +212,7 @@ def digest_of(rules: Iterable[Rule], default: str, mode: str, name: str, version
         "default": default,
         "rules": [_rule(rule) for rule in rules],
     }
-    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(sorted_json(content).encode()).hexdigest()
 
 
 def _rule(rule: Rule) -> dict[str, Any]:
