@@ -119,11 +119,11 @@ class Gate(Protocol):
     is a `GateRefusal`.
     """
 
-    async def admit(self, asked: GateRequest) -> GateRequest:
+    async def admit(self, request: GateRequest) -> GateRequest:
         """The same object, or one in which the content of some messages, or texts in ``fields``, differ. `GateRefusal`."""
         ...
 
-    async def failed(self, asked: GateRequest, error: BaseException) -> None:
+    async def failed(self, request: GateRequest, error: BaseException) -> None:
         """An admitted call brought no reply. Raises nothing."""
         ...
 
@@ -131,7 +131,7 @@ class Gate(Protocol):
         """Whether anything evaluates what models write; if not, their text passes while it arrives."""
         ...
 
-    async def release(self, asked: GateRequest, replies: Sequence[GateReply]) -> Sequence[GateReply]:
+    async def release(self, request: GateRequest, replies: Sequence[GateReply]) -> Sequence[GateReply]:
         """One reply for each choice, as the agent may get it: the same object where nothing changed. `GateRefusal`.
 
         Denied calls are removed, and the text gives the reason; arguments and text may be replaced.

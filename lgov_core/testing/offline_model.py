@@ -52,8 +52,8 @@ def _completion(body: Mapping[str, Any], calls: Sequence[tuple[str, Mapping[str,
     else:
         results = [str(message["content"]) for message in messages if message["role"] == "tool"]
         refused = sum(result.startswith(("DENIED", "NOT RUN YET")) for result in results)
-        said = f"Refused calls: {refused}. " if refused else ""
-        reply["content"] = f"{said}The last answer I got: {results[-1] if results else 'none'}"
+        refusals = f"Refused calls: {refused}. " if refused else ""
+        reply["content"] = f"{refusals}The last answer I got: {results[-1] if results else 'none'}"
     choice = {"index": 0, "message": reply, "finish_reason": "tool_calls" if turn < len(calls) else "stop"}
     usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
     head = {"id": new_id("chatcmpl"), "object": "chat.completion", "created": int(time.time())}

@@ -128,17 +128,17 @@ class ChatWriter:
     def frames(self) -> Iterator[str]:
         """The reply in pieces: the text word by word, each call's name, then its arguments in two halves."""
         yield self._chunk({"role": "assistant", "content": ""}, first=True)
-        left = list(self._response_ids)
+        ids = list(self._response_ids)
         for word in words(self._reply.text) if self._reply.text else ():
             size = len(word.encode())
-            yield self._chunk({"content": word}, ids=left[:size])
-            del left[:size]
+            yield self._chunk({"content": word}, ids=ids[:size])
+            del ids[:size]
         for index, call in enumerate(self._reply.tool_calls):
             head = {"index": index, "id": call.call_id, "type": "function", "function": {"name": call.name}}
             yield self._chunk({"tool_calls": [head]})
             for part in halves(call.text):
                 yield self._chunk({"tool_calls": [{"index": index, "function": {"arguments": part}}]})
-        yield self._chunk({}, ids=left, finish_reason=self._finish_reason)
+        yield self._chunk({}, ids=ids, finish_reason=self._finish_reason)
         if (self._request.get("stream_options") or {}).get("include_usage"):
             yield sse({**self._head, "object": "chat.completion.chunk", "choices": [], "usage": self._usage})
         yield "data: [DONE]\n\n"

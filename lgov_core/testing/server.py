@@ -167,13 +167,13 @@ class ScriptedModelServer:
 
 
 def _in_turn(replies: Sequence[ScriptedReply | str]) -> Callable[[Mapping[str, Any]], ScriptedReply | str]:
-    left = iter(replies)
+    waiting = iter(replies)
 
     def following(body: Mapping[str, Any]) -> ScriptedReply | str:
-        for reply in left:
+        for reply in waiting:
             return reply
-        said = body.get("messages") or body.get("input") or body.get("prompt") or [None]
-        last = said if isinstance(said, str) else said[-1]
+        transcript = body.get("messages") or body.get("input") or body.get("prompt") or [None]
+        last = transcript if isinstance(transcript, str) else transcript[-1]
         raise UnexpectedModelCall(
             f"the script has {len(replies)} replies and the model was asked once more; the last message: {last!r}"[:500]
         )

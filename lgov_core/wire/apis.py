@@ -112,8 +112,8 @@ class Api(ABC):
         """A whole reply as policies left it."""
 
     @abstractmethod
-    def events(self, asked: Body, reply: Body, passed: Sequence[Body] = ()) -> bytes:
-        """A whole reply as the stream that the request ``asked`` for, without the events ``passed``: its client has them."""
+    def events(self, request: Body, reply: Body, passed: Sequence[Body] = ()) -> bytes:
+        """A whole reply as the stream that ``request`` asks for, without the events ``passed``: its client has them."""
 
     def error_body(self, error: LgovError, status: int) -> Body:
         """An error in the shape of this API."""
@@ -163,9 +163,9 @@ class ChatApi(Api):
         """See `Api`."""
         return changed_chat_reply(body, changes)
 
-    def events(self, asked: Body, reply: Body, passed: Sequence[Body] = ()) -> bytes:
+    def events(self, request: Body, reply: Body, passed: Sequence[Body] = ()) -> bytes:
         """See `Api`."""
-        return stream_of(dict(asked), dict(reply), (), [dict(event) for event in passed]).encode()
+        return stream_of(dict(request), dict(reply), (), [dict(event) for event in passed]).encode()
 
 
 class CompletionsApi(Api):
@@ -206,9 +206,9 @@ class CompletionsApi(Api):
         """See `Api`."""
         return changed_text_reply(body, changes)
 
-    def events(self, asked: Body, reply: Body, passed: Sequence[Body] = ()) -> bytes:
+    def events(self, request: Body, reply: Body, passed: Sequence[Body] = ()) -> bytes:
         """See `Api`."""
-        return text_events(asked, reply, passed)
+        return text_events(request, reply, passed)
 
 
 class ResponsesApi(Api):
@@ -244,9 +244,9 @@ class ResponsesApi(Api):
         """See `Api`."""
         return changed_response(body, changes)
 
-    def events(self, asked: Body, reply: Body, passed: Sequence[Body] = ()) -> bytes:
+    def events(self, request: Body, reply: Body, passed: Sequence[Body] = ()) -> bytes:
         """See `Api`."""
-        return response_stream_of(dict(asked), dict(reply), (), [dict(event) for event in passed]).encode()
+        return response_stream_of(dict(request), dict(reply), (), [dict(event) for event in passed]).encode()
 
 
 class MessagesApi(Api):
@@ -282,7 +282,7 @@ class MessagesApi(Api):
         """See `Api`."""
         return changed_message(body, changes)
 
-    def events(self, asked: Body, reply: Body, passed: Sequence[Body] = ()) -> bytes:
+    def events(self, request: Body, reply: Body, passed: Sequence[Body] = ()) -> bytes:
         """See `Api`."""
         return message_events(reply, passed)
 

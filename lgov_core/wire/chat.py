@@ -71,8 +71,8 @@ def wants_usage(body: Mapping[str, Any]) -> bool:
 
 
 def _max_tokens(body: Mapping[str, Any]) -> int | None:
-    given = [number(body, name, None, low=1, whole=True) for name in ("max_completion_tokens", "max_tokens")]
-    values = {int(value) for value in given if value is not None}
+    limits = [number(body, name, None, low=1, whole=True) for name in ("max_completion_tokens", "max_tokens")]
+    values = {int(value) for value in limits if value is not None}
     if len(values) > 1:
         raise EndpointError("'max_tokens' and 'max_completion_tokens' disagree", hint="send one of them")
     return values.pop() if values else None
@@ -261,18 +261,21 @@ def read_completion(body: Mapping[str, Any]) -> Completion:
     Choices come in the order of their index. Token ids that do not add up to the usage are not the reply's and become
     None, for all of its choices. Raises `UpstreamError` if the body is not a completion.
     """
-    response_id, found = body.get("id"), body.get("choices")
-    choices: list[Any] = cast("list[Any]", found) if isinstance(found, list) else []
+    response_id, listed = body.get("id"), body.get("choices")
+    choices: list[Any] = cast("list[Any]", listed) if isinstance(listed, list) else []
     if not isinstance(response_id, str) or not response_id or not choices or not all(map(_is_choice, choices)):
         raise UpstreamError("the upstream's reply is not a completion: it has no id, no choice or no message")
     choices = sorted(choices, key=lambda choice: choice["index"] if isinstance(choice.get("index"), int) else 0)
     usage: Any = body.get("usage") if isinstance(body.get("usage"), dict) else {}
     generated = usage.get("completion_tokens")
     ids = [_ids(choice.get("token_ids")) for choice in choices]
-    lengths = [len(one) for one in ids if one is not None]
+    lengths = [len(choice_ids) for choice_ids in ids if choice_ids is not None]
     if len(lengths) < len(ids) or (isinstance(generated, int) and sum(lengths) != generated):
         ids = [None] * len(ids)
-    more = [_read_choice(body, response_id, choice, one) for choice, one in zip(choices[1:], ids[1:], strict=True)]
+    more = [
+        _read_choice(body, response_id, choice, choice_ids)
+        for choice, choice_ids in zip(choices[1:], ids[1:], strict=True)
+    ]
     return _read_choice(body, response_id, choices[0], ids[0], usage=usage, raw=body, more=tuple(more))
 
 
@@ -332,12 +335,12 @@ def _read_logprobs(value: Any, response_ids: tuple[int, ...] | None) -> tuple[fl
         return None
     try:
         if isinstance(value.get("content"), list):
-            found = tuple([float(item["logprob"]) for item in cast("list[Any]", value["content"])])
+            logprobs = tuple([float(item["logprob"]) for item in cast("list[Any]", value["content"])])
         else:
-            found = tuple([float(item) for item in cast("list[Any]", value["token_logprobs"])])
+            logprobs = tuple([float(item) for item in cast("list[Any]", value["token_logprobs"])])
     except (KeyError, TypeError, ValueError):
         return None
-    return found if len(found) == len(response_ids) and all(map(math.isfinite, found)) else None
+    return logprobs if len(logprobs) == len(response_ids) and all(map(math.isfinite, logprobs)) else None
 
 
 def _count(value: Any, ids: tuple[int, ...] | None) -> int:
@@ -353,11 +356,11 @@ def _unreadable_calls(message: Mapping[str, Any]) -> str | None:
 
 def _tool_calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
     """The calls, with the ``function_call`` of the API's first version, which has no id: policies judge it as the others."""
-    given, legacy = message.get("tool_calls"), message.get("function_call")
+    listed, legacy = message.get("tool_calls"), message.get("function_call")
     try:
         calls = [
             ToolCall(str(call.get("id") or ""), str(call["function"]["name"]), str(call["function"]["arguments"]))
-            for call in (() if given is None else given)
+            for call in (() if listed is None else listed)
         ]
     except (AttributeError, KeyError, TypeError) as error:
         raise UpstreamError("the upstream's reply has tool calls without a function name or arguments") from error

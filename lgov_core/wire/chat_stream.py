@@ -100,23 +100,23 @@ def begins_another(part: Mapping[str, Any], call_id: str) -> bool:
     return bool(call_id and named and part.get("id")) and part["id"] != call_id
 
 
-def longer_name(known: str, more: str) -> str:
+def longer_name(name: str, more: str) -> str:
     """The name of a streamed call and its next piece: names come whole or in pieces, and some servers repeat them."""
-    return known if more == known else known + more
+    return name if more == name else name + more
 
 
 def _grow(message: dict[str, Any], key: str, value: Any) -> None:
     """Adds a piece of a message to what came before: texts and lists grow, objects field by field."""
-    known = message.get(key)
-    if isinstance(value, str) and isinstance(known, str):
-        message[key] = known + value
-    elif isinstance(value, list) and isinstance(known, list):
-        known.extend(cast("list[Any]", value))
+    before = message.get(key)
+    if isinstance(value, str) and isinstance(before, str):
+        message[key] = before + value
+    elif isinstance(value, list) and isinstance(before, list):
+        before.extend(cast("list[Any]", value))
     elif isinstance(value, dict):
-        if not isinstance(known, dict):
-            known = message[key] = {}
+        if not isinstance(before, dict):
+            before = message[key] = {}
         for name, part in cast("dict[str, Any]", value).items():
-            _grow(cast("dict[str, Any]", known), name, part)
+            _grow(cast("dict[str, Any]", before), name, part)
     elif value is not None:
         message[key] = value
 
@@ -134,8 +134,8 @@ def completion_of(events: Sequence[JSON]) -> JSON | None:
             if "error" in chunk:
                 return None
             continue
-        said = {key: value for key, value in chunk.items() if key != "choices" and value is not None}
-        head |= {key: value for key, value in said.items() if texts(value) or not texts(head.get(key))}
+        fields = {key: value for key, value in chunk.items() if key != "choices" and value is not None}
+        head |= {key: value for key, value in fields.items() if texts(value) or not texts(head.get(key))}
         for part in chunk["choices"]:
             empty: JSON = {"index": part["index"], "message": {"role": "assistant", "content": None}}
             choice = choices.setdefault(part["index"], {**empty, "finish_reason": None, "logprobs": None})
@@ -164,10 +164,10 @@ def stream_of(body: JSON, reply: JSON, events: Sequence[JSON], passed: Sequence[
     chunks: list[JSON] = []
     for choice in reply["choices"]:
         part: JSON = {"index": choice["index"], "finish_reason": None, "logprobs": None}
-        last = {key: one for key, one in choice.items() if key not in ("index", "message")}
+        last = {key: written for key, written in choice.items() if key not in ("index", "message")}
         deltas = _deltas(choice["message"])[bool(passed) :]  # the first one says the role, which the client then knows
         parts = [*({**part, "delta": delta} for delta in deltas), {**part, "delta": {}, **last}]
-        chunks += [{**head, "choices": [one], **({"usage": None} if with_usage else {})} for one in parts]
+        chunks += [{**head, "choices": [written], **({"usage": None} if with_usage else {})} for written in parts]
         chunks[-1] |= rest
     if with_usage or any(event.get("usage") for event in events):
         chunks.append({**head, "choices": [], "usage": reply.get("usage")})
@@ -241,16 +241,16 @@ def _merge(into: JSON, part: Mapping[str, Any]) -> None:
 
 def _deltas(message: JSON) -> Sequence[JSON]:
     """The message in pieces: its role, its text, and each call's name before its arguments."""
-    found: list[JSON] = [{"role": "assistant", "content": "" if message.get("content") is not None else None}]
+    deltas: list[JSON] = [{"role": "assistant", "content": "" if message.get("content") is not None else None}]
     for key, value in message.items():
         if key not in ("role", "tool_calls", "function_call") and value not in (None, "", []):
-            found.append({key: value})
+            deltas.append({key: value})
     if (legacy := message.get("function_call")) is not None:
-        found.append({"function_call": legacy})
+        deltas.append({"function_call": legacy})
     for index, call in enumerate(message.get("tool_calls") or ()):
         kind = "custom" if "custom" in call else "function"
         field = "input" if kind == "custom" else "arguments"
         body = call[kind]
-        found.append({"tool_calls": [{**call, "index": index, kind: {**body, field: ""}}]})
-        found.append({"tool_calls": [{"index": index, kind: {field: body.get(field) or ""}}]})
-    return found
+        deltas.append({"tool_calls": [{**call, "index": index, kind: {**body, field: ""}}]})
+        deltas.append({"tool_calls": [{"index": index, kind: {field: body.get(field) or ""}}]})
+    return deltas

@@ -68,11 +68,11 @@ class ChatProtocol:
     def proposals(self, entry: JSON) -> list[Proposal]:
         if entry.get("role") != "assistant":
             return []
-        found = [_proposal(call, index) for index, call in enumerate(entry.get("tool_calls") or ())]
+        calls = [_proposal(call, index) for index, call in enumerate(entry.get("tool_calls") or ())]
         if (legacy := entry.get("function_call")) is not None and isinstance(legacy, Mapping):
             raw = str(legacy.get("arguments") or "")
-            found.append(Proposal(None, str(legacy.get("name")), raw, read_arguments(raw), index=-1))
-        return found
+            calls.append(Proposal(None, str(legacy.get("name")), raw, read_arguments(raw), index=-1))
+        return calls
 
     def ids(self, entry: JSON) -> list[str]:
         return [call.call_id for call in self.proposals(entry) if call.call_id]
@@ -81,18 +81,18 @@ class ChatProtocol:
         return None
 
     def continued(self, body: JSON, sent: Sequence[JSON], reply: JSON, turn: Turn, results: Sequence[JSON]) -> JSON:
-        asked = {**body, "messages": [*sent, *turn.entries, *results]}
+        following = {**body, "messages": [*sent, *turn.entries, *results]}
         for key in ("tool_choice", "function_call"):
-            if isinstance(asked.get(key), Mapping):  # It named the call that was denied.
-                asked[key] = "auto"
-        return asked
+            if isinstance(following.get(key), Mapping):  # It named the call that was denied.
+                following[key] = "auto"
+        return following
 
     def turns(self, reply: JSON) -> list[Turn]:
-        found: list[Turn] = []
+        turns: list[Turn] = []
         for choice in reply["choices"]:
             message = _sendable(choice["message"])
-            found.append(Turn([message], _text(message), self.proposals(message)))
-        return found
+            turns.append(Turn([message], _text(message), self.proposals(message)))
+        return turns
 
     def reading(self, reply: JSON, turns: Sequence[Turn]) -> ModelReading:
         used = reply.get("usage") or {}
@@ -108,11 +108,11 @@ class ChatProtocol:
         )
 
     def fields(self, reply: JSON) -> JSON:
-        choices = [{**without(one, _CHOICE), "message": _beside(one["message"])} for one in reply["choices"]]
+        choices = [{**without(choice, _CHOICE), "message": _beside(choice["message"])} for choice in reply["choices"]]
         return texts({**without(reply, _ENVELOPE), "choices": choices}) or {}
 
     def without_fields(self, reply: JSON) -> JSON:
-        choices = [{key: one[key] for key in _CHOICE & one.keys()} for one in reply["choices"]]
+        choices = [{key: choice[key] for key in _CHOICE & choice.keys()} for choice in reply["choices"]]
         return {key: reply[key] for key in _ENVELOPE & reply.keys()} | {"choices": choices}
 
     def with_turns(self, reply: JSON, turns: Sequence[Turn]) -> JSON:
@@ -124,8 +124,8 @@ class ChatProtocol:
                 reason = "stop"
             before = choice["message"]
             same = message.get("content") == before.get("content")  # else nothing fits that refers to the text
-            left = {key: one for key, one in before.items() if one is None or (key in _REPLY_ONLY and same)}
-            changed = {**choice, "message": {**left, **message, "role": "assistant"}, "finish_reason": reason}
+            kept = {key: one for key, one in before.items() if one is None or (key in _REPLY_ONLY and same)}
+            changed = {**choice, "message": {**kept, **message, "role": "assistant"}, "finish_reason": reason}
             choices.append(changed if same else {**without(changed, {"token_ids"}), "logprobs": None})
         return {**reply, "choices": choices}
 
@@ -171,8 +171,8 @@ class ChatProtocol:
         return {"role": "tool", "tool_call_id": proposal.call_id, "content": text}
 
     def denial_turn(self, body: JSON, text: str) -> Turn:
-        wanted = (body.get("response_format") or {}).get("type")
-        if wanted in ("json_schema", "json_object"):
+        form = (body.get("response_format") or {}).get("type")
+        if form in ("json_schema", "json_object"):
             return Turn([{"role": "assistant", "content": None, "refusal": text}], text)
         return Turn([{"role": "assistant", "content": text}], text)
 

@@ -56,11 +56,13 @@ def read_native_completions(body: Mapping[str, Any]) -> ChatRequest:
     """
     prompt = body.get("prompt")
     prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
-    said = json_text(prompt) if not isinstance(prompt, str) else prompt
+    text_of_prompt = json_text(prompt) if not isinstance(prompt, str) else prompt
     plain = {
         key: body[key] for key in ("temperature", "top_p", "max_tokens", "seed", "stop", "stream", "n") if key in body
     }
-    read = read_chat_request({**plain, "model": model_name(body), "messages": [{"role": "user", "content": said}]})
+    read = read_chat_request(
+        {**plain, "model": model_name(body), "messages": [{"role": "user", "content": text_of_prompt}]}
+    )
     return replace(read, body=body, route="completions", n=read.n * prompts)
 
 
@@ -71,12 +73,12 @@ def readable_prompts(request: ChatRequest) -> ChatRequest:
     """
     prompt = request.body.get("prompt")
     prompts = prompt if isinstance(prompt, list) and prompt else [prompt]
-    if not all(isinstance(one, str) for one in prompts):
+    if not all(isinstance(prompt_text, str) for prompt_text in prompts):
         raise EndpointError(f"policies cannot read the prompt {shown(prompt)}", hint="send it as text")
     refuse(request.body, ("prompt_embeds",), "an endpoint with a policy")
     suffix = text(request.body, "suffix")
     texts = [*prompts, suffix] if suffix else prompts
-    return replace(request, messages=[{"role": "user", "content": one} for one in texts])
+    return replace(request, messages=[{"role": "user", "content": prompt_text} for prompt_text in texts])
 
 
 class CompletionsWriter(ChunkWriter):
@@ -128,25 +130,25 @@ class CompletionsWriter(ChunkWriter):
         return frame(error_body(error, status))
 
 
-def _choice(chat: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """A choice of a chat reply, which has what the record needs, with what the client ``asked`` for."""
-    content = (chat.get("logprobs") or {}).get("content") if asked.get("logprobs") else None
+def _choice(chat: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
+    """A choice of a chat reply, which has what the record needs, with what ``request`` asks for."""
+    content = (chat.get("logprobs") or {}).get("content") if request.get("logprobs") else None
     choice = {
         "index": chat.get("index", 0),
         "text": chat["message"].get("content") or "",
         "finish_reason": chat["finish_reason"],
         "logprobs": None if content is None else _logprobs(content),
     }
-    if asked.get("return_token_ids") and chat.get("token_ids") is not None:
+    if request.get("return_token_ids") and chat.get("token_ids") is not None:
         choice["token_ids"] = chat["token_ids"]
     return choice
 
 
 def _logprobs(content: Any) -> dict[str, Any]:
-    tops = [{top["token"]: top["logprob"] for top in one.get("top_logprobs") or ()} for one in content]
+    tops = [{top["token"]: top["logprob"] for top in entry.get("top_logprobs") or ()} for entry in content]
     return {
-        "tokens": [one["token"] for one in content],
-        "token_logprobs": [one["logprob"] for one in content],
+        "tokens": [entry["token"] for entry in content],
+        "token_logprobs": [entry["logprob"] for entry in content],
         "top_logprobs": tops if any(tops) else None,
         "text_offset": None,  # an engine that knows ids only does not know where in the text its tokens stand
     }
@@ -166,8 +168,8 @@ def changed_text_reply(body: Mapping[str, Any], changes: Changes) -> dict[str, A
     return {**body, "choices": changed}
 
 
-def text_events(asked: Mapping[str, Any], body: Mapping[str, Any], passed: Sequence[Mapping[str, Any]]) -> bytes:
-    """A completion as the chunks that the request ``asked`` for, without the texts of the chunks ``passed``."""
+def text_events(request: Mapping[str, Any], body: Mapping[str, Any], passed: Sequence[Mapping[str, Any]]) -> bytes:
+    """A completion as the chunks that ``request`` asks for, without the texts of the chunks ``passed``."""
     head = {name: value for name, value in body.items() if name not in ("choices", "lgov", "usage")}
     last = {name: body[name] for name in ("lgov",) if name in body}
     before = "".join(choice.get("text") or "" for chunk in passed for choice in chunk.get("choices") or ())
@@ -175,7 +177,7 @@ def text_events(asked: Mapping[str, Any], body: Mapping[str, Any], passed: Seque
     for choice in body["choices"]:
         rest = {**choice, "text": choice["text"].removeprefix(before)}
         written += frame({**head, "choices": [rest], **last})
-    if wants_usage(asked):
+    if wants_usage(request):
         written += frame({**head, "choices": [], "usage": body.get("usage")})
     return written + DONE
 

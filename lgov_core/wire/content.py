@@ -34,8 +34,8 @@ def _part_text(part: Any) -> str | None:
 
 def text_key(part: Any) -> str | None:
     """The field of a part of a content that is its text."""
-    found = (key for key in ("text", "refusal") if isinstance(part, Mapping) and isinstance(part.get(key), str))
-    return next(found, None)
+    keys = (key for key in ("text", "refusal") if isinstance(part, Mapping) and isinstance(part.get(key), str))
+    return next(keys, None)
 
 
 def content_with_text(content: Any, text: str) -> Any:
@@ -77,10 +77,10 @@ def read_arguments(raw: str, *, unique_keys: bool = True) -> JSON | None:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> JSON:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    value = dict(pairs)
+    if len(value) != len(pairs):
         raise ValueError("an object has a key twice")
-    return found
+    return value
 
 
 def token_usage(usage: Mapping[str, Any], input_key: str, output_key: str) -> dict[str, int] | None:
@@ -136,8 +136,8 @@ def texts(value: Any) -> Any:
     if isinstance(value, str):
         return value or None
     if isinstance(value, list):
-        found = [texts(one) for one in cast(list[Any], value)]
-        return found if any(one is not None for one in found) else None
+        items = [texts(one) for one in cast(list[Any], value)]
+        return items if any(one is not None for one in items) else None
     if not isinstance(value, Mapping):
         return None
     fields = cast(JSON, value).items()

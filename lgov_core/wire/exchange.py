@@ -124,9 +124,9 @@ def unclear_ids(calls: Sequence[Mapping[str, Any]]) -> str | None:
     return "two tool calls have the same id" if len(set(ids)) < len(ids) else None
 
 
-def unreadable_parts(kinds: Sequence[Any], known: Sequence[str], ids: Sequence[Any]) -> str | None:
+def unreadable_parts(kinds: Sequence[Any], readable: Sequence[str], ids: Sequence[Any]) -> str | None:
     """Why the calls of a reply with parts of these ``kinds`` cannot be read for certain; None if they can."""
-    unknown = next((kind for kind in kinds if kind not in known), None)
+    unknown = next((kind for kind in kinds if kind not in readable), None)
     return unclear_ids([{"id": one} for one in ids]) if unknown is None else f"it has a part of type {shown(unknown)}"
 
 

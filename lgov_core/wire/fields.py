@@ -163,16 +163,16 @@ def count_values(raw: bytes, limit: int) -> int:
     bound = sum(map(raw.count, (b",", b"[", b"{")))
     if bound <= limit:
         return bound
-    found = 0  # not counting what is inside strings
+    count = 0  # not counting what is inside strings
     for mark in _MARKS.finditer(raw):
-        found += mark.end() - mark.start() == 1
-        if found > limit:
+        count += mark.end() - mark.start() == 1
+        if count > limit:
             raise EndpointError(
                 f"the request holds more than {limit} JSON values",
                 status=413,
                 hint="send less at once, or raise max_values",
             )
-    return found
+    return count
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -178,8 +178,8 @@ def _rest(value: Any, read: Any) -> Any:
     if read == _READ or (isinstance(value, str) and read != _MEDIA and "str" in read):
         return None
     if isinstance(value, list):
-        left = [_rest(one, read) for one in cast("list[Any]", value)]
-        return left if any(one is not None for one in left) else None
+        rest_of_items = [_rest(one, read) for one in cast("list[Any]", value)]
+        return rest_of_items if any(one is not None for one in rest_of_items) else None
     if read == _MEDIA:
         return None if isinstance(value, str) and _MEDIA_BYTES.fullmatch(value) else value
     kind = cast("dict[str, Any]", value).get("type") if isinstance(value, dict) else None

@@ -56,12 +56,12 @@ def read_messages_request(
 
 def _messages(body: Mapping[str, Any], places: list[Place | None] | None = None) -> list[Message]:
     """The messages in chat form. To ``places`` it adds where the text of each stands in the request."""
-    given = body.get("messages")
-    if not isinstance(given, list) or not given:
+    listed = body.get("messages")
+    if not isinstance(listed, list) or not listed:
         raise EndpointError("'messages' must be a list with at least one message")
     messages: list[Message] = []
     places = [] if places is None else places
-    for index, message in enumerate(given):
+    for index, message in enumerate(listed):
         where = f"messages[{index}]"
         role = message.get("role") if isinstance(message, dict) else None
         if role not in ("user", "assistant"):
@@ -74,7 +74,7 @@ def _messages(body: Mapping[str, Any], places: list[Place | None] | None = None)
         elif role == "user":
             of_user = list(_user(fields.a_list(message, "content", f"{where}."), where))
             messages += of_user
-            results = sum(one["role"] == "tool" for one in of_user)  # they come first
+            results = sum(chat_message["role"] == "tool" for chat_message in of_user)  # they come first
             places += [(*whole, number, "content") for number in range(results)]
             places += [whole] * (len(of_user) - results)
         else:
@@ -145,15 +145,15 @@ def _assistant(blocks: Sequence[Any], where: str) -> Message:
 
 
 def _tool_use(block: Mapping[str, Any], where: str) -> Message:
-    call_id, name, given = (
+    call_id, name, raw = (
         fields.text(block, "id", f"{where}."),
         fields.text(block, "name", f"{where}."),
         block.get("input"),
     )
-    if not call_id or not name or not isinstance(given, dict):
+    if not call_id or not name or not isinstance(raw, dict):
         raise EndpointError(f"{where} is a tool use without 'id', 'name' or an object as 'input'")
-    broken = given.get(INVALID_JSON) if len(given) == 1 else None
-    arguments = broken if isinstance(broken, str) else json.dumps(given, ensure_ascii=False)
+    broken = raw.get(INVALID_JSON) if len(raw) == 1 else None
+    arguments = broken if isinstance(broken, str) else json.dumps(raw, ensure_ascii=False)
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
@@ -175,9 +175,9 @@ def _part(block: Any, where: str, kinds: Sequence[str]) -> Message:
 
 def _content(holder: Mapping[str, Any], name: str, where: str, kinds: Sequence[str]) -> Any:
     """A field that is a text or a list of parts; None where it is absent or empty."""
-    given = holder.get(name)
-    if given is None or isinstance(given, str):
-        return given or None
+    value = holder.get(name)
+    if value is None or isinstance(value, str):
+        return value or None
     parts = [_part(part, f"{where}{name}[{at}]", kinds) for at, part in enumerate(fields.a_list(holder, name, where))]
     return _joined(parts) if parts else None
 
@@ -392,8 +392,8 @@ def read_message(body: Mapping[str, Any]) -> Completion:
             if block["type"] == "text":
                 texts.append(block["text"])
             elif block["type"] == "tool_use":
-                given = block["input"]
-                written = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+                raw = block["input"]
+                written = raw if isinstance(raw, str) else json.dumps(raw, ensure_ascii=False)
                 ids.append(block["id"])
                 calls.append(ToolCall(str(ids[-1] or ""), str(block["name"]), written))
     except (KeyError, TypeError) as error:
@@ -438,18 +438,20 @@ def changed_message(body: Mapping[str, Any], changes: Changes) -> dict[str, Any]
 def message_events(body: Mapping[str, Any], passed: Sequence[Mapping[str, Any]]) -> bytes:
     """A Message as events, without the events ``passed``; of a text in pieces, what follows the pieces that were."""
     done = {(event.get("type"), event.get("index")) for event in passed}
-    said: dict[tuple[Any, str], str] = {}
+    passed_texts: dict[tuple[Any, str], str] = {}
     for event in passed:
         if event.get("type") == "content_block_delta":
             place = (event["index"], event["delta"]["type"])
-            said[place] = said.get(place, "") + str(event["delta"].get(place[1].removesuffix("_delta"), ""))
+            passed_texts[place] = passed_texts.get(place, "") + str(
+                event["delta"].get(place[1].removesuffix("_delta"), "")
+            )
     written = b""
     for event in _events_of(body):
         kind, index = event["type"], event.get("index")
         if kind == "content_block_delta":
             delta = dict(event["delta"])
             name = str(delta["type"]).removesuffix("_delta")
-            if before := said.get((index, delta["type"])):
+            if before := passed_texts.get((index, delta["type"])):
                 delta[name] = delta[name].removeprefix(before)
             if before is None or delta[name]:
                 written += frame({**event, "delta": delta}, kind)

@@ -55,12 +55,12 @@ def read_responses_request(body: Mapping[str, Any], before: Sequence[Mapping[str
 
 def input_messages(body: Mapping[str, Any]) -> list[Message]:
     """The field ``input`` as chat messages. What one turn of the model wrote becomes one message."""
-    given = body.get("input")
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    if not isinstance(given, list) or not given:
+    raw = body.get("input")
+    if isinstance(raw, str):
+        return [{"role": "user", "content": raw}]
+    if not isinstance(raw, list) or not raw:
         raise EndpointError("'input' must be text or a list with at least one item")
-    return chat_messages(given)
+    return chat_messages(raw)
 
 
 def chat_messages(items: Sequence[Any], places: list[Place | None] | None = None) -> list[Message]:
@@ -69,7 +69,7 @@ def chat_messages(items: Sequence[Any], places: list[Place | None] | None = None
     To ``places`` it adds where the text of each message stands in a request with this input.
     """
     messages: list[Message] = []
-    found: list[Place | None] = []
+    text_places: list[Place | None] = []
     turn: Message | None = None  # what the model wrote and a following call still belongs to
     for index, item in enumerate(items):
         where = f"input[{index}]"
@@ -88,14 +88,14 @@ def chat_messages(items: Sequence[Any], places: list[Place | None] | None = None
             turn.setdefault("tool_calls", []).extend(message["tool_calls"])
         elif kind == "message" and continues and turn is not None and turn.get("content") is None:
             turn["content"] = message["content"]
-            found[-1] = ("input", index, "content")
+            text_places[-1] = ("input", index, "content")
         else:
             messages.append(message)
             has_text = kind in ("message", "function_call_output")
-            found.append(("input", index, "content" if kind == "message" else "output") if has_text else None)
+            text_places.append(("input", index, "content" if kind == "message" else "output") if has_text else None)
             turn = message if message["role"] == "assistant" else None
     if places is not None:
-        places += found
+        places += text_places
     return messages
 
 
@@ -242,10 +242,10 @@ def _tool_choice(choice: Any) -> Any:
 
 
 def _format(body: Mapping[str, Any]) -> Message:
-    given = fields.an_object(body, "text")
-    fields.only_known(given, ("format", "verbosity"), "'text'")
-    chat: Message = {} if given.get("verbosity") is None else {"verbosity": given["verbosity"]}
-    form = fields.an_object(given, "format", "text.")
+    text_options = fields.an_object(body, "text")
+    fields.only_known(text_options, ("format", "verbosity"), "'text'")
+    chat: Message = {} if text_options.get("verbosity") is None else {"verbosity": text_options["verbosity"]}
+    form = fields.an_object(text_options, "format", "text.")
     kind = form.get("type", "text")
     if kind == "json_schema":
         chat["response_format"] = {"type": kind, kind: {key: form[key] for key in form if key != "type"}}
@@ -257,9 +257,9 @@ def _format(body: Mapping[str, Any]) -> Message:
 
 
 def _reasoning(body: Mapping[str, Any]) -> Message:
-    given = fields.an_object(body, "reasoning")
-    fields.only_known(given, ("effort",), f"'reasoning' of {_WHOSE}")
-    return {} if given.get("effort") is None else {"reasoning_effort": given["effort"]}
+    options = fields.an_object(body, "reasoning")
+    fields.only_known(options, ("effort",), f"'reasoning' of {_WHOSE}")
+    return {} if options.get("effort") is None else {"reasoning_effort": options["effort"]}
 
 
 def _logprobs(body: Mapping[str, Any]) -> Message:
@@ -429,12 +429,12 @@ def _written_logprobs(chat: Mapping[str, Any]) -> list[dict[str, Any]]:
     content = (chat["choices"][0].get("logprobs") or {}).get("content") or ()
     return [
         {
-            "token": one["token"],
-            "bytes": one.get("bytes") or [],
-            "logprob": one["logprob"],
-            "top_logprobs": [{**top, "bytes": top.get("bytes") or []} for top in one.get("top_logprobs") or ()],
+            "token": entry["token"],
+            "bytes": entry.get("bytes") or [],
+            "logprob": entry["logprob"],
+            "top_logprobs": [{**top, "bytes": top.get("bytes") or []} for top in entry.get("top_logprobs") or ()],
         }
-        for one in content
+        for entry in content
     ]
 
 

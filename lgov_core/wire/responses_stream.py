@@ -62,8 +62,8 @@ class ResponsesAssembler(Assembler):
         final: dict[tuple[int, _Place], Any] = {}
         for at, item in enumerate(output if isinstance(output, list) else ()):
             final |= {(at, place): text for place, text in _texts(item)} | {(at, ("call", 0)): _identity(item)}
-        said = [*self._said, *((at, place, text) for (at, place), text in self._grown.items() if text)]
-        return all(final.get((at, place), "") == text for at, place, text in said)
+        events = [*self._said, *((at, place, text) for (at, place), text in self._grown.items() if text)]
+        return all(final.get((at, place), "") == text for at, place, text in events)
 
     def body(self, *, finish_reason: str | None = None) -> dict[str, Any]:
         """The Response that ended the stream, or what its events amount to."""
@@ -170,17 +170,20 @@ def stream_of(body: JSON, reply: JSON, events: Sequence[JSON], passed: Sequence[
 def _after(passed: Sequence[JSON], frames: Sequence[JSON]) -> Iterator[JSON]:
     """``frames`` without those that were passed; of a text in pieces, what follows the pieces that were."""
     done = {_place(event) for event in passed}
-    said: dict[Any, str] = {}
+    passed_texts: dict[Any, str] = {}
     for event in passed:
         if "delta" in event:
-            said[_place(event)] = said.get(_place(event), "") + event["delta"]
+            passed_texts[_place(event)] = passed_texts.get(_place(event), "") + event["delta"]
     for frame in frames:
         place = _place(frame)
-        if before := said.get(place):
-            said[place], frame = before[len(frame["delta"]) :], {**frame, "delta": frame["delta"][len(before) :]}
+        if before := passed_texts.get(place):
+            passed_texts[place], frame = (
+                before[len(frame["delta"]) :],
+                {**frame, "delta": frame["delta"][len(before) :]},
+            )
             if frame["delta"]:
                 yield {**frame, "logprobs": []} if "logprobs" in frame else frame
-        elif place not in done or place in said:
+        elif place not in done or place in passed_texts:
             yield frame
 
 

@@ -48,8 +48,8 @@ class ResponsesProtocol:
     """
 
     def entries(self, body: JSON) -> list[JSON]:
-        given = body.get("input")
-        items: list[JSON] = [{"role": "user", "content": given}] if isinstance(given, str) else list(given or ())
+        raw = body.get("input")
+        items: list[JSON] = [{"role": "user", "content": raw}] if isinstance(raw, str) else list(raw or ())
         if isinstance(instructions := body.get("instructions"), str):
             return [{"type": _INSTRUCTIONS, "role": "system", "content": instructions}, *items]
         return items
@@ -121,25 +121,25 @@ class ResponsesProtocol:
         if isinstance(previous := body.get("previous_response_id"), str):
             return previous
         conversation = body.get("conversation")
-        found = conversation.get("id") if isinstance(conversation, Mapping) else conversation
-        return found if isinstance(found, str) else None
+        name = conversation.get("id") if isinstance(conversation, Mapping) else conversation
+        return name if isinstance(name, str) else None
 
     def continued(self, body: JSON, sent: Sequence[JSON], reply: JSON, turn: Turn, results: Sequence[JSON]) -> JSON:
         if body.get("previous_response_id"):
-            asked = {**body, "previous_response_id": reply.get("id"), "input": list(results)}
+            following = {**body, "previous_response_id": reply.get("id"), "input": list(results)}
         elif body.get("conversation"):
-            asked = {**body, "input": list(results)}
+            following = {**body, "input": list(results)}
         else:
-            asked = self.with_entries(body, [*sent, *turn.entries, *results])
-        if isinstance(asked.get("tool_choice"), Mapping):  # It named the call that was denied.
-            asked["tool_choice"] = "auto"
-        return asked
+            following = self.with_entries(body, [*sent, *turn.entries, *results])
+        if isinstance(following.get("tool_choice"), Mapping):  # It named the call that was denied.
+            following["tool_choice"] = "auto"
+        return following
 
     def turns(self, reply: JSON) -> list[Turn]:
         return [self._turn(list(reply.get("output") or ()))]
 
     def _turn(self, items: Sequence[JSON]) -> Turn:
-        text = "\n".join(found for item in items if item.get("type") == "message" and (found := _text(item)))
+        text = "\n".join(item_text for item in items if item.get("type") == "message" and (item_text := _text(item)))
         calls = [call for position, item in enumerate(items) for call in self.proposals(item, position)]
         return Turn(items, text, calls)
 
@@ -218,8 +218,8 @@ class ResponsesProtocol:
         return None
 
     def denial_turn(self, body: JSON, text: str) -> Turn:
-        wanted = ((body.get("text") or {}).get("format") or {}).get("type")
-        return self._turn([_message(text, refusal=wanted in ("json_schema", "json_object"))])
+        form = ((body.get("text") or {}).get("format") or {}).get("type")
+        return self._turn([_message(text, refusal=form in ("json_schema", "json_object"))])
 
     def denial_reply(self, body: JSON, text: str) -> JSON:
         return {

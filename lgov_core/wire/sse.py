@@ -42,8 +42,8 @@ class Assembler:
         event = read_event(data) if event is None else event
         if event.get("type") == "error" or event.get("error"):
             failure = event.get("error") or event
-            said = failure.get("message") if isinstance(failure, dict) else failure
-            raise UpstreamError(f"the upstream failed in mid-stream: {said}")
+            reason = failure.get("message") if isinstance(failure, dict) else failure
+            raise UpstreamError(f"the upstream failed in mid-stream: {reason}")
         try:
             self._take(event)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:

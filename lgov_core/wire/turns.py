@@ -145,30 +145,30 @@ class MessageProtocol(Protocol):
 
 
 def rewritten_entries(
-    protocol: MessageProtocol, sent: Sequence[JSON], mappings: Sequence[JSON], wanted: Sequence[Mapping[str, Any]]
+    protocol: MessageProtocol, sent: Sequence[JSON], mappings: Sequence[JSON], rewritten: Sequence[Mapping[str, Any]]
 ) -> list[JSON] | None:
     """The entries for the messages of a transform; None if the transform is ambiguous.
 
     ``mappings`` are the messages of ``sent`` as the policy got them. Where only texts and the arguments of calls were
     changed, everything else of an entry stays.
     """
-    found: list[JSON] = []
-    for position, mapping in enumerate(wanted):
+    entries: list[JSON] = []
+    for position, mapping in enumerate(rewritten):
         original = mappings[position] if position < len(mappings) else None
         if original == mapping:
-            found.append(sent[position])
+            entries.append(sent[position])
         elif original is not None and {**original, "content": ""} == {**mapping, "content": ""}:
-            found.append(protocol.with_text(sent[position], str(mapping["content"])))
+            entries.append(protocol.with_text(sent[position], str(mapping["content"])))
         elif original is not None and (arguments := rewritten_arguments(original, mapping)) is not None:
             entry, text = _with_all_arguments(protocol, sent[position], arguments), str(mapping["content"])
-            found.append(entry if text == original["content"] else protocol.with_text(entry, text))
+            entries.append(entry if text == original["content"] else protocol.with_text(entry, text))
         elif mapping in mappings:
-            found.append(sent[list(mappings).index(dict(mapping))])
+            entries.append(sent[list(mappings).index(dict(mapping))])
         elif set(mapping) <= {"role", "content"} and isinstance(mapping.get("content"), str):
-            found.append(dict(mapping))
+            entries.append(dict(mapping))
         else:
             return None
-    return found
+    return entries
 
 
 def _with_all_arguments(protocol: MessageProtocol, entry: JSON, arguments: Sequence[Mapping[str, Any] | None]) -> JSON:
@@ -189,14 +189,14 @@ def rewritten_arguments(before: Mapping[str, Any], after: Mapping[str, Any]) -> 
         return None
     if {**before, "content": None, "tool_calls": None} != {**after, "content": None, "tool_calls": None}:
         return None
-    found: list[Mapping[str, Any] | None] = []
+    arguments: list[Mapping[str, Any] | None] = []
     for was, call in zip(old, new, strict=True):
         if not isinstance(call, Mapping) or {**was, "args": None} != {**call, "args": None}:
             return None
         if call["args"] == was["args"]:
-            found.append(None)
+            arguments.append(None)
         elif isinstance(call["args"], Mapping):
-            found.append(call["args"])
+            arguments.append(call["args"])
         else:
             return None
-    return found
+    return arguments

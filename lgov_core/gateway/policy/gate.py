@@ -62,19 +62,24 @@ class PolicyGate:
         for owned in self._owns:
             owned.close()
 
-    async def admit(self, asked: GateRequest) -> GateRequest:
+    async def admit(self, request: GateRequest) -> GateRequest:
         """The call as it may be made. Raises `GateRefusal`."""
         try:
-            messages, fields = await self._judge_messages(asked), asked.fields
+            messages, fields = await self._judge_messages(request), request.fields
             arguments: dict[str, Any] = {"messages": list(messages)}
-            if asked.fields:
-                arguments["fields"] = asked.fields
-            if asked.max_tokens is not None:
-                arguments["max_output_tokens"] = asked.max_tokens
+            if request.fields:
+                arguments["fields"] = request.fields
+            if request.max_tokens is not None:
+                arguments["max_output_tokens"] = request.max_tokens
             action = endpoint_action(
-                asked, Point.PRE_MODEL_CALL, asked.model, "model", arguments=arguments, operation_id=asked.operation_id
+                request,
+                Point.PRE_MODEL_CALL,
+                request.model,
+                "model",
+                arguments=arguments,
+                operation_id=request.operation_id,
             )
-            decision = await self.governor.adecide(action.changed(context={"tools": list(asked.tools)}))
+            decision = await self.governor.adecide(action.changed(context={"tools": list(request.tools)}))
             if decision.blocks:
                 raise _refusal(decision)
             if decision.arguments is not None:
@@ -84,24 +89,26 @@ class PolicyGate:
             raise
         except Exception as error:
             raise _failed(error) from error
-        same = messages is asked.messages and fields is asked.fields
-        return asked if same else replace(asked, messages=messages, fields=fields)
+        same = messages is request.messages and fields is request.fields
+        return request if same else replace(request, messages=messages, fields=fields)
 
-    async def failed(self, asked: GateRequest, error: BaseException) -> None:
+    async def failed(self, request: GateRequest, error: BaseException) -> None:
         """An admitted call brought no reply: what budgets reserved for it is given back."""
-        action = endpoint_action(asked, Point.PRE_MODEL_CALL, asked.model, "model", operation_id=asked.operation_id)
+        action = endpoint_action(
+            request, Point.PRE_MODEL_CALL, request.model, "model", operation_id=request.operation_id
+        )
         self.governor.observe(ModelCallFailed(action, type(error).__name__, isinstance(error, LgovError)))
 
     def reads_replies(self) -> bool:
         """Whether a rule reads texts of the model."""
         return self.governor.reads_replies()
 
-    async def release(self, asked: GateRequest, replies: Sequence[GateReply]) -> Sequence[GateReply]:
+    async def release(self, request: GateRequest, replies: Sequence[GateReply]) -> Sequence[GateReply]:
         """The replies as the agent may get them. Raises `GateRefusal`."""
         if any(reply.text or reply.tool_calls or reply.reasoning for reply in replies):
-            self._user_texts.replied(asked)
+            self._user_texts.replied(request)
         try:
-            return [await self._judge_reply(asked, reply, first=at == 0) for at, reply in enumerate(replies)]
+            return [await self._judge_reply(request, reply, first=at == 0) for at, reply in enumerate(replies)]
         except GateRefusal:
             raise
         except Exception as error:
@@ -114,30 +121,30 @@ class PolicyGate:
             raise _refusal(decision)
         return decision
 
-    async def _judge_messages(self, asked: GateRequest) -> Sequence[Mapping[str, Any]]:
+    async def _judge_messages(self, request: GateRequest) -> Sequence[Mapping[str, Any]]:
         """The messages with what has to be replaced in them; the same object if nothing has."""
         covered = {point for point in _JUDGED_ROLES.values() if self.governor.covers(point)}
-        since = max((at + 1 for at, one in enumerate(asked.messages) if one["role"] == "assistant"), default=0)
-        said = frozenset(await self._user_texts.among(asked))
+        since = max((at + 1 for at, one in enumerate(request.messages) if one["role"] == "assistant"), default=0)
+        user_texts = frozenset(await self._user_texts.among(request))
         calls: dict[str, Mapping[str, Any]] = {}
         changed: dict[int, str] = {}
-        for at, message in enumerate(asked.messages):
+        for at, message in enumerate(request.messages):
             calls.update({call["id"]: call for call in message.get("tool_calls", ())})
             point, text = _JUDGED_ROLES.get(message["role"]), message["content"]
             if point is None or point not in covered or not text:
                 continue
             call = calls.get(message.get("tool_call_id", ""))
-            source: Source = "tool" if point is not Point.INPUT else "user" if text in said else "agent"
-            replacement = await self._judge_text(asked, point, text, source, call, new=at >= since)
+            source: Source = "tool" if point is not Point.INPUT else "user" if text in user_texts else "agent"
+            replacement = await self._judge_text(request, point, text, source, call, new=at >= since)
             if replacement is not None:
                 changed[at] = replacement
         if not changed:
-            return asked.messages
-        return [{**one, "content": changed.get(at, one["content"])} for at, one in enumerate(asked.messages)]
+            return request.messages
+        return [{**one, "content": changed.get(at, one["content"])} for at, one in enumerate(request.messages)]
 
     async def _judge_text(
         self,
-        asked: GateRequest,
+        request: GateRequest,
         point: Point,
         text: str,
         source: Source,
@@ -146,20 +153,20 @@ class PolicyGate:
         new: bool,
     ) -> str | None:
         """What the model reads instead of ``text``, None for the text itself. ``new``: it came since the last reply."""
-        place = f"{asked.rollout_id}\0{asked.attempt}\0{point}\0{text}"
-        key = hashlib.blake2b(place.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-        known = self._decisions.get(key)
-        if known is not None:
-            replacement, denied = known
+        identity = f"{request.rollout_id}\0{request.attempt}\0{point}\0{text}"
+        key = hashlib.blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        remembered = self._decisions.get(key)
+        if remembered is not None:
+            replacement, denied = remembered
             if not (denied and new):
                 return replacement
         if point is Point.INPUT:
-            action = endpoint_action(asked, point, asked.agent or "agent", "text", text=text, source=source)
+            action = endpoint_action(request, point, request.agent or "agent", "text", text=text, source=source)
         else:
             call = call or {"id": None, "name": "unknown", "args": {}}
             arguments = call["args"] if isinstance(call["args"], Mapping) else {}
             fields = {"arguments": arguments, "call_id": call["id"], "context": {"tool_status": "ok"}}
-            action = endpoint_action(asked, point, call["name"], "function", text=text, source=source, **fields)
+            action = endpoint_action(request, point, call["name"], "function", text=text, source=source, **fields)
         decision = await self.governor.adecide(action)
         if not decision.blocks:
             self._decisions.put(key, (decision.text, False))
@@ -171,8 +178,8 @@ class PolicyGate:
             raise _refusal(decision)
         return denial
 
-    async def _judge_reply(self, asked: GateRequest, reply: GateReply, *, first: bool) -> GateReply:
-        action = reply_action(asked, reply, first=first)
+    async def _judge_reply(self, request: GateRequest, reply: GateReply, *, first: bool) -> GateReply:
+        action = reply_action(request, reply, first=first)
         problem = reply.unreadable or unclear_calls(reply.tool_calls)
         if problem is not None:
             reason = f"the model's reply cannot be read for certain: {problem}; ask the model again"
@@ -181,52 +188,54 @@ class PolicyGate:
         if decision.blocks:
             return replace(reply, text=decision.denial_message(), tool_calls=(), reasoning="")
         text = reply.text if decision.text is None else decision.text
-        reasoning = await self._judge_reasoning(asked, reply)
-        kept, denials = await self._judge_calls(asked, reply)
+        reasoning = await self._judge_reasoning(request, reply)
+        kept, denials = await self._judge_calls(request, reply)
         if denials:
             text = "\n".join([text, *denials] if text else denials)
         elif not kept and text and self.governor.covers(Point.OUTPUT):
-            text = await self._judge_output(asked, text)
+            text = await self._judge_output(request, text)
         if text == reply.text and kept == reply.tool_calls and reasoning == reply.reasoning:
             return reply
         return replace(reply, text=text, tool_calls=kept, reasoning=reasoning)
 
-    async def _judge_reasoning(self, asked: GateRequest, reply: GateReply) -> str:
+    async def _judge_reasoning(self, request: GateRequest, reply: GateReply) -> str:
         """The reasoning beside the text, judged as a reply of its own: empty if a policy denies or would change it."""
         if not reply.reasoning:
             return ""
         action = reply_action(
-            asked, GateReply(reply.response_id, reply.reasoning, (), reply.finish_reason), first=False
+            request, GateReply(reply.response_id, reply.reasoning, (), reply.finish_reason), first=False
         )
         decision = await self._decide(action)
         if decision.blocks or decision.text not in (None, reply.reasoning):
             return ""
-        if self.governor.covers(Point.OUTPUT) and await self._judge_output(asked, reply.reasoning) != reply.reasoning:
+        if self.governor.covers(Point.OUTPUT) and await self._judge_output(request, reply.reasoning) != reply.reasoning:
             return ""
         return reply.reasoning
 
-    async def _judge_output(self, asked: GateRequest, text: str) -> str:
-        decision = await self._decide(endpoint_action(asked, Point.OUTPUT, asked.agent or "agent", "text", text=text))
+    async def _judge_output(self, request: GateRequest, text: str) -> str:
+        decision = await self._decide(
+            endpoint_action(request, Point.OUTPUT, request.agent or "agent", "text", text=text)
+        )
         if decision.blocks:
             return decision.denial_message()
         return text if decision.text is None else decision.text
 
-    async def _judge_calls(self, asked: GateRequest, reply: GateReply) -> tuple[tuple[ToolCall, ...], list[str]]:
+    async def _judge_calls(self, request: GateRequest, reply: GateReply) -> tuple[tuple[ToolCall, ...], list[str]]:
         """The calls that the agent may get, and the denials of the others."""
         kept: list[ToolCall] = []
         denials: list[str] = []
-        said = await self._user_texts.among(asked) if reply.tool_calls else []
+        user_texts = await self._user_texts.among(request) if reply.tool_calls else []
         for call in reply.tool_calls:
             arguments = call_arguments(call.arguments)
             action = endpoint_action(
-                asked,
+                request,
                 Point.PRE_TOOL_CALL,
                 call.name,
                 "function",
                 arguments=arguments or {},
                 call_id=call.call_id or None,
                 operation_id=new_id("op"),
-                context={"user_text": said},
+                context={"user_text": user_texts},
             )
             if arguments is None:
                 reason = f"the arguments of {call.name} are not one JSON object with each key once; write them again"
@@ -261,13 +270,13 @@ def _failed(error: Exception) -> GateRefusal:
 FRAMEWORK: Final = "endpoint"
 
 
-def endpoint_action(asked: GateRequest, point: Point, name: str, kind: Any, **fields: Any) -> Action:
-    """An action of the call ``asked``, with further ``fields`` of `Action`."""
-    fields = {"arguments": {}, **fields, "rollout_id": asked.rollout_id, "attempt": asked.attempt}
-    return Action(point, name, kind, agent=asked.agent, framework=FRAMEWORK, **fields)
+def endpoint_action(request: GateRequest, point: Point, name: str, kind: Any, **fields: Any) -> Action:
+    """An action of the call ``request``, with further ``fields`` of `Action`."""
+    fields = {"arguments": {}, **fields, "rollout_id": request.rollout_id, "attempt": request.attempt}
+    return Action(point, name, kind, agent=request.agent, framework=FRAMEWORK, **fields)
 
 
-def reply_action(asked: GateRequest, reply: GateReply, *, first: bool) -> Action:
+def reply_action(request: GateRequest, reply: GateReply, *, first: bool) -> Action:
     """The action of one choice of the reply; the ``first`` one ends the operation of the call."""
     calls = [
         {"id": call.call_id, "name": call.name, "args": call_arguments(call.arguments) or call.arguments}
@@ -277,27 +286,27 @@ def reply_action(asked: GateRequest, reply: GateReply, *, first: bool) -> Action
     if reply.prompt_tokens is not None and reply.completion_tokens is not None:
         arguments["usage"] = {"input_tokens": reply.prompt_tokens, "output_tokens": reply.completion_tokens}
     return endpoint_action(
-        asked,
+        request,
         Point.POST_MODEL_CALL,
-        asked.model,
+        request.model,
         "model",
         arguments=arguments,
         text=reply.text,
         call_id=reply.response_id,
         context={"finish_reason": reply.finish_reason},
-        operation_id=asked.operation_id if first else None,
+        operation_id=request.operation_id if first else None,
     )
 
 
-def rewritten_messages(sent: Sequence[Mapping[str, Any]], wanted: Any) -> list[Mapping[str, Any]]:
+def rewritten_messages(sent: Sequence[Mapping[str, Any]], raw: Any) -> list[Mapping[str, Any]]:
     """The messages as a policy left them. Raises `ValueError` unless only texts differ."""
-    found = cast("Sequence[Mapping[str, Any]]", wanted) if isinstance(wanted, Sequence) else ()
-    if len(found) != len(sent):
+    messages = cast("Sequence[Mapping[str, Any]]", raw) if isinstance(raw, Sequence) else ()
+    if len(messages) != len(sent):
         raise ValueError("a policy added or removed messages")
-    for old, new in zip(sent, found, strict=True):
+    for old, new in zip(sent, messages, strict=True):
         if not isinstance(new.get("content"), str) or {**old, "content": ""} != {**new, "content": ""}:
             raise ValueError("a policy changed more of a message than its text")
-    return list(found)
+    return list(messages)
 
 
 def unclear_calls(calls: Sequence[ToolCall]) -> str | None:
@@ -320,10 +329,10 @@ def call_arguments(text: str) -> dict[str, Any] | None:
 
 
 def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    value = dict(pairs)
+    if len(value) != len(pairs):
         raise ValueError("a key is repeated")
-    return found
+    return value
 
 
 def open_gate(governance: Governance, *, store: TraceStore | None = None) -> PolicyGate:

@@ -59,7 +59,7 @@ def _plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
             {
                 "id": call.get("id") or "",
                 "name": call["function"]["name"],
-                "args": text if (found := load_object(text)) is None else found,
+                "args": text if (arguments := load_object(text)) is None else arguments,
             }
             for call, text in zip(calls, written, strict=True)
         ]
@@ -107,7 +107,7 @@ def gate_replies(completion: Completion) -> list[GateReply]:
             choice.tool_calls,
             choice.finish_reason,
             completion.prompt_tokens if number == 0 else None,
-            sum(one.completion_tokens for one in completion.choices) if number == 0 else None,
+            sum(each.completion_tokens for each in completion.choices) if number == 0 else None,
             thoughts.get(number, ""),
             choice.unreadable,
         )
@@ -118,13 +118,17 @@ def gate_replies(completion: Completion) -> list[GateReply]:
 def _reasoning(completion: Completion) -> dict[int, str]:
     """What the upstream's own reply shows beside the text, the model's thoughts and refusals, by choice."""
     raw: Mapping[str, Any] = completion.raw or {}
-    choices = sorted(raw.get("choices") or (), key=lambda one: one.get("index") or 0)
-    found = {number: _thoughts(one.get("message") or {}) for number, one in enumerate(choices)}
-    blocks = [one for one in (*(raw.get("output") or ()), *(raw.get("content") or ())) if isinstance(one, dict)]
+    choices = sorted(raw.get("choices") or (), key=lambda part_of_reply: part_of_reply.get("index") or 0)
+    thoughts = {number: _thoughts(part_of_reply.get("message") or {}) for number, part_of_reply in enumerate(choices)}
+    blocks = [
+        part_of_reply
+        for part_of_reply in (*(raw.get("output") or ()), *(raw.get("content") or ()))
+        if isinstance(part_of_reply, dict)
+    ]
     for block in blocks:
         if block.get("type") in ("reasoning", "thinking"):
-            found[0] = found.get(0, "") + _thoughts(block)
-    return found
+            thoughts[0] = thoughts.get(0, "") + _thoughts(block)
+    return thoughts
 
 
 def _thoughts(holder: Mapping[str, Any]) -> str:
@@ -143,12 +147,12 @@ def changes_of(before: Sequence[GateReply], after: Sequence[GateReply], passed: 
     for number, (old, new) in enumerate(zip(before, after, strict=True)):
         if old is new:
             continue
-        left = list(new.tool_calls)
+        released = list(new.tool_calls)
         calls: dict[int, ToolCall] = {}
-        for place, call in enumerate(old.tool_calls):
-            if left and (left[0].call_id, left[0].name) == (call.call_id, call.name):
-                calls[place] = left.pop(0)
-        if left:
+        for position, call in enumerate(old.tool_calls):
+            if released and (released[0].call_id, released[0].name) == (call.call_id, call.name):
+                calls[position] = released.pop(0)
+        if released:
             raise EndpointError("a gate released a call that the model did not make", status=503)
         text = new.text if new.text.startswith(passed) else f"{passed}\n{new.text}"
         changes[number] = ChoiceChange(text, text == old.text, calls, new.reasoning == old.reasoning)
@@ -185,23 +189,23 @@ class UserTexts:
         self._store = store
         self._attempts: BoundedDict[tuple[str, int], _Attempt] = BoundedDict(_ATTEMPTS)
 
-    async def among(self, asked: GateRequest) -> list[str]:
-        """The user's texts among the messages of ``asked``."""
-        messages = [one for one in asked.messages if one["role"] != "system"]
-        if asked.route == "embeddings":
+    async def among(self, request: GateRequest) -> list[str]:
+        """The user's texts among the messages of ``request``."""
+        messages = [message for message in request.messages if message["role"] != "system"]
+        if request.route == "embeddings":
             return []
-        if asked.rollout_id is None or asked.attempt is None:
-            return [one["content"] for one in takewhile(lambda one: one["role"] == "user", messages)]
-        texts = [one["content"] for one in messages if one["role"] == "user" and one["content"]]
-        attempt = await self._attempt(asked.rollout_id, asked.attempt)
+        if request.rollout_id is None or request.attempt is None:
+            return [message["content"] for message in takewhile(lambda message: message["role"] == "user", messages)]
+        texts = [message["content"] for message in messages if message["role"] == "user" and message["content"]]
+        attempt = await self._attempt(request.rollout_id, request.attempt)
         if attempt.open and len(attempt.texts) < _TEXTS:
             attempt.texts.update(map(hash, texts[:_TEXTS]))
         return [text for text in texts if hash(text) in attempt.texts]
 
-    def replied(self, asked: GateRequest) -> None:
-        """A model has replied to ``asked``."""
-        if asked.rollout_id is not None and asked.attempt is not None:
-            attempt = self._attempts.get((asked.rollout_id, asked.attempt))
+    def replied(self, request: GateRequest) -> None:
+        """A model has replied to ``request``."""
+        if request.rollout_id is not None and request.attempt is not None:
+            attempt = self._attempts.get((request.rollout_id, request.attempt))
             if attempt is not None:
                 attempt.open = False
 

@@ -213,7 +213,7 @@ class ApiRoutes:
     ) -> tuple[Mapping[str, Any], bytes] | None:
         """The body of a finished reply and the events that follow those ``passed``; None if the gate changed nothing."""
         assert self._gate is not None
-        api, asked = call.exchange.api, call.exchange.body
+        api, request = call.exchange.api, call.exchange.body
         replies = gate_replies(completion)
         try:
             changes = changes_of(replies, await self._gate.release(judged, replies), passed_text)
@@ -225,7 +225,7 @@ class ApiRoutes:
         if not changes:
             return None
         body = api.changed_reply(body, changes)
-        return body, api.events(asked, body, read_events(passed.decode())) if call.exchange.request.stream else b""
+        return body, api.events(request, body, read_events(passed.decode())) if call.exchange.request.stream else b""
 
     def _written(
         self, call: ReceivedCall, completion: Completion, passed: bytes = b""
@@ -255,11 +255,11 @@ class ApiRoutes:
         if count is None:
             raise EndpointError(f"{engine.name} cannot count the tokens of a prompt", status=404)
         native = "messages" in speaks(engine)
-        asked = MESSAGES.native(body) if native else read_messages_request(body, counting=True)
-        tokens = partial(count, asked)
+        chat_request = MESSAGES.native(body) if native else read_messages_request(body, counting=True)
+        tokens = partial(count, chat_request)
         if self._gate is None:
             return json_response({"input_tokens": await tokens()})
-        plain = read_messages_request(body, counting=True) if native else asked
+        plain = read_messages_request(body, counting=True) if native else chat_request
         judged = gate_request(plain, "messages", body, who)
         return json_response({"input_tokens": await judged_answer(self._gate, judged, tokens, lambda _: 0)})
 
@@ -311,7 +311,7 @@ class ApiRoutes:
             return self.refuse(error, api)
         if isinstance(error, HTTPException):
             what = f"{request.method} {request.url.path}: {error.detail}"
-            hint = f"POST /v1 {', '.join(one.path for one in APIS)}, GET /v1/models and GET /healthz are there"
+            hint = f"POST /v1 {', '.join(each.path for each in APIS)}, GET /v1/models and GET /healthz are there"
             return self.refuse(EndpointError(what, status=error.status_code, hint=hint), api)
         return self.refuse(EndpointError(f"{type(error).__name__}: {error}", status=500), api)
 
@@ -330,10 +330,10 @@ async def judged_embeddings(
     Raises `EndpointError`: 400 for input that is not text, 403 where a policy denied the call or would have changed it
     (an embedding cannot carry a denial), 503 where the judgement failed.
     """
-    given = body.get("input")
-    texts = given if isinstance(given, list) and given else [given]
+    raw = body.get("input")
+    texts = raw if isinstance(raw, list) and raw else [raw]
     if not all(isinstance(text, str) for text in texts):
-        raise EndpointError(f"policies cannot read the input {shown(given)}", hint="send it as text")
+        raise EndpointError(f"policies cannot read the input {shown(raw)}", hint="send it as text")
     judged = GateRequest(
         model=model_name(body),
         messages=[{"role": "user", "content": text} for text in texts],

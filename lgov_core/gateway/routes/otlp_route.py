@@ -135,10 +135,10 @@ class TracesRoute:
         grant: KeyGrant,
     ) -> tuple[int, list[str]]:
         limit = max(self._max_body, min(self._max_body * _INFLATION, _MAX_INFLATED))
-        found = decode_traces(body, CONTENT_TYPE_OF[protocol], encoding, max_inflated=limit)
+        traces = decode_traces(body, CONTENT_TYPE_OF[protocol], encoding, max_inflated=limit)
         refused: Counter[str] = Counter()
         spans: list[Span] = []
-        for span in found:
+        for span in traces:
             if (why := _why_not(span, who, grant)) is not None:
                 refused[why] += 1
             elif who.rollout_id is None:
@@ -147,10 +147,10 @@ class TracesRoute:
                 attempt = span.attempt if who.attempt is None else who.attempt
                 spans.append(replace(span, rollout_id=who.rollout_id, attempt=attempt))
         self._counts["stored"] += store.add_spans(spans)
-        self._counts["unreadable"] += found.rejected
+        self._counts["unreadable"] += traces.rejected
         self._counts["refused"] += refused.total()
-        shown = [f"{why} ({count} spans)" for why, count in refused.most_common(_PROBLEMS_SHOWN)]
-        return found.rejected + refused.total(), [*found.problems, *shown]
+        problems = [f"{why} ({count} spans)" for why, count in refused.most_common(_PROBLEMS_SHOWN)]
+        return traces.rejected + refused.total(), [*traces.problems, *problems]
 
 
 def _why_not(span: Span, who: Attribution, grant: KeyGrant) -> str | None:

@@ -114,8 +114,8 @@ def _only(headers: Headers, name: str) -> str | None:
 def _checked(name: str, value: str | None, form: re.Pattern[str]) -> str | None:
     if value is None or form.fullmatch(value):
         return value
-    shown = value if len(value) <= 60 else value[:60] + "..."
-    raise EndpointError(f"{name} is {shown!r}, which does not match {form.pattern}")
+    excerpt = value if len(value) <= 60 else value[:60] + "..."
+    raise EndpointError(f"{name} is {excerpt!r}, which does not match {form.pattern}")
 
 
 def _agree(what: str, in_path: str | None, in_header: str | None, in_key: str | None) -> str | None:

@@ -89,9 +89,9 @@ class KeyRing:
         if callable(admin_keys):
             self._admin_keys = admin_keys
         else:
-            given = tuple(admin_keys)
-            check_admin_keys(given)
-            self._admin_keys = lambda: given
+            keys = tuple(admin_keys)
+            check_admin_keys(keys)
+            self._admin_keys = lambda: keys
         self.required = required
 
     def __repr__(self) -> str:
@@ -145,10 +145,10 @@ class KeyRing:
         return KeyGrant()
 
     def _is_admin(self, key: str) -> bool:
-        given, found = key.encode("utf-8", "surrogateescape"), False
-        for known in self._admin_keys():  # all of them, so that the time reveals nothing
-            found |= hmac.compare_digest(given, known.encode())
-        return found
+        raw, matches = key.encode("utf-8", "surrogateescape"), False
+        for admin_key in self._admin_keys():  # all of them, so that the time reveals nothing
+            matches |= hmac.compare_digest(raw, admin_key.encode())
+        return matches
 
     def _read_scoped(self, key: str) -> KeyGrant:
         forged = EndpointError("the key is not one of this endpoint's", status=401, hint="it was issued elsewhere")

@@ -121,8 +121,8 @@ class UpstreamEngine:
 
     async def embed(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """The upstream's embeddings, as it wrote them."""
-        asked = ChatRequest(body=body, model=str(body["model"]), messages=(), route="embeddings")
-        return (await self._whole(asked, "/embeddings"))[0]
+        request = ChatRequest(body=body, model=str(body["model"]), messages=(), route="embeddings")
+        return (await self._whole(request, "/embeddings"))[0]
 
     async def _whole(self, request: ChatRequest, path: str) -> tuple[ReceivedBody, Replica]:
         async with self._response(request, path, self._whole_timeout) as (replica, response):
@@ -283,5 +283,5 @@ async def _frames(parts: AsyncIterator[bytes]) -> AsyncIterator[tuple[str | None
             elif not bare:
                 yield "\n".join(data) if data else None, b"\n".join([*frame, b""])
                 frame, data = [], []
-    if left := b"\n".join([*frame, rest]):
-        yield None, left
+    if rest_of_stream := b"\n".join([*frame, rest]):
+        yield None, rest_of_stream

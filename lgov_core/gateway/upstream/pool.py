@@ -109,8 +109,8 @@ class UpstreamPool:
         """The servers in the order in which a call should try them."""
         now = time.monotonic()
         if sticky is None:
-            return sorted(self.replicas, key=lambda one: (not one.up(now), one.running))
-        return sorted(self.replicas, key=lambda one: (not one.up(now), _weight(sticky, one.url)))
+            return sorted(self.replicas, key=lambda replica: (not replica.up(now), replica.running))
+        return sorted(self.replicas, key=lambda replica: (not replica.up(now), _weight(sticky, replica.url)))
 
     async def ask(
         self, send: Callable[[Replica], Awaitable[aiohttp.ClientResponse]], sticky: str | None
@@ -163,7 +163,7 @@ class UpstreamPool:
     def readings(self) -> Iterable[Reading]:
         """The metrics of the servers."""
         now = time.monotonic()
-        up = {one.label: float(one.up(now)) for one in self.replicas}
+        up = {replica.label: float(replica.up(now)) for replica in self.replicas}
         yield (
             "gauge",
             "lgov_upstream_up",
@@ -171,7 +171,7 @@ class UpstreamPool:
             "upstream",
             up,
         )
-        running = {one.label: float(one.running) for one in self.replicas}
+        running = {replica.label: float(replica.running) for replica in self.replicas}
         yield (
             "gauge",
             "lgov_upstream_running",
@@ -179,7 +179,7 @@ class UpstreamPool:
             "upstream",
             running,
         )
-        failed = {one.label: float(one.failed) for one in self.replicas}
+        failed = {replica.label: float(replica.failed) for replica in self.replicas}
         yield (
             "counter",
             "lgov_upstream_failures",

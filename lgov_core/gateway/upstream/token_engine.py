@@ -100,7 +100,7 @@ class TokenEngine:
         policy = self._policy_of(request)
         codec = self._codecs[policy]
         prompt = codec.prompt(request)
-        asked = TokenPrompt(
+        token_prompt = TokenPrompt(
             prompt.ids,
             codec.reply_limit(request, prompt, self._max_new_tokens),
             request.temperature,
@@ -111,9 +111,9 @@ class TokenEngine:
             reply_grammar(request, self._tool_format) if self._grammars else None,
             policy,
         )
-        each = [asked] * request.n
+        each = [token_prompt] * request.n
         if request.seed is not None:  # each choice needs a seed of its own
-            each = [replace(asked, seed=request.seed + choice) for choice in range(request.n)]
+            each = [replace(token_prompt, seed=request.seed + choice) for choice in range(request.n)]
         return codec.completion(request, prompt, await asyncio.gather(*map(self._ask, each)))
 
     async def count_tokens(self, request: ChatRequest) -> int:
