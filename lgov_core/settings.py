@@ -45,6 +45,8 @@ Place = Annotated[str, Meta(pattern=r"\A[^\0]*[^\s\0][^\0]*\Z", description="a p
 Url = Annotated[str, Meta(description="a URL such as http://127.0.0.1:8321")]
 Port = Annotated[int, Meta(ge=0, le=65535, description="a whole number from 0 to 65535")]
 Seconds = Annotated[float, Meta(gt=0, le=sys.float_info.max, description="a number of seconds above 0")]
+Count = Annotated[int, Meta(ge=1, description="a whole number of 1 or more")]
+WholeSeconds = Annotated[int, Meta(ge=0, description="a whole number of 0 or more")]
 Truth = Annotated[bool, Meta(description="true or false")]
 
 
@@ -78,7 +80,7 @@ class Settings:
     cache: FilePath | None = None
     """Folder for the models of ``lgov models pull``. Default: the user's cache folder."""
     models: FilePath | None = None
-    """Folder to which ``lgov promote`` writes models. Default: ``models``."""
+    """Folder to which ``lgov models promote`` writes models. Default: ``models``."""
     host: Text = "127.0.0.1"
     """Address on which ``lgov serve`` listens."""
     port: Port = 8321
@@ -87,6 +89,17 @@ class Settings:
     """Model that ``lgov serve`` loads and serves: ``tiny``, ``smollm2``, a folder or a hub name."""
     upstream: Url | None = None
     """Base URL of the model server to which ``lgov serve`` forwards calls; several are separated by commas."""
+    upstream_key_env: Text = "OPENAI_API_KEY"
+    """Variable with the key of the upstream of ``lgov serve``."""
+    upstream_speaks: Names = ("chat", "completions", "embeddings")
+    """APIs in which ``lgov serve`` asks its upstream (``responses`` and ``messages`` are the others), separated by commas; what
+    it does not speak is translated to chat."""
+    max_running: Count = 512
+    """Calls that ``lgov serve`` answers at the same time."""
+    max_waiting: Count = 2048
+    """Calls that wait for ``lgov serve`` at the same time."""
+    drain_s: WholeSeconds = 30
+    """Seconds that ``lgov serve`` gives running calls to end after SIGTERM."""
     key_secret_file: FilePath | None = None
     """File with the secret from which ``lgov serve`` makes its keys: 16 bytes or more."""
     origins: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False, compare=False)
@@ -102,12 +115,17 @@ class Settings:
 
 
 def load_settings(
-    flags: Mapping[str, object] | None = None, *, folder: Path | None = None, environ: Mapping[str, str] | None = None
+    flags: Mapping[str, object] | None = None,
+    *,
+    texts: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> Settings:
     """The settings of a process.
 
-    ``flags`` are explicit values by setting name; None values count as not given. ``folder`` is where the search for a
-    file begins (the working directory by default), ``environ`` the environment (that of the process by default). Raises
+    ``flags`` are explicit values by setting name; None values count as not given. ``texts`` are explicit values as a variable
+    of the environment holds them (``--set NAME=VALUE``). ``folder`` is where the search for a file begins (the working
+    directory by default), ``environ`` the environment (that of the process by default). Raises
     `SettingsError` for a file that cannot be read or is not TOML, an unknown name, and a value of the wrong type; the
     message names the setting and where it was set.
     """
@@ -117,6 +135,7 @@ def load_settings(
         _from_file(folder or Path.cwd()),
         _from_environment(os.environ if environ is None else environ),
         _from_flags(flags or {}),
+        _from_texts(texts or {}, {name: f"--set {name}" for name in texts or {}}),
     ):
         for name, (value, origin) in source.items():
             values[name], origins[name] = value, origin
@@ -214,15 +233,24 @@ def _line_of(name: str, text: str, section: str | None) -> int | None:
 
 def _from_environment(environ: Mapping[str, str]) -> _Values:
     names = {f"LGOV_{name.upper()}": name for name in _KINDS}
-    values: dict[str, object] = {}
+    texts: dict[str, str] = {}
     for variable, text in environ.items():
         if not variable.startswith("LGOV_") or variable in OTHER_VARIABLES:
             continue
         if variable not in names:
             raise _unknown(variable, "set in the environment", names)
-        name = names[variable]
-        values[name] = [part.strip() for part in text.split(",")] if name == "redact" else text
-    return _read(values, {name: variable for variable, name in names.items()}, strict=False)
+        texts[names[variable]] = text
+    return _from_texts(texts, {name: variable for variable, name in names.items()})
+
+
+def _from_texts(texts: Mapping[str, str], origins: Mapping[str, str]) -> _Values:
+    """Values that are text whatever their type; a list of names is separated by commas."""
+    values: dict[str, object] = {}
+    for name, text in texts.items():
+        if name not in _KINDS:
+            raise _unknown(name, f"given as {origins[name]}", _KINDS)
+        values[name] = [part.strip() for part in text.split(",")] if _KINDS[name] is Names else text
+    return _read(values, origins, strict=False)
 
 
 def _from_flags(flags: Mapping[str, object]) -> _Values:

@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from lgov_core.commands.frameworks import ABILITIES, surface_rows
+from lgov_core.commands.doctor import ABILITIES, surface_rows
 from lgov_core.instrumentation.framework import MODES, SHAPES, Adapter
 from lgov_core.plugins import make_plugin_manager
 from lgov_core.process.governed import installed_adapters

@@ -1,16 +1,21 @@
-"""The fields of one entry of the audit record, and their canonical bytes."""
+"""Entries of the audit record: their fields and canonical bytes, what writes them, and which of them a reader asks for."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, Final, NamedTuple
 
 from lgov_core._util.canonical import sorted_json
+from lgov_core.audit.redaction import Redaction, redaction
+from lgov_core.errors import AuditError
 from lgov_core.types import Action, Decision, Effect, ToolOutcome
 
 #: Longer texts are stored as a marker with their size, their hash and their beginning.
@@ -212,3 +217,129 @@ def _short(text: str | None) -> str | None:
         return text
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
     return f"{text[:_FIELD_LIMIT]}… [{len(text)} characters, SHA-256 {digest}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The entries that fit every field that is set.
+
+    ``since`` and ``before`` are Unix times in seconds. ``tool`` and ``agent`` are globs; only entries about a tool call have
+    a tool. ``text`` is looked for in any case: in the arguments and texts of an entry, its name and its reasons.
+    """
+
+    rollout_id: str | None = None
+    session_id: str | None = None
+    since: float | None = None
+    before: float | None = None
+    tool: str | None = None
+    agent: str | None = None
+    text: str | None = None
+
+    def holds(self, entry: AuditEntry) -> bool:
+        """Whether ``entry`` is one of them."""
+        return (
+            self.rollout_id in (None, entry.rollout_id)
+            and self.session_id in (None, entry.session_id)
+            and (self.since is None or entry.time_ns >= self.since * 1e9)
+            and (self.before is None or entry.time_ns < self.before * 1e9)
+            and (self.tool is None or (is_tool_call(entry) and fnmatchcase(entry.name or "", self.tool)))
+            and (self.agent is None or fnmatchcase(entry.agent or "", self.agent))
+            and (self.text is None or _mentions(entry, self.text.casefold()))
+        )
+
+
+def is_tool_call(entry: AuditEntry) -> bool:
+    """Whether the entry is about a tool call, before or after it."""
+    return (entry.point or "").endswith("tool_call")
+
+
+def _mentions(entry: AuditEntry, wanted: str) -> bool:
+    reasons = (part["reason"] for part in (entry.verdict, *(entry.body.get("parts") or ())))
+    texts = (entry.name, *reasons, *_texts(entry.arguments), *_texts(entry.content))
+    return any(wanted in text.casefold() for text in texts if text)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in ``value``, also those in a text that is JSON, as the arguments of a tool call are in a model's reply."""
+    if isinstance(value, Mapping):
+        items: Mapping[str, Any] = value
+        for key, item in items.items():
+            yield key
+            yield from _texts(item)
+    elif isinstance(value, list):
+        for item in value:  # pyright: ignore[reportUnknownVariableType]
+            yield from _texts(item)
+    elif isinstance(value, str):
+        yield value
+        if value.lstrip().startswith(("{", "[", '"')):
+            try:
+                yield from _texts(json.loads(value))
+            except (ValueError, RecursionError):
+                return
+    elif value is not None:
+        yield str(value)
+
+
+class EntryWriter(ABC):
+    """What makes entries: takes out what ``redact`` names, and puts the rest into the fields of the record."""
+
+    def __init__(self, redact: Redaction | Callable[[str, Any], Any] | Iterable[str] | None = None) -> None:
+        self._redact = redaction(redact)
+
+    @abstractmethod
+    def append_entry(
+        self, fields: Mapping[str, Any], arguments: Payload | None, content: Payload | None, prefix: str
+    ) -> str:
+        """Makes an entry durable and returns its id, which begins with ``prefix``. Raises `AuditError`."""
+
+    def commit(self, action: Action, decision: Decision) -> str:
+        """Appends the decision and returns its entry's id once it is durable.
+
+        Raises `AuditError`. Callable from any thread. What the arguments hold besides JSON values is recorded as its
+        ``repr``; what is longer than 64 KiB as its beginning, size and SHA-256.
+        """
+        with recordable(action.name):
+            if self._redact is not None:
+                action, decision = self._redact.decided(action, decision)
+            arguments, fields = payload(action.arguments), decision_fields(action, decision)
+            texts = {"text": action.text, "new_arguments": decision.arguments, "new_text": decision.text}
+            content = content_payload(texts)
+        return self.append_entry(fields, arguments, content, "aud")
+
+    def commit_outcome(self, outcome: ToolOutcome, decision_id: str | None) -> str:
+        """Appends the outcome of an act, as an entry that refers to its decision's, and returns the new entry's id.
+
+        The arguments are kept with the decision; the outcome keeps them only when there was none. Raises `AuditError`.
+        Callable from any thread.
+        """
+        with recordable(outcome.action.name):
+            if self._redact is not None:
+                outcome = self._redact.outcome(outcome)
+            arguments = payload(outcome.action.arguments) if decision_id is None else None
+            fields = outcome_fields(outcome, decision_id)
+            content = content_payload({"result": outcome.result, "error": outcome.error})
+        return self.append_entry(fields, arguments, content, "out")
+
+    def append(
+        self, kind: str, fields: Mapping[str, Any], *, arguments: Mapping[str, Any] | None, content: Mapping[str, Any]
+    ) -> str:
+        """Appends an entry of another kind, made of ``fields``, and returns its id. Raises `AuditError`."""
+        with recordable(kind):
+            if self._redact is not None:
+                arguments = None if arguments is None else self._redact.mapping(arguments)
+                content = self._redact.mapping(content)
+            given = None if arguments is None else payload(arguments)
+            texts = content_payload(content)
+        return self.append_entry({"kind": kind, **fields}, given, texts, kind[:3])
+
+
+@contextmanager
+def recordable(name: str) -> Generator[None]:
+    """Turns any exception of the block into the error for an entry that cannot be made."""
+    try:
+        yield
+    except Exception as error:
+        raise AuditError(
+            f"the arguments of {name[:100]!r} cannot be recorded: {type(error).__name__}: {error}",
+            hint="an act that cannot be put on record is not done",
+        ) from error

@@ -12,24 +12,161 @@ covers them all. The predicate of a checkpoint (`CHECKPOINT`) has
 - ``policy``: ``sha256`` and ``mode`` of the rules in force while the data was made, null where the trainer did not know them;
 - ``code``: versions, and the SHA-256 of lgov's own source;
 - ``weights``: the ``file`` they are in (a list where they are in several), and ``sha256`` over their tensors
-  (`lgov_core.audit.tensor_files`).
+  (`lgov_core.audit.lineage`).
 
 An export (`EXPORT`) is stated in the same way, with the checkpoint as its parent. Needs nothing but the standard library.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any, Final
 
-from lgov_core.audit.attestation import Attestation, read_attestation
-from lgov_core.audit.tensor_files import tensors_sha256
-from lgov_core.audit.verify import public_key
+from lgov_core.audit.entry import canonical
+from lgov_core.audit.signing import Signer
+from lgov_core.audit.verify import Ed25519PublicKey, public_key
 from lgov_core.errors import AuditError
+
+_LONGEST_HEADER: Final = 100_000_000
+_PORTION: Final = 1 << 20
+
+
+def tensor_head(name: str, dtype: str, shape: Sequence[int]) -> bytes:
+    """The prefix of a tensor's bytes when it is hashed: two different tensors never have the same prefix and bytes."""
+    return json.dumps([name, dtype, list(shape)], separators=(",", ":")).encode() + b"\0"
+
+
+def tensors_sha256(*paths: str | os.PathLike[str]) -> str:
+    """The SHA-256 (hex) over all tensors in the files, in the order of their names: `tensor_head` and the bytes of each.
+
+    It says what the weights are, whatever else the files hold, in whatever order, and over how many files they are spread.
+    Raises `AuditError` when a file cannot be read or is not whole.
+    """
+    whole = hashlib.sha256()
+    path: str | os.PathLike[str] = ""
+    try:
+        found: list[tuple[str, str, list[int], int, int, str | os.PathLike[str]]] = []
+        for path in paths:
+            found += [(*tensor, path) for tensor in _tensors(path)]
+        for name, dtype, shape, first, last, path in sorted(found, key=lambda one: one[:5]):
+            whole.update(tensor_head(name, dtype, shape))
+            with open(path, "rb") as file:
+                file.seek(first)
+                while first < last:
+                    portion = file.read(min(last - first, _PORTION))
+                    if not portion:
+                        raise ValueError(f"it ends within tensor {name!r}")
+                    whole.update(portion)
+                    first += len(portion)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise AuditError(f"{os.fspath(path)} cannot be read as safetensors: {error}") from error
+    return whole.hexdigest()
+
+
+def folder_sha256(folder: str | os.PathLike[str]) -> str | None:
+    """As `tensors_sha256`, of the weights in a model's folder; None without a folder or safetensors in it."""
+    files = sorted(Path(folder).glob("*.safetensors"))
+    return tensors_sha256(*files) if files else None
+
+
+def _tensors(path: str | os.PathLike[str]) -> Iterator[tuple[str, str, list[int], int, int]]:
+    """Of each tensor in a file: name, type, shape, position of its first byte and of the byte after its last."""
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        if not 0 < size <= _LONGEST_HEADER:
+            raise ValueError("it has no header")
+        header: dict[str, Any] = json.loads(file.read(size))
+    for name, stated in header.items():
+        if name == "__metadata__":
+            continue
+        first, last = (int(offset) for offset in stated["data_offsets"])
+        if not 0 <= first <= last:
+            raise ValueError(f"tensor {name!r} has offsets {first} to {last}")
+        yield name, str(stated["dtype"]), [int(one) for one in stated["shape"]], 8 + size + first, 8 + size + last
+
+
+STATEMENT: Final = "https://in-toto.io/Statement/v1"
+PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
+
+
+@dataclass(frozen=True, slots=True)
+class Attestation:
+    """A statement as it is read back. ``payload`` are its bytes, ``key`` the public key (32 bytes) that signed it, or None.
+
+    The signature has been checked; whether the key is one to be trusted has not.
+    """
+
+    statement: Mapping[str, Any]
+    payload: bytes
+    key: bytes | None
+
+    @property
+    def sha256(self) -> str:
+        """The SHA-256 (hex) of the payload: by which a later statement names this one."""
+        return hashlib.sha256(self.payload).hexdigest()
+
+
+def attest(files: Mapping[str, str], predicate_type: str, predicate: Mapping[str, Any], signer: Signer | None) -> str:
+    """A statement about ``files`` (name to SHA-256 in hex) as one line of JSON without its line feed.
+
+    With ``signer`` it is a DSSE envelope; without, the statement itself, which proves nothing to those who do not trust
+    its keeper. Raises what the signer raises.
+    """
+    statement = {
+        "_type": STATEMENT,
+        "subject": [{"name": name, "digest": {"sha256": files[name]}} for name in sorted(files)],
+        "predicateType": predicate_type,
+        "predicate": dict(predicate),
+    }
+    payload = canonical(statement)
+    if signer is None:
+        return payload
+    signature = signer.sign(_signed(payload.encode()))
+    return canonical(
+        {
+            "payloadType": PAYLOAD_TYPE,
+            "payload": base64.b64encode(payload.encode()).decode(),
+            "signatures": [{"keyid": signer.public.hex(), "sig": base64.b64encode(signature).decode()}],
+        }
+    )
+
+
+def read_attestation(line: str) -> Attestation:
+    """The statement in a line that `attest` wrote. Raises `AuditError` when it is none, or its signature is wrong."""
+    try:
+        said: Any = json.loads(line)
+        key: bytes | None = None
+        payload = line.encode()
+        if not isinstance(said, dict):
+            raise ValueError("it is not a JSON object")
+        if "payload" in said:
+            if said["payloadType"] != PAYLOAD_TYPE:
+                raise ValueError(f"its payload is {said['payloadType']!r}")
+            payload = base64.b64decode(said["payload"], validate=True)
+            (signed,) = said["signatures"]
+            key = bytes.fromhex(signed["keyid"])
+            if not Ed25519PublicKey(key).verify(_signed(payload), base64.b64decode(signed["sig"], validate=True)):
+                raise ValueError("its signature is wrong")
+            said = json.loads(payload)
+        if said["_type"] != STATEMENT or not isinstance(said["predicate"], dict):
+            raise ValueError("it is not an in-toto statement")
+    except (ValueError, LookupError, TypeError, RecursionError, binascii.Error) as error:
+        what = f"there is no {error}" if isinstance(error, LookupError) else str(error)
+        raise AuditError(f"the statement cannot be read: {what}") from error
+    return Attestation(said, payload, key)
+
+
+def _signed(payload: bytes) -> bytes:
+    kind = PAYLOAD_TYPE.encode()
+    return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
+
 
 LINEAGE_FILE: Final = "lineage.jsonl"
 CHECKPOINT: Final = "urn:lgov:attestation:checkpoint:v1"

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
 import json
 import os
 import sqlite3
 import threading
 import time
+import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from lgov_core._util.sqlite_file import (
     BESIDE,
@@ -23,16 +25,61 @@ from lgov_core._util.sqlite_file import (
     keep_quiet_across_fork,
     require_same_file,
 )
-from lgov_core.audit.chain import Chain, Row
-from lgov_core.audit.entry import AuditEntry, Payload, entry_of
-from lgov_core.audit.erasure import erase_texts, erasure_fields
-from lgov_core.audit.heads import Heads, Signer, heads_path
-from lgov_core.audit.keys import default_signer
+from lgov_core.audit.entry import AuditEntry, EntryWriter, Payload, Selection, body_text, entry_of, recordable
+from lgov_core.audit.record_file import AUDIT_RECORD, erase_texts, erasure_fields, open_record
 from lgov_core.audit.redaction import Redaction
-from lgov_core.audit.schema import AUDIT_RECORD, open_record
-from lgov_core.audit.selection import Selection
-from lgov_core.audit.writer import EntryWriter, recordable
+from lgov_core.audit.signing import Heads, Signer, default_signer, heads_path
 from lgov_core.errors import AuditError, AuditKeyError
+
+_DOMAIN: Final = b"lgov-audit-v2\0"
+#: Bytes of a salt.
+_SALT: Final = 16
+
+
+class Row(NamedTuple):
+    """An entry's columns in the table ``entries``, without its position; `lgov_core.audit.verify` states their format."""
+
+    writer: str
+    seq: int
+    rollout_id: str | None
+    body: str
+    prev_hash: bytes
+    hash: bytes
+    salt: bytes | None
+    arguments: str | None
+    content: str | None
+
+
+class Chain:
+    """The chain of one writer, which it names with a random id. For one thread at a time."""
+
+    def __init__(self) -> None:
+        self.writer = uuid.uuid4().hex
+        self._seq, self._hash = 0, bytes(32)
+
+    def next_id(self, prefix: str) -> str:
+        """The id of the next entry."""
+        return f"{prefix}_{self.writer[:16]}_{self._seq + 1}"
+
+    def next_row(
+        self, entry_id: str, fields: Mapping[str, Any], arguments: Payload | None, content: Payload | None
+    ) -> Row:
+        """The next entry; the chain itself does not move until `append`. Raises `ValueError` as `body_text` does."""
+        salt = None if arguments is None and content is None else os.urandom(_SALT)
+        seq, body = self._seq + 1, dict(fields)
+        for name, text in (("arguments", arguments), ("content", content)):
+            if salt is not None and text is not None:
+                body[f"{name}_sha256"] = hashlib.sha256(salt + text.stored.encode()).hexdigest()
+                body[f"{name}_size"] = text.size
+        text = body_text({**body, "entry_id": entry_id, "writer": self.writer, "seq": seq})
+        stored = (arguments and arguments.stored, content and content.stored)
+        found = hashlib.sha256(_DOMAIN + self._hash + text.encode()).digest()
+        return Row(self.writer, seq, fields.get("rollout_id"), text, self._hash, found, salt, *stored)
+
+    def append(self, row: Row) -> None:
+        """Moves the end of the chain to a row that has been committed."""
+        self._seq, self._hash = row.seq, row.hash
+
 
 _INSERT: Final = f"INSERT INTO entries ({', '.join(Row._fields)}) VALUES ({', '.join('?' * len(Row._fields))})"
 _SELECT = "SELECT position, body, prev_hash, hash, arguments, content FROM entries"

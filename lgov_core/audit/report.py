@@ -1,15 +1,109 @@
-"""Counts the decisions of an audit record: by tool, result, rule, agent, point and time."""
+"""Entries for other programs (JSON lines, CloudEvents, OCSF), and counts of decisions by tool, rule, agent and time."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, Literal
+from urllib.parse import quote
 
 from lgov_core.audit.entry import AuditEntry
 from lgov_core.types import BLOCKING, Point
+
+Format = Literal["jsonl", "cloudevents", "ocsf"]
+
+#: OCSF severity_id: 1 informational, 2 low, 3 medium, 4 high, 5 critical.
+_SEVERITY: Final = {"low": 2, "medium": 3, "high": 4, "critical": 5}
+
+
+def lines(entries: Iterable[AuditEntry], form: Format) -> Iterator[str]:
+    """Each entry as one line of JSON, without its line feed."""
+    write = {"jsonl": plain, "cloudevents": cloud_event, "ocsf": ocsf}[form]
+    return (json.dumps(write(entry), allow_nan=False) for entry in entries)
+
+
+def plain(entry: AuditEntry) -> dict[str, Any]:
+    """Everything that was hashed, with the texts (null once erased), position and hashes."""
+    return {
+        **entry.body,
+        "position": entry.position,
+        "arguments": json.loads(entry.arguments or "null"),
+        "content": json.loads(entry.content or "null"),
+        "prev_hash": entry.prev_hash.hex(),
+        "hash": entry.hash.hex(),
+    }
+
+
+def cloud_event(entry: AuditEntry) -> dict[str, Any]:
+    """A CloudEvents 1.0 event in structured JSON mode; the data is that of `plain`."""
+    event: dict[str, Any] = {
+        "specversion": "1.0",
+        "id": entry.entry_id,
+        "source": f"urn:lgov:audit:{entry.writer}",
+        "type": f"dev.lgov.audit.{entry.kind}",
+        "time": datetime.fromtimestamp(entry.time_ns / 1e9, UTC).isoformat(),
+        "datacontenttype": "application/json",
+        "data": plain(entry),
+    }
+    if entry.rollout_id is not None:
+        event["subject"] = quote(entry.rollout_id)
+    return event
+
+
+def ocsf(entry: AuditEntry) -> dict[str, Any]:
+    """An OCSF 1.3 API Activity (class 6003): who (the agent) did what (the tool), and whether it was allowed.
+
+    In shadow mode an act is allowed, with the severity, policy and reason of the denial that was not enforced.
+    """
+    verdict = entry.verdict
+    denied = entry.effect in BLOCKING or entry.status == "denied"
+    failed = entry.status not in (None, "ok", "denied")
+    event: dict[str, Any] = {
+        "class_uid": 6003,
+        "class_name": "API Activity",
+        "category_uid": 6,
+        "category_name": "Application Activity",
+        "activity_id": 99,  # other
+        "activity_name": entry.point or entry.kind,
+        "type_uid": 600399,
+        "time": entry.time_ns // 1_000_000,
+        "severity_id": _SEVERITY.get(verdict["severity"], 1) if denied or verdict["effect"] in BLOCKING else 1,
+        "status_id": 2 if denied or failed else 1,
+        "status_detail": verdict["reason"] or entry.status,
+        "message": verdict["reason"] or f"{entry.kind} {entry.name or ''}".strip(),
+        "metadata": {
+            "version": "1.3.0",
+            "uid": entry.entry_id,
+            "correlation_uid": entry.refers_to or entry.call_id,
+            "product": {"name": "lgov", "vendor_name": "lgov", "version": entry.code_version},
+        },
+        "actor": {"app_name": entry.agent or "agent"},
+        "api": {
+            "operation": entry.name or entry.kind,
+            "service": {"name": entry.framework or "lgov"},
+            "request": {"uid": entry.call_id or entry.entry_id},
+        },
+        "src_endpoint": {"name": entry.agent or "agent"},
+    }
+    if session := entry.session_id or entry.rollout_id:
+        event["actor"]["session"] = {"uid": session}
+    if entry.kind == "decision":
+        event["metadata"]["profiles"] = ["security_control"]  # which the next three belong to
+        event["action_id"] = 2 if denied else 1  # OCSF: 1 allowed, 2 denied
+        event["disposition_id"] = 2 if denied else 1  # 1 allowed, 2 blocked
+        event["policy"] = {"name": verdict["policy"], "uid": entry.policy_digest, "desc": verdict["rule"]}
+    return {**_known(event), "unmapped": plain(entry)}
+
+
+def _known(event: Mapping[str, Any]) -> dict[str, Any]:
+    """``event`` without what is None: an attribute of OCSF that is not known is left out."""
+    return {
+        name: _known(value) if isinstance(value, dict) else value for name, value in event.items() if value is not None
+    }
+
 
 #: What a decision can come to. ``would deny``: shadow mode let pass what the policies deny.
 EFFECTS: Final = ("allow", "warn", "transform", "escalate", "deny", "would deny")

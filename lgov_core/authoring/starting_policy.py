@@ -258,13 +258,13 @@ def starting_policy(program: Path, folder: Path) -> tuple[str, list[ProgramTool]
     if not tools:
         raise PolicyError(
             f"no tool was found in {program}",
-            hint="record a run in shadow mode, and use: lgov policy init --from STORE",
+            hint="record a run in shadow mode, and use: lgov policy suggest STORE",
         )
     modules = imported_modules(program)
     dialect = next((of_it for module, of_it in _DIALECTS.items() if module in modules), "sqlite")
     rules = [rule for tool in tools for rule in _of_tool(tool, dialect, folder)]
     text = (
-        f"# The tools found in {program.name}, by lgov policy init --agent. Read it and change it to fit.\n"
+        f"# The tools found in {program.name}, by lgov init --agent. Read it and change it to fit.\n"
         "# Then: lgov policy check FILE, and lgov policy explain FILE --action JSON\n"
         f"version: 1\nname: {_slug(program.stem)}\n"
         "mode: enforce   # or shadow: judge and record everything, block nothing\n"

@@ -40,7 +40,7 @@ from lgov_core.policies.provenance.text import addresses
 from lgov_core.policies.provenance.values import Address, covers
 from lgov_core.policies.sql.names import GUARDED, READS
 from lgov_core.policies.sql.policy import COMMON_DIALECTS, SQL_ARGUMENTS
-from lgov_core.policies.sql.touched import SQLTouches
+from lgov_core.policies.sql.reader import SQLTouches
 from lgov_core.types import Action, Decision, Point
 
 _LOOKS_LIKE_A_PATH: Final = re.compile(r".*[/\\].*|.*\.\w{1,8}", re.DOTALL)
@@ -276,6 +276,6 @@ def _written(rules: Sequence[ProposedRule], needed: Sequence[RecordedAction], ev
     return (
         f"{first}\n"
         "# It allows these and little more. Read it, widen what is too narrow, and try it on other records:\n"
-        "# lgov policy replay FILE STORE. The numbers say how often something was seen.\n"
+        "# lgov policy eval FILE STORE. The numbers say how often something was seen.\n"
         "version: 1\nname: suggested\ndefault: deny\nrules:\n" + "\n".join(rule.text() for rule in rules)
     )

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import wraps
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import click
 
 from lgov_core.commands.group import Exit, exit_status
 
+if TYPE_CHECKING:
+    from lgov_core.audit.entry import Selection
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 PATH: Final = click.Path(path_type=Path)
 FILE: Final = click.Path(dir_okay=False, path_type=Path)
+EXISTING_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 
 
 def command(*codes: Exit, more: str = "") -> Callable[[Callable[..., Any]], click.Command]:
-    """A command with ``--json`` (``as_json``), whose help ends with its exit codes and ``more``."""
+    """Makes a command with ``--json`` (``as_json``), whose help ends with its exit codes and ``more``."""
 
     def make(function: Callable[..., Any]) -> click.Command:
         made = click.command(epilog=exit_status(*codes, more=more))(function)
@@ -32,11 +38,20 @@ def command(*codes: Exit, more: str = "") -> Callable[[Callable[..., Any]], clic
     return make
 
 
-def limit_option(what: str) -> Callable[[_Function], _Function]:
-    """``--limit``: rows to show, 50 unless given; 0 is all of them."""
-    text = f"{what} to show; 0 shows all."
+def limit_option(rows: str) -> Callable[[_Function], _Function]:
+    """``--limit``: how many ``rows`` to show, 50 unless it says otherwise; 0 is all of them."""
+    text = f"{rows} to show; 0 shows all."
     return click.option("--limit", type=click.IntRange(min=0), default=50, show_default=True, help=text)
 
+
+base_model_option = click.option("--model", help="Base model, if the checkpoint does not name it or it has moved.")
+content_option = click.option(
+    "--content/--no-content", default=True, show_default=True, help="Include what users, models and tools wrote."
+)
+resume_option = click.option("--resume", is_flag=True, help="Resume the interrupted run in --folder.")
+yes_option = click.option("--yes", is_flag=True, help="Skip the confirmation.")
+
+# ---------------------------------------------------------------------- moments
 
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 
@@ -60,31 +75,142 @@ def _moment(_context: click.Context, _parameter: click.Parameter, value: str | N
     return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
 
 
+# ---------------------------------------------------------------------- NAME=VALUE
+
+#: For each field the values that it may have; a row fits when it has one of them in every field.
+Where: TypeAlias = Mapping[str, tuple[str, ...]]
+
+
+def pair(text: str, form: str = "NAME=VALUE") -> tuple[str, str]:
+    """The two sides of ``text``. Raises `click.BadParameter` where one is missing."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise click.BadParameter(f"takes {form}, not {text!r}")
+    return name, value
+
+
+def where_option(
+    fields: Mapping[str, str], *, other: str | None = None, note: str = "repeatable"
+) -> Callable[[_Function], _Function]:
+    """``--where FIELD=VALUE`` (`Where`): only rows that fit.
+
+    ``fields`` are the names of the fields with the form of their values. ``other`` says what any further name means; without
+    it a further name is wrong usage.
+    """
+    forms = ", ".join(f"{name}={form}" for name, form in fields.items())
+
+    def parse(_context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> Where:
+        where: dict[str, tuple[str, ...]] = {}
+        for text in texts:
+            name, value = pair(text, "FIELD=VALUE")
+            if name not in fields and other is None:
+                raise click.BadParameter(f"there is no field {name}; there are {', '.join(fields)}")
+            where[name] = (*where.get(name, ()), value)
+        return where
+
+    more = "" if other is None else f", {other}"
+    return click.option(
+        "--where", metavar="FIELD=VALUE", multiple=True, callback=parse, help=f"Only what fits: {forms}{more}; {note}."
+    )
+
+
+def single(where: Where, field: str) -> str | None:
+    """The value of a field that may be given once. Raises `click.UsageError` for several."""
+    values = where.get(field, ())
+    if len(values) > 1:
+        raise click.UsageError(f"--where {field} can be given once")
+    return values[0] if values else None
+
+
+#: The fields of an audit record's entries that can be chosen by.
+ENTRY_FIELDS: Final = {"rollout": "ID", "session": "ID", "tool": "GLOB", "agent": "GLOB", "text": "TEXT"}
+
+
+def entries_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``--where``, ``--since`` and ``--before``; the command gets them as one ``selection`` of an audit record's entries."""
+
+    @wraps(function)
+    def with_selection(*, where: Where, since: float | None, before: float | None, **options: Any) -> Any:
+        return function(selection=selection_of(where, since, before), **options)
+
+    for option in (
+        moment_option("--before", "Only entries written before"),
+        moment_option("--since", "Only entries written since"),
+        where_option(ENTRY_FIELDS, note="text is looked for in arguments, texts, names and reasons"),
+    ):
+        with_selection = option(with_selection)
+    return with_selection
+
+
+def selection_of(where: Where, since: float | None, before: float | None) -> Selection:
+    """The entries of an audit record that the options choose."""
+    from lgov_core.audit.entry import Selection
+
+    values = {name: single(where, name) for name in ENTRY_FIELDS}
+    return Selection(
+        rollout_id=values["rollout"],
+        session_id=values["session"],
+        tool=values["tool"],
+        agent=values["agent"],
+        text=values["text"],
+        since=since,
+        before=before,
+    )
+
+
+def set_option(meaning: str) -> Callable[[_Function], _Function]:
+    """``--set NAME=VALUE`` (``assignments``: NAME to VALUE): any setting, as text."""
+    return click.option(
+        "--set",
+        "assignments",
+        metavar="NAME=VALUE",
+        multiple=True,
+        callback=lambda _context, _parameter, texts: dict(map(pair, texts)),
+        help=f"{meaning}; repeatable.",
+    )
+
+
+#: `set_option` of the commands that take settings of ``lgov.toml``.
+settings_option = set_option("Any setting of lgov.toml, such as audit_key=FILE")
+
+# ---------------------------------------------------------------------- what a governed program and a server share
+
+policy_option = click.option("--policy", type=PATH, help="Policy file. [default: the setting, or policy.yaml]")
 audit_option = click.option("--audit", type=PATH, help="File of the audit record. [default: .lgov/audit.db]")
-audit_key_option = click.option(
-    "--audit-key",
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChoice:
+    """The engine that generates replies: its name, and the address of one that runs already."""
+
+    name: str | None = None
+    url: str | None = None
+
+    def as_flags(self) -> dict[tuple[str, str], Any]:
+        """The choice as training settings by section and key."""
+        return {("model", "engine"): self.name, ("model", "engine_url"): self.url}
+
+
+def _engine(_context: click.Context, _parameter: click.Parameter, value: str | None) -> EngineChoice:
+    if value is not None and value.startswith(("http://", "https://")):
+        return EngineChoice("vllm", value)
+    if value not in (None, "embedded", "vllm"):
+        raise click.BadParameter(f"{value!r} is not one of embedded, vllm, or the address of a vLLM")
+    return EngineChoice(value)
+
+
+engine_option = click.option(
+    "--engine",
+    metavar="embedded|vllm|URL",
+    callback=_engine,
+    help="Engine that generates replies: embedded (default), vllm in a process of its own, or the vLLM at URL.",
+)
+
+key_secret_option = click.option(
+    "--key-secret-file",
     type=PATH,
-    help="Secret key that signs the audit record. [default: the key of lgov audit keygen, if any]",
+    help="File with the secret that keys are derived from (16 bytes or more). With it, calls without a key are refused.",
 )
-heads_option = click.option(
-    "--heads", type=PATH, help="File for signed heads, outside the record. [default: beside the record]"
+show_admin_key_option = click.option(
+    "--show-admin-key", is_flag=True, help="Print the admin key, which may act for any rollout."
 )
-own_key_option = click.option(  # of the commands that write to a record that is there
-    "--key",
-    "audit_key",
-    type=PATH,
-    help="Secret key of a signed record. [default: the setting audit_key, or the key of lgov audit keygen, if any]",
-)
-base_model_option = click.option("--model", help="Base model, if the checkpoint does not name it or it has moved.")
-redact_option = click.option(
-    "--redact",
-    metavar="NAME",
-    multiple=True,
-    callback=lambda _context, _parameter, names: names or None,  # none given: the settings file's
-    help="Argument whose value is left out of the audit record; repeatable.",
-)
-rollouts_option = click.option(
-    "--rollout", "rollout_ids", metavar="ID", multiple=True, help="Only this rollout; repeatable."
-)
-run_option = click.option("--run", "run_id", help="Only rollouts of this run.")
-yes_option = click.option("--yes", is_flag=True, help="Skip the confirmation.")

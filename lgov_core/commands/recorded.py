@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+import click
 
 from lgov_core._util.sqlite_file import is_blank
 from lgov_core.errors import AuditError, LgovError
+from lgov_core.settings import load_settings
 
 if TYPE_CHECKING:
     from lgov_core.audit import AuditLog, Signer
+    from lgov_core.authoring.replay import RecordedAction
     from lgov_core.store import RolloutQueue
 
 #: Where SQLite keeps a file's application id, and what an audit record has there.
-_APPLICATION_ID = slice(68, 72)
-_AUDIT_RECORD = b"lgvA"
+_APPLICATION_ID: Final = slice(68, 72)
+_AUDIT_RECORD: Final = b"lgvA"
+_SQLITE: Final = b"SQLite format 3\0"
 
 
 def opened_store(place: str) -> closing[RolloutQueue]:
-    """The trace store at ``place``, which must exist: a path, an address or a run folder. Raises `StoreError`."""
+    """Opens the trace store at ``place``, which must exist: a path, an address or a run folder. Raises `StoreError`."""
     from lgov_core.store import open_store
 
     return closing(open_store(store_of(place), make=False))
@@ -32,18 +37,39 @@ def store_of(place: str) -> str:
     return str(file) if file.is_file() else place
 
 
+def store_or_setting(place: str | None) -> str:
+    """``place``, or the store that the settings name. Raises `click.UsageError` where they name none."""
+    if (place := place or load_settings().store) is None:
+        raise click.UsageError("name a trace store, or set store in lgov.toml")
+    return place
+
+
+def record_or_setting(path: Path | None) -> Path:
+    """``path``, or the audit record that the settings name, or that `lgov run` writes."""
+    from lgov_core.governance import DEFAULT_AUDIT
+
+    return path or load_settings().audit or DEFAULT_AUDIT
+
+
 def is_audit_record(place: str) -> bool:
-    """Whether the file at ``place`` is an audit record; False also when there is no such file."""
-    try:
-        with Path(place).open("rb") as file:
-            return file.read(_APPLICATION_ID.stop)[_APPLICATION_ID] == _AUDIT_RECORD
-    except (OSError, ValueError):
-        return False
+    """True for the file of an audit record; False also when there is no such file."""
+    return _begins(place, _APPLICATION_ID.stop)[_APPLICATION_ID] == _AUDIT_RECORD
+
+
+def is_store(place: str) -> bool:
+    """True for the address of a store, an SQLite file, and a run folder with a store in it."""
+    return "://" in place or _begins(store_of(place), len(_SQLITE)) == _SQLITE
+
+
+def _begins(place: str, length: int) -> bytes:
+    with suppress(OSError, ValueError), Path(place).open("rb") as file:
+        return file.read(length)
+    return b""
 
 
 @contextmanager
 def opened_record(path: Path, *, signer: Signer | None = None, heads: Path | None = None) -> Generator[AuditLog]:
-    """The audit record at ``path``; ``signer`` signs new entries, with heads in ``heads``.
+    """Opens the audit record at ``path``; ``signer`` signs new entries, with heads in ``heads``.
 
     Raises `LgovError` if there is none, or `AuditError`.
     """
@@ -58,3 +84,19 @@ def opened_record(path: Path, *, signer: Signer | None = None, heads: Path | Non
         )
     with AuditLog(path, signer=signer, heads=heads) as record:
         yield record
+
+
+@contextmanager
+def recorded_actions(place: str) -> Generator[list[RecordedAction | None]]:
+    """The tool calls, and in an audit record also the model calls and texts, that were judged in ``place``, in order.
+
+    None stands for one that is not on record in full.
+    """
+    from lgov_core.authoring.replay import from_audit, from_store
+
+    if is_audit_record(place):
+        with opened_record(Path(place)) as log:
+            yield list(from_audit(log.entries()))
+    else:
+        with opened_store(place) as store:
+            yield list(from_store(store))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
 import click
 
 from lgov_core.commands.group import Exit, exit_status
-from lgov_core.commands.options import PATH, audit_key_option, audit_option, heads_option, redact_option
+from lgov_core.commands.options import audit_option, content_option, policy_option, settings_option
 from lgov_core.errors import InstrumentationError, LgovError
 from lgov_core.settings import load_settings
 
@@ -21,34 +22,23 @@ from lgov_core.settings import load_settings
         Exit.CANNOT_GOVERN, Exit.INTERRUPTED, more="2 wrong usage; any other status is the program's own"
     ),
 )
-@click.option("--policy", type=PATH, help="Policy file. [default: policy.yaml beside the program]")
+@policy_option
 @audit_option
-@audit_key_option
-@heads_option
-@redact_option
-@click.option("--air", type=PATH, help="File of rules for intermediate rewards. [default: the built-in rewards]")
 @click.option("--store", help="Trace store for spans and rewards. [default: no store]")
 @click.option(
     "--endpoint", help="Base URL of a training endpoint; the program's OpenAI-style clients are redirected to it."
 )
-@click.option("--timeout", "timeout_s", type=float, help="Timeout of one policy evaluation, in seconds. [default: 2]")
+@settings_option
 @click.option("--rollout-id", help="Rollout id of this run. [default: a new id]")
 @click.option("--task-id", help="Task id of the rollout. [default: the program's name]")
 @click.option(
     "--children",
-    type=click.Choice(["govern", "allow"]),
+    type=click.Choice(["govern", "best-effort", "allow"]),
     default="govern",
     show_default=True,
-    help="Python child processes: govern them too, or let them run ungoverned.",
+    help="Python child processes: govern them, or exit with status 78 (except in a box); govern those that can be; or none.",
 )
-@click.option(
-    "--allow-ungoverned-children",
-    is_flag=True,
-    help="Keep status 0 when Python processes of the program were not governed. [default: status 78, except in a box]",
-)
-@click.option(
-    "--content/--no-content", default=True, show_default=True, help="Keep prompts, arguments and results on spans."
-)
+@content_option
 @click.option(
     "--confine",
     is_flag=False,
@@ -66,8 +56,8 @@ def run(
     ctx: click.Context,
     rollout_id: str | None,
     task_id: str | None,
-    children: Literal["govern", "allow"],
-    allow_ungoverned_children: bool,
+    children: Literal["govern", "best-effort", "allow"],
+    assignments: Mapping[str, str],
     content: bool,
     confine: Literal["strict", "best-effort"] | None,
     preset: str | None,
@@ -92,7 +82,7 @@ def run(
 
     restart_with_options(command)
     try:
-        settings = load_settings(flags)
+        settings = load_settings(flags, texts=assignments)
     except LgovError as error:
         # Settings that cannot be read may be the ones that name the policy.
         raise InstrumentationError(f"not run: {error.message}", hint=error.hint) from error
@@ -101,8 +91,8 @@ def run(
         endpoint=settings.endpoint,
         rollout_id=rollout_id,
         task_id=task_id,
-        children=children,
-        allow_ungoverned_children=allow_ungoverned_children,
+        children="allow" if children == "allow" else "govern",
+        allow_ungoverned_children=children != "govern",
         as_json=as_json,
     )
     if confine is None:

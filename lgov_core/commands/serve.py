@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,58 +16,42 @@ import click
 from lgov_core._util.private_file import open_to_others
 from lgov_core._util.threads import wait_without_spinning
 from lgov_core.commands.group import Exit
-from lgov_core.commands.mounted_window import mounted_window, say_on_stderr
 from lgov_core.commands.options import (
-    FILE,
-    FOLDER,
     PATH,
-    audit_key_option,
+    EngineChoice,
     audit_option,
     command,
-    heads_option,
-    redact_option,
+    engine_option,
+    key_secret_option,
+    set_option,
+    show_admin_key_option,
 )
 from lgov_core.commands.output import write_result
+from lgov_core.commands.view import mounted_window
 from lgov_core.errors import EndpointError, SettingsError
-from lgov_core.server.command import dtype_option, engine_flags, engine_options
 from lgov_core.settings import Settings, load_settings, without_password
+from lgov_core.train.settings import TrainSettings, load_train_settings
 
 if TYPE_CHECKING:
     from lgov_core.gateway.protocol import Engine
     from lgov_core.gateway.server import EndpointServer
     from lgov_core.gateway.serving.keys import KeyRing
-    from lgov_core.gateway.serving.limits import Limits
     from lgov_core.views.web.app import MountedWindow
-
-
-_SPEAKS = "chat,completions,embeddings"
 
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED)
 @click.option(
     "--model", help="Model to serve from this process: tiny, smollm2, a promoted name, a folder, or a hub name."
 )
-@engine_options
+@engine_option
 @click.option(
     "--upstream",
     help="Base URL of an OpenAI-compatible server to forward calls to, with /v1; separate several by commas.",
 )
-@click.option(
-    "--upstream-key-env", default="OPENAI_API_KEY", show_default=True, help="Variable with the upstream's key."
-)
-@click.option(
-    "--upstream-speaks",
-    help="APIs in which the upstream is asked (responses and messages are the others); what it does not speak is "
-    f"translated to chat. [default: {_SPEAKS}]",
-)
 @click.option("--store", help="Trace store that every call is committed to. [default: nothing is recorded]")
 @click.option("--host", help="Address to listen on. [default: 127.0.0.1]")
 @click.option("--port", type=int, help="Port to listen on; 0 takes any free one. [default: 8321]")
-@click.option(
-    "--key-secret-file",
-    type=PATH,
-    help="File with the secret that keys are derived from (16 bytes or more). With it, calls without a key are refused.",
-)
+@key_secret_option
 @click.option(
     "--admin-keys-file",
     type=PATH,
@@ -75,42 +59,15 @@ _SPEAKS = "chat,completions,embeddings"
 )
 @click.option("--policy", type=PATH, help="Policy file, applied to requests, replies and each proposed tool call.")
 @audit_option
-@audit_key_option
-@heads_option
-@redact_option
-@click.option("--max-running", type=int, default=512, show_default=True, help="Maximum number of concurrent calls.")
-@click.option("--max-waiting", type=int, default=2048, show_default=True, help="Maximum number of queued calls.")
-@click.option(
-    "--drain",
-    "drain_s",
-    type=int,
-    default=30,
-    show_default=True,
-    help="Seconds for running calls to end after SIGTERM.",
+@set_option(
+    "Any setting of lgov.toml, such as max_running=64, or of a training's model and vllm, such as vllm.python=PATH"
 )
-@dtype_option
-@click.option("--show-admin-key", is_flag=True, help="Print the admin key, which may act for any rollout.")
-@click.option("--train", is_flag=True, help="Also train the model on rollouts that clients run (lgov_core.Client).")
-@click.option("--config", type=FILE, help="With --train: settings file (config.yaml).")
-@click.option("--algorithm", help="With --train: grpo, ppo, ...")
-@click.option("--gpus", type=click.IntRange(0), help="With --train: number of GPUs; 0 trains on the CPU.")
-@click.option("--folder", type=FOLDER, help="With --train: output folder of the run.")
-@click.option("--resume", is_flag=True, help="With --train: resume the training in --folder.")
+@show_admin_key_option
 def serve(
-    upstream_key_env: str,
-    upstream_speaks: str | None,
+    engine: EngineChoice,
     admin_keys_file: Path | None,
-    max_running: int,
-    max_waiting: int,
-    drain_s: int,
-    dtype: str | None,
+    assignments: Mapping[str, str],
     show_admin_key: bool,
-    train: bool,
-    config: Path | None,
-    algorithm: str | None,
-    gpus: int | None,
-    folder: Path | None,
-    resume: bool,
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -124,55 +81,33 @@ def serve(
 
     With --engine vllm a vLLM process generates the tokens; lgov writes its prompts and reads its replies.
 
-    With --train it is the training server of python -m lgov_core.server, which takes no upstream and no policy.
+    To train on what clients do with the model: lgov train --serve.
     """
-    engine_settings = engine_flags(flags)
-    if train:
-        if flags["upstream"] or flags["policy"] or admin_keys_file:
-            raise SettingsError("--upstream, --policy and --admin-keys-file are not for --train", hint="leave them out")
-        from lgov_core.server.command import run_server
-
-        model_flags = {("model", "name"): flags["model"], ("model", "dtype"): dtype}
-        status = run_server(
-            config,
-            flags={**model_flags, **engine_settings, ("training", "algorithm"): algorithm},
-            gpus=gpus,
-            host=flags["host"] or "127.0.0.1",
-            port=8000 if flags["port"] is None else flags["port"],
-            folder=folder,
-            store=flags["store"],
-            key_secret_file=flags["key_secret_file"],
-            show_admin_key=show_admin_key,
-            resume=resume,
-            say=say_on_stderr,
-            mount=lambda target, store: mounted_window(str(target), store=store),
-        )
-        click.get_current_context().exit(status)
-    if config or algorithm or folder or resume or gpus is not None:
-        raise SettingsError("--config, --algorithm, --gpus, --folder and --resume are for --train", hint="add --train")
-    from lgov_core.gateway.serving.limits import Limits
-
-    settings = load_settings(flags)
+    settings = load_settings(flags, texts={name: text for name, text in assignments.items() if "." not in name})
+    training = load_train_settings(
+        None,
+        flags=engine.as_flags(),
+        assignments={name: text for name, text in assignments.items() if "." in name},
+        environ={},
+    )
     keys = _keys(settings, admin_keys_file, shown=show_admin_key)
-    limits = Limits(max_running=max_running, max_waiting=max_waiting)
     stopped = threading.Event()  # by SIGTERM, so that the store is closed before the process ends
     with contextlib.ExitStack() as opened:
-        if engine_settings["model", "engine"] == "vllm":
-            engine: Engine = opened.enter_context(_vllm(settings, engine_settings, dtype=dtype))
+        if training.model.engine == "vllm":
+            model: Engine = opened.enter_context(_vllm(settings, training))
         else:
-            engine = _engine(settings, dtype=dtype, upstream_key_env=upstream_key_env, speaks=upstream_speaks)
+            model = _engine(settings, dtype=training.model.dtype)
         signal.signal(signal.SIGTERM, lambda _number, _frame: stopped.set())  # until here it ends the process at once
-        server = opened.enter_context(_serving(settings, engine, keys, limits, drain_s))
-        _write_address(server, engine, settings, keys if show_admin_key else None, as_json=as_json)
+        server = opened.enter_context(_serving(settings, model, keys))
+        _write_address(server, model, settings, keys if show_admin_key else None, as_json=as_json)
         stopped.wait()
 
 
 @contextlib.contextmanager
-def _serving(
-    settings: Settings, engine: Engine, keys: KeyRing | None, limits: Limits, drain_s: int
-) -> Generator[EndpointServer]:
+def _serving(settings: Settings, engine: Engine, keys: KeyRing | None) -> Generator[EndpointServer]:
     """The running endpoint with its store and policy; all of them are closed at the end."""
     from lgov_core.gateway.server import EndpointServer
+    from lgov_core.gateway.serving.limits import Limits
 
     with contextlib.ExitStack() as open_things:
         recorded = None
@@ -195,10 +130,10 @@ def _serving(
             recorded,
             keys=keys,
             gate=gate,
-            limits=limits,
+            limits=Limits(max_running=settings.max_running, max_waiting=settings.max_waiting),
             host=settings.host,
             port=settings.port,
-            drain_s=drain_s,
+            drain_s=settings.drain_s,
         )
         window = None if settings.store is None else _window(settings)
         if window is not None:
@@ -264,9 +199,7 @@ def _keys(settings: Settings, admin_keys_file: Path | None, *, shown: bool) -> K
     return KeyRing(secret, admin_keys=None if admin_keys_file is None else AdminKeyFile(admin_keys_file))
 
 
-def _vllm(
-    settings: Settings, flags: dict[tuple[str, str], Any], *, dtype: str | None
-) -> AbstractContextManager[Engine]:
+def _vllm(settings: Settings, training: TrainSettings) -> AbstractContextManager[Engine]:
     """VLLM with the model; its output goes to ``.lgov/vllm/``."""
     if settings.model is None or settings.upstream is not None:
         raise SettingsError(
@@ -278,23 +211,21 @@ def _vllm(
     from lgov_core.server.engines import vllm_options
     from lgov_core.server.recipe import device_for
     from lgov_core.train.engines.vllm_engine import open_vllm
-    from lgov_core.train.settings import load_train_settings
 
-    given = load_train_settings(None, flags=flags, environ={})
     return open_vllm(
         load_model(settings.model, weights=False),
         model_source(settings.model),
         DEFAULT_AUDIT.parent / "vllm",
-        vllm_options(given.vllm, dtype=dtype_for(settings.model, dtype or "auto", device_for(None))),
-        url=given.model.engine_url,
+        vllm_options(training.vllm, dtype=dtype_for(settings.model, training.model.dtype, device_for(None))),
+        url=training.model.engine_url,
     )
 
 
-def _engine(settings: Settings, *, dtype: str | None, upstream_key_env: str, speaks: str | None) -> Engine:
+def _engine(settings: Settings, *, dtype: str) -> Engine:
     if (settings.model is None) == (settings.upstream is None):
-        given = "neither" if settings.model is None else "both"
+        count = "neither" if settings.model is None else "both"
         raise SettingsError(
-            f"one of model and upstream must be set, {given} is",
+            f"one of model and upstream must be set, {count} is",
             hint="lgov serve --model smollm2, or lgov serve --upstream http://127.0.0.1:8000/v1",
         )
     if settings.upstream is not None:
@@ -303,14 +234,12 @@ def _engine(settings: Settings, *, dtype: str | None, upstream_key_env: str, spe
         except ImportError as error:
             raise EndpointError(f"the endpoint needs {error.name}", hint="pip install 'lgov[gateway]'") from error
         urls = [url.strip() for url in settings.upstream.split(",")]
-        apis = [name.strip() for name in (_SPEAKS if speaks is None else speaks).split(",") if name.strip()]
-        return UpstreamEngine(urls, api_key=os.environ.get(upstream_key_env) or None, speaks=apis)
-    if speaks is not None:
-        raise SettingsError("--upstream-speaks needs --upstream", hint="give --upstream, or leave it out")
+        key = os.environ.get(settings.upstream_key_env) or None
+        return UpstreamEngine(urls, api_key=key, speaks=settings.upstream_speaks)
     wait_without_spinning()
     from lgov_core.gateway.engine.embedded import EmbeddedEngine
     from lgov_core.models import load_model
     from lgov_core.models.precision import dtype_for
 
     name = str(settings.model)
-    return EmbeddedEngine(load_model(name, dtype=dtype_for(name, dtype or "auto", "cpu")))
+    return EmbeddedEngine(load_model(name, dtype=dtype_for(name, dtype, "cpu")))

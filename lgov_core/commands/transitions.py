@@ -4,101 +4,263 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import partial, wraps
 from itertools import combinations
+from math import isfinite
 from operator import itemgetter
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
 
 from lgov_core._util.atomic_file import write_lines
 from lgov_core._util.plurals import counted
 from lgov_core.commands.group import Exit
-from lgov_core.commands.options import FILE, command, limit_option, rollouts_option
+from lgov_core.commands.options import FILE, Where, command, limit_option, pair, single, where_option
 from lgov_core.commands.output import rewards_text, write_table
-from lgov_core.commands.transition_choice import chosen, reward_options, split_option
-from lgov_core.commands.transition_formats import FORMATS, write_parquet_for
+from lgov_core.commands.recorded import is_store, opened_store
 from lgov_core.errors import TransitionError
 
 if TYPE_CHECKING:
-    from lgov_core.transitions import CreditRules, Records, Transition, TransitionSet
+    from lgov_core.transitions import CreditRules, Records, Selection, Transition, TransitionSet
+    from lgov_core.transitions.reading.conversations import RecordedConversations
 
-_SQLITE: Final = b"SQLite format 3\0"
 #: Diagnostics of each kind that are written out beside their count.
 _SHOWN: Final = 5
 _REWARD_FIELDS: Final = ("reward_id", "dimension", "rollout_id", "attempt", "response_id", "tool_call_id")
+#: Fields of ``--where`` that are not attributes of spans.
+_FIELDS: Final = {"rollout": "ID", "agent": "GLOB", "model": "GLOB"}
+
+
+# ---------------------------------------------------------------------- formats
+
+#: Records, and how much was left out for which reason.
+_Formatted: TypeAlias = tuple[list[dict[str, Any]], Mapping[str, int]]
+
+
+def _verl(_records: Records, data: TransitionSet) -> _Formatted:
+    """A row for each call, as verl's TransferQueue takes them."""
+    from lgov_core.transitions.export.trainer_rows import verl_rows
+
+    return [{"key": row.key, **row.fields, "tag": dict(row.tag)} for row in verl_rows(data)], {}
+
+
+def _trl(_records: Records, data: TransitionSet) -> _Formatted:
+    """A row for each rollout, as TRL's ``rollout_func`` returns them (there in columns)."""
+    from lgov_core.transitions.export.trainer_rows import trl_rollouts
+
+    rollouts = trl_rollouts(data)
+    names = list(rollouts.columns)
+    rows = [dict(zip(names, row, strict=True)) for row in zip(*rollouts.columns.values(), strict=True)]
+    return rows, rollouts.left_out
+
+
+def _sft(records: Records, data: TransitionSet) -> _Formatted:
+    """Conversations of attempts that succeeded without a denied action."""
+    from lgov_core.transitions.export.messages import denied_attempts, sft_records
+
+    denied = denied_attempts(records.spans)
+    conversations = sft_records(data, records.calls, denied=denied, read=_conversations(records))
+    return conversations.records, conversations.left_out
+
+
+def _preferences(records: Records, data: TransitionSet) -> _Formatted:
+    """Pairs of replies to one prompt."""
+    from lgov_core.transitions.export.messages import preference_pairs
+
+    pairs = preference_pairs(data, records.calls, read=_conversations(records))
+    return pairs.records, pairs.left_out
+
+
+def _prompts(records: Records, data: TransitionSet) -> _Formatted:
+    """Attempts as text, for prompt tuning."""
+    from lgov_core.transitions.export.messages import denied_attempts, prompt_records
+
+    denied, read = denied_attempts(records.spans), _conversations(records)
+    prompts = prompt_records(data, records.calls, records.rollouts, records.attempts, denied=denied, read=read)
+    return prompts.records, prompts.left_out
+
+
+def _conversations(records: Records) -> RecordedConversations:
+    from lgov_core.transitions.reading.conversations import RecordedConversations
+
+    return RecordedConversations(records.calls)
+
+
+FORMATS: Final[Mapping[str, Callable[[Records, TransitionSet], _Formatted]]] = {
+    "verl": _verl, "trl": _trl, "sft": _sft, "preferences": _preferences, "prompts": _prompts,
+}  # fmt: skip
+
+
+# ---------------------------------------------------------------------- options
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Which attempts and calls to take."""
+
+    where: Where
+    split: str
+    include_infrastructure: bool
+    min_reward: tuple[tuple[str, float], ...]
+    max_reward: tuple[tuple[str, float], ...]
+
+    @property
+    def rollout_ids(self) -> tuple[str, ...]:
+        return self.where.get("rollout", ())
+
+    def selection(self) -> Selection:
+        """The calls to make transitions of. Raises `click.UsageError` for an attribute that is given twice."""
+        from lgov_core.transitions import Selection
+
+        attributes = {name: str(single(self.where, name)) for name in self.where if name not in _FIELDS}
+        return Selection(self.where.get("agent", ()), self.where.get("model", ()), attributes, self.split != "train")
+
+    def of(self, data: TransitionSet) -> TransitionSet:
+        """``data`` without the attempts that do not fit. Credit stays what it was among all."""
+        from lgov_core.transitions.export.messages import totals_of
+        from lgov_core.transitions.transition_set import by_rollout
+
+        kept: set[tuple[str, int]] = set()
+        for attempt, turns in by_rollout(data.transitions).items():
+            earned = totals_of(turns)
+            fits = all(earned.get(name, 0.0) >= bound for name, bound in self.min_reward)
+            fits = fits and all(earned.get(name, 0.0) <= bound for name, bound in self.max_reward)
+            if fits and not (self.split == "held-out" and not turns[0].held_out):
+                kept.add(attempt)
+        turns = tuple(turn for turn in data.transitions if (turn.rollout_id, turn.attempt) in kept)
+        return replace(data, transitions=turns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """Where the rows go, and in which form."""
+
+    chains: bool
+    form: str | None
+    limit: int
+    out: Path | None
+    diagnostics: Path | None
+    as_json: bool
+
+    def check(self, source: str) -> None:
+        """Raises `click.UsageError` for options that contradict each other, or would overwrite the source."""
+        out, tabular = self.out, not self.chains and self.form in (None, "verl")
+        if out is not None and (out.suffix not in (".jsonl", ".parquet") or (out.suffix == ".parquet" and not tabular)):
+            files = (
+                "or a .parquet file" if tabular else "with --chains" if self.chains else f"with --format {self.form}"
+            )
+            raise click.UsageError(f"--out takes a .jsonl file {files}")
+        if self.form is not None and (self.chains or not (out or self.as_json)):
+            raise click.UsageError("--format goes with --out or --json, and not with --chains")
+        names = [("the source", Path(source)), ("--out", out), ("--diagnostics", self.diagnostics)]
+        files = [(name, path) for name, path in names if path is not None]
+        for (name, path), (other, other_path) in combinations(files, 2):
+            with suppress(OSError):
+                if path.resolve() == other_path.resolve() or path.samefile(other_path):
+                    raise click.UsageError(f"{name} and {other} are the same file, {other_path}")
+
+
+def _bounds(
+    _context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]
+) -> tuple[tuple[str, float], ...]:
+    bounds: list[tuple[str, float]] = []
+    for text in texts:
+        name, equals, number = text.rpartition("=")
+        with suppress(ValueError):
+            if isfinite(float(number)) and (name or not equals):
+                bounds.append((name or "task", float(number)))
+                continue
+        raise click.BadParameter(f"{text!r} is neither a finite number nor DIMENSION=NUMBER")
+    return tuple(bounds)
+
+
+def _reward_option(flag: str, what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    text = f"Only attempts that earned {what} this in a dimension (task unless named); repeatable."
+    return click.option(flag, multiple=True, metavar="[DIMENSION=]NUMBER", callback=_bounds, help=text)
+
+
+def _choice_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of `_Choice`; the command gets them as one ``choice``."""
+
+    @wraps(function)
+    def with_choice(**options: Any) -> Any:
+        choice = _Choice(**{name: options.pop(name) for name in _Choice.__dataclass_fields__})
+        return function(choice=choice, **options)
+
+    function_with_options: Callable[..., Any] = with_choice
+    for option in (
+        _reward_option("--max-reward", "at most"),
+        _reward_option("--min-reward", "at least"),
+        click.option(
+            "--split", type=click.Choice(["train", "held-out", "all"]), default="train", show_default=True,
+            help="Rollouts to take: those to train on, those of mode test, val or eval (marked in the rows), or all.",
+        ),
+        click.option(
+            "--include-infrastructure", is_flag=True,
+            help="Keep attempts that ended by infrastructure failure or timeout.",
+        ),
+        where_option(
+            _FIELDS, other="and NAME=GLOB of an attribute of the call's span or its nearest ancestor that has it"
+        ),
+    ):  # fmt: skip
+        function_with_options = option(function_with_options)
+    return function_with_options
+
+
+def _output_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of `_Output`; the command gets them as one ``output``."""
+
+    @wraps(function)
+    def with_output(**options: Any) -> Any:
+        output = _Output(**{name: options.pop(name) for name in _Output.__dataclass_fields__})
+        return function(output=output, **options)
+
+    function_with_options: Callable[..., Any] = with_output
+    for option in (
+        click.option("--diagnostics", type=FILE, help="Write all diagnostics to this file, as JSON."),
+        click.option("--out", type=FILE, help="Also write to a .jsonl or .parquet file."),
+        limit_option("Rows"),
+        click.option(
+            "--format", "form", type=click.Choice(list(FORMATS)),
+            help="Write records for verl, TRL, fine-tuning, preferences or prompt tuning instead of transitions.",
+        ),
+        click.option("--chains", is_flag=True, help="Merge turns whose tokens extend one another into chains."),
+    ):  # fmt: skip
+        function_with_options = option(function_with_options)
+    return function_with_options
+
+
+# ---------------------------------------------------------------------- the command
 
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE, more="with --strict 1 also for any diagnostic")
 @click.argument("source", metavar="STORE|RUN|SPANS.jsonl")
-@rollouts_option
-@click.option("--agents", multiple=True, metavar="GLOB", help="Only calls of this agent (glob); repeatable.")
-@click.option("--models", multiple=True, metavar="GLOB", help="Only calls of this model (glob); repeatable.")
+@_choice_options
 @click.option(
-    "--attribute",
-    "attributes",
-    multiple=True,
-    metavar="NAME=GLOB",
-    help="Only calls whose span, or nearest ancestor with the attribute, matches NAME=GLOB; repeatable.",
-)
-@click.option(
-    "--credit",
-    metavar="NAME",
-    default="return_to_go",
-    show_default=True,
+    "--credit", metavar="NAME", default="return_to_go", show_default=True,
     help="Credit scheme: identical, return_to_go, step, gigpo, flow_grpo or one from a plugin; none assigns no credit.",
-)
+)  # fmt: skip
 @click.option(
     "--discount", type=click.FloatRange(0, 1), default=1.0, show_default=True, help="Discount factor of later rewards."
 )
 @click.option(
-    "--cap",
-    "caps",
-    multiple=True,
-    metavar="DIMENSION=NUMBER",
+    "--cap", "caps", multiple=True, metavar="DIMENSION=NUMBER",
     help="Bound the absolute sum of a rollout's rewards of one dimension (DIMENSION=NUMBER); repeatable.",
-)
-@click.option(
-    "--include-infrastructure", is_flag=True, help="Keep attempts that ended by infrastructure failure or timeout."
-)
-@split_option
-@click.option("--include-held-out", is_flag=True, help="The same as --split all.")
-@reward_options
-@click.option("--chains", is_flag=True, help="Merge turns whose tokens extend one another into chains.")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(list(FORMATS)),
-    help="Write records for verl, TRL, fine-tuning, preferences or prompt tuning instead of transitions.",
-)
-@limit_option("Rows")
-@click.option("--out", type=FILE, help="Also write to a .jsonl or .parquet file.")
-@click.option("--diagnostics", type=FILE, help="Write all diagnostics to this file, as JSON.")
+)  # fmt: skip
+@_output_options
 @click.option("--strict", is_flag=True, help="Exit with status 1 when there is any diagnostic.")
 def transitions(
     source: str,
-    rollout_ids: tuple[str, ...],
-    agents: tuple[str, ...],
-    models: tuple[str, ...],
-    attributes: tuple[str, ...],
+    choice: _Choice,
     credit: str,
     discount: float,
     caps: tuple[str, ...],
-    include_infrastructure: bool,
-    split: str,
-    include_held_out: bool,
-    min_reward: tuple[tuple[str, float], ...],
-    max_reward: tuple[tuple[str, float], ...],
-    chains: bool,
-    form: str | None,
-    limit: int,
-    out: Path | None,
-    diagnostics: Path | None,
+    output: _Output,
     strict: bool,
-    as_json: bool,
 ) -> None:
     """Build training data from recorded rollouts.
 
@@ -108,42 +270,25 @@ def transitions(
     the whole name. With --json an array is written, one transition a line. Diagnostics are counted on standard error.
     Rewards count in full unless --cap bounds them.
     """
-    from lgov_core.transitions import Selection, assign_credit, make_transitions
+    from lgov_core.transitions import assign_credit, make_transitions
 
-    tabular = not chains and form in (None, "verl")
-    if out is not None and (out.suffix not in (".jsonl", ".parquet") or (out.suffix == ".parquet" and not tabular)):
-        wanted = "or a .parquet file" if tabular else "with --chains" if chains else f"with --format {form}"
-        raise click.UsageError(f"--out takes a .jsonl file {wanted}")
-    if form is not None and (chains or not (out or as_json)):
-        raise click.UsageError("--format goes with --out or --json, and not with --chains")
-    _require_different(source, out, diagnostics)
-    rules = _rules(credit, discount, caps)
-    pairs = dict(_pair("--attribute", "NAME=GLOB", text) for text in attributes)
-    split = "all" if include_held_out else split
-    selection = Selection(agents, models, pairs, split != "train")
-    records = _records(source, rollout_ids)
-    data = make_transitions(records, selection, keep_infrastructure=include_infrastructure)
+    output.check(source)
+    rules, selection = _rules(credit, discount, caps), choice.selection()
+    records = _records(source, choice.rollout_ids)
+    data = make_transitions(records, selection, keep_infrastructure=choice.include_infrastructure)
     if credit != "none":
         data = assign_credit(data, rules)
-    data = chosen(data, split, min_reward, max_reward)
-    if diagnostics is not None:
-        write_lines(diagnostics, [json.dumps(_diagnostics(data), indent=2)], TransitionError)
-    rows, left_out = (_rows(data.transitions, chains), {}) if form is None else FORMATS[form](records, data)
-    if out is not None:
-        _write_rows(out, form, data, rows)
-    if as_json:
-        _write_json_lines(rows, sys.stdout)
-    elif form is None:
-        _show(rows, limit, chains=chains)
-    everything = selection.everything and split != "held-out" and not (min_reward or max_reward)
+    data = choice.of(data)
+    if output.diagnostics is not None:
+        write_lines(output.diagnostics, [json.dumps(_diagnostics(data), indent=2)], TransitionError)
+    left_out = _write(records, data, output)
+    everything = selection.everything and choice.split != "held-out" and not (choice.min_reward or choice.max_reward)
     _summarize(data, "" if everything else "selected ")
-    measuring = sum(one.held_out for one in records.rollouts)
-    if measuring and split == "train":
-        click.echo(f"{measuring} held-out rollouts are left out; --split all takes them", err=True)
-    if form is not None:
-        click.echo(f"{counted(len(rows), 'record')} for {form}", err=True)
-        for reason, count in sorted(left_out.items()):
-            click.echo(f"  left out, {reason}: {count}", err=True)
+    held_out = sum(rollout.held_out for rollout in records.rollouts)
+    if held_out and choice.split == "train":
+        click.echo(f"{held_out} held-out rollouts are left out; --split all takes them", err=True)
+    for line in left_out:
+        click.echo(line, err=True)
     if strict and data.diagnostics:
         click.get_current_context().exit(Exit.FINDING)
 
@@ -152,24 +297,20 @@ def transitions(
 
 
 def _records(source: str, rollouts: Sequence[str]) -> Records:
-    from dataclasses import replace
-
-    from lgov_core.commands.recorded import opened_store, store_of
     from lgov_core.transitions import read_spans, read_store
     from lgov_core.transitions.reading.records import of_rollouts
     from lgov_core.transitions.reading.spans import read_span_lines
 
-    source = store_of(source)
-    if source != "-" and ("://" in source or _is_sqlite(source)):
+    if source != "-" and is_store(source):
         with opened_store(source) as store:
             records = read_store(store, list(rollouts) or None)
         return of_rollouts(records, rollouts) if rollouts else records
     try:
         if source == "-":
-            spans, found = read_span_lines(sys.stdin.buffer, "standard input")
+            spans, diagnostics = read_span_lines(sys.stdin.buffer, "standard input")
         else:
             with Path(source).open("rb") as lines:
-                spans, found = read_span_lines(lines, source)
+                spans, diagnostics = read_span_lines(lines, source)
     except OSError as error:
         raise TransitionError(
             f"{source} cannot be read: {error.strerror}", hint="name a trace store or a file of spans"
@@ -177,13 +318,7 @@ def _records(source: str, rollouts: Sequence[str]) -> Records:
     records = read_spans(spans)
     if rollouts:
         records = of_rollouts(records, rollouts)
-    return replace(records, diagnostics=(*records.diagnostics, *found))
-
-
-def _is_sqlite(path: str) -> bool:
-    with suppress(OSError), Path(path).open("rb") as file:
-        return file.read(len(_SQLITE)) == _SQLITE
-    return False
+    return replace(records, diagnostics=(*records.diagnostics, *diagnostics))
 
 
 def _rules(credit: str, discount: float, caps: Sequence[str]) -> CreditRules:
@@ -191,8 +326,7 @@ def _rules(credit: str, discount: float, caps: Sequence[str]) -> CreditRules:
     from lgov_core.transitions import CreditRules
     from lgov_core.transitions.credit.schemes import check_known
 
-    pairs = [_pair("--cap", "DIMENSION=NUMBER", text) for text in caps]
-    bounds = {name: _cap(name, bound) for name, bound in pairs}
+    bounds = {name: _cap(name, bound) for name, bound in (pair(text, "DIMENSION=NUMBER") for text in caps)}
     try:
         rules = CreditRules(scheme=credit, discount=discount, air_cap=None, caps=bounds)
         if credit != "none":
@@ -200,13 +334,6 @@ def _rules(credit: str, discount: float, caps: Sequence[str]) -> CreditRules:
     except TransitionError as error:
         raise click.UsageError(str(error)) from error
     return rules
-
-
-def _pair(option: str, form: str, text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise click.UsageError(f"{option} takes {form}, not {text!r}")
-    return name, value
 
 
 def _cap(name: str, bound: str) -> float:
@@ -219,12 +346,43 @@ def _cap(name: str, bound: str) -> float:
 # ---------------------------------------------------------------------- writing
 
 
-def _rows(found: Sequence[Transition], chains: bool) -> list[dict[str, Any]]:
+def _write(records: Records, data: TransitionSet, output: _Output) -> list[str]:
+    """Writes the rows, and returns lines that say how many records of a format there are, and what is not among them."""
+    if output.form is None:
+        rows, left_out = _rows(data.transitions, output.chains), {}
+    else:
+        rows, left_out = FORMATS[output.form](records, data)
+    if output.out is not None:
+        _write_file(output.out, output.form, data, rows)
+    if output.as_json:
+        _write_json_lines(rows, sys.stdout)
+    elif output.form is None:
+        _show(rows, output.limit, chains=output.chains)
+    if output.form is None:
+        return []
+    reasons = [f"  left out, {reason}: {count}" for reason, count in sorted(left_out.items())]
+    return [f"{counted(len(rows), 'record')} for {output.form}", *reasons]
+
+
+def _rows(turns: Sequence[Transition], chains: bool) -> list[dict[str, Any]]:
     if not chains:
-        return [one.as_row() for one in found]
+        return [turn.as_row() for turn in turns]
     from lgov_core.transitions.tokens import make_chains
 
-    return [chain.as_row() for chain in make_chains(found)]
+    return [chain.as_row() for chain in make_chains(turns)]
+
+
+def _write_file(out: Path, form: str | None, data: TransitionSet, rows: Sequence[dict[str, Any]]) -> None:
+    from lgov_core.transitions.export.files import write_jsonl, write_parquet
+
+    if out.suffix == ".jsonl":
+        write_jsonl(rows, out)
+    elif form == "verl":
+        from lgov_core.transitions.export.trainer_rows import write_verl_parquet
+
+        write_verl_parquet(data, out)
+    else:
+        write_parquet(data.transitions, out)
 
 
 def _write_json_lines(rows: Iterable[dict[str, Any]], file: IO[str]) -> None:
@@ -236,37 +394,19 @@ def _write_json_lines(rows: Iterable[dict[str, Any]], file: IO[str]) -> None:
     file.write("[]\n" if separator == "[\n" else "\n]\n")
 
 
-def _write_rows(out: Path, form: str | None, data: TransitionSet, rows: Sequence[dict[str, Any]]) -> None:
-    from lgov_core.transitions.export.files import write_jsonl
-
-    if out.suffix == ".parquet":
-        write_parquet_for(form or "", data, out)
-    else:
-        write_jsonl(rows, out)
-
-
-def _require_different(source: str, out: Path | None, diagnostics: Path | None) -> None:
-    """Raises UsageError when an output would overwrite the source or another output."""
-    names = [("the source", Path(source)), ("--out", out), ("--diagnostics", diagnostics)]
-    named = [(what, path) for what, path in names if path is not None]
-    for (one, path), (other, also) in combinations(named, 2):
-        with suppress(OSError):
-            if path.resolve() == also.resolve() or path.samefile(also):
-                raise click.UsageError(f"{one} and {other} are the same file, {also}")
-
-
 def _diagnostics(data: TransitionSet) -> dict[str, Any]:
     return {
         "counts": dict(sorted(data.counts().items())),
         "diagnostics": [
-            {"finding": one.finding.value, "subject": one.subject, "detail": one.detail} for one in data.diagnostics
+            {"finding": diagnostic.finding.value, "subject": diagnostic.subject, "detail": diagnostic.detail}
+            for diagnostic in data.diagnostics
         ],
         "unassigned": [
             {
-                "value": one.value if abs(one.value) < float("inf") else str(one.value),
-                **{name: getattr(one, name) for name in _REWARD_FIELDS},
+                "value": reward.value if isfinite(reward.value) else str(reward.value),
+                **{name: getattr(reward, name) for name in _REWARD_FIELDS},
             }
-            for one in data.unassigned
+            for reward in data.unassigned
         ],
     }
 
@@ -285,21 +425,21 @@ def _show(rows: Sequence[dict[str, Any]], limit: int, *, chains: bool) -> None:
         **({} if chains else {name: partial(_number, name) for name in ("return", "credit")}),
         "outcome": itemgetter("outcome"),
     }
-    shown = rows[: limit or None]
-    write_table(list(columns), [[value(row) for value in columns.values()] for row in shown])
-    if len(shown) < len(rows):
-        click.echo(f"the first {len(shown)} of {len(rows)}; --limit 0 shows all", err=True)
+    first = rows[: limit or None]
+    write_table(list(columns), [[value(row) for value in columns.values()] for row in first])
+    if len(first) < len(rows):
+        click.echo(f"the first {len(first)} of {len(rows)}; --limit 0 shows all", err=True)
 
 
 def _summarize(data: TransitionSet, selected: str) -> None:
     calls = counted(len(data.transitions), f"{selected}call")
-    rollouts = counted(len({(one.rollout_id, one.attempt) for one in data.transitions}), "rollout")
-    groups = counted(len({one.task_id for one in data.transitions}), "group")
+    rollouts = counted(len({(turn.rollout_id, turn.attempt) for turn in data.transitions}), "rollout")
+    groups = counted(len({turn.task_id for turn in data.transitions}), "group")
     click.echo(f"{calls} of {rollouts} in {groups}", err=True)
     for name, count in sorted(data.counts().items()):
         click.echo(f"  {name}: {count}", err=True)
-        for one in [one for one in data.diagnostics if one.finding.value == name][:_SHOWN]:
-            click.echo(f"    {one.subject}{': ' if one.detail else ''}{one.detail}", err=True)
+        for diagnostic in [each for each in data.diagnostics if each.finding.value == name][:_SHOWN]:
+            click.echo(f"    {diagnostic.subject}{': ' if diagnostic.detail else ''}{diagnostic.detail}", err=True)
     if data.unassigned:
         click.echo(f"{len(data.unassigned)} rewards are on no transition", err=True)
 

@@ -1,28 +1,32 @@
-"""``lgov view``."""
+"""``lgov view``, and the window as `lgov serve`, `lgov train` and `lgov demo` mount it."""
 
 from __future__ import annotations
 
 import signal
 import threading
 import webbrowser
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from lgov_core.commands.group import Exit
-from lgov_core.commands.mounted_window import say_on_stderr
 from lgov_core.commands.options import FILE, PATH, command
 from lgov_core.commands.output import write_result
-from lgov_core.errors import EndpointError, SettingsError
-from lgov_core.settings import without_password
+from lgov_core.errors import EndpointError
+from lgov_core.settings import load_settings, without_password
+
+if TYPE_CHECKING:
+    from lgov_core.views.web.app import MountedWindow
 
 #: Rollouts that an exported page can hold.
-_MOST_EXPORTED = 2000
+_MOST_EXPORTED: Final = 2000
+_HOST: Final = "127.0.0.1"
 
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE)
-@click.argument("place", metavar="PATH")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Loopback address to listen on.")
+@click.argument("place", metavar="PATH", required=False)
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8322, show_default=True, help="Port; 0 picks a free one."
 )
@@ -41,8 +45,7 @@ _MOST_EXPORTED = 2000
 @click.option("--policy", "policies", type=PATH, multiple=True, help="Policy file that can be replayed; repeatable.")
 @click.option("--tokenizer", type=PATH, help="tokenizer.json or its folder, for the texts of tokens.")
 def view(
-    place: str,
-    host: str,
+    place: str | None,
     port: int,
     browse: bool,
     export: Path | None,
@@ -56,8 +59,9 @@ def view(
 ) -> None:
     """Look at a store or at runs in the browser: figures, rollouts, tokens, decisions, approvals.
 
-    PATH is a trace store (a path or an address), an audit record, the folder of a run, or a folder of runs. The page is for
-    this machine only: the printed address opens it once. Ctrl-C ends it. With --export no server is started.
+    PATH is a trace store (a path or an address), an audit record, the folder of a run, or a folder of runs; without it the
+    store, the audit record and the policy file of the settings are shown. The page is for this machine only (use ssh -L to look
+    from elsewhere): the printed address opens it once. Ctrl-C ends it. With --export no server is started.
     """
     try:
         from lgov_core.views.pages.approvals import approval_files
@@ -65,10 +69,10 @@ def view(
         from lgov_core.views.web.window import Window, WindowOptions
     except ImportError as error:
         raise EndpointError(f"the window needs {error.name}", hint='pip install "lgov[view]"') from error
-    from lgov_core.gateway.server import is_loopback
-
     if no_content and export is None:
         raise click.UsageError("--no-content is for --export")
+    if place is None:
+        place, audit, policies = _from_settings(audit, policies)
     files = (*approvals, *(path for policy in policies for path in approval_files(policy)))
     options = WindowOptions(audit=audit, approvals=files, policies=policies, tokenizer=tokenizer)
     window = Window(place, options)
@@ -79,13 +83,9 @@ def view(
             written = write_report(window, export, content=not no_content, limit=limit or _MOST_EXPORTED)
             write_result(written, f"{export}: {written['bytes'] / 1e6:.1f} MB, {written['chosen']}", as_json=as_json)
             return
-        if not is_loopback(host):
-            raise SettingsError(
-                f"{host} can be reached from other machines", hint="leave --host out; use ssh -L to look from elsewhere"
-            )
         stopped = threading.Event()
         signal.signal(signal.SIGTERM, lambda _number, _frame: stopped.set())
-        with served_window(window, host=host, port=port, say=say_on_stderr) as (server, address):
+        with served_window(window, host=_HOST, port=port, say=say_on_stderr) as (server, address):
             about = {"address": address, "url": server.url, "path": without_password(place)}
             write_result(about, f"the window is open at {address}", as_json=as_json)
             if browse:
@@ -95,3 +95,42 @@ def view(
         click.echo("closed", err=True)
     finally:
         window.close()
+
+
+def _from_settings(audit: Path | None, policies: tuple[Path, ...]) -> tuple[str, Path | None, tuple[Path, ...]]:
+    """The store, or else the audit record, that the settings name; and beside a store the record and the policy file.
+
+    Raises `click.UsageError` where there is neither.
+    """
+    settings = load_settings()
+    record = audit or (settings.audit if settings.audit is not None and settings.audit.is_file() else None)
+    if (place := settings.store or (None if record is None else str(record))) is None:
+        raise click.UsageError("name a store, an audit record or a run, or set store or audit in lgov.toml")
+    policy = () if settings.policy is None or not settings.policy.is_file() else (settings.policy,)
+    return place, record if settings.store is not None else None, policies or policy
+
+
+def mounted_window(
+    place: str,
+    *,
+    store: str | None = None,
+    audit: Path | None = None,
+    policies: Sequence[Path] = (),
+    hosts: Sequence[str] = (),
+) -> MountedWindow | None:
+    """A window on ``place``, which may be empty still; approvals are found in the policy files. None without a web server."""
+    try:
+        from lgov_core.views.pages.approvals import approval_files
+        from lgov_core.views.web.app import MountedWindow
+        from lgov_core.views.web.window import Window, WindowOptions
+    except ImportError:  # trained without the extra gateway
+        return None
+
+    files = tuple(path for policy in policies for path in approval_files(policy))
+    options = WindowOptions(store=store, audit=audit, approvals=files, policies=tuple(policies))
+    return MountedWindow(Window(place, options, may_be_empty=True), hosts=hosts, say=say_on_stderr)
+
+
+def say_on_stderr(line: str) -> None:
+    """Writes a line for people."""
+    click.echo(line, err=True)

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lgov_core._util.canonical import canonical_json, fingerprint
-from lgov_core.audit.entry import PAYLOAD_LIMIT, Payload
-from lgov_core.audit.writer import EntryWriter
+from lgov_core.audit.entry import PAYLOAD_LIMIT, EntryWriter, Payload
 from lgov_core.confine.proxy import POLICY, Attempts, Connection
 from lgov_core.errors import AuditError, LgovError, PolicyError
 from lgov_core.governor import ObservedDecision

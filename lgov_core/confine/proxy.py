@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
 
-from lgov_core.audit.writer import EntryWriter
+from lgov_core.audit.entry import EntryWriter
 from lgov_core.errors import AuditError
 from lgov_core.policies.confinement import ConfineRules
 from lgov_core.policies.network.addresses import why_closed

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final
 
-from lgov_core.audit.writer import EntryWriter
+from lgov_core.audit.entry import EntryWriter
 from lgov_core.confine.proxy import POLICY
 from lgov_core.errors import AuditError
 from lgov_core.governor.options import names

@@ -13,7 +13,7 @@ from lgov_core.train.algorithms.config import UpdateConfig
 class Plan:
     """One training plan. ``tasks`` groups of ``group`` rollouts make an iteration; ``evaluations`` held-out rollouts are run
     before and after. ``max_batch`` bounds the embedded engine's micro-batch. ``keep_weights``
-    keeps every version of the weights, so that the whole capture can be recomputed (``lgov traces verify``). ``threads`` is
+    keeps every version of the weights, so that the whole capture can be recomputed (``lgov demo --verify``). ``threads`` is
     the number of torch threads (None: torch's choice): a tiny model's threads would mostly wait for one another.
     ``peeks`` is the share of the warm start's log that reads the answers.
     """

@@ -27,7 +27,7 @@ _TASK: Final = {
         "succeeded": _NUMBER,
     },
 }
-#: What is read of a report here and by `lgov promote`, as a JSON schema.
+#: What is read of a report here and by `lgov models promote`, as a JSON schema.
 EVALUATION_SCHEMA: Final = {
     "type": "object",
     "required": ["by_task"],
@@ -74,7 +74,7 @@ class Comparison:
 
 
 def read_evaluation(path: Path) -> dict[str, Any]:
-    """The report that `lgov eval` left in a folder, or in the file itself. Raises `TrainError`."""
+    """The report that `lgov models eval` left in a folder, or in the file itself. Raises `TrainError`."""
     import fastjsonschema
 
     file = path / EVALUATION_FILE if path.is_dir() else path
@@ -82,7 +82,9 @@ def read_evaluation(path: Path) -> dict[str, Any]:
         report: Any = json.loads(file.read_text("utf-8"), parse_constant=_finite, parse_float=_finite)
         fastjsonschema.compile(EVALUATION_SCHEMA)(report)
     except (OSError, ValueError, RecursionError) as error:  # fastjsonschema's errors are ValueErrors
-        raise TrainError(f"{file} is not an evaluation: {error}", hint="name the --folder of lgov eval") from error
+        raise TrainError(
+            f"{file} is not an evaluation: {error}", hint="name the --folder of lgov models eval"
+        ) from error
     return report
 
 
@@ -96,7 +98,7 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Comparison:
     """Raises `TrainError` when the two are not of the same tasks."""
     ones, others = before["by_task"], after["by_task"]
     if before.get("tasks_sha256") != after.get("tasks_sha256") or len(ones) != len(others):
-        raise TrainError("the two evaluations are of different tasks", hint="run lgov eval on the same file")
+        raise TrainError("the two evaluations are of different tasks", hint="run lgov models eval on the same file")
     flipped: dict[bool, list[Mapping[str, Any]]] = {True: [], False: []}
     gaps: dict[str, list[float]] = {}
     same = lost = 0

@@ -9,9 +9,8 @@ from safetensors import SafetensorError
 
 from lgov_core._util.atomic_file import atomic_folder
 from lgov_core.audit import default_signer
-from lgov_core.audit.attestation import attest, read_attestation
-from lgov_core.audit.heads import Signer
-from lgov_core.audit.lineage import EXPORT, LINEAGE_FILE, read_lineage
+from lgov_core.audit.lineage import EXPORT, LINEAGE_FILE, attest, read_attestation, read_lineage
+from lgov_core.audit.signing import Signer
 from lgov_core.errors import TrainError
 from lgov_core.evaluation.model import TrainedModel
 from lgov_core.train.loop.batch_record import file_sha256

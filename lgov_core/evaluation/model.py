@@ -11,9 +11,14 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from lgov_core.audit.attestation import read_attestation
-from lgov_core.audit.lineage import LINEAGE_FILE, LineageReport, read_lineage, verify_lineage
-from lgov_core.audit.tensor_files import folder_sha256
+from lgov_core.audit.lineage import (
+    LINEAGE_FILE,
+    LineageReport,
+    folder_sha256,
+    read_attestation,
+    read_lineage,
+    verify_lineage,
+)
 from lgov_core.errors import TrainError
 from lgov_core.models import LanguageModel, load_model
 from lgov_core.models.load import model_place

@@ -33,7 +33,7 @@ class Promoted:
 
 
 def objections(trained: TrainedModel, report: Mapping[str, Any] | None, channel: str = "task") -> list[str]:
-    """Why a checkpoint should not be served, judged by a report of `lgov eval --start`; empty when nothing speaks against it.
+    """Why a checkpoint should not be served, by a report of `lgov models eval --start`; empty when nothing speaks against it.
 
     It must be of this checkpoint, which its lineage tells from others; under the policy that it was trained with, if the
     lineage states one; and without lost rollouts. The 95 % interval of the paired difference in ``channel`` must not reach
@@ -49,13 +49,13 @@ def objections(trained: TrainedModel, report: Mapping[str, Any] | None, channel:
         found.append(f"the evaluation is of another checkpoint, {report.get('checkpoint')}")
     policy = None if trained.lineage is None else trained.lineage.policy
     if policy is not None and policy != (report.get("policy") or {}).get("sha256"):
-        found.append("it was not evaluated under the policy that it was trained with (lgov eval --policy)")
+        found.append("it was not evaluated under the policy that it was trained with (lgov models eval --policy)")
     lost = sum(one.get("lost", 0) for one in (report, report.get("start", {})))
     if lost:
         found.append(f"the evaluation lost {counted(lost, 'rollout')}")
     gap: Any = report.get("difference", {}).get(channel)
     if gap is None:
-        found.append(f"the evaluation does not compare {channel!r} with the initial model (lgov eval --start)")
+        found.append(f"the evaluation does not compare {channel!r} with the initial model (lgov models eval --start)")
     elif gap["low"] is None or not gap["low"] >= 0:
         low, high = (one if one is None else f"{one:+.3f}" for one in (gap["low"], gap["high"]))
         found.append(f"it may be worse: the interval of the difference in {channel!r} is {low} to {high}")
@@ -77,7 +77,7 @@ def promote(trained: TrainedModel, root: Path, name: str, report: Mapping[str, A
     if against and not force:
         raise TrainError(
             f"{trained.path} is not promoted: {'; '.join(against)}",
-            hint="lgov eval --start (and the training's --policy), then --evaluation FOLDER; --force promotes it, on record",
+            hint="lgov models eval --start (with the same --policy), then --evaluation FOLDER; --force promotes it, on record",
         )
     with _only_promotion(root, name):
         state = promoted_state(root, name)

@@ -1,4 +1,4 @@
-"""Models under names of their own: what `lgov promote` leaves, and `lgov serve --model NAME` serves.
+"""Models under names of their own: what `lgov models promote` leaves, and `lgov serve --model NAME` serves.
 
 ``models/NAME/3/`` holds the third promoted version (``model/``, a transformers folder, and ``promotion.json``), and
 ``models/NAME/current.json`` says which version is served, and which ones were before. The folder ``models`` is a setting.

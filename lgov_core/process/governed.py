@@ -300,7 +300,7 @@ def installed_adapters(manager: Any) -> list[Adapter]:
     except (Exception, SystemExit) as error:
         raise InstrumentationError(
             f"a plugin failed to name its framework: {type(error).__name__}: {error}",
-            hint="lgov plugins lists them; repair or uninstall the one that raises",
+            hint="lgov doctor lists them; repair or uninstall the one that raises",
         ) from error
     return adapters
 
@@ -313,7 +313,7 @@ def policy_in(folder: Path, program: str) -> Path:
     file = program if program.endswith(".py") else "FILE"
     raise InstrumentationError(
         f"no policy was given and there is no policy.yaml in {folder}",
-        hint=f"write one with the tools of the program: lgov policy init --agent {file}; or begin with an agent to try:"
+        hint=f"write one with the tools of the program: lgov init --agent {file}; or begin with an agent to try:"
         " lgov init; or name a policy with --policy",
     )
 

@@ -135,7 +135,7 @@ class RunReport:
         if self.other_children:
             lines.append(f"{counted(self.other_children, 'other program')} without a policy: it started {names}")
         if self.children_refused:
-            lines.append("status 78 for that: start them with this environment, or give --allow-ungoverned-children")
+            lines.append("status 78 for that: start them with this environment, or give --children best-effort")
         return lines
 
 

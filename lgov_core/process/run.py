@@ -149,9 +149,7 @@ class GovernedRun:
         if self.options.ungoverned_children_are_accepted:
             say(f"the program replaces itself by {name}, which this report does not cover")
         else:
-            self.refuse(
-                f"the program replaces itself by {name}; start it as a child, or give --allow-ungoverned-children"
-            )
+            self.refuse(f"the program replaces itself by {name}; start it as a child, or give --children best-effort")
 
     # ------------------------------------------------------------------ the attempt in the store
 

@@ -1,4 +1,4 @@
-"""``python -m lgov_core.server``, and ``lgov serve --train``: the same command under two names."""
+"""``python -m lgov_core.server``, and the server of ``lgov train --serve``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from lgov_core._util.private_file import open_to_others
 from lgov_core._util.threads import wait_without_spinning
 from lgov_core.errors import LgovError, SettingsError
 from lgov_core.server.progress import ENDING, interrupted
+from lgov_core.train.settings import TrainSettings, load_train_settings
 
 if TYPE_CHECKING:
     from lgov_core.gateway.server import MountedApp
@@ -23,9 +24,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def run_server(
-    config: Path | None,
+    settings: TrainSettings,
     *,
-    flags: dict[tuple[str, str], Any],
     gpus: int | None,
     host: str,
     port: int,
@@ -43,9 +43,6 @@ def run_server(
     SIGINT becomes a KeyboardInterrupt that says what is kept and how to continue. ``mount`` makes, of the folder and the
     store, what is served beside the endpoint.
     """
-    from lgov_core.train.settings import load_train_settings
-
-    settings = load_train_settings(config, flags=flags)
     if resume and folder is None:
         raise SettingsError("--resume needs the folder of the run", hint="give --folder")
     target = folder or Path("runs") / time.strftime("server-%Y%m%d-%H%M%S")
@@ -182,7 +179,8 @@ def server_command(
         ("training", "epochs"): epochs, ("training", "steps"): steps, **engine_flags(more),
     }  # fmt: skip
     try:
-        status = run_server(config, flags=flags, say=lambda line: click.echo(line, err=True), **more)
+        settings = load_train_settings(config, flags=flags)
+        status = run_server(settings, say=lambda line: click.echo(line, err=True), **more)
     except LgovError as error:
         click.echo(f"error: {error}", err=True)
         status = 2 if isinstance(error, SettingsError) else 1

@@ -35,7 +35,7 @@ def run_local(job: TrainingJob) -> Mapping[str, Any]:
     job.say(f"loading {settings.model.name or 'the model'}; everything goes to {job.folder}")
     server: TrainingServer | None = None
     try:
-        with serving(settings, job.folder, resume=job.resume, mounted=job.mounted) as server:
+        with serving(settings, job.folder, store=job.traces, resume=job.resume, mounted=job.mounted) as server:
             result = _trained(job, agent, server)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(interrupted(job.folder, None if server is None else server.updates)) from None
@@ -66,6 +66,7 @@ def serving(
     settings: TrainSettings,
     folder: Path,
     *,
+    store: str | None = None,
     resume: bool = False,
     mounted: MountedApp | None = None,
     algorithm: Algorithm | None = None,
@@ -75,7 +76,7 @@ def serving(
 
     A KeyboardInterrupt while the update in progress ends gives that update up. The parameters are those of `TrainingServer`.
     """
-    stop, options = threading.Event(), ServerOptions(mounted=mounted)
+    stop, options = threading.Event(), ServerOptions(store=store, mounted=mounted)
     with TrainingServer(
         settings, folder=folder, options=options, resume=resume, algorithm=algorithm, engines=engines
     ) as server:

@@ -82,7 +82,7 @@ class TrainingSection:
     checkpoint_every: int = bounded(5, least=1)
     """Write a checkpoint every N updates, and after the last."""
     keep_weights: bool = False
-    """Keep every version of the weights that was served, so that ``lgov traces verify`` can recompute what was captured."""
+    """Keep every version of the weights that was served, so that ``lgov demo --verify`` can recompute what was captured."""
     agents: tuple[str, ...] = ()
     """Names or globs of the agents whose calls are trained on. Default: all."""
     policies: Mapping[str, PolicySection] = field(default_factory=dict[str, PolicySection])

@@ -81,12 +81,14 @@ def load_train_settings(
     path: Path | str | None = None,
     *,
     flags: Mapping[tuple[str, str], Any] | None = None,
+    assignments: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> TrainSettings:
     """The settings of a run: those of the file at ``path`` (None: no file), the environment, and ``flags``.
 
-    ``flags`` maps (section, key) to a value; None counts as not given. ``environ`` is the process's own by default. Raises
-    `SettingsError` with file and line, variable or flag.
+    ``flags`` maps (section, key) to a value; None counts as not given. ``assignments`` maps ``section.key`` to a value as it is
+    written in the file (``--set``). ``environ`` is the process's own by default. Raises `SettingsError` with file and line,
+    variable or flag.
     """
     settings = TrainSettings()
     if path is not None:
@@ -95,7 +97,22 @@ def load_train_settings(
     found = {place: given[name] for name, place in VARIABLES.items() if given.get(name)}
     settings = _assigned(settings, found, {place: name for name, place in VARIABLES.items()}, Path())
     chosen = {place: value for place, value in (flags or {}).items() if value is not None}
-    return _assigned(settings, chosen, {place: _flag(place) for place in chosen}, Path())
+    settings = _assigned(settings, chosen, {place: _flag(place) for place in chosen}, Path())
+    return _with_assignments(settings, assignments or {})
+
+
+def _with_assignments(settings: TrainSettings, assignments: Mapping[str, str]) -> TrainSettings:
+    sections = [section.name for section in fields(settings)]
+    values: dict[tuple[str, str], Any] = {}
+    for name, text in assignments.items():
+        section, dot, key = name.partition(".")
+        if section not in sections or not dot:
+            raise _unknown(f"setting {name}", f"--set {name}", section, sections)
+        try:
+            values[section, key], _ = read_yaml(text, f"--set {name}")
+        except PolicyFileError as error:
+            raise SettingsError(error.message, hint=error.hint) from error
+    return _assigned(settings, values, {(section, key): f"--set {section}.{key}" for section, key in values}, Path())
 
 
 def _from_file(settings: TrainSettings, path: Path) -> TrainSettings:

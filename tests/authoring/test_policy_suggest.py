@@ -225,7 +225,7 @@ def test_the_command_writes_a_file_that_loads_and_lists_the_rest(place: Path) ->
     assert "# search: 1 call, 1 set of arguments" in file.read_text()
     assert "drop {'table': 'staff'}" in " ".join(done.stdout.split())
     load_policy_file(file)
-    assert lgov("policy", "replay", str(file), str(place)).exit_code == 0
+    assert lgov("policy", "eval", str(file), str(place)).exit_code == 0
     again = lgov("policy", "suggest", str(place), "-o", str(file))
     assert again.exit_code == 1
     assert "--force" in again.stderr

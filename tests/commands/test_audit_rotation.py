@@ -34,7 +34,9 @@ def archived(tmp_path: Path, key: SigningKey) -> tuple[Path, list[Path]]:
     path, archives = tmp_path / "audit.db", list[Path]()
     for number in range(2):
         write(path, key, f"first-{number}", f"second-{number}")
-        done = lgov("audit", "rotate", str(path), "--to", str(tmp_path / "old"), "--key", "audit.key", "--json")
+        done = lgov(
+            "audit", "rotate", str(path), "--to", str(tmp_path / "old"), "--set", "audit_key=audit.key", "--json"
+        )
         assert done.exit_code == 0, done.output
         archives.append(Path(json.loads(done.stdout)["archive"]))
     write(path, key, "last")
@@ -97,7 +99,12 @@ def test_another_record_does_not_pass_for_the_archive(archived: tuple[Path, list
 
 def test_texts_of_an_archive_can_be_erased(archived: tuple[Path, list[Path]]) -> None:
     path, (first, _) = archived
-    assert lgov("audit", "erase", str(first), "--text", "of first-0", "--yes", "--key", "audit.key").exit_code == 0
+    assert (
+        lgov(
+            "audit", "erase", str(first), "--where", "text=of first-0", "--yes", "--set", "audit_key=audit.key"
+        ).exit_code
+        == 0
+    )
     status, records = checked(path)
     assert (status, records[2]["erased"], records[2]["entries"]) == (0, 1, 4)
 
@@ -105,14 +112,25 @@ def test_texts_of_an_archive_can_be_erased(archived: tuple[Path, list[Path]]) ->
 def test_archives_of_an_age_are_deleted_and_the_record_says_so(archived: tuple[Path, list[Path]]) -> None:
     path, archives = archived
     done = lgov(
-        "audit", "rotate", str(path), "--to", "old", "--key", "audit.key", "--delete-before", "2100-01-01", "--json"
+        "audit",
+        "rotate",
+        str(path),
+        "--to",
+        "old",
+        "--set",
+        "audit_key=audit.key",
+        "--delete-before",
+        "2100-01-01",
+        "--json",
     )
     told = json.loads(done.stdout)
     assert len(told["deleted"]) == 3
     assert not any(one.exists() for one in (*archives, Path(told["archive"])))
     status, (record,) = checked(path)
     assert (status, len(record["retired"])) == (0, 3)
-    young = lgov("audit", "rotate", str(path), "--to", "old", "--key", "audit.key", "--delete-before", "1h", "--json")
+    young = lgov(
+        "audit", "rotate", str(path), "--to", "old", "--set", "audit_key=audit.key", "--delete-before", "1h", "--json"
+    )
     assert json.loads(young.stdout)["deleted"] == []
 
 
@@ -122,8 +140,8 @@ def test_settings_name_the_key_and_the_heads(tmp_path: Path, key: SigningKey) ->
     path = tmp_path / "audit.db"
     with AuditLog(path, signer=key, heads=tmp_path / "far" / "heads.jsonl") as log:
         log.commit(Action(Point.PRE_TOOL_CALL, "one", arguments={"text": "private"}, rollout_id="r1"), ALLOWED)
-    erased = lgov("audit", "erase", str(path), "--text", "private", "--reason", "asked", "--yes")
-    assert (erased.exit_code, "lgov traces prune STORE --rollout r1" in erased.stdout) == (0, True), erased.output
+    erased = lgov("audit", "erase", str(path), "--where", "text=private", "--reason", "asked", "--yes")
+    assert (erased.exit_code, "lgov traces prune STORE --where rollout=r1" in erased.stdout) == (0, True), erased.output
     assert lgov("audit", "rotate", str(path), "--to", "old").exit_code == 0
     words = lgov("audit", "verify", str(path), "--archive", "old", "--head", "far/heads.jsonl", "--require-signed")
     assert (words.exit_code, "kept there too" in words.stdout) == (0, False), words.output
@@ -136,7 +154,7 @@ def test_a_record_in_use_is_not_archived(tmp_path: Path, key: SigningKey) -> Non
     path = tmp_path / "audit.db"
     with AuditLog(path, signer=key) as log:
         log.commit(Action(Point.PRE_TOOL_CALL, "one"), ALLOWED)
-        done = lgov("audit", "rotate", str(path), "--to", "old", "--key", "audit.key")
+        done = lgov("audit", "rotate", str(path), "--to", "old", "--set", "audit_key=audit.key")
         assert (done.exit_code, "is in use" in done.stderr) == (4, True)
         log.commit(Action(Point.PRE_TOOL_CALL, "two"), ALLOWED)
     assert verify(path, key=key.public, require_signed=True).ok

@@ -114,7 +114,7 @@ def test_with_json_an_error_is_json() -> None:
 
 
 def test_json_after_two_dashes_belongs_to_the_program() -> None:
-    result = lgov("run", "--timeout", "-1", "--", "python", "agent.py", "--json")
+    result = lgov("run", "--set", "timeout_s=-1", "--", "python", "agent.py", "--json")
     assert result.exit_code == Exit.CANNOT_GOVERN
     assert result.stderr.startswith("error: not run: ")
 
@@ -163,7 +163,7 @@ def test_run_without_a_command_is_wrong_usage() -> None:
     [
         ("policy", "chek"),
         ("policy", "check"),
-        ("traces", "list", "--outcome", "good", "x"),
+        ("traces", "list", "--where", "outcome=good", "x"),
         ("audit", "verify", "x", "--key", "zz"),
         ("demo", "--seeds", "0"),
         ("serve", "--model", "m", "--host", "0.0.0.0"),
@@ -180,7 +180,7 @@ def test_with_json_a_usage_error_is_json(command: tuple[str, ...], folder: Path)
 
 
 @pytest.mark.parametrize("name", [".", "folder", "/"])
-@pytest.mark.parametrize("command", ["policy init", "policy init --force", "audit export a.db --output"])
+@pytest.mark.parametrize("command", ["export a.db --to", "export a.db --format ocsf --to"])
 def test_a_folder_cannot_be_the_output_file(command: str, name: str, folder: Path) -> None:
     (folder / "folder").mkdir()
     AuditLog(folder / "a.db").close()
@@ -192,11 +192,11 @@ def test_a_folder_cannot_be_the_output_file(command: str, name: str, folder: Pat
 def test_an_unknown_rollout_is_not_exported(folder: Path) -> None:
     open_store("store.sqlite").close()
     (folder / "kept.jsonl").write_text("kept")
-    result = lgov("traces", "export", "store.sqlite", "--rollout", "gone", "--output", "kept.jsonl")
+    result = lgov("export", "store.sqlite", "--where", "rollout=gone", "--to", "kept.jsonl")
     assert result.exit_code == Exit.FINDING
     assert "gone" in result.stderr
     assert (folder / "kept.jsonl").read_text() == "kept"
-    assert lgov("traces", "export", "store.sqlite", "--output", ".").exit_code == Exit.FINDING
+    assert lgov("export", "store.sqlite", "--to", ".").exit_code == Exit.FINDING
 
 
 def test_an_unknown_credit_scheme_is_a_usage_error() -> None:
@@ -208,7 +208,7 @@ def test_an_unknown_credit_scheme_is_a_usage_error() -> None:
 
 def test_an_impossible_position_is_a_usage_error() -> None:
     AuditLog(Path("a.db")).close()
-    assert lgov("audit", "export", "a.db", "--after", "9" * 20).exit_code == Exit.USAGE
+    assert lgov("export", "a.db", "--after", "9" * 20).exit_code == Exit.USAGE
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""``lgov plugins``, ``doctor`` and ``models``."""
+"""``lgov doctor`` and ``lgov models``."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.commands.cli_runner import lgov
 
 
 def test_plugins_lists_the_built_in_adapters() -> None:
-    found = {plugin["name"]: plugin for plugin in json.loads(lgov("plugins", "--json").stdout)}
+    found = {plugin["name"]: plugin for plugin in json.loads(lgov("doctor", "--json").stdout)["plugins"]}
     assert found["lgov_langchain.plugin"] == {
         "name": "lgov_langchain.plugin",
         "builtin": True,
         "hooks": ["lgov_framework"],
     }
-    assert "lgov_langchain.plugin" in lgov("plugins").stdout
+    assert "lgov_langchain.plugin" in lgov("doctor").stdout
 
 
 def test_a_plugin_that_cannot_be_loaded_is_a_finding(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,9 +28,9 @@ def test_a_plugin_that_cannot_be_loaded_is_a_finding(folder: Path, monkeypatch: 
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-plugin\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[lgov]\nbroken = no_such_module\n")
     monkeypatch.syspath_prepend(str(folder))
-    result = lgov("plugins")
+    result = lgov("doctor")
     assert result.exit_code == Exit.FINDING
-    assert "no_such_module" in result.stderr
+    assert "no_such_module" in result.stdout
     result = lgov("doctor", "--json")
     assert result.exit_code == Exit.FINDING
     assert any("no_such_module" in problem for problem in json.loads(result.stdout)["problems"])

@@ -80,7 +80,7 @@ def test_serve_calls_the_apis_of_upstream_speaks(folder: Path) -> None:
     for speaks, asked in (("chat, responses", "responses"), ("chat", "chat/completions")):
         with (
             ScriptedModelServer(["Hello."]) as model,
-            Serving("--upstream", model.base_url, "--upstream-speaks", speaks) as serving,
+            Serving("--upstream", model.base_url, "--set", f"upstream_speaks={speaks}") as serving,
         ):
             body = json.dumps({"model": "scripted", "input": "Hi"}).encode()
             headers = {"content-type": "application/json"}

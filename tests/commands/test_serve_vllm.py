@@ -17,7 +17,7 @@ from tests.train.fake_vllm import environment_of
 def test_serve_samples_with_vllm_and_ends_it(folder: Path) -> None:
     tiny().save(folder / "model")
     python = environment_of(folder)
-    arguments = ("--engine", "vllm", "--vllm-python", str(python), "--model", "model", "--store", "calls.sqlite")
+    arguments = ("--engine", "vllm", "--set", f"vllm.python={python}", "--model", "model", "--store", "calls.sqlite")
     with Serving(*arguments) as serving:
         assert serving.about["models"] == ["tiny"]
         serving.ask(x_lgov_rollout_id="rol_1", x_lgov_attempt="1", model="tiny")
@@ -35,8 +35,13 @@ def test_serve_says_what_vllm_needs(folder: Path) -> None:
     refused = lgov("serve", "--engine", "vllm")
     assert (refused.exit_code, "--engine vllm serves one model" in refused.output) == (Exit.USAGE, True)
     assert lgov("serve", "--engine", "vlllm", "--model", "tiny").exit_code == Exit.USAGE
-    refused = lgov("serve", "--engine", "embedded", "--engine-url", "http://127.0.0.1:1", "--model", "tiny")
-    assert (refused.exit_code, "--engine-url is the address of a vLLM" in refused.output) == (Exit.USAGE, True)
+    refused = lgov("serve", "--model", "tiny", "--set", "vllm.pyton=x")
+    assert (refused.exit_code, "--set vllm.pyton: there is no setting vllm.pyton" in refused.output) == (
+        Exit.USAGE,
+        True,
+    )
+    refused = lgov("serve", "--engine", "http://127.0.0.1:1", "--upstream", "http://127.0.0.1:1")
+    assert (refused.exit_code, "--engine vllm serves one model" in refused.output) == (Exit.USAGE, True)
     tiny().save(folder / "model")
     refused = lgov("serve", "--engine", "vllm", "--model", "model")
     assert refused.exit_code == Exit.USAGE

@@ -65,12 +65,14 @@ def test_the_beginning_of_an_id_names_a_rollout() -> None:
 
 def test_a_rollout_is_pruned_by_its_id() -> None:
     write("r1", "r2", "r3")
-    done = lgov("traces", "prune", STORE, "--rollout", "r1", "--rollout", "r3", "--yes")
+    done = lgov("traces", "prune", STORE, "--where", "rollout=r1", "--where", "rollout=r3", "--yes")
     assert done.stdout == "deleted 2 rollouts, 2 attempts, 2 calls, 0 rewards, 0 spans\n"
-    assert [one["rollout_id"] for one in json.loads(lgov("traces", "list", STORE, "--json").stdout)] == ["r2"]
+    assert [one["rollout_id"] for one in json.loads(lgov("traces", "list", STORE, "--json").stdout)["attempts"]] == [
+        "r2"
+    ]
 
 
 def test_a_limit_of_0_lists_everything() -> None:
     write(*(f"r{number}" for number in range(60)))
-    assert len(json.loads(lgov("traces", "list", STORE, "--json").stdout)) == 50
-    assert len(json.loads(lgov("traces", "list", STORE, "--json", "--limit", "0").stdout)) == 60
+    assert len(json.loads(lgov("traces", "list", STORE, "--json").stdout)["attempts"]) == 50
+    assert len(json.loads(lgov("traces", "list", STORE, "--json", "--limit", "0").stdout)["attempts"]) == 60

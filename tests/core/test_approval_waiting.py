@@ -94,9 +94,9 @@ def test_the_list_shows_who_asked_when_and_who_waits(tmp_path: Path) -> None:
     shown: list[str] = []
 
     def person(requests: ApprovalRequests, one: ApprovalRequest) -> None:
-        shown.append(CliRunner().invoke(cli, ["approvals", "list", str(path)]).stdout)
+        shown.append(CliRunner().invoke(cli, ["approvals", str(path)]).stdout)
         short = one.request_id.removeprefix("apr_")[:6]
-        shown.append(CliRunner().invoke(cli, ["approvals", "approve", str(path), short, "--by", "Eve"]).stdout)
+        shown.append(CliRunner().invoke(cli, ["approvals", str(path), "--approve", short, "--by", "Eve"]).stdout)
 
     subject = governor(ApprovalPolicy(store=path, wait_s=60))
     thread = when_asked(path, person)
@@ -165,7 +165,7 @@ def test_a_new_request_is_logged_once_with_the_answer(tmp_path: Path, caplog: py
         policy.judge(pay())
     (line,) = caplog.messages
     short = policy.pending()[0].request_id[:12]
-    assert line == f"lgov: pay needs approval: lgov approvals approve {path} {short} --by NAME"
+    assert line == f"lgov: pay needs approval: lgov approvals {path} --approve {short} --by NAME"
 
 
 def test_the_command_of_the_operator_gets_the_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +198,7 @@ def test_a_webhook_gets_the_request_and_its_answer(tmp_path: Path) -> None:
         _join_notices()
     (asked,) = posted
     assert asked["rollout_id"] == "ro_9"
-    assert asked["approve"] == f"lgov approvals approve {path} {asked['request_id'][:12]} --by NAME"
+    assert asked["approve"] == f"lgov approvals {path} --approve {asked['request_id'][:12]} --by NAME"
 
 
 def test_a_notice_that_fails_changes_no_decision(caplog: pytest.LogCaptureFixture) -> None:

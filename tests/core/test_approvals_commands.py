@@ -43,19 +43,19 @@ def pay(governor: Governor, **changed: object) -> str:
 
 
 def waiting(run: Run, *options: str) -> list[dict[str, object]]:
-    found = run("list", "approvals.db", "--json", *options)
+    found = run("approvals.db", "--json", *options)
     assert found.exit_code == 0, found.output
     return json.loads(found.stdout)
 
 
 def test_an_approved_call_is_made_once(run: Run, governor: Governor) -> None:
     assert pay(governor).startswith("escalate approval-pending")
-    shown = run("list", "approvals.db")
+    shown = run("approvals.db")
     assert shown.exit_code == 0
     assert all(part in shown.stdout for part in ("clerk", "pay", "DE89370400440532013000", "10 min"))
     (request,) = waiting(run)
     assert request["content"]["arguments"] == PAY  # type: ignore[index]
-    approved = run("approve", "approvals.db", request["request_id"], "--by", "Eve")
+    approved = run("approvals.db", "--approve", request["request_id"], "--by", "Eve")
     assert (approved.exit_code, "approved by Eve" in approved.stdout) == (0, True)
     assert waiting(run) == []
     assert pay(governor, amount=13).startswith("escalate")  # another call
@@ -67,7 +67,7 @@ def test_an_approved_call_is_made_once(run: Run, governor: Governor) -> None:
 def test_a_rejected_call_is_denied_with_the_reason(run: Run, governor: Governor) -> None:
     pay(governor)
     (request,) = waiting(run)
-    done = run("reject", "approvals.db", request["request_id"], "--by", "Eve", "--reason", "not today", "--json")
+    done = run("approvals.db", "--reject", request["request_id"], "--by", "Eve", "--reason", "not today", "--json")
     assert (done.exit_code, json.loads(done.stdout)[0]["state"]) == (0, "rejected")
     assert pay(governor) == "deny approval-rejected: Eve rejected this call: not today"
 
@@ -76,24 +76,24 @@ def test_what_is_answered_already_is_an_error_and_what_came_before_it_is_told(ru
     pay(governor)
     pay(governor, amount=13)
     first, second = (str(one["request_id"]) for one in waiting(run))
-    run("approve", "approvals.db", second, "--by", "Eve")
-    done = run("approve", "approvals.db", first, second, "--by", "Ann", "--json")
+    run("approvals.db", "--approve", second, "--by", "Eve")
+    done = run("approvals.db", "--approve", first, "--approve", second, "--by", "Ann", "--json")
     assert done.exit_code == 1
     assert [one["answered_by"] for one in json.loads(done.stdout)] == ["Ann"]
     assert f"{second} is approved already" in json.loads(done.stderr)["error"]["message"]
-    unknown = run("reject", "approvals.db", "apr_none", "--by", "Ann")
+    unknown = run("approvals.db", "--reject", "apr_none", "--by", "Ann")
     assert (unknown.exit_code, "there is no approval request apr_none" in unknown.stderr) == (1, True)
 
 
 def test_a_file_that_is_not_there_is_not_made(run: Run, tmp_path: Path) -> None:
-    assert run("list", "approvals.db").exit_code == 2
-    assert run("approve", "approvals.db", "apr_1", "--by", "Eve").exit_code == 2
+    assert run("approvals.db").exit_code == 2
+    assert run("approvals.db", "--approve", "apr_1", "--by", "Eve").exit_code == 2
     assert list(tmp_path.iterdir()) == []
 
 
 def test_another_file_is_refused_and_left_alone(run: Run, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    refused = run("list", "notes.txt")
+    refused = run("notes.txt")
     assert (refused.exit_code, "approvals file" in refused.stderr) == (1, True)
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
@@ -101,19 +101,29 @@ def test_another_file_is_refused_and_left_alone(run: Run, tmp_path: Path) -> Non
 def test_nobody_answers_anonymously(run: Run, governor: Governor) -> None:
     pay(governor)
     (request,) = waiting(run)
-    assert run("approve", "approvals.db", request["request_id"]).exit_code == 2
-    assert run("approve", "approvals.db", request["request_id"], "--by", " ").exit_code == 1
+    assert run("approvals.db", "--approve", request["request_id"]).exit_code == 2
+    assert run("approvals.db", "--approve", request["request_id"], "--by", " ").exit_code == 1
     assert len(waiting(run)) == 1
 
 
 def test_what_a_model_wrote_does_not_act_on_the_terminal(run: Run, governor: Governor) -> None:
     pay(governor, to="\x1b[2J\u202eevil")
-    shown = run("list", "approvals.db").stdout
+    shown = run("approvals.db").stdout
     assert "\x1b" not in shown
     assert "\u202e" not in shown
 
 
 def test_an_empty_list_says_so(run: Run, governor: Governor) -> None:
-    found = run("list", "approvals.db")
+    found = run("approvals.db")
     assert (found.exit_code, found.stdout, found.stderr) == (0, "", "nothing waits\n")
+    assert waiting(run) == []
+
+
+def test_the_file_is_the_one_of_the_policy_that_the_settings_name(run: Run, governor: Governor, tmp_path: Path) -> None:
+    pay(governor)
+    assert "name the file" in run().stderr
+    (tmp_path / "lgov.toml").write_text('policy = "policy.yaml"\n')
+    (request,) = json.loads(run("--json").stdout)
+    assert run("--approve", request["request_id"], "--by", "Eve").exit_code == 0
+    assert run("--by", "Eve").exit_code == 2, "an answer to nothing"
     assert waiting(run) == []

@@ -19,8 +19,8 @@ from click.testing import CliRunner
 
 from lgov_core import Action, Decision, Effect, Governor, Point, PolicySet, ToolOutcome
 from lgov_core.audit import AuditLog, SigningKey, make_key, verify
-from lgov_core.audit.heads import heads_path
-from lgov_core.audit.schema import AUDIT_RECORD
+from lgov_core.audit.record_file import AUDIT_RECORD
+from lgov_core.audit.signing import heads_path
 from lgov_core.cli import cli
 from lgov_core.errors import AuditError
 from lgov_core.policies import ConstantPolicy, Rule
@@ -254,7 +254,7 @@ def test_an_erasure_is_not_over_while_sqlites_log_holds_the_texts(path: Path, ke
 def test_an_export_does_not_overwrite_a_record(path: Path, target: str) -> None:
     shutil.copy(path, path.with_name("other.db"))
     before = path.with_name(target).read_bytes()
-    done = CliRunner().invoke(cli, ["audit", "export", str(path), "--output", str(path.with_name(target))])
+    done = CliRunner().invoke(cli, ["export", str(path), "--to", str(path.with_name(target))])
     assert done.exit_code != 0
     assert path.with_name(target).read_bytes() == before
 

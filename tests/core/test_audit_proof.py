@@ -14,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from lgov_core.audit import AuditLog, SigningKey, make_key, verify
-from lgov_core.audit.heads import heads_path
+from lgov_core.audit.signing import heads_path
 from lgov_core.errors import AuditError
 from tests.core.audit_proof_parts import DENY, Signed, action, make_signed
 from tests.slow import slow

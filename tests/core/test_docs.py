@@ -65,7 +65,7 @@ def test_a_program_records_into_a_store_as_the_page_says(tmp_path: Path, monkeyp
         (rollout,) = read_store(store, ["r2"]).rollouts
     assert points == ["agent_startup", "agent_shutdown"]
     assert rollout.task_id == "task-1"
-    (listed,) = json.loads(CliRunner().invoke(cli, ["traces", "list", "traces.sqlite", "--json"]).stdout)
+    (listed,) = json.loads(CliRunner().invoke(cli, ["traces", "list", "traces.sqlite", "--json"]).stdout)["attempts"]
     assert listed["task_id"] == "task-1"
 
 

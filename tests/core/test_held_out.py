@@ -208,10 +208,10 @@ def test_parquet_keeps_the_mark(place: Path, tmp_path: Path) -> None:
 def test_no_format_takes_held_out_rollouts_unless_asked(form: str | None, place: Path) -> None:
     chosen = [] if form is None else ["--chains"] if form == "chains" else ["--format", form]
     plain = transitions(str(place), *chosen, "--json")
-    asked = transitions(str(place), *chosen, "--json", "--include-held-out")
+    asked = transitions(str(place), *chosen, "--json", "--split", "all")
     assert plain.exit_code == asked.exit_code == 0, plain.output + asked.output
     assert "3 held-out rollouts are left out; --split all takes them" in plain.stderr
-    assert "left out; --include" not in asked.stderr
+    assert "left out; --split" not in asked.stderr
     rows, more = json.loads(plain.stdout), json.loads(asked.stdout)
     assert rows
     if form == "preferences":

@@ -145,7 +145,11 @@ def test_the_commands_that_only_look_spend_nothing(tmp_path: Path) -> None:
         {"id": str(n), "name": "t", "rollout_id": "ro_1", "expect": "allow" if n == 0 else "deny"} for n in range(2)
     ]
     cases.write_text("\n".join(json.dumps(line) for line in lines))
-    for arguments in (["check", str(file)], ["eval", str(file), str(cases)], ["explain", str(file), "--action", "{}"]):
+    for arguments in (
+        ["check", str(file)],
+        ["models", "eval", str(file), str(cases)],
+        ["explain", str(file), "--action", "{}"],
+    ):
         arguments = [part.replace("{}", '{"name": "t"}') for part in arguments]
         result = CliRunner().invoke(cli, ["policy", *arguments])
         assert result.exit_code == 0, result.output

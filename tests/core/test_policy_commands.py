@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,46 +46,6 @@ def sql(query: str, expect: str, **more: Any) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------------- init
-
-
-def test_the_starting_file_loads_and_denies_what_it_says(run: Run, tmp_path: Path) -> None:
-    assert run("policy", "init", "mine.yaml").exit_code == 0
-    policies = load_policy_file(tmp_path / "mine.yaml")
-    reading = Action(Point.PRE_TOOL_CALL, "run_sql", arguments={"query": "SELECT name FROM staff"})
-    assert not policies.judge(reading).blocks
-    for denied in (
-        Action(Point.PRE_TOOL_CALL, "run_sql", arguments={"query": "DROP TABLE staff"}),
-        Action(Point.PRE_TOOL_CALL, "run_sql", arguments={"query": "SELECT * FROM app_secrets"}),
-        Action(Point.PRE_TOOL_CALL, "calculator", arguments={"expression": "1", "more": 2}),
-        Action(Point.PRE_TOOL_CALL, "admin_reset"),
-        Action(Point.PRE_TOOL_CALL, "unheard_of"),
-    ):
-        assert policies.judge(denied).blocks, denied
-
-
-def test_init_replaces_a_file_only_when_told_to(run: Run, tmp_path: Path) -> None:
-    refused = run("policy", "init", "policy.yaml")
-    assert refused.exit_code == 1
-    assert (tmp_path / "policy.yaml").read_text() == STRICT
-    assert run("policy", "init", "policy.yaml", "--force").exit_code == 0
-    assert load_policy_file(tmp_path / "policy.yaml").name == "starter"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["policy.yaml"]
-
-
-def test_init_replaces_nothing_but_files(run: Run, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "link.yaml").symlink_to("pipe")
-    for place in ("pipe", "link.yaml"):
-        refused = run("policy", "init", place, "--force")
-        assert refused.exit_code == 1
-        assert "not a regular file" in refused.stderr
-    assert (tmp_path / "pipe").is_fifo()
-
-
-def test_init_where_it_cannot_write(run: Run) -> None:
-    refused = run("policy", "init", "no/such/folder/policy.yaml", "--json")
-    assert refused.exit_code == 1
-    assert "cannot be written" in json.loads(refused.stderr)["error"]["message"]
 
 
 # ---------------------------------------------------------------------- explain
@@ -257,27 +216,27 @@ def record(folder: Path, policies: PolicySet) -> None:
 @pytest.mark.parametrize(("place", "judged"), [("store.sqlite", 3), ("audit.sqlite", 4)])
 def test_replay_shows_what_would_be_blocked_now(run: Run, tmp_path: Path, place: str, judged: int) -> None:
     record(tmp_path, PolicySet([Rule(ConstantPolicy(Effect.ALLOW))]))
-    found = run("policy", "replay", "policy.yaml", place, "--json")
+    found = run("policy", "eval", "policy.yaml", place, "--json")
     assert found.exit_code == 1
     answer = json.loads(found.stdout)
     assert (answer["judged"], answer["blocked_then"], answer["blocked_now"]) == (judged, 0, 1)
     (change,) = answer["changes"]
     assert (change["call_id"], change["then"], change["now"]) == ("call_1", "allow", "deny")
     assert (change["now_policy"], change["arguments"]) == ("reads", {"query": "DROP TABLE a"})
-    assert "DROP TABLE a" in run("policy", "replay", "policy.yaml", place).stdout
+    assert "DROP TABLE a" in run("policy", "eval", "policy.yaml", place).stdout
 
 
 @pytest.mark.parametrize("place", ["store.sqlite", "audit.sqlite"])
 def test_replay_of_the_same_policy_changes_nothing(run: Run, tmp_path: Path, place: str) -> None:
     record(tmp_path, load_policy_file(tmp_path / "policy.yaml"))
-    found = run("policy", "replay", "policy.yaml", place)
+    found = run("policy", "eval", "policy.yaml", place)
     assert found.exit_code == 0, found.stdout
     assert "0 changed; 1 were blocked then, 1 would be now" in found.stdout
 
 
 def test_replay_shows_what_is_no_longer_blocked(run: Run, tmp_path: Path) -> None:
     record(tmp_path, PolicySet([Rule(ConstantPolicy(Effect.DENY, reason="closed"))]))
-    answer = json.loads(run("policy", "replay", "policy.yaml", "audit.sqlite", "--json").stdout)
+    answer = json.loads(run("policy", "eval", "policy.yaml", "audit.sqlite", "--json").stdout)
     assert [(change["then"], change["now"]) for change in answer["changes"]] == [("deny", "allow")] * 2
     assert {change["reason"] for change in answer["changes"]} == {"closed"}
 
@@ -289,7 +248,7 @@ def test_replay_knows_who_wrote_a_text(run: Run, tmp_path: Path) -> None:
         for source, to in (("user", "ann@firma.de"), ("agent", "eve@evil.net")):
             governor.decide(Action(Point.INPUT, "agent", kind="text", text=f"write to {to}", source=source))
             governor.decide(Action(Point.PRE_TOOL_CALL, "send", arguments={"to": to}))
-    answer = json.loads(run("policy", "replay", "said.yaml", "said.sqlite", "--json").stdout)
+    answer = json.loads(run("policy", "eval", "said.yaml", "said.sqlite", "--json").stdout)
     assert [change["arguments"] for change in answer["changes"]] == [{"to": "eve@evil.net"}]
 
 
@@ -302,10 +261,10 @@ def test_replay_counts_what_was_recorded_without_arguments(run: Run, tmp_path: P
         action = Action(Point.PRE_TOOL_CALL, "run_sql", arguments={"query": "SELECT 1"}, call_id="call_0")
         governor.record(ToolOutcome(action, "ok", "1", decision=governor.decide(action)))
     store.close()
-    answer = json.loads(run("policy", "replay", "policy.yaml", "store.sqlite", "--json").stdout)
+    answer = json.loads(run("policy", "eval", "policy.yaml", "store.sqlite", "--json").stdout)
     assert (answer["judged"], answer["incomplete"]) == (0, 1)
 
 
 def test_replay_does_not_make_a_store(run: Run, tmp_path: Path) -> None:
-    assert run("policy", "replay", "policy.yaml", "absent.sqlite").exit_code == 1
+    assert run("policy", "eval", "policy.yaml", "absent.sqlite").exit_code == 1
     assert not (tmp_path / "absent.sqlite").exists()

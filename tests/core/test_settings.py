@@ -204,3 +204,18 @@ def test_settings_cannot_be_changed(project: Path) -> None:
         settings.port = 1  # type: ignore[misc]
     with pytest.raises(TypeError):
         settings.origins["port"] = "elsewhere"  # type: ignore[index]
+
+
+def test_a_setting_as_text_wins_over_a_flag_and_says_where_it_is_from() -> None:
+    texts = {"redact": "password, token", "port": "9", "timeout_s": "0.5", "max_running": "3"}
+    settings = load_settings({"port": 8}, texts=texts, environ={"LGOV_REDACT": "name"})
+    assert (settings.redact, settings.port, settings.timeout_s, settings.max_running) == (
+        ("password", "token"),
+        9,
+        0.5,
+        3,
+    )
+    assert settings.origin("port") == "--set port"
+    for name, text in (("prot", "9"), ("port", "many"), ("max_waiting", "0"), ("drain_s", "-1")):
+        with pytest.raises(SettingsError, match=f"--set {name}"):
+            load_settings(texts={name: text}, environ={})

@@ -87,7 +87,7 @@ def test_audit_show_lists_it_among_the_denied(run: Run) -> None:
 
 
 def test_an_ocsf_event_has_the_severity_it_would_have_had(run: Run) -> None:
-    lines = run("audit", "export", "audit.db", "--format", "ocsf").stdout.splitlines()
+    lines = run("export", "audit.db", "--format", "ocsf").stdout.splitlines()
     listed, removed = map(json.loads, lines)
     assert (listed["severity_id"], removed["severity_id"]) == (1, 5)
     assert removed["action_id"] == 1, "it was allowed"

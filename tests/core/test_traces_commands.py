@@ -53,19 +53,22 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_list_shows_also_what_nobody_announced(store: str) -> None:
-    entries = json.loads(lgov("traces", "list", store, "--json").stdout)
+    entries = json.loads(lgov("traces", "list", store, "--json").stdout)["attempts"]
     assert [(e["rollout_id"], e["attempt"], e["run_id"], e["outcome"]) for e in entries] == [
         ("spans-only", 1, None, "unknown"),
         ("proxied", 1, None, "unknown"),
         ("told", 1, "run1", "succeeded"),
     ]
     assert [e["rewards"] for e in entries] == [{}, {"task": 1.0}, {"task": 0.5, "air": 2.0}]
-    shown = lgov("traces", "list", store, "--outcome", "unknown", "--limit", "1")
+    shown = lgov("traces", "list", store, "--where", "outcome=unknown", "--limit", "1")
     assert "proxied" in shown.stdout
     assert "spans-only" not in shown.stdout
     assert shown.stderr == "1 of 2 attempts\n"
-    assert json.loads(lgov("traces", "list", store, "--run", "run1", "--json").stdout)[0]["rollout_id"] == "told"
-    assert json.loads(lgov("traces", "list", store, "--run", "nobody", "--json").stdout) == []
+    assert (
+        json.loads(lgov("traces", "list", store, "--where", "run=run1", "--json").stdout)["attempts"][0]["rollout_id"]
+        == "told"
+    )
+    assert json.loads(lgov("traces", "list", store, "--where", "run=nobody", "--json").stdout)["attempts"] == []
     for rollout in ("proxied", "spans-only"):
         assert json.loads(lgov("traces", "show", store, rollout, "--json").stdout)["rollout_id"] == rollout
 
@@ -87,7 +90,7 @@ def test_rewards_stand_with_the_attempt_and_the_choice_that_they_are_of(tmp_path
                 Reward(0.5, rollout_id="r", response_id="c1"),
             ]
         )
-    entries = json.loads(lgov("traces", "list", place, "--json").stdout)
+    entries = json.loads(lgov("traces", "list", place, "--json").stdout)["attempts"]
     assert [(one["attempt"], one["rewards"]) for one in entries] == [(1, {"task": 0.5}), (2, {"task": 1.25})]
     shown = [json.loads(lgov("traces", "show", place, "r", "--attempt", n, "--json").stdout) for n in ("1", "2")]
     assert [[one["value"] for one in each["rewards"]] for each in shown] == [[], [1.0]]
@@ -110,12 +113,15 @@ def test_rewards_that_cancel_out_are_nothing(tmp_path: Path) -> None:
         rewards = [Reward(value, "air") for value in values]
         assert functools.reduce(operator.add, values) != 0  # as floats add up; newer Pythons' sum is more exact
         made.finish_attempt("r", 1, Outcome.SUCCEEDED, rewards=[*rewards, Reward(1e-7), Reward(-2e-7)])
-    assert json.loads(lgov("traces", "list", place, "--json").stdout)[0]["rewards"] == {"air": 0.0, "task": -1e-7}
+    assert json.loads(lgov("traces", "list", place, "--json").stdout)["attempts"][0]["rewards"] == {
+        "air": 0.0,
+        "task": -1e-7,
+    }
     assert "air +0 " in f"{lgov('traces', 'list', place).stdout} "
 
 
 def test_export_as_json_lines_has_everything(store: str, tmp_path: Path) -> None:
-    lines = [json.loads(line) for line in lgov("traces", "export", store).stdout.splitlines()]
+    lines = [json.loads(line) for line in lgov("export", store).stdout.splitlines()]
     assert [line["kind"] for line in lines] == ["rollout"] * 3 + ["attempt"] + ["call"] * 4 + ["reward"] * 3 + ["span"]
     calls = {line["response_id"]: line for line in lines if line["kind"] == "call"}
     assert calls["c2"]["prompt_ids"] == [*range(50), 3, 9]
@@ -123,11 +129,11 @@ def test_export_as_json_lines_has_everything(store: str, tmp_path: Path) -> None
     assert (calls["c2"]["logprobs"], calls["c2"]["tool_call_ids"], calls["c4"]["rollout_id"]) == ([-0.1], ["t1"], None)
     assert lines[-1]["events"] == [{"name": "e", "at": 800.5, "attributes": {"a": [1]}}]
     assert lines[-1]["claimed"] is True
-    told = lgov("traces", "export", store, "--output", "out.jsonl", "--run", "run1", "--json")
-    assert json.loads(told.stdout) == {"output": "out.jsonl", "format": "jsonl", "rows": 6}
+    told = lgov("export", store, "--to", "out.jsonl", "--where", "run=run1", "--json")
+    assert json.loads(told.stdout) == {"to": "out.jsonl", "format": "jsonl", "rows": 6}
     some = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert {line.get("rollout_id") for line in some} == {"told"}
-    only = lgov("traces", "export", store, "--rollout", "proxied", "--rollout", "spans-only").stdout
+    only = lgov("export", store, "--where", "rollout=proxied", "--where", "rollout=spans-only").stdout
     assert [json.loads(line)["kind"] for line in only.splitlines()] == ["call", "reward", "span"]
 
 
@@ -135,16 +141,16 @@ def test_export_overwrites_no_store(store: str, tmp_path: Path) -> None:
     before = Path(store).read_bytes()
     (tmp_path / "link").symlink_to(store)
     for name in ("store.sqlite", "link"):
-        result = lgov("traces", "export", store, "--output", name, "--json")
+        result = lgov("export", store, "--to", name, "--json")
         assert result.exit_code == Exit.FINDING
         assert json.loads(result.stderr)["error"]["code"] == "export"
     assert Path(store).read_bytes() == before
-    assert lgov("traces", "export", store, "--format", "parquet").exit_code == Exit.USAGE
+    assert lgov("export", store, "--format", "parquet").exit_code == Exit.USAGE
 
 
 def test_export_as_parquet(store: str, tmp_path: Path) -> None:
     pq = pytest.importorskip("pyarrow.parquet", reason="Parquet needs pyarrow")
-    assert lgov("traces", "export", store, "--format", "parquet", "--output", "out").stdout == "wrote 12 rows to out\n"
+    assert lgov("export", store, "--format", "parquet", "--to", "out").stdout == "wrote 12 rows to out\n"
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
         f"{kind}.parquet" for kind in ("attempts", "calls", "rewards", "rollouts", "spans")
     ]
@@ -166,11 +172,11 @@ def test_prune_asks_first_and_spares_what_runs(store: str) -> None:
     }  # fmt: skip
     refused = lgov("traces", "prune", store, "--before", "0s", given="n\n")
     assert refused.exit_code == Exit.INTERRUPTED
-    assert len(lgov("traces", "export", store).stdout.splitlines()) == 12
+    assert len(lgov("export", store).stdout.splitlines()) == 12
     assert lgov("traces", "prune", store, "--before", "1970-01-01T00:15", "--yes").stdout.startswith(
         "deleted 1 rollout,"
     )
-    names = {e["rollout_id"] for e in json.loads(lgov("traces", "list", store, "--json").stdout)}
+    names = {e["rollout_id"] for e in json.loads(lgov("traces", "list", store, "--json").stdout)["attempts"]}
     assert names == {"proxied", "told"}
     done = lgov("traces", "prune", store, "--keep-last", "0", "--vacuum", "--yes")
     assert done.stdout.startswith("deleted 3 rollouts, 1 attempt, 3 calls")
@@ -191,9 +197,9 @@ def test_ages_count_back_from_now(store: str) -> None:
 
 
 def test_stats(store: str) -> None:
-    found = json.loads(lgov("traces", "stats", store, "--json").stdout)
+    found = json.loads(lgov("traces", "list", store, "--json").stdout)["store"]
     assert (found["rollouts"], found["named_only"], found["calls"], found["queue"]) == (3, 2, 4, {"queued": 1})
     assert found["size_bytes"] > 0
-    text = lgov("traces", "stats", store).stdout
+    text = lgov("traces", "list", store).stdout
     assert "3 rollouts, and 2 that only calls" in text
     assert "1970-01-01 00:13:21" in text

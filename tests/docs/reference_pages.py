@@ -96,6 +96,8 @@ def _command(path: tuple[str, ...], made: click.Command) -> Iterator[str]:
 
 def settings() -> str:
     """Every setting with its variable, its flag and its default."""
+    commands = [cli.load(name) for name in ("run", "serve")]  # type: ignore[attr-defined]
+    flags = {flag.removeprefix("--") for command in commands for option in command.params for flag in option.opts}
     documents = _attribute_documents(settings_module, "Settings")
     rows: list[list[str]] = []
     for one in dataclasses.fields(settings_module.Settings):
@@ -103,11 +105,10 @@ def settings() -> str:
             continue
         meaning, _, chosen = documents[one.name].partition(" Default: ")
         value = "none" if one.default in (None, ()) else str(one.default)
-        flag = one.name.removesuffix("_s").replace("_", "-")
+        flag = one.name.replace("_", "-")
+        flag = f"`--{flag}`" if flag in flags else f"`--set {one.name}=`"
         shown = (chosen.removesuffix(".") or value, meaning)
-        rows.append(
-            [f"`{one.name}`", f"`LGOV_{one.name.upper()}`", f"`--{flag}`", *(cell(markdown(part)) for part in shown)]
-        )
+        rows.append([f"`{one.name}`", f"`LGOV_{one.name.upper()}`", flag, *(cell(markdown(part)) for part in shown)])
     return table(("name", "variable", "flag", "default", "meaning"), rows)
 
 
@@ -260,8 +261,7 @@ def api() -> str:
         parts += [f"## {home}", *(f"::: {home}.{name}" for name in names)]
     for package in ADAPTERS:
         module = import_module(package)
-        places = getattr(module, "_HOMES", None) or {n: f"{package}.{m}" for n, m in module._MODULES.items()}
-        parts += [f"## {package}", *(f"::: {places[name]}.{name}" for name in module.__all__)]
+        parts += [f"## {package}", *(f"::: {getattr(module, name).__module__}.{name}" for name in module.__all__)]
     return "\n\n".join(parts)
 
 

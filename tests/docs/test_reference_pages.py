@@ -23,7 +23,7 @@ def test_every_part_has_a_place_in_a_page() -> None:
     assert sorted(set(places) & {*reference_pages.PARTS}) == sorted(reference_pages.PARTS)
 
 
-@pytest.mark.parametrize("name", ["run", "policy check", "approvals list", "traces send"])
+@pytest.mark.parametrize("name", ["run", "policy check", "approvals", "export"])
 def test_a_command_is_shown_with_its_options(name: str) -> None:
     part = reference_pages.commands().partition(f"# lgov {name}\n")[2].partition("\n## ")[0].partition("\n### ")[0]
     made: click.Command = cli

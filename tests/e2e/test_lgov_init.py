@@ -1,4 +1,4 @@
-"""lgov init and lgov policy init: what they write runs, and denies what it says."""
+"""lgov init: what it writes runs, and denies what it says."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_init_names_the_two_next_commands(tmp_path: Path, monkeypatch: pytest.Mo
     assert said.splitlines()[-3:] == [
         "next:",
         "  lgov run -- python agent.py",
-        "  lgov audit show .lgov/audit.db --denied",
+        "  lgov audit show --denied",
     ]
 
 
@@ -55,10 +55,13 @@ def test_init_keeps_what_is_there_and_names_its_tools(tmp_path: Path) -> None:
     write(tmp_path, program)
     write(tmp_path, "# mine", "lgov.toml")
     done = lgov("init", str(tmp_path), "--json")
-    assert json.loads(done.stdout) == {"wrote": [str(tmp_path / "policy.yaml"), str(tmp_path / ".lgov/.gitignore")]}
+    assert json.loads(done.stdout) == {
+        "wrote": [str(tmp_path / "policy.yaml"), str(tmp_path / ".lgov/.gitignore")],
+        "tools": ["look (agent.py:2)"],
+    }
     assert (tmp_path / "agent.py").read_text() == program
     assert [rule.name for rule in load_policy_file(tmp_path / "policy.yaml").rules] == ["look"]
-    assert json.loads(lgov("init", str(tmp_path), "--json").stdout) == {"wrote": []}
+    assert json.loads(lgov("init", str(tmp_path), "--json").stdout) == {"wrote": [], "tools": []}
     assert (tmp_path / "lgov.toml").read_text() == "# mine"
 
 
@@ -77,15 +80,15 @@ def test_a_shadow_run_becomes_a_policy(tmp_path: Path, monkeypatch: pytest.Monke
     policy = (tmp_path / "policy.yaml").read_text().replace("mode: enforce", "mode: shadow")
     (tmp_path / "policy.yaml").write_text(policy.replace("tools: [delete_note]", "tools: [drop_note]"))
     assert lgov_run(tmp_path, "python", "agent.py").returncode == 0
-    done = lgov("policy", "init", "made.yaml", "--from", ".lgov/traces.db")
+    done = lgov("policy", "suggest", ".lgov/traces.db", "--output", "made.yaml")
     assert done.exit_code == 0, done.output
     rules = {rule.name for rule in load_policy_file(tmp_path / "made.yaml").rules}
     assert {"list_notes", "delete_note"} <= rules
 
 
-def test_policy_init_writes_beside_the_agent(tmp_path: Path) -> None:
+def test_init_writes_beside_the_agent(tmp_path: Path) -> None:
     write(tmp_path, "@tool\ndef look(name: str): ...")
-    done = lgov("policy", "init", "--agent", str(tmp_path / "agent.py"))
+    done = lgov("init", "--agent", str(tmp_path / "agent.py"))
     assert "look (agent.py:2)" in done.stdout
     assert [rule.name for rule in load_policy_file(tmp_path / "policy.yaml").rules] == ["look"]
 
@@ -94,4 +97,4 @@ def test_run_without_a_policy_names_what_writes_one(tmp_path: Path) -> None:
     done = lgov_run(tmp_path, "python", write(tmp_path, "print(1)"))
     assert (done.returncode, done.stdout) == (78, "")
     assert "lgov init" in done.stderr
-    assert "lgov policy init --agent agent.py" in done.stderr
+    assert "lgov init --agent agent.py" in done.stderr

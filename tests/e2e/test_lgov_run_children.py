@@ -41,11 +41,11 @@ def test_an_ungoverned_child_makes_the_status_78(way: str, folder: Path) -> None
     assert done.stdout.endswith("the end\n")
     assert done.returncode == 78, done.stderr
     assert "1 Python process that the program started was not governed" in done.stderr
-    assert "--allow-ungoverned-children" in done.stderr
+    assert "--children best-effort" in done.stderr
     with open_store(str(folder / "store.db")) as stored:  # type: ignore[attr-defined]
         assert [attempt.outcome for attempt in stored.attempts(["r-1"])] == [Outcome.BLOCKED]
     assert not list(folder.glob("lgov-children-*"))
-    for allowed in (("--allow-ungoverned-children",), ("--children", "allow")):
+    for allowed in (("--children", "best-effort"), ("--children", "allow")):
         done = lgov_run(folder, "python", program, options=allowed)
         assert done.returncode == 0, done.stderr
     assert "not governed" in done.stderr
@@ -86,7 +86,7 @@ def test_a_program_that_replaces_itself_is_ended(folder: Path) -> None:
     done = lgov_run(folder, "python", program)
     assert (done.returncode, done.stdout) == (78, ""), done.stderr
     assert "replaces itself by python" in done.stderr
-    done = lgov_run(folder, "python", program, options=("--allow-ungoverned-children",))
+    done = lgov_run(folder, "python", program, options=("--children", "best-effort"))
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
 
 
@@ -108,7 +108,7 @@ def test_a_python_process_that_the_program_starts_is_governed(way: str, folder: 
     program = write(folder, f"import subprocess, sys\n{start}\nprint('parent goes on')\n")
     options = ("--audit", "audit.db", "--rollout-id", "r-1", "--json")
     if way == "shell":  # which may itself be an ungoverned process between
-        options += ("--allow-ungoverned-children",)
+        options += ("--children", "best-effort")
     done = lgov_run(folder, "python", program, options=options)
     assert done.returncode == 0, done.stderr
     assert "DENIED" in done.stdout

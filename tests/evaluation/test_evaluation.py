@@ -23,7 +23,7 @@ from safetensors.torch import save_file  # noqa: E402
 from update_twins import Shelf, batch  # noqa: E402
 
 from lgov_core.audit import verify_lineage  # noqa: E402
-from lgov_core.audit.tensor_files import folder_sha256, tensors_sha256  # noqa: E402
+from lgov_core.audit.lineage import folder_sha256, tensors_sha256  # noqa: E402
 from lgov_core.cli import cli  # noqa: E402
 from lgov_core.errors import TrainError  # noqa: E402
 from lgov_core.evaluation.evaluation import EvaluationResult, Score, difference  # noqa: E402
@@ -118,7 +118,7 @@ def test_an_exported_folder_is_the_trained_model_for_transformers(
     adapters: bool, runs: dict[bool, tuple[Path, Any]], tmp_path: Path
 ) -> None:
     folder, logits = runs[adapters]
-    shown = CliRunner().invoke(cli, ["export", str(folder), str(tmp_path / "out")])
+    shown = CliRunner().invoke(cli, ["models", "export", str(folder), str(tmp_path / "out")])
     assert shown.exit_code == 0, shown.output
     module = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -136,7 +136,9 @@ def test_an_exported_adapter_is_the_trained_one_for_peft(
     runs: dict[bool, tuple[Path, Any]], base: Path, tmp_path: Path
 ) -> None:
     folder, logits = runs[True]
-    shown = CliRunner().invoke(cli, ["export", str(folder), str(tmp_path / "out"), "--format", "peft", "--json"])
+    shown = CliRunner().invoke(
+        cli, ["models", "export", str(folder), str(tmp_path / "out"), "--format", "peft", "--json"]
+    )
     assert shown.exit_code == 0, shown.output
     config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(base)
@@ -168,7 +170,15 @@ def test_another_model_or_a_changed_checkpoint_is_refused(runs: dict[bool, tuple
 def test_an_evaluation_without_a_usable_rollout_fails(runs: dict[bool, tuple[Path, Any]], tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(AGENT)
     (tmp_path / "tasks.jsonl").write_text('{"question": "b", "lost": true}\n')
-    command = ["eval", str(runs[False][0]), str(tmp_path / "tasks.jsonl"), "--agent", f"{tmp_path}/agent.py:digits"]
+    command = [
+        "models",
+        "models",
+        "eval",
+        str(runs[False][0]),
+        str(tmp_path / "tasks.jsonl"),
+        "--agent",
+        f"{tmp_path}/agent.py:digits",
+    ]
     shown = CliRunner().invoke(cli, [*command, "--folder", str(tmp_path / "out")])
     assert shown.exit_code == 1
     assert "nothing was measured: every rollout was lost" in shown.output
@@ -183,7 +193,7 @@ def test_eval_says_how_good_with_intervals_and_against_the_start(
     tasks += [{"question": "a", "raises": True}, {"question": "b", "lost": True}]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
     command = [
-        "eval", f"{runs[False][0]}/last", str(tmp_path / "tasks.jsonl"), "--agent", f"{tmp_path}/agent.py:digits",
+        "models", "eval", f"{runs[False][0]}/last", str(tmp_path / "tasks.jsonl"), "--agent", f"{tmp_path}/agent.py:digits",
         "--start", "--folder", str(tmp_path / "out"), "--samples", "2", "--nworkers", "2",
     ]  # fmt: skip
     shown = CliRunner().invoke(cli, [*command, "--json"])
@@ -224,12 +234,22 @@ def test_the_difference_is_paired_by_task() -> None:
 
 def test_what_is_wrong_with_the_call_is_said_before_a_model_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text("{]\n")
-    shown = CliRunner().invoke(cli, ["eval", str(tmp_path), str(tmp_path / "tasks.jsonl"), "--agent", "json:loads"])
+    shown = CliRunner().invoke(
+        cli, ["models", "eval", str(tmp_path), str(tmp_path / "tasks.jsonl"), "--agent", "json:loads"]
+    )
     assert shown.exit_code != 0
     assert "tasks.jsonl" in shown.output
     (tmp_path / "tasks.jsonl").write_text('{"a": 1}\n')
     (tmp_path / "agent.py").write_text(AGENT)
-    arguments = ["eval", str(tmp_path), str(tmp_path / "tasks.jsonl"), "--agent", f"{tmp_path}/agent.py:digits"]
+    arguments = [
+        "models",
+        "models",
+        "eval",
+        str(tmp_path),
+        str(tmp_path / "tasks.jsonl"),
+        "--agent",
+        f"{tmp_path}/agent.py:digits",
+    ]
     shown = CliRunner().invoke(cli, arguments)
     assert shown.exit_code == 1
     assert "no checkpoint" in shown.output

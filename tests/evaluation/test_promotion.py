@@ -59,8 +59,8 @@ def evaluated(run: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory) -
     (folder / "agent.py").write_text(AGENT)
     (folder / "tasks.jsonl").write_text('{"question": "a", "pays": 1.0}\n{"question": "b", "pays": 0.0}\n')
     done = lgov(
-        "eval", run[0], folder / "tasks.jsonl", "--agent", f"{folder}/agent.py:digits", "--start", "--max-new-tokens", "2",
-        "--folder", folder / "out",
+        "models", "eval", run[0], folder / "tasks.jsonl", "--agent", f"{folder}/agent.py:digits", "--start",
+        "--max-new-tokens", "2", "--folder", folder / "out",
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     return folder / "out"
@@ -77,7 +77,15 @@ def test_a_promoted_checkpoint_is_served_under_its_name(
     run: tuple[Path, Any], evaluated: Path, models: Path, tmp_path: Path
 ) -> None:
     done = lgov(
-        "promote", run[0], "--to", "writer", "--evaluation", report(evaluated, tmp_path / "good.json"), "--json"
+        "models",
+        "models",
+        "promote",
+        run[0],
+        "--to",
+        "writer",
+        "--evaluation",
+        report(evaluated, tmp_path / "good.json"),
+        "--json",
     )
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["version"] == 1
@@ -110,7 +118,7 @@ def test_what_the_evaluation_does_not_speak_for_is_refused(
     changes: dict[str, Any], why: str, run: tuple[Path, Any], evaluated: Path, models: Path, tmp_path: Path
 ) -> None:
     given = report(evaluated, tmp_path / "report.json", **changes)
-    done = lgov("promote", run[0], "--to", "writer", "--evaluation", given)
+    done = lgov("models", "promote", run[0], "--to", "writer", "--evaluation", given)
     assert done.exit_code == 1
     assert why in done.output
     assert not (models / "writer" / "current.json").exists()
@@ -129,12 +137,14 @@ def test_what_the_evaluation_does_not_speak_for_is_refused(
         {"by_task": [{"task": {}, "rollouts": 1, "rewards": [], "succeeded": 1.0}]},
     ],
 )
-@pytest.mark.parametrize("command", [["promote", "--to", "writer", "--evaluation"], ["eval", "--compare"]])
+@pytest.mark.parametrize(
+    "command", [["models", "promote", "--to", "writer", "--evaluation"], ["models", "eval", "--compare"]]
+)
 def test_a_damaged_evaluation_is_refused(
     changes: dict[str, Any], command: list[str], run: tuple[Path, Any], evaluated: Path, tmp_path: Path
 ) -> None:
     given = report(evaluated, tmp_path / "report.json", **changes)
-    done = lgov(*command, given, run[0] if command[0] == "promote" else given)
+    done = lgov(*command, given, run[0] if command[1] == "promote" else given)
     assert done.exit_code == 1
     assert "report.json is not an evaluation" in done.output
 
@@ -142,7 +152,7 @@ def test_a_damaged_evaluation_is_refused(
 def test_a_number_that_is_not_finite_is_refused(run: tuple[Path, Any], evaluated: Path, tmp_path: Path) -> None:
     given = report(evaluated, tmp_path / "report.json", difference={"task": {**GOOD, "low": "HUGE"}})
     given.write_text(given.read_text().replace('"HUGE"', "1e999"))
-    done = lgov("promote", run[0], "--to", "writer", "--evaluation", given)
+    done = lgov("models", "promote", run[0], "--to", "writer", "--evaluation", given)
     assert "1e999 is not a finite number" in done.output
 
 
@@ -168,34 +178,37 @@ def test_without_a_lineage_no_evaluation_speaks_for_a_checkpoint(run: tuple[Path
 
 
 def test_two_promotions_to_one_name_do_not_mix(run: tuple[Path, Any], models: Path) -> None:
-    assert lgov("promote", run[0], "--to", "writer", "--force").exit_code == 0
+    assert lgov("models", "promote", run[0], "--to", "writer", "--force").exit_code == 0
     with hold(models / "writer" / ".lock"):
-        for command in (["promote", run[0], "--to", "writer", "--force"], ["promote", "writer@1", "--to", "writer"]):
+        for command in (
+            ["models", "promote", run[0], "--to", "writer", "--force"],
+            ["models", "promote", "writer@1", "--to", "writer"],
+        ):
             refused = lgov(*command)
             assert refused.exit_code == 1
             assert "promotes to writer at this moment" in refused.output
     assert [one.name for one in sorted((models / "writer").glob("[0-9]*"))] == ["1"]
-    assert lgov("promote", run[0], "--to", "writer", "--force").exit_code == 0
+    assert lgov("models", "promote", run[0], "--to", "writer", "--force").exit_code == 0
 
 
 def test_a_version_whose_files_changed_is_not_served_again(run: tuple[Path, Any], models: Path) -> None:
     for _ in range(2):
-        assert lgov("promote", run[0], "--to", "writer", "--force").exit_code == 0
+        assert lgov("models", "promote", run[0], "--to", "writer", "--force").exit_code == 0
     weights = models / "writer" / "1" / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x7f")
-    refused = lgov("promote", "writer@1", "--to", "writer")
+    refused = lgov("models", "promote", "writer@1", "--to", "writer")
     assert refused.exit_code == 1
     assert "not what was stated of it" in refused.output
     (models / "writer" / "2" / "promotion.json").write_text("[]")
-    assert "cannot be read" in lgov("promote", "writer@2", "--to", "writer").output
+    assert "cannot be read" in lgov("models", "promote", "writer@2", "--to", "writer").output
     assert json.loads((models / "writer" / "current.json").read_text("utf-8"))["version"] == 2
-    assert lgov("promote", "writer@1", "--to", "writer", "--force").exit_code == 2
+    assert lgov("models", "promote", "writer@1", "--to", "writer", "--force").exit_code == 2
 
 
 def test_every_reader_of_a_model_knows_promoted_names(
     run: tuple[Path, Any], models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert lgov("promote", run[0], "--to", "writer", "--force").exit_code == 0
+    assert lgov("models", "promote", run[0], "--to", "writer", "--force").exit_code == 0
     monkeypatch.chdir(models.parent)
     monkeypatch.setenv("LGOV_MODELS", "models")
     folder = str(Path("models") / "writer" / "1" / "model")
@@ -212,17 +225,17 @@ def test_every_reader_of_a_model_knows_promoted_names(
 
 @pytest.mark.parametrize("name", ["tiny", "smollm2"])
 def test_a_built_in_model_keeps_its_name(name: str, run: tuple[Path, Any], models: Path) -> None:
-    done = lgov("promote", run[0], "--to", name, "--force")
+    done = lgov("models", "promote", run[0], "--to", name, "--force")
     assert done.exit_code == 1
     assert "the name of a built-in model" in done.output
     assert not models.exists()
 
 
 def test_without_an_evaluation_it_takes_force_which_is_recorded(run: tuple[Path, Any], models: Path) -> None:
-    refused = lgov("promote", run[0], "--to", "writer")
+    refused = lgov("models", "promote", run[0], "--to", "writer")
     assert refused.exit_code == 1
     assert "it was not evaluated" in refused.output
-    forced = lgov("promote", run[0], "--to", "writer", "--force")
+    forced = lgov("models", "promote", run[0], "--to", "writer", "--force")
     assert forced.exit_code == 0
     assert "forced: it was not evaluated" in forced.output
     kept = json.loads((models / "writer" / "1" / "promotion.json").read_text("utf-8"))
@@ -231,21 +244,21 @@ def test_without_an_evaluation_it_takes_force_which_is_recorded(run: tuple[Path,
 
 def test_the_same_command_rolls_back(run: tuple[Path, Any], models: Path) -> None:
     for _ in range(2):
-        assert lgov("promote", run[0], "--to", "writer", "--force").exit_code == 0
-    assert lgov("promote", "writer@1", "--to", "writer").exit_code == 0
+        assert lgov("models", "promote", run[0], "--to", "writer", "--force").exit_code == 0
+    assert lgov("models", "promote", "writer@1", "--to", "writer").exit_code == 0
     state = json.loads((models / "writer" / "current.json").read_text("utf-8"))
     assert state["version"] == 1
     assert [one["version"] for one in state["history"]] == [1, 2, 1]
-    missing = lgov("promote", "writer@7", "--to", "writer")
+    missing = lgov("models", "promote", "writer@7", "--to", "writer")
     assert missing.exit_code == 1
     assert "writer has no version 7" in missing.output
-    other = lgov("promote", "writer@1", "--to", "reader")
+    other = lgov("models", "promote", "writer@1", "--to", "reader")
     assert "is not a version of reader" in other.output
 
 
 @pytest.mark.parametrize("name", ["../up", "a/b", "", "-x", ".hidden"])
 def test_a_name_stays_in_the_folder_of_models(name: str, run: tuple[Path, Any], models: Path) -> None:
-    done = lgov("promote", run[0], f"--to={name}", "--force")
+    done = lgov("models", "promote", run[0], f"--to={name}", "--force")
     assert done.exit_code == 1
     assert "cannot name a model" in done.output
     assert not models.exists()
@@ -256,20 +269,20 @@ def test_two_evaluations_show_what_flipped(evaluated: Path, tmp_path: Path) -> N
     assert [one["succeeded"] for one in found["by_task"]] == [1.0, 0.0]
     turned = [{**one, "succeeded": 1.0 - one["succeeded"], "rewards": {"task": 0.5}} for one in found["by_task"]]
     after = report(evaluated, tmp_path / "after.json", by_task=turned)
-    shown = lgov("eval", "--compare", evaluated, after, "--json")
+    shown = lgov("models", "eval", "--compare", evaluated, after, "--json")
     assert shown.exit_code == 0, shown.output
     said = json.loads(shown.stdout)
     assert [one["task"]["question"] for one in said["fixed"]] == ["b"]
     assert [one["task"]["question"] for one in said["broken"]] == ["a"]
     assert said["difference"]["task"]["mean"] == pytest.approx(0.0)
-    unchanged = lgov("eval", "--compare", evaluated, evaluated).stdout.splitlines()
+    unchanged = lgov("models", "eval", "--compare", evaluated, evaluated).stdout.splitlines()
     assert unchanged[0].startswith("0 fixed, 0 broken"), "no table without a row"
     gone = [{**found["by_task"][0], "rollouts": 0, "succeeded": None}, found["by_task"][1]]
     some = report(evaluated, tmp_path / "some.json", by_task=gone)
-    assert lgov("eval", "--compare", evaluated, some).stdout.startswith(
+    assert lgov("models", "eval", "--compare", evaluated, some).stdout.startswith(
         "0 fixed, 0 broken, 1 the same, 1 lost in one of them"
     )
     short = report(evaluated, tmp_path / "short.json", by_task=gone[:1])
-    assert "different tasks" in lgov("eval", "--compare", evaluated, short).output
+    assert "different tasks" in lgov("models", "eval", "--compare", evaluated, short).output
     others = report(evaluated, tmp_path / "others.json", tasks_sha256="f" * 64)
-    assert "different tasks" in lgov("eval", "--compare", evaluated, others).output
+    assert "different tasks" in lgov("models", "eval", "--compare", evaluated, others).output

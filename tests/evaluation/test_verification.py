@@ -1,4 +1,4 @@
-"""``lgov traces verify`` on a real recorded run, unchanged and tampered with."""
+"""``lgov demo --verify`` on a real recorded run, unchanged and tampered with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lgov_core.errors import TrainError
-from lgov_core.evaluation.verification import ServedWeights
+from lgov_core.evaluation.verification import ServedWeights, verify_run
 from lgov_core.models import load_model
 from lgov_core.train.loop.checkpoint import load_weights, save_weights
 from tests.evaluation.verify_helpers import (
@@ -97,7 +97,7 @@ def test_one_logprob_that_was_changed_is_found(run: Path) -> None:
     text = verify(run)
     assert text.exit_code == 1
     assert f"rollout {finding['rollout_id']} attempt 1 call {call} (weights 1)" in text.stdout
-    assert verified(run, "--tolerance", "0.01", status=0)["mismatched"] == 0
+    assert verify_run(run, tolerance=0.01).passed
 
 
 @pytest.mark.parametrize("logprob", [float("nan"), float("inf"), None])

@@ -1,4 +1,4 @@
-"""Records a small run, verifies it by ``lgov traces verify``, and changes its store."""
+"""Records a small run, verifies it by ``lgov demo --verify``, and changes its store."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def record(run: Path, warm: Path, kind: str) -> None:
 
 
 def verify(run: Path, *options: str) -> Result:
-    result = CliRunner().invoke(cli, ["traces", "verify", str(run), *options], prog_name="lgov")
+    result = CliRunner().invoke(cli, ["demo", "--verify", str(run), *options], prog_name="lgov")
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lgov_core.audit.writer import EntryWriter
+from lgov_core.audit.entry import EntryWriter
 from lgov_core.governor import Governor
 from lgov_core.hookspecs import hookimpl
 from lgov_core.plugins import make_plugin_manager

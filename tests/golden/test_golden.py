@@ -21,8 +21,9 @@ CREDITED = ("return", "credit", "advantages", "loss_weight")
 
 def arguments(case: dict[str, Any]) -> list[str]:
     given = case.get("options", {})
-    found = [word for name in ("agents", "models") for glob in given.get(name, ()) for word in (f"--{name}", glob)]
-    found += [word for name, glob in given.get("attributes", {}).items() for word in ("--attribute", f"{name}={glob}")]
+    fields = {"agents": "agent", "models": "model"}
+    found = [word for name in fields for glob in given.get(name, ()) for word in ("--where", f"{fields[name]}={glob}")]
+    found += [word for name, glob in given.get("attributes", {}).items() for word in ("--where", f"{name}={glob}")]
     found += ["--credit", given.get("credit", "none")]
     found += ["--include-infrastructure"] if given.get("include_infrastructure") else []
     return [*found, *(["--chains"] if "chains" in case["expect"] else [])]

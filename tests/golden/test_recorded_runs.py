@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from lgov_core.commands.transition_formats import FORMATS
+from lgov_core.commands.transitions import FORMATS
 from lgov_core.store import open_store
 from lgov_core.transitions import (
     CreditRules,

@@ -354,8 +354,8 @@ def test_the_command_sends_to_another_endpoint(
     url, behind = other
     key = KeyRing(b"a secret of the tests").admin
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", f"authorization=Bearer%20{key}")
-    for protocol in ("json", "protobuf"):
-        arguments = ["traces", "send", str(tmp_path / "traces.db"), "--to", url, "--protocol", protocol, "--json"]
+    for form in ("otlp-json", "otlp"):
+        arguments = ["export", "--format", form, str(tmp_path / "traces.db"), "--to", url, "--json"]
         done = CliRunner().invoke(cli, arguments)
         assert done.exit_code == 0, done.output
         assert json.loads(done.output)["rollouts"] == 2
@@ -371,13 +371,20 @@ def test_the_command_sends_to_another_endpoint(
 def test_the_command_says_what_is_wrong(other: tuple[str, TraceStore], store: TraceStore, tmp_path: Path) -> None:
     url, behind = other
     place = str(tmp_path / "traces.db")
-    refused = CliRunner().invoke(cli, ["traces", "send", place, "--to", url])
+    refused = CliRunner().invoke(cli, ["export", "--format", "otlp", place, "--to", url])
     assert refused.exit_code == 1
     assert "401" in refused.output
-    assert CliRunner().invoke(cli, ["traces", "send", place, "--to", url, "--rollout", "nobody"]).exit_code == 2
-    assert CliRunner().invoke(cli, ["traces", "send", place, "--to", url, "--header", "secret"]).exit_code == 2
+    assert (
+        CliRunner()
+        .invoke(cli, ["export", "--format", "otlp", place, "--to", url, "--where", "rollout=nobody"])
+        .exit_code
+        == 2
+    )
+    assert (
+        CliRunner().invoke(cli, ["export", "--format", "otlp", place, "--to", url, "--header", "secret"]).exit_code == 2
+    )
     assert behind.spans() == []
-    one = ["traces", "send", place, "--to", url, "--rollout", "r2", "--header"]
+    one = ["export", "--format", "otlp", place, "--to", url, "--where", "rollout=r2", "--header"]
     assert (
         CliRunner().invoke(cli, [*one, f"Authorization=Bearer {KeyRing(b'a secret of the tests').admin}"]).exit_code
         == 0
@@ -390,7 +397,7 @@ def test_a_collector_that_rejects_makes_the_command_fail(
 ) -> None:
     answer = {"partialSuccess": {"rejectedSpans": "2", "errorMessage": "too\x1b old"}}
     collector.script = [(200, {"content-type": "application/json"}, json.dumps(answer).encode())]
-    done = CliRunner().invoke(cli, ["traces", "send", str(tmp_path / "traces.db"), "--to", collector.url])
+    done = CliRunner().invoke(cli, ["export", "--format", "otlp", str(tmp_path / "traces.db"), "--to", collector.url])
     assert done.exit_code == 1
     assert "2 spans were rejected" in done.output
     assert "\x1b" not in done.output

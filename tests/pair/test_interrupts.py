@@ -257,7 +257,7 @@ def test_a_server_is_interrupted_while_it_loads_and_twice_in_an_update(session: 
 def test_a_measurement_and_a_hand_over_are_interrupted(session: Session) -> None:
     session.train("--steps", "1")
     assert session.ended() == 0, session.said
-    command = ("lgov", "eval", "run", "tasks.jsonl", "--agent", "agent.py:agent", "--folder", "measured")
+    command = ("lgov", "models", "eval", "run", "tasks.jsonl", "--agent", "agent.py:agent", "--folder", "measured")
     session.begin(*command, at="open:config.json")
     session.until_held()
     session.interrupt()
@@ -269,23 +269,23 @@ def test_a_measurement_and_a_hand_over_are_interrupted(session: Session) -> None
     session.interrupt()
     assert "the finished rollouts are in measured" in session.assert_interrupted()
     session.let_go("test")
-    session.begin("lgov", "export", "run", "handed-on", at="open:config.json")
+    session.begin("lgov", "models", "export", "run", "handed-on", at="open:config.json")
     session.until_held()
     session.interrupt()
     assert "run the same command again" in session.assert_interrupted()
-    session.begin("lgov", "export", "run", "handed-on", at="rename:handed-on")
+    session.begin("lgov", "models", "export", "run", "handed-on", at="rename:handed-on")
     session.until_held()
     session.interrupt()
     assert "handed-on was not made, run the same command again" in session.assert_interrupted()
     assert not (session.folder / "handed-on").exists()
-    session.begin("lgov", "export", "run", "handed-on")
+    session.begin("lgov", "models", "export", "run", "handed-on")
     assert session.ended() == 0, session.said
     sft = (
         "lgov",
         "train",
         "--algorithm",
         "sft",
-        "--traces",
+        "--store",
         "run/store.sqlite",
         "--folder",
         "imitated",

@@ -37,7 +37,7 @@ TASKS = [{"question": "digits 1"}, {"question": "digits 2"}]
 
 
 class Server:
-    """``lgov serve --train`` on one folder; every start but the first is with ``--resume``, at the address of the first."""
+    """``lgov train --serve`` on one folder; every start but the first is with ``--resume``, at the address of the first."""
 
     def __init__(self, folder: Path, warm: Warm, model: Path) -> None:
         self.folder, self._warm, self._model = folder, warm, model
@@ -46,7 +46,7 @@ class Server:
 
     def start(self) -> None:
         log = self.folder / f"log-{self._starts}.txt"
-        argv = ["lgov", "serve", "--train", "--config", "config.yaml", "--folder", "run", "--port", self._port]
+        argv = ["lgov", "train", "config.yaml", "--folder", "run", "--serve", f"127.0.0.1:{self._port}"]
         given = {"argv": argv + ["--resume"] * bool(self._starts), "cwd": str(self.folder), "log": str(log)}
         self._pid = self._warm.ask({**given, "env": {"LIGHTNING_MODEL_PATH": str(self._model)}, "hold": None})
         self._starts += 1

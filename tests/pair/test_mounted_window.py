@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from lgov_core.commands.mounted_window import mounted_window
+from lgov_core.commands.view import mounted_window
 from lgov_core.server.local import serving
 from tests.pair.conftest import settings
 

@@ -69,7 +69,7 @@ def test_good_rollouts_become_likelier_and_bad_ones_do_not(model_folder: Path, t
         "training: {learning_rate: 3e-3, batch_size: 2, epochs: 12}\nsft: {min_reward: 0.5, held_out: 0.25}\n"
     )
     run = train(
-        str(config), "--model", str(model_folder), "--traces", str(place), "--folder", str(tmp_path / "run"), "--json"
+        str(config), "--model", str(model_folder), "--store", str(place), "--folder", str(tmp_path / "run"), "--json"
     )
     assert run.exit_code == 0, run.output
     report = json.loads(run.stdout)
@@ -99,7 +99,7 @@ def test_the_same_seed_gives_the_same_weights(model_folder: Path, tmp_path: Path
     states: list[dict[str, torch.Tensor]] = []
     for name in ("one", "two"):
         run = train(
-            "--model", str(model_folder), "--traces", str(place), "--folder", str(tmp_path / name), "--steps", "2"
+            "--model", str(model_folder), "--store", str(place), "--folder", str(tmp_path / name), "--steps", "2"
         )
         assert run.exit_code == 0, run.output
         states.append(load_model(str(tmp_path / name / "model")).module.state_dict())
@@ -129,12 +129,12 @@ def test_held_out_rollouts_are_not_imitated_unless_asked(model_folder: Path, tmp
         store.add_call(replace(call, response_id="call_test", rollout_id="ro_test", response_ids=(7, 7)))
         store.finish_attempt("ro_test", 1, Outcome.SUCCEEDED, rewards=[Reward(1.0, "task", "ro_test", 1)])
     kept: list[tuple[int, dict[str, int]]] = []
-    for flags in ([], ["--include-held-out"]):
+    for flags in ([], ["--set", "sft.include_held_out=true"]):
         folder = tmp_path / str(len(kept))
         run = train(
             "--model",
             str(model_folder),
-            "--traces",
+            "--store",
             str(place),
             "--folder",
             str(folder),
@@ -153,8 +153,8 @@ def test_held_out_rollouts_are_not_imitated_unless_asked(model_folder: Path, tmp
     ("more", "said"),
     [
         ([], "no recorded rollouts to learn from"),
-        (["--traces", "nowhere.sqlite"], "there is no store nowhere.sqlite"),
-        (["--traces", "STORE"], "nothing in"),
+        (["--store", "nowhere.sqlite"], "there is no store nowhere.sqlite"),
+        (["--store", "STORE"], "nothing in"),
     ],
 )
 def test_what_cannot_be_learnt_from(more: list[str], said: str, model_folder: Path, tmp_path: Path) -> None:
@@ -175,6 +175,6 @@ def test_tokens_of_another_model_are_refused(model_folder: Path, tmp_path: Path)
         call = CapturedCall("c", "other", {}, {}, (1, 2), (49_000,), None, "stop", 0, 1.0, 1.0, 1.0, 2.0, "ro", 1)
         store.add_call(call)
         store.finish_attempt("ro", 1, Outcome.SUCCEEDED, rewards=[Reward(1.0, "task", "ro", 1)])
-    run = train("--model", str(model_folder), "--traces", str(tmp_path / "s.sqlite"), "--folder", str(tmp_path / "run"))
+    run = train("--model", str(model_folder), "--store", str(tmp_path / "s.sqlite"), "--folder", str(tmp_path / "run"))
     assert run.exit_code != 0
     assert f"token 49000, and {model.name} knows" in run.output

@@ -81,7 +81,9 @@ def start(model_folder: Path, tmp_path: Path) -> Iterator[Callable[..., Server]]
     servers: list[Server] = []
 
     def begin(*more: str, command: tuple[str, ...] = SERVER) -> Server:
-        given = ("--port", "0", "--config", str(tmp_path / "config.yaml"), "--folder", str(tmp_path / "run"))
+        config, folder = str(tmp_path / "config.yaml"), ("--folder", str(tmp_path / "run"))
+        server = command == SERVER
+        given = ("--port", "0", "--config", config, *folder) if server else (config, "--serve", "127.0.0.1:0", *folder)
         log = tmp_path / f"server-{len(servers)}.log"
         servers.append(Server((*command, *given, *more), log, LIGHTNING_MODEL_PATH=str(model_folder)))
         return servers[-1]
@@ -111,7 +113,7 @@ def test_a_server_is_interrupted_while_it_waits_and_while_it_collects_and_goes_o
     Client(waiting.url, quiet=True).upload_data(TASKS)
     assert waiting.interrupt() == 130
     # The data are there again, and so is the run that is interrupted in mid-collection now.
-    collecting = start("--resume", command=(*LGOV, "serve", "--train"))
+    collecting = start("--resume", command=(*LGOV, "train"))
     tasks = [{"question": "digits", "begun": str(tmp_path / "begun"), "go": str(tmp_path / "go")}]
     client = Client(collecting.url, quiet=True, patience_s=0.0)
     client.upload_data(tasks)
@@ -263,12 +265,6 @@ def test_a_run_is_resumed_with_the_model_it_began_with(model_folder: Path, tmp_p
         raise AssertionError("not reached")
 
 
-def test_held_out_rollouts_are_asked_for_where_they_are_learned_from(tmp_path: Path) -> None:
-    run = CliRunner().invoke(cli, ["train", "--model", "tiny", "--include-held-out", "--folder", str(tmp_path / "run")])
-    assert run.exit_code == 2
-    assert "--include-held-out is for --algorithm sft" in run.output
-
-
 def test_ctrl_c_while_the_update_in_progress_ends_gives_it_up(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -397,7 +393,6 @@ def test_lgov_train_runs_a_training_from_files(model_folder: Path, tmp_path: Pat
 def test_what_a_server_cannot_do_is_told_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_folder: Path, arguments: list[str], code: int, said: str
 ) -> None:
-    from click.testing import CliRunner
 
     from lgov_core.server.command import server_command
 
@@ -409,9 +404,6 @@ def test_what_a_server_cannot_do_is_told_in_one_line(
 
 
 def test_a_broken_task_file_is_told_before_anything_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from click.testing import CliRunner
-
-    from lgov_core.cli import cli
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tasks.jsonl").write_text('{"a": 1}\n{"a": \n')

@@ -1,20 +1,19 @@
-"""Figures of a step, their intervals, and the three ways to look at them."""
+"""Figures of a step, their intervals, and TensorBoard's scalars of them."""
 
 from __future__ import annotations
 
 import json
 import math
 import random
+import re
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from lgov_core.cli import cli
 from lgov_core.errors import TrainError
-from lgov_core.train.loop.curves import flat, read_run, write_tensorboard
 from lgov_core.train.loop.figures import batch_figures, earned_figures, step_figures
 from lgov_core.train.loop.intervals import grouped_interval, mean_interval, share_interval, t_quantile
+from lgov_core.train.loop.metrics_log import flat, read_metrics
 from lgov_core.train.loop.step_rollouts import UsableSteps
 from lgov_core.transitions import CreditRules, Diagnostic, Finding, Transition, TransitionSet
 from lgov_core.types import Attempt, Outcome
@@ -165,54 +164,22 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_table_has_a_row_an_update(run: Path) -> None:
-    shown = CliRunner().invoke(cli, ["curves", str(run)])
-    assert shown.exit_code == 0, shown.output
-    head, *rows = shown.output.splitlines()
-    assert head.split() == [
-        "step", "return", "task", "air", "compliance", "violations", "KL", "tokens/reply", "turns", "saved", "lost",
-    ]  # fmt: skip
-    assert [row.split()[:3] for row in rows] == [["1", "0.25", "0.25"], ["2", "0.5", "0.25"]]
-    assert len(CliRunner().invoke(cli, ["curves", str(run), "--last", "1"]).output.splitlines()) == 2
-    assert json.loads(CliRunner().invoke(cli, ["curves", str(run), "--json"]).output) == read_run(run)
-    assert CliRunner().invoke(cli, ["curves", str(run / "nowhere")]).exit_code == 1
-
-
-def test_the_picture_is_a_picture(run: Path) -> None:
-    pytest.importorskip("matplotlib", reason='needs the extra "train"')
-    shown = CliRunner().invoke(cli, ["curves", str(run), "--png", str(run / "curves.png")])
-    assert shown.exit_code == 0, shown.output
-    assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
-    (run / "metrics.jsonl").write_text("")
-    assert CliRunner().invoke(cli, ["curves", str(run), "--png", str(run / "none.png")]).exit_code == 1
-
-
-def test_held_out_tasks_have_a_curve_of_their_own(run: Path) -> None:
-    mpl = pytest.importorskip("matplotlib", reason='needs the extra "train"')
-    with (run / "metrics.jsonl").open("a") as file:
-        for step, reward in ((0, 0.125), (2, 0.75)):
-            file.write(json.dumps({"phase": "test", "step": step, "reward": reward, "reward_half_width": 0.1}) + "\n")
-    with mpl.rc_context({"svg.fonttype": "none"}):
-        shown = CliRunner().invoke(cli, ["curves", str(run), "--png", str(run / "curves.svg")])
-    head, first, second = shown.stdout.splitlines()
-    assert (head.split()[3], "0.75" in first, "0.75" in second) == ("held-out", False, True)
-    assert "reward on held-out tasks" in (run / "curves.svg").read_text()
-
-
-def test_tensorboard_has_every_number_once(run: Path) -> None:
+def test_tensorboard_has_every_number_as_the_guide_writes_it(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch", reason='needs the extra "train"')
     pytest.importorskip("tensorboard", reason='needs the extra "tensorboard"')
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    lines = read_run(run)
-    folder = run / "board"
-    for _ in range(2):  # the second time replaces the first
-        assert write_tensorboard(lines, folder) > 20
-    found = EventAccumulator(str(folder))
-    found.Reload()
-    assert [(one.step, one.value) for one in found.Scalars("train/mean_return")] == [(1, 0.25), (2, 0.5)]
-    assert [(one.step, one.value) for one in found.Scalars("before/accuracy")] == [(0, 0.25)]
-    names = {f"train/{name}" for name, _ in flat(lines[1]) if name != "step"}
-    assert names <= set(found.Tags()["scalars"])
-    with pytest.raises(TrainError, match="not empty"):
-        write_tensorboard(lines, run)
+    guide = (Path(__file__).parents[2] / "docs/how-to/training.md").read_text()
+    (program,) = re.findall(r"^```python\n(from pathlib.*?SummaryWriter.*?)^```", guide, re.M | re.S)
+    run.rename(run.with_name("runs"))
+    monkeypatch.chdir(run.with_name("runs").parent)
+    (run.with_name("runs") / "one").mkdir()
+    (run.with_name("runs") / "metrics.jsonl").rename(run.with_name("runs") / "one" / "metrics.jsonl")
+    exec(program, {})
+    scalars = EventAccumulator("runs/one/scalars")
+    scalars.Reload()
+    assert [(scalar.step, scalar.value) for scalar in scalars.Scalars("train/mean_return")][-2:] == [(2, 0.5), (2, 0.5)]
+    assert [(scalar.step, scalar.value) for scalar in scalars.Scalars("before/accuracy")] == [(0, 0.25)]
+    line = read_metrics(Path("runs/one/metrics.jsonl"))[1]
+    names = {f"train/{name}" for name, _ in flat(line) if name not in ("step", "phase")}
+    assert names <= set(scalars.Tags()["scalars"])

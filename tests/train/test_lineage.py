@@ -20,9 +20,14 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from update_twins import batch, make_run, train  # noqa: E402
 
 from lgov_core.audit import SigningKey, make_key, verify_lineage  # noqa: E402
-from lgov_core.audit.attestation import attest, read_attestation  # noqa: E402
-from lgov_core.audit.lineage import CHECKPOINT, LINEAGE_FILE, in_words  # noqa: E402
-from lgov_core.audit.tensor_files import tensors_sha256  # noqa: E402
+from lgov_core.audit.lineage import (  # noqa: E402  # noqa: E402
+    CHECKPOINT,
+    LINEAGE_FILE,
+    attest,
+    in_words,
+    read_attestation,
+    tensors_sha256,
+)
 from lgov_core.cli import cli  # noqa: E402
 from lgov_core.errors import AuditError  # noqa: E402
 from lgov_core.train.loop.lineage import Facts, Lineage, policy_facts  # noqa: E402

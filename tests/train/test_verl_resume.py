@@ -25,9 +25,13 @@ from click.testing import CliRunner  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from lgov_core.audit import make_key, verify_lineage  # noqa: E402
-from lgov_core.audit.attestation import read_attestation  # noqa: E402
-from lgov_core.audit.lineage import LINEAGE_FILE, read_lineage  # noqa: E402
-from lgov_core.audit.tensor_files import folder_sha256, tensors_sha256  # noqa: E402
+from lgov_core.audit.lineage import (  # noqa: E402  # noqa: E402
+    LINEAGE_FILE,
+    folder_sha256,
+    read_attestation,
+    read_lineage,
+    tensors_sha256,
+)
 from lgov_core.cli import cli  # noqa: E402
 from lgov_core.errors import TrainError  # noqa: E402
 from lgov_core.integrations.verl.checkpoints import Steps, seal, sealed_checkpoints, weights_folder  # noqa: E402

@@ -234,9 +234,9 @@ def test_what_are_no_messages_is_counted(broken: str, tmp_path: Path) -> None:
 
 def test_of_a_chosen_rollout_nothing_is_said_of_others(recorded: str, tmp_path: Path) -> None:
     for source, name in ((file_of_spans(tmp_path / "spans.jsonl"), "r2"), (recorded, "r2")):
-        done = run(source, "--rollout", name, "--credit", "none", "--json", "--strict")
+        done = run(source, "--where", f"rollout={name}", "--credit", "none", "--json", "--strict")
         assert (done.exit_code, {row["rollout_id"] for row in json.loads(done.stdout)}) == (0, {name}), done.stderr
-        gone = run(source, "--rollout", name, "--rollout", "gone", "--json")
+        gone = run(source, "--where", f"rollout={name}", "--where", "rollout=gone", "--json")
         assert gone.exit_code == 1
         assert json.loads(gone.stderr)["error"]["message"] == "nothing is recorded of rollout gone"
 

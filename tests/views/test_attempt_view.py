@@ -312,17 +312,17 @@ def test_traces_show_wants_a_rollout_or_denied(place: Path) -> None:
 
 
 def test_traces_list(place: Path) -> None:
-    entries = json.loads(lgov("list", str(place), "--json").stdout)
+    entries = json.loads(lgov("list", str(place), "--json").stdout)["attempts"]
     assert [(entry["rollout_id"], entry["outcome"]) for entry in entries] == [
         ("rol_0", "running"),
         ("rol_1", "succeeded"),
     ]
     assert entries[1]["rewards"] == pytest.approx({"compliance": -0.5, "air": 1.1, "task": 1.0})
-    only = json.loads(lgov("list", str(place), "--json", "--run", "run_a").stdout)
+    only = json.loads(lgov("list", str(place), "--json", "--where", "run=run_a").stdout)["attempts"]
     assert [entry["rollout_id"] for entry in only] == ["rol_0"]
-    only = json.loads(lgov("list", str(place), "--json", "--outcome", "succeeded").stdout)
+    only = json.loads(lgov("list", str(place), "--json", "--where", "outcome=succeeded").stdout)["attempts"]
     assert [entry["rollout_id"] for entry in only] == ["rol_1"]
-    only = json.loads(lgov("list", str(place), "--json", "--limit", "1").stdout)
+    only = json.loads(lgov("list", str(place), "--json", "--limit", "1").stdout)["attempts"]
     assert [entry["rollout_id"] for entry in only] == ["rol_1"]
     assert "compliance -0.5" in lgov("list", str(place)).stdout
 

@@ -77,7 +77,7 @@ class Metrics(Collector):
         yield (
             "gauge",
             "lgov_calls_waiting",
-            "Model calls that wait because --max-running others run.",
+            "Model calls that wait because max_running others run.",
             None,
             {"": at.waiting},
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lgov_core.audit import default_signer
-from lgov_core.audit.keys import default_key_path
+from lgov_core.audit.signing import default_key_path
 from lgov_core.client import Client
 from lgov_core.client.agent_name import load_agent
 from lgov_core.client.tasks import read_tasks

@@ -268,7 +268,7 @@ def _found(connection: sqlite3.Connection, given: str) -> ApprovalRequest:
         ids = ", ".join(row[0] for row in rows[:_NAMED])
         raise PolicyError(f"several approval requests begin with {given!r}: {ids}", hint="write more of the id")
     if not rows:
-        raise PolicyError(f"there is no approval request {given}", hint="lgov approvals list names those there are")
+        raise PolicyError(f"there is no approval request {given}", hint="lgov approvals names those there are")
     return _request((exact or rows)[0])
 
 

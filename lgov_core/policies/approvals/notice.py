@@ -75,7 +75,7 @@ def log_request(name: str, request_id: str, path: Path | None, waits_s: float) -
 
 def answer_command(path: str | Path, request_id: str) -> str:
     """The command that approves a request."""
-    return f"lgov approvals approve {path} {short_id(request_id)} --by NAME"
+    return f"lgov approvals {path} --approve {short_id(request_id)} --by NAME"
 
 
 def short_id(request_id: str) -> str:

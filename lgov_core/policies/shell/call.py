@@ -6,9 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from lgov_core.policies.shell.refusal import unclear, unknown
 from lgov_core.policies.shell.table import Entry, Kind, Table
-from lgov_core.policies.shell.values import ANY, BELOW, STAR, UNKNOWN, is_wild, shown
+from lgov_core.policies.shell.values import ANY, BELOW, STAR, UNKNOWN, is_wild, shown, unclear, unknown
 from lgov_core.policies.shell.workspace import Workspace
 
 #: What a flag may carry behind ``=``: a word that names no file elsewhere.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lgov_core.governor.options import names
-from lgov_core.policies.shell.refusal import Refused, unclear
+from lgov_core.policies.shell.values import Refused, unclear
 
 if TYPE_CHECKING:
     import tree_sitter

@@ -12,10 +12,23 @@ from functools import lru_cache
 from itertools import pairwise
 
 from lgov_core.policies.content.credential_names import CREDENTIAL_NAMES
-from lgov_core.policies.shell.refusal import Budget, Refused, unclear
-from lgov_core.policies.shell.state import State
 from lgov_core.policies.shell.table import allowed_values, globs, names, regex
-from lgov_core.policies.shell.values import ANY, BELOW, HOME, PIPE, STAR, UNKNOWN, as_glob, is_wild, literal, shown
+from lgov_core.policies.shell.values import (
+    ANY,
+    BELOW,
+    HOME,
+    PIPE,
+    STAR,
+    UNKNOWN,
+    Budget,
+    Refused,
+    as_glob,
+    is_wild,
+    literal,
+    shown,
+    unclear,
+)
+from lgov_core.policies.shell.words import State
 
 _SCRATCH = ("/tmp", "/var/tmp")
 #: Wildcards of one word beyond which it may be anything.

@@ -10,7 +10,7 @@ from lgov_core.errors import PolicyError
 from lgov_core.governor.options import argument_names, matches_any, string_tuple
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.sql import names as sql_names
-from lgov_core.policies.sql.refusal import SEVERITIES
+from lgov_core.policies.sql.names import SEVERITIES
 from lgov_core.policies.sql.rules import Mode, settings_of
 from lgov_core.types import Action, Decision, Effect, Point, Severity
 

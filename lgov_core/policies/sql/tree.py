@@ -1,13 +1,83 @@
-"""Tables and functions that a syntax tree names."""
+"""Parses a statement, and reads the syntax tree: its kinds, and the tables, functions and columns that it reaches.
+
+A column counts as reached also where no name says so: every column at once (``*``, a row as a value, an INSERT that names no
+columns); names for columns that a table alias gives anew; columns by their number.
+"""
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
 from sqlglot import exp
 
-from lgov_core.policies.sql.names import pattern, words
+from lgov_core.policies.sql.names import kind_of_class, pattern, words
+from lgov_core.policies.sql.rules import folded, may_mean, stored_name
+
+if TYPE_CHECKING:
+    from sqlglot import Token, exp
+
+
+Parse = Callable[[str], "tuple[exp.Expr | None, list[Token]]"]
+
+#: How many nodes the parser may make, in all its attempts. It tries some texts in both of two ways at each step (joins
+#: without ON among them), which doubles the work each time; an ordinary text takes two nodes a token.
+_NODES, _NODES_OF_TOKEN = 2_000, 8
+
+_READING: ContextVar[bool] = ContextVar("lgov_reads_sql", default=False)
+
+
+def _not_of_a_policy(_record: logging.LogRecord) -> bool:
+    """The filter of the parser's log: a policy says in its decision what it cannot read."""
+    return not _READING.get()
+
+
+class TooMuchWork(Exception):
+    """The parser gave up, though the text may be SQL."""
+
+
+def make_parser(dialect: str) -> tuple[Parse, frozenset[str]]:
+    """A parser, and the dialect's keywords in lower case.
+
+    The parser goes from the text of one statement to its tree (None: not understood) and its tokens, each with its
+    ``text`` and the places of its first and last character, ``start`` and ``end``. It raises `TooMuchWork`, and may raise
+    RecursionError.
+    """
+    from sqlglot import exp
+    from sqlglot.dialects.dialect import Dialect
+    from sqlglot.errors import ErrorLevel, ParseError, SqlglotError
+
+    reader = Dialect.get_or_raise(dialect)
+    logging.getLogger("sqlglot").addFilter(_not_of_a_policy)
+
+    def parse(text: str) -> tuple[exp.Expr | None, list[Token]]:
+        reading = _READING.set(True)
+        try:
+            tokens = reader.tokenize(text)
+            most = _NODES + _NODES_OF_TOKEN * len(tokens)
+            trees = reader.parser(error_level=ErrorLevel.IMMEDIATE, max_nodes=most).parse(tokens, text)
+        except ParseError as error:
+            if "Maximum number of AST nodes" in str(error):
+                raise TooMuchWork from error
+            return None, []
+        except (SqlglotError, ValueError, TypeError, AttributeError, KeyError, IndexError):
+            return None, []  # the parser's own slips on odd text count as text that it does not understand
+        finally:
+            _READING.reset(reading)
+        tree = trees[0] if len(trees) == 1 else None
+        if tree is not None and dialect == "clickhouse":
+            for node in tree.find_all(exp.In):  # ClickHouse reads ``x IN (name)`` as ``x IN name``, a table's
+                if len(node.expressions) == 1 and (name := node.expressions[0]).key == "column":
+                    node.set("expressions", [])
+                    node.set("field", name)
+        return tree, tokens
+
+    return parse, frozenset(word.lower() for keyword in reader.tokenizer_class.KEYWORDS for word in keyword.split())
+
 
 _NO_TABLES = frozenset({"SHOW", "DESCRIBE", "SUMMARIZE", "PIVOT", "UNPIVOT"})
 
@@ -149,3 +219,225 @@ def dangerous_function(node: exp.Expr) -> str | None:
     """The name of a function that does more than compute, when the parser has a class for it."""
     dangerous = isinstance(node, exp.Func) and pattern("dangerous_classes").fullmatch(type(node).__name__)
     return node.key if dangerous else None
+
+
+ROOTS = (
+    exp.Select, exp.SetOperation, exp.Subquery, exp.Values, exp.Insert, exp.Update, exp.Delete, exp.Merge, exp.Create,
+)  # fmt: skip
+#: What a plain CREATE may say of its table: how its rows are kept, ordered and spread, in which characters.
+_PLAIN_PROPERTIES = (
+    exp.TemporaryProperty, exp.LikeProperty, exp.StrictProperty, exp.UnloggedProperty, exp.TransientProperty,
+    exp.OnCommitProperty, exp.CharacterSetProperty, exp.CollateProperty, exp.AutoIncrementProperty, exp.RowFormatProperty,
+    exp.SchemaCommentProperty, exp.PartitionedByProperty, exp.ClusterProperty, exp.DistKeyProperty, exp.DistStyleProperty,
+    exp.SortKeyProperty, exp.Order, exp.PrimaryKey,
+)  # fmt: skip
+#: What a plain CREATE may make; the last two are indexes of SQL Server.
+_CREATABLE = frozenset({"TABLE", "VIEW", "INDEX", "CLUSTERED INDEX", "NONCLUSTERED INDEX"})
+
+
+def kinds(node: exp.Expr) -> tuple[str, ...]:
+    """The kinds of statement that this one node stands for; an upsert and a replacing insert change rows as well."""
+    kind = kind_of_class().get(type(node).__name__)
+    return (*(() if kind is None else (kind,)), *_further(node))
+
+
+def _further(node: exp.Expr) -> Iterator[str]:
+    if isinstance(node, exp.Insert):
+        yield from _of_insert(node)
+    elif isinstance(node, exp.OnConflict):
+        if "UPDATE" in str(node.args.get("action") or "").upper() or node.expressions:
+            yield "UPDATE"
+    elif isinstance(node, exp.Create) and node.args.get("replace"):
+        yield "DROP"
+    elif isinstance(node, exp.Select):
+        settings = node.args.get("settings") or []
+        if not all(isinstance(one, exp.EQ) and one.this.name.lower() in words("plain_settings") for one in settings):
+            yield "SET"
+    elif isinstance(node, exp.PropertyEQ) and isinstance(node.this, exp.Parameter):
+        yield "SET"
+    elif isinstance(node, exp.WithTableHint):
+        if any(hint.name.lower() in words("locking_hints") for hint in node.expressions):
+            yield "FOR UPDATE"
+    elif isinstance(node, exp.Column) and node.table and node.name.lower() == "nextval":
+        yield "UPDATE"  # a sequence moves
+
+
+def _of_insert(node: exp.Insert) -> Iterator[str]:
+    if str(node.args.get("alternative") or "").upper() == "REPLACE" or node.args.get("using"):
+        yield from ("REPLACE", "UPDATE", "DELETE")
+    if node.args.get("where"):  # INSERT INTO ... REPLACE WHERE
+        yield "DELETE"
+    if node.args.get("overwrite") or _empties_an_index(node):
+        yield "TRUNCATE"
+    if node.args.get("is_function"):
+        yield "EXPORT"
+
+
+def _empties_an_index(node: exp.Insert) -> bool:
+    """Whether it is what SQLite's full-text index takes for a command: ``INSERT INTO docs(docs) VALUES ('delete-all')``."""
+    schema = node.this
+    if not isinstance(schema, exp.Schema) or not isinstance(schema.this, exp.Table):
+        return False
+    itself = schema.this.name.lower()
+    return any(column.name.lower() == itself for column in schema.expressions) and any(
+        literal.name.lower() == "delete-all" for literal in node.expression.find_all(exp.Literal)
+    )
+
+
+def removed_first(insert: exp.Insert) -> exp.Delete | None:
+    """What ``INSERT INTO table REPLACE WHERE condition`` deletes before it inserts; None for another INSERT."""
+    condition = insert.args.get("where")
+    if not isinstance(condition, exp.Expr):
+        return None
+    table = insert.this.this if isinstance(insert.this, exp.Schema) else insert.this
+    return exp.Delete(this=table.copy(), where=exp.Where(this=condition.copy()))
+
+
+def changes_rows(insert: exp.Insert) -> bool:
+    """Whether an INSERT may change rows that are there already."""
+    conflict = insert.args.get("conflict")
+    return "UPDATE" in (*_of_insert(insert), *(_further(conflict) if isinstance(conflict, exp.Expr) else ()))
+
+
+def merge_removes(merge: exp.Merge) -> bool:
+    """Whether a MERGE may delete rows, or changes rows that it finds no source for."""
+    for when in merge.find_all(exp.When):
+        then = when.args.get("then")
+        if not isinstance(then, exp.Insert | exp.Update) or when.args.get("source"):
+            return True
+        if isinstance(then, exp.Update) and not when.args.get("matched"):
+            return True
+    return False
+
+
+def is_plain_create(create: exp.Create) -> bool:
+    """Whether a CREATE makes an ordinary table, view or index and replaces nothing."""
+    if str(create.args.get("kind") or "").upper() not in _CREATABLE or create.args.get("replace"):
+        return False
+    if create.args.get("clone") is not None:
+        return False
+    properties = create.args.get("properties")
+    return properties is None or all(
+        isinstance(found, _PLAIN_PROPERTIES)
+        or (isinstance(found, exp.EngineProperty) and last_name(found.this).lower() in words("own_engines"))
+        or (isinstance(found, exp.FileFormatProperty) and found.name.lower() in words("own_formats"))
+        or (isinstance(found, exp.Property) and found.name.lower() in words("trino_properties"))
+        for found in properties.expressions
+    )
+
+
+#: SQLite's names for the row's number, which an integer primary key is another name for; SQL Server's for key columns.
+_ROW_NUMBERS = frozenset({"rowid", "oid", "_rowid_", "$identity", "$rowguid"})
+
+
+def reached_column(tree: exp.Expr, protected: Sequence[tuple[str, str]], dialect: str) -> str | None:
+    """The first protected column that ``tree`` may touch, as ``table.column``; None when it touches none.
+
+    ``protected`` are pairs of globs, for the table and for the column.
+    """
+    tables = [
+        (node, *stored_name(schema, table, dialect))
+        for node in tree.walk()
+        for schema, table in table_names(node)
+        if not is_from_query(node, table)
+    ]
+    for table_glob, column_glob in protected:
+        reached = [node for node, schema, table in tables if may_mean(table_glob, schema, table)]
+        if reached and (
+            _touches(tree, reached, [node for node, _, _ in tables], column_glob) or _counts_columns(tree, dialect)
+        ):
+            return f"{table_glob}.{column_glob}"
+    return None
+
+
+def _touches(tree: exp.Expr, reached: list[exp.Expr], tables: list[exp.Expr], glob: str) -> bool:
+    known_as = {folded(node.alias_or_name) for node in reached} | {folded(node.name) for node in reached}
+    elsewhere = {folded(node.alias_or_name) for node in tables if node not in reached} - known_as
+    elsewhere |= {folded(node.alias_or_name) for node in tree.find_all(exp.Subquery)} - known_as
+    elsewhere |= {folded(node.alias_or_name) for node in tree.find_all(exp.CTE)} - known_as
+    if any(_takes_all(node) for node in reached):
+        return True
+    for node in tree.walk():
+        if isinstance(node, exp.Star):
+            if _star_reaches(node, reached, known_as, elsewhere) and not _excluded(node, glob):
+                return True
+        elif (
+            isinstance(node, exp.Columns)
+            or (isinstance(node, exp.Join) and node.method.upper() == "NATURAL")
+            or (isinstance(node, exp.Identifier) and _names_it(node, glob, known_as, elsewhere))
+        ):
+            return True
+    return False
+
+
+def _counts_columns(tree: exp.Expr, dialect: str) -> bool:
+    """Whether a column is named by its number: ``#2`` in DuckDB, ``$2`` in Snowflake."""
+    if dialect == "snowflake":
+        return any(isinstance(found.this, exp.Literal) for found in tree.find_all(exp.Parameter))
+    return tree.find(exp.PositionalColumn) is not None
+
+
+def _takes_all(node: exp.Expr) -> bool:
+    """Whether a protected table is used as a whole: renamed columns, ``x IN table``, PIVOT, an INSERT without columns."""
+    if not isinstance(node, exp.Table):
+        return True
+    alias = node.args.get("alias")
+    if isinstance(alias, exp.TableAlias) and alias.args.get("columns"):
+        return True
+    parent = node.parent
+    return isinstance(parent, exp.Insert | exp.Pivot | exp.Summarize) and node.arg_key == "this"
+
+
+def _star_reaches(star: exp.Star, reached: list[exp.Expr], known_as: set[str], elsewhere: set[str]) -> bool:
+    parent = star.parent
+    if isinstance(parent, exp.Count) or (isinstance(parent, exp.Anonymous) and parent.name.lower() == "count"):
+        return False
+    if isinstance(parent, exp.Column):
+        return folded(parent.table) not in elsewhere
+    if isinstance(parent, exp.Select) and star.arg_key == "expressions":
+        direct = set(map(id, _direct(parent)))
+        return any(id(node) in direct for node in reached)
+    return bool(known_as)
+
+
+def _direct(select: exp.Select) -> Iterator[exp.Expr]:
+    """What a query reads from directly, joins included."""
+    pending: list[object] = [
+        select.args.get("from_"),
+        *(select.args.get("joins") or []),
+        *(select.args.get("laterals") or []),
+    ]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, exp.From | exp.Join | exp.Paren):
+            pending.append(node.this)
+        elif isinstance(node, exp.Table):
+            yield node
+            pending.extend(node.args.get("joins") or [])
+        elif isinstance(node, exp.Subquery):
+            if not isinstance(node.this, exp.Query):
+                pending.append(node.this)
+            pending.extend(node.args.get("joins") or [])
+
+
+def _excluded(star: exp.Star, glob: str) -> bool:
+    """Whether ``* EXCEPT (...)`` leaves the column out by its full name."""
+    if set(glob) & set("*?["):
+        return False
+    return any(folded(item.name) == glob for item in star.args.get("except_") or [])
+
+
+def _names_it(identifier: exp.Identifier, glob: str, known_as: set[str], elsewhere: set[str]) -> bool:
+    name, parent, place = folded(identifier.name), identifier.parent, identifier.arg_key
+    if isinstance(parent, exp.Column):
+        if place != "this":
+            return False
+        if isinstance(parent.parent, exp.Star):
+            return False  # in EXCEPT
+        if name in known_as and not parent.table:
+            return True  # the whole row as a value
+        meant = name in _ROW_NUMBERS or fnmatchcase(name, glob)
+        return meant and not (parent.table and folded(parent.table) in elsewhere)
+    if isinstance(parent, exp.Table | exp.TableAlias) or (isinstance(parent, exp.Alias) and place == "alias"):
+        return False
+    return fnmatchcase(name, glob)

@@ -13,8 +13,16 @@ from dataclasses import dataclass
 from sqlglot import exp
 
 from lgov_core.policies.sql.names import words
-from lgov_core.policies.sql.queries import Queries, conjuncts, gives_columns, gives_one_row
-from lgov_core.policies.sql.scope import is_stored, reads_row_around, sources, sources_of
+from lgov_core.policies.sql.queries import (
+    Queries,
+    conjuncts,
+    gives_columns,
+    gives_one_row,
+    is_stored,
+    reads_row_around,
+    sources,
+    sources_of,
+)
 from lgov_core.policies.sql.values import column_of, is_far, is_wild, takes_both, text_of
 
 #: Dialects in which a column can stand as a condition only when it holds truth values.

@@ -14,10 +14,8 @@ from typing import Any
 
 import lgov_core
 from lgov_core._util.atomic_file import atomic_write
-from lgov_core.audit.attestation import attest, read_attestation
-from lgov_core.audit.heads import Signer
-from lgov_core.audit.lineage import CHECKPOINT, LINEAGE_FILE, read_lineage
-from lgov_core.audit.tensor_files import tensors_sha256
+from lgov_core.audit.lineage import CHECKPOINT, LINEAGE_FILE, attest, read_attestation, read_lineage, tensors_sha256
+from lgov_core.audit.signing import Signer
 from lgov_core.errors import TrainError
 from lgov_core.policies import load_policy_file
 from lgov_core.train.loop.batch_record import file_sha256, read_record

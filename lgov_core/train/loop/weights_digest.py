@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
-from lgov_core.audit.tensor_files import tensor_head
+from lgov_core.audit.lineage import tensor_head
 
 _DTYPES = {
     torch.float64: "F64",
@@ -24,7 +24,7 @@ _DTYPES = {
 
 
 def weights_digest(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """The SHA-256 (hex) of named tensors, as `lgov_core.audit.tensor_files.tensors_sha256` gives it for a file of them.
+    """The SHA-256 (hex) of named tensors, as `lgov_core.audit.lineage.tensors_sha256` gives it for a file of them.
 
     Names, types, shapes and every bit count; the order in which they come does not. One tensor at a time is copied to the
     CPU. Raises `KeyError` for a type that safetensors has no name for.

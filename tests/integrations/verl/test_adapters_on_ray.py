@@ -20,9 +20,11 @@ for needed in ("verl", "langchain-openai"):
 
 from cpu_jobs import lgov, start, write_config, write_job  # noqa: E402
 
-from lgov_core.audit.attestation import read_attestation  # noqa: E402
-from lgov_core.audit.lineage import read_lineage  # noqa: E402
-from lgov_core.audit.tensor_files import tensors_sha256  # noqa: E402
+from lgov_core.audit.lineage import (  # noqa: E402
+    read_attestation,
+    read_lineage,
+    tensors_sha256,
+)
 from lgov_core.integrations.verl.run import VerlReport, read_report  # noqa: E402
 from lgov_core.models import load_model  # noqa: E402
 

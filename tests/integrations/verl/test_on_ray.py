@@ -24,9 +24,11 @@ for needed in ("verl", "langchain-openai"):
 
 from cpu_jobs import lgov, start, until, write_job  # noqa: E402
 
-from lgov_core.audit.attestation import read_attestation  # noqa: E402
-from lgov_core.audit.lineage import read_lineage  # noqa: E402
-from lgov_core.audit.tensor_files import tensors_sha256  # noqa: E402
+from lgov_core.audit.lineage import (  # noqa: E402
+    read_attestation,
+    read_lineage,
+    tensors_sha256,
+)
 from lgov_core.integrations.verl.checkpoints import sealed_checkpoints  # noqa: E402
 from lgov_core.integrations.verl.resume import only_job  # noqa: E402
 from lgov_core.integrations.verl.run import VerlReport, read_report  # noqa: E402

@@ -1,0 +1,171 @@
+"""``lgov export``: what was recorded, for other programs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+from urllib.parse import unquote
+
+import click
+
+from lgov_core._util.plurals import counted
+from lgov_core.commands.group import Exit
+from lgov_core.commands.options import Where, command, content_option, moment_option, selection_of, single, where_option
+from lgov_core.commands.output import printable, write_json, write_result
+from lgov_core.commands.recorded import is_audit_record, is_store, opened_record, opened_store
+from lgov_core.errors import ExportError, LgovError, StoreError
+
+if TYPE_CHECKING:
+    from lgov_core.audit.report import Format
+    from lgov_core.store import RolloutQueue
+
+#: Formats of an audit record, and of a trace store.
+_OF_RECORD: Final = ("jsonl", "cloudevents", "ocsf")
+_OF_STORE: Final = ("jsonl", "parquet", "otlp", "otlp-json")
+#: Where OpenTelemetry's own exporters look for headers: NAME=VALUE pairs with commas between them, percent-encoded.
+HEADERS_VARIABLE: Final = "OTEL_EXPORTER_OTLP_HEADERS"
+
+
+@command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.AUDIT_BROKEN, Exit.INTERRUPTED)
+@click.argument("source", metavar="STORE|RECORD")
+@click.option(
+    "--format", "form", type=click.Choice(tuple(dict.fromkeys((*_OF_STORE, *_OF_RECORD)))), default="jsonl",
+    show_default=True, help="cloudevents and ocsf are for records; parquet, otlp and otlp-json for stores.",
+)  # fmt: skip
+@click.option(
+    "--to", "target", metavar="FILE|FOLDER|URL",
+    help="File, folder (parquet) or URL of a collector (otlp). [default: standard output]",
+)  # fmt: skip
+@where_option(
+    {"rollout": "ID", "run": "ID", "session": "ID", "tool": "GLOB", "agent": "GLOB", "text": "TEXT"},
+    note="a store has rollout and run, a record all but run",
+)
+@moment_option("--since", "Only entries written since")
+@moment_option("--before", "Only entries written before")
+@click.option(
+    "--after", type=click.IntRange(0, 2**63 - 1), default=0, help="Only entries of a record after this position."
+)
+@content_option
+def export(
+    source: str, form: str, target: str | None, where: Where, content: bool, as_json: bool, **period: Any
+) -> None:
+    """Write what is in a trace store (a path, an address, a run folder) or an audit record, or send it to a collector.
+
+    A store: its rollouts, attempts, calls, rewards and spans as JSON lines (the fields of one of them, and kind), as a folder
+    of Parquet files, or as spans to an OpenTelemetry collector (--format otlp --to http://HOST:4318/v1/traces), without
+    contents with --no-content. Headers are taken from OTEL_EXPORTER_OTLP_HEADERS. Sent again, a span has the same id. A
+    collector that refuses spans makes the exit status 1. For training data: lgov transitions.
+
+    A record: its entries as JSON lines with its own fields, CloudEvents 1.0, or OCSF 1.3 API Activity.
+
+    A file is written whole or not at all. With --json the summary about --to is JSON; standard output always is.
+    """
+    if is_audit_record(source):
+        _require("an audit record", form, _OF_RECORD, where, ("rollout", "session", "tool", "agent", "text"))
+        _export_record(Path(source), form, target, where, period, as_json)
+        return
+    if not is_store(source) and not Path(source).exists():
+        raise LgovError(f"there is no trace store or audit record {source}", hint="name a file that lgov wrote")
+    _require("a trace store", form, _OF_STORE, where, ("rollout", "run"))
+    if any(period.values()):
+        raise click.UsageError("--since, --before and --after are for audit records")
+    with opened_store(source) as store:
+        if form.startswith("otlp"):
+            _send(store, source, form, target, where, content, as_json)
+        else:
+            _export_store(store, form, target, where, as_json)
+
+
+def _require(kind: str, form: str, forms: Sequence[str], where: Where, fields: Sequence[str]) -> None:
+    """Raises `click.UsageError` for what ``kind`` does not have."""
+    if form not in forms:
+        raise click.UsageError(f"{kind} is exported as {', '.join(forms)}, not as {form}")
+    if unknown := next((field for field in where if field not in fields), None):
+        raise click.UsageError(f"--where: {kind} has {', '.join(fields)}, not {unknown}")
+
+
+def _export_record(
+    path: Path, form: str, target: str | None, where: Where, period: dict[str, Any], as_json: bool
+) -> None:
+    from lgov_core.audit.report import lines
+
+    after = period.pop("after")
+    selection = selection_of(where, **period)
+    with opened_record(path) as record:
+        entries = [entry for entry in record.entries(selection.rollout_id, after=after) if selection.holds(entry)]
+    _write(lines(entries, cast("Format", form)), target, form, "entry", as_json)
+
+
+def _export_store(store: RolloutQueue, form: str, target: str | None, where: Where, as_json: bool) -> None:
+    from lgov_core.store.export import KINDS, json_lines, values_of, write_parquet
+
+    if form == "parquet" and target is None:
+        raise click.UsageError("parquet needs --to FOLDER")
+    rollout_ids = list(where.get("rollout", ()))
+    choice: dict[str, Any] = {"run_id": single(where, "run"), "rollout_ids": rollout_ids or None}
+    for rollout_id in rollout_ids:
+        if not any(True for kind in KINDS for _ in values_of(store, kind, rollout_ids=[rollout_id])):
+            raise StoreError(f"nothing is recorded of rollout {rollout_id}", hint="lgov traces list shows the ids")
+    if form == "parquet" and target is not None:
+        _report(write_parquet(Path(target), store, **choice), target, form, "row", as_json)
+    else:
+        _write(json_lines(store, **choice), target, form, "row", as_json)
+
+
+def _write(lines: Iterable[str], target: str | None, form: str, noun: str, as_json: bool) -> None:
+    from lgov_core._util.atomic_file import write_lines
+
+    if target is None:
+        for line in lines:
+            click.echo(line)
+    else:
+        _report(write_lines(Path(target), lines, ExportError), target, form, noun, as_json)
+
+
+def _report(count: int, target: str, form: str, noun: str, as_json: bool) -> None:
+    text = f"wrote {counted(count, noun, 'entries' if noun == 'entry' else 'rows')} to {target}"
+    write_result({"to": target, "format": form, "rows": count}, text, as_json=as_json)
+
+
+# ---------------------------------------------------------------------- to a collector
+
+
+def _send(
+    store: RolloutQueue, source: str, form: str, url: str | None, where: Where, content: bool, as_json: bool
+) -> None:
+    from lgov_core.trace.otlp.export import Collector, export_spans
+    from lgov_core.trace.rollout_spans import rollout_spans
+
+    rollout_ids, run_id = list(where.get("rollout", ())), single(where, "run")
+    if url is None:
+        raise click.UsageError(f"{form} needs --to URL, usually http://HOST:4318/v1/traces")
+    if rollout_ids and run_id is not None:
+        raise click.UsageError("give --where rollout=ID or --where run=ID, not both")
+    if missing := [rollout_id for rollout_id in rollout_ids if not rollout_spans(store, rollout_id)]:
+        raise click.UsageError(f"there is no rollout {missing[0]} in {source}")
+    collector = Collector(url, headers=_headers(), protocol="json" if form == "otlp-json" else "protobuf")
+    sent = export_spans(store, collector, rollout_ids=rollout_ids or None, run_id=run_id, content=content)
+    if as_json:
+        write_json(asdict(sent))
+    else:
+        requests = counted(sent.requests, "request")
+        click.echo(f"sent {counted(sent.spans, 'span')} of {counted(sent.rollouts, 'rollout')} in {requests}")
+        for message in sent.messages:
+            click.echo(f"the collector says: {printable(message[:300])}", err=True)
+    if sent.rejected:
+        click.echo(f"{sent.rejected} spans were rejected", err=True)
+        click.get_current_context().exit(Exit.FINDING)
+
+
+def _headers() -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for text in map(unquote, filter(str.strip, os.environ.get(HEADERS_VARIABLE, "").split(","))):
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip() or "\n" in text or "\r" in text:
+            # Its text may be a key, so it is not shown.
+            raise click.UsageError(f"a header in {HEADERS_VARIABLE} is written NAME=VALUE")
+        headers[name.strip().lower()] = value.strip()
+    return headers

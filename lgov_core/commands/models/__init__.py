@@ -1,1 +1,0 @@
-"""``lgov models``, and what is done with a checkpoint: ``lgov eval``, ``lgov export``, ``lgov promote``."""

@@ -1,0 +1,216 @@
+"""``lgov policy check``, ``explain`` and ``pins``: what a policy file says."""
+
+from __future__ import annotations
+
+import re
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lgov_core.commands.group import Exit, show_error
+from lgov_core.commands.options import EXISTING_FILE, PATH, command
+from lgov_core.commands.output import effect_text, write_json, write_result, write_table
+from lgov_core.errors import PolicyError
+
+if TYPE_CHECKING:
+    from lgov_core.governor.judging import RuleVerdict
+    from lgov_core.types import Decision
+
+
+# ---------------------------------------------------------------------- check
+
+
+@command(Exit.OK, Exit.FINDING, Exit.USAGE)
+@click.argument("file", type=PATH)
+@click.pass_context
+def check(ctx: click.Context, file: Path, as_json: bool) -> None:
+    """Check FILE as a governed program would load it; reports the first error of each rule."""
+    from lgov_core.policies import dry_run, load_policy_file
+
+    try:
+        with dry_run():
+            policies = load_policy_file(file)
+    except PolicyError as error:
+        problems = [error, *getattr(error, "further", ())]
+        if as_json:
+            write_json({"file": str(file), "ok": False, "problems": list(map(_problem_fields, problems))})
+        else:
+            for problem in problems:
+                show_error(problem, as_json=False)
+        ctx.exit(Exit.FINDING)
+    rules = [rule.name for rule in policies.rules]
+    text = (
+        f"{file}: ok\n  {policies.name}: {len(rules)} rules ({', '.join(rules)})\n"
+        f"  mode {policies.mode}; acts that no rule permits: {policies.default}\n  digest {policies.digest}"
+    )
+    about = {"name": policies.name, "mode": policies.mode, "default": policies.default, "digest": policies.digest}
+    write_result({"file": str(file), "ok": True, "problems": [], **about, "rules": rules}, text, as_json=as_json)
+    if policies.mode == "shadow" and not as_json:
+        click.echo("  note: in shadow mode nothing is blocked, decisions are only recorded", err=True)
+    if policies.default == "deny" and not any(rule.permits for rule in policies.rules) and not as_json:
+        click.echo(
+            "  note: no rule permits anything, so every tool call is denied; add a rule that uses tool", err=True
+        )
+
+
+def _problem_fields(problem: PolicyError) -> dict[str, Any]:
+    line = getattr(problem, "line", None)
+    return {"code": problem.code, "line": line, "message": problem.message, "hint": problem.hint}
+
+
+# ---------------------------------------------------------------------- explain
+
+
+@command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.DENIED)
+@click.argument("file", type=PATH)
+@click.option(
+    "--action",
+    "action_text",
+    metavar="JSON",
+    help='The action, e.g. {"name": "run_sql", "arguments": {"query": "..."}}; @PATH reads a file, - standard input.',
+)
+@click.option(
+    "--access", metavar="PATH|HOST:PORT", help="Show what a program in a box may do with a file, a folder or a host."
+)
+@click.option("--preset", help="Preset of the box. [default: the policy file's]")
+@click.pass_context
+def explain(
+    ctx: click.Context, file: Path, action_text: str | None, access: str | None, preset: str | None, as_json: bool
+) -> None:
+    """Show the decision of every rule in FILE on one action, and why; or what a confined program may reach.
+
+    The action has the fields of a case of lgov policy eval: point (pre_tool_call unless it says otherwise), name,
+    arguments, agent, text, user_text, context. In shadow mode the answer is allow, and what it would be otherwise.
+    """
+    if access is not None and action_text is None:
+        ctx.exit(_explain_access(file, access, preset, as_json))
+    if action_text is None or access is not None:
+        raise click.UsageError("give one of --action and --access")
+    from lgov_core.authoring.cases import action_of, parse_object
+    from lgov_core.policies import dry_run, load_policy_file
+    from lgov_core.policies.policy_set import explain as explain_action
+
+    action = action_of(parse_object(_action_text(action_text), "--action"), "--action")
+    with dry_run():
+        policies = load_policy_file(file)
+    explanation = explain_action(policies, action)
+    decision = explanation.decision
+    if as_json:
+        rules = [
+            {
+                "rule": verdict.rule,
+                "covers": verdict.covers,
+                "decision": None if verdict.decision is None else _decision_fields(verdict.decision),
+            }
+            for verdict in explanation.verdicts
+        ]
+        write_json({"file": str(file), **_decision_fields(decision), "rules": rules})
+    else:
+        rows = [(verdict.rule, *_verdict_cells(verdict)) for verdict in explanation.verdicts]
+        write_table(("rule", "answer", "severity", "why"), rows)
+        unenforced = decision.unenforced or decision
+        click.echo(f"\n{effect_text(decision.effect.label, unenforced.effect.label)}: {_why(unenforced)}")
+        if decision.arguments is not None or decision.text is not None:
+            click.echo(f"  it continues as: {decision.arguments or decision.text}")
+    ctx.exit(Exit.DENIED if decision.blocks else Exit.OK)
+
+
+def _explain_access(file: Path, target: str, preset: str | None, as_json: bool) -> Exit:
+    """Writes what a box, started here, lets be done with a path, or whether it may connect to HOST:PORT."""
+    if address := re.fullmatch(r"([^/\\]+):(\d+)", target):
+        access, why = _host_access(file, address[1].lower(), int(address[2]), preset)
+    else:
+        access, why = _path_access(file, Path(target), preset)
+    write_result({"file": str(file), "access": access, "why": why}, f"{access}: {why}", as_json=as_json)
+    return Exit.OK if access in ("read", "write", "connect") else Exit.DENIED
+
+
+def _path_access(file: Path, path: Path, preset: str | None) -> tuple[str, str]:
+    from lgov_core.commands.recorded import record_or_setting
+    from lgov_core.confine.plan import make_plan
+    from lgov_core.policies.confinement import read_confinement
+
+    policy = read_confinement(file)
+    plan = make_plan(policy.with_preset(preset), policy, audit=record_or_setting(None), private="", checked=False)
+    return plan.access(str(path.absolute()))
+
+
+def _host_access(file: Path, host: str, port: int, preset: str | None) -> tuple[str, str]:
+    from lgov_core.confine.proxy import make_reach, model_endpoints
+    from lgov_core.policies.confinement import read_confinement
+
+    reach = make_reach(read_confinement(file).with_preset(preset), model_endpoints(None))
+    rule = reach.rule(host, port)
+    return ("denied", "no rule allows it") if rule is None else ("connect", f"{rule} in {reach.places[rule]} allows it")
+
+
+def _action_text(option: str) -> str:
+    if option == "-":
+        return sys.stdin.read()
+    if not option.startswith("@"):
+        return option
+    try:
+        return Path(option[1:]).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PolicyError(f"--action {option} cannot be read: {error}", hint="give @PATH of a file of JSON") from error
+
+
+def _decision_fields(decision: Decision) -> dict[str, Any]:
+    verdict = decision.unenforced or decision
+    fields: dict[str, Any] = {
+        "effect": decision.effect.label,
+        "policy": verdict.policy,
+        "rule": verdict.rule,
+        "severity": verdict.severity.value,
+        "reason": verdict.reason,
+    }
+    if verdict is not decision:
+        fields["would"] = verdict.effect.label
+    if decision.arguments is not None:
+        fields["arguments"] = dict(decision.arguments)
+    if decision.text is not None:
+        fields["text"] = decision.text
+    return fields
+
+
+def _verdict_cells(verdict: RuleVerdict) -> tuple[str, str, str]:
+    if not verdict.covers:
+        return "-", "", "does not cover this action"
+    if verdict.decision is None:
+        return "no opinion", "", ""
+    blocks = verdict.decision.blocks
+    return verdict.decision.effect.label, verdict.decision.severity.value if blocks else "", _why(verdict.decision)
+
+
+def _why(decision: Decision) -> str:
+    where = f"{decision.policy}/{decision.rule}" if decision.rule else decision.policy
+    return f"{where}: {decision.reason}" if decision.reason else where
+
+
+# ---------------------------------------------------------------------- pins
+
+
+@command(Exit.OK, Exit.FINDING, Exit.USAGE)
+@click.argument("file", type=EXISTING_FILE)
+@click.option("--approve", metavar="DIGEST", help="Pin the changed definition with this digest.")
+@click.pass_context
+def pins(ctx: click.Context, file: Path, approve: str | None, as_json: bool) -> None:
+    """Show the tools pinned in FILE, the `store` of a rule with `use: pinned`; exit status 1 where changes wait."""
+    from lgov_core.policies.tools.pinned import PinnedTools, digest_of_definition
+
+    with closing(PinnedTools(file)) as tools:
+        if approve is not None:
+            tools.approve(approve)
+        pinned = tools.all()
+    if as_json:
+        write_json([{"name": pin.name, "definition": pin.definition, "changed": pin.changed} for pin in pinned])
+    for pin in () if as_json else pinned:
+        click.echo(f"{pin.name}  {digest_of_definition(pin.definition)}")
+        if pin.changed is not None:
+            click.echo(f"  pinned   {pin.definition}\n  changed  {pin.changed}")
+            click.echo(f"  to pin it: lgov policy pins {file} --approve {digest_of_definition(pin.changed)}")
+    if any(pin.changed is not None for pin in pinned):
+        ctx.exit(Exit.FINDING)
