@@ -46,7 +46,7 @@ from lgov_core.types import Action, Decision
 
 
 @dataclass(slots=True)
-class Exchange:
+class EndpointReply:
     """One model call of ``agent``: the reply's id and model as the endpoint gave them; of several tries, the last."""
 
     agent: str | None = None
@@ -62,11 +62,11 @@ class Exchange:
             self.model = model if isinstance(model, str) else None
 
 
-_CURRENT: contextvars.ContextVar[Exchange | None] = contextvars.ContextVar("lgov_autogen_exchange", default=None)
+_CURRENT: contextvars.ContextVar[EndpointReply | None] = contextvars.ContextVar("lgov_autogen_exchange", default=None)
 
 
 @contextmanager
-def observing(client: Any, exchange: Exchange) -> Generator[None]:
+def observing(client: Any, exchange: EndpointReply) -> Generator[None]:
     """Fills ``exchange`` from what the model client receives inside the block. Not across a ``yield``."""
     owner = openai_client(client)
     if owner is not None and not hasattr(owner.request, "_lgov_observed"):
@@ -108,7 +108,7 @@ def _with_headers(options: Any, headers: Mapping[str, str]) -> Any:
 class _ObservedStream:
     """The client's stream; each chunk is read on its way."""
 
-    def __init__(self, stream: Any, exchange: Exchange) -> None:
+    def __init__(self, stream: Any, exchange: EndpointReply) -> None:
         self._stream = stream
         self._exchange = exchange
 
@@ -290,7 +290,7 @@ class AutoGenCall(ModelPort[CreateResult, None]):
 
     def send_flow(self, call: ModelCall) -> Generator[Any, Any, Sequence[ReplyPart[CreateResult]] | None]:
         """Emits the text, unless a policy reads it. Calls come with the result alone."""
-        exchange = Exchange(self._agent)
+        exchange = EndpointReply(self._agent)
         ask = partial(self._ask, self._messages, **self._options)
         yield from pieces_flow(call, ask, self._passes, partial(observing, self._client, exchange))
         try:

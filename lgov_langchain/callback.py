@@ -21,7 +21,7 @@ from lgov_core.instrumentation.tool_call import ToolCall
 from lgov_core.types import Action, Decision, Effect, Point
 from lgov_langchain._internals import keep_reply_ids
 from lgov_langchain.messages import as_mappings, input_texts, kind_of, model_reading, result_reading
-from lgov_langchain.runs import FRAMEWORK, Run, RunTree, agent_in, in_thread_of_a_run, is_pause, running_config
+from lgov_langchain.runs import FRAMEWORK, ChainRun, RunTree, agent_in, in_thread_of_a_run, is_pause, running_config
 
 if TYPE_CHECKING:
     from langchain_core.messages import BaseMessage
@@ -152,7 +152,7 @@ class LgovCallbackHandler(BaseCallbackHandler):
         """A run begins whose span is the current one, and was opened elsewhere."""
         self.tree.begin(run_id, self._above(parent_run_id), inside=current_span())
 
-    def _above(self, parent_run_id: UUID | None) -> Run | None:
+    def _above(self, parent_run_id: UUID | None) -> ChainRun | None:
         """The open run above. LangChain reports none for a call without a config; then it is that of the running code."""
         if parent_run_id is None:
             parent_run_id = getattr(running_config().get("callbacks"), "parent_run_id", None)

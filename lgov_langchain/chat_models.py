@@ -31,7 +31,7 @@ from lgov_core.instrumentation.framework import flow_method
 from lgov_core.instrumentation.streams import Emit, StreamFlow, arun_stream, reading_error, run_stream
 from lgov_langchain._internals import combine_llm_outputs
 from lgov_langchain.current_governor import acting_governor
-from lgov_langchain.model_calls import Prompt, Reply, Result, attributed, govern_model_call
+from lgov_langchain.model_calls import ModelPrompt, ModelReply, Result, attributed, govern_model_call
 from lgov_langchain.process_handler import SentCall, agent_above, is_covered
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def wrap_stream(stream: Callable[..., Any]) -> Callable[..., Any]:
         def open_stream(sent: Sequence[BaseMessage]) -> Any:
             return stream(self, sent, config, **attributed(self, kwargs))
 
-        prompt = Prompt(self, messages, kwargs, self, agent_above(governor, config))
+        prompt = ModelPrompt(self, messages, kwargs, self, agent_above(governor, config))
         run = arun_stream if inspect.isasyncgenfunction(stream) else run_stream
         return run(_stream_flow(governor, prompt, open_stream))
 
@@ -102,15 +102,15 @@ def _generate_flows(
     def send(messages: Sequence[BaseMessage]) -> Any:
         return generate(model, [messages], *args, **attributed(model, kwargs))
 
-    return [_generate_flow(governor, Prompt(model, messages, kwargs, model, above), send) for messages in prompts]
+    return [_generate_flow(governor, ModelPrompt(model, messages, kwargs, model, above), send) for messages in prompts]
 
 
 def _generate_flow(
-    governor: Governor, prompt: Prompt, generate: Callable[[Sequence[BaseMessage]], Any]
+    governor: Governor, prompt: ModelPrompt, generate: Callable[[Sequence[BaseMessage]], Any]
 ) -> Flow[LLMResult]:
     results: list[LLMResult] = []
 
-    def send(sent: SentCall) -> Flow[Reply]:
+    def send(sent: SentCall) -> Flow[ModelReply]:
         results.append((yield from sent.send(partial(generate, sent.messages))))
         return _reply(results[0])
 
@@ -118,9 +118,9 @@ def _generate_flow(
     return _llm_result(result, results[0] if results else None)
 
 
-def _reply(result: LLMResult) -> Reply:
+def _reply(result: LLMResult) -> ModelReply:
     replies = [getattr(generation, "message", None) for generation in (result.generations or [[]])[0]]
-    return Reply.of(*(message for message in replies if isinstance(message, AIMessage)))
+    return ModelReply.of(*(message for message in replies if isinstance(message, AIMessage)))
 
 
 def _llm_result(result: Result, returned: LLMResult | None) -> LLMResult:
@@ -146,11 +146,13 @@ def _combined(model: BaseChatModel, results: Sequence[LLMResult]) -> LLMResult:
 # ---------------------------------------------------------------------- streams
 
 
-def _stream_flow(governor: Governor, prompt: Prompt, open_stream: Callable[[Sequence[BaseMessage]], Any]) -> StreamFlow:
+def _stream_flow(
+    governor: Governor, prompt: ModelPrompt, open_stream: Callable[[Sequence[BaseMessage]], Any]
+) -> StreamFlow:
     """``open_stream`` sends the messages and returns the generator of the reply's chunks."""
     chunks, withheld = list[Any](), list[Any]()
 
-    def send(sent: SentCall) -> Generator[Any, Any, Reply]:
+    def send(sent: SentCall) -> Generator[Any, Any, ModelReply]:
         opened = open_stream(sent.messages)
         asynchronous = hasattr(opened, "__anext__")
         next_chunk: Any = anext if asynchronous else next
@@ -189,13 +191,13 @@ def _is_withheld(governor: Governor, chunk: Any) -> bool:
     return bool(chunk.tool_call_chunks or chunk.tool_calls) and not governor.observe_only
 
 
-def _whole(chunks: Sequence[Any]) -> Reply:
+def _whole(chunks: Sequence[Any]) -> ModelReply:
     if not chunks:
-        return Reply.of()
+        return ModelReply.of()
     first, *others = chunks
     message: Any = first if not others else first + others
     whole: Any = message_chunk_to_message(message) if isinstance(message, AIMessageChunk) else message
-    return Reply.of(whole)
+    return ModelReply.of(whole)
 
 
 def _as_chunk(result: Result, *, after_text: bool) -> AIMessageChunk:

@@ -15,7 +15,7 @@ from langgraph.types import Command
 from lgov_core.instrumentation import Flow, arun_flow, json_text, run_flow
 from lgov_core.instrumentation.endpoint_headers import demand_endpoint
 from lgov_langchain.messages import first_reply
-from lgov_langchain.model_calls import Prompt, Reply, Result, attributed, govern_model_call
+from lgov_langchain.model_calls import ModelPrompt, ModelReply, Result, attributed, govern_model_call
 from lgov_langchain.process_handler import SentCall, agent_above, process_handler, send_changed
 from lgov_langchain.tools import GovernedToolCalls
 
@@ -83,13 +83,13 @@ class LgovMiddleware(GovernedToolCalls, _ModelCallMiddleware):
     def _govern(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Flow[Any]:
         responses: list[ModelResponse[Any]] = []
 
-        def send(sent: SentCall) -> Flow[Reply]:
+        def send(sent: SentCall) -> Flow[ModelReply]:
             to_send = self._attributed(_with_messages(request, sent.messages))
             responses.append((yield from sent.send(partial(handler, to_send))))
             return _reply(responses[0])
 
         settings = {**(request.model_settings or {}), "tools": [convert_to_openai_tool(tool) for tool in request.tools]}
-        prompt = Prompt(request.model, _messages(request), settings, request, agent_above(self.governor))
+        prompt = ModelPrompt(request.model, _messages(request), settings, request, agent_above(self.governor))
         result = yield from govern_model_call(self.governor, prompt, send)
         return _response(result, responses[0] if responses else None)
 
@@ -136,12 +136,12 @@ def _with_messages(request: ModelRequest[Any], messages: Sequence[BaseMessage]) 
     return request.override(system_message=system, messages=rest)
 
 
-def _reply(response: ModelResponse[Any]) -> Reply:
+def _reply(response: ModelResponse[Any]) -> ModelReply:
     message = first_reply(response.result)
     if message is None or response.structured_response is None or not message.tool_calls:
-        return Reply(None, None) if message is None else Reply.of(message)
+        return ModelReply(None, None) if message is None else ModelReply.of(message)
     # The call carries the agent's answer: nothing runs, and its arguments are what the caller gets.
-    return Reply(message, json_text(message.tool_calls[0]["args"]))
+    return ModelReply(message, json_text(message.tool_calls[0]["args"]))
 
 
 def _response(result: Result, response: ModelResponse[Any] | None) -> Any:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ModelReply:
     """What the model returned. ``final`` is the agent's answer as text if this is its last reply, else None.
 
     ``others`` are further replies to choose from, where the caller asked for several.
@@ -40,7 +40,7 @@ class Reply:
     others: Sequence[AIMessage] = ()
 
     @classmethod
-    def of(cls, *replies: AIMessage) -> Reply:
+    def of(cls, *replies: AIMessage) -> ModelReply:
         """The reply of a bare model: it is the answer unless it asks for tools."""
         if not replies:
             return cls(None, None)
@@ -63,7 +63,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class ModelPrompt:
     """A model call that is about to be made. ``settings`` are its options, ``above`` the agent that makes it."""
 
     model: Any
@@ -86,7 +86,9 @@ class Prompt:
         return [text for text in texts if text in user_texts]
 
 
-def govern_model_call(governor: Governor, prompt: Prompt, send: Callable[[SentCall], Flow[Reply]]) -> Flow[Result]:
+def govern_model_call(
+    governor: Governor, prompt: ModelPrompt, send: Callable[[SentCall], Flow[ModelReply]]
+) -> Flow[Result]:
     """Governs a model call of a program: see `lgov_core.instrumentation.model_flow`.
 
     ``send`` is a flow that sends the call, by `SentCall.send`, and returns the reply; of all flows only that one may emit.
@@ -98,7 +100,7 @@ def govern_model_call(governor: Governor, prompt: Prompt, send: Callable[[SentCa
 
 
 class _LangChainCall(ModelPort[AIMessage, Result]):
-    def __init__(self, governor: Governor, prompt: Prompt, send: Callable[[SentCall], Flow[Reply]]) -> None:
+    def __init__(self, governor: Governor, prompt: ModelPrompt, send: Callable[[SentCall], Flow[ModelReply]]) -> None:
         self.governor = governor
         self._prompt = prompt
         self._send = send

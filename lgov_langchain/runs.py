@@ -59,7 +59,7 @@ def is_pause(error: BaseException) -> bool:
 
 
 @dataclass(slots=True, eq=False)
-class Run:
+class ChainRun:
     """A run. ``agent`` is the name of the agent whose run it is, if it is one.
 
     ``span`` is the span of a tool or model call, which ends with the run; ``inside`` one opened elsewhere that the run is in.
@@ -67,7 +67,7 @@ class Run:
     """
 
     run_id: Hashable
-    parent: Run | None = None
+    parent: ChainRun | None = None
     agent: str | None = None
     inside: LiveSpan | None = None
     span: LiveSpan | None = None
@@ -76,7 +76,7 @@ class Run:
     agent_spans: dict[Governor, LiveSpan] = field(default_factory=dict["Governor", "LiveSpan"])
     model_call: ModelCall | None = None
     said: tuple[str, ...] = ()
-    open: dict[Hashable, Run] = field(default_factory=dict[Hashable, "Run"])
+    open: dict[Hashable, ChainRun] = field(default_factory=dict[Hashable, "ChainRun"])
     ended: bool = False
 
     def __post_init__(self) -> None:
@@ -97,18 +97,18 @@ class RunTree:
     """
 
     def __init__(self) -> None:
-        self._runs: dict[Hashable, Run] = {}
+        self._runs: dict[Hashable, ChainRun] = {}
         self._lock = threading.RLock()
 
     def __len__(self) -> int:
         return len(self._runs)
 
-    def find(self, run_id: Hashable | None) -> Run | None:
+    def find(self, run_id: Hashable | None) -> ChainRun | None:
         """The run, if it is open."""
         return None if run_id is None else self._runs.get(run_id)
 
     def agent_of(
-        self, above: Run | None, name: str, metadata: Mapping[str, Any], tags: Iterable[str], run_type: str | None
+        self, above: ChainRun | None, name: str, metadata: Mapping[str, Any], tags: Iterable[str], run_type: str | None
     ) -> str | None:
         """The name of the agent whose run this is: the outermost graph, or a named agent inside one. None if neither."""
         agent = agent_in(metadata)
@@ -124,22 +124,22 @@ class RunTree:
     def begin(
         self,
         run_id: Hashable,
-        above: Run | None,
+        above: ChainRun | None,
         *,
         agent: str | None = None,
         inside: LiveSpan | None = None,
         span: LiveSpan | None = None,
         said: tuple[str, ...] = (),
-    ) -> Run:
+    ) -> ChainRun:
         """Opens a run, below ``above`` if that is still open. ``said`` is what the user says to it, if it is the outermost."""
         with self._lock:
-            run = Run(run_id, None if above is None or above.ended else above, agent, inside, span, said=said)
+            run = ChainRun(run_id, None if above is None or above.ended else above, agent, inside, span, said=said)
             self._runs[run_id] = run
             if run.parent is not None:
                 run.open[run_id] = run
         return run
 
-    def span_above(self, observer: Governor, run: Run | None) -> LiveSpan | None:
+    def span_above(self, observer: Governor, run: ChainRun | None) -> LiveSpan | None:
         """The span of ``observer`` for what happens in ``run``. That of an agent is opened when it is first asked for."""
         while run is not None:
             if run.agent is not None:
@@ -152,7 +152,7 @@ class RunTree:
             run = run.parent
         return None
 
-    def _open_agent_span(self, observer: Governor, run: Run) -> LiveSpan:
+    def _open_agent_span(self, observer: Governor, run: ChainRun) -> LiveSpan:
         assert run.context is not None, "an agent's run has one"
         above = self.span_above(observer, run.parent)
         attributes: dict[str, JSONValue] = {semconv.AGENT_NAME: run.agent, semconv.FRAMEWORK: FRAMEWORK}
@@ -188,7 +188,7 @@ class RunTree:
             span.end(error)
 
 
-def _in_agent(run: Run | None) -> bool:
+def _in_agent(run: ChainRun | None) -> bool:
     """Whether it is an agent's run, or below one."""
     while run is not None and run.agent is None:
         run = run.parent
