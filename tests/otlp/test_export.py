@@ -374,21 +374,15 @@ def test_the_command_says_what_is_wrong(other: tuple[str, TraceStore], store: Tr
     refused = CliRunner().invoke(cli, ["export", "--format", "otlp", place, "--to", url])
     assert refused.exit_code == 1
     assert "401" in refused.output
-    assert (
-        CliRunner()
-        .invoke(cli, ["export", "--format", "otlp", place, "--to", url, "--where", "rollout=nobody"])
-        .exit_code
-        == 2
-    )
-    assert (
-        CliRunner().invoke(cli, ["export", "--format", "otlp", place, "--to", url, "--header", "secret"]).exit_code == 2
-    )
+    export = ["export", "--format", "otlp", place, "--to", url, "--where"]
+    assert CliRunner().invoke(cli, [*export, "rollout=nobody"]).exit_code == 2
+    wrong = CliRunner().invoke(cli, [*export, "rollout=r2"], env={"OTEL_EXPORTER_OTLP_HEADERS": "secret"})
+    assert (wrong.exit_code, "NAME=VALUE" in wrong.output, "secret" in wrong.output) == (2, True, False)
+    assert CliRunner().invoke(cli, ["export", "--format", "otlp", place]).exit_code == 2
     assert behind.spans() == []
-    one = ["export", "--format", "otlp", place, "--to", url, "--where", "rollout=r2", "--header"]
-    assert (
-        CliRunner().invoke(cli, [*one, f"Authorization=Bearer {KeyRing(b'a secret of the tests').admin}"]).exit_code
-        == 0
-    )
+    header = f"Authorization=Bearer%20{KeyRing(b'a secret of the tests').admin}"
+    sent = CliRunner().invoke(cli, [*export, "rollout=r2"], env={"OTEL_EXPORTER_OTLP_HEADERS": header})
+    assert sent.exit_code == 0, sent.output
     assert {span.rollout_id for span in behind.spans()} == {"r2"}
 
 
