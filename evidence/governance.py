@@ -34,11 +34,11 @@ from intervals import by_seed, detectable, difference, interval, shown, shown_de
 
 from evidence import Options, run_all
 from lgov_core.demo.company import build_company
-from lgov_core.demo.measure import Recorded, RunReport, kept
 from lgov_core.demo.plans import TINY, Plan
-from lgov_core.demo.prepare import ImperfectLog, denials_of, tiny_model
 from lgov_core.demo.progress import Display
+from lgov_core.demo.report import Recorded, RunReport, kept
 from lgov_core.demo.run import POLICY_FILE, RunSpec, run_once
+from lgov_core.demo.warm_start import ImperfectLog, denials_of, tiny_model
 from lgov_core.evaluation.model import load_trained
 from lgov_core.store import open_store
 from lgov_core.transitions import CreditRules

@@ -19,8 +19,8 @@ from lgov_core.client.attempts import AgentRunner
 from lgov_core.client.tasks import Resource, Task
 from lgov_core.client.wire import Report
 from lgov_core.client.workers import Done, ThreadWorkers
-from lgov_core.demo.measure import Recorded, kept
-from lgov_core.demo.prepare import conversation_rows
+from lgov_core.demo.report import Recorded, kept
+from lgov_core.demo.warm_start import conversation_rows
 from lgov_core.governor import Governor
 from lgov_core.instrumentation import arun_flow
 from lgov_core.instrumentation.tool_call import ToolReading, tool_flow

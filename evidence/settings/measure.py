@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lgov_core.demo.measure import kept
+from lgov_core.demo.report import kept
 from lgov_core.types import Attempt
 from settings.failures import CLASSES
 

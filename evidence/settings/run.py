@@ -19,8 +19,8 @@ import torch
 
 import lgov_core
 from lgov_core import Client
-from lgov_core.demo.measure import Recorded
 from lgov_core.demo.progress import Display
+from lgov_core.demo.report import Recorded
 from lgov_core.errors import TrainError
 from lgov_core.gateway.engine.embedded import EmbeddedEngine
 from lgov_core.models import load_model
@@ -30,8 +30,8 @@ from lgov_core.server.training import TrainingServer
 from lgov_core.store import TraceStore, open_store
 from lgov_core.train.algorithms.algorithms import algorithm
 from lgov_core.train.loop.checkpoint import find_checkpoint, read_checkpoint
-from lgov_core.train.loop.metrics_log import read_metrics
 from lgov_core.train.loop.policy_model import full_policy, lora_policy
+from lgov_core.train.loop.run_files import read_metrics
 from lgov_core.train.settings import TrainSettings, load_train_settings
 from lgov_core.transitions import CreditRules
 from lgov_core.types import Attempt

@@ -19,8 +19,7 @@ from lgov_core.air import AirRules, RuleSet
 from lgov_core.client.agent_name import load_agent, name_of
 from lgov_core.client.attempts import Agent, AgentRunner, check_agent
 from lgov_core.client.connection import Connection
-from lgov_core.client.display import Display
-from lgov_core.client.result import TrainResult
+from lgov_core.client.result import Display, TrainResult
 from lgov_core.client.tasks import read_tasks
 from lgov_core.client.wire import ENDED, PROTOCOL, Assignment, Report
 from lgov_core.client.workers import Done, ProcessWorkers, ThreadWorkers, Workers

@@ -1,10 +1,12 @@
-"""The result of a training: figures of every update and evaluation."""
+"""The result of a training, figures of every update and evaluation, and the bar that a client shows meanwhile."""
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from lgov_core._util.plurals import counted
 
@@ -57,3 +59,76 @@ def _columns(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     return {
         name: [float(line[name]) if line.get(name) is not None else float("nan") for line in lines] for name in names
     }
+
+
+class Display:
+    """One bar over the updates of a run; a line now and then where standard error is not a terminal. Nothing when ``quiet``."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self._console = Console(file=sys.stderr, quiet=quiet)
+        columns = (
+            TextColumn("{task.description:<10}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[left]}"),
+            TextColumn("{task.fields[note]}", markup=False),
+        )
+        self._progress = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
+        self._task = self._progress.add_task("training", total=None, left="", note="")
+        self._printed = 0.0
+        self._shown = -1
+        self._said: set[str] = set()
+        self._warned: set[str] = set()
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._progress.stop()
+
+    def show(self, progress: Mapping[str, Any], new: Sequence[Mapping[str, Any]]) -> None:
+        """Shows what the server said of the run, and the notes and warnings of the ``new`` lines of its figures.
+
+        A warning is shown when it begins, and again when it comes back after an update without it.
+        """
+        if (note := progress.get("note")) and note not in self._said:
+            self._said.add(note)
+            self.say(f"NOTE: {note}")
+        for line in new:
+            if line.get("note"):
+                self.say(f"update {line['step']}: {line['note']}")
+            if line.get("phase") == "train":
+                warnings: Mapping[str, str] = line.get("warnings") or {}
+                for code in warnings.keys() - self._warned:
+                    self.say(f"WARNING: update {line['step']}: {warnings[code]}")
+                self._warned = set(warnings)
+        step, steps = int(progress["step"]), int(progress["steps"])
+        left = time_left(progress.get("seconds_left"))
+        note = f"{progress['state']} {progress['done']}/{progress['total']}" if progress["total"] else progress["state"]
+        reward = progress.get("reward")
+        note += "" if reward is None else f"  reward {reward:.3f}"
+        self._progress.update(self._task, completed=step, total=steps, left=left, note=note)
+        now = time.monotonic()
+        if not self._console.is_terminal and (step > self._shown or now - self._printed > 30):
+            self._printed, self._shown = now, step
+            self._console.print(
+                f"{step} of {steps} updates made; {note}  {left}".rstrip(), highlight=False, soft_wrap=True
+            )
+
+    def say(self, text: str) -> None:
+        """One line."""
+        self._console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def time_left(seconds: float | None) -> str:
+    """A time for people; nothing where it is not known."""
+    if seconds is None:
+        return ""
+    whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min left"
+    return f"{whole // 60} min {whole % 60:02d} s left" if whole >= 60 else f"{whole} s left"

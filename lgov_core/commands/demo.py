@@ -120,10 +120,9 @@ def _window(folder: Path) -> Generator[None]:
 def _run(plan: Plan, seeds: range, ungoverned: bool, folder: Path, resume: bool, as_json: bool) -> int:
     from rich.console import Console
 
-    from lgov_core.demo.measure import RunReport
     from lgov_core.demo.progress import Display
+    from lgov_core.demo.report import RunReport, draw_curves, print_table
     from lgov_core.demo.report import as_json as report_json
-    from lgov_core.demo.report import draw_curves, print_table
     from lgov_core.demo.run import RunSpec, run_once
     from lgov_core.models import pull_smollm2, smollm2_folder
 

@@ -168,7 +168,7 @@ def _train(
     """Trains in this process; returns the report as JSON values and as text."""
     wait_without_spinning()
     from lgov_core.train.algorithms.registry import REINFORCEMENT, TrainingJob, algorithm_name, find_run
-    from lgov_core.train.loop.metrics_log import read_metrics
+    from lgov_core.train.loop.run_files import read_metrics
     from lgov_core.train.loop.time_spent import time_spent
 
     run = find_run(settings.training.algorithm, backend)

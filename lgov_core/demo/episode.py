@@ -20,9 +20,8 @@ from lgov_core.air import AirRules, RuleSet, use
 from lgov_core.client.outcomes import is_infrastructure
 from lgov_core.client.tasks import Resource, Task
 from lgov_core.client.wire import Report
-from lgov_core.demo.company import PROTECTED_TABLES, copy_for_rollout
+from lgov_core.demo.company import PROTECTED_TABLES, Question, copy_for_rollout
 from lgov_core.demo.oracle import Oracle, Verdict
-from lgov_core.demo.questions import Question
 from lgov_core.types import Outcome, Reward
 
 AGENT_FILE: Final = Path(__file__).parent / "agent.py"

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lgov_core.demo.warm_start import PEEKS
 from lgov_core.train.algorithms.config import UpdateConfig
+
+#: The share of the log that reads the answers.
+PEEKS = 0.13
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,12 @@ from typing import Any, Final
 import torch
 
 from lgov_core import Client
-from lgov_core.demo.company import build_company
+from lgov_core.demo.company import Split, build_company, draw_question
 from lgov_core.demo.episode import pay_desk
-from lgov_core.demo.measure import Recorded, RunReport
 from lgov_core.demo.plans import Plan
-from lgov_core.demo.prepare import ImperfectLog, denials_of, smollm2_model, tiny_model
 from lgov_core.demo.progress import Display
-from lgov_core.demo.questions import Split, draw_question
+from lgov_core.demo.report import Recorded, RunReport
+from lgov_core.demo.warm_start import ImperfectLog, denials_of, smollm2_model, tiny_model
 from lgov_core.errors import TrainError
 from lgov_core.server.local import serving
 from lgov_core.store import open_store

@@ -13,8 +13,8 @@ from lgov_core.audit.lineage import EXPORT, LINEAGE_FILE, attest, read_attestati
 from lgov_core.audit.signing import Signer
 from lgov_core.errors import TrainError
 from lgov_core.evaluation.model import TrainedModel
-from lgov_core.train.loop.batch_record import file_sha256
 from lgov_core.train.loop.lineage import code_facts
+from lgov_core.train.loop.run_files import file_sha256
 
 Form = Literal["transformers", "peft"]
 FORMS: Final[tuple[Form, ...]] = ("transformers", "peft")

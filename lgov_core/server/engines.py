@@ -16,10 +16,9 @@ from lgov_core.server.recipe import RANK, adapter_rank, policy_for
 from lgov_core.train.algorithms.config import UpdateConfig
 from lgov_core.train.algorithms.update import PolicyUpdate
 from lgov_core.train.engines.policy_engine import PolicyEngine, policy_of
-from lgov_core.train.engines.vllm_calls import Vllm
 from lgov_core.train.engines.vllm_engine import open_vllm
-from lgov_core.train.engines.vllm_options import VllmOptions
-from lgov_core.train.engines.vllm_sleep import UpdateWhileAsleep
+from lgov_core.train.engines.vllm_policy import UpdateWhileAsleep
+from lgov_core.train.engines.vllm_server import Vllm, VllmOptions
 from lgov_core.train.loop.agents import adapter_policy
 from lgov_core.train.loop.joint import JointPublisher, JointUpdate, joint_policy
 from lgov_core.train.loop.policy_model import PolicyModel, full_policy

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lgov_core._util.plurals import counted
-from lgov_core.client.display import Display
-from lgov_core.client.result import TrainResult
+from lgov_core.client.result import Display, TrainResult
 from lgov_core.server.coordinator import Coordinator
 from lgov_core.server.run_state import RunState
 

@@ -1,19 +1,115 @@
-"""The state of a run: written by the training loop, read by the routes. All methods may be called from any thread."""
+"""The state of a training server's run, in memory and in its folder, and the lock that keeps a second trainer off its store."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lgov_core._util.atomic_file import atomic_write
+from lgov_core._util.file_lock import HeldByAnother, hold
 from lgov_core.client.wire import ENDED
-from lgov_core.errors import LgovError
-from lgov_core.train.loop.metrics_log import finite
+from lgov_core.errors import LgovError, TrainError
+from lgov_core.settings import without_password
+from lgov_core.train.loop.run_files import finite
 from lgov_core.types import new_id
+
+
+@dataclass(frozen=True, slots=True)
+class RunStart:
+    """``id`` names the run's rollouts in the store, so that a later process finds them. The others are None until `begin`.
+
+    ``model`` is the model's name (``NAME@VERSION`` for a promoted one), ``dtype`` what it is computed in,
+    ``weights_sha256`` the `weights_digest` of its weights.
+    """
+
+    id: str
+    model: str | None = None
+    dtype: str | None = None
+    weights_sha256: str | None = None
+
+
+def read_start(folder: Path) -> RunStart:
+    """What ``server.json`` says, or a new id. Raises `TrainError` for a file that cannot be read."""
+    path = _start_file(folder)
+    if not path.exists():
+        return RunStart(new_id("train"))
+    try:
+        said: Any = json.loads(path.read_text("utf-8"))
+        return RunStart(**said)
+    except (OSError, ValueError, TypeError) as error:
+        raise TrainError(f"{path} cannot be read: {error}", hint="restore it, or begin in another folder") from error
+
+
+def begin(folder: Path, start: RunStart, *, model: str, dtype: str, weights_sha256: str, resume: bool) -> None:
+    """Writes ``server.json``. Raises `TrainError` when a run is resumed with other weights than it began with."""
+    if resume and start.weights_sha256 not in (None, weights_sha256):
+        raise TrainError(
+            f"the run in {folder} began with {start.model} in {start.dtype}, and {model} in {dtype} has other weights",
+            hint=f"continue with --model {start.model} --dtype {start.dtype}",
+        )
+    now = replace(start, model=model, dtype=dtype, weights_sha256=weights_sha256)
+    atomic_write(_start_file(folder), json.dumps(asdict(now)).encode())
+
+
+def _start_file(folder: Path) -> Path:
+    return folder / "server.json"
+
+
+#: Names lgov's lock among the advisory locks of a PostgreSQL database.
+_POSTGRES_LOCK = 0x6C676F76
+
+
+@contextlib.contextmanager
+def only_trainer(place: str) -> Generator[None]:
+    """Within the block no other trainer works on the store at ``place``, in whatever process. Raises `TrainError`.
+
+    The lock ends with the process, however that ends.
+    """
+    if place.startswith("memory://"):
+        yield
+        return
+    with _postgres(place) if place.startswith(("postgresql://", "postgres://")) else _file(place):
+        yield
+
+
+@contextlib.contextmanager
+def _file(place: str) -> Generator[None]:
+    path = Path(f"{place.removeprefix('sqlite:///')}.trainer")
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(hold(path))
+        except HeldByAnother as error:
+            raise _refused(place, f"process {error.holder}" if error.holder else "another process") from error
+        except OSError as error:
+            raise TrainError(f"{path} cannot be written: {error.strerror or error}") from error
+        yield
+
+
+@contextlib.contextmanager
+def _postgres(place: str) -> Generator[None]:
+    import psycopg
+
+    try:
+        connection = psycopg.connect(place, autocommit=True)
+    except psycopg.Error as error:
+        raise TrainError(f"the store {without_password(place)} cannot be reached: {error}") from error
+    with connection:
+        row = connection.execute("SELECT pg_try_advisory_lock(%s)", (_POSTGRES_LOCK,)).fetchone()
+        if row is None or not row[0]:
+            raise _refused(without_password(place), "another process")
+        yield
+
+
+def _refused(place: str, holder: str) -> TrainError:
+    return TrainError(
+        f"{holder} trains on the store {place} already", hint="stop it, or give this one a folder of its own"
+    )
 
 
 class RunState:

@@ -22,19 +22,16 @@ from lgov_core.server.collect import QueueCollector, Stopped
 from lgov_core.server.coordinator import Coordinator
 from lgov_core.server.engines import open_engine
 from lgov_core.server.key_path import KeyInPath, kept_keys
-from lgov_core.server.one_trainer import only_trainer
 from lgov_core.server.recipe import algorithm_for, device_for, extra_groups_for, load, with_exact_model
 from lgov_core.server.routes import train_routes
-from lgov_core.server.run_start import begin, read_start
-from lgov_core.server.run_state import RunState
+from lgov_core.server.run_state import RunState, begin, only_trainer, read_start
 from lgov_core.server.task_order import batch_of, common_rewards, further_of, numbered, settled_tasks, updates_of
 from lgov_core.store import RolloutConfig, RolloutQueue, open_store
 from lgov_core.train.algorithms.algorithms import Algorithm
+from lgov_core.train.loop.collecting import UsableSteps
 from lgov_core.train.loop.figures import earned_figures
-from lgov_core.train.loop.lineage import Facts, Lineage, policy_facts
+from lgov_core.train.loop.lineage import Facts, Lineage, policy_facts, weights_digest
 from lgov_core.train.loop.loop import Task, TrainingLoop
-from lgov_core.train.loop.step_rollouts import UsableSteps
-from lgov_core.train.loop.weights_digest import weights_digest
 from lgov_core.train.settings import TrainSettings
 from lgov_core.transitions import Selection
 from lgov_core.types import Attempt

@@ -81,7 +81,7 @@ def main() -> None:
     from lgov_core.gateway.engine.embedded import EmbeddedEngine
     from lgov_core.models import load_model, model_source
     from lgov_core.train.engines.vllm_engine import open_vllm
-    from lgov_core.train.engines.vllm_options import VllmOptions
+    from lgov_core.train.engines.vllm_server import VllmOptions
 
     model = load_model(given.model, dtype=given.dtype)
     options = VllmOptions(given.vllm_python.absolute(), dtype=given.dtype, context_tokens=1024, cpu=True)

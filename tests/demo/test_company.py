@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lgov_core.demo.company import PROTECTED_TABLES, build_company, copy_for_rollout
+from lgov_core.demo.company import DEPARTMENTS, PROTECTED_TABLES, Question, build_company, copy_for_rollout
 from lgov_core.demo.oracle import table_checksums
-from lgov_core.demo.questions import DEPARTMENTS, Question
 
 QUESTION = Question("total pay", "sales", "over", 40)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lgov_core.demo.measure import Evaluation, OracleRecord, RunReport, evaluate, mean_of
+from lgov_core.demo.report import Evaluation, OracleRecord, RunReport, evaluate, mean_of
 from lgov_core.train.loop.intervals import wilson_interval
 from lgov_core.types import Attempt, Outcome
 

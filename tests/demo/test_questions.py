@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lgov_core.demo.company import build_company, reference_answer
-from lgov_core.demo.questions import (
+from lgov_core.demo.company import (
     COMPARISONS,
     DEPARTMENTS,
     HELD_OUT_FORMS,
@@ -20,7 +19,9 @@ from lgov_core.demo.questions import (
     THRESHOLDS,
     Question,
     Split,
+    build_company,
     draw_question,
+    reference_answer,
 )
 
 ALL = [

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from lgov_core.demo import warm_start
-from lgov_core.demo.company import PROTECTED_TABLES, build_company
+from lgov_core.demo.company import DEPARTMENTS, PROTECTED_TABLES, build_company, draw_question
 from lgov_core.demo.oracle import table_checksums
-from lgov_core.demo.questions import DEPARTMENTS, draw_question
 from lgov_core.demo.warm_start import Denials, Message, draw_conversation
 from lgov_core.policies import load_policy_file
 from lgov_core.types import Action, Point

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from lgov_core.store import open_store
-from lgov_core.train.loop.metrics_log import read_metrics
+from lgov_core.train.loop.run_files import read_metrics
 from tests.e2e import killable
 
 

@@ -28,7 +28,7 @@ from lgov_core.audit import verify  # noqa: E402
 from lgov_core.gateway.server import EndpointServer  # noqa: E402
 from lgov_core.gateway.upstream.engine import UpstreamEngine  # noqa: E402
 from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply  # noqa: E402
-from lgov_core.train.loop.step_rollouts import new_rollouts  # noqa: E402
+from lgov_core.train.loop.collecting import new_rollouts  # noqa: E402
 from lgov_core.transitions import build_transitions  # noqa: E402
 from lgov_core.types import Attempt, Outcome, Rollout  # noqa: E402
 from lgov_core.views.attempt_builder import read_attempt  # noqa: E402

@@ -17,7 +17,7 @@ for _module in ("torch", "transformers", "langchain", "starlette", "pyarrow"):
 
 from lgov_core.audit import AuditLog, verify  # noqa: E402
 from lgov_core.store import open_store  # noqa: E402
-from lgov_core.train.loop.batch_record import read_batch  # noqa: E402
+from lgov_core.train.loop.run_files import read_batch  # noqa: E402
 from tests.e2e import killable  # noqa: E402
 from tests.e2e.killing import Parts, done, lines_of, run_with_kills  # noqa: E402
 from tests.slow import SLOW  # noqa: E402

@@ -34,11 +34,14 @@ from lgov_core.integrations.verl.job import VerlJob, VerlUpdate  # noqa: E402
 from lgov_core.models import build_tiny, load_model  # noqa: E402
 from lgov_core.train.algorithms.config import UpdateConfig  # noqa: E402
 from lgov_core.train.algorithms.update import PolicyUpdate  # noqa: E402
-from lgov_core.train.loop.batch_record import read_record, write_batch  # noqa: E402
-from lgov_core.train.loop.lineage import Facts, Lineage  # noqa: E402
+from lgov_core.train.loop.lineage import (  # noqa: E402
+    Facts,
+    Lineage,
+    weights_digest,
+)
 from lgov_core.train.loop.policy_model import full_policy, lora_policy, with_adapters  # noqa: E402
+from lgov_core.train.loop.run_files import read_record, write_batch  # noqa: E402
 from lgov_core.train.loop.training_run import TrainingRun  # noqa: E402
-from lgov_core.train.loop.weights_digest import weights_digest  # noqa: E402
 
 SMALL = {"hidden": 32, "layers": 1, "heads": 2, "intermediate": 64, "max_positions": 256, "vocab_size": 300}
 IDS = torch.tensor([[1, 5, 9, 40, 3]])

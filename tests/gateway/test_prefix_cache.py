@@ -14,7 +14,7 @@ import torch
 
 from lgov_core.errors import EndpointError
 from lgov_core.gateway.engine.embedded import EmbeddedEngine
-from lgov_core.gateway.engine.prefix_cache import PrefixCache, shared_prefixes
+from lgov_core.gateway.engine.kv_cache import PrefixCache, shared_prefixes
 from lgov_core.models import LanguageModel
 from lgov_core.wire.exchange import ChatRequest, Completion
 from tests.gateway.embedded_engine import ask, assert_exact, grouped_query_llama

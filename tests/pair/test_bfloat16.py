@@ -12,7 +12,7 @@ from lgov_core import Client
 from lgov_core.evaluation.model import load_trained
 from lgov_core.server.training import TrainingServer
 from lgov_core.train.loop.checkpoint import latest_checkpoint
-from lgov_core.train.loop.metrics_log import read_metrics, train_lines
+from lgov_core.train.loop.run_files import read_metrics, train_lines
 from tests.pair.pair_agents import digits
 
 Serve = Callable[..., TrainingServer]

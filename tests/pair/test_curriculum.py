@@ -10,7 +10,7 @@ from typing import Any
 from lgov_core import Client
 from lgov_core.server.task_order import batch_of, common_rewards, settled_tasks
 from lgov_core.server.training import TrainingServer
-from lgov_core.train.loop.metrics_log import read_metrics, train_lines
+from lgov_core.train.loop.run_files import read_metrics, train_lines
 from lgov_core.types import Attempt, Outcome, Reward
 from tests.pair.pair_agents import ask
 
@@ -85,7 +85,7 @@ def train(serve: Serve, folder: Path, name: str, **more: Any) -> Counter[str]:
 
 
 def step_of(folder: Path, rollout_id: str) -> int:
-    from lgov_core.train.loop.batch_record import read_batch
+    from lgov_core.train.loop.run_files import read_batch
 
     for step in range(1, 13):
         found = read_batch(folder / "transitions", step)

@@ -18,7 +18,7 @@ from lgov_core.server.task_order import batch_of, further_of
 from lgov_core.server.training import TrainingServer
 from lgov_core.store import open_store
 from lgov_core.train.algorithms.algorithms import algorithm
-from lgov_core.train.loop.batch_record import read_batch
+from lgov_core.train.loop.run_files import read_batch
 from tests.pair.conftest import settings
 from tests.pair.pair_agents import ask
 

@@ -20,7 +20,7 @@ from lgov_core.client.result import TrainResult
 from lgov_core.server.run_state import RunState
 from lgov_core.server.training import TrainingServer
 from lgov_core.store import QueueEntry, open_store
-from lgov_core.train.loop.batch_record import read_batch
+from lgov_core.train.loop.run_files import read_batch
 from lgov_core.types import Attempt
 from tests.pair.conftest import settings
 from tests.pair.pair_agents import ask

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lgov_core.errors import TrainError
-from lgov_core.server.one_trainer import only_trainer
+from lgov_core.server.run_state import only_trainer
 from lgov_core.server.training import ServerOptions, TrainingServer
 from tests.pair.conftest import settings
 from tests.pair.test_train_commands import ENVIRONMENT, until
@@ -19,7 +19,7 @@ from tests.postgres_server import shared_server
 
 HOLDER = """\
 import sys
-from lgov_core.server.one_trainer import only_trainer
+from lgov_core.server.run_state import only_trainer
 with only_trainer(sys.argv[1]):
     print("trains", flush=True)
     sys.stdin.read()

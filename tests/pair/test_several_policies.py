@@ -15,7 +15,7 @@ from lgov_core.models import load_model
 from lgov_core.server.local import serving
 from lgov_core.server.training import TrainingServer
 from lgov_core.train.loop.checkpoint import latest_checkpoint
-from lgov_core.train.loop.metrics_log import read_metrics, train_lines
+from lgov_core.train.loop.run_files import read_metrics, train_lines
 from lgov_core.train.settings import load_train_settings
 from tests.pair.conftest import settings
 from tests.pair.pair_agents import say

@@ -25,7 +25,7 @@ from lgov_core.integrations.verl.training import verl_job
 from lgov_core.models import LanguageModel, load_model
 from lgov_core.server.recipe import algorithm_for
 from lgov_core.store import open_store
-from lgov_core.train.loop.metrics_log import MetricsLog
+from lgov_core.train.loop.run_files import MetricsLog
 from lgov_core.train.settings import TrainSettings, load_train_settings
 from lgov_core.types import Rollout
 

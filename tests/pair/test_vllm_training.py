@@ -20,7 +20,7 @@ from lgov_core.errors import LgovError, SettingsError
 from lgov_core.models import load_model
 from lgov_core.server.local import serving
 from lgov_core.store import open_store
-from lgov_core.train.loop.metrics_log import read_metrics, train_lines
+from lgov_core.train.loop.run_files import read_metrics, train_lines
 from lgov_core.train.settings import TrainSettings, load_train_settings
 from tests.pair.conftest import settings
 from tests.pair.pair_agents import ask, say

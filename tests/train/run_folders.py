@@ -15,8 +15,7 @@ from lgov_core.reward import AirPlugin, AirRules
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.store import TraceStore, open_store
 from lgov_core.trace.sink import StoreSink
-from lgov_core.train.loop.batch_record import write_batch
-from lgov_core.train.loop.metrics_log import MetricsLog
+from lgov_core.train.loop.run_files import MetricsLog, write_batch
 from lgov_core.transitions import assign_credit, build_transitions
 from lgov_core.types import Action, CapturedCall, Outcome, Point, Reward, Rollout, ToolOutcome
 from lgov_core.wire.fields import load_object

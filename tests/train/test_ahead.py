@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from lgov_core.errors import TrainError
-from lgov_core.train.loop.ahead import CollectedAhead, Progress
+from lgov_core.train.loop.collecting import CollectedAhead, Progress
 
 PATIENCE_S = 60.0
 

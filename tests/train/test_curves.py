@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from lgov_core.errors import TrainError
+from lgov_core.train.loop.collecting import UsableSteps
 from lgov_core.train.loop.figures import batch_figures, earned_figures, step_figures
 from lgov_core.train.loop.intervals import grouped_interval, mean_interval, share_interval, t_quantile
-from lgov_core.train.loop.metrics_log import flat, read_metrics
-from lgov_core.train.loop.step_rollouts import UsableSteps
+from lgov_core.train.loop.run_files import flat, read_metrics
 from lgov_core.transitions import CreditRules, Diagnostic, Finding, Transition, TransitionSet
 from lgov_core.types import Attempt, Outcome
 

@@ -30,8 +30,12 @@ from lgov_core.audit.lineage import (  # noqa: E402  # noqa: E402
 )
 from lgov_core.cli import cli  # noqa: E402
 from lgov_core.errors import AuditError  # noqa: E402
-from lgov_core.train.loop.lineage import Facts, Lineage, policy_facts  # noqa: E402
-from lgov_core.train.loop.weights_digest import weights_digest  # noqa: E402
+from lgov_core.train.loop.lineage import (  # noqa: E402
+    Facts,
+    Lineage,
+    policy_facts,
+    weights_digest,
+)
 from lgov_core.transitions import write_parquet  # noqa: E402
 
 POLICY = "version: 1\nname: open\nrules:\n  - {name: everything, use: allow}\n"

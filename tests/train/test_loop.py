@@ -26,8 +26,8 @@ from lgov_core.train.algorithms.config import UpdateConfig  # noqa: E402
 from lgov_core.train.algorithms.update import PolicyUpdate  # noqa: E402
 from lgov_core.train.loop.checkpoint import latest_checkpoint  # noqa: E402
 from lgov_core.train.loop.loop import TrainingLoop  # noqa: E402
-from lgov_core.train.loop.metrics_log import read_metrics  # noqa: E402
 from lgov_core.train.loop.policy_model import full_policy  # noqa: E402
+from lgov_core.train.loop.run_files import read_metrics  # noqa: E402
 from lgov_core.transitions import Selection  # noqa: E402
 from lgov_core.types import Outcome  # noqa: E402
 

@@ -24,11 +24,10 @@ from lgov_core.models import LanguageModel, build_tiny  # noqa: E402
 from lgov_core.server.collect import QueueCollector  # noqa: E402
 from lgov_core.train.algorithms.algorithms import algorithm  # noqa: E402
 from lgov_core.train.algorithms.update import PolicyUpdate  # noqa: E402
-from lgov_core.train.loop.batch_record import read_batch  # noqa: E402
+from lgov_core.train.loop.collecting import OpenStep  # noqa: E402
 from lgov_core.train.loop.loop import Iteration, TrainingLoop  # noqa: E402
-from lgov_core.train.loop.metrics_log import read_metrics  # noqa: E402
-from lgov_core.train.loop.open_step import OpenStep  # noqa: E402
 from lgov_core.train.loop.policy_model import full_policy  # noqa: E402
+from lgov_core.train.loop.run_files import read_batch, read_metrics  # noqa: E402
 from lgov_core.transitions import CreditRules, Finding  # noqa: E402
 from lgov_core.types import Outcome  # noqa: E402
 

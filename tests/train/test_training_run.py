@@ -18,9 +18,12 @@ pytest.importorskip("pyarrow", reason='needs the extra "train"')
 from update_twins import MOMENTS, Shelf, batch, killed_step, make_run, train  # noqa: E402
 
 from lgov_core.errors import TrainError  # noqa: E402
-from lgov_core.train.loop.batch_record import read_batch  # noqa: E402
 from lgov_core.train.loop.checkpoint import best_checkpoint, complete_checkpoints, find_checkpoint  # noqa: E402
-from lgov_core.train.loop.metrics_log import read_metrics, train_lines  # noqa: E402
+from lgov_core.train.loop.run_files import (  # noqa: E402
+    read_batch,
+    read_metrics,
+    train_lines,
+)
 from lgov_core.train.loop.training_run import TrainingRun  # noqa: E402
 from lgov_core.transitions import Transition, read_parquet, write_parquet  # noqa: E402
 

@@ -42,9 +42,12 @@ from lgov_core.integrations.verl.resume import (  # noqa: E402
     only_job,
 )
 from lgov_core.integrations.verl.run import read_report, write_tasks  # noqa: E402
-from lgov_core.train.loop.batch_record import read_batch, write_batch  # noqa: E402
 from lgov_core.train.loop.loop import Task  # noqa: E402
-from lgov_core.train.loop.metrics_log import read_metrics  # noqa: E402
+from lgov_core.train.loop.run_files import (  # noqa: E402  # noqa: E402
+    read_batch,
+    read_metrics,
+    write_batch,
+)
 from lgov_core.train.sections import VerlSection  # noqa: E402
 from lgov_core.transitions import CreditRules  # noqa: E402
 from lgov_core.transitions.transition_set import Transition  # noqa: E402

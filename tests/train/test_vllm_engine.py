@@ -23,12 +23,10 @@ import pytest
 import torch
 
 from lgov_core.errors import EndpointError, ModelError, SettingsError, TrainError, UpstreamError
-from lgov_core.train.engines import vllm_calls, vllm_server
-from lgov_core.train.engines.vllm_attached import AttachedVllm
-from lgov_core.train.engines.vllm_options import VllmOptions
-from lgov_core.train.engines.vllm_policy import VllmPolicy
-from lgov_core.train.engines.vllm_server import VllmServer
-from lgov_core.train.engines.vllm_weights import VllmWeights
+from lgov_core.train.engines import vllm_server
+from lgov_core.train.engines import vllm_server as vllm_calls
+from lgov_core.train.engines.vllm_policy import VllmPolicy, VllmWeights
+from lgov_core.train.engines.vllm_server import AttachedVllm, VllmOptions, VllmServer
 from tests.gateway.taught import TOOLS
 from tests.train.fake_vllm import environment_of
 from tests.train.vllm_parts import Fake, until, weights
@@ -223,7 +221,7 @@ def test_replies_that_are_narrowed_have_no_log_probabilities(fake: Fake) -> None
 def test_the_server_ends_with_a_trainer_that_is_killed(tmp_path: Path, fork: str) -> None:
     program = (
         "import os, sys, time; from pathlib import Path\n"
-        "from lgov_core.train.engines.vllm_options import VllmOptions\n"
+        "from lgov_core.train.engines.vllm_server import VllmOptions\n"
         "from lgov_core.train.engines.vllm_server import VllmServer\n"
         "folder, trainer = Path(sys.argv[1]), os.getpid()\n"
         "with VllmServer('folder', 'tiny', VllmOptions(folder / 'python', start_s=60), folder / 'vllm.log') as server:\n"

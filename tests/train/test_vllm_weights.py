@@ -15,10 +15,8 @@ import torch
 
 from lgov_core.errors import ModelError, SettingsError, TrainError, UpstreamError
 from lgov_core.train.engines.vllm_engine import open_vllm
-from lgov_core.train.engines.vllm_options import VllmOptions
-from lgov_core.train.engines.vllm_server import VllmServer
-from lgov_core.train.engines.vllm_sleep import UpdateWhileAsleep
-from lgov_core.train.engines.vllm_weights import VllmWeights
+from lgov_core.train.engines.vllm_policy import UpdateWhileAsleep, VllmWeights
+from lgov_core.train.engines.vllm_server import VllmOptions, VllmServer
 from tests.train.fake_vllm import environment_of
 from tests.train.vllm_parts import MODEL, Fake, until
 

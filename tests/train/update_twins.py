@@ -140,7 +140,7 @@ def arm(run: TrainingRun, moment: str, step: int) -> None:
     if moment == "before the batch":
         _before(training_run, "write_batch", now)
     elif moment == "in the batch":
-        import lgov_core.train.loop.batch_record as record
+        import lgov_core.train.loop.run_files as record
 
         _before(record, "atomic_write", now)
     elif moment == "in the update":

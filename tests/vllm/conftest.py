@@ -10,7 +10,7 @@ import pytest
 
 from lgov_core.models import load_model, smollm2_folder
 from lgov_core.train.engines.vllm_engine import open_vllm
-from lgov_core.train.engines.vllm_options import VllmOptions
+from lgov_core.train.engines.vllm_server import VllmOptions
 from tests.vllm.asked import Asked
 
 ROOT = Path(__file__).parents[2]

@@ -15,9 +15,8 @@ import torch
 
 from lgov_core.models import load_model
 from lgov_core.train.engines.vllm_engine import open_vllm
-from lgov_core.train.engines.vllm_options import VllmOptions
-from lgov_core.train.engines.vllm_server import VllmServer
-from lgov_core.train.engines.vllm_sleep import asleep
+from lgov_core.train.engines.vllm_policy import asleep
+from lgov_core.train.engines.vllm_server import VllmOptions, VllmServer
 from lgov_core.wire.exchange import Completion
 from tests.vllm.asked import EXACT, Asked, off
 from tests.vllm.conftest import MODEL, PYTHON

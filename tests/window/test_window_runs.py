@@ -14,7 +14,7 @@ import pytest
 
 from lgov_core.audit import AuditLog
 from lgov_core.store import RolloutQueue
-from lgov_core.train.loop.batch_record import write_batch
+from lgov_core.train.loop.run_files import write_batch
 from lgov_core.transitions import assign_credit, build_transitions
 from lgov_core.types import Action, Decision, Effect, Outcome, Point, Rollout
 from tests.window.conftest import Browser, Opened

@@ -16,9 +16,8 @@ from typing import Any, cast
 
 import torch
 
-from lgov_core.gateway.engine.kv_cache import SlotCache, check_cacheable
+from lgov_core.gateway.engine.kv_cache import Ids, PrefixCache, SlotCache, check_cacheable, shared_prefixes
 from lgov_core.gateway.engine.lora import LoraAdapters
-from lgov_core.gateway.engine.prefix_cache import Ids, PrefixCache, shared_prefixes
 from lgov_core.gateway.engine.sampling import Row, draw
 from lgov_core.models import LanguageModel
 

@@ -2,17 +2,169 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
 
+from lgov_core._util.bounded import BoundedDict
 from lgov_core.errors import EndpointError
-from lgov_core.gateway.engine.reply_token_cache import ReplyTokenCache
+from lgov_core.models import LanguageModel
+from lgov_core.models.chat_template import REPLY_STARTS
+from lgov_core.models.tool_text import message_text
 from lgov_core.types import new_id
 from lgov_core.wire.exchange import ChatRequest, Completion, ToolCall
+from lgov_core.wire.fields import only_known, refuse
+from lgov_core.wire.known_fields import Use, fields_with
 
 if TYPE_CHECKING:
     from lgov_core.models import LanguageModel
+
+
+_HONOURED = (
+    "logprobs", "max_completion_tokens", "max_tokens", "messages", "model", "n", "return_token_ids", "seed", "stop",
+    "stream", "stream_options", "temperature", "tools", "top_p",
+)  # fmt: skip
+#: Without effect on what the model reads and writes.
+_IGNORED = fields_with("chat", Use.FORWARDED)
+#: Accepted with the values that ask for nothing special.
+_NEUTRAL: Mapping[str, Sequence[Any]] = {
+    "frequency_penalty": (0,),
+    "logit_bias": (),
+    "min_p": (0,),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "top_k": (-1, 0),
+    "top_logprobs": (0,),
+    "verbosity": ("medium",),
+}
+_REFUSED = ("audio", "chat_template_kwargs", "function_call", "functions", "reasoning_effort", "web_search_options")
+#: What a reply must look like, which an engine without grammars refuses.
+_FORMS: Mapping[str, Sequence[Any]] = {"response_format": ({"type": "text"},), "tool_choice": ("auto", "none")}
+
+
+def check_fields(request: ChatRequest, whose: str, *, grammars: bool) -> None:
+    """Raises `EndpointError` (400) naming the field for what the engine ``whose`` cannot honour.
+
+    With ``grammars``, ``response_format`` and ``tool_choice`` are read by `lgov_core.gateway.engine.reply_grammar`.
+    ``strict`` of a tool is ignored where no call is demanded: arguments are then what the model wrote.
+    """
+    body = request.body
+    demanded = any(body.get(name) not in (None, {}, *neutral) for name, neutral in _FORMS.items())
+    for name, neutral in {**_NEUTRAL, **({} if grammars else _FORMS)}.items():
+        if name == "parallel_tool_calls" and body.get(name) is False and request.tools:
+            if grammars and demanded:
+                continue
+            raise EndpointError(
+                f"'parallel_tool_calls' (False) is not supported by {whose} where no call is demanded",
+                hint="leave it out, or demand a call with 'tool_choice'",
+            )
+        refuse(body, (name,), whose, unless={name: neutral})
+    refuse(body, _REFUSED, whose)
+    only_known(body, {*_HONOURED, *_IGNORED, *_NEUTRAL, *_FORMS, *_REFUSED}, whose)
+    for index, message in enumerate(request.messages):
+        if message.get("reasoning_content") or message.get("reasoning"):
+            raise EndpointError(f"messages[{index}] has reasoning, which {whose} does not read")
+        if message.get("function_call"):
+            raise EndpointError(f"messages[{index}] has a 'function_call'", hint="write it as 'tool_calls'")
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    text: str
+    content: str
+    calls: tuple[ToolCall, ...]
+
+
+class ReplyTokenCache:
+    """The tokens of the last ``size`` replies of one engine; an older reply is tokenised anew. For one event loop."""
+
+    def __init__(self, model: LanguageModel, size: int = 8192) -> None:
+        self._model = model
+        self._end = model.decode([model.end_id])
+        self._ids: BoundedDict[bytes, tuple[int, ...]] = BoundedDict(size)
+        self._replies: BoundedDict[str, _Reply] = BoundedDict(size)
+        # A tokenizer that treats text differently after a control token than at the start of a text cannot be cut
+        # there.
+        encode = model.text.encode
+        self._cuttable = encode(f"a b{self._end} c") == [*encode(f"a b{self._end}"), *encode(" c")]
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[str, tuple[int, ...]]:
+        """The prompt's text, to be handed to `remember`, and its token ids."""
+        text = self._model.render_text([self._verbatim(message) for message in messages], tools)
+        return text, tuple(self._encode(text))
+
+    def remember(
+        self,
+        prompt_text: str,
+        prompt_ids: Sequence[int],
+        response_ids: Sequence[int],
+        text: str,
+        content: str | None,
+        calls: tuple[ToolCall, ...],
+    ) -> None:
+        """Keeps a reply: ``response_ids`` as generated, ``text`` their decoded text without the end token."""
+        if calls:
+            self._replies.put(calls[0].call_id, _Reply(text, content or "", calls))
+        if not self._cuttable:
+            return
+        whole = (*prompt_ids, *response_ids)
+        if whole[-1] != self._model.end_id:
+            if whole[-1] in self._model.eos_ids:
+                return  # ended with a token that is not how the template ends a turn
+            whole = (*whole, self._model.end_id)
+        key = _digest(f"{prompt_text}{REPLY_STARTS}{self._model.text.protect(text)}{self._end}")
+        self._ids.put(key, whole)
+
+    def _verbatim(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The message; when it holds the calls of a remembered reply unchanged, the reply as it was generated."""
+        calls = message.get("tool_calls")
+        if message.get("role") != "assistant" or not calls:
+            return message
+        reply = self._replies.get(str(calls[0].get("id")))
+        if reply is None or len(calls) != len(reply.calls) or message_text(message) != reply.content:
+            return message
+        for call, remembered in zip(calls, reply.calls, strict=True):
+            function = call["function"]
+            same = (
+                call.get("id") == remembered.call_id
+                and function["name"] == remembered.name
+                and _same_arguments(function.get("arguments") or "", remembered.arguments)
+            )
+            if not same:
+                return message
+        return {"role": "assistant", "content": reply.text}
+
+    def _encode(self, text: str) -> list[int]:
+        cut = text.rfind(self._end) if self._cuttable else -1
+        while cut >= 0:
+            cut += len(self._end)
+            key = _digest(text[:cut])
+            if (ids := self._ids.get(key)) is not None:
+                return [*ids, *self._model.text.encode(text[cut:])]
+            cut = text.rfind(self._end, 0, cut - len(self._end))
+        return self._model.text.encode(text)
+
+
+def _digest(text: str) -> bytes:
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _same_arguments(left: str, right: str) -> bool:
+    """Whether both are the same JSON value (clients serialise it again with other white space), or the same broken text."""
+    if left == right:
+        return True
+    try:
+        # As text, because 1, 1.0 and True are equal as values.
+        one, other = (json.dumps(json.loads(text), sort_keys=True) for text in (left, right))
+    except (ValueError, RecursionError):
+        return False
+    return one == other
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from lgov_core.errors import EndpointError, UpstreamError
-from lgov_core.gateway.engine.reply_codec import Generated, ReplyCodec
+from lgov_core.gateway.engine.reply_codec import Generated, ReplyCodec, check_fields
 from lgov_core.gateway.engine.reply_grammar import reply_grammar
-from lgov_core.gateway.engine.supported_fields import check_fields
 from lgov_core.gateway.serving.access import caller
 from lgov_core.types import new_id
 from lgov_core.wire.chat import completion_pieces

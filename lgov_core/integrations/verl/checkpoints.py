@@ -19,8 +19,7 @@ from lgov_core.audit import default_signer
 from lgov_core.audit.lineage import LINEAGE_FILE, read_lineage
 from lgov_core.errors import TrainError
 from lgov_core.integrations.verl.job import VerlJob
-from lgov_core.train.loop.batch_record import read_record
-from lgov_core.train.loop.metrics_log import MetricsLog
+from lgov_core.train.loop.run_files import MetricsLog, read_record
 
 if TYPE_CHECKING:
     from lgov_core.train.loop.lineage import Lineage

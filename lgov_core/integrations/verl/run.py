@@ -18,7 +18,7 @@ from lgov_core.integrations.verl.checkpoints import Steps, sealed_checkpoints, w
 from lgov_core.integrations.verl.hydra_config import composed
 from lgov_core.integrations.verl.job import VerlJob
 from lgov_core.integrations.verl.resume import left_by, task_rows, tasks_file
-from lgov_core.train.loop.metrics_log import MetricsLog, train_lines
+from lgov_core.train.loop.run_files import MetricsLog, train_lines
 
 if TYPE_CHECKING:
     from lgov_core.train.loop.loop import Task

@@ -22,7 +22,7 @@ from lgov_core.server.key_path import KeyInPath
 from lgov_core.server.routes import train_routes
 from lgov_core.server.run_state import RunState
 from lgov_core.store import RolloutConfig, RolloutQueue
-from lgov_core.train.loop.metrics_log import MetricsLog
+from lgov_core.train.loop.run_files import MetricsLog
 from lgov_core.types import Attempt, Rollout
 
 COORDINATOR_HOST: Final = "lgov_core.integrations.verl.serving:CoordinatorHost"

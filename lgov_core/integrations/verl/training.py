@@ -24,9 +24,9 @@ from lgov_core.integrations.verl.job import VerlJob, VerlUpdate
 from lgov_core.integrations.verl.run import VerlReport, check_verl, run_verl
 from lgov_core.integrations.verl.serving import coordinator_options, keep_tasks
 from lgov_core.models.load import model_place
-from lgov_core.server.one_trainer import only_trainer
 from lgov_core.server.progress import interrupted
 from lgov_core.server.recipe import agent_name_of, algorithm_for, client_options, extra_groups_for, task_file
+from lgov_core.server.run_state import only_trainer
 from lgov_core.train.algorithms.config import UpdateConfig
 from lgov_core.train.algorithms.registry import REINFORCEMENT, TrainingJob, algorithm_name
 from lgov_core.train.settings import TrainSettings

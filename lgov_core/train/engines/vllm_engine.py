@@ -17,12 +17,8 @@ from lgov_core.errors import EndpointError, SettingsError, UpstreamError
 from lgov_core.gateway.engine.reply_codec import Generated
 from lgov_core.gateway.serving.metrics import Reading
 from lgov_core.gateway.upstream.token_engine import TokenEngine, TokenPrompt
-from lgov_core.train.engines.vllm_attached import AttachedVllm
-from lgov_core.train.engines.vllm_calls import authorization
-from lgov_core.train.engines.vllm_options import VllmOptions
-from lgov_core.train.engines.vllm_policy import Version, VllmPolicy
-from lgov_core.train.engines.vllm_server import VllmServer
-from lgov_core.train.engines.vllm_weights import VllmWeights
+from lgov_core.train.engines.vllm_policy import Version, VllmPolicy, VllmWeights
+from lgov_core.train.engines.vllm_server import AttachedVllm, VllmOptions, VllmServer, authorization
 from lgov_core.wire.exchange import ChatRequest
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""LoRA adapters that a vLLM serves, one name a version: published between calls."""
+"""Weights that a vLLM serves: adapters, each version under a name of its own, or all weights, replaced between calls."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ import secrets
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from lgov_core._util.atomic_file import atomic_folder
 from lgov_core.errors import ModelError, TrainError, UpstreamError
-from lgov_core.train.engines.vllm_calls import Vllm, ask, attempts
+from lgov_core.train.engines.vllm_server import Vllm, ask, attempts
+from lgov_core.train.layout.rows import TrainRow
+from lgov_core.train.loop.training_run import Learner, Progress
+from lgov_core.transitions import CreditRules, TransitionSet
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +69,7 @@ class VllmPolicy:
     def publish(self, state_dict: Mapping[str, torch.Tensor], version: int | None = None) -> int:
         """Serves new weights; returns their version. Blocks until they are loaded; running calls go on with theirs.
 
-        ``state_dict`` is as for `lgov_core.gateway.engine.served_policy.ServedPolicy.publish`; ``version`` must rise (default:
+        ``state_dict`` is as for `lgov_core.gateway.engine.embedded.ServedPolicy.publish`; ``version`` must rise (default:
         by one). Raises `ModelError` for weights that are not adapters or not finite and a version that does not rise,
         `TrainError` when they cannot be written or loaded; the version before is then still served.
         """
@@ -212,3 +217,128 @@ def check_finite(tensors: Mapping[str, torch.Tensor]) -> None:
     spoilt = next((name for name, one in tensors.items() if not bool(one.isfinite().all())), None)
     if spoilt is not None:
         raise ModelError(f"published {spoilt!r} holds values that are not finite", hint="the update diverged")
+
+
+class VllmWeights(VllmPolicy):
+    """Publishes all weights of the model, as the `Publisher` of a training loop. Callable from any thread.
+
+    ``source`` is what the server was started with, and version 0. There is one copy of the weights, so a version is loaded
+    when the calls of the one before have ended; new calls wait meanwhile, and each is of exactly one version. When a version
+    cannot be loaded the one before is loaded again; where that fails too, no call is answered any more.
+    """
+
+    def __init__(self, server: Vllm, folder: Path, source: str) -> None:
+        super().__init__(server, folder)
+        self._current = Version(0, server.base, Path(source))
+        self._unknown: str | None = None
+
+    def publish(self, state_dict: Mapping[str, torch.Tensor], version: int | None = None) -> int:
+        """As `VllmPolicy.publish`; ``state_dict`` has all weights by the names of the model's own."""
+        return super().publish(state_dict, version)
+
+    def reload(self) -> None:
+        """Loads the current version into a server that was started again."""
+        super().reload()
+        self._unknown = None
+
+    def check(self) -> None:
+        """Raises `UpstreamError` when it is not known which weights the server has."""
+        if self._unknown is not None:
+            raise UpstreamError(
+                f"vLLM has weights of no version: {self._unknown}", status=503, hint="resume the training"
+            )
+
+    def _write(self, folder: Path, state_dict: Mapping[str, torch.Tensor]) -> None:
+        from safetensors.torch import save_file
+
+        if not state_dict:
+            raise ModelError("there are no weights")
+        check_finite(state_dict)
+        with atomic_folder(folder) as partial:
+            tensors = {name: one.detach().cpu().contiguous() for name, one in state_dict.items()}
+            save_file(tensors, partial / "model.safetensors")
+
+    def _name_of(self, number: int) -> str:
+        return self.server.base
+
+    def _switch(self, made: Version) -> None:
+        with self.server.gate.closed():
+            try:
+                super()._switch(made)
+            except BaseException as error:
+                self._unknown = str(error) or type(error).__name__
+                self.reload()
+                raise
+
+    def _load(self, version: Version) -> str:
+        load = {"method": "reload_weights", "kwargs": {"weights_path": str(version.folder)}}
+        steps = (
+            ("/pause?mode=wait", {}),  # also drops the keys and values of other weights
+            ("/collective_rpc", load),
+            ("/resume", {}),
+        )
+        for where, body in steps:
+            status, text = ask(self.server, where, body)
+            if status >= 500:
+                raise OSError(f"{where}: {status}: {text[:300]}")
+            if status != 200:
+                return f"{where}: {status}: {text[:300]}"
+        return ""
+
+    def _unload(self, version: Version) -> None:
+        """Does nothing: the next version has replaced it."""
+
+
+class UpdateWhileAsleep:
+    """A `Learner` whose updates have the GPU's memory: vLLM moves its weights to the processor's and drops its cache.
+
+    Running calls are waited for; new ones wait until the update is made.
+    """
+
+    def __init__(self, learner: Learner, server: Vllm) -> None:
+        self._learner = learner
+        self._server = server
+
+    def credit(self, data: TransitionSet, rules: CreditRules) -> TransitionSet:
+        """See `Learner`."""
+        return self._learner.credit(data, rules)
+
+    def update(self, rows: Sequence[TrainRow], progress: Progress | None = None, *, version: int | None = None) -> Any:
+        """See `Learner`. Raises `UpstreamError` when vLLM does not fall asleep, or does not wake up."""
+        with asleep(self._server):
+            return self._learner.update(rows, progress, version=version)
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """See `Learner`."""
+        return self._learner.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Learner`."""
+        self._learner.load_state_dict(state)
+
+
+@contextlib.contextmanager
+def asleep(server: Vllm) -> Generator[None]:
+    """Within it vLLM sleeps and no call is made. Raises `UpstreamError`."""
+    with server.gate.closed():
+        _do(server, "/sleep?level=1")
+        try:
+            yield
+        finally:
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            _do(server, "/wake_up")
+
+
+def _do(server: Vllm, what: str) -> None:
+    failure = ""
+    for _ in attempts(server):
+        try:
+            status, text = ask(server, what, {})
+        except OSError as error:  # it is lost, and is started again
+            failure = str(error)
+            continue
+        if status == 200:
+            return
+        failure = f"{status}: {text[:300]}"
+    raise UpstreamError(f"vLLM refuses {what}: {failure}")

@@ -1,8 +1,10 @@
-"""A vLLM server as a child process that is watched and started again."""
+"""A vLLM server: started as a child process that is watched and started again, or attached to where it runs elsewhere."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import logging
 import os
 import secrets
 import signal
@@ -10,14 +12,193 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Protocol, Self
 
 from lgov_core.errors import SettingsError, UpstreamError
-from lgov_core.train.engines.call_gate import CallGate
-from lgov_core.train.engines.vllm_calls import is_healthy
-from lgov_core.train.engines.vllm_options import VllmOptions
+
+
+class CallGate:
+    """Lets calls in, or none while it is `closed`. From any thread."""
+
+    def __init__(self) -> None:
+        self._state = threading.Condition()
+        self._running = self._closed = 0
+
+    def enter(self) -> bool:
+        """Whether a call may begin; if so, it has to `leave`."""
+        with self._state:
+            if self._closed:
+                return False
+            self._running += 1
+            return True
+
+    def leave(self) -> None:
+        """A call that entered has ended."""
+        with self._state:
+            self._running -= 1
+            self._state.notify_all()
+
+    @contextlib.contextmanager
+    def closed(self) -> Generator[None]:
+        """Within it no call runs: those that do are waited for, new ones wait."""
+        with self._state:
+            self._closed += 1
+        try:
+            with self._state:
+                self._state.wait_for(lambda: not self._running)
+            yield
+        finally:
+            with self._state:
+                self._closed -= 1
+
+
+_CHILD: Final = Path(__file__).with_name("vllm_child.py")
+#: The ranks that vLLM has room for.
+_RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
+
+
+@dataclass(frozen=True, slots=True)
+class VllmOptions:
+    """How vLLM is started.
+
+    ``python`` is the interpreter of the environment that has vLLM. ``dtype`` is float32, bfloat16 or float16.
+    ``gpu_memory`` is the share of a GPU's memory that it takes, ``context_tokens`` bounds prompt and reply together (None:
+    the model's own). ``rank`` is the highest rank of adapters (0: all weights are replaced), ``policies`` how many of them
+    learn: of each, one batch may hold calls of two versions, and eight versions may be loaded. ``start_s`` bounds the seconds
+    of a start; ``cpu``: there is no GPU. ``sleep``: it can be put to sleep. ``arguments`` go to
+    ``vllm serve`` after lgov's own, and so win over them.
+    """
+
+    python: Path
+    dtype: str = "float32"
+    gpu_memory: float = 0.5
+    context_tokens: int | None = None
+    rank: int = 16
+    policies: int = 1
+    start_s: float = 600.0
+    cpu: bool = False
+    sleep: bool = False
+    arguments: Sequence[str] = ()
+
+    def command(self, model: str, name: str, port: int) -> list[str]:
+        """The command line that serves ``model``, a folder or hub name, under ``name``."""
+        return [
+            str(self.python), str(_CHILD), model, "--served-model-name", name, "--host", "127.0.0.1", "--port", str(port),
+            "--dtype", self.dtype, "--gpu-memory-utilization", str(self.gpu_memory),
+            # Not compiled, it starts sooner. A prompt with a seed that is read in chunks ends vLLM 0.32 on a CPU: it sets back
+            # the generator's offset, and a CPU's generators have none.
+            *(["--enforce-eager", "--no-enable-chunked-prefill"] if self.cpu else []),
+            *([] if self.context_tokens is None else ["--max-model-len", str(self.context_tokens)]),
+            # Raw log-probabilities ignore the temperature; a model's own settings would change how tokens are drawn.
+            "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm",
+            *(self._adapters() if self.rank else []),
+            # Reads the grammars of `lgov_core.gateway.engine.reply_grammar`.
+            "--structured-outputs-config", json.dumps({"backend": "guidance"}),
+            "--disable-uvicorn-access-log", *self.arguments,
+        ]  # fmt: skip
+
+    def _adapters(self) -> list[str]:
+        rank = next((size for size in _RANKS if size >= self.rank), None)
+        if rank is None:
+            raise SettingsError(f"vLLM has no room for adapters of rank {self.rank}", hint=f"at most {_RANKS[-1]}")
+        room = [str(most * self.policies) for most in (2, 8)]
+        return ["--enable-lora", "--max-lora-rank", str(rank), "--max-loras", room[0], "--max-cpu-loras", room[1]]
+
+    @property
+    def needs_control(self) -> bool:
+        """Whether vLLM has to serve the routes that replace weights and let it sleep, which no key guards."""
+        return self.sleep or not self.rank
+
+
+#: How often a request is tried that a server does not answer, and seconds before the second try, doubled for each further
+#: one: together longer than it takes to notice that the server is lost.
+_TRIES: Final = 6
+_PAUSE_S: Final = 0.5
+#: A proxy of the environment has nothing to do with a server of this machine.
+_open: Final = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+
+
+class Vllm(Protocol):
+    """A server that `VllmPolicy` publishes to, at ``url``. Callable from any thread.
+
+    ``base`` is its name for the model without adapters, ``restarts`` how often it had to be started again. Calls go through
+    ``gate``.
+    """
+
+    gate: CallGate
+    url: str
+    base: str
+    restarts: int
+
+    @property
+    def key(self) -> str | None:
+        """The API key that it asks for."""
+        ...
+
+    @property
+    def generation(self) -> int:
+        """Grows when the server has lost what was loaded into it."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether it may be asked. Raises `UpstreamError` (503) when it never will again."""
+        ...
+
+    def wait(self) -> int:
+        """Blocks until the server answers; returns the generation. Raises `UpstreamError` when it does not come up."""
+        ...
+
+    def on_start(self, load: Callable[[], None]) -> None:
+        """``load`` is called each time the server has started again, before anybody else may use it."""
+        ...
+
+
+def is_healthy(url: str) -> bool:
+    """Whether the server at ``url`` answers and its engine lives."""
+    try:
+        with _open(f"{url}/health", timeout=10.0) as answer:
+            return answer.status == 200
+    except (OSError, ValueError, HTTPException):
+        return False
+
+
+def attempts(server: Vllm) -> Iterator[int]:
+    """Waits for the server before each try of a request, and yields its generation. Raises as `Vllm.wait`.
+
+    A vLLM whose engine died answers 500 until it ends itself, or is started again because its health does not answer.
+    """
+    for number in range(_TRIES):
+        if number:
+            time.sleep(_PAUSE_S * 2 ** (number - 1))
+        yield server.wait()
+
+
+def ask(server: Vllm, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = 300.0) -> tuple[int, str]:
+    """Status and text of the answer; a POST where there is a ``body``. Raises `OSError` when there is no answer."""
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"content-type": "application/json", **authorization(server)}
+    request = urllib.request.Request(f"{server.url}{path}", data, headers)
+    try:
+        with _open(request, timeout=timeout_s) as answer:
+            return answer.status, answer.read().decode(errors="replace")
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode(errors="replace")
+    except HTTPException as error:
+        raise OSError(f"{server.url}{path} was not answered in HTTP: {error!r}") from error
+
+
+def authorization(server: Vllm) -> dict[str, str]:
+    """The header with the server's API key, if it has one."""
+    return {} if server.key is None else {"authorization": f"Bearer {server.key}"}
+
 
 #: Seconds between looks at the process, and between questions after its health.
 _LOOK_S: Final = 0.25
@@ -196,3 +377,52 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+_LOG = logging.getLogger(__name__)
+#: Seconds between questions after its health.
+
+
+class AttachedVllm:
+    """A vLLM that runs at ``url`` already. Its base model must be the one that is named; it must read our folders."""
+
+    def __init__(self, url: str, *, key: str | None = None, start_s: float = 600.0) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise SettingsError(f"{url} is not the URL of a vLLM", hint="such as http://127.0.0.1:8000")
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.gate, self.key, self.base = CallGate(), key, ""
+        self.restarts = self.generation = 0
+        self._start_s = start_s
+
+    def __enter__(self) -> Self:
+        self.wait()
+        status, text = ask(self, "/v1/models")
+        bases: list[str] = []
+        with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):  # it is no vLLM
+            bases = [one["id"] for one in json.loads(text)["data"] if not one.get("parent")]
+        if status != 200 or not bases:
+            raise UpstreamError(f"the vLLM at {self.url} names no model ({status}: {text[:200]})")
+        self.base = str(bases[0])
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Does nothing: the server is not ours."""
+
+    @property
+    def ready(self) -> bool:
+        """True: a server that is down fails the call."""
+        return True
+
+    def on_start(self, load: Callable[[], None]) -> None:
+        """Does nothing: restarts of an attached server are not announced. `VllmPolicy` notices that its weights are missing."""
+
+    def wait(self) -> int:
+        """Blocks until the server answers."""
+        deadline = time.monotonic() + self._start_s
+        if not is_healthy(self.url):
+            _LOG.warning("the vLLM at %s does not answer: waiting for it, at most %g s", self.url, self._start_s)
+        while not is_healthy(self.url):
+            if time.monotonic() > deadline:
+                raise UpstreamError(f"the vLLM at {self.url} does not answer", status=503, hint="is it running?")
+            time.sleep(_LOOK_S)
+        return self.generation

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 
 from lgov_core._util.atomic_file import atomic_folder, atomic_write
 from lgov_core.errors import TrainError
-from lgov_core.train.file_errors import file_errors
+from lgov_core.train.loop.run_files import file_errors
 
 WEIGHTS_FILE = "weights.safetensors"
 STATE_FILE = "state.pt"

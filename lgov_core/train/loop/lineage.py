@@ -5,22 +5,60 @@ from __future__ import annotations
 import functools
 import hashlib
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import lgov_core
 from lgov_core._util.atomic_file import atomic_write
-from lgov_core.audit.lineage import CHECKPOINT, LINEAGE_FILE, attest, read_attestation, read_lineage, tensors_sha256
+from lgov_core.audit.lineage import (
+    CHECKPOINT,
+    LINEAGE_FILE,
+    attest,
+    read_attestation,
+    read_lineage,
+    tensor_head,
+    tensors_sha256,
+)
 from lgov_core.audit.signing import Signer
 from lgov_core.errors import TrainError
 from lgov_core.policies import load_policy_file
-from lgov_core.train.loop.batch_record import file_sha256, read_record
 from lgov_core.train.loop.checkpoint import WEIGHTS_FILE, Checkpoint, complete_checkpoints, step_of
-from lgov_core.train.loop.metrics_log import finite
+from lgov_core.train.loop.run_files import file_sha256, finite, read_record
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def weights_digest(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """The SHA-256 (hex) of named tensors, as `lgov_core.audit.lineage.tensors_sha256` gives it for a file of them.
+
+    Names, types, shapes and every bit count; the order in which they come does not. One tensor at a time is copied to the
+    CPU. Raises `KeyError` for a type that safetensors has no name for.
+    """
+    whole = hashlib.sha256()
+    for name, tensor in sorted(tensors, key=lambda pair: pair[0]):
+        whole.update(tensor_head(name, _DTYPES[tensor.dtype], tensor.shape))
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        if flat.numel():
+            whole.update(flat.view(torch.uint8).numpy().data)
+    return whole.hexdigest()
+
 
 _PACKAGES = ("torch", "transformers", "peft", "safetensors", "verl", "ray")
 

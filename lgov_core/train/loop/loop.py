@@ -11,12 +11,10 @@ from typing import Any
 
 from lgov_core.errors import TrainError
 from lgov_core.store import TraceStore
-from lgov_core.train.loop.ahead import CollectedAhead
 from lgov_core.train.loop.checkpoint import Seal
-from lgov_core.train.loop.figures import policy_figures
-from lgov_core.train.loop.open_step import OpenStep
+from lgov_core.train.loop.collecting import CollectedAhead, Collector, OpenStep, StepRollouts, Task, new_rollouts
+from lgov_core.train.loop.figures import policy_figures, reply_warnings
 from lgov_core.train.loop.policy_model import PolicyModel
-from lgov_core.train.loop.reply_warnings import reply_warnings
 from lgov_core.train.loop.sampling import (
     Round,
     Sampled,
@@ -25,7 +23,6 @@ from lgov_core.train.loop.sampling import (
     compares_groups,
     sample_groups,
 )
-from lgov_core.train.loop.step_rollouts import Collector, StepRollouts, Task, new_rollouts
 from lgov_core.train.loop.time_spent import busy_seconds, rollout_seconds
 from lgov_core.train.loop.training_run import Learner, Publisher, Resumed, TrainingRun
 from lgov_core.transitions import CreditRules, Selection, TransitionSet, build_transitions

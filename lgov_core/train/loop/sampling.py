@@ -14,7 +14,7 @@ from typing import Any
 
 from lgov_core._util.plurals import counted
 from lgov_core.errors import TrainError
-from lgov_core.train.loop.step_rollouts import StepRollouts, Task
+from lgov_core.train.loop.collecting import StepRollouts, Task
 from lgov_core.transitions import CreditRules, Finding, TransitionSet
 from lgov_core.transitions.reading.rewards import INTERMEDIATE
 from lgov_core.types import Attempt

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lgov_core.trace import semconv
-from lgov_core.train.loop.metrics_log import train_lines
+from lgov_core.train.loop.run_files import train_lines
 from lgov_core.types import Attempt, CapturedCall, Span
 
 #: The parts of a rollout. A moment that is in several of them counts for the first: a decision within a model call is

@@ -14,7 +14,6 @@ import torch
 
 from lgov_core.errors import TrainError
 from lgov_core.train.layout.rows import TrainRow, make_rows
-from lgov_core.train.loop.batch_record import BatchRecord, discard_batch, read_batch, write_batch
 from lgov_core.train.loop.checkpoint import (
     Checkpoint,
     Seal,
@@ -25,9 +24,9 @@ from lgov_core.train.loop.checkpoint import (
     save_checkpoint,
     save_weights,
 )
-from lgov_core.train.loop.metrics_log import MetricsLog
+from lgov_core.train.loop.lineage import weights_digest
 from lgov_core.train.loop.policy_model import PolicyModel
-from lgov_core.train.loop.weights_digest import weights_digest
+from lgov_core.train.loop.run_files import BatchRecord, MetricsLog, discard_batch, read_batch, write_batch
 from lgov_core.transitions import CreditRules, Transition, TransitionSet
 
 Progress = Callable[[int, int], None]

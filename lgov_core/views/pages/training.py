@@ -12,8 +12,7 @@ from lgov_core._util.bounded import BoundedDict
 from lgov_core.audit.lineage import read_attestation, read_lineage
 from lgov_core.errors import LgovError
 from lgov_core.store import TraceStore
-from lgov_core.train.loop.batch_record import data_file
-from lgov_core.train.loop.metrics_log import flat, read_metrics, train_lines
+from lgov_core.train.loop.run_files import data_file, flat, read_metrics, train_lines
 from lgov_core.transitions import Diagnostic, Transition, assign_credit, build_transitions, read_parquet
 
 #: What is drawn, in this order: title, unit, and the series. A star stands for the rest of a name.

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from lgov_core.errors import LgovError, StoreError
 from lgov_core.store.database import QueryTooSlow
 from lgov_core.store.pages import Filters
-from lgov_core.train.loop.metrics_log import finite
+from lgov_core.train.loop.run_files import finite
 from lgov_core.views.attempt_builder import NotRecorded
 
 

@@ -35,7 +35,7 @@ from lgov_core.integrations.verl.run import VerlReport, read_report  # noqa: E40
 from lgov_core.models import load_model  # noqa: E402
 from lgov_core.policies import load_policy_file  # noqa: E402
 from lgov_core.store import open_store  # noqa: E402
-from lgov_core.train.loop.metrics_log import read_metrics  # noqa: E402
+from lgov_core.train.loop.run_files import read_metrics  # noqa: E402
 
 STEPS, TASKS, GROUP = 5, 8, 8
 
