@@ -84,9 +84,9 @@ def test_every_gap_is_shown_by_a_test_or_it_is_said_why_not() -> None:
 
 
 def test_the_command_shows_what_the_adapters_declare() -> None:
-    shown = json.loads(CliRunner().invoke(cli, ["frameworks", "--json"]).output)
+    shown = json.loads(CliRunner().invoke(cli, ["doctor", "--frameworks", "--json"]).output)
     assert [one["name"] for one in shown] == [adapter.name for adapter in ADAPTERS]
-    text = CliRunner().invoke(cli, ["frameworks", "langchain"]).output
+    text = CliRunner().invoke(cli, ["doctor", "--frameworks", "langchain"]).output
     assert "tested with langchain" in text
     assert "pre_tool_call" in text
     assert "autogen" not in text
