@@ -90,7 +90,7 @@ def test_the_command_shows_what_the_adapters_declare() -> None:
     assert "tested with langchain" in text
     assert "pre_tool_call" in text
     assert "autogen" not in text
-    wrong = CliRunner().invoke(cli, ["frameworks", "langchian"])
+    wrong = CliRunner().invoke(cli, ["doctor", "--frameworks", "langchian"])
     assert wrong.exit_code == 2
     assert "there are: langchain" in wrong.output
 
