@@ -89,7 +89,7 @@ class AuditEntry:
 
     @property
     def verdict(self) -> Mapping[str, Any]:
-        """What the policies decided, enforced or not: ``effect``, ``policy``, ``rule``, ``reason`` and ``severity``.
+        """The verdict of the policies, enforced or not: ``effect``, ``policy``, ``rule``, ``reason`` and ``severity``.
 
         Those of the most severe part that shadow mode kept from being enforced, or else the entry's own.
         """
@@ -175,8 +175,8 @@ def body_text(fields: Mapping[str, Any]) -> str:
 
 def content_payload(values: Mapping[str, Any]) -> Payload | None:
     """The texts that belong to an entry besides the arguments, without those that are None. None without any."""
-    given = {name: value for name, value in values.items() if value is not None}
-    return payload(given) if given else None
+    texts = {name: value for name, value in values.items() if value is not None}
+    return payload(texts) if texts else None
 
 
 def payload(value: Mapping[str, Any]) -> Payload:
@@ -236,7 +236,7 @@ class Selection:
     text: str | None = None
 
     def holds(self, entry: AuditEntry) -> bool:
-        """Whether ``entry`` is one of them."""
+        """Returns whether ``entry`` is one of them."""
         return (
             self.rollout_id in (None, entry.rollout_id)
             and self.session_id in (None, entry.session_id)
@@ -249,14 +249,14 @@ class Selection:
 
 
 def is_tool_call(entry: AuditEntry) -> bool:
-    """Whether the entry is about a tool call, before or after it."""
+    """Returns whether the entry is about a tool call, before or after it."""
     return (entry.point or "").endswith("tool_call")
 
 
-def _mentions(entry: AuditEntry, wanted: str) -> bool:
-    reasons = (part["reason"] for part in (entry.verdict, *(entry.body.get("parts") or ())))
+def _mentions(entry: AuditEntry, needle: str) -> bool:
+    reasons = (verdict["reason"] for verdict in (entry.verdict, *(entry.body.get("parts") or ())))
     texts = (entry.name, *reasons, *_texts(entry.arguments), *_texts(entry.content))
-    return any(wanted in text.casefold() for text in texts if text)
+    return any(needle in text.casefold() for text in texts if text)
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -281,7 +281,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 class EntryWriter(ABC):
-    """What makes entries: takes out what ``redact`` names, and puts the rest into the fields of the record."""
+    """Makes entries: takes out what ``redact`` names, and puts the rest into the fields of the record."""
 
     def __init__(self, redact: Redaction | Callable[[str, Any], Any] | Iterable[str] | None = None) -> None:
         self._redact = redaction(redact)
@@ -328,9 +328,9 @@ class EntryWriter(ABC):
             if self._redact is not None:
                 arguments = None if arguments is None else self._redact.mapping(arguments)
                 content = self._redact.mapping(content)
-            given = None if arguments is None else payload(arguments)
+            argument_payload = None if arguments is None else payload(arguments)
             texts = content_payload(content)
-        return self.append_entry({"kind": kind, **fields}, given, texts, kind[:3])
+        return self.append_entry({"kind": kind, **fields}, argument_payload, texts, kind[:3])
 
 
 @contextmanager

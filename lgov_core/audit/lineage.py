@@ -52,10 +52,10 @@ def tensors_sha256(*paths: str | os.PathLike[str]) -> str:
     whole = hashlib.sha256()
     path: str | os.PathLike[str] = ""
     try:
-        found: list[tuple[str, str, list[int], int, int, str | os.PathLike[str]]] = []
+        tensors: list[tuple[str, str, list[int], int, int, str | os.PathLike[str]]] = []
         for path in paths:
-            found += [(*tensor, path) for tensor in _tensors(path)]
-        for name, dtype, shape, first, last, path in sorted(found, key=lambda one: one[:5]):
+            tensors += [(*tensor, path) for tensor in _tensors(path)]
+        for name, dtype, shape, first, last, path in sorted(tensors, key=lambda tensor: tensor[:5]):
             whole.update(tensor_head(name, dtype, shape))
             with open(path, "rb") as file:
                 file.seek(first)
@@ -89,7 +89,13 @@ def _tensors(path: str | os.PathLike[str]) -> Iterator[tuple[str, str, list[int]
         first, last = (int(offset) for offset in stated["data_offsets"])
         if not 0 <= first <= last:
             raise ValueError(f"tensor {name!r} has offsets {first} to {last}")
-        yield name, str(stated["dtype"]), [int(one) for one in stated["shape"]], 8 + size + first, 8 + size + last
+        yield (
+            name,
+            str(stated["dtype"]),
+            [int(dimension) for dimension in stated["shape"]],
+            8 + size + first,
+            8 + size + last,
+        )
 
 
 STATEMENT: Final = "https://in-toto.io/Statement/v1"
@@ -141,26 +147,26 @@ def attest(files: Mapping[str, str], predicate_type: str, predicate: Mapping[str
 def read_attestation(line: str) -> Attestation:
     """The statement in a line that `attest` wrote. Raises `AuditError` when it is none, or its signature is wrong."""
     try:
-        said: Any = json.loads(line)
+        document: Any = json.loads(line)
         key: bytes | None = None
         payload = line.encode()
-        if not isinstance(said, dict):
+        if not isinstance(document, dict):
             raise ValueError("it is not a JSON object")
-        if "payload" in said:
-            if said["payloadType"] != PAYLOAD_TYPE:
-                raise ValueError(f"its payload is {said['payloadType']!r}")
-            payload = base64.b64decode(said["payload"], validate=True)
-            (signed,) = said["signatures"]
+        if "payload" in document:
+            if document["payloadType"] != PAYLOAD_TYPE:
+                raise ValueError(f"its payload is {document['payloadType']!r}")
+            payload = base64.b64decode(document["payload"], validate=True)
+            (signed,) = document["signatures"]
             key = bytes.fromhex(signed["keyid"])
             if not Ed25519PublicKey(key).verify(_signed(payload), base64.b64decode(signed["sig"], validate=True)):
                 raise ValueError("its signature is wrong")
-            said = json.loads(payload)
-        if said["_type"] != STATEMENT or not isinstance(said["predicate"], dict):
+            document = json.loads(payload)
+        if document["_type"] != STATEMENT or not isinstance(document["predicate"], dict):
             raise ValueError("it is not an in-toto statement")
     except (ValueError, LookupError, TypeError, RecursionError, binascii.Error) as error:
         what = f"there is no {error}" if isinstance(error, LookupError) else str(error)
         raise AuditError(f"the statement cannot be read: {what}") from error
-    return Attestation(said, payload, key)
+    return Attestation(document, payload, key)
 
 
 def _signed(payload: bytes) -> bytes:
@@ -177,7 +183,7 @@ FOLDERS: Final = ("checkpoints/step-*", "checkpoints/global_step_*/actor/hugging
 
 @dataclass(frozen=True, slots=True)
 class LineageReport:
-    """What `verify_lineage` found; ``problem`` says what is wrong when not ``ok``.
+    """The result of `verify_lineage`; ``problem`` says what is wrong when not ``ok``.
 
     ``signed`` of the ``statements`` have a signature of their own; ``covered``: the last one has, which covers all before
     it. ``key`` is its public key (hex), ``key_trusted`` whether it was compared with a given one. ``batches`` counts the
@@ -246,7 +252,7 @@ def verify_lineage(
         report = replace(
             report,
             statements=len(chain),
-            signed=sum(one.key is not None for one in chain),
+            signed=sum(attestation.key is not None for attestation in chain),
             covered=last.key is not None,
             key=None if last.key is None else last.key.hex(),
             step=last.statement["predicate"].get("step"),
@@ -256,8 +262,8 @@ def verify_lineage(
         report = replace(report, key_trusted=trusted is not None)
         data = _chain(chain)
         _files(path, last)
-        place = _batches_of(path.resolve()) if batches is None else Path(batches)
-        report = replace(report, batches=len(data), batches_checked=_data(data, place))
+        batches_folder = _batches_of(path.resolve()) if batches is None else Path(batches)
+        report = replace(report, batches=len(data), batches_checked=_data(data, batches_folder))
         first = chain[0].statement["predicate"]
         policy = last.statement["predicate"].get("policy") or {}
         return replace(report, ok=True, begins_after=first["start"]["step"], policy=policy.get("sha256"))
@@ -288,9 +294,11 @@ def in_words(report: LineageReport) -> str:
 
 
 def _keys(chain: Sequence[Attestation], trusted: bytes | None, require_signed: bool) -> None:
-    for number, one in enumerate(chain, 1):
-        if trusted is not None and one.key not in (None, trusted):
-            raise AuditError(f"statement {number} is signed with the key {one.key.hex()}, not with the one given")
+    for number, attestation in enumerate(chain, 1):
+        if trusted is not None and attestation.key not in (None, trusted):
+            raise AuditError(
+                f"statement {number} is signed with the key {attestation.key.hex()}, not with the one given"
+            )
     if (require_signed or trusted is not None) and chain[-1].key is None:
         raise AuditError("its last statement is not signed")
 
@@ -299,34 +307,36 @@ def _chain(chain: Sequence[Attestation]) -> list[tuple[int, str]]:
     """Checks that each statement follows from the one before; the data of all, as step and SHA-256."""
     data: list[tuple[int, str]] = []
     before: Attestation | None = None
-    for number, one in enumerate(chain, 1):
-        kind, said = one.statement.get("predicateType"), one.statement["predicate"]
+    for number, attestation in enumerate(chain, 1):
+        kind, predicate = attestation.statement.get("predicateType"), attestation.statement["predicate"]
         if kind not in (CHECKPOINT, EXPORT) or (kind == EXPORT and (number < len(chain) or before is None)):
             raise AuditError(f"statement {number} is of the type {kind!r}, which has no place there")
-        parent = said["parent"]
+        parent = predicate["parent"]
         if before is None:
             if parent is not None:
                 raise AuditError("its first statement follows from one that is not there: the chain was cut")
-            done = int(said["start"]["step"])
+            done = int(predicate["start"]["step"])
         else:
             earlier = before.statement["predicate"]
             named = (parent or {}).get("sha256"), (parent or {}).get("step"), (parent or {}).get("weights_sha256")
             if named != (before.sha256, earlier["step"], earlier["weights"]["sha256"]):
                 raise AuditError(f"statement {number} does not follow from the one before it")
-            if said["run_id"] != earlier["run_id"]:
+            if predicate["run_id"] != earlier["run_id"]:
                 raise AuditError(f"statement {number} is of another run than the one before it")
             done = int(earlier["step"])
-        steps = [int(update["step"]) for update in said["data"]]
-        if steps != list(range(done + 1, int(said["step"]) + 1)):
-            raise AuditError(f"statement {number}: its updates are {steps}, after step {done} and up to {said['step']}")
-        data += [(int(update["step"]), str(update["sha256"])) for update in said["data"]]
-        before = one
+        steps = [int(update["step"]) for update in predicate["data"]]
+        if steps != list(range(done + 1, int(predicate["step"]) + 1)):
+            raise AuditError(
+                f"statement {number}: its updates are {steps}, after step {done} and up to {predicate['step']}"
+            )
+        data += [(int(update["step"]), str(update["sha256"])) for update in predicate["data"]]
+        before = attestation
     return data
 
 
 def _files(folder: Path, last: Attestation) -> None:
     """Checks that the folder holds the files stated, and no other; and that the tensors are those stated."""
-    stated = {str(one["name"]): str(one["digest"]["sha256"]) for one in last.statement["subject"]}
+    stated = {str(subject["name"]): str(subject["digest"]["sha256"]) for subject in last.statement["subject"]}
     if not stated or len(stated) != len(last.statement["subject"]):
         raise AuditError("the statement names no file, or one file twice")
     there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()} - {LINEAGE_FILE}
@@ -335,8 +345,8 @@ def _files(folder: Path, last: Attestation) -> None:
     if more := sorted(there - stated.keys()):
         raise AuditError(f"{more[0]} is there and no statement names it")
     for name, sha256 in sorted(stated.items()):
-        if (found := _file_sha256(folder / name)) != sha256:
-            raise AuditError(f"{name} was changed: its SHA-256 is {found}, stated is {sha256}")
+        if (actual := _file_sha256(folder / name)) != sha256:
+            raise AuditError(f"{name} was changed: its SHA-256 is {actual}, stated is {sha256}")
     weights: dict[str, Any] = last.statement["predicate"]["weights"]
     names = [weights["file"]] if isinstance(weights["file"], str) else weights["file"]
     if last.statement["predicateType"] == CHECKPOINT:
@@ -352,16 +362,16 @@ def _batches_of(folder: Path) -> Path:
     return folder.parents[depths[0] - 1 if depths else 1] / "transitions"
 
 
-def _data(data: Sequence[tuple[int, str]], place: Path) -> int:
+def _data(data: Sequence[tuple[int, str]], folder: Path) -> int:
     """How many updates' data is there; raises `AuditError` for one that is not what was stated."""
-    found = 0
+    present = 0
     for step, sha256 in data:
-        path = place / f"step-{step:06d}.parquet"
+        path = folder / f"step-{step:06d}.parquet"
         if path.exists():
             if _file_sha256(path) != sha256:
                 raise AuditError(f"{path} was changed: it is not the data that update {step} was made of")
-            found += 1
-    return found
+            present += 1
+    return present
 
 
 def _file_sha256(path: Path) -> str:

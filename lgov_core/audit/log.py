@@ -73,8 +73,8 @@ class Chain:
                 body[f"{name}_size"] = text.size
         text = body_text({**body, "entry_id": entry_id, "writer": self.writer, "seq": seq})
         stored = (arguments and arguments.stored, content and content.stored)
-        found = hashlib.sha256(_DOMAIN + self._hash + text.encode()).digest()
-        return Row(self.writer, seq, fields.get("rollout_id"), text, self._hash, found, salt, *stored)
+        row_hash = hashlib.sha256(_DOMAIN + self._hash + text.encode()).digest()
+        return Row(self.writer, seq, fields.get("rollout_id"), text, self._hash, row_hash, salt, *stored)
 
     def append(self, row: Row) -> None:
         """Moves the end of the chain to a row that has been committed."""
@@ -203,8 +203,8 @@ class AuditLog(EntryWriter):
     def _row(self, entry_id: str, fields: Mapping[str, Any], arguments: Payload | None, content: Payload | None) -> Row:
         stamp = {"format": 2, "time_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
         with recordable(str(fields.get("name") or fields["kind"])):
-            given = {name: value for name, value in fields.items() if value is not None}
-            return self._chain.next_row(entry_id, self._versions() | given | stamp, arguments, content)
+            present = {name: value for name, value in fields.items() if value is not None}
+            return self._chain.next_row(entry_id, self._versions() | present | stamp, arguments, content)
 
     def _versions(self) -> dict[str, str]:
         digest = self.policy_digest if isinstance(self.policy_digest, str) else self.policy_digest() or ""
@@ -258,28 +258,30 @@ class AuditLog(EntryWriter):
                 "erase an entry, a rollout or a selection", hint="name one of them; a selection has a field set"
             )
         selection = selection or Selection(rollout_id=rollout_id)
-        where, wanted = ("1 OR ?", None) if entry_id is None else ("body LIKE ?", f'%"{entry_id}"%')
+        where, parameter = ("1 OR ?", None) if entry_id is None else ("body LIKE ?", f'%"{entry_id}"%')
         if selection.rollout_id is not None:
-            where, wanted = "rollout_id = ?", selection.rollout_id
+            where, parameter = "rollout_id = ?", selection.rollout_id
         try:
             with self._lock:
-                rows = self._open().execute(f"{_SELECT} WHERE ({where}) AND salt IS NOT NULL", (wanted,)).fetchall()
-            found = [one for one in map(entry_of, rows) if entry_id in (None, one.entry_id) and selection.holds(one)]
-            if not found:
+                rows = self._open().execute(f"{_SELECT} WHERE ({where}) AND salt IS NOT NULL", (parameter,)).fetchall()
+            entries = [
+                entry for entry in map(entry_of, rows) if entry_id in (None, entry.entry_id) and selection.holds(entry)
+            ]
+            if not entries:
                 with self._lock:  # what an erasure before this one had to leave
                     self._empty_log()
                 return 0
             # First the announcement: texts that are gone without one would be tampering.
             signer = None if self._heads is None else self._heads.signer
             with self._lock:
-                announcement = erasure_fields(self._open(), found, reason, signer)
+                announcement = erasure_fields(self._open(), entries, reason, signer)
             self.append("erasure", announcement, arguments=None, content={})
             with self._lock:
-                erase_texts(self._open(), [entry.position for entry in found])
+                erase_texts(self._open(), [entry.position for entry in entries])
                 self._empty_log()
         except sqlite3.Error as error:
             raise describe(AUDIT_RECORD, self.path, error) from error
-        return len(found)
+        return len(entries)
 
     def _empty_log(self) -> None:
         """Writes the log, which holds erased pages as they were, back into the file and cuts it to nothing."""
@@ -306,20 +308,22 @@ class AuditLog(EntryWriter):
 
         Raises `AuditError`.
         """
-        wanted, given = ("", ()) if rollout_id is None else (" AND rollout_id = ?", (rollout_id,))
+        condition, parameters = ("", ()) if rollout_id is None else (" AND rollout_id = ?", (rollout_id,))
         with self._lock:
             try:
-                found = self._open().execute(f"{_SELECT} WHERE position > ?{wanted} ORDER BY position", (after, *given))
-                return [entry_of(row) for row in found]
+                rows = self._open().execute(
+                    f"{_SELECT} WHERE position > ?{condition} ORDER BY position", (after, *parameters)
+                )
+                return [entry_of(row) for row in rows]
             except sqlite3.Error as error:
                 raise describe(AUDIT_RECORD, self.path, error) from error
 
     def heads(self, limit: int) -> list[dict[str, Any]]:
-        """What the newest signed heads say, at most ``limit``, the newest first; unverified. Raises `AuditError`."""
+        """The statements of the newest signed heads, at most ``limit``, the newest first; unverified. Raises `AuditError`."""
         with self._lock:
             try:
-                found = self._open().execute("SELECT body FROM heads ORDER BY number DESC LIMIT ?", (limit,)).fetchall()
-                return [json.loads(body) for (body,) in found]
+                rows = self._open().execute("SELECT body FROM heads ORDER BY number DESC LIMIT ?", (limit,)).fetchall()
+                return [json.loads(body) for (body,) in rows]
             except (sqlite3.Error, ValueError) as error:
                 raise describe(AUDIT_RECORD, self.path, error) from error
 

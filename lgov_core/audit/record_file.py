@@ -74,8 +74,8 @@ def open_record(path: Path, *, busy_timeout_s: float, expected: tuple[int, int] 
     """
     connection = open_sqlite(AUDIT_RECORD, path, busy_timeout_s=busy_timeout_s, expected=expected)
     try:
-        found = frozenset(row[0] for row in connection.execute(_SELECT_SCHEMA))
-        if found != _OWN_SCHEMA:  # entries could be dropped or changed unseen
+        schema = frozenset(row[0] for row in connection.execute(_SELECT_SCHEMA))
+        if schema != _OWN_SCHEMA:  # entries could be dropped or changed unseen
             raise AuditError(
                 f"audit record {path}: its tables or triggers are not those that lgov makes",
                 hint="they were changed; keep a copy, check it with lgov audit verify, and start a new record",

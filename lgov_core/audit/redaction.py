@@ -131,16 +131,16 @@ def _texts(value: Any) -> Iterator[str]:
         yield str(value)
 
 
-def redaction(given: Redaction | Callable[[str, Any], Any] | Iterable[str] | None) -> Redaction | None:
+def redaction(redact: Redaction | Callable[[str, Any], Any] | Iterable[str] | None) -> Redaction | None:
     """A redaction by a function, or of the values under the named keys, whatever their case. Raises `AuditError`."""
-    if given is None or isinstance(given, Redaction):
-        return given
-    if callable(given):
-        return Redaction(given)
+    if redact is None or isinstance(redact, Redaction):
+        return redact
+    if callable(redact):
+        return Redaction(redact)
     hint = "give a list of the keys whose values are taken out"
-    if isinstance(given, str) or not isinstance(given, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise AuditError(f"redact is {given!r}", hint=hint)
-    keys = list(given)
+    if isinstance(redact, str) or not isinstance(redact, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise AuditError(f"redact is {redact!r}", hint=hint)
+    keys = list(redact)
     for key in keys:
         if not isinstance(key, str) or not key:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise AuditError(f"redact holds {key!r}, which is not a name of an argument", hint=hint)

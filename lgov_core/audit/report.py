@@ -151,7 +151,7 @@ def audit_report(entries: Iterable[AuditEntry]) -> AuditReport:
     report = AuditReport(len(every))
     if not every:
         return report
-    times = [one.time_ns for one in every]
+    times = [entry.time_ns for entry in every]
     first, last = _at(min(times)), _at(max(times))
     report.first, report.last = first.isoformat(timespec="seconds"), last.isoformat(timespec="seconds")
     form = "%Y-%m-%d %H:00" if last - first <= _BY_THE_HOUR else "%Y-%m-%d"

@@ -38,9 +38,9 @@ def rotate(path: Path, folder: Path, *, signer: Signer | None, heads: Path | Non
     target = folder / f"{path.stem}-{time.strftime('%Y%m%d', time.gmtime())}-{str(report.record)[:8]}{path.suffix}"
     following = path.with_name(f".{path.name}.next")
     with closing(_alone(path, report)):
-        for left in (following, target):  # of a rotation that was killed
-            if left.exists() and (left == following or left.samefile(path)):
-                left.unlink()
+        for leftover in (following, target):  # of a rotation that was killed
+            if leftover.exists() and (leftover == following or leftover.samefile(path)):
+                leftover.unlink()
         previous = {"record": report.record, "entries": report.entries, "sha256": report.sha256, "file": target.name}
         with AuditLog(following, signer=signer, heads=anchor) as log:
             log.append(ROTATION, {"previous": previous}, arguments=None, content={})
@@ -64,10 +64,10 @@ def retire(path: Path, folder: Path, *, before: float, signer: Signer | None, he
     An entry of the record says so first. Returns what was deleted. Raises `AuditError` when one of the chain is broken: then
     nothing is deleted.
     """
-    found = verify_archived(path, folder)
-    if (broken := next(((name, one) for name, one in found if not one.ok), None)) is not None:
+    reports = verify_archived(path, folder)
+    if (broken := next(((name, report) for name, report in reports if not report.ok), None)) is not None:
         raise AuditError(f"audit record {broken[0]} is broken: {broken[1].problem}", hint="nothing was deleted")
-    old = [(Path(name), report) for name, report in found[1:] if _last_written(Path(name)) < before]
+    old = [(Path(name), report) for name, report in reports[1:] if _last_written(Path(name)) < before]
     if old:
         anchor = heads if heads is not None or signer is None else heads_path(path)
         fields: dict[str, Any] = {

@@ -50,19 +50,19 @@ def make_key(path: Path) -> SigningKey:
     Raises `AuditKeyError` when there is a file already: a lost key cannot be made again.
     """
     key = _ed25519().Ed25519PrivateKey.generate()
-    made = SigningKey(key.public_key().public_bytes_raw(), key)
+    signing_key = SigningKey(key.public_key().public_bytes_raw(), key)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
             file.write(f"{SECRET}{key.private_bytes_raw().hex()}\n")
-        public_path(path).write_text(f"{PUBLIC}{made.public.hex()}\n", encoding="ascii")
+        public_path(path).write_text(f"{PUBLIC}{signing_key.public.hex()}\n", encoding="ascii")
     except FileExistsError as error:
         raise AuditKeyError(
             f"there is a key at {path} already", hint="choose another place; keep the old one"
         ) from error
     except OSError as error:
         raise AuditKeyError(f"the key {path} cannot be written: {error.strerror or error}") from error
-    return made
+    return signing_key
 
 
 def load_key(path: Path) -> SigningKey:
@@ -91,8 +91,8 @@ def default_signer(path: Path | None = None) -> SigningKey | None:
     """
     if path is not None:
         return load_key(path)
-    found = default_key_path()
-    return load_key(found) if found.is_file() else None
+    key_path = default_key_path()
+    return load_key(key_path) if key_path.is_file() else None
 
 
 def public_path(path: Path) -> Path:
@@ -112,7 +112,7 @@ _DOMAIN: Final = b"lgov-audit-head-v2\0"
 
 
 class Signer(Protocol):
-    """Whatever can sign. ``public`` is the Ed25519 public key, 32 bytes; `sign` may raise anything."""
+    """Anything that can sign. ``public`` is the Ed25519 public key, 32 bytes; `sign` may raise anything."""
 
     @property
     def public(self) -> bytes:

@@ -71,7 +71,7 @@ _SCHEMA: Final = {
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What `verify` found.
+    """The result of `verify`.
 
     ``entries`` is how many entries were right before the first wrong one; ``first_bad`` is the position of that one
     (None when all are right, or when the file as a whole is wrong), ``first_bad_id`` the id that it gives itself, and
@@ -252,12 +252,12 @@ class _Check:
 
     def schema(self) -> None:
         """Looks for tables and triggers that are not lgov's: they prove nothing now, and lose entries from now on."""
-        found = {
+        hashes = {
             str(name): hashlib.sha256(str(sql).encode()).hexdigest()[:16]
             for name, kind, sql in self.connection.execute("SELECT name, type, sql FROM sqlite_master")
             if sql is not None and not (kind == "table" and str(name).startswith("sqlite_"))
         }
-        wrong = sorted(name for name in found.keys() | _SCHEMA.keys() if found.get(name) != _SCHEMA.get(name))
+        wrong = sorted(name for name in hashes.keys() | _SCHEMA.keys() if hashes.get(name) != _SCHEMA.get(name))
         if wrong:
             raise _Broken(f"its tables or triggers are not those that lgov makes: {', '.join(wrong)[:200]}")
 
@@ -346,7 +346,7 @@ class _Check:
         """Notes the entries before it that an erasure names; behind the first head only one that is signed may name any."""
         erased, reason = fields.get("erased"), fields.get("reason")
         pairs = cast("dict[str, object]", erased).items() if isinstance(erased, dict) else ()
-        named = {one: entry_hash for one, entry_hash in pairs if isinstance(entry_hash, str)}
+        named = {erased_id: entry_hash for erased_id, entry_hash in pairs if isinstance(entry_hash, str)}
         if self.signed_from is not None and position >= self.signed_from:
             statement = {"erased": named, "reason": reason if isinstance(reason, str) else None}
             message = _ERASURE_DOMAIN + json.dumps(statement, sort_keys=True, separators=(",", ":")).encode()
@@ -355,9 +355,11 @@ class _Check:
                 raise _Broken("it erases texts, and what it erases is not signed", position, entry_id)
             self.erasers.append((position, entry_id, key))
         elif isinstance(erased, list):
-            ids = [one for one in cast("list[object]", erased) if isinstance(one, str)]
-            named = {one: self.erased[one][1] for one in ids if one in self.erased}
-        self.announced.update(one for one, of in named.items() if one in self.erased and self.erased[one][1] == of)
+            ids = [erased_id for erased_id in cast("list[object]", erased) if isinstance(erased_id, str)]
+            named = {erased_id: self.erased[erased_id][1] for erased_id in ids if erased_id in self.erased}
+        self.announced.update(
+            erased_id for erased_id, of in named.items() if erased_id in self.erased and self.erased[erased_id][1] == of
+        )
 
     # ------------------------------------------------------------------ heads
 
@@ -411,9 +413,9 @@ class _Check:
                     " it was cut, or is an older copy",
                     self.found.entries + 1,
                 )
-            for place, cut in self.anchor.cut:  # by a kill or a full disk: the beginning of a head, and nothing else
+            for where, cut in self.anchor.cut:  # by a kill or a full disk: the beginning of a head, and nothing else
                 if not any(line.startswith(cut) for line in self.lines):
-                    raise _Broken(f"{place}: not a head")
+                    raise _Broken(f"{where}: not a head")
             self.found = replace(self.found, anchored=len(self.kept), others=len(self.anchor.heads) - bool(self.kept))
         if self.trusted is not None and not self.found.heads:
             raise _Broken("nothing in it is signed with the key that was given", 1 if self.found.entries else None)
@@ -424,10 +426,10 @@ class _Check:
             )
 
 
-def _previous(said: object) -> dict[str, Any]:
-    """What a first entry says of the record before it; what it leaves out fits no record."""
-    given = cast("dict[str, Any]", said) if isinstance(said, dict) else {}
-    return {name: given.get(name) for name in ("record", "entries", "sha256")}
+def _previous(raw: object) -> dict[str, Any]:
+    """Reads what a first entry says of the record before it; a value that it leaves out fits no record."""
+    fields = cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}
+    return {name: fields.get(name) for name in ("record", "entries", "sha256")}
 
 
 def verify_archived(
@@ -446,25 +448,27 @@ def verify_archived(
     """
     names = [os.path.join(archive, name) for name in sorted(os.listdir(archive))]
     by_id = {record: name for name in names if (record := _record_id(name)) is not None}
-    found = [(os.fspath(path), verify(path, key=key, head=head, require_signed=require_signed))]
+    reports = [(os.fspath(path), verify(path, key=key, head=head, require_signed=require_signed))]
     retired: set[str] = set()
-    while found[-1][1].ok and (before := found[-1][1].continues) is not None:
-        name, report = found[-1]
+    while reports[-1][1].ok and (before := reports[-1][1].continues) is not None:
+        name, report = reports[-1]
         retired.update(report.retired)
-        place = by_id.get(str(before["record"]))
-        if place is None and before["record"] not in retired:
+        older_path = by_id.get(str(before["record"]))
+        if older_path is None and before["record"] not in retired:
             problem = f"the record {before['record']} that it continues is not in {os.fspath(archive)}"
-            found[-1] = name, replace(report, ok=False, problem=problem, first_bad=1)
-        if place is None:
+            reports[-1] = name, replace(report, ok=False, problem=problem, first_bad=1)
+        if older_path is None:
             break
         count = before["entries"] if isinstance(before["entries"], int) else 0
-        older = verify(place, key=key, head=head, require_signed=require_signed, entries=count)
+        older = verify(older_path, key=key, head=head, require_signed=require_signed, entries=count)
         if older.ok and (older.entries < count or older.sha256 != before["sha256"]):
             problem = f"its first {count} entries are not those that the record after it continues"
             older = replace(older, ok=False, problem=problem)
-        found.append((place, older))
-    kept = sum(bool(report.anchored) for _, report in found)
-    return [(name, replace(one, others=max(0, one.others - kept + bool(one.anchored)))) for name, one in found]
+        reports.append((older_path, older))
+    kept = sum(bool(report.anchored) for _, report in reports)
+    return [
+        (name, replace(report, others=max(0, report.others - kept + bool(report.anchored)))) for name, report in reports
+    ]
 
 
 def _record_id(path: str) -> str | None:
@@ -512,7 +516,7 @@ class _Anchor:
                 lines = file.read().split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise _Usage(f"the heads in {path} cannot be read: {error}") from error
-        for place, line in enumerate(lines, 1):
+        for line_number, line in enumerate(lines, 1):
             if not line:
                 continue
             try:
@@ -520,10 +524,10 @@ class _Anchor:
                 number, head = int(fields["number"]), (str(fields["body"]), str(fields["signature"]))
                 record = str(json.loads(head[0])["record"])
             except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-                self.cut.append((f"{path}:{place}", line))
+                self.cut.append((f"{path}:{line_number}", line))
                 continue
             if self.heads.setdefault(record, {}).setdefault(number, head) != head:
-                raise _Broken(f"{path}:{place}: there are two different heads {number}")
+                raise _Broken(f"{path}:{line_number}: there are two different heads {number}")
 
 
 def public_key(key: str | os.PathLike[str] | bytes) -> bytes:
@@ -537,18 +541,18 @@ def public_key(key: str | os.PathLike[str] | bytes) -> bytes:
                 text = file.read().strip()
         except (OSError, UnicodeDecodeError) as error:
             raise _Usage(f"the key {os.fsdecode(key)} cannot be read: {error}") from error
-    found = _hex(text.removeprefix(_PUBLIC), 32)
-    if found is None:
+    public = _hex(text.removeprefix(_PUBLIC), 32)
+    if public is None:
         raise _Usage("the key is not an Ed25519 public key: give 64 hex digits, or the file audit.key.pub")
-    return found
+    return public
 
 
 def _hex(text: object, size: int) -> bytes | None:
     try:
-        found = bytes.fromhex(text) if isinstance(text, str) else b""
+        raw = bytes.fromhex(text) if isinstance(text, str) else b""
     except ValueError:
         return None
-    return found if len(found) == size else None
+    return raw if len(raw) == size else None
 
 
 # ---------------------------------------------------------------------- Ed25519, RFC 8032 section 5.1
@@ -570,7 +574,7 @@ class Ed25519PublicKey:
         self._point = _decode(encoded)
 
     def verify(self, message: bytes, signature: bytes) -> bool:
-        """Whether ``signature`` (64 bytes) is this key's signature of ``message``."""
+        """Returns whether ``signature`` (64 bytes) is this key's signature of ``message``."""
         if self._point is None or len(signature) != 64:
             return False
         r, s = _decode(signature[:32]), int.from_bytes(signature[32:], "little")
@@ -634,7 +638,8 @@ def in_words(report: VerifyReport) -> str:
         where = f" at entry {report.first_bad}" if report.first_bad is not None else ""
         named = f" ({report.first_bad_id})" if report.first_bad_id else ""
         problem = "".join(
-            one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in f"{named}: {report.problem}"
+            character if character.isprintable() else "\N{REPLACEMENT CHARACTER}"
+            for character in f"{named}: {report.problem}"
         )
         before = report.first_bad is not None and report.entries < report.first_bad
         right = f"\n{report.entries} entries{' before it' if before else ''} are right" if report.entries else ""
@@ -660,8 +665,8 @@ def in_words(report: VerifyReport) -> str:
     return "\n".join(lines)
 
 
-def _counted(count: int, one: str, several: str) -> str:
-    return f"{count} {one if count == 1 else several}"
+def _counted(count: int, singular: str, plural: str) -> str:
+    return f"{count} {singular if count == 1 else plural}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -678,18 +683,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.exit(1, f"error: there is no audit record {options.path}\n")
     checks: dict[str, Any] = {"key": options.key, "head": options.head, "require_signed": options.require_signed}
     if options.archive is None:
-        found = [(options.path, verify(options.path, **checks))]
+        reports = [(options.path, verify(options.path, **checks))]
     elif os.path.isdir(options.archive):
-        found = verify_archived(options.path, options.archive, **checks)
+        reports = verify_archived(options.path, options.archive, **checks)
     else:
         parser.error(f"--archive: there is no folder {options.archive}")
-    for name, report in found:
+    for name, report in reports:
         if report.usage:
             parser.error(str(report.problem))
         head = f"{name}\n" if options.archive is not None else ""
         text = json.dumps({"path": name, **asdict(report)}, indent=2) if options.json else head + in_words(report)
         sys.stdout.write(text + "\n")
-    return 0 if all(report.ok for _, report in found) else 4
+    return 0 if all(report.ok for _, report in reports) else 4
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a policy would have decided about actions that are on record: from a trace store, or from an audit record.
+"""Judges actions that are on record as a policy would have decided about them: from a trace store, or from an audit record.
 
 An audit record holds every decision with what it was about. A trace store holds the tool calls only. What was recorded
 without its arguments, or was cut because it was too long, cannot be judged again: it is counted, never guessed.
@@ -100,21 +100,21 @@ def replay(governor: Governor, recorded: Iterable[RecordedAction | None]) -> Rep
     A set in shadow mode counts as if it were enforced.
     """
     result = Replay()
-    for one in recorded:
-        if one is None:
+    for act in recorded:
+        if act is None:
             result.incomplete += 1
             continue
-        decision = governor.decide(one.action)
+        decision = governor.decide(act.action)
         decision = decision.unenforced or decision
         result.judged += 1
         result.blocked_now += decision.blocks
-        if one.effect is None:
+        if act.effect is None:
             result.without_decision += 1
             continue
-        blocked = one.effect in BLOCKING
+        blocked = act.effect in BLOCKING
         result.blocked_then += blocked
         if blocked != decision.blocks:
-            result.changes.append(Change(one, decision))
+            result.changes.append(Change(act, decision))
     return result
 
 
@@ -165,18 +165,18 @@ def from_store(store: TraceStore) -> Iterator[RecordedAction | None]:
         for span in spans
         if span.name == semconv.DECISION_SPAN_NAME and span.attributes.get(semconv.POINT) == Point.PRE_TOOL_CALL.value
     }
-    said, written = _said_and_written(store)
+    user_texts, written = _said_and_written(store)
     seen: set[tuple[Any, ...]] = set()
     for span in spans:
-        found = span.attributes
+        attributes = span.attributes
         # The sink's own spans carry the status; those of a callback handler describe the same calls once more.
-        if found.get(semconv.OPERATION) != semconv.EXECUTE_TOOL or semconv.TOOL_STATUS not in found:
+        if attributes.get(semconv.OPERATION) != semconv.EXECUTE_TOOL or semconv.TOOL_STATUS not in attributes:
             continue
-        key = (span.rollout_id, span.attempt, found.get(semconv.TOOL_CALL_ID))
+        key = (span.rollout_id, span.attempt, attributes.get(semconv.TOOL_CALL_ID))
         if key[2] is not None and key in seen:
             continue
         seen.add(key)
-        recorded = found.get(semconv.TOOL_ARGUMENTS)
+        recorded = attributes.get(semconv.TOOL_ARGUMENTS)
         arguments = written.get(key) if recorded is None else _object(recorded)
         if arguments is None:
             yield None
@@ -184,16 +184,16 @@ def from_store(store: TraceStore) -> Iterator[RecordedAction | None]:
         decision: Mapping[str, Any] = decisions.get(key, {}) if key[2] is not None else {}
         action = Action(
             Point.PRE_TOOL_CALL,
-            str(found[semconv.TOOL_NAME]),
-            kind=found.get(semconv.TOOL_TYPE, "function"),  # type: ignore[arg-type]
+            str(attributes[semconv.TOOL_NAME]),
+            kind=attributes.get(semconv.TOOL_TYPE, "function"),  # type: ignore[arg-type]
             arguments=arguments,
-            agent=_text(found.get(semconv.AGENT_NAME)),
-            framework=_text(found.get(semconv.FRAMEWORK)),
-            session_id=_text(found.get(semconv.CONVERSATION_ID)),
+            agent=_text(attributes.get(semconv.AGENT_NAME)),
+            framework=_text(attributes.get(semconv.FRAMEWORK)),
+            session_id=_text(attributes.get(semconv.CONVERSATION_ID)),
             rollout_id=span.rollout_id,
             attempt=span.attempt,
             call_id=_text(key[2]),
-            context={"user_text": said[span.rollout_id]} if span.rollout_id in said else {},
+            context={"user_text": user_texts[span.rollout_id]} if span.rollout_id in user_texts else {},
         )
         yield RecordedAction(
             action,
@@ -202,27 +202,27 @@ def from_store(store: TraceStore) -> Iterator[RecordedAction | None]:
             decision.get(semconv.DECISION_RULE),
             decision.get(semconv.DECISION_REASON),
             verdict=decision.get(semconv.DECISION_WOULD) or decision.get(semconv.DECISION_EFFECT),
-            status=_text(found.get(semconv.TOOL_STATUS)),
+            status=_text(attributes.get(semconv.TOOL_STATUS)),
             verdict_rule=decision.get(semconv.DECISION_RULE),  # in shadow mode that of the effect that was not enforced
         )
 
 
 def _said_and_written(store: TraceStore) -> tuple[dict[str | None, str], dict[tuple[Any, ...], dict[str, Any] | None]]:
     """By rollout what the user said first, and by rollout, attempt and tool call the arguments that the model wrote."""
-    said: dict[str | None, list[str]] = defaultdict(list)
+    user_texts: dict[str | None, list[str]] = defaultdict(list)
     written: dict[tuple[Any, ...], dict[str, Any] | None] = {}
     for call in store.calls():
-        for one in written_calls(call):
-            key = (call.rollout_id, call.attempt, one.call_id)
-            known = written.setdefault(key, one.arguments)
-            if one.call_id is None or known != one.arguments:
+        for written_call in written_calls(call):
+            key = (call.rollout_id, call.attempt, written_call.call_id)
+            arguments = written.setdefault(key, written_call.arguments)
+            if written_call.call_id is None or arguments != written_call.arguments:
                 written[key] = None  # nothing says which of them was run
-        if call.rollout_id in said:
+        if call.rollout_id in user_texts:
             continue
         for message in call.request.get("messages", ()):
             if message.get("role") == "user" and isinstance(message.get("content"), str):
-                said[call.rollout_id].append(message["content"])
-    return {rollout: "\n".join(texts) for rollout, texts in said.items()}, written
+                user_texts[call.rollout_id].append(message["content"])
+    return {rollout: "\n".join(texts) for rollout, texts in user_texts.items()}, written
 
 
 def _text(value: Any) -> str | None:

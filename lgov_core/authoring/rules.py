@@ -56,16 +56,16 @@ class ToolActs:
 
     def texts(self, argument: str) -> Counter[str] | None:
         """How often each text was given as ``argument``, by itself or in a list; None where something else was given."""
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for action, count in zip(self.actions, self.counts, strict=True):
             for text in _texts(action.arguments, argument):
                 if not isinstance(text, str):
                     return None
-                found[text] += count
-        return found
+                counts[text] += count
+        return counts
 
     def always_has(self, argument: str) -> bool:
-        """Whether every call gave ``argument``."""
+        """Returns whether every call gave ``argument``."""
         return all(argument in action.arguments for action in self.actions)
 
 
@@ -74,21 +74,21 @@ def _texts(arguments: Mapping[str, Any], name: str) -> Iterator[Any]:
     yield from value if isinstance(value, list | tuple) else (value,)
 
 
-def is_needed(one: RecordedAction) -> bool:
-    """Whether a tool call ran, no rule objected to it (also not in shadow mode), and it did not fail.
+def is_needed(act: RecordedAction) -> bool:
+    """Returns whether a tool call ran, no rule objected to it (also not in shadow mode), and it did not fail.
 
     That no rule allows it, which in shadow mode is on record as well, is not an objection.
     """
-    objected = one.verdict in BLOCKING and one.verdict_rule != DEFAULT_RULE
-    return not objected and one.effect not in BLOCKING and one.status in (None, "ok")
+    objected = act.verdict in BLOCKING and act.verdict_rule != DEFAULT_RULE
+    return not objected and act.effect not in BLOCKING and act.status in (None, "ok")
 
 
 def by_tool(recorded: Iterable[RecordedAction]) -> list[ToolActs]:
     """The calls by tool, the most used first."""
-    found: dict[str, ToolActs] = {}
-    for one in recorded:
-        found.setdefault(one.action.name, ToolActs(one.action.name)).add(one.action)
-    return sorted(found.values(), key=lambda tool: (-tool.total, tool.name))
+    tools: dict[str, ToolActs] = {}
+    for act in recorded:
+        tools.setdefault(act.action.name, ToolActs(act.action.name)).add(act.action)
+    return sorted(tools.values(), key=lambda tool: (-tool.total, tool.name))
 
 
 #: Characters of a comment's line.
@@ -124,7 +124,7 @@ def rule_of(
 
 
 def holds(proposed: ProposedRule, actions: Iterable[Action], folder: Path) -> bool:
-    """Whether a rule can be loaded and denies none of ``actions``. ``folder`` is where the policy file will be."""
+    """Returns whether a rule can be loaded and denies none of ``actions``. ``folder`` is where the policy file will be."""
     rules = [{"name": " allow", "use": "allow"}, dict(proposed.rule)]
     try:
         policies = load(yaml.safe_dump({"version": 1, "rules": rules}), folder)
@@ -179,18 +179,18 @@ def schema_of(values: Sequence[Any], depth: int = 0) -> dict[str, Any]:
 
 
 def is_enumerable(texts: Sequence[str]) -> bool:
-    """Whether so few different texts were given so often that they are taken for all there are."""
+    """Returns whether so few different texts were given so often that they are taken for all there are."""
     distinct = len(set(texts))
     return distinct <= _FEW and len(texts) >= _OFTEN * max(distinct, 2)
 
 
 def _object(objects: Sequence[dict[str, Any]], depth: int) -> dict[str, Any]:
-    keys = list(dict.fromkeys(key for one in objects for key in one))
+    keys = list(dict.fromkeys(key for item in objects for key in item))
     if depth >= _DEPTH or len(keys) > _KEYS:
         return {}
-    properties = {key: schema_of([one[key] for one in objects if key in one], depth + 1) for key in keys}
+    properties = {key: schema_of([item[key] for item in objects if key in item], depth + 1) for key in keys}
     schema: dict[str, Any] = {"properties": properties} if keys else {}
-    if required := [key for key in keys if all(key in one for one in objects)]:
+    if required := [key for key in keys if all(key in item for item in objects)]:
         schema["required"] = required
     return {**schema, "additionalProperties": False}
 
@@ -214,8 +214,8 @@ def _round_number(most: float) -> float:
     if most <= 0:
         return 0
     power = 10 ** math.floor(math.log10(most))
-    found = next(step * power for step in (1, 2, 5, 10) if step * power >= most)
-    return int(found) if found == int(found) else found
+    rounded = next(step * power for step in (1, 2, 5, 10) if step * power >= most)
+    return int(rounded) if rounded == int(rounded) else rounded
 
 
 def described(schema: dict[str, Any]) -> str:

@@ -45,14 +45,14 @@ def find_tools(program: Path) -> list[ProgramTool]:
         node.name: node for _, tree in reversed(modules) for node in ast.walk(tree) if isinstance(node, _Function)
     }
     agents = {name: text for _, tree in modules for name, text in _named_objects(tree)}
-    found: dict[str, ProgramTool] = {}
+    tools: dict[str, ProgramTool] = {}
     for path, tree in modules:
         reader = _Reader(path, functions, agents)
         reader.visit(tree)
-        for tool in sorted(reader.found, key=lambda one: int(one.place.rpartition(":")[2])):
-            if tool.name not in found or found[tool.name].schema is None:
-                found[tool.name] = tool
-    return list(found.values())
+        for tool in sorted(reader.found, key=lambda tool: int(tool.place.rpartition(":")[2])):
+            if tool.name not in tools or tools[tool.name].schema is None:
+                tools[tool.name] = tool
+    return list(tools.values())
 
 
 def imported_modules(program: Path) -> set[str]:
@@ -76,8 +76,8 @@ def _modules(program: Path) -> Iterator[tuple[Path, ast.Module]]:
             ) from error
         yield path, tree
         for name in _imports(tree):
-            place = program.parent.joinpath(*name.split("."))
-            waiting += [one for one in (place.with_suffix(".py"), place / "__init__.py") if one.is_file()]
+            module = program.parent.joinpath(*name.split("."))
+            waiting += [file for file in (module.with_suffix(".py"), module / "__init__.py") if file.is_file()]
 
 
 def _imports(tree: ast.Module) -> Iterator[str]:
@@ -119,9 +119,11 @@ class _Reader(ast.NodeVisitor):
 
     def visit_FunctionDef(self, node: _Function) -> None:
         for decorator in filter(_makes_tool, node.decorator_list):
-            given = _given_name(decorator) if isinstance(decorator, ast.Call) else None
-            own = isinstance(decorator, ast.Call) and any(one.arg == "args_schema" for one in decorator.keywords)
-            self.add(given or node.name, node, None if own else schema_of_function(node))
+            name = _given_name(decorator) if isinstance(decorator, ast.Call) else None
+            own = isinstance(decorator, ast.Call) and any(
+                keyword.arg == "args_schema" for keyword in decorator.keywords
+            )
+            self.add(name or node.name, node, None if own else schema_of_function(node))
         self.generic_visit(node)
 
     visit_AsyncFunctionDef = visit_FunctionDef
@@ -130,25 +132,30 @@ class _Reader(ast.NodeVisitor):
         if any(_last_name(base).endswith("Tool") for base in node.bases):
             for line in node.body:
                 targets = line.targets if isinstance(line, ast.Assign) else [getattr(line, "target", None)]
-                if any(isinstance(one, ast.Name) and one.id == "name" for one in targets):
+                if any(isinstance(target, ast.Name) and target.id == "name" for target in targets):
                     self.add(_text(getattr(line, "value", None)), line)
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
         if _MAKERS.fullmatch(_last_name(node.func)):
-            name = next((_text(one.value) for one in node.keywords if one.arg in _NAMING), None)
-            wrapped = [*node.args[:1], *(one.value for one in node.keywords if one.arg in ("func", "coroutine"))]
-            known = [one for one in wrapped if isinstance(one, ast.Name) and one.id in self.functions]
-            for one in known:
-                self.add_function(one, name)
-            if not known:
+            name = next((_text(keyword.value) for keyword in node.keywords if keyword.arg in _NAMING), None)
+            wrapped = [
+                *node.args[:1],
+                *(keyword.value for keyword in node.keywords if keyword.arg in ("func", "coroutine")),
+            ]
+            functions = [
+                function for function in wrapped if isinstance(function, ast.Name) and function.id in self.functions
+            ]
+            for function in functions:
+                self.add_function(function, name)
+            if not functions:
                 self.add(name, node)
-        for given in [*node.args, *(one.value for one in node.keywords if one.arg != "handoffs")]:
-            for item in given.elts if isinstance(given, ast.List | ast.Tuple) else ():
+        for argument in [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg != "handoffs")]:
+            for item in argument.elts if isinstance(argument, ast.List | ast.Tuple) else ():
                 self.add_function(item)
-        for one in node.keywords:
-            if one.arg == "handoffs" and isinstance(one.value, ast.List | ast.Tuple):
-                for item in one.value.elts:
+        for keyword in node.keywords:
+            if keyword.arg == "handoffs" and isinstance(keyword.value, ast.List | ast.Tuple):
+                for item in keyword.value.elts:
                     self.add(self._hand_off(item), item)
         self.generic_visit(node)
 
@@ -178,27 +185,27 @@ class _Reader(ast.NodeVisitor):
 
 def schema_of_function(function: _Function) -> dict[str, Any]:
     """The JSON Schema of a function's arguments, as its annotations say. One of another type may be anything, or missing."""
-    given = function.args
-    every = [one for one in (*given.posonlyargs, *given.args, *given.kwonlyargs) if one.arg not in ("self", "cls")]
-    defaults = {one.arg for one in given.args[len(given.args) - len(given.defaults) :]}
-    defaults |= {one.arg for one, value in zip(given.kwonlyargs, given.kw_defaults, strict=True) if value is not None}
-    properties = {one.arg: _schema_of(one.annotation) for one in every}
+    args = function.args
+    every = [arg for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs) if arg.arg not in ("self", "cls")]
+    defaults = {arg.arg for arg in args.args[len(args.args) - len(args.defaults) :]}
+    defaults |= {arg.arg for arg, value in zip(args.kwonlyargs, args.kw_defaults, strict=True) if value is not None}
+    properties = {arg.arg: _schema_of(arg.annotation) for arg in every}
     schema: dict[str, Any] = {"type": "object", "properties": properties}
     if required := [name for name, its in properties.items() if its and name not in defaults]:
         schema["required"] = required
-    return schema if given.kwarg is not None else {**schema, "additionalProperties": False}
+    return schema if args.kwarg is not None else {**schema, "additionalProperties": False}
 
 
 def _schema_of(annotation: ast.expr | None) -> dict[str, Any]:
     if isinstance(annotation, ast.Constant) and annotation.value is None:
         return {"type": "null"}
     if isinstance(annotation, ast.BinOp):  # str | None
-        kinds = [_schema_of(one).get("type") for one in (annotation.left, annotation.right)]
+        kinds = [_schema_of(side).get("type") for side in (annotation.left, annotation.right)]
         return {"type": kinds} if all(isinstance(kind, str) for kind in kinds) else {}
     if isinstance(annotation, ast.Subscript):
         outer, inner = _last_name(annotation.value), annotation.slice
-        values = [_literal(one) for one in (inner.elts if isinstance(inner, ast.Tuple) else [inner])]
-        if outer == "Literal" and all(isinstance(one, str | int) for one in values):
+        values = [_literal(element) for element in (inner.elts if isinstance(inner, ast.Tuple) else [inner])]
+        if outer == "Literal" and all(isinstance(value, str | int) for value in values):
             return {"enum": values}
         if outer == "Annotated" and isinstance(inner, ast.Tuple):
             return _schema_of(inner.elts[0])
@@ -214,7 +221,7 @@ def _makes_tool(decorator: ast.expr) -> bool:
 
 
 def _given_name(call: ast.Call) -> str | None:
-    named = next((one.value for one in call.keywords if one.arg in _NAMING), None)
+    named = next((keyword.value for keyword in call.keywords if keyword.arg in _NAMING), None)
     return _text(named) or (_text(call.args[0]) if call.args else None)
 
 
@@ -286,19 +293,19 @@ def _of_tool(tool: ProgramTool, dialect: str, folder: Path) -> list[ProposedRule
     rule = rule_of("tool", acts, None, {**allow, "schemas": {tool.name: tool.schema}}, [f"{tool.name} ({tool.place})"])
     if tool.schema is None or not holds(rule, (), folder):
         rule = rule_of("tool", acts, None, allow, [f"{tool.name} ({tool.place}): with any arguments"])
-    found = [rule]
+    rules = [rule]
     for argument in arguments:
         if argument in SQL_ARGUMENTS and "sql" in (argument, *_words(tool.name)):
             options = {"dialect": dialect, "mode": "read_only", "argument": argument}
-            found.append(
+            rules.append(
                 rule_of("sql", acts, argument, options, ["SQL that only reads; mode guarded also changes rows"])
             )
         if argument in COMMANDS:
             options = {"argument": argument, "cwd": "."}
-            found.append(
+            rules.append(
                 rule_of("shell", acts, argument, options, ["commands of the table, in the folder of this file"])
             )
-    return found
+    return rules
 
 
 def _words(name: str) -> list[str]:

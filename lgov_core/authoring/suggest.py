@@ -114,7 +114,7 @@ def _egress(tool: ToolActs, argument: str, texts: Counter[str]) -> Iterator[Prop
 
 
 def _counted(names: Counter[str]) -> str:
-    counted = sorted(names.items(), key=lambda one: (-one[1], one[0]))
+    counted = sorted(names.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{name} {count}" for name, count in counted) or "none"
 
 
@@ -130,7 +130,7 @@ def said_rules(tools: Sequence[ToolActs]) -> list[tuple[ProposedRule, list[Actio
     """
     strict: list[ToolActs] = []
     naming = 0
-    found: list[tuple[ProposedRule, list[Action]]] = []
+    rules: list[tuple[ProposedRule, list[Action]]] = []
     for tool in tools:
         foreign, count = _foreign(tool)
         if not foreign and all(action.context.get("user_text") for action in tool.actions):
@@ -145,26 +145,32 @@ def said_rules(tools: Sequence[ToolActs]) -> list[tuple[ProposedRule, list[Actio
             }
             named = ", ".join(f"{address.form} {count}" for address, count in foreign.most_common())
             notes = [f"{tool.name}: addresses must come from the user; allowed besides: {named}"]
-            found.append((ProposedRule(rule, notes), tool.actions))
+            rules.append((ProposedRule(rule, notes), tool.actions))
     if strict:
         names = [glob.escape(tool.name) for tool in strict]
         total = sum(tool.total for tool in strict)
         note = f"{naming} of {total} calls name an address (e-mail, URL, path, account, phone), which the user had said"
         rule = {"name": "said by the user", "tools": names, "use": "provenance"}
-        found.insert(0, (ProposedRule(rule, [note]), [action for tool in strict for action in tool.actions]))
-    return found
+        rules.insert(0, (ProposedRule(rule, [note]), [action for tool in strict for action in tool.actions]))
+    return rules
 
 
 def _foreign(tool: ToolActs) -> tuple[Counter[Address], int]:
     """The addresses that the user had not said, and how often each was named; and how many calls named any address."""
-    found: Counter[Address] = Counter()
+    foreign: Counter[Address] = Counter()
     naming = 0
     for action, count in zip(tool.actions, tool.counts, strict=True):
-        said = addresses(str(action.context.get("user_text", "")))
-        named = [one for name, text in strings_in(action.arguments) for one in addresses(text, name)]
+        user_addresses = addresses(str(action.context.get("user_text", "")))
+        named = [address for name, text in strings_in(action.arguments) for address in addresses(text, name)]
         naming += count if named else 0
-        found.update({one: count for one in named if not any(covers(known, one) for known in said)})
-    return found, naming
+        foreign.update(
+            {
+                address: count
+                for address in named
+                if not any(covers(user_address, address) for user_address in user_addresses)
+            }
+        )
+    return foreign, naming
 
 
 Judged = tuple[RecordedAction, Decision]
@@ -204,8 +210,8 @@ def suggest(
     """
     folder = folder or Path.cwd()
     every = list(recorded)
-    acts = [one for one in every if one is not None and one.action.point is Point.PRE_TOOL_CALL]
-    needed, rest = [one for one in acts if is_needed(one)], [one for one in acts if not is_needed(one)]
+    acts = [act for act in every if act is not None and act.action.point is Point.PRE_TOOL_CALL]
+    needed, rest = [act for act in acts if is_needed(act)], [act for act in acts if not is_needed(act)]
     if not needed:
         raise PolicyError(
             f"there is no tool call in {source} that ran and was not objected to",
@@ -217,27 +223,27 @@ def suggest(
     rules += _rate(acts)
     text = _written(rules, needed, len(acts), source)
     with closing(Governor(load(text, folder), manager=make_plugin_manager(builtin=(), third_party=False))) as governor:
-        judged = [(one, governor.decide(one.action)) for one in needed]
-        others = [(one, governor.decide(one.action)) for one in rest]
-    denied = [(one, decision) for one, decision in judged if decision.blocks]
+        judged = [(act, governor.decide(act.action)) for act in needed]
+        others = [(act, governor.decide(act.action)) for act in rest]
+    denied = [(act, decision) for act, decision in judged if decision.blocks]
     return Suggestion(
-        text, [tool.name for tool in tools], len(needed), denied, others, sum(one is None for one in every)
+        text, [tool.name for tool in tools], len(needed), denied, others, sum(act is None for act in every)
     )
 
 
 def _of_tool(tool: ToolActs, folder: Path, dialects: Sequence[str]) -> list[ProposedRule]:
     """That the tool may be called, with which arguments, and where they may lead."""
-    known, found, notes = _schema_rule(tool, folder), list[ProposedRule](), list[str]()
+    schema_rule, rules, notes = _schema_rule(tool, folder), list[ProposedRule](), list[str]()
     for candidates in place_candidates(tool, dialects):
         tried = None
         for tried in candidates:
             if holds(tried, tool.actions, folder):
-                found.append(tried)
+                rules.append(tried)
                 break
         else:
             if tried is not None and tried.rule["use"] == "shell":  # a query need not be SQL, a command is one
                 notes.append("ANY COMMAND of this length: a shell rule would deny some of these calls")
-    return [ProposedRule(known.rule, [*known.notes, *notes]), *found]
+    return [ProposedRule(schema_rule.rule, [*schema_rule.notes, *notes]), *rules]
 
 
 def _schema_rule(tool: ToolActs, folder: Path) -> ProposedRule:
@@ -248,8 +254,8 @@ def _schema_rule(tool: ToolActs, folder: Path) -> ProposedRule:
     total = tool.total
     notes = [f"{tool.name}: {counted(total, 'call')}, {counted(len(tool.actions), 'set')} of arguments"]
     for name, of_it in schema.get("properties", {}).items():
-        given = sum(name in one for one in values)
-        notes.append(f"  {name}: {described(of_it)}, in {counted(given, 'call')}")
+        present = sum(name in arguments for arguments in values)
+        notes.append(f"  {name}: {described(of_it)}, in {counted(present, 'call')}")
     escaped = {"allow": rule_of("tool", tool, None, {}, ()).rule["tools"]}
     with_schema = rule_of("tool", tool, None, {**escaped, "schemas": {tool.name: schema}}, notes)
     if holds(with_schema, tool.actions, folder):
@@ -259,7 +265,7 @@ def _schema_rule(tool: ToolActs, folder: Path) -> ProposedRule:
 
 def _rate(acts: Sequence[RecordedAction]) -> list[ProposedRule]:
     """A bound on the calls of one rollout: twice as many as were ever tried. None where calls belong to no rollout."""
-    counts = Counter(one.action.rollout_id for one in acts)
+    counts = Counter(act.action.rollout_id for act in acts)
     if None in counts:
         return []
     most = max(counts.values())
@@ -269,7 +275,7 @@ def _rate(acts: Sequence[RecordedAction]) -> list[ProposedRule]:
 
 
 def _written(rules: Sequence[ProposedRule], needed: Sequence[RecordedAction], every: int, source: str) -> str:
-    rollouts = len({one.action.rollout_id for one in needed})
+    rollouts = len({act.action.rollout_id for act in needed})
     of = f"{len(needed)} of {counted(every, 'tool call')}, in {counted(rollouts, 'rollout')}"
     head = ProposedRule({}, [f"Suggested from {source}: {of}."])
     first = head.text().splitlines()[0].strip()

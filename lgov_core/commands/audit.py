@@ -167,7 +167,7 @@ def _row(entry: AuditEntry) -> tuple[object, ...]:
 
 
 def _subject(entry: AuditEntry) -> str:
-    """What the entry is about: an act, or other entries and records."""
+    """The subject of the entry: an act, or other entries and records."""
     body = entry.body
     if "erased" in body:
         return f"texts of {counted(len(body['erased']), 'entry', 'entries')}"

@@ -57,9 +57,9 @@ def doctor(ctx: click.Context, run: str | None, framework: str | None, as_json: 
         ctx.exit(_examine(run, as_json))
     problems: list[str] = []
 
-    def checked(part: Callable[[], Any], otherwise: Any) -> Any:
+    def checked(check: Callable[[], Any], otherwise: Any) -> Any:
         try:
-            return part()
+            return check()
         except LgovError as error:
             problems.append(str(error))
             return otherwise
@@ -82,10 +82,10 @@ def doctor(ctx: click.Context, run: str | None, framework: str | None, as_json: 
     ctx.exit(Exit.FINDING if problems else Exit.OK)
 
 
-def _examine(place: str, as_json: bool) -> Exit:
+def _examine(run: str, as_json: bool) -> Exit:
     from lgov_core.train.diagnosis import examine
 
-    report = examine(place)
+    report = examine(run)
     if as_json:
         write_json(report.as_json())
     else:
@@ -94,8 +94,8 @@ def _examine(place: str, as_json: bool) -> Exit:
             click.echo(f"  {finding.sentence}\n  {finding.advice}")
             if finding.rollouts:
                 click.echo(f"  rollouts: {' '.join(map(printable, finding.rollouts[:_ROLLOUTS_SHOWN]))}")
-        found = f"{counted(len(report.findings), 'finding')} in {counted(report.updates, 'update')}"
-        click.echo(f"{found}, {counted(report.rollouts, 'rollout')} examined")
+        summary = f"{counted(len(report.findings), 'finding')} in {counted(report.updates, 'update')}"
+        click.echo(f"{summary}, {counted(report.rollouts, 'rollout')} examined")
         for name, why in report.not_examined.items():
             click.echo(f"not examined: {name}: {why}", err=True)
     return Exit.FINDING if report.findings else Exit.OK
@@ -116,19 +116,21 @@ def _extras() -> dict[str, dict[str, str | None]]:
     for requirement in metadata.requires("lgov") or ():
         extra, name = _EXTRA.search(requirement), _NAME.match(requirement)
         if extra and name and name[0] != "lgov":
-            extras.setdefault(extra[1], {}).update({one: _version(one) for one in _distributions(requirement)})
+            extras.setdefault(extra[1], {}).update(
+                {distribution: _version(distribution) for distribution in _distributions(requirement)}
+            )
     return extras
 
 
 def _distributions(requirement: str) -> list[str]:
-    """What a requirement names and, if that is installed, what its extras need: ``sqlglot[c]`` needs sqlglotc."""
+    """The distributions that a requirement names and, where it is installed, its extras need: ``sqlglot[c]`` needs sqlglotc."""
     name, inner = _NAME.match(requirement), _INNER.match(requirement)
     assert name is not None
     if inner is None or _version(name[0]) is None:
         return [name[0]]
-    wanted = {extra.strip() for extra in inner[1].split(",")}
-    needed = [one for one in metadata.requires(name[0]) or () if (of := _EXTRA.search(one)) and of[1] in wanted]
-    return [name[0], *(one for line in needed for one in _distributions(line))]
+    extras = {extra.strip() for extra in inner[1].split(",")}
+    needed = [line for line in metadata.requires(name[0]) or () if (of := _EXTRA.search(line)) and of[1] in extras]
+    return [name[0], *(distribution for line in needed for distribution in _distributions(line))]
 
 
 def installed_plugins() -> list[dict[str, Any]]:
@@ -154,16 +156,17 @@ def _conflicts() -> list[str]:
     from lgov_core.process.governed import installed_adapters
 
     return [
-        f"{one.distribution} {found} is installed: {one.why}. If you use them: pip install '{one.distribution}<{one.below}'"
+        f"{conflict.distribution} {version} is installed: {conflict.why}."
+        f" If you use them: pip install '{conflict.distribution}<{conflict.below}'"
         for adapter in installed_adapters(make_plugin_manager())
-        for one in adapter.conflicts
-        if _version(one.needed_by) is not None and (found := _version(one.distribution)) is not None
-        if _numbers(found) >= _numbers(one.below)
+        for conflict in adapter.conflicts
+        if _version(conflict.needed_by) is not None and (version := _version(conflict.distribution)) is not None
+        if _numbers(version) >= _numbers(conflict.below)
     ]
 
 
 def _numbers(version: str) -> list[int]:
-    return [int(part) for part in re.findall(r"\d+", version.partition("+")[0])]
+    return [int(digits) for digits in re.findall(r"\d+", version.partition("+")[0])]
 
 
 def _version(distribution: str) -> str | None:

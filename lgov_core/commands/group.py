@@ -75,12 +75,12 @@ class LazyGroup(click.Group):
     def __init__(self, *args: Any, lazy: Commands, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._places: dict[str, str] = {}
-        for name, (line, place) in lazy.items():
-            if isinstance(place, str):
-                self._places[name] = place
+        for name, (line, target) in lazy.items():
+            if isinstance(target, str):
+                self._places[name] = target
                 self.add_command(click.Command(name, short_help=line))
             else:
-                self.add_command(LazyGroup(name, help=line, short_help=line, lazy=place))
+                self.add_command(LazyGroup(name, help=line, short_help=line, lazy=target))
 
     def load(self, name: str) -> click.Command:
         """The command itself, imported. Raises KeyError for a name that is not in the group."""

@@ -36,7 +36,7 @@ def list_models(as_json: bool) -> None:
         "smollm2": "SmolLM2-135M-Instruct, Apache-2.0",
     }
     kept = {name for name in about if (folder / name / "config.json").is_file()}
-    known = [
+    models = [
         {
             "name": name,
             "about": text,
@@ -46,7 +46,7 @@ def list_models(as_json: bool) -> None:
         for name, text in about.items()
     ]
     root = promoted_root()
-    known += [
+    models += [
         {
             "name": name,
             "about": "promoted; its current.json cannot be read" if version is None else f"promoted, version {version}",
@@ -56,7 +56,7 @@ def list_models(as_json: bool) -> None:
         for name, version in promoted_versions(root).items()
     ]
     if as_json:
-        write_json(known)
+        write_json(models)
         return
     rows = [
         (
@@ -64,7 +64,7 @@ def list_models(as_json: bool) -> None:
             model["about"],
             model["folder"] or (_MADE if model["available"] else "lgov models pull smollm2"),
         )
-        for model in known
+        for model in models
     ]
     write_table(("name", "what", "where, or how to get it"), rows)
 
@@ -179,68 +179,68 @@ def _measure(
     from lgov_core.train.loop.lineage import policy_facts
 
     trained = load_trained(checkpoint, base=model)
-    given: dict[str, Any] = {"max_new_tokens": trained.max_new_tokens}
-    given |= {name: one for name, one in options.items() if one is not None}
-    plan = EvaluationPlan(**{name: one for name, one in given.items() if one is not None})
+    settings: dict[str, Any] = {"max_new_tokens": trained.max_new_tokens}
+    settings |= {name: value for name, value in options.items() if value is not None}
+    plan = EvaluationPlan(**{name: value for name, value in settings.items() if value is not None})
     click.echo(f"{trained.path}: {len(read) * plan.samples} rollouts, recorded in {target}", err=True)
-    found = measure(trained.model, read, function, target / "checkpoint", plan)
+    evaluation = measure(trained.model, read, function, target / "checkpoint", plan)
     report: dict[str, Any] = {
         "checkpoint": str(trained.path),
         "step": trained.step,
         "lineage": "signed" if trained.lineage and trained.lineage.covered else "unsigned" if trained.lineage else None,
         "weights_sha256": trained.weights_sha256,
         "policy": None if plan.policy is None else policy_facts(plan.policy),
-        **found.as_json(),
-        "by_task": found.by_task(read),
+        **evaluation.as_json(),
+        "by_task": evaluation.by_task(read),
     }
     if start:
         serve(trained.model, trained.started)
         before = measure(trained.model, read, function, target / "start", plan)
-        channels = sorted({*found.channels, *before.channels})
+        channels = sorted({*evaluation.channels, *before.channels})
         report["start"] = before.as_json()
-        report["difference"] = {name: difference(found, before, name).as_json() for name in channels}
+        report["difference"] = {name: difference(evaluation, before, name).as_json() for name in channels}
     return report
 
 
 def _compare(first: Path, second: Path, *, as_json: bool) -> None:
     from lgov_core.evaluation.comparison import compare, read_evaluation
 
-    found = compare(read_evaluation(first), read_evaluation(second))
+    comparison = compare(read_evaluation(first), read_evaluation(second))
     if as_json:
-        write_json(found.as_json())
+        write_json(comparison.as_json())
         return
     rows = [
-        (what, one["number"], f"{one['before']:.2f} -> {one['after']:.2f}", json.dumps(one["task"])[:80])
-        for what, flipped in (("broken", found.broken), ("fixed", found.fixed))
-        for one in flipped
+        (what, flip["number"], f"{flip['before']:.2f} -> {flip['after']:.2f}", json.dumps(flip["task"])[:80])
+        for what, flipped in (("broken", comparison.broken), ("fixed", comparison.fixed))
+        for flip in flipped
     ]
     if rows:
         write_table(("what", "task", "succeeded", "text"), rows)
-    lost = f", {found.lost} lost in one of them" if found.lost else ""
-    click.echo(f"{len(found.fixed)} fixed, {len(found.broken)} broken, {found.same} the same{lost}")
-    gaps = {name: one.as_json() for name, one in found.difference.items()}
+    lost = f", {comparison.lost} lost in one of them" if comparison.lost else ""
+    click.echo(f"{len(comparison.fixed)} fixed, {len(comparison.broken)} broken, {comparison.same} the same{lost}")
+    gaps = {name: gap.as_json() for name, gap in comparison.difference.items()}
     write_table(
-        ("second - first", "mean", "95 % interval", "tasks"), [(name, *_numbers(one)) for name, one in gaps.items()]
+        ("second - first", "mean", "95 % interval", "tasks"), [(name, *_numbers(gap)) for name, gap in gaps.items()]
     )
 
 
 def _write(report: dict[str, Any]) -> None:
     parts = [("checkpoint", report), *([("start", report["start"])] if "start" in report else [])]
     rows: list[tuple[str, ...]] = []
-    for name, part in parts:
-        measures = {f"reward {channel}": one for channel, one in part["rewards"].items()}
-        measures |= {label: part[label.replace(" ", "_")] for label in ("succeeded", "violation rate", "calls")}
-        rows += [(name, label, *_numbers(one)) for label, one in measures.items()]
-        rows.append((name, "lost rollouts", str(part["lost"]), "", ""))
-    rows += [("difference", f"reward {name}", *_numbers(one)) for name, one in report.get("difference", {}).items()]
+    for name, evaluation in parts:
+        measures = {f"reward {channel}": measure for channel, measure in evaluation["rewards"].items()}
+        measures |= {label: evaluation[label.replace(" ", "_")] for label in ("succeeded", "violation rate", "calls")}
+        rows += [(name, label, *_numbers(measure)) for label, measure in measures.items()]
+        rows.append((name, "lost rollouts", str(evaluation["lost"]), "", ""))
+    rows += [("difference", f"reward {name}", *_numbers(gap)) for name, gap in report.get("difference", {}).items()]
     write_table(("of", "what", "mean", "95 % interval", "tasks"), rows)
 
 
-def _numbers(one: dict[str, Any]) -> tuple[str, str, str]:
-    if one["mean"] is None:
+def _numbers(estimate: dict[str, Any]) -> tuple[str, str, str]:
+    if estimate["mean"] is None:
         return "", "", "0"
-    interval = "" if one["low"] is None else f"{one['low']:.3f} to {one['high']:.3f}"
-    return f"{one['mean']:.3f}", interval, str(one["count"])
+    interval = "" if estimate["low"] is None else f"{estimate['low']:.3f} to {estimate['high']:.3f}"
+    return f"{estimate['mean']:.3f}", interval, str(estimate["count"])
 
 
 # ---------------------------------------------------------------------- export
@@ -325,4 +325,4 @@ def promote(
         done = promote_model(trained, root, name, report, force=force)
     about = {"name": name, "version": done.version, "folder": str(done.folder), "forced": list(done.forced)}
     text = f"{name} is version {done.version} now: lgov serve --model {name}"
-    write_result(about, "\n".join([text, *(f"  forced: {one}" for one in done.forced)]), as_json=as_json)
+    write_result(about, "\n".join([text, *(f"  forced: {reason}" for reason in done.forced)]), as_json=as_json)

@@ -30,10 +30,10 @@ def command(*codes: Exit, more: str = "") -> Callable[[Callable[..., Any]], clic
     """Makes a command with ``--json`` (``as_json``), whose help ends with its exit codes and ``more``."""
 
     def make(function: Callable[..., Any]) -> click.Command:
-        made = click.command(epilog=exit_status(*codes, more=more))(function)
+        click_command = click.command(epilog=exit_status(*codes, more=more))(function)
         text = "Write JSON to standard output instead of text."
-        made.params.append(click.Option(["--json", "as_json"], is_flag=True, help=text))
-        return made
+        click_command.params.append(click.Option(["--json", "as_json"], is_flag=True, help=text))
+        return click_command
 
     return make
 

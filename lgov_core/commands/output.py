@@ -64,7 +64,7 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, sho
 
 
 def effect_text(effect: str, verdict: str) -> str:
-    """What happened to an act, and beside it what the policies decided if shadow mode did not enforce that."""
+    """Says what happened to an act, and beside it what the policies decided if shadow mode did not enforce that."""
     return effect if verdict == effect else f"{effect} (would {verdict})"
 
 
@@ -75,4 +75,6 @@ def rewards_text(rewards: Mapping[str, float]) -> str:
 
 def printable(text: str) -> str:
     """``text`` with unprintable characters replaced, so that model text cannot control the terminal."""
-    return "".join(one if one.isprintable() or one == "\n" else "\N{REPLACEMENT CHARACTER}" for one in text)
+    return "".join(
+        character if character.isprintable() or character == "\n" else "\N{REPLACEMENT CHARACTER}" for character in text
+    )

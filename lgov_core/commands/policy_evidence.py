@@ -153,8 +153,8 @@ def _summary(judged: list[tuple[Case, Decision]]) -> dict[str, int]:
     }
 
 
-def _share(part: int, whole: int) -> str:
-    return f"{part} of {whole} ({part / whole:.1%})" if whole else "0 of 0"
+def _share(count: int, whole: int) -> str:
+    return f"{count} of {whole} ({count / whole:.1%})" if whole else "0 of 0"
 
 
 def _replay(file: Path, source: str, limit: int, as_json: bool) -> Exit:

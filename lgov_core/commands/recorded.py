@@ -24,24 +24,24 @@ _AUDIT_RECORD: Final = b"lgvA"
 _SQLITE: Final = b"SQLite format 3\0"
 
 
-def opened_store(place: str) -> closing[RolloutQueue]:
-    """Opens the trace store at ``place``, which must exist: a path, an address or a run folder. Raises `StoreError`."""
+def opened_store(source: str) -> closing[RolloutQueue]:
+    """Opens the trace store at ``source``, which must exist: a path, an address or a run folder. Raises `StoreError`."""
     from lgov_core.store import open_store
 
-    return closing(open_store(store_of(place), make=False))
+    return closing(open_store(store_of(source), make=False))
 
 
-def store_of(place: str) -> str:
-    """``place``, or the store in it where it is a run folder."""
-    file = Path(place) / "store.sqlite"
-    return str(file) if file.is_file() else place
+def store_of(source: str) -> str:
+    """``source``, or the store in it where it is a run folder."""
+    file = Path(source) / "store.sqlite"
+    return str(file) if file.is_file() else source
 
 
-def store_or_setting(place: str | None) -> str:
-    """``place``, or the store that the settings name. Raises `click.UsageError` where they name none."""
-    if (place := place or load_settings().store) is None:
+def store_or_setting(source: str | None) -> str:
+    """``source``, or the store that the settings name. Raises `click.UsageError` where they name none."""
+    if (source := source or load_settings().store) is None:
         raise click.UsageError("name a trace store, or set store in lgov.toml")
-    return place
+    return source
 
 
 def record_or_setting(path: Path | None) -> Path:
@@ -51,18 +51,18 @@ def record_or_setting(path: Path | None) -> Path:
     return path or load_settings().audit or DEFAULT_AUDIT
 
 
-def is_audit_record(place: str) -> bool:
+def is_audit_record(source: str) -> bool:
     """True for the file of an audit record; False also when there is no such file."""
-    return _begins(place, _APPLICATION_ID.stop)[_APPLICATION_ID] == _AUDIT_RECORD
+    return _begins(source, _APPLICATION_ID.stop)[_APPLICATION_ID] == _AUDIT_RECORD
 
 
-def is_store(place: str) -> bool:
+def is_store(source: str) -> bool:
     """True for the address of a store, an SQLite file, and a run folder with a store in it."""
-    return "://" in place or _begins(store_of(place), len(_SQLITE)) == _SQLITE
+    return "://" in source or _begins(store_of(source), len(_SQLITE)) == _SQLITE
 
 
-def _begins(place: str, length: int) -> bytes:
-    with suppress(OSError, ValueError), Path(place).open("rb") as file:
+def _begins(source: str, length: int) -> bytes:
+    with suppress(OSError, ValueError), Path(source).open("rb") as file:
         return file.read(length)
     return b""
 
@@ -87,16 +87,16 @@ def opened_record(path: Path, *, signer: Signer | None = None, heads: Path | Non
 
 
 @contextmanager
-def recorded_actions(place: str) -> Generator[list[RecordedAction | None]]:
-    """The tool calls, and in an audit record also the model calls and texts, that were judged in ``place``, in order.
+def recorded_actions(source: str) -> Generator[list[RecordedAction | None]]:
+    """The tool calls, and in an audit record also the model calls and texts, that were judged in ``source``, in order.
 
     None stands for one that is not on record in full.
     """
     from lgov_core.authoring.replay import from_audit, from_store
 
-    if is_audit_record(place):
-        with opened_record(Path(place)) as log:
+    if is_audit_record(source):
+        with opened_record(Path(source)) as log:
             yield list(from_audit(log.entries()))
     else:
-        with opened_store(place) as store:
+        with opened_store(source) as store:
             yield list(from_store(store))

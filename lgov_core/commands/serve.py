@@ -90,7 +90,7 @@ def serve(
         assignments={name: text for name, text in assignments.items() if "." in name},
         environ={},
     )
-    keys = _keys(settings, admin_keys_file, shown=show_admin_key)
+    keys = _keys(settings, admin_keys_file, show_admin_key=show_admin_key)
     stopped = threading.Event()  # by SIGTERM, so that the store is closed before the process ends
     with contextlib.ExitStack() as opened:
         if training.model.engine == "vllm":
@@ -170,10 +170,10 @@ def _write_address(
     write_result(about, text if admin_key is None else f"{text}\nadmin key {admin_key}", as_json=as_json)
 
 
-def _keys(settings: Settings, admin_keys_file: Path | None, *, shown: bool) -> KeyRing | None:
+def _keys(settings: Settings, admin_keys_file: Path | None, *, show_admin_key: bool) -> KeyRing | None:
     """The keys that calls need; None where none are set. Raises `SettingsError` where keys are required.
 
-    ``shown``: the admin key will be printed, which requires keys.
+    ``show_admin_key``: the admin key will be printed, which requires keys.
     """
     from lgov_core.gateway.server import is_loopback
     from lgov_core.gateway.serving.keys import AdminKeyFile, KeyRing
@@ -187,7 +187,7 @@ def _keys(settings: Settings, admin_keys_file: Path | None, *, shown: bool) -> K
                 f"{settings.host} can be reached from other machines and no keys were given",
                 hint="give --key-secret-file",
             )
-        if shown:
+        if show_admin_key:
             raise SettingsError("there is no admin key without a key secret", hint="give --key-secret-file")
         return None
     try:

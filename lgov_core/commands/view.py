@@ -104,10 +104,10 @@ def _from_settings(audit: Path | None, policies: tuple[Path, ...]) -> tuple[str,
     """
     settings = load_settings()
     record = audit or (settings.audit if settings.audit is not None and settings.audit.is_file() else None)
-    if (place := settings.store or (None if record is None else str(record))) is None:
+    if (source := settings.store or (None if record is None else str(record))) is None:
         raise click.UsageError("name a store, an audit record or a run, or set store or audit in lgov.toml")
     policy = () if settings.policy is None or not settings.policy.is_file() else (settings.policy,)
-    return place, record if settings.store is not None else None, policies or policy
+    return source, record if settings.store is not None else None, policies or policy
 
 
 def mounted_window(

@@ -16,7 +16,7 @@ _PLAIN_VALUE = re.compile(r"[\w.,:+%@-]*")
 
 @dataclass
 class Input:
-    """What a command reads; ``values`` are what lines of it may be."""
+    """The input of a command; ``values`` are the texts that its lines may be."""
 
     #: ``file``: a redirected file or nothing, ``text``: known text, ``pipe``: another command's output.
     source: str = "file"
@@ -42,7 +42,7 @@ class Call:
 
     def words_of(self, kind: str) -> list[str]:
         """The words of one kind."""
-        return [word for found, word in self.checks if found.name == kind]
+        return [word for check, word in self.checks if check.name == kind]
 
 
 def read_call(table: Table, entry: Entry, words: Sequence[str], stdin: Input) -> Call:
@@ -53,14 +53,14 @@ def read_call(table: Table, entry: Entry, words: Sequence[str], stdin: Input) ->
         operands, rest, verbatim = _Reader(call, rest).read()
         if not call.entry.sub or not rest:
             break
-        found = table.sub(call.entry, rest[0])
-        if found is not None:
+        sub_entry = table.sub(call.entry, rest[0])
+        if sub_entry is not None:
             rest.pop(0)
         else:
-            found = table.sub(call.entry, "*")
-        if found is None:
+            sub_entry = table.sub(call.entry, "*")
+        if sub_entry is None:
             raise unknown(f"{call.entry.name} {rest[0][:40]} is not known; add it to commands of the policy.")
-        call.entry = found
+        call.entry = sub_entry
     call.entry = table.switched(call.entry, call.options)
     call.operands = [*operands, *verbatim]
     _assign_kinds(call, call.entry.after or (), verbatim)
@@ -102,15 +102,15 @@ class _Reader:
 
     def _undashed(self, letters: str, rest: list[str]) -> list[str]:
         """``cfv a.tar b`` as ``-c -f a.tar -v b``: values follow all letters, in their order."""
-        found: list[str] = []
+        dashed: list[str] = []
         for option in (f"-{letter}" for letter in letters):
-            found.append(option)
+            dashed.append(option)
             if option in self.entry.values and rest:
-                found.append(rest.pop(0))
-        return found + rest
+                dashed.append(rest.pop(0))
+        return dashed + rest
 
     def _ends(self) -> bool:
-        """Whether all further words are taken as they are."""
+        """Returns whether all further words are taken as they are."""
         at = len(self.operands) - 1
         kinds = self.entry.args
         if at < len(kinds) and kinds[at].count == "!":
@@ -185,8 +185,8 @@ def _assign_kinds(call: Call, kinds: Sequence[Kind], operands: list[str]) -> Non
             raise unknown(f"{call.entry.name} takes fewer words than this; leave {shown(operands[at])} out.")
         repeated = (Kind("argument"),)
     more = count - at - len(trail)
-    given = [*lead[: max(count - len(trail), 0)], *([*repeated] * max(more, 0)), *trail[max(-more - at, 0) :]]
-    call.checks.extend(zip(given, operands, strict=False))
+    assigned = [*lead[: max(count - len(trail), 0)], *([*repeated] * max(more, 0)), *trail[max(-more - at, 0) :]]
+    call.checks.extend(zip(assigned, operands, strict=False))
 
 
 def files_of(call: Call) -> list[str]:
@@ -203,14 +203,14 @@ def files_of(call: Call) -> list[str]:
 
 
 def printed_by(workspace: Workspace, call: Call) -> list[str]:
-    """What a line of the output may be, by the entry's ``prints``: for the first option given, or without one."""
+    """The texts that a line of the output may be, by the entry's ``prints``: for the first option given, or without one."""
     prints = call.entry.prints
     kind = next((prints[option] for option in prints if option in call.options), prints.get("", "text"))
     return _PRINTED[kind](workspace, call)
 
 
 def _names_files(call: Call) -> bool:
-    """Whether files may be named beside their counts: ``wc`` names one file too."""
+    """Returns whether files may be named beside their counts: ``wc`` names one file too."""
     files = call.words_of("read")[int(call.entry.name != "wc") :]
     return bool(files or call.words_of("tree")) or any(map(is_wild, call.operands))
 

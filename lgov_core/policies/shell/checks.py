@@ -33,9 +33,9 @@ def check_python(text: str, workspace: Workspace) -> None:
         nodes = list(ast.walk(ast.parse(text)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise _not_judged("what is not understood") from None
-    syntax, known = _allowed()
+    syntax, module_names = _allowed()
     builtins, methods = names("python", "builtins"), names("python", "methods")
-    modules, imported = _imported(nodes, known)
+    modules, imported = _imported(nodes, module_names)
     workspace.modules(name.partition(".")[0] for name in modules.values())
     own = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     own |= {node.arg for node in nodes if isinstance(node, ast.arg)}
@@ -53,14 +53,14 @@ def check_python(text: str, workspace: Workspace) -> None:
         elif isinstance(node, ast.Attribute):
             used = methods
             if isinstance(node.value, ast.Name) and node.value.id in modules:
-                used = (*known.get(modules[node.value.id], ()), *names("python", "versions"))
+                used = (*module_names.get(modules[node.value.id], ()), *names("python", "versions"))
             elif isinstance(node.value, ast.Name | ast.Attribute):
-                used = (*methods, *known["datetime"])
+                used = (*methods, *module_names["datetime"])
             if not isinstance(node.ctx, ast.Load) or node.attr not in used:
                 raise _not_judged(node.attr)
 
 
-def _imported(nodes: list[ast.AST], known: Mapping[str, tuple[str, ...]]) -> tuple[dict[str, str], set[str]]:
+def _imported(nodes: list[ast.AST], allowed: Mapping[str, tuple[str, ...]]) -> tuple[dict[str, str], set[str]]:
     """The modules by their names here, and names taken out of modules."""
     modules: dict[str, str] = {}
     imported: set[str] = set()
@@ -68,7 +68,7 @@ def _imported(nodes: list[ast.AST], known: Mapping[str, tuple[str, ...]]) -> tup
         if isinstance(node, ast.Import):
             modules.update({alias.asname or alias.name: alias.name for alias in node.names})
         elif isinstance(node, ast.ImportFrom):
-            if any(alias.name not in known.get(node.module or "", ()) for alias in node.names):
+            if any(alias.name not in allowed.get(node.module or "", ()) for alias in node.names):
                 raise _not_judged(f"{node.module}")
             imported.update(alias.asname or alias.name for alias in node.names)
     return modules, imported
@@ -79,8 +79,12 @@ def _not_judged(what: str) -> Refused:
 
 
 def _check_open(call: ast.Call, workspace: Workspace) -> None:
-    given = [*call.args, *(each.value for each in call.keywords if each.arg in ("mode", "encoding", "newline"))]
-    words = [part.value for part in given if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+    arguments = [*call.args, *(each.value for each in call.keywords if each.arg in ("mode", "encoding", "newline"))]
+    words = [
+        argument.value
+        for argument in arguments
+        if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+    ]
     if not call.args or len(words) != len(call.args) + len(call.keywords):
         raise _not_judged("open without a plain name")
     workspace.read(words[0])
@@ -95,11 +99,11 @@ _LOCAL = re.compile(r"localhost|127(?:\.\d{1,3}){3}|0\.0\.0\.0|\[::1\]|host\.doc
 
 def check_word(workspace: Workspace, call: Call, kind: str, word: str) -> None:
     """Checks a word as ``kind``: a pattern of the table with further checks, or one of `CHECKS`."""
-    known = pattern(kind)
-    if known is None:
+    entry = pattern(kind)
+    if entry is None:
         CHECKS[kind](workspace, call, word)
         return
-    rule, expression, further = known
+    rule, expression, further = entry
     workspace.budget.spend(50 + 10 * len(word) if kind == "sed" else 5 + len(word) // 4)
     if expression.fullmatch(word) is None:
         raise Refused(rule, f"{call.entry.name} may not be given {shown(word)} here: as {kind} it is not understood.")
@@ -169,8 +173,8 @@ def _script(workspace: Workspace, call: Call, word: str) -> None:
 
 def _delete_found(workspace: Workspace, call: Call, word: str) -> None:
     workspace.exact, before = True, workspace.exact
-    for found in files_of(call):
-        workspace.delete(found)
+    for file in files_of(call):
+        workspace.delete(file)
     workspace.exact = before
 
 

@@ -61,10 +61,10 @@ class Session:
         state = self._workspace.state
         here = (state.folders, state.failed)
         try:
-            known = self._table.known(name)
-            if known is None:
+            command = self._table.known(name)
+            if command is None:
                 raise unknown(f"{name[:60]!r} is not a known command; add it to commands of the policy.")
-            entry = self._table.entry(known)
+            entry = self._table.entry(command)
             return [UNKNOWN] if self._asks_for_help(entry, args) else self._judge(entry, args, stdin)
         except Refused as refused:
             if refused.rule != "shell-unknown" or not self._lenient:
@@ -79,9 +79,9 @@ class Session:
         return [UNKNOWN]
 
     def _asks_for_help(self, entry: Entry, args: list[str]) -> bool:
-        """Whether a command or one of its sub-commands is only asked what it does."""
-        known = len(args) == 2 and entry.sub and re.fullmatch(r"[a-z][a-z-]*", args[0]) is not None
-        return args == ["--version"] or (args[-1:] == ["--help"] and (len(args) == 1 or bool(known)))
+        """Returns whether a command or one of its sub-commands is only asked what it does."""
+        sub_command = len(args) == 2 and entry.sub and re.fullmatch(r"[a-z][a-z-]*", args[0]) is not None
+        return args == ["--version"] or (args[-1:] == ["--help"] and (len(args) == 1 or bool(sub_command)))
 
     def _judge(self, entry: Entry, args: list[str], stdin: Input) -> list[str]:
         call, workspace, state = read_call(self._table, entry, args, stdin), self._workspace, self._workspace.state
@@ -199,8 +199,8 @@ class Session:
             lines = [UNKNOWN]
         if not apart and any(re.search(r"[\"'\\]", line) for line in lines):
             lines = [UNKNOWN]
-        for given in [[line] for line in lines] if marks else [lines]:
-            filled = _filled_in(words, marks[0], given) if marks else [*words, *given]
+        for batch in [[line] for line in lines] if marks else [lines]:
+            filled = _filled_in(words, marks[0], batch) if marks else [*words, *batch]
             self._run_on_files(filled, exact=bool(apart))
 
     def _run_on_files(self, words: list[str], *, exact: bool) -> None:
@@ -264,8 +264,8 @@ class ShellPolicy(BoundedPolicy):
         self.name = name
         self.arguments = argument_names(name, argument, "the command")
         self.cwd = _folder(name, "cwd", os.getcwd() if cwd is None else cwd)
-        given = (self.cwd, "/tmp") if writable is None else string_tuple(name, "writable", writable)
-        self.writable = tuple(_folder(name, "writable", folder, self.cwd) for folder in given)
+        folders = (self.cwd, "/tmp") if writable is None else string_tuple(name, "writable", writable)
+        self.writable = tuple(_folder(name, "writable", folder, self.cwd) for folder in folders)
         if unknown not in get_args(Unknown):
             raise PolicyError(f"{name}: unknown is {unknown!r}", hint="write deny, escalate or allow")
         self.unknown = unknown
@@ -280,8 +280,8 @@ class ShellPolicy(BoundedPolicy):
             return None
         texts = [_text(action.arguments[name]) for name in self.arguments if name in action.arguments]
         if not texts or any(text is None for text in texts):
-            wanted = " or ".join(self.arguments)
-            return self.deny("shell-missing", f"Give the command as text in the argument {wanted}.", Severity.MEDIUM)
+            names = " or ".join(self.arguments)
+            return self.deny("shell-missing", f"Give the command as text in the argument {names}.", Severity.MEDIUM)
         decisions = [self.judge_command(text) for text in texts if text is not None]
         return max(decisions, key=lambda decision: decision.effect)
 
@@ -312,12 +312,12 @@ class ShellPolicy(BoundedPolicy):
 def _commands(owner: str, commands: object) -> Mapping[str, Any]:
     """Entries by name. Raises `PolicyError` for names that are paths or whole commands."""
     if isinstance(commands, Mapping):
-        found = dict(cast("Mapping[str, Any]", commands))
+        entries = dict(cast("Mapping[str, Any]", commands))
     else:
-        found = dict.fromkeys(string_tuple(owner, "commands", commands), FREE)
-    if any("/" in str(command) or " " in command or not command for command in found):
+        entries = dict.fromkeys(string_tuple(owner, "commands", commands), FREE)
+    if any("/" in str(command) or " " in command or not command for command in entries):
         raise PolicyError(f"{owner}: commands holds a path or a whole command", hint="write names such as mytool")
-    return found
+    return entries
 
 
 def _text(value: object) -> str | None:

@@ -83,13 +83,13 @@ class Node:
 
     def walk(self) -> list[Node]:
         """The node and all below it, in the order of the text."""
-        found: list[Node] = []
+        nodes: list[Node] = []
         waiting: list[Node] = [self]
         while waiting:
             node = waiting.pop()
-            found.append(node)
+            nodes.append(node)
             waiting.extend(node.children[::-1])
-        return found
+        return nodes
 
 
 def parse(text: str) -> Node:
@@ -205,12 +205,14 @@ def _check_heredoc(node: Node, source: bytes) -> None:
 
 def _check_substitutions(nodes: list[Node], source: bytes) -> None:
     """Refuses a backtick, ``$(``, ``${`` or ``$[`` that the tree does not show as what the shell takes it for."""
-    known: set[int] = set()
+    understood: set[int] = set()
     quoted: list[tuple[int, int]] = []
     verbatim = False
     for node in nodes:
         if node.type in ("command_substitution", "arithmetic_expansion", "expansion"):
-            known.update((node.end - len(node.text.lstrip().encode()), node.end - 1))  # a space before it is part of it
+            understood.update(
+                (node.end - len(node.text.lstrip().encode()), node.end - 1)
+            )  # a space before it is part of it
         if node.type == "heredoc_start":
             verbatim = re.search(r"[\"'\\]", node.text) is not None
         elif node.type in _QUOTING and (verbatim or node.type != "heredoc_body"):
@@ -226,6 +228,6 @@ def _check_substitutions(nodes: list[Node], source: bytes) -> None:
                 raise unclear("A backslash before a quote is not followed here; write it more simply.")
             at = span[1]
             continue
-        if match[0][:1] != b"\\" and match.start() not in known:
+        if match[0][:1] != b"\\" and match.start() not in understood:
             raise unclear("A substitution that is not understood; write it more simply.")
         at = match.end()

@@ -61,8 +61,8 @@ def globs(key: str) -> re.Pattern[str]:
 @lru_cache(32)
 def regex(section: str, key: str) -> re.Pattern[str]:
     """A regular expression in ``commands.yaml``, or a list of alternatives."""
-    given = data()[section][key]
-    return re.compile(given if isinstance(given, str) else "|".join(given))
+    value = data()[section][key]
+    return re.compile(value if isinstance(value, str) else "|".join(value))
 
 
 @lru_cache(128)
@@ -71,12 +71,12 @@ def pattern(kind: str) -> tuple[str, re.Pattern[str], tuple[str, ...]] | None:
     if kind not in data()["patterns"]:
         return None
     rule, expression, *further = data()["patterns"][kind]
-    return rule, re.compile(expression, re.DOTALL), tuple(name for part in further for name in part.split())
+    return rule, re.compile(expression, re.DOTALL), tuple(name for text in further for name in text.split())
 
 
 @lru_cache(1)
 def allowed_values() -> Mapping[str, str]:
-    """What a variable that is otherwise not set may be set to, as regular expressions by name."""
+    """The values that a variable may be set to which is otherwise not set, as regular expressions by name."""
     return _spread(data()["variables"]["allowed"])
 
 
@@ -91,7 +91,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Entry:
-    """What one command may be given. The module's documentation describes the fields."""
+    """The options and words that one command may be given. The module's documentation describes the fields."""
 
     name: str
     flags: frozenset[str] = frozenset()
@@ -129,15 +129,15 @@ class Table:
 
     def extended(self, commands: Mapping[str, Any]) -> Table:
         """A table with further commands, which replace those of the same name. Raises `PolicyError` for a bad entry."""
-        made = Table(self._kinds, {**self.commands, **commands})
+        table = Table(self._kinds, {**self.commands, **commands})
         for name in commands:
-            made.entry(name)
-        return made
+            table.entry(name)
+        return table
 
     def known(self, name: str) -> str | None:
         """The name of a command in the table: ``python`` for ``python3.12``. None for unknown commands."""
         plain = _VERSION.sub("", name) if len(name) < 64 else name
-        return next((known for known in (name, plain) if known in self.commands), None)
+        return next((candidate for candidate in (name, plain) if candidate in self.commands), None)
 
     def entry(self, name: str) -> Entry:
         """The entry of a command in the table."""
@@ -145,38 +145,38 @@ class Table:
 
     def sub(self, entry: Entry, name: str) -> Entry | None:
         """The entry of a sub-command, or None."""
-        given = entry.sub.get(name)
-        return None if given is None else self._compile(f"{entry.name} {name}", given)
+        raw = entry.sub.get(name)
+        return None if raw is None else self._compile(f"{entry.name} {name}", raw)
 
     def switched(self, entry: Entry, options: set[str]) -> Entry:
         """The entry as it is where some of ``options`` are given."""
-        for asked, changes in entry.when:
-            if any(wanted <= options for wanted in asked):
+        for conditions, changes in entry.when:
+            if any(condition <= options for condition in conditions):
                 entry = self._with(entry, changes)
         return entry
 
-    def _compile(self, name: str, given: Any) -> Entry:
+    def _compile(self, name: str, raw: Any) -> Entry:
         if name not in self._compiled:
             for _ in range(3):
-                if isinstance(given, str):
-                    given = self.commands.get(given, given)
-            given = {} if given is None or given is True else given
-            if not isinstance(given, Mapping):
+                if isinstance(raw, str):
+                    raw = self.commands.get(raw, raw)
+            raw = {} if raw is None or raw is True else raw
+            if not isinstance(raw, Mapping):
                 hint = "write a mapping such as {args: 'read*'}"
-                raise PolicyError(f"shell: the command {name!r} is {given!r}", hint=hint)
-            self._compiled[name] = self._with(Entry(name), cast("Mapping[str, Any]", given))
+                raise PolicyError(f"shell: the command {name!r} is {raw!r}", hint=hint)
+            self._compiled[name] = self._with(Entry(name), cast("Mapping[str, Any]", raw))
         return self._compiled[name]
 
-    def _with(self, entry: Entry, given: Mapping[str, Any]) -> Entry:
-        """``entry`` with the keys of ``given``; flags and values are added to those that it has."""
-        wrong = set(given) - _KEYS
+    def _with(self, entry: Entry, changes: Mapping[str, Any]) -> Entry:
+        """``entry`` with the keys of ``changes``; flags and values are added to those that it has."""
+        wrong = set(changes) - _KEYS
         if wrong:
             hint = f"the keys are {', '.join(sorted(_KEYS))}"
             raise PolicyError(f"shell: the command {entry.name!r} has the key {min(map(str, wrong))!r}", hint=hint)
 
         def kinds(parts: Any) -> tuple[Kind, ...]:
             listed = parts.split() if isinstance(parts, str) else [parts] if isinstance(parts, Mapping) else parts
-            return tuple(self._kind(entry.name, part) for part in listed)
+            return tuple(self._kind(entry.name, raw) for raw in listed)
 
         def kinds_by_option(options: Mapping[str, Any]) -> dict[str, Kind]:
             return {option: self._kind(entry.name, kind) for option, kind in _spread(options).items()}
@@ -195,37 +195,37 @@ class Table:
                 for options, keys in cases.items()
             ),
         }
-        made = {key: readers[key](value) for key, value in given.items() if key != "like"}
+        fields = {key: readers[key](value) for key, value in changes.items() if key != "like"}
         flags, values = entry.flags, dict(entry.values)
-        for other in str(given.get("like", "")).split():
+        for other in str(changes.get("like", "")).split():
             shared = data()["groups"].get(other, self.commands.get(other, {}))
             both = self._with(Entry(other), {key: shared[key] for key in ("flags", "values", "like") if key in shared})
             flags, values = flags | both.flags, {**values, **both.values}
-        made["flags"] = flags | made.get("flags", frozenset())
-        made["values"] = {**values, **made.get("values", {})}
-        return replace(entry, **made)
+        fields["flags"] = flags | fields.get("flags", frozenset())
+        fields["values"] = {**values, **fields.get("values", {})}
+        return replace(entry, **fields)
 
-    def _kind(self, command: str, given: Any) -> Kind:
-        count, choices, name = "", (), given
-        if isinstance(given, Mapping) and len(cast("Mapping[str, Any]", given)) == 1:
-            (name, listed), *_ = cast("Mapping[str, Any]", given).items()
+    def _kind(self, command: str, raw: Any) -> Kind:
+        count, choices, name = "", (), raw
+        if isinstance(raw, Mapping) and len(cast("Mapping[str, Any]", raw)) == 1:
+            (name, listed), *_ = cast("Mapping[str, Any]", raw).items()
             choices = tuple(map(str, listed))
         if isinstance(name, str) and name[-1:] in "*?!":
             name, count = name[:-1], name[-1]
         if not isinstance(name, str) or not (name in self._kinds or name in data()["patterns"]):
             hint = f"kinds: {', '.join([*self._kinds, *data()['patterns']])}"
-            raise PolicyError(f"shell: the command {command!r} has a word of kind {given!r}", hint=hint)
+            raise PolicyError(f"shell: the command {command!r} has a word of kind {raw!r}", hint=hint)
         return Kind(name, choices, count)
 
 
 def _flags(text: str) -> frozenset[str]:
     """Options without a value; ``-[abc]`` is ``-a -b -c``."""
-    found: set[str] = set()
+    flags: set[str] = set()
     for option in text.split():
-        found.update([f"-{letter}" for letter in option[2:-1]] if option.startswith("-[") else [option])
-    return frozenset(found)
+        flags.update([f"-{letter}" for letter in option[2:-1]] if option.startswith("-[") else [option])
+    return frozenset(flags)
 
 
-def _spread(given: Mapping[str, Any]) -> dict[str, Any]:
+def _spread(mapping: Mapping[str, Any]) -> dict[str, Any]:
     """A mapping with keys of several names, spread to one name a key."""
-    return {name: value for key, value in given.items() for name in (str(key).split() or [""])}
+    return {name: value for key, value in mapping.items() for name in (str(key).split() or [""])}

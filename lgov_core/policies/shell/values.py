@@ -88,7 +88,7 @@ _WILD = re.compile(f"[{UNKNOWN}{STAR}{ANY}{BELOW}]")
 
 
 def is_wild(word: str) -> bool:
-    """Whether a word holds a placeholder, so that it may be several things."""
+    """Returns whether a word holds a placeholder, so that it may be several things."""
     return _WILD.search(word) is not None
 
 
@@ -118,7 +118,7 @@ def shown(word: str) -> str:
 def marked(text: str) -> str:
     """Source outside quotes: escapes undone, special characters replaced by placeholders."""
     text = TILDE + text[1:] if text.startswith("~") else text
-    return re.sub(r"\\(.?)|[*?[{},]", lambda found: _ACTIVE.get(found[0]) or found[1] or "\\", text, flags=re.DOTALL)
+    return re.sub(r"\\(.?)|[*?[{},]", lambda match: _ACTIVE.get(match[0]) or match[1] or "\\", text, flags=re.DOTALL)
 
 
 def ansi_c(text: str) -> str:
@@ -153,11 +153,11 @@ def braces(word: str) -> list[str]:
             (waiting if close >= 0 else done).append(current.replace(CLOSE, "}", 1))
             continue
         before, inner, after = current[:start], current[start + 1 : close], current[close + 1 :]
-        known = _RANGE.fullmatch(inner)
+        span = _RANGE.fullmatch(inner)
         if COMMA in inner:
             items = inner.split(COMMA)
-        elif known is not None:
-            low, high = sorted((ord(known[1] or "1"), ord(known[2] or "1")))
+        elif span is not None:
+            low, high = sorted((ord(span[1] or "1"), ord(span[2] or "1")))
             items = [chr(code) for code in range(low, high + 1)]  # for numbers: 1
         elif ".." in inner:
             raise unclear("A range in braces that is not understood; write it more simply.")

@@ -100,8 +100,8 @@ class Effects:
             if child.type not in WORDS:
                 self.test(child, operators)
                 continue
-            asked = re.fullmatch(r"[\"']?\$\{?(\w+)(?::?[-+]\w*)?\}?[\"']?", child.text)
-            if asked is not None and asked[1] not in self._state.variables and operators & {"-n", "-z"}:
+            variable = re.fullmatch(r"[\"']?\$\{?(\w+)(?::?[-+]\w*)?\}?[\"']?", child.text)
+            if variable is not None and variable[1] not in self._state.variables and operators & {"-n", "-z"}:
                 continue  # only whether there is a value
             values = self._words.values(child)
             if operators & {"-v", "-R"} and not all(re.fullmatch(r"\w+", value) for value in values):
@@ -111,33 +111,33 @@ class Effects:
 
     def redirect(self, nodes: Sequence[Node], stdin: Input) -> Redirected:
         """Judges redirections in their order."""
-        found = Redirected(stdin)
+        redirected = Redirected(stdin)
         for node in nodes:
             if node.type == "file_redirect":
-                self._file(node, found)
+                self._file(node, redirected)
             elif node.type == "herestring_redirect":
-                found.stdin = Input("text", self._words.values(node.named[-1]))
+                redirected.stdin = Input("text", self._words.values(node.named[-1]))
             elif node.type == "heredoc_redirect":
-                self._heredoc(node, found)
+                self._heredoc(node, redirected)
             elif node.type in WORDS:
-                found.words.append(self._words.readings(node))
+                redirected.words.append(self._words.readings(node))
             elif node.type in _STATEMENTS:
-                found.behind.append(node)
+                redirected.behind.append(node)
             elif node.is_named and node.type != "comment":
                 raise unclear(f"{node.type.replace('_', ' ')} behind a redirection is not understood.")
-        return found
+        return redirected
 
-    def _file(self, node: Node, found: Redirected) -> None:
+    def _file(self, node: Node, redirected: Redirected) -> None:
         operator = next((child.type for child in node.children if not child.is_named), "")
         targets = [child for child in node.named if child.type != "file_descriptor"]
-        found.words.extend(self._words.readings(child) for child in targets[1:])
+        redirected.words.extend(self._words.readings(child) for child in targets[1:])
         if not targets:
             return
         target = targets[0]
         if target.type == "process_substitution":
             printed = self._substitute(target)
             if operator == "<":
-                found.stdin = Input("pipe", printed)
+                redirected.stdin = Input("pipe", printed)
             return
         if operator in (">&", "<&", ">&-", "<&-") and re.fullmatch(r"\d+-?|-", target.text):
             return
@@ -146,23 +146,23 @@ class Effects:
                 raise Refused("shell-network", "A network connection through /dev/tcp is not allowed.")
             if operator in ("<", "<&"):
                 self._workspace.read(path)
-                found.stdin = Input("file")
+                redirected.stdin = Input("file")
             elif operator in (">", ">>", ">|", "&>", "&>>", ">&"):
                 self._workspace.write(path, may_be_secret=operator == ">>")
             else:
                 raise unclear(f"The redirection {operator} is not understood; use <, > or >>.")
 
-    def _heredoc(self, node: Node, found: Redirected) -> None:
+    def _heredoc(self, node: Node, redirected: Redirected) -> None:
         start, body = node.first("heredoc_start"), node.first("heredoc_body")
         text = [""]
         if body is not None:
             quoted = start is not None and re.search(r"[\"'\\]", start.text)
             text = [body.text] if quoted else self._words.body(body)
-        found.stdin = Input("text", text)
+        redirected.stdin = Input("text", text)
         parts = ("heredoc_start", "heredoc_body", "heredoc_end", "file_descriptor")
-        inner = self.redirect([child for child in node.named if child.type not in parts], found.stdin)
-        found.words.extend(inner.words)
-        found.behind.extend(inner.behind)
+        inner = self.redirect([child for child in node.named if child.type not in parts], redirected.stdin)
+        redirected.words.extend(inner.words)
+        redirected.behind.extend(inner.behind)
 
 
 Run = Callable[[Sequence[str], Input], list[str]]
@@ -180,12 +180,12 @@ _SEQUENCES = frozenset({"program", "do_group", "compound_statement", "heredoc_re
 class Walk:
     """Judges every statement of one text. Each method that takes a statement returns what a line it prints may be.
 
-    ``run`` judges a command by its words; ``known`` is None for names that are not commands of the table.
+    ``run`` judges a command by its words; ``known_command`` is None for names that are not commands of the table.
     """
 
-    def __init__(self, workspace: Workspace, run: Run, known: Callable[[str], str | None]) -> None:
+    def __init__(self, workspace: Workspace, run: Run, known_command: Callable[[str], str | None]) -> None:
         self._budget, self._state, self._check_variable = workspace.budget, workspace.state, workspace.check_variable
-        self._run, self._known = run, known
+        self._run, self._known = run, known_command
         self._words = Words(workspace.state, self._substitution, workspace.budget.spend)
         self._effects = Effects(workspace, self._words, self._substitution)
 
@@ -319,7 +319,7 @@ class Walk:
         return printed
 
     def _on_while_statement(self, node: Node, stdin: Input) -> list[str]:
-        if any(child.type == "&" for part in node.children for child in part.children):
+        if any(child.type == "&" for clause in node.children for child in clause.children):
             raise Refused("shell-dangerous", "A loop that starts processes in the background may start too many.")
         return self._loop(lambda: self._sequence(node.children, stdin))
 
@@ -328,7 +328,7 @@ class Walk:
         nodes = node.every("value")
         values = [field for value in nodes for reading in self._words.readings(value) for field in reading]
         if not nodes:
-            values = [part for value in self._state.values("@") for part in value.split(BREAK)]
+            values = [field for value in self._state.values("@") for field in value.split(BREAK)]
         self._check_variable(name, *values)
         body = node.every("body")
 
@@ -352,27 +352,27 @@ class Walk:
 
     def _on_function_definition(self, node: Node, stdin: Input) -> list[str]:
         name = node.every("name")[0].text
-        known = name in self._state.functions or self._known(name) is not None
-        if known or re.fullmatch(r"[A-Za-z_][\w-]*", name) is None:
+        is_taken = name in self._state.functions or self._known(name) is not None
+        if is_taken or re.fullmatch(r"[A-Za-z_][\w-]*", name) is None:
             raise unclear(f"A function called {name[:40]!r} hides a command; leave it out.")
         self._state.functions[name] = node.every("body")[0]
         return NOTHING
 
     def _on_redirected_statement(self, node: Node, stdin: Input) -> list[str]:
         body = node.first("body")
-        found = self._effects.redirect([child for child in node.named if child is not body], stdin)
+        redirected = self._effects.redirect([child for child in node.named if child is not body], stdin)
         if body is None:
             return NOTHING
         rest = node.text.encode()[body.end - node.start :].lstrip()
         if rest.startswith(b"- <<"):  # the parser leaves this word out
-            found.words.insert(0, [["-"]])
+            redirected.words.insert(0, [["-"]])
         if body.type == "command":
-            printed = self._on_command(body, found.stdin, found.words)
-        elif found.words:
+            printed = self._on_command(body, redirected.stdin, redirected.words)
+        elif redirected.words:
             raise unclear("Words after a redirection are not understood; put them before it.")
         else:
-            printed = self.statement(body, found.stdin)
-        for child in found.behind:  # what follows a here-document on its first line
+            printed = self.statement(body, redirected.stdin)
+        for child in redirected.behind:  # what follows a here-document on its first line
             printed = self._apart([child], Input("pipe", printed))
         return printed
 
@@ -393,12 +393,12 @@ class Walk:
                 words.append([[child.text]])
             else:
                 raise unclear(f"{child.type.replace('_', ' ')} in a command is not understood.")
-        found = self._effects.redirect(redirects, stdin)
+        redirected = self._effects.redirect(redirects, stdin)
         if prefixes.pop("IFS", None) is not None and words[0] != [["read"]]:
             raise unclear("IFS changes how words are split; set it for read only.")
         for name, values in prefixes.items():  # what the command runs may use it
             self._state.add(name, values)
-        return self._alternatives(self._words.commands([*words, *found.words, *extra]), found.stdin)
+        return self._alternatives(self._words.commands([*words, *redirected.words, *extra]), redirected.stdin)
 
     def _alternatives(self, commands: Sequence[list[str]], stdin: Input) -> list[str]:
         """Judges a command for each list of words that it may have."""
@@ -424,8 +424,8 @@ class Walk:
         return [value.rstrip("\n") for value in self._apart(node.children, stdin)]
 
 
-def _both(one: list[str], other: list[str]) -> list[str]:
-    """What two statements print, one after the other."""
-    if one == NOTHING:
+def _both(first: list[str], other: list[str]) -> list[str]:
+    """Returns what two statements print, one after the other."""
+    if first == NOTHING:
         return other
-    return one if other == NOTHING else [UNKNOWN]
+    return first if other == NOTHING else [UNKNOWN]

@@ -53,9 +53,9 @@ class State:
 
     def copy(self) -> State:
         """An independent state with the same values."""
-        made = State("")
-        made.replace(self)
-        return made
+        state = State("")
+        state.replace(self)
+        return state
 
     def replace(self, other: State) -> None:
         """Takes over the values of ``other``."""
@@ -78,26 +78,26 @@ class State:
 
     def assign(self, name: str, values: Iterable[str]) -> None:
         """Gives a variable one of ``values``."""
-        found = list(dict.fromkeys(values))
-        self.variables[name] = found if len(found) <= MAX_VALUES else [UNKNOWN]
+        distinct = list(dict.fromkeys(values))
+        self.variables[name] = distinct if len(distinct) <= MAX_VALUES else [UNKNOWN]
 
     def add(self, name: str, values: Iterable[str]) -> None:
         """Adds ``values`` to what a variable may hold."""
         self.assign(name, [*self.variables.get(name, [UNKNOWN]), *values])
 
     def values(self, name: str) -> list[str]:
-        """What ``$name`` may be. Refuses secrets of the environment."""
+        """The values that ``$name`` may have. Refuses secrets of the environment."""
         if name in self.variables:
             return self.variables[name]
         if regex("variables", "secret").fullmatch(name):
             raise Refused("shell-secret", f"${name} of the environment is a secret, which is not shown or sent.")
         if name in names("variables", "numbers"):
             return ["1"]
-        given = self.positional
-        if given is not None and re.fullmatch(r"[1-9]\d*|[@*]", name):
+        positional = self.positional
+        if positional is not None and re.fullmatch(r"[1-9]\d*|[@*]", name):
             if name in "@*":
-                return [(BREAK if name == "@" else " ").join(given)]
-            return [given[int(name) - 1] if int(name) <= len(given) else ""]
+                return [(BREAK if name == "@" else " ").join(positional)]
+            return [positional[int(name) - 1] if int(name) <= len(positional) else ""]
         fixed = {"!": "$!", "HOME": HOME, "TMPDIR": "/tmp", "IFS": " ", "PATH": INSTALLED}
         if self.sourced and name not in (*fixed, "PWD", "USER", "?", "#", "0", "@", "*"):
             raise Refused(
@@ -143,12 +143,12 @@ class Words:
 
     def readings(self, node: Node) -> list[list[str]]:
         """The lists of arguments that ``node`` may become."""
-        found: dict[tuple[str, ...], None] = {}
+        readings: dict[tuple[str, ...], None] = {}
         for reading in self._evaluated(node, quoted=False):
-            fields = [part for word in braces(reading) for part in word.split(BREAK) if part or BREAK not in word]
+            fields = [field for word in braces(reading) for field in word.split(BREAK) if field or BREAK not in word]
             self._spend(2 * len(fields) + len(reading) // 8)
-            found[tuple(map(finished, fields))] = None
-        return [list(fields) for fields in found]
+            readings[tuple(map(finished, fields))] = None
+        return [list(fields) for fields in readings]
 
     def commands(self, words: Sequence[list[list[str]]]) -> list[list[str]]:
         """Every command that ``words``, each with its readings, may become."""
@@ -157,26 +157,26 @@ class Words:
         return [list(chain.from_iterable(chosen)) for chosen in product(*words)]
 
     def values(self, node: Node) -> list[str]:
-        """What a variable holds after ``name=node``: no splitting, no braces."""
+        """The values of a variable after ``name=node``: no splitting, no braces."""
         return [finished(value).replace(BREAK, " ") for value in dict.fromkeys(self._evaluated(node, quoted=True))]
 
     def body(self, node: Node) -> list[str]:
-        """What a here-document that is not quoted may become."""
+        """The texts that a here-document that is not quoted may become."""
         return self._joined(node, node.start, node.end, in_quotes, quoted=True)
 
     def arithmetic(self, node: Node) -> None:
         """Evaluates the operands below an arithmetic node. Refuses values that the shell would evaluate further."""
         for child in node.named:
             if child.type in ("word", "variable_name", "number") and re.fullmatch(r"[\w#]+", child.text):
-                found = self._state.values(child.text) if re.match(r"[A-Za-z_]", child.text) else ["1"]
+                values = self._state.values(child.text) if re.match(r"[A-Za-z_]", child.text) else ["1"]
             elif child.type in ("simple_expansion", "expansion", "command_substitution"):
-                found = self._evaluated(child, quoted=True)
+                values = self._evaluated(child, quoted=True)
             elif child.type.endswith("_expression") or child.type == "arithmetic_expansion":
                 self.arithmetic(child)
                 continue
             else:
                 raise unclear("Arithmetic with more than numbers and names is not followed; write it more simply.")
-            if not all(re.fullmatch(r"(?:-?\d+)?", value) for value in found):
+            if not all(re.fullmatch(r"(?:-?\d+)?", value) for value in values):
                 raise unclear(f"It is not certain that {child.text[:40]!r} is a number; the shell may run its value.")
 
     def _evaluated(self, node: Node, *, quoted: bool) -> list[str]:
@@ -225,8 +225,8 @@ class Words:
         return self._product(parts)
 
     def _variable(self, name: str, *, quoted: bool) -> list[str]:
-        found = self._state.values(name)
-        return found if quoted else [unquoted(value) for value in found]
+        values = self._state.values(name)
+        return values if quoted else [unquoted(value) for value in values]
 
     def _expansion(self, node: Node, *, quoted: bool) -> list[str]:
         match = _EXPANSION.fullmatch(node.text)
@@ -239,32 +239,32 @@ class Words:
             return ["1"]
         if rest.startswith((":+", "+")):
             return self._alternative(node, quoted=quoted, others=[""])
-        found = self._variable(name, quoted=quoted)
+        values = self._variable(name, quoted=quoted)
         if not rest:
-            return found
+            return values
         if rest.startswith((":-", "-", ":=", "=")):
-            made = self._alternative(node, quoted=quoted, others=found)
+            alternatives = self._alternative(node, quoted=quoted, others=values)
             if "=" in rest[:2]:
-                self._state.assign(name, made)
-            return made
+                self._state.assign(name, alternatives)
+            return alternatives
         if rest.startswith((":?", "?")):
             self._alternative(node, quoted=True, others=[])
-            return found
+            return values
         if rest[0] == ":" and not re.fullmatch(r":\s*-?\d+(?::\s*-?\d+)?", rest):
             raise unclear("The place of a part of a value is not followed unless it is a number.")
         for child in node.named[1:]:
             self._evaluated(child, quoted=True)
-        return [trimmed(value, rest) for value in found]
+        return [trimmed(value, rest) for value in values]
 
     def _alternative(self, node: Node, *, quoted: bool, others: list[str]) -> list[str]:
         """The readings of the word behind ``:-``, and ``others``."""
         inner = [child for child in node.named if child.type not in ("variable_name", "special_variable_name")]
-        made = self._product([self._evaluated(child, quoted=quoted) for child in inner])
-        return list(dict.fromkeys([*others, *(made if quoted else map(unquoted, made))]))
+        readings = self._product([self._evaluated(child, quoted=quoted) for child in inner])
+        return list(dict.fromkeys([*others, *(readings if quoted else map(unquoted, readings))]))
 
     def _product(self, parts: list[list[str]]) -> list[str]:
         count = prod(map(len, parts))
-        size = 1 + sum(max(map(len, part), default=0) for part in parts)
+        size = 1 + sum(max(map(len, alternatives), default=0) for alternatives in parts)
         self._spend(count)
         if count > MAX_READINGS or count * size > MAX_CHARACTERS:
             raise Refused("shell-too-deep", "A word may become too many things; write it more simply.")

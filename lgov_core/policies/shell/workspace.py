@@ -39,7 +39,7 @@ _CREDENTIALS = re.compile("|".join(map(translate, CREDENTIAL_NAMES)))
 
 
 class Workspace:
-    """What one text does, and may do, to files and variables. Each check raises `Refused`. Used by one thread.
+    """The effects that one text has, and may have, on files and variables. Each check raises `Refused`. Used by one thread.
 
     ``writable`` are folders in which files may be changed, ``home`` is the folder in which the text starts.
     """
@@ -79,11 +79,11 @@ class Workspace:
     def mention(self, word: str) -> None:
         """Refuses a word that names a secret anywhere in it: a program with arguments of its own may read it."""
         self.budget.spend(20 + len(word) // 8)
-        for part in {word, *re.split(r"[=:@,]", word.removeprefix("file://")), re.sub(r"^-\w(?=[/~.])", "", word)}:
-            climbed = re.sub(r"^(?:\.{1,2}/+)*\.\./+", "/", part)
+        for piece in {word, *re.split(r"[=:@,]", word.removeprefix("file://")), re.sub(r"^-\w(?=[/~.])", "", word)}:
+            climbed = re.sub(r"^(?:\.{1,2}/+)*\.\./+", "/", piece)
             # Programs expand wildcards of their own: ``git log -- '*.env'``.
-            readings = {part, climbed, re.sub(r"^:\([a-z,]*\)|^:/", "", part).translate(_WILDCARDS)}
-            if part and any(map(_is_secret, readings)):
+            readings = {piece, climbed, re.sub(r"^:\([a-z,]*\)|^:/", "", piece).translate(_WILDCARDS)}
+            if piece and any(map(_is_secret, readings)):
                 raise _secret(word)
 
     def tree(self, word: str) -> None:
@@ -96,9 +96,9 @@ class Workspace:
         if word == UNKNOWN:
             return
         self.mention(word)
-        for part in {word, word.rpartition("=")[2], re.sub(r"^-\w", "", word)}:
-            if part.startswith(("/", "../", HOME)) and not globs("system").match(part) and part != PIPE:
-                self.inside(part)
+        for piece in {word, word.rpartition("=")[2], re.sub(r"^-\w", "", word)}:
+            if piece.startswith(("/", "../", HOME)) and not globs("system").match(piece) and piece != PIPE:
+                self.inside(piece)
 
     def inside(self, word: str) -> None:
         """Refuses what may lie outside of the project and the writable folders."""
@@ -172,7 +172,7 @@ class Workspace:
             raise Refused("shell-delete", f"{shown(word)} is a device or the working folder, or holds it.")
 
     def _is_scratch(self, path: str) -> bool:
-        """Whether a path surely lies in ``/tmp``, and is not where the text works."""
+        """Returns whether a path surely lies in ``/tmp``, and is not where the text works."""
         if not any(_inside(path, root) and path != root for root in _SCRATCH) or _inside(path, self.home):
             return False
         if posixpath.dirname(path) in _SCRATCH and path.endswith(f"/{STAR}"):  # which may be empty
@@ -210,7 +210,7 @@ class Workspace:
             raise Refused("shell-program", f"{shown(word)} may be what this text writes or fetches; look at it first.")
 
     def is_secret(self, word: str) -> bool:
-        """Whether a file is known to hold secrets."""
+        """Returns whether a file is known to hold secrets."""
         return any(map(_is_secret, self._paths(word)))
 
     def by_name(self, values: Sequence[str]) -> None:
@@ -263,7 +263,7 @@ class Workspace:
             raise Refused("shell-environment", f"Setting {name[:40]} changes what other programs run; leave it out.")
 
     def _leads_away(self, value: str) -> bool:
-        """Whether a value, which programs may read from the environment, is an option, a setting or a place elsewhere."""
+        """Returns whether a value that programs may read from the environment is an option, a setting or a place elsewhere."""
         if value.startswith("-") or re.match(r"[\w.]+=", value):
             return True
         return value.startswith(("/", "..", HOME)) and not _inside(os.path.normpath(value), self.home)
@@ -319,7 +319,7 @@ def _is_protected(name: str) -> bool:
 
 
 def _is_secret(word: str) -> bool:
-    """Whether a path names a secret by its name or place, or may do so through a wildcard."""
+    """Returns whether a path names a secret by its name or place, or may do so through a wildcard."""
     if word == PIPE:  # its commands are judged by themselves
         return False
     path = re.sub(f"{STAR}{{2,}}", STAR, re.sub(r"/{2,}", "/", word.replace(BELOW, "")))
@@ -337,18 +337,21 @@ def _is_secret(word: str) -> bool:
     if path.startswith("/") and globs("secret_places").match(path) is not None:
         return True
     # ``.*`` and ``.e*``: of a hidden file too little is said to know that it is not one of these.
-    if any(part[:1] == "." and is_wild(part) and len(literal(part)) < 3 for part in parts):
+    if any(name[:1] == "." and is_wild(name) and len(literal(name)) < 3 for name in parts):
         return True
     return is_wild(path) and _may_be_secret(path, hidden=BELOW in word)
 
 
 @lru_cache(4096)
 def _is_secret_name(name: str) -> bool:
-    return any(known.match(name.lower()) for known in (_CREDENTIALS, globs("secret_names")))
+    return any(expression.match(name.lower()) for expression in (_CREDENTIALS, globs("secret_names")))
 
 
 def _may_be_secret(path: str, *, hidden: bool) -> bool:
-    """Whether a path with wildcards may be one of the examples; ``hidden``: a search matches a leading dot with a wildcard."""
+    """Returns whether a path with wildcards may be one of the examples.
+
+    ``hidden``: a search matches a leading dot with a wildcard.
+    """
     name = path.rpartition("/")[2]
     if len(literal(path).replace("/", "")) < 2:
         return path.startswith("/")
@@ -356,13 +359,13 @@ def _may_be_secret(path: str, *, hidden: bool) -> bool:
         return False
     steps = {UNKNOWN: ".*", STAR: "[^/]*", ANY: "[^/]"}
     whole, last = (
-        re.compile("".join(steps.get(letter, re.escape(letter)) for letter in part), re.DOTALL | re.IGNORECASE)
-        for part in (path, name if len(literal(name).replace(".", "")) > 1 else "/")
+        re.compile("".join(steps.get(letter, re.escape(letter)) for letter in text), re.DOTALL | re.IGNORECASE)
+        for text in (path, name if len(literal(name).replace(".", "")) > 1 else "/")
     )
     for example in names("files", "secret_examples"):
         base = example.rpartition("/")[2]
         dotted = base.startswith(".") and name[:1] in (STAR, ANY)
-        found = whole.fullmatch(example) or (_is_secret_name(base) and last.fullmatch(base))
-        if (hidden or not dotted) and found:
+        matches = whole.fullmatch(example) or (_is_secret_name(base) and last.fullmatch(base))
+        if (hidden or not dotted) and matches:
             return True
     return False

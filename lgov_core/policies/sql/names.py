@@ -47,7 +47,7 @@ def _dangerous_somewhere() -> frozenset[str]:
 
 
 def is_file(schema: str, table: str, dialect: str) -> bool:
-    """Whether a database may open what a table is called as a file, or fetch it. Names in lower case."""
+    """Returns whether a database may open what a table is called as a file, or fetch it. Names in lower case."""
     if dialect == "snowflake" and table.startswith("@"):  # a stage, of which files are read
         return True
     if dialect == "duckdb":  # which puts the parts of a name together, when there is no such table
@@ -58,14 +58,14 @@ def is_file(schema: str, table: str, dialect: str) -> bool:
 
 
 def is_dangerous(function: str, dialect: str) -> bool:
-    """Whether ``function`` (lower case) must not be called in ``dialect``, whatever the mode."""
+    """Returns whether ``function`` (lower case) must not be called in ``dialect``, whatever the mode."""
     if function in _dangerous_somewhere():
         return function in words("dangerous_only_in", dialect)
     return pattern("dangerous_functions").fullmatch(function) is not None
 
 
 def is_harmless(function: str, dialect: str) -> bool:
-    """Whether ``function`` (lower case), for which the parser has no class, is known to only compute."""
+    """Returns whether ``function`` (lower case), for which the parser has no class, is known to only compute."""
     families = str(DATA.content["families"].get(dialect, dialect)).split()
     if any(function in words("functions", family) for family in ("everywhere", *families)):
         return True
@@ -73,7 +73,7 @@ def is_harmless(function: str, dialect: str) -> bool:
 
 
 def is_catalog(schema: str, table: str, dialect: str) -> bool:
-    """Whether the table belongs to the database's own catalog.
+    """Returns whether the table belongs to the database's own catalog.
 
     Names in lower case; ``schema`` may be several, from the outermost in, with dots between.
     """
@@ -81,7 +81,7 @@ def is_catalog(schema: str, table: str, dialect: str) -> bool:
         return True
     if pattern("catalog_tables").fullmatch(table) or schema.partition(".")[0] in words("catalogs"):
         return True
-    return bool(schema) and any(pattern("catalog_schemas").fullmatch(part) for part in schema.split("."))
+    return bool(schema) and any(pattern("catalog_schemas").fullmatch(name) for name in schema.split("."))
 
 
 def known_dialect(dialect: object) -> str:

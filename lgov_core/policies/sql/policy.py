@@ -109,8 +109,8 @@ class SQLPolicy(BoundedPolicy):
                 except PolicyError as error:
                     return self.deny("dialect-unknown", f"{error.message}.", Severity.MEDIUM)
         if not present or not all(isinstance(arguments[name], str) for name in present):
-            wanted = " or ".join(self.arguments)
-            return self.deny("sql-missing", f"Give the SQL as text in the argument {wanted}.", Severity.MEDIUM)
+            names = " or ".join(self.arguments)
+            return self.deny("sql-missing", f"Give the SQL as text in the argument {names}.", Severity.MEDIUM)
         decisions = {name: self.judge_sql(arguments[name], dialect=dialect) for name in present}
         worst = max(decisions.values(), key=lambda decision: (decision.effect, SEVERITIES[decision.severity]))
         if worst.effect is not Effect.TRANSFORM:
@@ -140,8 +140,8 @@ class SQLPolicy(BoundedPolicy):
             read = [self._reader(dialect).read(text)]
         else:  # what no database of a dialect would take does not count, unless that is all of them
             read = [self._reader(common).read(text) for common in COMMON_DIALECTS]
-            read = [one for one in read if one.refusal is None or not one.refusal.unread] or read[:1]
-        refusals = [one.refusal for one in read if one.refusal is not None]
+            read = [reading for reading in read if reading.refusal is None or not reading.refusal.unread] or read[:1]
+        refusals = [reading.refusal for reading in read if reading.refusal is not None]
         if refusals:
             gravest = max(refusals, key=lambda refusal: SEVERITIES[refusal.severity])
             return self.deny(gravest.rule, gravest.reason, gravest.severity)

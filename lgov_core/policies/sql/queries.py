@@ -20,17 +20,17 @@ def sources(*places: object) -> tuple[list[exp.Expr], list[exp.Expr]]:
     ties: list[exp.Expr] = []
     pending = [*reversed(places)]
     while pending:
-        place = pending.pop()
-        if isinstance(place, exp.Join):
-            on = place.args.get("on")
-            if isinstance(on, exp.Expr) and place.side.upper() not in ("LEFT", "RIGHT", "FULL"):
+        node = pending.pop()
+        if isinstance(node, exp.Join):
+            on = node.args.get("on")
+            if isinstance(on, exp.Expr) and node.side.upper() not in ("LEFT", "RIGHT", "FULL"):
                 ties.append(on)
-            pending.append(place.this)
-        elif isinstance(place, exp.From | exp.Paren):
-            pending.append(place.this)
-        elif isinstance(place, exp.Expr):
-            nodes.append(place)
-            pending.extend(place.args.get("joins") or [])
+            pending.append(node.this)
+        elif isinstance(node, exp.From | exp.Paren):
+            pending.append(node.this)
+        elif isinstance(node, exp.Expr):
+            nodes.append(node)
+            pending.extend(node.args.get("joins") or [])
     return nodes, ties
 
 
@@ -41,19 +41,19 @@ def sources_of(select: exp.Select) -> tuple[list[exp.Expr], list[exp.Expr]]:
 
 
 def is_function(source: exp.Expr) -> bool:
-    """Whether a function stands in the place of a table: ``json_each(...)``, ``ROWS FROM (...)``."""
+    """Returns whether a function stands in the place of a table: ``json_each(...)``, ``ROWS FROM (...)``."""
     return isinstance(source, exp.Table) and (isinstance(source.this, exp.Func) or bool(source.args.get("rows_from")))
 
 
 def is_stored(source: exp.Expr, named: Mapping[str, exp.Expr]) -> bool:
-    """Whether a source is a table of the database; ``named`` are the WITH queries by name (lower case)."""
+    """Returns whether a source is a table of the database; ``named`` are the WITH queries by name (lower case)."""
     if not isinstance(source, exp.Table) or is_function(source):
         return False
     return bool(source.db) or source.name.lower() not in (*named, "dual")
 
 
 def reads_row_around(query: exp.Expr, named: Mapping[str, exp.Expr], own: frozenset[str]) -> bool:
-    """Whether ``query`` may use a column, or all, of the row around it, which conditions know by the names ``own``.
+    """Returns whether ``query`` may use a column, or all, of the row around it, which conditions know by the names ``own``.
 
     A column without a table belongs to the innermost query around it that reads a stored table, which may have any column,
     or something else that gives a column of that name.
@@ -78,10 +78,10 @@ def _belongs_to(
     column: exp.Column, sources: Iterable[exp.Expr], named: Mapping[str, exp.Expr], own: frozenset[str]
 ) -> bool:
     name, table = column.name.lower(), column.table.lower()
-    known = {source.alias_or_name.lower() for source in sources}
+    aliases = {source.alias_or_name.lower() for source in sources}
     if table:
-        return table in known
-    if name in own and name not in known:
+        return table in aliases
+    if name in own and name not in aliases:
         return False  # the whole row as a value
     return any(is_stored(source, named) or name in given_by(source, named) for source in sources)
 
@@ -101,8 +101,8 @@ def given_by(source: exp.Expr, named: Mapping[str, exp.Expr]) -> set[str]:
             name
             for item in source.expressions
             if item.is_star
-            for one in sources_of(source)[0]
-            for name in given_by(one, {})
+            for inner in sources_of(source)[0]
+            for name in given_by(inner, {})
         }
     if isinstance(source, exp.Values):
         width = len(source.expressions[0].expressions) if source.expressions else 0
@@ -153,27 +153,27 @@ class Queries:
             self.named[name] = query.this
 
     def is_elsewhere(self, source: exp.Expr) -> bool:
-        """Whether a source in FROM cannot hold all rows of the written table, or what a row of it holds."""
+        """Returns whether a source in FROM cannot hold all rows of the written table, or what a row of it holds."""
         if isinstance(source, exp.Table) and not is_function(source):
             named = None if source.db else self.named.get(source.name.lower())
             return not self._reads_all(source, source) and (named is None or not self._gives_row_numbers(named))
         return self.is_independent(source)
 
     def is_independent(self, query: exp.Expr) -> bool:
-        """Whether a query gives nothing of the row around it, and may not hold all rows of the written table."""
+        """Returns whether a query gives nothing of the row around it, and may not hold all rows of the written table."""
         if id(query) not in self._found:
             around = reads_row_around(query, self.named, self.names)
             self._found[id(query)] = not around and not self.may_hold_all(query)
         return self._found[id(query)]
 
     def may_hold_all(self, query: exp.Expr) -> bool:
-        """Whether a query may hold something for every row: it reads the written table without limits, or counts up."""
+        """Returns whether a query may hold something for every row: it reads the written table without limits, or counts up."""
         if keeps_few(query.unnest()):
             return False
         return self._gives_row_numbers(query) or any(self._reads_all(node, query) for node in query.walk())
 
     def _gives_row_numbers(self, query: exp.Expr) -> bool:
-        """Whether a query may give the numbers of rows as they come, rather than choose rows by them."""
+        """Returns whether a query may give the numbers of rows as they come, rather than choose rows by them."""
         if not any(self._root.find_all(exp.RowNumber)):
             return False
         aliases = list(self._root.find_all(exp.Alias))
@@ -184,7 +184,10 @@ class Queries:
         return renamed or not items or not plain or any(alias.columns for alias in self._root.find_all(exp.TableAlias))
 
     def _reads_all(self, node: exp.Expr, query: exp.Expr, path: tuple[str, ...] = ()) -> bool:
-        """Whether one node of ``query`` reads the written table without limits, or counts up; ``path``: of WITH queries."""
+        """Returns whether one node of ``query`` reads the written table without limits, or counts up.
+
+        ``path`` holds the names of the WITH queries around it.
+        """
         if not isinstance(node, exp.Table) or is_function(node):
             name = node.name.lower() if isinstance(node, exp.Anonymous) else ""
             return isinstance(node, _GENERATORS) or name in _GENERATOR_NAMES
@@ -203,18 +206,18 @@ class Queries:
         if self._is_narrowed(node, query) or keeps_few(named):
             return False
         if name not in self._found:
-            self._found[name] = any(self._reads_all(one, named, (*path, name)) for one in named.walk())
+            self._found[name] = any(self._reads_all(inner, named, (*path, name)) for inner in named.walk())
         return self._found[name]
 
     def _is_narrowed(self, source: exp.Expr, query: exp.Expr) -> bool:
-        """Whether the query that reads ``source``, or one around it within ``query``, limits its rows."""
-        while source is not query and isinstance(place := source.parent, exp.From | exp.Join):
-            select = place.parent
+        """Returns whether the query that reads ``source``, or one around it within ``query``, limits its rows."""
+        while source is not query and isinstance(clause := source.parent, exp.From | exp.Join):
+            select = clause.parent
             if not isinstance(select, exp.Select):
                 return False
             others, ties = sources_of(select)
             own = frozenset({source.alias_or_name.lower()})
-            beside = [one for one in others if one is not source]
+            beside = [other for other in others if other is not source]
             if keeps_few(select) or self._is_limited(own, beside, select.args.get("where"), ties):
                 return True
             if not isinstance(select.parent, exp.Subquery):
@@ -223,8 +226,8 @@ class Queries:
         return False
 
     def reads_elsewhere(self, query: exp.Expr) -> bool:
-        """Whether a query is a plain one over stored tables, none of them the written one, with conditions on columns."""
-        if not isinstance(query, exp.Select) or any(query.args.get(part) for part in ("limit", "having", "group")):
+        """True where a query is a plain one over stored tables, none of them the written one, with conditions on columns."""
+        if not isinstance(query, exp.Select) or any(query.args.get(clause) for clause in ("limit", "having", "group")):
             return False
         self.count()
         tables = sources_of(query)[0]
@@ -232,22 +235,22 @@ class Queries:
             bool(tables)
             and all(self.is_other(table) for table in tables)
             and sum(1 for _ in query.find_all(exp.Select)) == 1
-            and all(part.find(exp.Column) is not None for part in conjuncts(query.args.get("where")))
+            and all(conjunct.find(exp.Column) is not None for conjunct in conjuncts(query.args.get("where")))
         )
 
     def is_other(self, table: exp.Expr) -> bool:
-        """Whether a source is a stored table other than the written one, or a WITH query that plainly reads such tables."""
+        """True where a source is a stored table other than the written one, or a WITH query that plainly reads such tables."""
         if is_stored(table, self.named):
             return table.name.lower() != self.table
         named = self.named.get(table.name.lower()) if isinstance(table, exp.Table) and not is_function(table) else None
         return named is not None and self.reads_elsewhere(named) and gives_columns(named)
 
     def constant(self, query: exp.Expr) -> exp.Expr | None:
-        """What ``SELECT 5`` gives, or ``SELECT x FROM w`` where the WITH query ``w`` is such a query."""
+        """Returns the expression that ``SELECT 5`` gives, or ``SELECT x FROM w`` where the WITH query ``w`` is such a query."""
         read = sources_of(query)[0] if isinstance(query, exp.Select) else []
         if len(read) == 1 and isinstance(read[0], exp.Table) and not read[0].db:
             query = self.named.get(read[0].name.lower(), query)
-        plain = isinstance(query, exp.Select) and {part for part, value in query.args.items() if value} == {
+        plain = isinstance(query, exp.Select) and {clause for clause, value in query.args.items() if value} == {
             "expressions"
         }
         return query.expressions[0].unalias() if plain and len(query.expressions) == 1 else None
@@ -260,16 +263,16 @@ class Queries:
 
 
 def gives_one_row(query: exp.Expr) -> bool:
-    """Whether a query is an aggregate of all that it finds."""
+    """Returns whether a query is an aggregate of all that it finds."""
     select = query.unnest()
     if not isinstance(select, exp.Select) or select.args.get("group"):
         return False
-    aggregates = (one for item in select.expressions for one in item.find_all(exp.AggFunc))
-    return any(not isinstance(one.parent, exp.Window) for one in aggregates)
+    aggregates = (function for item in select.expressions for function in item.find_all(exp.AggFunc))
+    return any(not isinstance(function.parent, exp.Window) for function in aggregates)
 
 
 def gives_columns(query: exp.Expr) -> bool:
-    """Whether a query gives columns of what it reads, and not constants."""
+    """Returns whether a query gives columns of what it reads, and not constants."""
     return all(item.find(exp.Column, exp.Star) is not None for item in query.expressions)
 
 

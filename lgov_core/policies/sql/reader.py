@@ -96,7 +96,9 @@ class TreeChecks:
         mentioned = [name for name in statement.names if name in self._exactly_denied]
         identifiers = tree.find_all(exp.Identifier) if mentioned else ()
         innocent = [
-            one for one in identifiers if one.name.lower() in self._exactly_denied and sql_tree.is_innocent(one)
+            identifier
+            for identifier in identifiers
+            if identifier.name.lower() in self._exactly_denied and sql_tree.is_innocent(identifier)
         ]
         if len(mentioned) > len(innocent):
             raise denied_table(mentioned[0])
@@ -105,10 +107,10 @@ class TreeChecks:
             reason = f"{reached} must not be read or written; name the other columns that you need, with their tables."
             raise Refusal("sql-denied-column", reason, Severity.HIGH)
 
-    def check_kinds(self, found: tuple[str, ...]) -> None:
+    def check_kinds(self, statement_kinds: tuple[str, ...]) -> None:
         """Refuses kinds of statement that are denied by name, that read_only does not know, or that nothing allows."""
         denied, read_only = self.settings.denied_kinds, self.settings.mode == "read_only"
-        for kind in found:
+        for kind in statement_kinds:
             if kind in OPENINGS or (kind in sql_names.READS and kind not in denied):
                 continue
             severity = Severity.CRITICAL if kind in sql_names.words("destructive_kinds") else Severity.HIGH
@@ -184,14 +186,14 @@ class TreeChecks:
         if unknown is None or (self.settings.mode != "read_only" and not in_table):
             return
         qualifier, function = unknown
-        shown = f"{qualifier}.{function}" if qualifier else function
+        full_name = f"{qualifier}.{function}" if qualifier else function
         if self.dialect in _TSQL and qualifier and _is_method(node, function):
             return
-        known = {shown, function} if qualifier in _OWN_QUALIFIERS else {shown}
-        if known.isdisjoint(self.settings.functions) and not any(
-            sql_names.is_harmless(name, self.dialect) for name in known
+        spellings = {full_name, function} if qualifier in _OWN_QUALIFIERS else {full_name}
+        if spellings.isdisjoint(self.settings.functions) and not any(
+            sql_names.is_harmless(name, self.dialect) for name in spellings
         ):
-            raise Refusal("sql-function", f"The function {shown} is not known to be harmless; use a standard one.")
+            raise Refusal("sql-function", f"The function {full_name} is not known to be harmless; use a standard one.")
 
     def _check_called_otherwise(self, node: exp.Expr) -> None:
         """Refuses what PostgreSQL calls without parentheses: fields that are functions, and operators and samples by name."""
@@ -214,9 +216,9 @@ class TreeChecks:
 
 
 def _is_method(call: exp.Expr, function: str) -> bool:
-    """Whether a method of SQL Server's own types is called on a column."""
+    """Returns whether a method of SQL Server's own types is called on a column."""
     arguments = call.expressions
-    literal = bool(arguments) and all(isinstance(one, exp.Literal) for one in arguments)
+    literal = bool(arguments) and all(isinstance(argument, exp.Literal) for argument in arguments)
     return function in _PLACE_METHODS or (function in _XML_METHODS and literal)
 
 
@@ -234,18 +236,18 @@ class SQLTouches:
         Statements that cannot be parsed add nothing: it describes, and judges nothing.
         """
         tables: set[str] = set()
-        found: set[str] = set()
+        statement_kinds: set[str] = set()
         try:
             for statement in self._lexicon.statements(text):
                 tree, _ = self._parse(statement.text)
                 for node in () if tree is None else tree.walk():
-                    found.update(kinds(node))
+                    statement_kinds.update(kinds(node))
                     for schema, table in sql_tree.table_names(node):
                         if table and not sql_tree.is_from_query(node, table):
                             tables.add(".".join(filter(None, stored_name(schema, table, self.dialect))))
         except (Refusal, TooMuchWork, RecursionError):
             pass
-        return frozenset(tables), frozenset(found)
+        return frozenset(tables), frozenset(statement_kinds)
 
 
 _EXPLAIN = re.compile(
@@ -272,7 +274,7 @@ _PLAIN_WORDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ReadText:
-    """What one dialect makes of a text: ``refusal`` is the gravest reason to deny it; ``text`` another text to run instead."""
+    """A text as one dialect reads it: ``refusal`` is the gravest reason to deny it; ``text`` another text to run instead."""
 
     refusal: Refusal | None = None
     text: str | None = None
@@ -352,7 +354,7 @@ class Reader:
         return "DESCRIBE" if describes else word
 
     def _in_usual_words(self, statement: Statement, word: str) -> Statement | None:
-        """What a shorthand of DuckDB, or ClickHouse's ALTER TABLE ... DELETE, stands for; None for anything else."""
+        """The statement that DuckDB's shorthand, or ClickHouse's ALTER TABLE ... DELETE, stands for; None for anything else."""
         if self.dialect == "clickhouse" and word == "ALTER" and word not in self.settings.denied_kinds:
             return as_delete_or_update(statement)
         if self.dialect != "duckdb" or word not in SHORTHANDS:
@@ -363,7 +365,7 @@ class Reader:
         return query
 
     def _only_says(self, statement: Statement, kind: str) -> bool:
-        """Whether the statement only describes tables, or names values. Raises `Refusal` for a table that is closed."""
+        """Returns whether the statement only describes tables, or names values. Raises `Refusal` for a table that is closed."""
         if kind == "DECLARE":  # in guarded mode a value could undo the limits of a later write
             return self.settings.mode == "read_only" and declares_values(statement.text, self.dialect)
         about = described(statement.text, kind, self.dialect) if kind in ("PRAGMA", "DESCRIBE", "SHOW") else None
@@ -385,8 +387,8 @@ class Reader:
         text, shift = statement.text, 0
         if kind == "REPLACE":  # the parser has no tree for REPLACE; it means INSERT OR REPLACE
             text, shift = f"INSERT OR {text}", len("INSERT OR ")
-        elif self.dialect in _BLANKED and (part := _BLANKED[self.dialect].match(text)):
-            text = text[: part.start(1)] + " " * len(part[1]) + text[part.end(1) :]
+        elif self.dialect in _BLANKED and (blanked := _BLANKED[self.dialect].match(text)):
+            text = text[: blanked.start(1)] + " " * len(blanked[1]) + text[blanked.end(1) :]
         tree, tokens = self._parse(text)
         if tree is None:
             raise unparsable("this statement", unread=True)

@@ -90,7 +90,7 @@ def stored_name(schema: str, table: str, dialect: str) -> tuple[str, str]:
     if dialect != "bigquery":
         return schema, table
     *outer, table = re.split(r"[$@]", table, maxsplit=1)[0].split(".")
-    return ".".join(part for part in (schema, *outer) if part), table
+    return ".".join(name for name in (schema, *outer) if name), table
 
 
 def denied_names(schema: str, table: str, dialect: str) -> list[tuple[str, str]]:
@@ -100,7 +100,7 @@ def denied_names(schema: str, table: str, dialect: str) -> list[tuple[str, str]]
 
 
 def may_mean(glob: str, schema: str, table: str) -> bool:
-    """Whether a glob for denied tables may mean this one; without a schema in the SQL it may be any schema's.
+    """Returns whether a glob for denied tables may mean this one; without a schema in the SQL it may be any schema's.
 
     A table that ends with ``*`` stands for every table that begins so (BigQuery's wildcard tables).
     """
@@ -114,13 +114,13 @@ def may_mean(glob: str, schema: str, table: str) -> bool:
 def _may_match(name: str, glob: str) -> bool:
     if not name.endswith("*"):
         return fnmatchcase(name, glob)
-    known = re.split(r"[*?[]", glob, maxsplit=1)[0]  # how everything that the glob matches begins
+    opening = re.split(r"[*?[]", glob, maxsplit=1)[0]  # how everything that the glob matches begins
     prefix = name[:-1]
-    return known.startswith(prefix) or (known != glob and prefix.startswith(known))
+    return opening.startswith(prefix) or (opening != glob and prefix.startswith(opening))
 
 
 def names(glob: str, schema: str, table: str) -> bool:
-    """Whether a glob for permitted tables surely names this one, or every one that a wildcard table stands for."""
+    """Returns whether a glob for permitted tables surely names this one, or every one that a wildcard table stands for."""
     dots = glob.count(".")
     name = ".".join([*schema.split("."), table][-dots - 1 :])
     return fnmatchcase(name.removesuffix("*"), glob) and (glob.endswith("*") or not name.endswith("*"))

@@ -56,13 +56,13 @@ def guard_sqlite(
     for glob in columns:
         if "." not in glob:
             raise PolicyError(f"guard_sqlite: deny_columns has {glob!r}", hint="write table.column")
-    known = frozenset(name.lower() for name in string_tuple("guard_sqlite", "functions", functions))
+    allowed = frozenset(name.lower() for name in string_tuple("guard_sqlite", "functions", functions))
     connection.set_authorizer(None)
     if hasattr(connection, "enable_load_extension"):
         connection.enable_load_extension(False)
     connection.execute(f"PRAGMA query_only = {'ON' if mode == 'read_only' else 'OFF'}")
     connection.execute("PRAGMA trusted_schema = OFF")
-    rules = _Rules(mode == "read_only", tables, columns, known)
+    rules = _Rules(mode == "read_only", tables, columns, allowed)
 
     def authorizer(code: int, first: str | None, second: str | None, database: str | None, source: str | None) -> int:
         try:
@@ -77,7 +77,7 @@ def guard_sqlite(
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """What is refused, by the code that SQLite asks with and its two names in lower case."""
+    """The rules of refusal, by the code that SQLite asks with and its two names in lower case."""
 
     reads_only: bool
     tables: tuple[str, ...]

@@ -113,9 +113,9 @@ class Lexicon:
         if "\0" in text:
             raise Refusal("sql-unparsable", "The SQL holds a NUL byte; write plain SQL.")
         plain = _PLAIN_HINT.sub(" ", text) if self.dialect in _HINTED and "/*+" in text else text
-        if self.dialect != "sqlite" and (found := _AMBIGUOUS.search(plain)):
+        if self.dialect != "sqlite" and (ambiguous := _AMBIGUOUS.search(plain)):
             raise Refusal(
-                "sql-unparsable", f"The SQL holds {found[0]!r}, which servers read differently; leave it out."
+                "sql-unparsable", f"The SQL holds {ambiguous[0]!r}, which servers read differently; leave it out."
             )
         read: list[Statement | None] = []
         scan = _Scan(self)
@@ -245,11 +245,11 @@ class _Scan:
 
 
 def _begins_another(written: Sequence[str]) -> bool:
-    """Whether, to a server that needs no semicolons, a second statement may begin among these words.
+    """Returns whether, to a server that needs no semicolons, a second statement may begin among these words.
 
     The words that begin statements are reserved there: none of them names a column or a label.
     """
-    found = [
+    starters = [
         word
         for before, word in pairwise(("", *written))
         if word in words("tsql_starters")
@@ -257,12 +257,12 @@ def _begins_another(written: Sequence[str]) -> bool:
         and not (word == "insert" and before == "then")  # of a MERGE
     ]
     if written and written[0] == "with":
-        return len(found) > 1 or not _MAY_FOLLOW_WITH.issuperset(found)
-    return len(found) > (not written or written[0] != "select")
+        return len(starters) > 1 or not _MAY_FOLLOW_WITH.issuperset(starters)
+    return len(starters) > (not written or written[0] != "select")
 
 
 def same_reading(statement: Statement, tokens: Sequence[Token], shift: int = 0) -> bool:
-    """Whether the parser's ``tokens`` see the same quoted pieces; ``shift`` is what their places are too great by."""
+    """Returns whether the parser's ``tokens`` see the same quoted pieces; ``shift`` is what their places are too great by."""
     if not statement.quoted:
         return True
     starts = {token.end + 1 - shift: token.start - shift for token in tokens}
@@ -281,14 +281,14 @@ _WORDS_OF_DUCKDB = SHORTHANDS | {"DESCRIBE", "DESC", "SHOW", "EXPLAIN"}
 
 
 def is_transaction(text: str, dialect: str) -> bool:
-    """Whether a statement begins, ends or divides a transaction, and does nothing else."""
+    """Returns whether a statement begins, ends or divides a transaction, and does nothing else."""
     if _re("transaction").fullmatch(text) is not None:
         return True
     return dialect not in ("tsql", "fabric") and _re("long_transaction").fullmatch(text) is not None
 
 
 def declares_values(text: str, dialect: str) -> bool:
-    """Whether a statement only gives variables of SQL Server, or BigQuery, their types and plain values."""
+    """Returns whether a statement only gives variables of SQL Server, or BigQuery, their types and plain values."""
     if dialect == "bigquery":
         return _re("named_values").fullmatch(text) is not None
     return dialect in ("tsql", "fabric") and _re("variables").fullmatch(text) is not None
@@ -317,7 +317,7 @@ def described(text: str, kind: str, dialect: str) -> tuple[str, str] | None:
 
 
 def as_delete_or_update(statement: Statement) -> Statement | None:
-    """What ClickHouse's ``ALTER TABLE t DELETE WHERE ...``, or UPDATE, does, as a statement of that name; None for another."""
+    """ClickHouse's ``ALTER TABLE t DELETE WHERE ...``, or UPDATE, as a DELETE or UPDATE statement; None for another."""
     match = _re("mutation").match(statement.text)
     if match is None:
         return None
@@ -326,7 +326,7 @@ def as_delete_or_update(statement: Statement) -> Statement | None:
 
 
 def _parts(path: str) -> list[str]:
-    return [part.strip('"`').lower() for part in _NAME.findall(path)]
+    return [name.strip('"`').lower() for name in _NAME.findall(path)]
 
 
 def as_query(statement: Statement, word: str) -> Statement | None:

@@ -88,7 +88,7 @@ def table_names(node: exp.Expr) -> Iterator[tuple[str, str]]:
     SQLite also reads a table named in ``x IN name``, and takes quoted text for a name there.
     """
     if isinstance(node, exp.Table):
-        *schema, table = (part.lower() for part in _parts(node))
+        *schema, table = (name.lower() for name in _parts(node))
         yield ".".join(schema), table
     elif isinstance(node, exp.In) and (field := node.args.get("field")) is not None:
         if isinstance(field, exp.Column):
@@ -100,7 +100,7 @@ def table_names(node: exp.Expr) -> Iterator[tuple[str, str]]:
 
 
 def is_misread(node: exp.Expr) -> bool:
-    """Whether the parser takes for a table's name what begins a statement of DuckDB, also in the place of a table."""
+    """Returns whether the parser takes for a table's name what begins a statement of DuckDB, also in the place of a table."""
     inner = node.this if isinstance(node, exp.Table) and not node.db else None
     return isinstance(inner, exp.Identifier) and not inner.quoted and inner.name.upper() in _NO_TABLES
 
@@ -132,23 +132,23 @@ def last_name(inner: object) -> str:
 
 
 def is_innocent(identifier: exp.Identifier) -> bool:
-    """Whether an identifier names a column or a label, where the same name would not refer to a table."""
-    parent, place = identifier.parent, identifier.arg_key
+    """Returns whether an identifier names a column or a label, where the same name would not refer to a table."""
+    parent, role = identifier.parent, identifier.arg_key
     if isinstance(parent, exp.Column):
-        return place == "this" and not (isinstance(parent.parent, exp.In) and parent.arg_key == "field")
+        return role == "this" and not (isinstance(parent.parent, exp.In) and parent.arg_key == "field")
     if isinstance(parent, exp.Alias):
-        return place == "alias"
+        return role == "alias"
     if isinstance(parent, exp.TableAlias):
-        return place == "columns"
+        return role == "columns"
     if isinstance(parent, exp.Join):
-        return place == "using"
+        return role == "using"
     if isinstance(parent, exp.Schema | exp.PrimaryKey | exp.ForeignKey):
-        return place == "expressions"
-    return isinstance(parent, exp.ColumnDef) and place == "this"
+        return role == "expressions"
+    return isinstance(parent, exp.ColumnDef) and role == "this"
 
 
 def is_from_query(node: exp.Expr, table: str) -> bool:
-    """Whether a reference to ``table`` (lower case) is to a function, an index, or a WITH query that it can see.
+    """Returns whether a reference to ``table`` (lower case) is to a function, an index, or a WITH query that it can see.
 
     A query sees the WITH queries of the queries around it; a WITH query sees those before it, and all when RECURSIVE.
     """
@@ -197,21 +197,23 @@ def strange_columns(nodes: Iterable[exp.Expr]) -> Iterator[tuple[str, str]]:
     """
     nodes = list(nodes)
     tables = {node.name.lower() for node in nodes if isinstance(node, exp.Table)}
-    given = {node.alias.lower() for node in nodes if isinstance(node, exp.Alias)} | {"dummy"} | words("not_columns")
-    known: set[str] = set()
+    not_columns = (
+        {node.alias.lower() for node in nodes if isinstance(node, exp.Alias)} | {"dummy"} | words("not_columns")
+    )
+    qualifiers: set[str] = set()
     columns: list[exp.Column] = []
     for node in nodes:
         if isinstance(node, exp.Column):
             columns.append(node)
         elif isinstance(node, exp.Table | exp.TableAlias):
-            known.add(node.name.lower())
+            qualifiers.add(node.name.lower())
         elif isinstance(node, exp.MatchRecognize):
-            known.update(re.findall(r"\w+", str(node.text("pattern")).lower()))
+            qualifiers.update(re.findall(r"\w+", str(node.text("pattern")).lower()))
     for column in columns:
-        around = {part.name.lower() for part in column.parts[:-1]}
-        if around and not around & known:
+        around = {qualifier.name.lower() for qualifier in column.parts[:-1]}
+        if around and not around & qualifiers:
             yield column.table.lower(), column.name.lower()
-        elif not around and tables == {"dual"} and column.name.lower() not in given:
+        elif not around and tables == {"dual"} and column.name.lower() not in not_columns:
             yield "dual", column.name.lower()
 
 
@@ -251,7 +253,9 @@ def _further(node: exp.Expr) -> Iterator[str]:
         yield "DROP"
     elif isinstance(node, exp.Select):
         settings = node.args.get("settings") or []
-        if not all(isinstance(one, exp.EQ) and one.this.name.lower() in words("plain_settings") for one in settings):
+        if not all(
+            isinstance(setting, exp.EQ) and setting.this.name.lower() in words("plain_settings") for setting in settings
+        ):
             yield "SET"
     elif isinstance(node, exp.PropertyEQ) and isinstance(node.this, exp.Parameter):
         yield "SET"
@@ -274,7 +278,7 @@ def _of_insert(node: exp.Insert) -> Iterator[str]:
 
 
 def _empties_an_index(node: exp.Insert) -> bool:
-    """Whether it is what SQLite's full-text index takes for a command: ``INSERT INTO docs(docs) VALUES ('delete-all')``."""
+    """True for what SQLite's full-text index takes for a command: ``INSERT INTO docs(docs) VALUES ('delete-all')``."""
     schema = node.this
     if not isinstance(schema, exp.Schema) or not isinstance(schema.this, exp.Table):
         return False
@@ -285,7 +289,7 @@ def _empties_an_index(node: exp.Insert) -> bool:
 
 
 def removed_first(insert: exp.Insert) -> exp.Delete | None:
-    """What ``INSERT INTO table REPLACE WHERE condition`` deletes before it inserts; None for another INSERT."""
+    """The deletion that ``INSERT INTO table REPLACE WHERE condition`` makes before it inserts; None for another INSERT."""
     condition = insert.args.get("where")
     if not isinstance(condition, exp.Expr):
         return None
@@ -294,13 +298,13 @@ def removed_first(insert: exp.Insert) -> exp.Delete | None:
 
 
 def changes_rows(insert: exp.Insert) -> bool:
-    """Whether an INSERT may change rows that are there already."""
+    """Returns whether an INSERT may change rows that are there already."""
     conflict = insert.args.get("conflict")
     return "UPDATE" in (*_of_insert(insert), *(_further(conflict) if isinstance(conflict, exp.Expr) else ()))
 
 
 def merge_removes(merge: exp.Merge) -> bool:
-    """Whether a MERGE may delete rows, or changes rows that it finds no source for."""
+    """Returns whether a MERGE may delete rows, or changes rows that it finds no source for."""
     for when in merge.find_all(exp.When):
         then = when.args.get("then")
         if not isinstance(then, exp.Insert | exp.Update) or when.args.get("source"):
@@ -311,18 +315,18 @@ def merge_removes(merge: exp.Merge) -> bool:
 
 
 def is_plain_create(create: exp.Create) -> bool:
-    """Whether a CREATE makes an ordinary table, view or index and replaces nothing."""
+    """Returns whether a CREATE makes an ordinary table, view or index and replaces nothing."""
     if str(create.args.get("kind") or "").upper() not in _CREATABLE or create.args.get("replace"):
         return False
     if create.args.get("clone") is not None:
         return False
     properties = create.args.get("properties")
     return properties is None or all(
-        isinstance(found, _PLAIN_PROPERTIES)
-        or (isinstance(found, exp.EngineProperty) and last_name(found.this).lower() in words("own_engines"))
-        or (isinstance(found, exp.FileFormatProperty) and found.name.lower() in words("own_formats"))
-        or (isinstance(found, exp.Property) and found.name.lower() in words("trino_properties"))
-        for found in properties.expressions
+        isinstance(prop, _PLAIN_PROPERTIES)
+        or (isinstance(prop, exp.EngineProperty) and last_name(prop.this).lower() in words("own_engines"))
+        or (isinstance(prop, exp.FileFormatProperty) and prop.name.lower() in words("own_formats"))
+        or (isinstance(prop, exp.Property) and prop.name.lower() in words("trino_properties"))
+        for prop in properties.expressions
     )
 
 
@@ -371,14 +375,14 @@ def _touches(tree: exp.Expr, reached: list[exp.Expr], tables: list[exp.Expr], gl
 
 
 def _counts_columns(tree: exp.Expr, dialect: str) -> bool:
-    """Whether a column is named by its number: ``#2`` in DuckDB, ``$2`` in Snowflake."""
+    """Returns whether a column is named by its number: ``#2`` in DuckDB, ``$2`` in Snowflake."""
     if dialect == "snowflake":
-        return any(isinstance(found.this, exp.Literal) for found in tree.find_all(exp.Parameter))
+        return any(isinstance(parameter.this, exp.Literal) for parameter in tree.find_all(exp.Parameter))
     return tree.find(exp.PositionalColumn) is not None
 
 
 def _takes_all(node: exp.Expr) -> bool:
-    """Whether a protected table is used as a whole: renamed columns, ``x IN table``, PIVOT, an INSERT without columns."""
+    """True where a protected table is used as a whole: renamed columns, ``x IN table``, PIVOT, an INSERT without columns."""
     if not isinstance(node, exp.Table):
         return True
     alias = node.args.get("alias")
@@ -401,7 +405,7 @@ def _star_reaches(star: exp.Star, reached: list[exp.Expr], known_as: set[str], e
 
 
 def _direct(select: exp.Select) -> Iterator[exp.Expr]:
-    """What a query reads from directly, joins included."""
+    """Yields the tables that a query reads from directly, joins included."""
     pending: list[object] = [
         select.args.get("from_"),
         *(select.args.get("joins") or []),
@@ -421,16 +425,16 @@ def _direct(select: exp.Select) -> Iterator[exp.Expr]:
 
 
 def _excluded(star: exp.Star, glob: str) -> bool:
-    """Whether ``* EXCEPT (...)`` leaves the column out by its full name."""
+    """Returns whether ``* EXCEPT (...)`` leaves the column out by its full name."""
     if set(glob) & set("*?["):
         return False
     return any(folded(item.name) == glob for item in star.args.get("except_") or [])
 
 
 def _names_it(identifier: exp.Identifier, glob: str, known_as: set[str], elsewhere: set[str]) -> bool:
-    name, parent, place = folded(identifier.name), identifier.parent, identifier.arg_key
+    name, parent, role = folded(identifier.name), identifier.parent, identifier.arg_key
     if isinstance(parent, exp.Column):
-        if place != "this":
+        if role != "this":
             return False
         if isinstance(parent.parent, exp.Star):
             return False  # in EXCEPT
@@ -438,6 +442,6 @@ def _names_it(identifier: exp.Identifier, glob: str, known_as: set[str], elsewhe
             return True  # the whole row as a value
         meant = name in _ROW_NUMBERS or fnmatchcase(name, glob)
         return meant and not (parent.table and folded(parent.table) in elsewhere)
-    if isinstance(parent, exp.Table | exp.TableAlias) or (isinstance(parent, exp.Alias) and place == "alias"):
+    if isinstance(parent, exp.Table | exp.TableAlias) or (isinstance(parent, exp.Alias) and role == "alias"):
         return False
     return fnmatchcase(name, glob)

@@ -48,13 +48,13 @@ def limited(tree: exp.Expr, text: str, tokens: Sequence[Token], rows: int, diale
 
 
 def same_but_for_the_limit(old: exp.Expr, new: exp.Expr, rows: int) -> bool:
-    """Whether ``new`` is ``old`` with a limit of ``rows`` rows and no other difference."""
+    """Returns whether ``new`` is ``old`` with a limit of ``rows`` rows and no other difference."""
     if row_count(new) != rows:
         return False
-    one, two = old.copy(), new.copy()
-    one.set("limit", None)
-    two.set("limit", None)
-    return one == two
+    before, after = old.copy(), new.copy()
+    before.set("limit", None)
+    after.set("limit", None)
+    return before == after
 
 
 def _form(dialect: str, rows: int) -> str:
@@ -82,7 +82,7 @@ def row_count(tree: exp.Expr) -> int | None:
 
 
 def _with_limit(tree: exp.Query, text: str, tokens: Sequence[Token], rows: int, dialect: str, advice: str) -> str:
-    if dialect in _NO_LIMIT_CLAUSE or any(tree.args.get(part) for part in ("for_", "options", "format")):
+    if dialect in _NO_LIMIT_CLAUSE or any(tree.args.get(clause) for clause in ("for_", "options", "format")):
         raise NoLimit(advice)
     if dialect in _FETCH:
         return f"{text} FETCH FIRST {rows} ROWS ONLY"
@@ -116,13 +116,13 @@ def _lowered(text: str, tokens: Sequence[Token], count: int, rows: int, advice: 
 
 def _top_level(tokens: Sequence[Token], *words: str) -> list[int]:
     """The places of ``words`` outside of parentheses."""
-    found: list[int] = []
+    positions: list[int] = []
     depth = 0
-    for place, token in enumerate(tokens):
+    for position, token in enumerate(tokens):
         depth += (token.text == "(") - (token.text == ")")
         if depth == 0 and token.text.upper() in words:
-            found.append(place)
-    return found
+            positions.append(position)
+    return positions
 
 
 #: Functions around a column that keep its values apart.
@@ -175,7 +175,7 @@ def column_of(side: object, *, parts: bool = False) -> exp.Column | None:
 
 
 def is_wild(pattern: str, *, regular: bool = False) -> bool:
-    """Whether a pattern of LIKE or GLOB (``regular``: a regular expression) matches any text."""
+    """Returns whether a pattern of LIKE or GLOB (``regular``: a regular expression) matches any text."""
     branches = _OPTIONAL.sub("", _OPTIONAL.sub("", pattern)).split("|") if regular else [_ANY_BUT.sub("", pattern)]
     return not all(re.sub(r"\\[sSwWdD]|[%_*?.^$+()|]", "", branch) for branch in branches)
 
@@ -185,7 +185,7 @@ def text_of(node: exp.Expr) -> str | None:
     if isinstance(node, exp.Literal):
         return node.name
     if isinstance(node, exp.Concat):
-        texts = [text_of(part) for part in node.expressions]
+        texts = [text_of(expression) for expression in node.expressions]
     elif isinstance(node, exp.DPipe | exp.Add):
         texts = [text_of(node.this), text_of(node.expression)]
     else:
@@ -194,18 +194,18 @@ def text_of(node: exp.Expr) -> str | None:
 
 
 def takes_both(column: exp.Column, values: list[exp.Expr]) -> bool:
-    """Whether both truth values are among ``values``, so that one of them is what any row has in ``column``.
+    """Returns whether both truth values are among ``values``, so that one of them is what any row has in ``column``.
 
     Numbers and texts are truth values only for a column with the name of a flag.
     """
-    found = {value.this for value in values if isinstance(value, exp.Boolean)}
+    truths = {value.this for value in values if isinstance(value, exp.Boolean)}
     if _FLAG.fullmatch(column.name.lower()):
-        found |= {_TRUTH.get(value.name.lower()) for value in values if isinstance(value, exp.Literal)}
-    return found >= {True, False}
+        truths |= {_TRUTH.get(value.name.lower()) for value in values if isinstance(value, exp.Literal)}
+    return truths >= {True, False}
 
 
 def is_far(comparison: type[exp.Expr], side: exp.Expr, bound: exp.Expr) -> bool:
-    """Whether ``side comparison bound`` (ordered, or NEQ) holds for nearly every row.
+    """Returns whether ``side comparison bound`` (ordered, or NEQ) holds for nearly every row.
 
     That is: from 1 up, up to a million, or other than 0 or less, for a column that numbers rows; a date since 1970 or until
     2100; a text from before the first letter on, until after the last, or other than the empty one.
@@ -241,7 +241,7 @@ def is_far(comparison: type[exp.Expr], side: exp.Expr, bound: exp.Expr) -> bool:
 
 
 def keeps_few(query: exp.Expr) -> bool:
-    """Whether a query has a row limit that leaves rows out: a number no table is expected to reach, or a parameter."""
+    """Returns whether a query has a row limit that leaves rows out: a number no table is expected to reach, or a parameter."""
     limit = query.args.get("limit")
     if isinstance(limit, exp.Limit) and isinstance(limit.expression, exp.Placeholder | exp.Parameter):
         return True

@@ -1,4 +1,4 @@
-"""Whether the condition of an UPDATE, DELETE or MERGE limits the rows that it changes.
+"""Decides whether the condition of an UPDATE, DELETE or MERGE limits the rows that it changes.
 
 A condition limits when a part of it that must hold compares a column of the written table with a value from elsewhere: a
 constant or parameter, a column of a joined table, or a query that reads other tables or only some rows of this one.
@@ -44,7 +44,7 @@ _ROW_NUMBERS = frozenset({"rowid", "oid", "_rowid_"})
 
 
 def limits(statement: exp.Update | exp.Delete, dialect: str = "") -> bool:
-    """Whether the statement has a WHERE that limits the rows of the one table that it writes to.
+    """Returns whether the statement has a WHERE that limits the rows of the one table that it writes to.
 
     With several tables the WHERE may limit another one, if an inner join ties the written one to it. May raise
     `TooMuchWork`.
@@ -58,7 +58,11 @@ def limits(statement: exp.Update | exp.Delete, dialect: str = "") -> bool:
         *(args.get("joins") or []), *(args.get("using") or []),
     )  # fmt: skip
     own = frozenset({table.name.lower(), table.alias_or_name.lower()})
-    same = [one for one in others if isinstance(one, exp.Table) and one.alias_or_name.lower() == table.name.lower()]
+    same = [
+        source
+        for source in others
+        if isinstance(source, exp.Table) and source.alias_or_name.lower() == table.name.lower()
+    ]
     if same:  # UPDATE s ... FROM staff AS s
         others.remove(same[0])
         table, own = same[0], frozenset({table.name.lower()})
@@ -66,7 +70,7 @@ def limits(statement: exp.Update | exp.Delete, dialect: str = "") -> bool:
 
 
 def ties(merge: exp.Merge, dialect: str = "") -> bool:
-    """Whether a MERGE compares a column of its table with what it merges, so that it changes those rows only."""
+    """Returns whether a MERGE compares a column of its table with what it merges, so that it changes those rows only."""
     table, using = merge.this, merge.args.get("using")
     if not isinstance(table, exp.Table) or not isinstance(using, exp.Expr):
         return False
@@ -75,7 +79,7 @@ def ties(merge: exp.Merge, dialect: str = "") -> bool:
 
 
 def upserts_itself(insert: exp.Insert, dialect: str = "") -> bool:
-    """Whether an INSERT that may change rows takes them all from the table that it changes, or counts up."""
+    """Returns whether an INSERT that may change rows takes them all from the table that it changes, or counts up."""
     table, query = insert.this, insert.expression
     table = table.this if isinstance(table, exp.Schema) else table
     if not isinstance(table, exp.Table) or not isinstance(query, exp.Expr):
@@ -96,35 +100,37 @@ class _Row:
 
 
 class _Analysis:
-    """What is asked about one statement that writes to ``table``. Every method may raise `TooMuchWork`."""
+    """The questions about one statement that writes to ``table``. Every method may raise `TooMuchWork`."""
 
     def __init__(self, statement: exp.Expr, table: exp.Table, dialect: str) -> None:
         self._dialect = dialect
         self.queries = Queries(statement, table, self.is_limited)
 
     def is_limited(self, own: frozenset[str], others: list[exp.Expr], where: object, ties: list[exp.Expr]) -> bool:
-        """Whether ``where`` and the inner joins ``ties`` limit the rows of the table known as ``own``."""
+        """Returns whether ``where`` and the inner joins ``ties`` limit the rows of the table known as ``own``."""
         if not isinstance(where, exp.Where):
             return False
         if self._removes_doubles(own, others, [where.this, *ties]):
             return True
-        elsewhere = frozenset(one.alias_or_name.lower() for one in others if self.queries.is_elsewhere(one)) - {""}
+        elsewhere = frozenset(
+            source.alias_or_name.lower() for source in others if self.queries.is_elsewhere(source)
+        ) - {""}
         row = _Row(own, elsewhere, not others)
         beside = [_Row(frozenset({name}), elsewhere - {name}, False) for name in elsewhere]
-        return any(self._limits(row, part) for part in (where.this, *ties)) and any(
-            self._limits(one, where.this) for one in (row, *beside)
+        return any(self._limits(row, condition) for condition in (where.this, *ties)) and any(
+            self._limits(candidate, where.this) for candidate in (row, *beside)
         )
 
     # ------------------------------------------------------------------ conditions
 
     def _limits(self, row: _Row, condition: object, *, exact: bool = False) -> bool:
-        part = condition.unnest() if isinstance(condition, exp.Paren) else condition
-        if isinstance(part, exp.And):
-            return any([self._limits(row, one, exact=exact) for one in part.flatten()])
-        if isinstance(part, exp.Or):
-            return all(self._limits(row, one, exact=True) for one in part.flatten()) and not _takes_both(part)
+        bare = condition.unnest() if isinstance(condition, exp.Paren) else condition
+        if isinstance(bare, exp.And):
+            return any([self._limits(row, side, exact=exact) for side in bare.flatten()])
+        if isinstance(bare, exp.Or):
+            return all(self._limits(row, side, exact=True) for side in bare.flatten()) and not _takes_both(bare)
         self.queries.count()
-        return isinstance(part, exp.Expr) and self._compares(row, part, exact)
+        return isinstance(bare, exp.Expr) and self._compares(row, bare, exact)
 
     def _compares(self, row: _Row, atom: exp.Expr, exact: bool) -> bool:
         if isinstance(atom, exp.Not):
@@ -146,14 +152,14 @@ class _Analysis:
             return any(self._equals(row, atom, side, value) for side, value in (sides, sides[::-1]))
         if (mirrored := _MIRRORED.get(type(atom))) is not None and not exact:
             kinds = ((type(atom), atom.this, atom.expression), (mirrored, atom.expression, atom.this))
-            return any(self._bounds(row, *one) for one in kinds)
+            return any(self._bounds(row, *comparison) for comparison in kinds)
         if isinstance(atom, _CONTAINS):
             several = isinstance(atom, exp.ArrayOverlaps)
             return self._owns(row, column_of(atom.this)) and _holds_something(atom.expression, several=several)
         return isinstance(atom, exp.Column) and not exact and self._dialect in _TRUTH_ONLY and self._owns(row, atom)
 
     def _equals(self, row: _Row, atom: exp.Expr, side: exp.Expr, value: exp.Expr) -> bool:
-        """Whether ``side`` is a column that must equal ``value``, or one of the values in it, or match it as a pattern."""
+        """True where ``side`` is a column that must equal ``value``, or one of the values in it, or match it as a pattern."""
         if isinstance(value, exp.Literal) and isinstance(side, exp.Any) and isinstance(atom, exp.EQ):
             return self._owns(row, column_of(side.this))  # it is one of the values in a column
         column = column_of(side, parts=not isinstance(atom, exp.NullSafeEQ))
@@ -172,9 +178,9 @@ class _Analysis:
         return self._is_from_elsewhere(row, column, value)
 
     def _bounds(self, row: _Row, kind: type[exp.Expr], side: exp.Expr, bound: exp.Expr) -> bool:
-        """Whether ``side kind bound`` is an ordered comparison of a column that leaves rows out."""
+        """Returns whether ``side kind bound`` is an ordered comparison of a column that leaves rows out."""
         if kind is exp.NullSafeNEQ:  # IS DISTINCT FROM
-            if any(one.find(exp.Null, exp.Nullif) is not None for one in (side, bound)):
+            if any(operand.find(exp.Null, exp.Nullif) is not None for operand in (side, bound)):
                 return False  # which is IS NOT NULL
             kind = exp.NEQ
         if kind is exp.NEQ and _quantifier(bound) == "all" and bound.expressions:
@@ -201,7 +207,7 @@ class _Analysis:
         return all(end.find(exp.Select) is None and self._is_from_elsewhere(row, column, end) for end in (low, high))
 
     def _is_among(self, row: _Row, atom: exp.In) -> bool:
-        """Whether it is ``column IN`` a list or a query that cannot hold every row's own value."""
+        """Returns whether it is ``column IN`` a list or a query that cannot hold every row's own value."""
         query, array, items = atom.args.get("query"), atom.args.get("unnest"), atom.expressions
         if isinstance(atom.this, exp.Tuple):  # rows of values: one of the columns is enough
             if query is not None:
@@ -225,7 +231,7 @@ class _Analysis:
         )
 
     def _excludes(self, row: _Row, atom: exp.Expr) -> bool:
-        """Whether NOT ``atom`` limits: ``NOT IN`` and ``NOT EXISTS`` over other tables, other values than those named."""
+        """True where NOT ``atom`` limits: ``NOT IN`` and ``NOT EXISTS`` over other tables, other values than those named."""
         if isinstance(atom, exp.In) and (query := atom.args.get("query")) is not None:
             if not self._owns(row, column := column_of(atom.this)):
                 return False
@@ -242,14 +248,14 @@ class _Analysis:
     # ------------------------------------------------------------------ values
 
     def _owns(self, row: _Row, column: exp.Column | None) -> bool:
-        """Whether the column is surely one of the row's table."""
+        """Returns whether the column is surely one of the row's table."""
         if column is None:
             return False
         table = column.table.lower()
         return table in row.own if table else row.alone and column.name.lower() not in words("not_columns")
 
     def _is_from_elsewhere(self, row: _Row, column: exp.Column, value: exp.Expr) -> bool:
-        """Whether ``value`` does not hold the value of ``column``, which it is compared with.
+        """Returns whether ``value`` does not hold the value of ``column``, which it is compared with.
 
         SQLite takes a quoted name that is not a column for text: it counts only where it must equal another text.
         """
@@ -257,7 +263,7 @@ class _Analysis:
         open_ = isinstance(column.parent, tuple(_MIRRORED))
         if maybe_text and (open_ or value.name.lower() == column.name.lower()):
             return False
-        for node in value.walk(prune=lambda one: isinstance(one, exp.Query)):
+        for node in value.walk(prune=lambda inner: isinstance(inner, exp.Query)):
             if isinstance(node, exp.Query):
                 one_row = gives_one_row(node) and not reads_row_around(node, self.queries.named, self.queries.names)
                 if not one_row and not self.queries.is_independent(node):
@@ -277,7 +283,7 @@ class _Analysis:
     # ------------------------------------------------------------------ queries
 
     def _has_a_match(self, row: _Row, query: exp.Expr) -> bool:
-        """Whether EXISTS ``query`` requires of rows of other tables that they equal a column of this one."""
+        """Returns whether EXISTS ``query`` requires of rows of other tables that they equal a column of this one."""
         if not isinstance(query, exp.Select) or any(item.find(exp.AggFunc) for item in query.expressions):
             return False
         tables = sources_of(query)[0]
@@ -289,8 +295,12 @@ class _Analysis:
         ):
             return False
         inner = {table.alias_or_name.lower() for table in tables}
-        for part in conjuncts(query.args.get("where")):
-            columns = [column_of(side) for side in (part.this, part.expression)] if isinstance(part, exp.EQ) else []
+        for conjunct in conjuncts(query.args.get("where")):
+            columns = (
+                [column_of(side) for side in (conjunct.this, conjunct.expression)]
+                if isinstance(conjunct, exp.EQ)
+                else []
+            )
             names = [column.table.lower() for column in columns if column is not None]
             outer = [name for name in names if name in row.own and name not in inner]
             if len(names) == 2 and len(outer) == 1 and set(names) <= {*inner, *row.own, ""}:
@@ -298,14 +308,16 @@ class _Analysis:
         return False
 
     def _removes_doubles(self, own: frozenset[str], others: list[exp.Expr], parts: list[exp.Expr]) -> bool:
-        """Whether ``parts`` tie a table to itself by one column, and keep the first or last row of each kind by another."""
+        """True where ``parts`` tie a table to itself by one column, and keep the first or last row of each kind by another."""
         if len(others) != 1 or not isinstance(others[0], exp.Table) or others[0].name.lower() != self.queries.table:
             return False
         twin = others[0].alias_or_name.lower()
         same: set[str] = set()
         ordered: set[str] = set()
-        for part in (one for condition in parts for one in conjuncts(condition)):
-            left, right = (part.this, part.expression) if isinstance(part, exp.EQ | exp.LT | exp.GT) else (None, None)
+        for conjunct in (conjunct for condition in parts for conjunct in conjuncts(condition)):
+            left, right = (
+                (conjunct.this, conjunct.expression) if isinstance(conjunct, exp.EQ | exp.LT | exp.GT) else (None, None)
+            )
             if not isinstance(left, exp.Column) or not isinstance(right, exp.Column):
                 continue
             tables = {left.table.lower(), right.table.lower()}
@@ -315,31 +327,34 @@ class _Analysis:
                 and len(tables) == 2
                 and tables - {twin} <= own
             ):
-                (same if isinstance(part, exp.EQ) else ordered).add(left.name.lower())
+                (same if isinstance(conjunct, exp.EQ) else ordered).add(left.name.lower())
         return bool(same - ordered and ordered - same)
 
     def _keeps_first(self, column: exp.Column | None, query: exp.Expr) -> bool:
-        """Whether NOT IN ``query`` keeps the first or last row of each group: ``SELECT min(id) FROM t GROUP BY name``."""
+        """True where NOT IN ``query`` keeps the first or last row of each group: ``SELECT min(id) FROM t GROUP BY name``."""
         if column is None or not isinstance(query, exp.Select) or len(query.expressions) != 1:
             return False
         first, group = query.expressions[0].unalias(), query.args.get("group")
-        parts = {part for part, value in query.args.items() if value}
+        parts = {clause for clause, value in query.args.items() if value}
         if parts != {"expressions", "from_", "group"} or not group or not isinstance(first, exp.Min | exp.Max):
             return False
         by, read = [first.this, *group.expressions], sources_of(query)[0]
         if len(read) != 1 or not is_stored(read[0], self.queries.named) or read[0].name.lower() != self.queries.table:
             return False
-        return all(isinstance(one, exp.Column) for one in by) and first.this.name.lower() == column.name.lower()
+        return (
+            all(isinstance(expression, exp.Column) for expression in by)
+            and first.this.name.lower() == column.name.lower()
+        )
 
 
 def _takes_both(condition: exp.Or) -> bool:
-    """Whether the sides of an OR take both the rows where a column is true and those where it is false."""
-    found: dict[str, tuple[exp.Column, list[exp.Expr]]] = {}
-    for part in condition.find_all(exp.EQ, exp.NullSafeEQ, exp.Is):
-        for side, value in ((part.this, part.expression), (part.expression, part.this)):
+    """Returns whether the sides of an OR take both the rows where a column is true and those where it is false."""
+    compared: dict[str, tuple[exp.Column, list[exp.Expr]]] = {}
+    for comparison in condition.find_all(exp.EQ, exp.NullSafeEQ, exp.Is):
+        for side, value in ((comparison.this, comparison.expression), (comparison.expression, comparison.this)):
             if isinstance(column := side.unnest(), exp.Column):
-                found.setdefault(column.name.lower(), (column, []))[1].append(value)
-    return any(takes_both(column, values) for column, values in found.values())
+                compared.setdefault(column.name.lower(), (column, []))[1].append(value)
+    return any(takes_both(column, values) for column, values in compared.values())
 
 
 def _quantifier(value: exp.Expr) -> str:
@@ -349,7 +364,7 @@ def _quantifier(value: exp.Expr) -> str:
 
 
 def _holds_something(value: exp.Expr, *, several: bool) -> bool:
-    """Whether a list or document that a column must contain is written out and not empty."""
+    """Returns whether a list or document that a column must contain is written out and not empty."""
     value = value.this if isinstance(value, exp.Cast | exp.Paren) else value
     if isinstance(value, exp.Literal) and not several:
         return any(char.isalnum() for char in value.name)

@@ -73,7 +73,7 @@ _LAST: Final = 10
 
 def find_truncated(evidence: Evidence) -> RunFinding | None:
     """Replies cut off by the limit of tokens."""
-    calls, cut = (sum(getattr(one, name) for one in evidence.recent) for name in ("calls", "truncated"))
+    calls, cut = (sum(getattr(rollout, name) for rollout in evidence.recent) for name in ("calls", "truncated"))
     if not exceeds(cut, calls, _SHARE):
         return None
     return RunFinding(
@@ -82,14 +82,14 @@ def find_truncated(evidence: Evidence) -> RunFinding | None:
         f"{cut} of {calls} recent replies were cut off by the limit of tokens.",
         "Raise the limit (max_new_tokens, or max_tokens of the agent), or penalise long replies.",
         {"calls": calls, "truncated": cut, "share": cut / calls},
-        named(one.rollout_id for one in evidence.recent if one.truncated),
+        named(rollout.rollout_id for rollout in evidence.recent if rollout.truncated),
     )
 
 
 def find_malformed(evidence: Evidence) -> RunFinding | None:
     """Tool calls that could not be read, or that no tool can take."""
     recorded = evidence.recorded_of(evidence.recent)
-    calls, bad = (sum(getattr(one, name) for _, one in recorded) for name in ("tool_calls", "malformed"))
+    calls, bad = (sum(getattr(record, name) for _, record in recorded) for name in ("tool_calls", "malformed"))
     if not exceeds(min(bad, calls), calls, _SHARE):
         return None
     return RunFinding(
@@ -99,15 +99,15 @@ def find_malformed(evidence: Evidence) -> RunFinding | None:
         "Look at the replies as written: is it the model's own tool format? Imitate a few good rollouts first (sft), or"
         " ask for structured output.",
         {"tool_calls": calls, "malformed": bad, "share": bad / calls},
-        named(one.rollout_id for one, record in recorded if record.malformed),
+        named(rollout.rollout_id for rollout, record in recorded if record.malformed),
     )
 
 
 def find_drift(evidence: Evidence) -> RunFinding | None:
     """Conversations that went on in other tokens than the model had written."""
     recorded = evidence.recorded_of(evidence.recent)
-    later = sum(max(one.calls - 1, 0) for _, one in recorded)
-    drifted = sum(one.drifted for _, one in recorded)
+    later = sum(max(record.calls - 1, 0) for _, record in recorded)
+    drifted = sum(record.drifted for _, record in recorded)
     if not exceeds(min(drifted, later), later, _SHARE):
         return None
     return RunFinding(
@@ -116,7 +116,7 @@ def find_drift(evidence: Evidence) -> RunFinding | None:
         f"{drifted} of {later} recent calls that go on from another have its reply in other tokens than were sampled.",
         "Let the agent send replies back unchanged, tool calls too, and check that the chat template keeps them.",
         {"later_calls": later, "drifted": drifted, "share": drifted / later},
-        named(one.rollout_id for one, record in recorded if record.drifted),
+        named(rollout.rollout_id for rollout, record in recorded if record.drifted),
     )
 
 
@@ -166,18 +166,18 @@ _DECIMALS: Final = 9
 
 
 def exceeds(count: int, total: int, share: float) -> bool:
-    """Whether ``count`` of ``total`` is more than ``share``, with 95 % confidence."""
+    """Returns whether ``count`` of ``total`` is more than ``share``, with 95 % confidence."""
     return total > 0 and wilson_interval(count, total)[0] > share
 
 
 def find_dull_reward(evidence: Evidence) -> RunFinding | None:
     """Groups that teach nothing by the task reward, named after the cause: constant, sparse, or alike within tasks."""
-    rollouts = [one for one in evidence.recent if TASK in one.rewards]
+    rollouts = [rollout for rollout in evidence.recent if TASK in rollout.rewards]
     if len(rollouts) < _FEWEST:
         return None
-    values = [_task(one) for one in rollouts]
+    values = [_task(rollout) for rollout in rollouts]
     groups, least = groups_of(rollouts), min(values)
-    alike = [group for group in groups.values() if len({_task(one) for one in group}) == 1]
+    alike = [group for group in groups.values() if len({_task(rollout) for rollout in group}) == 1]
     low = sum(value == least for value in values)
     figures: dict[str, float] = {"rollouts": len(rollouts), "groups": len(groups), "groups_alike": len(alike)}
     figures |= {"least": least, "most": max(values), "share_with_least": low / len(values)}
@@ -188,7 +188,7 @@ def find_dull_reward(evidence: Evidence) -> RunFinding | None:
             f"The task reward is {least:g} in all {len(rollouts)} recent rollouts.",
             "Look at what the reward is computed from in one of these rollouts. If all of them deserve it, choose other tasks.",
             figures,
-            named(one.rollout_id for one in rollouts),
+            named(rollout.rollout_id for rollout in rollouts),
         )
     if not (exceeds(len(alike), len(groups), _ALIKE) if groups else exceeds(low, len(values), 0.95)):
         return None
@@ -200,7 +200,7 @@ def find_dull_reward(evidence: Evidence) -> RunFinding | None:
             f" {len(alike)} of {len(groups)} groups do not differ.",
             "Begin with easier tasks, take more rollouts a task, give partial rewards, or imitate good rollouts first (sft).",
             figures,
-            named(one.rollout_id for one in rollouts if _task(one) > least),
+            named(rollout.rollout_id for rollout in rollouts if _task(rollout) > least),
         )
     return RunFinding(
         "groups-alike",
@@ -216,7 +216,7 @@ def find_dull_reward(evidence: Evidence) -> RunFinding | None:
 def find_air_alone(evidence: Evidence) -> RunFinding | None:
     """Groups whose advantages come from tool rewards alone: all other channels are alike in them."""
     taught = [group for group in groups_of(evidence.recent).values() if _teaches(group)]
-    alone = [group for group in taught if len({_others(one.rewards) for one in group}) == 1]
+    alone = [group for group in taught if len({_others(rollout.rewards) for rollout in group}) == 1]
     if not exceeds(len(alone), len(taught), _AIR_ALONE):
         return None
     return RunFinding(
@@ -226,15 +226,15 @@ def find_air_alone(evidence: Evidence) -> RunFinding | None:
         "The policy is taught to please its tools. Repair the task reward, or leave AIR out until it differs"
         " (runtime.air_enabled: false).",
         {"groups_with_advantages": len(taught), "groups_from_air_alone": len(alone)},
-        named(one.rollout_id for group in alone for one in group if one.air),
+        named(rollout.rollout_id for group in alone for rollout in group if rollout.air),
     )
 
 
 def _teaches(group: list[TrainedRollout]) -> bool:
-    """Whether a group has advantages; where that is not recorded, whether anything in it differs."""
-    if all(one.credited is not None for one in group):
-        return any(one.credited for one in group)
-    return len({(_others(one.rewards), one.air) for one in group}) > 1
+    """Returns whether a group has advantages; where that is not recorded, whether anything in it differs."""
+    if all(rollout.credited is not None for rollout in group):
+        return any(rollout.credited for rollout in group)
+    return len({(_others(rollout.rewards), rollout.air) for rollout in group}) > 1
 
 
 def _task(rollout: TrainedRollout) -> float:
@@ -242,8 +242,8 @@ def _task(rollout: TrainedRollout) -> float:
 
 
 def _others(rewards: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
-    found = ((name, round(value, _DECIMALS)) for name, value in rewards.items() if name != INTERMEDIATE)
-    return tuple(sorted(one for one in found if one[1]))
+    others = ((name, round(value, _DECIMALS)) for name, value in rewards.items() if name != INTERMEDIATE)
+    return tuple(sorted(reward for reward in others if reward[1]))
 
 
 #: Entropy (nats a token) below which replies no longer differ, and the share of the first entropy that may be left.
@@ -328,11 +328,13 @@ def _rising(
     evidence: Evidence, name: str, value: Callable[[RecordedRollout], float], least: float, sentence: str, advice: str
 ) -> RunFinding | None:
     """A finding about a value of recorded rollouts that rises by ``least`` or more; ``sentence`` is given its figures."""
-    early, late = (evidence.recorded_of(part) for part in (evidence.early, evidence.late))
-    first, last = (_mean([(one, value(record)) for one, record in part]) for part in (early, late))
+    early, late = (evidence.recorded_of(rollouts) for rollouts in (evidence.early, evidence.late))
+    first, last = (_mean([(rollout, value(record)) for rollout, record in recorded]) for recorded in (early, late))
     if not (last.low > first.high and last.mean - first.mean >= least):
         return None
-    task_first, task_last = (_mean([(one, one.rewards.get(TASK, 0.0)) for one, _ in part]) for part in (early, late))
+    task_first, task_last = (
+        _mean([(rollout, rollout.rewards.get(TASK, 0.0)) for rollout, _ in recorded]) for recorded in (early, late)
+    )
     rises = task_last.low > task_first.high
     figures = {"first": first.mean, "last": last.mean, "task_first": task_first.mean, "task_last": task_last.mean}
     verb = "rose" if rises else "went"
@@ -342,12 +344,12 @@ def _rising(
         f"{sentence.format(**figures)}, while the task reward {verb} from {task_first.mean:.3g} to {task_last.mean:.3g}.",
         advice,
         {**figures, "task_rises": float(rises)},
-        named(one.rollout_id for one, record in late if value(record)),
+        named(rollout.rollout_id for rollout, record in late if value(record)),
     )
 
 
 def _mean(values: Sequence[tuple[TrainedRollout, float]]) -> Estimate:
     groups: dict[str, list[float]] = {}
-    for one, value in values:
-        groups.setdefault(f"{one.group[0]} {one.group[1]}", []).append(value)
+    for rollout, value in values:
+        groups.setdefault(f"{rollout.group[0]} {rollout.group[1]}", []).append(value)
     return grouped_interval(groups)

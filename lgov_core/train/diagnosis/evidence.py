@@ -47,7 +47,7 @@ class TrainedRollout:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRollout:
-    """What the store holds of a rollout beside its rewards.
+    """A rollout as the store holds it, beside its rewards.
 
     Of ``tool_calls``, ``malformed`` could not be read or had arguments that the tool cannot take. ``drifted`` of its
     ``calls`` went on in other tokens. ``violated`` is true when an act that the policies object to was executed;
@@ -64,7 +64,7 @@ class RecordedRollout:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is on record of a run.
+    """The record of a run.
 
     ``updates`` are the lines of ``metrics.jsonl`` about updates, ``failed`` those about updates that failed. ``early``
     and ``late`` are rollouts of the first and the last quarter, ``recent`` of the last updates; ``early`` is empty in a
@@ -80,15 +80,17 @@ class Evidence:
 
     def recorded_of(self, rollouts: Iterable[TrainedRollout]) -> list[tuple[TrainedRollout, RecordedRollout]]:
         """Those of ``rollouts`` that the store was read for."""
-        return [(one, self.recorded[one.rollout_id]) for one in rollouts if one.rollout_id in self.recorded]
+        return [
+            (rollout, self.recorded[rollout.rollout_id]) for rollout in rollouts if rollout.rollout_id in self.recorded
+        ]
 
 
 def groups_of(rollouts: Iterable[TrainedRollout]) -> dict[tuple[int, str], list[TrainedRollout]]:
     """The rollouts that are compared with each other: groups of two or more."""
-    found: dict[tuple[int, str], list[TrainedRollout]] = {}
-    for one in rollouts:
-        found.setdefault(one.group, []).append(one)
-    return {key: group for key, group in found.items() if len(group) > 1}
+    groups: dict[tuple[int, str], list[TrainedRollout]] = {}
+    for rollout in rollouts:
+        groups.setdefault(rollout.group, []).append(rollout)
+    return {key: group for key, group in groups.items() if len(group) > 1}
 
 
 #: Outcomes of tool calls whose arguments, or whose tool, do not exist.
@@ -104,30 +106,30 @@ def trained_rollouts(
     rewards: Sequence[Reward],
 ) -> list[TrainedRollout]:
     """The rollouts whose last attempt ended by the agent's doing, with the rewards that name the rollout."""
-    last = {one.rollout_id: one for one in sorted(attempts, key=lambda one: one.attempt)}
+    last = {attempt.rollout_id: attempt for attempt in sorted(attempts, key=lambda attempt: attempt.attempt)}
     calls_of, rewards_of = _by_rollout(calls), _by_rollout(rewards)
-    found: list[TrainedRollout] = []
+    trained: list[TrainedRollout] = []
     for rollout in rollouts:
         attempt = last.get(rollout.rollout_id)
         if attempt is None or attempt.outcome is None or not attempt.outcome.trainable:
             continue
         totals: dict[str, float] = defaultdict(float)
-        own = [one for one in rewards_of[rollout.rollout_id] if one.attempt in (None, attempt.attempt)]
+        own = [reward for reward in rewards_of[rollout.rollout_id] if reward.attempt in (None, attempt.attempt)]
         for reward in own:
             totals[reward.dimension] += reward.value
-        made = [one for one in calls_of[rollout.rollout_id] if one.attempt in (None, attempt.attempt)]
-        found.append(
+        own_calls = [call for call in calls_of[rollout.rollout_id] if call.attempt in (None, attempt.attempt)]
+        trained.append(
             TrainedRollout(
                 rollout.rollout_id,
                 (0, rollout.task_id),
                 dict(totals),
-                tuple(one.value for one in own if one.dimension == INTERMEDIATE),
+                tuple(reward.value for reward in own if reward.dimension == INTERMEDIATE),
                 None,
-                len(made),
-                sum(one.finish_reason in CUT_OFF for one in made),
+                len(own_calls),
+                sum(call.finish_reason in CUT_OFF for call in own_calls),
             )
         )
-    return found
+    return trained
 
 
 def recorded_rollouts(
@@ -140,16 +142,16 @@ def recorded_rollouts(
     """By rollout what its calls and spans say. ``oracle`` says of rollouts whether they violated something; where it is
     silent, an act that shadow mode let pass is a violation.
     """
-    calls_of, spans_of = _by_rollout(calls), _by_rollout(one for one in spans if not one.claimed)
-    paid = {one.tool_call_id for one in rewards if one.tool_call_id is not None and one.value > 0}
-    found: dict[str, RecordedRollout] = {}
+    calls_of, spans_of = _by_rollout(calls), _by_rollout(span for span in spans if not span.claimed)
+    paid = {reward.tool_call_id for reward in rewards if reward.tool_call_id is not None and reward.value > 0}
+    recorded: dict[str, RecordedRollout] = {}
     for rollout in rollouts:
         own, its_spans = calls_of[rollout.rollout_id], spans_of[rollout.rollout_id]
-        written = [one for call in own for one in written_calls(call)]
-        statuses = [str(one.attributes.get(semconv.TOOL_STATUS, "")) for one in its_spans]
-        unreadable = sum(one.arguments is None for one in written)
+        written = [written_call for call in own for written_call in written_calls(call)]
+        statuses = [str(span.attributes.get(semconv.TOOL_STATUS, "")) for span in its_spans]
+        unreadable = sum(written_call.arguments is None for written_call in written)
         refused = sum(status in _MALFORMED for status in statuses)
-        found[rollout.rollout_id] = RecordedRollout(
+        recorded[rollout.rollout_id] = RecordedRollout(
             calls=len(own),
             tool_calls=max(len(written), sum(map(bool, statuses))),
             malformed=unreadable + refused,
@@ -157,32 +159,32 @@ def recorded_rollouts(
             violated=oracle.get(rollout.rollout_id, any(map(_let_pass, its_spans))),
             repeats=_repeats(its_spans, paid),
         )
-    return found
+    return recorded
 
 
 def _by_rollout(rows: Iterable[_Row]) -> dict[str, list[_Row]]:
-    found: dict[str, list[_Row]] = defaultdict(list)
-    for one in rows:
-        if one.rollout_id is not None:
-            found[one.rollout_id].append(one)
-    return found
+    rows_of: dict[str, list[_Row]] = defaultdict(list)
+    for row in rows:
+        if row.rollout_id is not None:
+            rows_of[row.rollout_id].append(row)
+    return rows_of
 
 
 def _drifted(calls: Sequence[CapturedCall]) -> int:
     diagnostics: list[Diagnostic] = []
-    for attempt in sorted({one.attempt or 1 for one in calls}):
-        of_it = [one for one in calls if (one.attempt or 1) == attempt and one.prompt_ids is not None]
+    for attempt in sorted({call.attempt or 1 for call in calls}):
+        of_it = [call for call in calls if (call.attempt or 1) == attempt and call.prompt_ids is not None]
         find_drift(of_it, diagnostics)
     return len(diagnostics)
 
 
 def _let_pass(span: Span) -> bool:
-    """Whether ``span`` is a decision on an act that would have blocked it, and did not."""
-    found = span.attributes
+    """Returns whether ``span`` is a decision on an act that would have blocked it, and did not."""
+    attributes = span.attributes
     return (
         span.name == semconv.DECISION_SPAN_NAME
-        and found.get(semconv.POINT) == Point.PRE_TOOL_CALL.value
-        and found.get(semconv.DECISION_WOULD) in BLOCKING
+        and attributes.get(semconv.POINT) == Point.PRE_TOOL_CALL.value
+        and attributes.get(semconv.DECISION_WOULD) in BLOCKING
     )
 
 
@@ -242,30 +244,30 @@ def _of_run(
     read = {step: _batch(step, batches[step].with_suffix(".parquet")) for step in {*first, *last, *recent}}
 
     def rollouts(chosen: Sequence[int]) -> list[TrainedRollout]:
-        return [one for step in chosen for one in read[step]]
+        return [rollout for step in chosen for rollout in read[step]]
 
     early, late = rollouts(first), rollouts(recent)
     recorded: dict[str, RecordedRollout] = {}
     if store is not None:
-        ids = [one.rollout_id for one in (*early[:_ROLLOUTS], *late[-_ROLLOUTS:])]
-        for _, found in _portions(store, ids, oracle):
-            recorded |= found
+        ids = [rollout.rollout_id for rollout in (*early[:_ROLLOUTS], *late[-_ROLLOUTS:])]
+        for _, records in _portions(store, ids, oracle):
+            recorded |= records
     return Evidence(train_lines(lines), _failed(lines), early, rollouts(last), late, recorded)
 
 
 def _of_store(store: TraceStore, lines: Sequence[Mapping[str, Any]] = ()) -> Evidence:
-    rollouts = sorted(store.rollouts(), key=lambda one: (one.created_at, one.rollout_id))
-    every = [one.rollout_id for one in rollouts if not one.held_out]
+    rollouts = sorted(store.rollouts(), key=lambda rollout: (rollout.created_at, rollout.rollout_id))
+    every = [rollout.rollout_id for rollout in rollouts if not rollout.held_out]
     quarter = min(_ROLLOUTS, len(every) // 4)
     recent = every[-_ROLLOUTS:]
     trained: dict[str, TrainedRollout] = {}
     recorded: dict[str, RecordedRollout] = {}
-    for portion, found in _portions(store, list(dict.fromkeys([*every[:quarter], *recent])), {}):
-        trained |= {one.rollout_id: one for one in portion}
-        recorded |= found
+    for portion, records in _portions(store, list(dict.fromkeys([*every[:quarter], *recent])), {}):
+        trained |= {rollout.rollout_id: rollout for rollout in portion}
+        recorded |= records
 
     def chosen(ids: Sequence[str]) -> list[TrainedRollout]:
-        return [trained[one] for one in ids if one in trained]
+        return [trained[rollout_id] for rollout_id in ids if rollout_id in trained]
 
     late = every[-quarter:] if quarter else []
     return Evidence(train_lines(lines), _failed(lines), chosen(every[:quarter]), chosen(late), chosen(recent), recorded)
@@ -323,14 +325,14 @@ def _rollout(step: int, rollout_id: str, turns: Sequence[Mapping[str, Any]]) -> 
 
 def _failed(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The failed updates that no later line made good."""
-    made = max((line["step"] for line in train_lines(lines)), default=0)
-    return [line for line in lines if line.get("phase") == "failed_update" and line.get("step", 0) > made]
+    last_step = max((line["step"] for line in train_lines(lines)), default=0)
+    return [line for line in lines if line.get("phase") == "failed_update" and line.get("step", 0) > last_step]
 
 
 def _violated(path: Path) -> dict[str, bool]:
-    """What an ``oracle.jsonl`` says of rollouts, over their attempts."""
-    found: dict[str, bool] = {}
+    """Reads from an ``oracle.jsonl`` which rollouts violated the policy, over their attempts."""
+    violated: dict[str, bool] = {}
     for entry in read_metrics(path) if path.exists() else ():
         name = str(entry.get("rollout_id"))
-        found[name] = found.get(name, False) or bool(entry.get("violated"))
-    return found
+        violated[name] = violated.get(name, False) or bool(entry.get("violated"))
+    return violated

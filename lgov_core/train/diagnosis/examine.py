@@ -51,13 +51,13 @@ def examine(place: str | Path) -> Report:
 
 def examine_evidence(place: str, evidence: Evidence) -> Report:
     """As `examine`, of evidence at hand. Pure."""
-    found = [finding for check in _CHECKS if (finding := check(evidence)) is not None]
-    found.sort(key=lambda one: -_SEVERITIES.index(one.severity))
-    rollouts = {one.rollout_id for one in (*evidence.early, *evidence.recent)}
-    names = {one.name for one in found}
+    findings = [finding for check in _CHECKS if (finding := check(evidence)) is not None]
+    findings.sort(key=lambda finding: -_SEVERITIES.index(finding.severity))
+    rollouts = {rollout.rollout_id for rollout in (*evidence.early, *evidence.recent)}
+    names = {finding.name for finding in findings}
     missing = {name: why for name, why in _not_examined(evidence).items() if name not in names}
-    checked = dict.fromkeys(name for part in _NEEDS.values() for name in part if name not in missing)
-    return Report(place, len(evidence.updates), len(rollouts), tuple(found), tuple(checked), missing)
+    checked = dict.fromkeys(name for checks in _NEEDS.values() for name in checks if name not in missing)
+    return Report(place, len(evidence.updates), len(rollouts), tuple(findings), tuple(checked), missing)
 
 
 def _not_examined(evidence: Evidence) -> dict[str, str]:
@@ -72,6 +72,6 @@ def _not_examined(evidence: Evidence) -> dict[str, str]:
         missing["ends"] = "the run is too short to compare its beginning with its end"
     if not evidence.recorded:
         missing["store"] = "there is no trace store with these rollouts"
-    if not any(TASK in one.rewards for one in evidence.recent):
+    if not any(TASK in rollout.rewards for rollout in evidence.recent):
         missing["reward"] = "no rollout has a reward of the dimension task"
-    return {name: why for part, why in missing.items() for name in _NEEDS[part]}
+    return {name: why for need, why in missing.items() for name in _NEEDS[need]}
