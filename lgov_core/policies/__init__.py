@@ -9,13 +9,12 @@ from lgov_core.governor.judging import combine, fold
 from lgov_core.governor.rules import Rule, digest_of
 from lgov_core.policies.approvals.approval import ApprovalPolicy
 from lgov_core.policies.approvals.approval_requests import ApprovalRequest, ApprovalRequests
-from lgov_core.policies.base import BoundedPolicy
+from lgov_core.policies.base import BoundedPolicy, dry_run
 from lgov_core.policies.budgets.cost import CostControlPolicy, Spent
 from lgov_core.policies.budgets.loop import LoopPolicy
 from lgov_core.policies.budgets.rate import RateLimitPolicy
 from lgov_core.policies.content.pii import PIIPolicy
 from lgov_core.policies.content.secrets import SecretsPolicy
-from lgov_core.policies.dry_run import dry_run
 from lgov_core.policies.loader import load_policies, load_policy_file
 from lgov_core.policies.network.egress import EgressPolicy, PinnedURL
 from lgov_core.policies.paths.path import PathPolicy

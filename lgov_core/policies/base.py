@@ -1,9 +1,11 @@
-"""`Policy`, what judges one action at a time, and the base class of the built-in ones."""
+"""The base class of the built-in policies, and the dry run in which they keep their counts in memory."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
@@ -58,3 +60,21 @@ class BoundedPolicy:
     ) -> Decision:
         """Lets the action go on with ``arguments`` or ``text`` (or both) in place of its own."""
         return Decision(Effect.TRANSFORM, policy=self.name, rule=rule, reason=reason, arguments=arguments, text=text)
+
+
+_IN_DRY_RUN: ContextVar[bool] = ContextVar("lgov_dry_run", default=False)
+
+
+@contextmanager
+def dry_run() -> Generator[None]:
+    """Policies that are made inside the block share no file with other processes."""
+    token = _IN_DRY_RUN.set(True)
+    try:
+        yield
+    finally:
+        _IN_DRY_RUN.reset(token)
+
+
+def in_dry_run() -> bool:
+    """Whether the running code is within a `dry_run`."""
+    return _IN_DRY_RUN.get()

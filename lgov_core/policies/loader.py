@@ -21,9 +21,9 @@ from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import PolicyError, PolicyFileError
 from lgov_core.governor.conditions import ConditionProblem, compiled
 from lgov_core.governor.rules import Default, Rule
+from lgov_core.policies.base import in_dry_run
 from lgov_core.policies.confinement import check_confinement, document_digest, in_box
 from lgov_core.policies.document import Place, read_yaml
-from lgov_core.policies.dry_run import in_dry_run
 from lgov_core.policies.policy_set import PolicySet, SetMode
 from lgov_core.policies.registry import BUILTIN_POLICIES, available_policies, options_of
 from lgov_core.types import Point, Policy, PolicyFactory, Severity

@@ -1,17 +1,22 @@
-"""Presets: policy sets for a kernel whose acts carry SQL, from read-only to shadow mode."""
+"""Presets, policy sets for a kernel whose acts carry SQL, and the set that a program passes in one of many forms."""
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeAlias, get_args
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import PolicyError
 from lgov_core.policies.base import BoundedPolicy
+from lgov_core.policies.loader import load_policy_file
 from lgov_core.policies.policy_set import PolicySet
+from lgov_core.policies.reload import ReloadingPolicySet
 from lgov_core.policies.sql.names import known_dialect
 from lgov_core.policies.sql.policy import FROM_TOOL, SQLPolicy
 from lgov_core.policies.sql.rules import Mode
-from lgov_core.types import Action, Decision, Point, Severity
+from lgov_core.types import Action, Decision, Point, Policy, Severity
 
 Preset: TypeAlias = Literal["strict", "read_only", "guarded", "permissive"]
 
@@ -83,3 +88,28 @@ class CarriedSQL(BoundedPolicy):
             return self.deny("dialect-unknown", f"{error.message}.", Severity.MEDIUM)
         decisions = [self._sql.judge_sql(text, dialect=dialect) for text in texts for dialect in dialects]
         return max(decisions, key=lambda decision: decision.effect)
+
+
+def policy_set_of(policy: Any, dialect: str | None = None) -> PolicySet | ReloadingPolicySet:
+    """The set that ``policy`` means; an empty one, which denies everything, for None.
+
+    It is a policy, several of them, a set, the path of a policy file or the name of a preset; ``dialect`` is that of the
+    database that a preset's policies read statements for. Raises `PolicyError`.
+    """
+    if policy is None:
+        return PolicySet((), name="no policy")
+    if isinstance(policy, PolicySet | ReloadingPolicySet):
+        return policy
+    if isinstance(policy, str) and not policy.endswith((".yaml", ".yml")) and not {"/", os.sep} & set(policy):
+        return preset(policy, dialect=dialect)
+    if isinstance(policy, str | os.PathLike):
+        return load_policy_file(Path(policy))
+    if isinstance(policy, Policy):
+        return PolicySet((policy,))
+    try:
+        policies = tuple(cast(Iterable[Any], policy))
+    except TypeError:
+        raise PolicyError(
+            f"{policy!r} is not a policy", hint="pass policies, a PolicySet, a preset's name or a policy file"
+        ) from None
+    return PolicySet(policies)

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lgov_core.governance import Governance
-from lgov_core.policies.approvals import notice
+from lgov_core.policies.approvals import approval_requests
 from lgov_core.process.governed import (
     Blocked,
     FrameworkGuard,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 _PYTHON = re.compile(r"(python|pypy)[\d.]*w?(\.exe)?", re.IGNORECASE)
 _WORDS_END = re.compile(r"[\s;&|()<>'\"`]+")
-_STARTERS = (platform.__file__, notice.__file__)
+_STARTERS = (platform.__file__, approval_requests.__file__)
 _START_EVENTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.exec", "os.spawn", "os.system"})
 
 

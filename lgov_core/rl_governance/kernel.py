@@ -16,7 +16,7 @@ from lgov_core.flow import Flow, arun_flow, run_flow
 from lgov_core.governor import AuditRecord, Governor, ObservedDecision
 from lgov_core.hookspecs import hookimpl
 from lgov_core.policies import Policy, PolicySet, Rule
-from lgov_core.policies.coerce import policy_set_of
+from lgov_core.policies.presets import policy_set_of
 from lgov_core.policies.reload import ReloadingPolicySet
 from lgov_core.rl_governance.adapt import require_record
 from lgov_core.rl_governance.execution import (

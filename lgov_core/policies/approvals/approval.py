@@ -16,11 +16,9 @@ from lgov_core._util.canonical import NotCanonical, canonical_json, fingerprint
 from lgov_core.errors import PolicyError
 from lgov_core.governor.judging import caller_gone
 from lgov_core.governor.options import file_path, matches_any, one_of, positive_number, string_tuple
-from lgov_core.policies.approvals.approval_requests import ApprovalRequest, ApprovalRequests
-from lgov_core.policies.approvals.notice import Notice, answer_command
-from lgov_core.policies.base import BoundedPolicy
+from lgov_core.policies.approvals.approval_requests import ApprovalRequest, ApprovalRequests, Notice, answer_command
+from lgov_core.policies.base import BoundedPolicy, in_dry_run
 from lgov_core.policies.budgets.bookkeeping import NOT_MADE, Judgements, Per, checked_clock, count_key, decided, now_of
-from lgov_core.policies.dry_run import in_dry_run
 from lgov_core.types import Action, Decision, Effect, Point, Severity, ToolOutcome, new_id
 
 #: Is asked about one call, and answers True or False; anything else is no.

@@ -10,8 +10,7 @@ from typing import Any, ClassVar, Final, get_args
 
 from lgov_core.errors import PolicyError
 from lgov_core.governor.options import file_path, one_of, positive_integer, positive_number
-from lgov_core.policies.base import BoundedPolicy
-from lgov_core.policies.budgets.amounts import NANO, Amount, Balance, Lack, Limits
+from lgov_core.policies.base import BoundedPolicy, in_dry_run
 from lgov_core.policies.budgets.bookkeeping import (
     COMMON,
     NOT_MADE,
@@ -23,9 +22,21 @@ from lgov_core.policies.budgets.bookkeeping import (
     now_of,
 )
 from lgov_core.policies.budgets.ledger import Ledger
-from lgov_core.policies.budgets.prices import Price, cost_table, find, price_of, price_table
-from lgov_core.policies.budgets.usage import most_input_tokens, most_output_tokens, tokens_used
-from lgov_core.policies.dry_run import in_dry_run
+from lgov_core.policies.budgets.prices import (
+    NANO,
+    Amount,
+    Balance,
+    Lack,
+    Limits,
+    Price,
+    cost_table,
+    find,
+    most_input_tokens,
+    most_output_tokens,
+    price_of,
+    price_table,
+    tokens_used,
+)
 from lgov_core.types import Action, Decision, Effect, ModelCallFailed, Point, ToolOutcome
 
 #: Kept with a judgement for which something was set aside.

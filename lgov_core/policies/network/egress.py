@@ -11,8 +11,16 @@ from typing import Any
 from lgov_core.errors import PolicyDenied, PolicyError
 from lgov_core.governor.options import argument_names, string_tuple
 from lgov_core.policies.base import BoundedPolicy, Unclear
-from lgov_core.policies.network.addresses import Address, Network, embedded, why_closed
-from lgov_core.policies.network.url_text import DEFAULT_PORTS, PlainURL, ascii_host, read_url
+from lgov_core.policies.network.url_text import (
+    DEFAULT_PORTS,
+    Address,
+    Network,
+    PlainURL,
+    ascii_host,
+    embedded,
+    read_url,
+    why_closed,
+)
 from lgov_core.types import Action, Decision, Point, Severity
 
 #: Arguments that are taken for URLs when ``argument`` is not given, and the endings of further names.

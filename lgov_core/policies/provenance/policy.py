@@ -14,8 +14,7 @@ from lgov_core.errors import PolicyError
 from lgov_core.governor.options import matches_any, one_of, positive_integer, string_tuple, surely_matches
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.content.text_views import INVISIBLE, written_number
-from lgov_core.policies.provenance.text import addresses
-from lgov_core.policies.provenance.values import KINDS, Address, covers, page_of
+from lgov_core.policies.provenance.values import KINDS, Address, addresses, covers, page_of
 from lgov_core.types import Action, Decision, Point
 
 #: Characters of one argument, and of one thing the user said, in which addresses are looked for.

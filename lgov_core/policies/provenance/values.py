@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import posixpath
 import re
+import unicodedata
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-KINDS: Final = ("email", "url", "path", "account", "phone")
+from lgov_core.policies.content.check_digits import iban_at_start
+from lgov_core.policies.content.text_views import INVISIBLE
+from lgov_core.policies.data import DataFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,3 +126,145 @@ def covers(said: Address, used: Address) -> bool:
 def page_of(url: Address) -> str:
     """The host and the path of a URL."""
     return re.split("[?#]", url.form, maxsplit=1)[0]
+
+
+_DATA: Final = DataFile("lgov_core.policies.provenance", "addresses.yaml")
+_re = _DATA.pattern
+_SLASHES = "/\\"
+_TRAILING = ".,;:!?)]}'\"*_»›”’"
+
+#: Stands for the name of an argument where any number may be an account or a phone: in what the user said.
+ANY: Final = "phone account"
+
+#: An e-mail recipient that cannot be determined, so that it was not said.
+UNCLEAR: Final = Address("email", "\0")
+
+_Read = Callable[[str], Address | None]
+
+
+def addresses(text: str, argument: str = ANY) -> list[Address]:
+    """The addresses in ``text``, which is the value of ``argument`` (its name says what bare digits or words are).
+
+    Time is linear in the text.
+    """
+    return _Reading(unicodedata.normalize("NFKC", INVISIBLE.sub("", text)), argument).addresses()
+
+
+class _Reading:
+    """One way through a text: what was read as one thing is blanked, so that it is not read as another."""
+
+    def __init__(self, text: str, argument: str) -> None:
+        self.text = text
+        self.argument = argument
+        self.said = argument == ANY
+        self.found: list[Address] = []
+
+    def addresses(self) -> list[Address]:
+        if _re("host_alone").fullmatch(self.text.strip()) is not None:
+            self.text = f"https://{self.text.strip().lstrip(_SLASHES)}"
+        self.text = _re("link_fields").sub(_apart, self.text)
+        for pattern in (_re("url"), _re("scheme"), _re("network")):
+            self.take(pattern, lambda part: url_address(part.rstrip(_TRAILING)))
+        expected = not self.said and _holds_email(self.argument)
+        self.take(
+            _re("email"),
+            lambda part: (
+                Address("email", email_form(part.rstrip(".")))
+                if expected or not _re("versioned").fullmatch(part)
+                else None
+            ),
+        )
+        if self.said or expected:
+            self.take(_re("local_email"), lambda part: Address("email", email_form(part)))
+        if expected and _re("left_over").search(_re("mention").sub("", self.text)):
+            self.found.append(UNCLEAR)
+        self.hosts()
+        if self.said:  # a number may follow
+            found = (iban_at_start(account_form(part)) for part in _re("iban_like").findall(self.text))
+            self.found += [Address("account", account) for account in found if account is not None]
+        self.take(_re("iban_like"), lambda part: _account(part, least=6), keep=self.said)
+        self.take(WALLET, lambda part: Address("account", account_form(part)), keep=self.said)
+        self.take(_re("phone"), _phone, keep=self.said)
+        # What the user said may be an account as well as a phone number, so nothing is blanked there.
+        if _re("account_name").search(self.argument):
+            self.take(_re("digits"), lambda part: _account(part, least=6), keep=self.said)
+        if _re("phone_name").search(self.argument):
+            self.take(_re("local_phone"), _phone, keep=self.said)
+            self.take(_re("digits"), _phone, keep=self.said)
+        nothing_yet, whole = not self.found, self.text.strip()
+        self.take(_re("path"), _path, keep=self.said)
+        if self.said:
+            self.take(_re("said_folder"), _path)
+        is_path = not self.said and _re("path_name").search(self.argument) is not None
+        more = self.text.strip(" ,;\n") if self.found else whole  # beside paths, part of the name of a file
+        if is_path and nothing_yet and more and "\n" not in whole and len(whole) <= 1024:
+            self.found.append(Address("path", path_form(whole)))
+        return self.found
+
+    def take(self, pattern: re.Pattern[str], read: _Read, *, keep: bool = False) -> None:
+        """Adds what ``read`` makes of each match; blanks it in the text unless it is to ``keep``."""
+
+        def blanked(match: re.Match[str]) -> str:
+            address = read(match.group())
+            if address is None:
+                return match.group()
+            self.found.append(address)
+            return match.group() if keep else "\n" * len(match.group())
+
+        self.text = pattern.sub(blanked, self.text)
+
+    def hosts(self) -> None:
+        whole = self.text.strip()
+
+        def blanked(match: re.Match[str]) -> str:
+            if not _is_host(match, whole):
+                return match.group()
+            host = match.group().rstrip(_TRAILING)
+            if self.said:  # people forget the space after a full stop
+                host = _re("next_sentence").sub("", host)
+            self.found.append(url_address(f"https://{host}"))
+            return "\n" * len(match.group())
+
+        self.text = _re("host").sub(blanked, self.text)
+
+
+def _apart(link: re.Match[str]) -> str:
+    """A link and the values of its fields, each as a word of its own."""
+    return " ".join([link[1], *(unquote(part.replace("=", " ", 1)) for part in link[2].split("&"))])
+
+
+def _holds_email(argument: str) -> bool:
+    words = _re("name_word").findall(argument)
+    return bool(words) and words[-1].lower() in _DATA.words("email_arguments")
+
+
+def _account(part: str, *, least: int) -> Address | None:
+    enough = sum(c.isdigit() for c in part) >= least
+    return Address("account", account_form(part)) if enough else None
+
+
+def _phone(part: str) -> Address | None:
+    digits = sum(c.isdigit() for c in part)
+    return None if not 6 <= digits <= 15 or _is_date(part) else Address("phone", phone_form(part))
+
+
+def _path(part: str) -> Address | None:
+    form = path_form(part.rstrip(_TRAILING))
+    return Address("path", form) if form.strip("/.") else None
+
+
+def _is_host(match: re.Match[str], whole: str) -> bool:
+    host, port, rest = match.group(1).lower(), match.group(2), match.group(3)
+    if host[0].isdigit() and re.fullmatch(r"[\d.]+", host):
+        return bool(port or rest) or match.group() == whole
+    ending = host.rpartition(".")[2]
+    if host.startswith("www.") or (ending in _DATA.words("endings") and ending not in _DATA.words("file_like_endings")):
+        return True
+    return bool(port or rest) and (ending in _DATA.words("endings") or not ending.isascii())
+
+
+def _is_date(text: str) -> bool:
+    return re.fullmatch(r"\d{4}[-. ]\d{1,2}[-. ]\d{1,2}|\d{1,2}[-. ]\d{1,2}[-. ]\d{4}", text) is not None
+
+
+KINDS: Final = ("email", "url", "path", "account", "phone")

@@ -12,9 +12,8 @@ from lgov_core._util.canonical import NotCanonical, canonical_json
 from lgov_core._util.sqlite_file import FileKind
 from lgov_core.errors import PolicyError
 from lgov_core.governor.options import file_path
-from lgov_core.policies.base import BoundedPolicy
-from lgov_core.policies.budgets.shared_database import SharedDatabase
-from lgov_core.policies.dry_run import in_dry_run
+from lgov_core.policies.base import BoundedPolicy, in_dry_run
+from lgov_core.policies.budgets.ledger import SharedDatabase
 from lgov_core.types import Action, Decision, Point
 
 PINS: Final = FileKind(

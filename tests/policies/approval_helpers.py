@@ -10,7 +10,6 @@ from lgov_core.policies import (
     ApprovalPolicy,
     ApprovalRequest,
 )
-from lgov_core.policies import dry_run as dry_run
 from lgov_core.types import Action, Point
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from lgov_core.governor import Governor
 from lgov_core.plugins import make_plugin_manager
-from lgov_core.policies import dry_run as dry_run
 from lgov_core.types import Action, Decision, Effect, Point
 
 PRICES = {"gpt-x": {"input": 1.0, "output": 10.0}}

@@ -168,7 +168,7 @@ def measure(use: str) -> list[str]:
 def test_no_text_takes_much_time_or_memory(use: str) -> None:
     if use == "agent_os" and importlib.util.find_spec("agent_os") is None:
         pytest.skip("agent-os is not installed")
-    code = f"import json; from tests.core.test_policies_bounded import measure; print(json.dumps(measure({use!r})))"
+    code = f"import json; from tests.policies.test_policies_bounded import measure; print(json.dumps(measure({use!r})))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == []

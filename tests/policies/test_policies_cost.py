@@ -13,7 +13,6 @@ from lgov_core.governor import ObservedDecision
 from lgov_core.policies import (
     CostControlPolicy,
 )
-from lgov_core.policies import dry_run as dry_run
 from lgov_core.types import Action, Decision, Effect, Point
 
 

@@ -21,9 +21,9 @@ from lgov_core.policies import (
     RateLimitPolicy,
     Rule,
     ToolPolicy,
+    dry_run,
     load_policies,
 )
-from lgov_core.policies import dry_run as dry_run
 from lgov_core.types import Action, Decision, Effect, Point, ToolOutcome
 
 

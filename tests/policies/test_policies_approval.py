@@ -17,7 +17,6 @@ from lgov_core.policies import (
     ApprovalRequest,
     ApprovalRequests,
 )
-from lgov_core.policies import dry_run as dry_run
 from lgov_core.types import Action, Decision, Effect, Point
 
 
