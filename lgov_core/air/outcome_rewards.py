@@ -29,7 +29,7 @@ _Place: TypeAlias = tuple[str | None, str | None]
 
 @dataclass(slots=True)
 class _Account:
-    """What an attempt has been paid in ``air``: Φ, by agent too, the plain payments, and what was paid for.
+    """The account of an attempt in ``air``: Φ, by agent too, the plain payments, and what was paid for.
 
     ``last`` is the last model call of each agent, where an adapter shows them; ``paid_at`` the target of what each was
     paid last.
@@ -45,7 +45,7 @@ class _Account:
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """What a rule wants to pay. ``fact`` None: not tied to anything that could be repeated."""
+    """A payment that a rule wants. ``fact`` None: not tied to anything that could be repeated."""
 
     source: str
     value: float
@@ -82,13 +82,13 @@ class AirPlugin:
 
     @property
     def charges_denials(self) -> bool:
-        """Whether a denial costs something here. Only one plugin of a governor may."""
+        """True where a denial costs something here. Only one plugin of a governor may."""
         base = self.rules.base
         return (base is not None and base.denied != 0) or any(rule.event == "denied" for rule in self.rules.rules)
 
     @hookimpl
     def lgov_reward(self, outcome: ToolOutcome) -> Sequence[Reward]:
-        """What a success, a failure or a denial earns; nothing for a timeout, a fault, a call cancelled or not yet approved."""
+        """Rewards of a success, a failure or a denial: none for a timeout, a fault, a call cancelled or not yet approved."""
         event = _event_of(outcome)
         if event is None:
             return []
@@ -113,7 +113,7 @@ class AirPlugin:
 
     @hookimpl
     def lgov_span_reward(self, span: Span) -> Sequence[Reward]:
-        """What a model call earns, on its response id."""
+        """The rewards of a model call, on its response id."""
         attributes = span.attributes
         if attributes.get(semconv.OPERATION) != semconv.CHAT or span.ended_at is None:
             return []
@@ -160,13 +160,13 @@ class AirPlugin:
             return [Reward(-account.potential, "air", source="air:end")]
         # Each takes its own back: where only one agent is trained, it must not pay for what another was paid, nor keep
         # what another lost. Without spans of its calls the last is unknown; then it is the last that was paid.
-        found: list[Reward] = []
+        rewards: list[Reward] = []
         for agent, paid in account.of_agent.items():
             if paid:
                 last = account.last.get(agent)
                 response_id, tool_call_id = account.paid_at[agent] if last is None else (last, None)
-                found.append(Reward(-paid, "air", None, None, response_id, tool_call_id, "air:end"))
-        return found
+                rewards.append(Reward(-paid, "air", None, None, response_id, tool_call_id, "air:end"))
+        return rewards
 
     def _remember(self, span: Span, agent: str | None, response_id: str) -> None:
         if span.rollout_id is None:
@@ -190,9 +190,9 @@ class AirPlugin:
         attempt: int | None,
         agent: str | None,
         claims: Sequence[_Claim],
-        place: _Place,
+        target: _Place,
     ) -> list[float]:
-        """What is paid of each claim; ``place`` is the target of the reward."""
+        """The sum paid of each claim; ``target`` is that of the reward."""
         with self._lock:
             account = _Account()
             if rollout_id is not None:
@@ -205,12 +205,12 @@ class AirPlugin:
                 account = self._accounts.setdefault(key, account)
             paid = [_pay(account, agent, claim, self.rules.cap) for claim in claims]
             if any(paid):
-                account.paid_at[agent] = place
+                account.paid_at[agent] = target
             return paid
 
 
 def _pay(account: _Account, agent: str | None, claim: _Claim, cap: float | None) -> float:
-    """What is paid of one claim, booked. Of a shaped one the difference that it makes to Φ."""
+    """Books one claim and returns what is paid of it. Of a shaped one the difference that it makes to Φ."""
     if not claim.shaped:
         room = abs(claim.value) if cap is None else max(min(abs(claim.value), cap - account.plain), 0.0)
         account.plain += room

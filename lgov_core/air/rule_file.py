@@ -96,8 +96,8 @@ def load_rules(path: str | PathLike[str], *, section: str | None = None) -> Rule
         document, lines = read_yaml(text, source)
     except PolicyFileError as error:
         where = ":".join(str(part) for part in (error.path, error.line) if part is not None)
-        said = error.message.removeprefix(f"{where}: ")
-        raise RewardFileError(said, path=source, line=error.line, hint=error.hint) from error
+        message = error.message.removeprefix(f"{where}: ")
+        raise RewardFileError(message, path=source, line=error.line, hint=error.hint) from error
     root: Place = ()
     if section is not None:
         if not isinstance(document, Mapping) or section not in document:
@@ -112,30 +112,30 @@ def rules_of(document: Mapping[str, Any], *, source: str = "AIR rules") -> RuleS
 
 
 def _rule_set(document: Any, source: str, lines: Mapping[Place, int], root: Place) -> RuleSet:
-    def error(place: Place, message: str, hint: str | None) -> RewardFileError:
-        """The error with the line of ``place``, or of the nearest thing around it that has one."""
-        place = (*root, *place)
-        while place and place not in lines:
-            place = place[:-1]
-        return RewardFileError(message, path=source, line=lines.get(place), hint=hint)
+    def error(path: Place, message: str, hint: str | None) -> RewardFileError:
+        """The error with the line of ``path``, or of the nearest thing around it that has one."""
+        path = (*root, *path)
+        while path and path not in lines:
+            path = path[:-1]
+        return RewardFileError(message, path=source, line=lines.get(path), hint=hint)
 
     try:
         file = checked(document, _AirFile)
     except Mistake as mistake:
         raise error(*_explained(mistake, document)) from None
-    place: Place = ("defaults",)
+    path: Place = ("defaults",)
     try:
         values = _Values() if file.defaults is True else file.defaults or None
         base = None if values is None else AirRules(**msgspec.structs.asdict(values))
-        place = ("cap",)
+        path = ("cap",)
         rules = RuleSet(base=base, cap=file.cap)
         for index, rule in enumerate(file.rules):
-            place = ("rules", index)
+            path = ("rules", index)
             shaped = rule.on != "denied" if rule.shaped is None else rule.shaped
             name = rule.name or f"rule {index + 1}"
             rules.add(AirRule(name, rule.on, rule.reward, rule.tools, rule.agents, shaped, rule.milestone))
     except RewardError as wrong:
-        raise error(place, wrong.message, wrong.hint) from wrong
+        raise error(path, wrong.message, wrong.hint) from wrong
     if not rules.rules and rules.base is None:
         raise error(("rules",), "nothing is ever paid", "write rules, or defaults: true")
     return rules
@@ -143,20 +143,20 @@ def _rule_set(document: Any, source: str, lines: Mapping[Place, int], root: Plac
 
 def _explained(mistake: Mistake, document: Any) -> tuple[Place, str, str | None]:
     """Returns where a document does not fit the schema, what is wrong there, and what to write instead."""
-    place: Place = mistake.path
-    struct = _Rule if place[:1] == ("rules",) else _Values if place[:1] == ("defaults",) else _AirFile
+    path: Place = mistake.path
+    struct = _Rule if path[:1] == ("rules",) else _Values if path[:1] == ("defaults",) else _AirFile
     if mistake.unknown is not None:
-        known = struct.__struct_fields__
-        hint = suggest_name(mistake.unknown.lower(), known)
-        return (*place, mistake.unknown), f"there is no key {mistake.unknown!r} here", hint
+        keys = struct.__struct_fields__
+        hint = suggest_name(mistake.unknown.lower(), keys)
+        return (*path, mistake.unknown), f"there is no key {mistake.unknown!r} here", hint
     missing = mistake.expected.removeprefix("Object missing required field ")
     if missing != mistake.expected:
-        return place, f"there is no {missing}", f"write {missing}: ..."
+        return path, f"there is no {missing}", f"write {missing}: ..."
     value = document
-    for step in place:
+    for step in path:
         value = value[step]
     plain, _, _ = mistake.expected.partition(", got ")
     expected = _WORDS.get(plain, plain)
-    choices = PARAMETERS if place[-1:] == ("on",) else ("call", "tool") if place[-1:] == ("milestone",) else ()
+    choices = PARAMETERS if path[-1:] == ("on",) else ("call", "tool") if path[-1:] == ("milestone",) else ()
     hint = suggest_name(str(value).lower(), tuple(choices)) if choices else f"it must be {expected}"
-    return place, f"{place[-1] if place else 'the document'} is {value!r:.100}", hint
+    return path, f"{path[-1] if path else 'the document'} is {value!r:.100}", hint

@@ -91,7 +91,7 @@ class AirRule:
         self._asks = asks
 
     def covers(self, tool: str, agent: str | None) -> bool:
-        """Whether the rule is about this tool (or model) and agent."""
+        """Returns whether the rule is about this tool (or model) and agent."""
         return any(fnmatchcase(tool, glob) for glob in self.tools) and (
             self.agents == ("*",) or any(fnmatchcase(agent or "", glob) for glob in self.agents)
         )
@@ -136,9 +136,9 @@ class RuleSet:
     def add(self, rule: AirRule) -> None:
         """Adds a rule. One whose function was defined anew (a module loaded again) takes the place of the old."""
         with self._lock:
-            for at, known in enumerate(self._rules):
-                if known.name == rule.name:
-                    if _home(known.reward) is None or _home(known.reward) != _home(rule.reward):
+            for at, existing in enumerate(self._rules):
+                if existing.name == rule.name:
+                    if _home(existing.reward) is None or _home(existing.reward) != _home(rule.reward):
                         raise RewardError(f"two AIR rules are called {rule.name!r}", hint="give one another name=")
                     self._rules = (*self._rules[:at], rule, *self._rules[at + 1 :])
                     return
@@ -192,11 +192,11 @@ class RuleSet:
             raise RewardError(f"on_{event} has no option {unknown[0]!r}", hint=hint)
         if not callable(function):
             raise RewardError(f"on_{event} is for a function, not {function!r}")
-        given = dict(options)
-        agents: Any = given.pop("agents", ("*",))
-        given["agents"] = (agents,) if isinstance(agents, str) else tuple(agents)
-        name = given.pop("name", None) or getattr(function, "__name__", event)
-        self.add(AirRule(name, event, function, tuple(tools) or ("*",), **given))
+        settings = dict(options)
+        agents: Any = settings.pop("agents", ("*",))
+        settings["agents"] = (agents,) if isinstance(agents, str) else tuple(agents)
+        name = settings.pop("name", None) or getattr(function, "__name__", event)
+        self.add(AirRule(name, event, function, tuple(tools) or ("*",), **settings))
         return function
 
 
@@ -210,21 +210,21 @@ def _asked(what: str, function: Callable[..., Any], event: Event) -> tuple[str, 
         raise RewardError(
             f"{what}: the parameters of {function!r} are unknown", hint="wrap it in a function"
         ) from error
-    known = PARAMETERS[event]
-    asked: list[str] = []
+    available = PARAMETERS[event]
+    names: list[str] = []
     for parameter in parameters:
         if parameter.kind is parameter.VAR_KEYWORD:
-            return known
+            return available
         if parameter.kind is parameter.VAR_POSITIONAL:
             continue
-        if parameter.name in known and parameter.kind is not parameter.POSITIONAL_ONLY:
-            asked.append(parameter.name)
+        if parameter.name in available and parameter.kind is not parameter.POSITIONAL_ONLY:
+            names.append(parameter.name)
         elif parameter.default is parameter.empty:
             raise RewardError(
                 f"{what} asks for {parameter.name!r}, which on_{event} does not have",
-                hint=f"it may ask by name for {', '.join(known)}",
+                hint=f"it may ask by name for {', '.join(available)}",
             )
-    return tuple(asked)
+    return tuple(names)
 
 
 def _home(reward: Any) -> tuple[str, str] | None:

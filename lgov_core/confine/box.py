@@ -150,7 +150,7 @@ def _first(channel: socket.socket, plan: Plan, layers: Layers, ports: list[int])
 
 def _wait_for(pid: int) -> int:
     """Waits for ``pid``, collecting other children on the way and handing signals on to it; returns its exit status."""
-    before = {number: signal.signal(number, lambda given, _: _kill(pid, given)) for number in _FORWARDED}
+    before = {number: signal.signal(number, lambda received, _: _kill(pid, received)) for number in _FORWARDED}
     try:
         while True:
             ended, status = os.waitpid(-1, 0)

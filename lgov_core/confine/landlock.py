@@ -51,14 +51,14 @@ def restrict(rights: Mapping[str, int], ports: Iterable[int] | None) -> int:
     Needs no_new_privs. A path that is not there is left out. Raises `OSError`.
     """
     version = abi()
-    known = next(mask for least, mask in reversed(_KNOWN.items()) if version >= least)
+    handled = next(mask for least, mask in reversed(_KNOWN.items()) if version >= least)
     net = 0 if ports is None or version < 4 else _BIND_TCP | _CONNECT_TCP
     scopes = _SCOPES if version >= 6 else 0
-    attribute = struct.pack("QQQ", known, net, scopes)[: 24 if version >= 6 else 16 if version >= 4 else 8]
+    attribute = struct.pack("QQQ", handled, net, scopes)[: 24 if version >= 6 else 16 if version >= 4 else 8]
     ruleset = call("landlock_create_ruleset", attribute, len(attribute), 0)
     try:
         for path, granted in rights.items():
-            _add_path(ruleset, path, granted & known)
+            _add_path(ruleset, path, granted & handled)
         for port in ports or () if net else ():
             call("landlock_add_rule", ruleset, _NET_PORT, struct.pack("QQ", _CONNECT_TCP, port), 0)
         call("landlock_restrict_self", ruleset, 0)

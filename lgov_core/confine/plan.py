@@ -164,7 +164,7 @@ def make_plan(
     """
     sensitive = Found([], []) if own else search(rules)
     modes = {path: False for path in (*SYSTEM, *_interpreter(), *sensitive.orders) if os.path.exists(path)}
-    for path in (one for one in rules.read if os.path.exists(one)):
+    for path in (path for path in rules.read if os.path.exists(path)):
         modes[path] = False
     for path in rules.write:
         if not os.path.exists(path):
@@ -178,11 +178,11 @@ def make_plan(
     real = {_real(path, links): writable for path, writable in modes.items()}
     kept_out = tuple(_kept_out(kept_apart, rules, real))
     hidden = tuple(sorted({*_hidden(rules, sensitive.hidden, real), *kept_out}))
-    for path in (*(one for one, writable in real.items() if not writable), *hidden):
+    for path in (*(path for path, writable in real.items() if not writable), *hidden):
         real.update(dict.fromkeys(_between(path, real), True))
     mounts = {path: Mount(path, writable) for path, writable in real.items()}
     for mount_point, folder in (("/tmp", "tmp"), (os.path.realpath(os.path.expanduser("~")), "home")):
-        if mount_point != "/" and not any(_within(mount_point, one) for one in real):
+        if mount_point != "/" and not any(_within(mount_point, path) for path in real):
             mounts[mount_point] = Mount(f"{private}/{folder}", True)
     folder = os.path.realpath(os.getcwd())
     plan = Plan(rules, folder, private, dict(sorted(mounts.items())), links, hidden, kept_out, tuple(forwards))
@@ -223,13 +223,13 @@ def _real(path: str, links: dict[str, str]) -> str:
 
 def _refuse_links(paths: Iterable[str], writable: Iterable[str]) -> None:
     """Raises for a path that leads out of the writable folders by a link inside of them: code in a box may have made it."""
-    places = [os.path.realpath(one) for one in writable]
+    folders = [os.path.realpath(path) for path in writable]
     links: dict[str, dict[str, str]] = {path: {} for path in (*writable, *paths)}
     real = {path: _real(path, targets) for path, targets in links.items()}
-    inside = {path: link for path in links for link in links[path] if any(_within(link, place) for place in places)}
+    inside = {path: link for path in links for link in links[path] if any(_within(link, folder) for folder in folders)}
     trusted = [real[path] for path in writable if path not in inside]
     for path, link in inside.items():
-        if not any(_within(real[path], place) for place in trusted):
+        if not any(_within(real[path], folder) for folder in trusted):
             raise InstrumentationError(
                 f"{link} is a symbolic link to {real[path]}, in a folder that may be written: code in a box may have made it",
                 hint="remove the link, or name in confine: what it leads to",
@@ -237,9 +237,9 @@ def _refuse_links(paths: Iterable[str], writable: Iterable[str]) -> None:
 
 
 def _hidden(rules: ConfineRules, sensitive: Iterable[str], real: Mapping[str, bool]) -> Iterator[str]:
-    """Real paths of what ``hide`` names, and of what was ``found``, as far as the box would show them."""
+    """Real paths of what ``hide`` names, and of what is ``sensitive``, as far as the box would show them."""
     globs = name_globs(rules)
-    paths = [*sensitive, *(one for one in rules.hide if os.path.isabs(one) and os.path.exists(one))]
+    paths = [*sensitive, *(path for path in rules.hide if os.path.isabs(path) and os.path.exists(path))]
     for folder in {path for path in sys.path if os.path.isdir(path) and not path.endswith("site-packages")}:
         with suppress(OSError):  # one that cannot be read shows nothing
             paths += [os.path.join(folder, name) for name in os.listdir(folder) if matches(f"{folder}/{name}", globs)]
@@ -262,7 +262,7 @@ def _kept_out(files: Iterable[str], rules: ConfineRules, real: Mapping[str, bool
 
 def _between(path: str, real: Mapping[str, bool]) -> Iterator[str]:
     """The folders between ``path`` and the writable one that holds it: mounts of their own, or they could be renamed."""
-    holders = sorted(place for place in real if place != path and _within(path, place))
+    holders = sorted(holder for holder in real if holder != path and _within(path, holder))
     if holders and real[holders[-1]]:
         folder = os.path.dirname(path)
         while folder != holders[-1]:

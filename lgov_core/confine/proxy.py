@@ -181,7 +181,9 @@ class Proxy:
         """Connects what comes to ``listener`` with this machine's own ``port``."""
 
         def connect(client: socket.socket) -> socket.socket:
-            place = next(one for one in (f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}") if one in places)
+            place = next(
+                address for address in (f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}") if address in places
+            )
             self._attempts.commit(place, place, f"{places[place]} allows it")
             return socket.create_connection((place.rpartition(":")[0].strip("[]"), port), HEAD_TIMEOUT_S)
 

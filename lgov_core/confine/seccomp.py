@@ -233,9 +233,9 @@ class Denials:
             call = bytearray(_NOTIFICATION.size)
             with suppress(OSError):  # the process that asked may be gone
                 fcntl.ioctl(listener, _RECEIVE, call)
-                number, _, _, wanted, *_ = _NOTIFICATION.unpack(call)
+                number, _, _, call_number, *_ = _NOTIFICATION.unpack(call)
                 fcntl.ioctl(listener, _SEND, bytearray(_ANSWER.pack(number, 0, -errno.EPERM, 0)))
-                self._count(names.get(wanted, str(wanted)))
+                self._count(names.get(call_number, str(call_number)))
         os.close(listener)
 
     def _count(self, name: str) -> None:

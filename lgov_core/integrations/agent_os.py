@@ -67,14 +67,14 @@ class AgentOSPolicy(BoundedPolicy):
         self.name = name
         self.severity = Severity(one_of(name, "severity", severity, tuple(Severity)))
         engine = _engine(name)
-        given = [documents] if isinstance(documents, str | Mapping) else list(documents)
-        made = [_document(engine, name, document) for document in given]
-        if not any(document.rules for document in made):
+        listed = [documents] if isinstance(documents, str | Mapping) else list(documents)
+        parsed = [_document(engine, name, document) for document in listed]
+        if not any(document.rules for document in parsed):
             raise PolicyError(f"{name}: documents hold no rules", hint="an empty set would have no opinion on anything")
-        self._evaluator = engine.PolicyEvaluator(policies=made)
+        self._evaluator = engine.PolicyEvaluator(policies=parsed)
         self._needed = tuple(
             (rule.condition.field, rule.name)
-            for document in made
+            for document in parsed
             for rule in document.rules
             if rule.action.value in _DENIES and rule.condition.operator.value in _NEGATIVE
         )
@@ -88,16 +88,16 @@ class AgentOSPolicy(BoundedPolicy):
         for field, rule in self._needed:
             if fields.get(field) is None:
                 return self.deny(rule, f"{rule} needs {field}, which this call does not have.", self.severity)
-        found = self._evaluator.evaluate(fields)
-        if found.matched_rule is None:
-            if found.audit_entry.get("error"):
+        verdict = self._evaluator.evaluate(fields)
+        if verdict.matched_rule is None:
+            if verdict.audit_entry.get("error"):
                 return self.deny("agent-os-error", "The policy engine failed on this call.", Severity.CRITICAL)
             return None
-        if found.action in _DENIES or found.allowed is not True:
-            return self.deny(found.matched_rule, str(found.reason), self.severity)
-        if found.action == "audit":
-            return Decision(Effect.WARN, policy=self.name, rule=found.matched_rule, reason=str(found.reason))
-        return self.allow(found.matched_rule)
+        if verdict.action in _DENIES or verdict.allowed is not True:
+            return self.deny(verdict.matched_rule, str(verdict.reason), self.severity)
+        if verdict.action == "audit":
+            return Decision(Effect.WARN, policy=self.name, rule=verdict.matched_rule, reason=str(verdict.reason))
+        return self.allow(verdict.matched_rule)
 
 
 def _engine(name: str) -> Any:
@@ -109,11 +109,11 @@ def _engine(name: str) -> Any:
         raise PolicyError(f"{name}: the agent-os engine cannot be imported: {error}", hint=INSTALL) from error
 
 
-def _document(engine: Any, name: str, given: str | Mapping[str, Any]) -> Any:
-    where = f"{name}: documents: {given}" if isinstance(given, str) else f"{name}: documents"
-    fields = _read(where, given) if isinstance(given, str) else given
-    known = engine.PolicyDocument.model_fields
-    _only_known(where, fields, known)
+def _document(engine: Any, name: str, document: str | Mapping[str, Any]) -> Any:
+    where = f"{name}: documents: {document}" if isinstance(document, str) else f"{name}: documents"
+    fields = _read(where, document) if isinstance(document, str) else document
+    keys = engine.PolicyDocument.model_fields
+    _only_known(where, fields, keys)
     for key, instead in _NOT_ENFORCED.items():
         if fields.get(key):
             raise PolicyError(f"{where}: the engine does not enforce {key}", hint=instead)
@@ -145,10 +145,10 @@ def _read(where: str, path: str) -> Mapping[str, Any]:
     return fields
 
 
-def _only_known(where: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    for key in given:
-        if key not in known:
-            raise PolicyError(f"{where}: there is no key {key!r}", hint=suggest_name(str(key), known, "leave it out"))
+def _only_known(where: str, fields: Mapping[str, Any], keys: Mapping[str, Any]) -> None:
+    for key in fields:
+        if key not in keys:
+            raise PolicyError(f"{where}: there is no key {key!r}", hint=suggest_name(str(key), keys, "leave it out"))
 
 
 def _fields(action: Action) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class BlockedActions:
         if block is None or not block.blocks:
             return
         effect = block.effect.label if decision.blocks else f"would-{block.effect.label}"
-        approval = next((one.approval for one in decision.parts or (decision,) if one.approval and one.blocks), "")
+        approval = next((part.approval for part in decision.parts or (decision,) if part.approval and part.blocks), "")
         what = (effect, action.point.value, action.name, block.policy, block.rule, block.reason)
         self.merge([Blocked(*what, decision.decision_id, approval)])
 

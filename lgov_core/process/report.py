@@ -193,7 +193,7 @@ def near_gaps(folder: Path, adapters: Iterable[Adapter], main: Path | None = Non
             if isinstance(node, ast.Call) and (call := _called(node)) in gaps:
                 framework, gap = gaps[call]
                 near.append(NearGap(str(path), node.lineno, call, framework, gap.name, gap.why))
-    return sorted(near, key=lambda one: (one.file, one.line))
+    return sorted(near, key=lambda near_gap: (near_gap.file, near_gap.line))
 
 
 def _own_files(folder: Path, main: Path | None) -> set[Path]:

@@ -1,4 +1,4 @@
-"""What programs pass in, as the values that this package works with: kernels, records, flight recorders, rollouts, violations.
+"""Reads what programs pass in as values of this package: kernels, records, flight recorders, rollouts, violations.
 
 The documented API takes any object, a test double too, which has an attribute of any name. Doubles are recognised here, and
 nowhere else in lgov: what a double says about itself means nothing, so a kernel that is one governs nothing.
@@ -240,8 +240,8 @@ def priced_violation(violation: Any) -> tuple[Any, Any]:
 
 @dataclass(frozen=True, slots=True)
 class JudgedRollout:
-    """What a reward needs of a rollout. ``violations`` is None where they are unknown; ``ended`` is False for one that was
-    blocked, cut short or raised.
+    """The facts of a rollout that a reward needs. ``violations`` is None where they are unknown; ``ended`` is False for
+    one that was blocked, cut short or raised.
     """
 
     violations: tuple[Any, ...] | None

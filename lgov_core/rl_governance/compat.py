@@ -59,9 +59,9 @@ class _Renamed(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("_"):
             for source in self._sources:
-                found = importlib.import_module(f"lgov_core{source}")
-                if hasattr(found, name):
-                    return getattr(found, name)
+                module = importlib.import_module(f"lgov_core{source}")
+                if hasattr(module, name):
+                    return getattr(module, name)
         raise AttributeError(f"lgov has no {self.__name__}.{name}; docs/how-to/migrate.md lists what replaces it")
 
 

@@ -132,8 +132,8 @@ class FlightRecorderEmitter:
         entries = self._read(self._position, self._last)
         if entries:
             self._new.extend(self._spans(entries, self._position))
-            places = [place for entry in entries if isinstance(place := entry.get("position"), int)]
-            self._position = max(places) if len(places) == len(entries) else self._position + len(entries)
+            positions = [position for entry in entries if isinstance(position := entry.get("position"), int)]
+            self._position = max(positions) if len(positions) == len(entries) else self._position + len(entries)
             self._last = entries[-1]
 
     def _spans(self, entries: Sequence[Mapping[str, Any]], before: int) -> list[LightningSpan]:

@@ -52,7 +52,11 @@ def make_task_generator(function: Callable[..., Any] | None) -> Callable[[np.ran
             return lambda np_random, _seeded: function(**{name: np_random})
     if "seed" in parameters:
         return lambda np_random, _seeded: function(seed=int(np_random.integers(2**31)))
-    needed = [one.name for one in parameters.values() if one.default is one.empty and one.kind not in _VARIADIC]
+    needed = [
+        parameter.name
+        for parameter in parameters.values()
+        if parameter.default is parameter.empty and parameter.kind not in _VARIADIC
+    ]
     if needed:
         raise ArgumentError(
             f"the task generator requires {', '.join(needed)}", hint="let it take nothing, np_random, rng or seed"
@@ -214,9 +218,9 @@ class GovernedEnvironment(gymnasium.Env[T_state, T_action]):
         observation_space: spaces.Space[Any] | None = None,
         action_space: spaces.Space[Any] | None = None,
     ) -> None:
-        for name, given in (("task_generator", task_generator), ("reward_fn", reward_fn)):
-            if given is not None and not callable(given):
-                raise ArgumentError(f"{name} {given!r} cannot be called", hint="pass a function")
+        for name, function in (("task_generator", task_generator), ("reward_fn", reward_fn)):
+            if function is not None and not callable(function):
+                raise ArgumentError(f"{name} {function!r} cannot be called", hint="pass a function")
         if config is not None and not isinstance(config, EnvironmentConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ArgumentError(f"config {config!r} is not an EnvironmentConfig")
         self.kernel = kernel
@@ -226,7 +230,7 @@ class GovernedEnvironment(gymnasium.Env[T_state, T_action]):
             observation_space if observation_space is not None else FreeText(optional=task_generator is None)
         )
         self.action_space = action_space if action_space is not None else FreeText()
-        self._reward_fn = reward_fn if reward_fn is not None else lambda *given: float(given[2] is not None)
+        self._reward_fn = reward_fn if reward_fn is not None else lambda *results: float(results[2] is not None)
         self._generate = make_task_generator(task_generator)
         self._kernel = adapt_kernel(kernel)
         self._watch = RolloutWatch(self._kernel, report=lambda *_: None)
@@ -330,7 +334,7 @@ class GovernedEnvironment(gymnasium.Env[T_state, T_action]):
 
     @property
     def terminated(self) -> bool:
-        """Whether the episode is over: terminated or truncated. False before the first `reset`."""
+        """True where the episode is over: terminated or truncated. False before the first `reset`."""
         return self._episode is not None and self._episode.ended
 
     def get_metrics(self) -> dict[str, Any]:
@@ -371,9 +375,11 @@ class GovernedEnvironment(gymnasium.Env[T_state, T_action]):
                 episode.collected.violations += self._kernel.polled_violations()
 
     def _ends(self, violations: list[PolicyViolation]) -> bool:
-        if self.config.terminate_on_critical and any(_severity(one) == Severity.CRITICAL for one in violations):
+        if self.config.terminate_on_critical and any(
+            _severity(violation) == Severity.CRITICAL for violation in violations
+        ):
             return True
-        return any(one.violation_type == "signal_sent" and one.blocks for one in violations)
+        return any(violation.violation_type == "signal_sent" and violation.blocks for violation in violations)
 
     def _finish_episode(self) -> None:
         episode, self._episode = self._episode, None
@@ -392,7 +398,7 @@ def create_governed_env(kernel: Any, **options: Any) -> GovernedEnvironment[Any,
 
     An unknown keyword is warned about and has no effect.
     """
-    configuring = {one.name for one in fields(EnvironmentConfig)}
+    configuring = {setting.name for setting in fields(EnvironmentConfig)}
     making = {"task_generator", "reward_fn", "config", "observation_space", "action_space"}
     for name in options:
         if name not in configuring | making:

@@ -164,7 +164,7 @@ class AgentCall:
     by_agent: bool
 
     def value(self, decision: Decision) -> Any:
-        """What ``function`` is called with: the input, as the decision changed it."""
+        """The argument of ``function``: the input, as the decision changed it."""
         arguments = self.action.arguments if decision.arguments is None else decision.arguments
         if not self.plain:
             return dict(arguments)
@@ -190,33 +190,33 @@ class AgentCall:
         return replace(self, action=self.action.changed(arguments={INPUT: text}))
 
     def results(self, text: str | None) -> list[Action]:
-        """What is judged before the caller gets the answer: the result and, when an agent gave it, the output."""
+        """The actions that are judged before the caller gets the answer: the result and, when an agent gave it, the output."""
         result = replace(self.action, point=Point.POST_TOOL_CALL, text=text)
         return [result, replace(result, point=Point.OUTPUT, arguments={})] if self.by_agent else [result]
 
 
 def prepare(
-    given: Any, *, agent: Any = None, executor: Function | None = None, prefer_async: bool = False, dialect: str | None
+    value: Any, *, agent: Any = None, executor: Function | None = None, prefer_async: bool = False, dialect: str | None
 ) -> AgentCall:
-    """The call of ``agent`` (or else ``executor``) with the input ``given``. Raises `KernelError`.
+    """The call of ``agent`` (or else ``executor``) with the input ``value``. Raises `KernelError`.
 
     Containers are copied, so that the input cannot change between judging and running; `KernelError`
     also for one that holds itself or is nested too deeply for that.
     """
     function = executor if agent is None else function_of(agent, prefer_async=prefer_async)
-    if isinstance(given, Action):
-        if given.point is not Point.PRE_TOOL_CALL:
+    if isinstance(value, Action):
+        if value.point is not Point.PRE_TOOL_CALL:
             raise KernelError(
-                f"an action at {given.point} cannot be run", hint=f"use check, or an action at {Point.PRE_TOOL_CALL}"
+                f"an action at {value.point} cannot be run", hint=f"use check, or an action at {Point.PRE_TOOL_CALL}"
             )
-        action = replace(given, arguments=_copied(given.arguments), operation_id=given.operation_id or new_id("op"))
+        action = replace(value, arguments=_copied(value.arguments), operation_id=value.operation_id or new_id("op"))
         return AgentCall(action, function, plain=False, by_agent=agent is not None)
     named = name_of(agent) if agent is not None else None
-    plain = not isinstance(given, Mapping)
+    plain = not isinstance(value, Mapping)
     action = Action(
         Point.PRE_TOOL_CALL,
         name=named or EXECUTE,
-        arguments={INPUT: _copied(given)} if plain else _copied(given),
+        arguments={INPUT: _copied(value)} if plain else _copied(value),
         agent=named,
         framework="lgov",
         call_id=new_id("call"),
@@ -257,10 +257,12 @@ def _with_one_input(function: Callable[..., Any]) -> Function:
     except (TypeError, ValueError):  # a built-in without a signature
         return function
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    if any(one.kind in by_position or one.kind is inspect.Parameter.VAR_POSITIONAL for one in parameters):
+    if any(
+        parameter.kind in by_position or parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in parameters
+    ):
         return function
     for keyword in ("task", INPUT, "query", "prompt"):
-        if any(one.name == keyword for one in parameters):
+        if any(parameter.name == keyword for parameter in parameters):
             return lambda value: function(**{keyword: value})
     raise KernelError(f"{getattr(function, '__qualname__', function)} takes no input", hint="give it one parameter")
 
@@ -283,7 +285,7 @@ def target_id(target: Any) -> str:
 
 
 def is_async(function: Function) -> bool:
-    """Whether calling ``function`` surely gives a coroutine or an asynchronous generator."""
+    """Returns whether calling ``function`` surely gives a coroutine or an asynchronous generator."""
     return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
 
 
@@ -297,7 +299,7 @@ def refuse_running_loop(name: str) -> None:
 
 
 def run_to_end(function: Function, value: Any, name: str) -> Any:
-    """What ``function`` returns, with coroutines and generators of both kinds run to their end.
+    """The result of ``function``, with coroutines and generators of both kinds run to their end.
 
     What a generator does must happen before its outcome is recorded. Raises `KernelError`, with ``name``, for a coroutine
     inside a running event loop.
@@ -321,14 +323,14 @@ def _drained(result: Any) -> Any:
 async def awaited(result: Any) -> Any:
     """As `run_to_end`, of a ``result`` and on the running event loop."""
     if isinstance(result, AsyncGenerator):
-        return [part async for part in result]
+        return [item async for item in result]
     if isinstance(result, Awaitable):
         return await awaited(await result)
     return _drained(result)
 
 
 def text_of(result: Any) -> str | None:
-    """What policies read of a result: text as it is, containers as JSON, anything else as ``str``; None for None."""
+    """The text that policies read of a result: text as it is, containers as JSON, anything else as ``str``; None for None."""
     if result is None or isinstance(result, str):
         return result
     if isinstance(result, bytes | bytearray):

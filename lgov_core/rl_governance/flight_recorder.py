@@ -97,7 +97,7 @@ class FlightRecorder(AuditLog):
     # ------------------------------------------------------------------ reading
 
     def get_log(self, *, after: int = 0) -> list[dict[str, Any]]:
-        """What happened, oldest first, from behind position ``after``: one mapping for each decision, outcome, signal
+        """The events, oldest first, from behind position ``after``: one mapping for each decision, outcome, signal
         and trace.
 
         A trace carries its end when that has been read with it, and is ``pending`` without; an end whose beginning was
@@ -136,24 +136,24 @@ class FlightRecorder(AuditLog):
         if policy_verdict is not None and policy_verdict not in VERDICTS:
             raise AuditError(f"there is no verdict {policy_verdict!r}", hint=f"one of: {', '.join(VERDICTS)}")
         first, last = (None if time is None else _iso(time) for time in (start_time, end_time))
-        found = [
-            one
-            for one in reversed(self.get_log())
-            if (agent_id is None or one["agent_id"] == agent_id)
-            and (policy_verdict is None or one["policy_verdict"] == policy_verdict)
-            and (first is None or one["timestamp"] >= first)
-            and (last is None or one["timestamp"] <= last)
+        entries = [
+            entry
+            for entry in reversed(self.get_log())
+            if (agent_id is None or entry["agent_id"] == agent_id)
+            and (policy_verdict is None or entry["policy_verdict"] == policy_verdict)
+            and (first is None or entry["timestamp"] >= first)
+            and (last is None or entry["timestamp"] <= last)
         ]
-        return found[: max(0, limit)]
+        return entries[: max(0, limit)]
 
     def get_statistics(self) -> dict[str, Any]:
         """``total_actions``, ``by_verdict``, ``top_agents`` (ten at most) and ``avg_execution_time_ms`` (or None)."""
         log = self.get_log()
-        agents = Counter(one["agent_id"] for one in log if one["agent_id"] is not None)
-        times = [one["execution_time_ms"] for one in log if one["execution_time_ms"] is not None]
+        agents = Counter(entry["agent_id"] for entry in log if entry["agent_id"] is not None)
+        times = [entry["execution_time_ms"] for entry in log if entry["execution_time_ms"] is not None]
         return {
             "total_actions": len(log),
-            "by_verdict": dict(Counter(one["policy_verdict"] for one in log)),
+            "by_verdict": dict(Counter(entry["policy_verdict"] for entry in log)),
             "top_agents": [{"agent_id": agent, "count": count} for agent, count in agents.most_common(10)],
             "avg_execution_time_ms": sum(times) / len(times) if times else None,
         }
@@ -189,7 +189,7 @@ def _default_place() -> Path:
 
 def _as_mapping(entry: AuditEntry) -> dict[str, Any]:
     content, verdict = json.loads(entry.content or "{}"), entry.verdict
-    found: dict[str, Any] = {
+    mapping: dict[str, Any] = {
         "trace_id": entry.entry_id,
         "entry_type": {"signal": "signal", "decision": "policy_check"}.get(entry.kind, "tool_call"),
         "timestamp": _time(entry.time_ns),
@@ -215,12 +215,12 @@ def _as_mapping(entry: AuditEntry) -> dict[str, Any]:
         "previous_hash": entry.prev_hash.hex(),
     }
     if entry.body.get("duration_s") is not None:
-        found["execution_time_ms"] = entry.body["duration_s"] * 1000
-    return {**found, **_end_of(entry)} if entry.kind == "trace_end" else found
+        mapping["execution_time_ms"] = entry.body["duration_s"] * 1000
+    return {**mapping, **_end_of(entry)} if entry.kind == "trace_end" else mapping
 
 
 def _end_of(entry: AuditEntry) -> dict[str, Any]:
-    """What the end of a trace adds to its beginning."""
+    """The fields that the end of a trace adds to its beginning."""
     content = json.loads(entry.content or "{}")
     verdict = str(entry.body.get("verdict"))
     return {

@@ -151,10 +151,10 @@ class KernelSpace:
         return prepare(second, agent=first, prefer_async=prefer_async, dialect=self.dialect)
 
     @contextmanager
-    def _in_rollout(self, call: AgentCall, given: RolloutScope | None) -> Generator[_Place]:
+    def _in_rollout(self, call: AgentCall, scope: RolloutScope | None) -> Generator[_Place]:
         """Inside the current rollout, or else (also when one is given) in one that is over afterwards."""
         outer = current_scope()
-        own = given if given is not None or outer is not None else RolloutScope(new_id("rollout"))
+        own = scope if scope is not None or outer is not None else RolloutScope(new_id("rollout"))
         place = _Place(call.action.agent, cast(RolloutScope, own if own is not None else outer), own)
         with self._lock:
             self._running.append(place)
@@ -211,17 +211,17 @@ class KernelSpace:
         return tuple({id(rule.policy): rule.policy for rule in self._rules()}.values())
 
     def _rules(self) -> tuple[Rule, ...]:
-        given = self.policy_set
-        return (given.current if isinstance(given, ReloadingPolicySet) else given).rules
+        policy_set = self.policy_set
+        return (policy_set.current if isinstance(policy_set, ReloadingPolicySet) else policy_set).rules
 
     def _names(self) -> dict[str, str]:
-        """What the rules are called in violations: their names, or the class of a policy that was given none."""
+        """The names of the rules in violations: their own, or the class of a policy that was given none."""
         return {
             rule.name: shown_name(rule.policy) if rule.name == rule.policy.name else rule.name for rule in self._rules()
         }
 
     def get_policies(self) -> list[str]:
-        """What the policies are called in violations: ``["SQLPolicy", "CostControlPolicy"]``."""
+        """The names of the policies in violations: ``["SQLPolicy", "CostControlPolicy"]``."""
         return list(self._names().values())
 
     def _decided(self, event: ObservedDecision) -> None:
@@ -285,7 +285,9 @@ class KernelSpace:
             except AuditError as error:
                 failed.append(error)
         with self._lock:
-            reached = {one.scope: None for one in self._running if target in (one.agent, one.scope.rollout_id)}
+            reached = {
+                running.scope: None for running in self._running if target in (running.agent, running.scope.rollout_id)
+            }
         here = current_scope()
         for scope in reached or (here if here is not None and here.rollout_id == target else None,):
             with enter_scope(scope):

@@ -66,14 +66,14 @@ class LightningSpan:
         return json.dumps(self.to_dict(), allow_nan=False)
 
 
-def entry_of(given: Any) -> Mapping[str, Any]:
+def entry_of(entry: Any) -> Mapping[str, Any]:
     """An entry as a mapping, whatever the recorder keeps."""
-    if isinstance(given, Mapping):
-        return given
-    if is_dataclass(given) and not isinstance(given, type):
-        return {one.name: getattr(given, one.name) for one in fields(given)}
-    found = {name: getattr(given, name, None) for name in dir(given) if not name.startswith("_")}
-    return {name: value for name, value in found.items() if not callable(value)} or {"entry": given}
+    if isinstance(entry, Mapping):
+        return entry
+    if is_dataclass(entry) and not isinstance(entry, type):
+        return {field.name: getattr(entry, field.name) for field in fields(entry)}
+    attributes = {name: getattr(entry, name, None) for name in dir(entry) if not name.startswith("_")}
+    return {name: value for name, value in attributes.items() if not callable(value)} or {"entry": entry}
 
 
 def id_of(entry: Mapping[str, Any]) -> Any:
@@ -207,10 +207,10 @@ def short(value: Any) -> Any:
     """``value`` as a JSON scalar: containers and others as text, text cut to `TEXT_LIMIT` characters."""
     if type(value) is str:
         return value[:TEXT_LIMIT]
-    made = plain(value)
-    if isinstance(made, dict | list):
-        made = json.dumps(made, ensure_ascii=False)
-    return made[:TEXT_LIMIT] if isinstance(made, str) else made
+    jsonable = plain(value)
+    if isinstance(jsonable, dict | list):
+        jsonable = json.dumps(jsonable, ensure_ascii=False)
+    return jsonable[:TEXT_LIMIT] if isinstance(jsonable, str) else jsonable
 
 
 def _first(entry: Mapping[str, Any], names: tuple[str, ...]) -> Any:
@@ -218,18 +218,18 @@ def _first(entry: Mapping[str, Any], names: tuple[str, ...]) -> Any:
 
 
 def _verdict(entry: Mapping[str, Any]) -> str:
-    given = _first(entry, _VERDICTS)
-    return "" if given is None else str(getattr(given, "value", given)).strip().lower()
+    value = _first(entry, _VERDICTS)
+    return "" if value is None else str(getattr(value, "value", value)).strip().lower()
 
 
-def _time(given: Any) -> datetime | None:
+def _time(value: Any) -> datetime | None:
     """A time out of a datetime, Unix seconds or ISO 8601; without a zone it is UTC."""
     try:
-        if isinstance(given, bool):
+        if isinstance(value, bool):
             return None
-        if isinstance(given, int | float):
-            return datetime.fromtimestamp(given, UTC)
-        when = given if isinstance(given, datetime) else datetime.fromisoformat(given)
+        if isinstance(value, int | float):
+            return datetime.fromtimestamp(value, UTC)
+        when = value if isinstance(value, datetime) else datetime.fromisoformat(value)
     except (TypeError, ValueError, OverflowError, OSError):
         return None
     return when if when.tzinfo is not None else when.replace(tzinfo=UTC)

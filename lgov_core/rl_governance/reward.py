@@ -92,7 +92,7 @@ class PolicyReward:
         judged, base = self._base(rollout)
         penalty, bonus = self._compliance(judged, base)
         own = getattr(rollout, "rollout_id", None)
-        air = [one.value for one in rewards if one.dimension == "air" and one.rollout_id in (None, "", own)]
+        air = [reward.value for reward in rewards if reward.dimension == "air" and reward.rollout_id in (None, "", own)]
         return {
             "task": finite("the task's reward", self.config.clamp(base)),
             "compliance": finite("the compliance reward", self.config.clamp(penalty + bonus)),
@@ -102,17 +102,17 @@ class PolicyReward:
     @hookimpl
     def lgov_reward(self, outcome: ToolOutcome) -> Sequence[Reward]:
         """The penalty of a tool call in which a policy found something, on that call; nothing for a fault."""
-        found = None if outcome.decision is None else violation_of(outcome.decision)
-        if found is None:
+        violation = None if outcome.decision is None else violation_of(outcome.decision)
+        if violation is None:
             return []
-        value = self.config.clamp(self.config.floored(self.config.charge(found)))
+        value = self.config.clamp(self.config.floored(self.config.charge(violation)))
         if value == 0.0:
             return []
-        source = f"policy:{found.severity}"
+        source = f"policy:{violation.severity}"
         return [Reward(value, "compliance", tool_call_id=outcome.action.call_id, source=source)]
 
     def get_stats(self) -> dict[str, Any]:
-        """What was scored since the last `reset_stats`.
+        """The figures of what was scored since the last `reset_stats`.
 
         ``total_rewards`` is how many rollouts, ``total_penalties`` (0 or less) what violations took from them all,
         ``avg_penalty`` the same a rollout; ``violation_rate`` is the share of rollouts with a violation and ``clean_rate``
@@ -135,7 +135,7 @@ class PolicyReward:
             self._penalties = 0.0
 
     def _base(self, rollout: Any) -> tuple[JudgedRollout, float]:
-        """What is known of a rollout, and its base reward, both checked."""
+        """The facts of a rollout, and its base reward, both checked."""
         judged = adapt_rollout(rollout, self.kernel)
         if judged.violations is None:
             warnings.warn(f"a {type(rollout).__name__} cannot tell its violations: it earns no bonus", stacklevel=3)
@@ -298,7 +298,7 @@ def group_advantages(
 
 
 def shaping(potentials: Sequence[float], discount: float = 1.0) -> list[float]:
-    """What shaping pays at each step of one episode: F[t] = γ Φ(s[t+1]) - Φ(s[t]), with Φ = 0 after the last.
+    """The payments of shaping at each step of one episode: F[t] = γ Φ(s[t+1]) - Φ(s[t]), with Φ = 0 after the last.
 
     ``potentials`` are Φ(s[0]) … Φ(s[T-1]), of the states in which the T steps were taken. Source: Ng, Harada and Russell
     1999, "Policy invariance under reward transformations"; that Φ must be 0 at the end of an episode: Grześ 2017. The

@@ -17,7 +17,7 @@ _PENALTIES: Final = tuple(f"{severity}_penalty" for severity in SEVERITY_PENALTI
 
 @dataclass(unsafe_hash=True)
 class RewardConfig:
-    """What violations cost, what clean work earns, and between which bounds.
+    """The price of violations, the bonus of clean work, and the bounds of both.
 
     ``*_penalty`` is added for each violation of that severity: finite, 0 or less. ``clean_bonus`` (0 or more) is added when
     a rollout came to its end without any violation; with ``bonus_needs_success`` only when it also succeeded. With
@@ -111,7 +111,7 @@ class RewardConfig:
         return cls(**(fields | changes))
 
     def charge(self, violation: Any) -> float:
-        """What one violation adds to a reward, 0 or less.
+        """The charge that one violation adds to a reward, 0 or less.
 
         A penalty of its own, other than that of its severity, is charged as given; else the one configured for the
         severity, and that of medium for one that does not exist. ``violation`` is a `PolicyViolation`, or an object or a

@@ -129,8 +129,8 @@ class RolloutWatch:
 
 def _named_rollout(report: tuple[Any, ...], named: Mapping[str, Any]) -> str | None:
     for source in (named, *report):
-        found = source.get("rollout_id") if isinstance(source, Mapping) else getattr(source, "rollout_id", None)
-        if isinstance(found, str):
-            return found
+        rollout_id = source.get("rollout_id") if isinstance(source, Mapping) else getattr(source, "rollout_id", None)
+        if isinstance(rollout_id, str):
+            return rollout_id
     scope = current_scope()
     return None if scope is None else scope.rollout_id

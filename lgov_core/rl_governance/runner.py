@@ -149,7 +149,7 @@ class GovernedRunner:
                 output, outcome, error = await _ended(call)
             if isinstance(output, Execution):
                 output, outcome = output.output, output.outcome
-            elif outcome is Outcome.SUCCEEDED and any(one.blocks for one in collected.violations):
+            elif outcome is Outcome.SUCCEEDED and any(violation.blocks for violation in collected.violations):
                 outcome = Outcome.BLOCKED  # whether another kernel ran the rest is unknown
             if isinstance(error, PolicyViolationError):
                 self._once(error.violation, collected)
@@ -256,7 +256,7 @@ class GovernedRunner:
             self._space.signal(rollout_id, "SIGTERM", automatic=True)
 
     def _once(self, violation: PolicyViolation, collected: Collected) -> None:
-        if not any(known is violation for known in collected.violations):
+        if not any(other is violation for other in collected.violations):
             collected.violations.append(violation)
             self._note(violation, collected.rollout_id)
 

@@ -21,7 +21,7 @@ SIGNAL_POLICY = "kernel-signal"
 
 
 class AgentSignal(StrEnum):
-    """What can be sent to a rollout or an agent; a member equals its name, ``AgentSignal.SIGSTOP == "SIGSTOP"``.
+    """A signal to a rollout or an agent; a member equals its name, ``AgentSignal.SIGSTOP == "SIGSTOP"``.
 
     ``SIGSTOP``: the next governed point waits for ``SIGCONT``, and is denied when none comes in time. ``SIGCONT`` resumes
     what was stopped. ``SIGTERM``: the next act is denied and the rollout asked to end; its output and its end are still

@@ -98,8 +98,8 @@ class Trainer:
             )
         self.runner, self.reward_fn, self.agent = runner, reward_fn, agent
         self._given = (tasks, test_tasks)
-        found = CONFIG_FILE if config is None and Path(CONFIG_FILE).exists() else config
-        self._config: Path | None = None if found is None else Path(found)
+        config_file = CONFIG_FILE if config is None and Path(CONFIG_FILE).exists() else config
+        self._config: Path | None = None if config_file is None else Path(config_file)
         self._flags: dict[tuple[str, str], Any] = {
             ("training", "algorithm"): algorithm,
             ("runtime", "nworkers"): num_workers,
@@ -129,13 +129,13 @@ class Trainer:
                 lambda opened, done: self._workers(opened, done, settings, server.url, server.store)
             )
 
-    def _tasks(self, place: int, configured: Path | None) -> list[dict[str, Any]]:
-        given = self._given[place]
-        if given is None:
+    def _tasks(self, index: int, configured: Path | None) -> list[dict[str, Any]]:
+        tasks = self._given[index]
+        if tasks is None:
             return [] if configured is None else read_tasks(configured)
-        if isinstance(given, str | os.PathLike):
-            return read_tasks(given)
-        return read_tasks([{"input": one} if isinstance(one, str) else one for one in given])
+        if isinstance(tasks, str | os.PathLike):
+            return read_tasks(tasks)
+        return read_tasks([{"input": task} if isinstance(task, str) else task for task in tasks])
 
     def _workers(
         self, opened: contextlib.ExitStack, done: Done, settings: TrainSettings, url: str, store: Any
@@ -212,12 +212,14 @@ class _RunnerAgent:
         token = _RESOURCE.set(resource)
         try:
             with enter_scope(scope):
-                given: Any = task
+                task_input: Any = task
                 if self._agent is None:
-                    given = _ask_model(resource, _prompt(task))
+                    task_input = _ask_model(resource, _prompt(task))
                 elif set(task) == {"input"}:
-                    given = task["input"]
-                rollout = asyncio.run(self._runner.step(given, mode="eval" if resource.mode == "test" else "train"))
+                    task_input = task["input"]
+                rollout = asyncio.run(
+                    self._runner.step(task_input, mode="eval" if resource.mode == "test" else "train")
+                )
                 return self._scored(rollout)
         finally:
             _RESOURCE.reset(token)
@@ -232,8 +234,8 @@ class _RunnerAgent:
             value = self._reward_fn(rollout)
             channels: Any = getattr(self._reward_fn, "channels", None)
             rewards = cast("Mapping[str, float]", channels(rollout) if callable(channels) else {"task": value})
-        found = [Reward(float(value), name, source="reward_fn") for name, value in rewards.items() if name != "air"]
-        return Report(outcome, tuple(found), error=rollout.error)
+        scored = [Reward(float(value), name, source="reward_fn") for name, value in rewards.items() if name != "air"]
+        return Report(outcome, tuple(scored), error=rollout.error)
 
 
 def _of_one_input(agent: Any) -> Any:

@@ -66,7 +66,7 @@ def outcome_of(decision: Decision) -> Outcome:
 
 
 def shown_name(policy: Policy) -> str:
-    """What violations call a policy: the name it was given, or its class where it was given none."""
+    """The name of a policy in violations: the one it was given, or its class where it was given none."""
     try:
         default = inspect.signature(type(policy)).parameters["name"].default
     except (KeyError, TypeError, ValueError):
@@ -97,7 +97,7 @@ class Listeners:
 
         def remove() -> None:
             with self._lock:
-                self._calls = tuple(one for one in self._calls if one is not call)
+                self._calls = tuple(other for other in self._calls if other is not call)
 
         return remove
 
@@ -149,4 +149,4 @@ def _required(callback: Callable[..., Any]) -> int:
         parameters = inspect.signature(callback).parameters.values()
     except (TypeError, ValueError):
         return -1
-    return sum(one.kind in kinds and one.default is inspect.Parameter.empty for one in parameters)
+    return sum(parameter.kind in kinds and parameter.default is inspect.Parameter.empty for parameter in parameters)

@@ -94,8 +94,8 @@ class _TraceStoreTasks:
     def _next(self) -> Task | None:
         if not self._waiting:
             tried = {attempt.rollout_id for attempt in self._store.attempts()}
-            found = self._store.rollouts(run_id=self._run_id)
-            self._waiting.extend(rollout for rollout in found if rollout.rollout_id not in tried)
+            rollouts = self._store.rollouts(run_id=self._run_id)
+            self._waiting.extend(rollout for rollout in rollouts if rollout.rollout_id not in tried)
         while self._waiting:
             rollout = self._waiting.popleft()
             try:
@@ -105,9 +105,9 @@ class _TraceStoreTasks:
                     continue  # another worker was faster
                 raise
             wrapped = "input" in rollout.input and set(rollout.input) <= {"input", "mode"}
-            given = rollout.input["input"] if wrapped else rollout.input
+            task_input = rollout.input["input"] if wrapped else rollout.input
             mode = rollout.mode or "train"
-            return Task(given, mode, rollout_id=rollout.rollout_id, task_id=rollout.task_id)
+            return Task(task_input, mode, rollout_id=rollout.rollout_id, task_id=rollout.task_id)
         return None
 
     async def submit(self, task: Task, rollout: GovernedRollout, worker_id: int | str) -> None:
@@ -150,9 +150,9 @@ class _TraceStoreTasks:
             if span.name == _SPAN and not span.claimed:
                 seen = cast("Mapping[str, Any]", span.attributes)
                 key = (seen["worker"], seen["reporter"])
-                known = last.setdefault(key, WorkerCount(reporter=key[1]))
-                known.rollouts = max(known.rollouts, seen["rollouts"])
-                known.violations = max(known.violations, seen["violations"])
+                latest = last.setdefault(key, WorkerCount(reporter=key[1]))
+                latest.rollouts = max(latest.rollouts, seen["rollouts"])
+                latest.violations = max(latest.violations, seen["violations"])
         total: dict[str, WorkerCount] = {}
         for (worker, _), count in last.items():
             summed = total.setdefault(worker, WorkerCount())
@@ -168,12 +168,12 @@ class _QueueTasks:
         self._store, self.has_tasks, self._has_counts = store, has_tasks, has_counts
 
     async def next_task(self) -> Task | None:
-        given = await _settled(self._store.get_task())
-        if given is None:
+        raw = await _settled(self._store.get_task())
+        if raw is None:
             return None
-        if isinstance(given, Mapping) and "input" in given and set(given) <= _ENVELOPE:
-            return Task(**{str(key): value for key, value in given.items()})
-        return Task(given)
+        if isinstance(raw, Mapping) and "input" in raw and set(raw) <= _ENVELOPE:
+            return Task(**{str(key): value for key, value in raw.items()})
+        return Task(raw)
 
     async def submit(self, task: Task, rollout: GovernedRollout, worker_id: int | str) -> None:
         await _settled(self._store.submit_rollout(rollout))

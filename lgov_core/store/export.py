@@ -77,7 +77,7 @@ def write_parquet(
             with atomic_file(path, ExportError) as beside, pq.ParquetWriter(beside, schema) as writer:
                 values = values_of(store, kind, run_id=run_id, rollout_ids=rollout_ids)
                 while group := list(itertools.islice(values, _ROWS_A_GROUP)):
-                    writer.write_table(pa.Table.from_pylist([_flat(one) for one in group], schema=schema))
+                    writer.write_table(pa.Table.from_pylist([_flat(value) for value in group], schema=schema))
                     count += len(group)
         except pa.ArrowException as error:
             raise ExportError(f"{path} cannot be written: {error}", hint="name another folder") from error

@@ -65,12 +65,12 @@ class TraceStore:
             raise StoreError(f"attempt {attempt} of rollout {rollout_id}: attempts are numbered from 1")
 
         def run(transaction: Transaction) -> Attempt:
-            ((known, queued),) = transaction.execute(
+            ((exists, queued),) = transaction.execute(
                 "SELECT EXISTS (SELECT 1 FROM rollouts WHERE rollout_id = ? AND added = 1),"
                 " EXISTS (SELECT 1 FROM queue WHERE rollout_id = ?)",
                 (rollout_id, rollout_id),
             )
-            if not known:
+            if not exists:
                 raise StoreError(f"there is no rollout {rollout_id}", hint="add the rollout before its first attempt")
             if queued:
                 raise StoreError(f"rollout {rollout_id} is handed out by the queue", hint="claim it instead")
@@ -212,9 +212,9 @@ class TraceStore:
 
     def _portions(self, table: str, columns: str, where: str, values: Sequence[Any]) -> Iterator[rows.Row]:
         # The sign keeps SQLite from walking the whole table in order where an index finds the few rows asked for.
-        found = [seq for (seq,) in self._reading.fetch(f"SELECT seq FROM {table} {where} ORDER BY +seq", values)]
-        for first in range(0, len(found), _ROWS_A_PORTION):
-            portion = found[first : first + _ROWS_A_PORTION]
+        seqs = [seq for (seq,) in self._reading.fetch(f"SELECT seq FROM {table} {where} ORDER BY +seq", values)]
+        for first in range(0, len(seqs), _ROWS_A_PORTION):
+            portion = seqs[first : first + _ROWS_A_PORTION]
             yield from self._reading.fetch(f"SELECT {columns} FROM {table} WHERE seq = ANY(?) ORDER BY seq", (portion,))
 
     # ------------------------------------------------------------------ closing and forks

@@ -87,15 +87,15 @@ def without_content(span: Span) -> Span:
     The name of a claimed span is the sender's to choose, so it becomes that of its operation. Ids, the tree and times
     stay. Pure.
     """
-    known = canonical(span)
-    attributes = _kept(known.attributes, KEPT)
+    canonical_span = canonical(span)
+    attributes = _kept(canonical_span.attributes, KEPT)
     return replace(
-        known,
-        name=_name(attributes) if span.claimed and known.name not in _OUR_NAMES else span.name,
+        canonical_span,
+        name=_name(attributes) if span.claimed and canonical_span.name not in _OUR_NAMES else span.name,
         attributes=attributes,
         events=tuple(
             SpanEvent(event.name, event.at, _kept(event.attributes, _OF_EVENTS[event.name]))
-            for event in known.events
+            for event in canonical_span.events
             if event.name in _OF_EVENTS
         ),
     )

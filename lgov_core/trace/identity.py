@@ -35,7 +35,7 @@ def take(attributes: MutableMapping[str, JSONValue]) -> tuple[str | None, int | 
 
     A name that is not a valid id stays where it is and is ignored.
     """
-    rollout_id = next((found for name in ROLLOUT_NAMES if (found := _rollout(attributes.get(name))) is not None), None)
+    rollout_id = next((named for name in ROLLOUT_NAMES if (named := _rollout(attributes.get(name))) is not None), None)
     attempt = next((nth for name in ATTEMPT_NAMES if (nth := _attempt(attributes.get(name))) is not None), None)
     if rollout_id is not None and attributes.get(semconv.ROLLOUT_ID) == rollout_id:
         del attributes[semconv.ROLLOUT_ID]

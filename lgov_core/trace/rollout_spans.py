@@ -45,9 +45,9 @@ def rollout_ids_in(store: RolloutReader, run_id: str | None = None) -> list[str]
     """
     ids = dict.fromkeys(rollout.rollout_id for rollout in store.rollouts(run_id=run_id))
     if run_id is None:
-        for one in chain(store.calls(), store.spans(), store.rewards()):
-            if one.rollout_id is not None:
-                ids.setdefault(one.rollout_id)
+        for record in chain(store.calls(), store.spans(), store.rewards()):
+            if record.rollout_id is not None:
+                ids.setdefault(record.rollout_id)
     return list(ids)
 
 
@@ -63,23 +63,27 @@ def rollout_spans(store: RolloutReader, rollout_id: str) -> list[Span]:
     spans, calls, rewards = store.spans(ids), list(store.calls(ids)), store.rewards(ids)
     rollout = next(iter(store.rollouts(ids=ids)), None)
     attempts = {attempt.attempt: attempt for attempt in store.attempts(ids)}
-    times = [one.started_at for one in (*spans, *calls)] or [rollout.created_at if rollout else 0.0]
-    named = {one.attempt for one in (*spans, *rewards) if one.attempt is not None} | {
+    times = [record.started_at for record in (*spans, *calls)] or [rollout.created_at if rollout else 0.0]
+    named = {record.attempt for record in (*spans, *rewards) if record.attempt is not None} | {
         call.attempt or 1 for call in calls
     }
     for number in (named or ({1} if spans or rewards else set[int]())) - attempts.keys():
         attempts[number] = Attempt(rollout_id, number, min(times))
-    known = {attempt.attempt: _attempt_span(rollout, attempt) for attempt in attempts.values()}
-    shown = {
+    attempt_spans = {attempt.attempt: _attempt_span(rollout, attempt) for attempt in attempts.values()}
+    by_response = {
         str(span.attributes[semconv.RESPONSE_ID]): span
         for span in spans
         if not span.claimed and span.attributes.get(semconv.RESPONSE_ID) is not None
     }
-    made = [known[number] for number in sorted(known)]
-    made += [_under(known, span) for span in spans]
-    made += [_call_span(call, known[call.attempt or 1], shown.get(call.response_id)) for call in calls]
-    made += [_of_attempt(reward, known[attempt_of(reward, attempts.values(), calls)]) for reward in rewards]
-    return made
+    all_spans = [attempt_spans[number] for number in sorted(attempt_spans)]
+    all_spans += [_under(attempt_spans, span) for span in spans]
+    all_spans += [
+        _call_span(call, attempt_spans[call.attempt or 1], by_response.get(call.response_id)) for call in calls
+    ]
+    all_spans += [
+        _of_attempt(reward, attempt_spans[attempt_of(reward, attempts.values(), calls)]) for reward in rewards
+    ]
+    return all_spans
 
 
 def _under(attempts: Mapping[int, Span], span: Span) -> Span:
@@ -109,9 +113,9 @@ def _attempt_span(rollout: Rollout | None, attempt: Attempt) -> Span:
     )
 
 
-def _call_span(call: CapturedCall, of_attempt: Span, shown: Span | None) -> Span:
+def _call_span(call: CapturedCall, of_attempt: Span, agent_span: Span | None) -> Span:
     operation = _OPERATIONS.get(call.route, semconv.CHAT)
-    above = of_attempt if shown is None else shown
+    above = of_attempt if agent_span is None else agent_span
     return Span(
         f"{operation} {call.model}",
         f"{call.response_id}#{call.choice}",

@@ -28,8 +28,8 @@ def written_calls(call: CapturedCall) -> Iterator[WrittenCall]:
     if isinstance(choices, list) and choices:
         choice = choices[call.choice] if call.choice < len(choices) else choices[0]
         message = cast("Mapping[str, Any]", choice.get("message") or {})
-        for one in message.get("tool_calls") or ():
-            yield WrittenCall(one.get("id"), as_object((one.get("function") or {}).get("arguments")))
+        for tool_call in message.get("tool_calls") or ():
+            yield WrittenCall(tool_call.get("id"), as_object((tool_call.get("function") or {}).get("arguments")))
         if call.request.get("tools") and _CALL_TAG in str(message.get("content") or ""):
             yield WrittenCall(None, None)
     for item in (*(response.get("output") or ()), *(response.get("content") or ())):
@@ -42,7 +42,7 @@ def written_calls(call: CapturedCall) -> Iterator[WrittenCall]:
 def as_object(value: Any) -> dict[str, Any] | None:
     """The JSON object that ``value`` is, or its text; None for anything else."""
     try:
-        found = value if isinstance(value, Mapping) else json.loads(value)
+        parsed = value if isinstance(value, Mapping) else json.loads(value)
     except (TypeError, ValueError, RecursionError):
         return None
-    return dict(cast("Mapping[str, Any]", found)) if isinstance(found, Mapping) else None
+    return dict(cast("Mapping[str, Any]", parsed)) if isinstance(parsed, Mapping) else None

@@ -77,23 +77,23 @@ def make_transitions(
     is the call that proposed it; an attempt, that is its last selected call. Calls without token ids are left out with a
     diagnostic, and so are those without log-probabilities where ``need_logprobs``. Callable from any thread.
     """
-    found = list(records.diagnostics)
+    diagnostics = list(records.diagnostics)
     unassigned: list[Reward] = []
     transitions: list[Transition] = []
-    calls_of = calls_by_attempt(records, found)
-    rewards_of = _rewards_by_rollout(records, calls_of, found, unassigned)
+    calls_of = calls_by_attempt(records, diagnostics)
+    rewards_of = _rewards_by_rollout(records, calls_of, diagnostics, unassigned)
     attempts_of: dict[str, list[Attempt]] = defaultdict(list)
     for attempt in records.attempts:
         attempts_of[attempt.rollout_id].append(attempt)
-    work = _Work(Selecting(selection or Selection(), records), found, unassigned, need_logprobs, records)
-    for rollout in sorted(records.rollouts, key=lambda one: (one.created_at, one.rollout_id)):
+    work = _Work(Selecting(selection or Selection(), records), diagnostics, unassigned, need_logprobs, records)
+    for rollout in sorted(records.rollouts, key=lambda rollout: (rollout.created_at, rollout.rollout_id)):
         if rollout.held_out and not work.selecting.held_out:
             continue
         attempts = attempts_of[rollout.rollout_id]
-        attempt = _attempt_that_counts(rollout, attempts, found, keep_infrastructure)
+        attempt = _attempt_that_counts(rollout, attempts, diagnostics, keep_infrastructure)
         if attempt is None:
             continue
-        others = [one.attempt for one in attempts if one.attempt != attempt.attempt]
+        others = [other.attempt for other in attempts if other.attempt != attempt.attempt]
         elsewhere = [call for number in others for call in calls_of.get((rollout.rollout_id, number), ())]
         transitions += work.of_attempt(
             rollout,
@@ -103,26 +103,26 @@ def make_transitions(
             elsewhere,
             others,
         )
-    found += work.selecting.missed()
-    found.sort(key=lambda one: (one.finding.value, one.subject, one.detail))
-    unassigned.sort(key=lambda one: (one.reward_id, one.dimension, repr(one.value)))
-    return TransitionSet(tuple(transitions), tuple(found), tuple(unassigned))
+    diagnostics += work.selecting.missed()
+    diagnostics.sort(key=lambda diagnostic: (diagnostic.finding.value, diagnostic.subject, diagnostic.detail))
+    unassigned.sort(key=lambda reward: (reward.reward_id, reward.dimension, repr(reward.value)))
+    return TransitionSet(tuple(transitions), tuple(diagnostics), tuple(unassigned))
 
 
 def _rewards_by_rollout(
     records: Records,
     calls_of: Mapping[tuple[str, int], Sequence[CapturedCall]],
-    found: list[Diagnostic],
+    diagnostics: list[Diagnostic],
     unassigned: list[Reward],
 ) -> dict[str, list[Reward]]:
-    known = {rollout.rollout_id for rollout in records.rollouts}
+    rollout_ids = {rollout.rollout_id for rollout in records.rollouts}
     owners = owners_of_targets(calls_of)
     rewards_of: dict[str, list[Reward]] = defaultdict(list)
-    for reward in distinct(records.rewards, found):
+    for reward in distinct(records.rewards, diagnostics):
         rollout_id = reward.rollout_id if reward.rollout_id is not None else rollout_of(reward, owners)
-        if rollout_id is None or rollout_id not in known:
+        if rollout_id is None or rollout_id not in rollout_ids:
             where = "names no rollout" if rollout_id is None else f"names rollout {rollout_id}, which is not on record"
-            found.append(Diagnostic(Finding.UNKNOWN_REWARD_TARGET, reward.reward_id, f"it {where}"))
+            diagnostics.append(Diagnostic(Finding.UNKNOWN_REWARD_TARGET, reward.reward_id, f"it {where}"))
             unassigned.append(reward)
             continue
         rewards_of[rollout_id].append(reward)
@@ -130,28 +130,30 @@ def _rewards_by_rollout(
 
 
 def _attempt_that_counts(
-    rollout: Rollout, attempts: Sequence[Attempt], found: list[Diagnostic], keep_infrastructure: bool
+    rollout: Rollout, attempts: Sequence[Attempt], diagnostics: list[Diagnostic], keep_infrastructure: bool
 ) -> Attempt | None:
     # An attempt that others describe may have ended without their saying how.
     closed = [attempt for attempt in attempts if attempt.outcome is not None or attempt.ended_at is not None]
     if not attempts:
-        found.append(Diagnostic(Finding.NO_ATTEMPT, rollout.rollout_id))
+        diagnostics.append(Diagnostic(Finding.NO_ATTEMPT, rollout.rollout_id))
     elif len(closed) < len(attempts):
-        found.append(Diagnostic(Finding.OPEN_ATTEMPT, rollout.rollout_id))
+        diagnostics.append(Diagnostic(Finding.OPEN_ATTEMPT, rollout.rollout_id))
     if not closed:
         return None
     last = max(closed, key=lambda attempt: attempt.attempt)
     if last.outcome is None:
-        found.append(Diagnostic(Finding.NO_OUTCOME, rollout.rollout_id, f"attempt {last.attempt}"))
+        diagnostics.append(Diagnostic(Finding.NO_OUTCOME, rollout.rollout_id, f"attempt {last.attempt}"))
     elif not last.outcome.trainable:
-        found.append(Diagnostic(Finding.EXCLUDED_OUTCOME, rollout.rollout_id, f"{last.outcome}: {last.error or ''}"))
+        diagnostics.append(
+            Diagnostic(Finding.EXCLUDED_OUTCOME, rollout.rollout_id, f"{last.outcome}: {last.error or ''}")
+        )
         return last if keep_infrastructure else None
     return last
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What the attempts of one set share."""
+    """The state that the attempts of one set share."""
 
     selecting: Selecting
     found: list[Diagnostic]
@@ -168,7 +170,7 @@ class _Work:
         elsewhere: Sequence[CapturedCall],
         others: Sequence[int],
     ) -> list[Transition]:
-        found = self.found
+        diagnostics = self.found
         placed: list[PlacedCall] = []
         chosen: list[CapturedCall] = []
         for call in calls:
@@ -180,20 +182,24 @@ class _Work:
             else:
                 placed.append((call, UNUSABLE))
         if not chosen and not any(index == NOT_SELECTED for _, index in placed):
-            found.append(Diagnostic(Finding.NO_CALLS, rollout.rollout_id))
+            diagnostics.append(Diagnostic(Finding.NO_CALLS, rollout.rollout_id))
         versions = {(call.model, call.weights_version) for call in chosen}
         if len(versions) > len({model for model, _ in versions}):  # each model has versions of its own
-            found.append(Diagnostic(Finding.MIXED_WEIGHTS, rollout.rollout_id))
+            diagnostics.append(Diagnostic(Finding.MIXED_WEIGHTS, rollout.rollout_id))
         several = any(call.choice > 0 for call in calls)
         aside = self._set_aside(attempt, calls, chosen, rewards) if several else frozenset[ChoiceKey]()
         line = [turn for turn, call in enumerate(chosen) if (call.response_id, call.choice) not in aside]
         last = line[-1] if line else None
         targets = RewardTargets(rollout.rollout_id, attempt.attempt, placed, last, elsewhere, others, aside)
-        earned = targets.assign(rewards, found, self.unassigned)
+        earned = targets.assign(rewards, diagnostics, self.unassigned)
         if len(chosen) > 1:
-            find_drift((chosen[turn] for turn in line), found)
+            find_drift((chosen[turn] for turn in line), diagnostics)
         # Where choices are set aside: what the rewards say that name a choice itself.
-        own = targets.assign([one for one in rewards if one.response_id or one.tool_call_id], [], []) if aside else {}
+        own = (
+            targets.assign([reward for reward in rewards if reward.response_id or reward.tool_call_id], [], [])
+            if aside
+            else {}
+        )
         return [
             Transition(
                 run_id=rollout.run_id,
@@ -232,7 +238,7 @@ class _Work:
         rewards: Sequence[Reward],
     ) -> frozenset[ChoiceKey]:
         here = (None, attempt.attempt)
-        used = {one.tool_call_id for one in rewards if one.tool_call_id is not None and one.attempt in here}
+        used = {reward.tool_call_id for reward in rewards if reward.tool_call_id is not None and reward.attempt in here}
         used |= {
             name
             for call in calls
@@ -255,26 +261,26 @@ class _Work:
             tool_call = self.records.proposed_in.get((None, call.response_id))
         if tool_call is None:
             return None
-        proposers = {one.response_id for one, _ in placed if tool_call in one.tool_call_ids}
+        proposers = {candidate.response_id for candidate, _ in placed if tool_call in candidate.tool_call_ids}
         return next(iter(proposers)) if len(proposers) == 1 else None
 
     def _usable(self, call: CapturedCall) -> bool:
-        found, logprobs = self.found, call.logprobs
+        diagnostics, logprobs = self.found, call.logprobs
         if call.finish_reason == "cancelled":
-            found.append(Diagnostic(Finding.CANCELLED_REPLY, call.response_id))
+            diagnostics.append(Diagnostic(Finding.CANCELLED_REPLY, call.response_id))
             return False
         if not call.prompt_ids or not call.response_ids:
-            found.append(Diagnostic(Finding.NO_TOKEN_IDS, call.response_id))
+            diagnostics.append(Diagnostic(Finding.NO_TOKEN_IDS, call.response_id))
             return False
         if logprobs is None:
-            found.append(Diagnostic(Finding.NO_LOGPROBS, call.response_id))
+            diagnostics.append(Diagnostic(Finding.NO_LOGPROBS, call.response_id))
             if self.need_logprobs:
                 return False
         elif len(logprobs) != len(call.response_ids) or not all(map(math.isfinite, logprobs)):
             counts = f"{len(call.response_ids)} tokens, {len(logprobs)} log-probabilities"
             detail = "a log-probability is not finite" if len(logprobs) == len(call.response_ids) else counts
-            found.append(Diagnostic(Finding.LENGTHS_DIFFER, call.response_id, detail))
+            diagnostics.append(Diagnostic(Finding.LENGTHS_DIFFER, call.response_id, detail))
             return False
         if call.finish_reason in CUT_OFF:
-            found.append(Diagnostic(Finding.TRUNCATED_REPLY, call.response_id))
+            diagnostics.append(Diagnostic(Finding.TRUNCATED_REPLY, call.response_id))
         return True

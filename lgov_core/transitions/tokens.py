@@ -154,13 +154,13 @@ def _on_chain(
     links: Sequence[Link], length: int, of_turns: Sequence[Sequence[float] | None]
 ) -> tuple[float, ...] | None:
     """Values of the turns' response tokens at their places in the chain, else 0.0; None where a turn has none."""
-    found = [0.0] * length
+    filled = [0.0] * length
     for link, values in zip(links, of_turns, strict=True):
         if values is None:
             return None
         kept = zip(values, link.transition.response_mask, strict=True)
-        found[link.start : link.stop] = [value if mask else 0.0 for value, mask in kept]
-    return tuple(found)
+        filled[link.start : link.stop] = [value if mask else 0.0 for value, mask in kept]
+    return tuple(filled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ class TokenTree:
     @property
     def total(self) -> int:
         """Tokens of prompt and reply over all transitions."""
-        return sum(len(one.prompt_ids) + len(one.response_ids) for one in self.transitions)
+        return sum(len(transition.prompt_ids) + len(transition.response_ids) for transition in self.transitions)
 
     @property
     def distinct(self) -> int:
@@ -225,7 +225,9 @@ class TokenTree:
 
 def make_tree(transitions: Sequence[Transition]) -> TokenTree:
     """The trie of ``transitions``, in practice those of one group. Linear in their tokens, without recursion; pure."""
-    return TokenTree(tuple(transitions), make_nodes([one.prompt_ids + one.response_ids for one in transitions]))
+    return TokenTree(
+        tuple(transitions), make_nodes([transition.prompt_ids + transition.response_ids for transition in transitions])
+    )
 
 
 def make_nodes(sequences: Sequence[tuple[int, ...]]) -> tuple[Node, ...]:
@@ -272,7 +274,7 @@ def _insert(below: dict[int, _Run], ids: tuple[int, ...], index: int) -> None:
 _LOOK_BACK: Final = 16
 
 
-def find_drift(calls: Iterable[CapturedCall], found: list[Diagnostic]) -> None:
+def find_drift(calls: Iterable[CapturedCall], diagnostics: list[Diagnostic]) -> None:
     """Tells of each call of one attempt (in order, with token ids) that goes on from an earlier one in other tokens.
 
     A call goes on from one of the same agent if its messages begin with that one's messages and reply; where messages are
@@ -283,10 +285,10 @@ def find_drift(calls: Iterable[CapturedCall], found: list[Diagnostic]) -> None:
     for call in calls:
         by_agent.setdefault((call.agent, call.model), []).append(call)
     for own in by_agent.values():
-        _find_in(own, found)
+        _find_in(own, diagnostics)
 
 
-def _find_in(own: Iterable[CapturedCall], found: list[Diagnostic]) -> None:
+def _find_in(own: Iterable[CapturedCall], diagnostics: list[Diagnostic]) -> None:
     ends: PrefixIndex[tuple[int, ...]] = PrefixIndex()
     waiting: dict[int, CapturedCall] = {}  # those that nothing has gone on from
     for number, call in enumerate(own):
@@ -295,44 +297,44 @@ def _find_in(own: Iterable[CapturedCall], found: list[Diagnostic]) -> None:
         if continued is not None:
             del waiting[continued]
         elif waiting:
-            _compare(call, prompt, waiting, found)
+            _compare(call, prompt, waiting, diagnostics)
         ends.add(prompt + (call.response_ids or ()), number)
         waiting[number] = call
 
 
 def _compare(
-    call: CapturedCall, prompt: tuple[int, ...], waiting: dict[int, CapturedCall], found: list[Diagnostic]
+    call: CapturedCall, prompt: tuple[int, ...], waiting: dict[int, CapturedCall], diagnostics: list[Diagnostic]
 ) -> None:
-    said = _conversation(call.request)
+    conversation = _conversation(call.request)
     for earlier in islice(reversed(waiting.values()), _LOOK_BACK):
-        its_prompt, its_said = earlier.prompt_ids or (), _conversation(earlier.request)
-        if said is not None and its_said is not None:
-            goes_on = _goes_on(said, its_said, earlier)
+        its_prompt, its_conversation = earlier.prompt_ids or (), _conversation(earlier.request)
+        if conversation is not None and its_conversation is not None:
+            goes_on = _goes_on(conversation, its_conversation, earlier)
         else:
             goes_on = len(prompt) > len(its_prompt) and prompt[: len(its_prompt)] == its_prompt
         if goes_on:
             at = common_prefix(prompt, its_prompt + (earlier.response_ids or ()))
             detail = f"it goes on from {earlier.response_id} in other tokens, from position {at} on"
-            found.append(Diagnostic(Finding.RETOKENISATION_DRIFT, call.response_id, detail))
+            diagnostics.append(Diagnostic(Finding.RETOKENISATION_DRIFT, call.response_id, detail))
             return
 
 
 def _goes_on(now: Sequence[Any], before: Sequence[Any], earlier: CapturedCall) -> bool:
-    """Whether the messages ``now`` are those ``before`` and the reply of ``earlier``, and perhaps more."""
+    """Returns whether the messages ``now`` are those ``before`` and the reply of ``earlier``, and perhaps more."""
     if len(now) <= len(before) or list(now[: len(before)]) != list(before):
         return False
     following = now[len(before)]
     if not isinstance(following, Mapping) or following.get("role", "assistant") not in ("assistant", "model"):
         return False
-    said, kept = _reply_text(earlier), _text(following)
-    return not said or not kept or said == kept
+    reply, kept = _reply_text(earlier), _text(following)
+    return not reply or not kept or reply == kept
 
 
 def _conversation(request: Mapping[str, Any]) -> Sequence[Any] | None:
     for name in ("messages", "input"):
-        found = request.get(name)
-        if isinstance(found, list | tuple) and found:
-            return found
+        messages = request.get(name)
+        if isinstance(messages, list | tuple) and messages:
+            return messages
     return None
 
 
@@ -343,9 +345,9 @@ def _reply_text(call: CapturedCall) -> str:
         chosen = choices[call.choice] if call.choice < len(choices) else choices[0]
         return _text(chosen.get("message")) if isinstance(chosen, Mapping) else ""
     for name in ("messages", "output"):
-        shown = response.get(name)
-        if isinstance(shown, Sequence) and not isinstance(shown, str) and shown:
-            return _text(shown[0])
+        messages = response.get(name)
+        if isinstance(messages, Sequence) and not isinstance(messages, str) and messages:
+            return _text(messages[0])
     return _text(response)
 
 

@@ -11,7 +11,7 @@ from lgov_core.types import Reward, Transition
 
 
 class Finding(StrEnum):
-    """What can be wrong with recorded data. Counted and shown; nothing is filled in instead."""
+    """A fault of recorded data. Counted and shown; nothing is filled in instead."""
 
     # What a call lacks, or has too much of.
     NO_TOKEN_IDS = "no_token_ids"
@@ -103,10 +103,10 @@ class TransitionSet:
 
 def by_rollout(transitions: Sequence[Transition]) -> dict[tuple[str, int], list[Transition]]:
     """Transitions per (rollout, attempt), in order of first appearance."""
-    found: dict[tuple[str, int], list[Transition]] = {}
+    grouped: dict[tuple[str, int], list[Transition]] = {}
     for transition in transitions:
-        found.setdefault((transition.rollout_id, transition.attempt), []).append(transition)
-    return found
+        grouped.setdefault((transition.rollout_id, transition.attempt), []).append(transition)
+    return grouped
 
 
 def line_of(turns: Sequence[Transition]) -> list[Transition]:
@@ -120,9 +120,9 @@ def alternatives_of(turns: Sequence[Transition]) -> list[list[Transition]]:
     Each has its own rewards alone, so that they can be compared: what the attempt earned says nothing of the others.
     """
     aside = {turn.response_id for turn in turns if turn.set_aside}
-    found: dict[str, list[Transition]] = {}
+    choices_of: dict[str, list[Transition]] = {}
     for turn in turns:
         own = turn.rewards if turn.own_rewards is None else turn.own_rewards
         if turn.response_id in aside and own:
-            found.setdefault(turn.response_id, []).append(replace(turn, rewards=own, own_rewards=None))
-    return list(found.values())
+            choices_of.setdefault(turn.response_id, []).append(replace(turn, rewards=own, own_rewards=None))
+    return list(choices_of.values())

@@ -384,7 +384,7 @@ def _mappings(values: Any) -> list[Mapping[str, Any]]:
 
 def _new_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
     """The messages after the model's last reply: on its first turn all of them."""
-    replies = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
+    replies = [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
     new = messages[replies[-1] + 1 :] if replies else messages
     return tuple(Message(str(message.get("role", "")), _content(message.get("content"))) for message in new)
 

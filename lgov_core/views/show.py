@@ -103,10 +103,10 @@ def _tool(tool: ToolStep, tail: int, everything: bool) -> Iterable[RenderableTyp
     if tool.status is None:
         yield _field("tool", "no outcome was recorded")
     else:
-        shown = tool.result if tool.result is not None else tool.error
+        detail = tool.result if tool.result is not None else tool.error
         style = _STATUS_STYLES.get(tool.status, "yellow")
         status = (_plain(f"{tool.status} (reported from outside)"), "yellow") if tool.claimed else (tool.status, style)
-        yield _field("tool", Text.assemble(status, "  ", _cut(shown or "", tail)))
+        yield _field("tool", Text.assemble(status, "  ", _cut(detail or "", tail)))
     yield from _rewards(tool.rewards, "reward")
 
 
@@ -140,8 +140,8 @@ def _field(label: str, value: str | Text, tail: int = 0, style: str = "") -> Ren
 
 
 def _cut(text: str, tail: int) -> str:
-    shown = _plain(text)
-    return shown if tail <= 0 or len(shown) <= tail else f"… {shown[-tail:]}"
+    printable = _plain(text)
+    return printable if tail <= 0 or len(printable) <= tail else f"… {printable[-tail:]}"
 
 
 def _tokens(prompt: int | None, response: int | None) -> str:

@@ -64,7 +64,7 @@ def context_of(
 
 
 def target_of(context: Mapping[str, Any], point: Point) -> Any:
-    """What interceptors may replace at ``point``: that is the tool's arguments or its value, else the member itself."""
+    """The value that interceptors may replace at ``point``: the tool's arguments or its value, else the member itself."""
     member = context[_MEMBER[point]]
     if point is Point.PRE_TOOL_CALL:
         return member["args"]
@@ -211,5 +211,5 @@ def _only(old: Any, new: Any, member: str) -> None:
 
 
 def _same_kinds(old: Any, new: Any) -> bool:
-    """Whether values that are equal are so also in JSON, where 1 is not true."""
+    """Returns whether values that are equal are so also in JSON, where 1 is not true."""
     return json.dumps(old, sort_keys=True) == json.dumps(new, sort_keys=True)

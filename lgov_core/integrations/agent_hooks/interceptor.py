@@ -80,8 +80,8 @@ class LgovInterceptor:
             return verdict_of(action, context, decision)
         except Exception as error:  # noqa: BLE001 - any failure is a deny
             # The class is named; a message may hold what the tool was called with. Ours never do.
-            said = str(error) if isinstance(error, Unclear) else type(error).__name__
-            return Verdict(TheirDecision.DENY, "lgov:bridge-error", f"DENIED: this could not be judged ({said}).")
+            detail = str(error) if isinstance(error, Unclear) else type(error).__name__
+            return Verdict(TheirDecision.DENY, "lgov:bridge-error", f"DENIED: this could not be judged ({detail}).")
 
     def _session(self, session_id: str) -> Session:
         with self._lock:

@@ -92,11 +92,11 @@ class InterceptorPolicy(BoundedPolicy):
         tools: Sequence[str] = (),
         on_record: Callable[[InterceptionRecord], None] | None = None,
     ) -> None:
-        given = list(interceptors) if isinstance(interceptors, Iterable) else [interceptors]
-        for one in given:
-            if not callable(getattr(one, "intercept", None)):
+        listed = list(interceptors) if isinstance(interceptors, Iterable) else [interceptors]
+        for interceptor in listed:
+            if not callable(getattr(interceptor, "intercept", None)):
                 raise PolicyError(
-                    f"{name}: {one!r} is not an interceptor", hint="an interceptor has intercept(context)"
+                    f"{name}: {interceptor!r} is not an interceptor", hint="an interceptor has intercept(context)"
                 )
         try:
             self.mode = EnforcementMode(mode)
@@ -111,12 +111,12 @@ class InterceptorPolicy(BoundedPolicy):
         self._tools = tuple(tools)
         self._on_record = on_record
         self._pool = ThreadPoolExecutor(max_workers=32, thread_name_prefix="lgov-interceptor")
-        self._interceptors = [GuardedInterceptor(one, self._pool) for one in given]
+        self._interceptors = [GuardedInterceptor(interceptor, self._pool) for interceptor in listed]
         self._resolver = None if resolver is None else guarded_resolver(resolver, self._pool)
         #: No interceptor waits: judging is a plain call.
-        self.bounded = resolver is None and all(one.bounded for one in self._interceptors)
+        self.bounded = resolver is None and all(interceptor.bounded for interceptor in self._interceptors)
         #: How long a governor has to wait for all of them.
-        self.timeout_s = self._each_s * max(1, len(given)) * (1 if resolver is None else 2) + 1.0
+        self.timeout_s = self._each_s * max(1, len(listed)) * (1 if resolver is None else 2) + 1.0
         self._session = new_id("session")
         self._lock = Lock()
         self._runs: BoundedDict[Hashable, _Run] = BoundedDict(MAX_REMEMBERED)

@@ -53,8 +53,8 @@ class Session:
     def end(self, kind: str, call_id: str | None) -> str | None:
         """The operation id of the call that ended; None when several are open under that id."""
         with self._lock:
-            found = self._open.pop((kind, call_id), [])
-        return found[0] if len(found) == 1 else None
+            operation_ids = self._open.pop((kind, call_id), [])
+        return operation_ids[0] if len(operation_ids) == 1 else None
 
     def decided(self, operation: str | None, decision: Decision) -> None:
         """Notes the decision on a call that may run."""
@@ -116,8 +116,8 @@ def _text_or_life(context: Mapping[str, Any], point: Point, agent: str) -> _Read
         case Point.AGENT_SHUTDOWN:
             return _Reading(agent, {"reason": context["summary"].get("reason")})
         case Point.INPUT:
-            said = context["input"]
-            return _Reading(agent, text=_words(said["content"]), by_user=said.get("role", "user") == "user")
+            message = context["input"]
+            return _Reading(agent, text=_words(message["content"]), by_user=message.get("role", "user") == "user")
         case _:
             return _Reading(agent, text=_words(context["output"]["content"]))
 
@@ -207,7 +207,7 @@ def string_of(value: Any, what: str) -> str:
 
 
 def _words(value: Any) -> str:
-    """What policies read of a value: text as it is, nothing as an empty text, anything else as JSON."""
+    """The text that policies read of a value: text as it is, nothing as an empty text, anything else as JSON."""
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)

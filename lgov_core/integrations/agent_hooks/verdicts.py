@@ -127,7 +127,7 @@ class Deciding:
             arguments, text = replaced(action, sent, context)
         except Unclear as error:
             return self.unclear(error)
-        warned = [self._named(Effect.WARN, one.reason, one.message) for one in verdict.warnings]
+        warned = [self._named(Effect.WARN, warning.reason, warning.message) for warning in verdict.warnings]
         if arguments is None and text is None:
             if not warned:
                 return self._named(Effect.ALLOW, verdict.reason, verdict.message)

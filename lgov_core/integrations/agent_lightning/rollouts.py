@@ -45,17 +45,17 @@ class LightningRollouts:
         """Makes rollouts; one whose id exists is given back as it is. Raises `EndpointError` (422): then none is made."""
         if not isinstance(body, list):
             raise unprocessable("the request must be a list of rollouts")
-        asked = [values.read_rollout(item) for item in body]
-        for rollout_id, _ in asked:
+        requested = [values.read_rollout(item) for item in body]
+        for rollout_id, _ in requested:
             if rollout_id is not None:
                 _check_id(rollout_id)
         with self._lock:
-            known = self._all()
-            found: list[LightningRollout] = []
+            rollouts = self._all()
+            result: list[LightningRollout] = []
             new: list[LightningRollout] = []
-            for rollout_id, document in asked:
-                rollout = known.get(rollout_id) if rollout_id is not None else None
-                rollout = rollout or next((one for one in new if one.rollout_id == rollout_id), None)
+            for rollout_id, document in requested:
+                rollout = rollouts.get(rollout_id) if rollout_id is not None else None
+                rollout = rollout or next((entry for entry in new if entry.rollout_id == rollout_id), None)
                 if rollout is not None and rollout.deleted:
                     raise EndpointError(f"rollout {rollout_id} was deleted", status=409, hint="use a fresh id")
                 if rollout is None:
@@ -63,12 +63,12 @@ class LightningRollouts:
                     rollout = LightningRollout(rollout_id or new_id("rol"), document, now, now)
                     values.require_storable(data_id=rollout.data_id)
                     new.append(rollout)
-                found.append(rollout)
+                result.append(rollout)
             self._store.add_rollouts(
-                [Rollout(one.rollout_id, one.task_id, RUN_ID, one.document, one.created_at) for one in new]
+                [Rollout(entry.rollout_id, entry.task_id, RUN_ID, entry.document, entry.created_at) for entry in new]
             )
-            known.update({one.rollout_id: one for one in new})
-            return [one.body() for one in found]
+            rollouts.update({entry.rollout_id: entry for entry in new})
+            return [entry.body() for entry in result]
 
     def get(self, rollout_id: str) -> dict[str, Any]:
         """A rollout and the attempts of which something is known. Raises `EndpointError` (404)."""
@@ -86,16 +86,16 @@ class LightningRollouts:
 
     def in_states(self, states: Iterable[str], limit: int) -> list[dict[str, Any]]:
         """Rollouts that are in one of ``states``, the oldest first."""
-        wanted = set(states)
-        if not wanted or wanted - set(values.MOVES):
+        chosen = set(states)
+        if not chosen or chosen - set(values.MOVES):
             raise unprocessable(f"'state_in' must be one of {', '.join(values.MOVES)}")
         with self._lock:
-            found = [one for one in self._all().values() if one.state in wanted and not one.deleted]
-            return [one.body() for one in found[: max(limit, 0)]]
+            rollouts = [rollout for rollout in self._all().values() if rollout.state in chosen and not rollout.deleted]
+            return [rollout.body() for rollout in rollouts[: max(limit, 0)]]
 
     def statuses(self, ids: Any) -> dict[str, Any]:
         """The status of each of at most 256 rollouts, by id."""
-        if not isinstance(ids, list) or len(ids) > 256 or not all(isinstance(one, str) for one in ids):
+        if not isinstance(ids, list) or len(ids) > 256 or not all(isinstance(value, str) for value in ids):
             raise unprocessable("the request must be a list of at most 256 rollout ids")
         with self._lock:
             return {rollout_id: self._one(rollout_id).status_body() for rollout_id in ids}
@@ -104,17 +104,17 @@ class LightningRollouts:
         """Rollouts that ended, in that order, from place ``after`` on. Places never change, also when one is deleted."""
         after, limit = max(after, 0), max(limit, 1)
         with self._lock:
-            known = self._all()
+            rollouts = self._all()
             page = self._ended[after : after + limit]
             items = [
                 {
-                    "rollout_id": one.rollout_id,
-                    "state": one.state,
-                    "data_id": one.data_id,
-                    "is_train": one.document["is_train"],
+                    "rollout_id": rollout.rollout_id,
+                    "state": rollout.state,
+                    "data_id": rollout.data_id,
+                    "is_train": rollout.document["is_train"],
                 }
-                for one in map(known.__getitem__, page)
-                if not one.deleted
+                for rollout in map(rollouts.__getitem__, page)
+                if not rollout.deleted
             ]
             return {"items": items, "next_after": after + len(page), "total_terminal": len(self._ended)}
 
@@ -179,9 +179,9 @@ class LightningRollouts:
                 return values.event_body(rollout_id, at, kind, time.time(), data)
             return self._keep_event(rollout_id, at, kind, data, event_id)
 
-    def note_failed_call(self, rollout_id: str, attempt: str, status: int, said: Mapping[str, Any]) -> None:
+    def note_failed_call(self, rollout_id: str, attempt: str, status: int, response: Mapping[str, Any]) -> None:
         """Keeps that a call of a model was answered with an error."""
-        data = {"response": dict(said), "http_status": status, "status": "error", "server": {}}
+        data = {"response": dict(response), "http_status": status, "status": "error", "server": {}}
         self._keep_event(rollout_id, attempt_number(attempt), "model_request", data, new_id("evt"))
 
     def events(self, rollout_id: str, kind: str | None, form: str | None) -> list[Mapping[str, Any]]:
@@ -196,16 +196,16 @@ class LightningRollouts:
         except EndpointError:
             return []
         triplet = form == "triplet"
-        found: list[Mapping[str, Any]] = []
+        events: list[Mapping[str, Any]] = []
         for span in self._events_of(rollout_id):
             if span.attempt == number:
                 event = values.event_of_span(span)
-                found.append(values.trimmed(event) if triplet else event)
+                events.append(values.trimmed(event) if triplet else event)
         if kind in (None, "model_request"):
             calls = (call for call in self._store.calls([rollout_id]) if call.attempt == number)
-            found += [values.event_of_call(call, triplet) for call in calls]
-        found.sort(key=lambda event: event["timestamp"])
-        return [event for event in found if kind in (None, event["event_type"])]
+            events += [values.event_of_call(call, triplet) for call in calls]
+        events.sort(key=lambda event: event["timestamp"])
+        return [event for event in events if kind in (None, event["event_type"])]
 
     def _keep_event(
         self, rollout_id: str, number: int, kind: str, data: Mapping[str, Any], event_id: str
@@ -219,7 +219,7 @@ class LightningRollouts:
     def _reward(self, rollout_id: str, attempt: int, data: Mapping[str, Any], event_id: str, grant: KeyGrant) -> None:
         with values.reading_fields():
             value = number(data, "value", None, low=-sys.float_info.max, high=sys.float_info.max)
-            dimension = "task" if (given := text(data, "dimension")) is None else given
+            dimension = "task" if (named := text(data, "dimension")) is None else named
             response_id, tool_call_id = text(data, "response_id"), text(data, "tool_call_id")
             choice = number(data, "choice", None, low=0, high=2**31 - 1, whole=True)
         if value is None or not dimension:
@@ -234,7 +234,7 @@ class LightningRollouts:
         reward_id = f"rwd_{event_id}"
         at = None if choice is None else int(choice)
         reward = Reward(float(value), dimension, rollout_id, attempt, response_id, tool_call_id, "event", reward_id, at)
-        if not any(one.reward_id == reward_id for one in self._store.rewards([rollout_id])):
+        if not any(existing.reward_id == reward_id for existing in self._store.rewards([rollout_id])):
             self._store.add_rewards([reward])
 
     def _events_of(self, rollout_id: str) -> list[Span]:
@@ -253,13 +253,13 @@ class LightningRollouts:
 
     def _load(self) -> tuple[dict[str, LightningRollout], list[str]]:
         rollouts = self._store.rollouts(run_id=RUN_ID)
-        known = {
-            one.rollout_id: LightningRollout(one.rollout_id, one.input, one.created_at, one.created_at)
-            for one in rollouts
+        by_id = {
+            stored.rollout_id: LightningRollout(stored.rollout_id, stored.input, stored.created_at, stored.created_at)
+            for stored in rollouts
         }
         ended: dict[str, float] = {}
-        for span in sorted(self._store.spans(list(known)), key=lambda span: span.started_at) if known else ():
-            rollout, text = known.get(span.rollout_id or ""), span.attributes.get(_STATUS)
+        for span in sorted(self._store.spans(list(by_id)), key=lambda span: span.started_at) if by_id else ():
+            rollout, text = by_id.get(span.rollout_id or ""), span.attributes.get(_STATUS)
             if span.name != _STATUS_SPAN or not _is_own(span) or rollout is None or not isinstance(text, str):
                 continue
             status = json.loads(text)
@@ -269,16 +269,17 @@ class LightningRollouts:
             rollout.status = status
             if rollout.state in values.ENDED:
                 ended.setdefault(rollout.rollout_id, span.started_at)
-        return known, sorted(ended, key=ended.__getitem__)
+        return by_id, sorted(ended, key=ended.__getitem__)
 
     def _move(self, rollout: LightningRollout, state: str, error: str | None) -> None:
         rollout_id = rollout.rollout_id
-        outcomes = {one.attempt: one.outcome for one in self._store.attempts([rollout_id])}
+        outcomes = {attempt.attempt: attempt.outcome for attempt in self._store.attempts([rollout_id])}
         if 1 not in outcomes:
             self._store.start_attempt(rollout_id, 1)
         if state in values.ENDED and outcomes.get(1) is None:
             judged = any(
-                one.response_id is None and one.tool_call_id is None for one in self._store.rewards([rollout_id])
+                reward.response_id is None and reward.tool_call_id is None
+                for reward in self._store.rewards([rollout_id])
             )
             failed = Outcome.FAILED if judged else Outcome.INFRASTRUCTURE
             outcome = Outcome.SUCCEEDED if state == "succeeded" else failed
@@ -291,7 +292,7 @@ class LightningRollouts:
 
 
 def _is_own(span: Span) -> bool:
-    """Whether the span was written here. Spans sent by clients have a trace id."""
+    """Returns whether the span was written here. Spans sent by clients have a trace id."""
     return span.trace_id is None
 
 

@@ -64,7 +64,7 @@ class LightningRoutes:
 
     def routes(self) -> list[RuledRoute]:
         """The routes, each with its rule."""
-        one = "/api/rollouts/{rollout_id}"
+        rollout_path = "/api/rollouts/{rollout_id}"
         table: list[tuple[str, str, Callable[[Request], Any], Access]] = [
             ("POST", "/api/rollouts", self._create, Access.ADMIN),
             # ?state_in=&limit=
@@ -72,12 +72,12 @@ class LightningRoutes:
             # ?after=&limit=
             ("GET", "/api/rollouts/terminal", self._ended, Access.ADMIN),
             ("POST", "/api/rollouts/status", self._statuses, Access.ADMIN),
-            ("GET", one, self._get, Access.AGENT),
-            ("PATCH", one, self._patch, Access.ADMIN),
-            ("DELETE", one, self._delete, Access.ADMIN),
-            ("POST", f"{one}/attempt/{{attempt_id}}/events", self._add_event, Access.AGENT),
+            ("GET", rollout_path, self._get, Access.AGENT),
+            ("PATCH", rollout_path, self._patch, Access.ADMIN),
+            ("DELETE", rollout_path, self._delete, Access.ADMIN),
+            ("POST", f"{rollout_path}/attempt/{{attempt_id}}/events", self._add_event, Access.AGENT),
             # ?event_type=&format=
-            ("GET", f"{one}/events", self._events, Access.AGENT),
+            ("GET", f"{rollout_path}/events", self._events, Access.AGENT),
             ("POST", "/api/models", self._register, Access.ADMIN),
             ("DELETE", "/api/models", self._clear, Access.ADMIN),
             ("POST", "/proxy/pause", self._pause, Access.ADMIN),
@@ -138,16 +138,20 @@ class LightningRoutes:
         body = await self._body(request)
         if not isinstance(body, list):
             raise unprocessable("the request must be a list of models")
-        found: list[dict[str, Any]] = []
+        models: list[dict[str, Any]] = []
         for item in body:
-            given: Mapping[str, Any] = item if isinstance(item, dict) else {}
-            one = {"model": given.get("model"), "endpoint": given.get("endpoint"), "version": given.get("version", 0)}
-            if [type(value) for value in one.values()] != [str, str, int]:
+            fields: Mapping[str, Any] = item if isinstance(item, dict) else {}
+            model = {
+                "model": fields.get("model"),
+                "endpoint": fields.get("endpoint"),
+                "version": fields.get("version", 0),
+            }
+            if [type(value) for value in model.values()] != [str, str, int]:
                 raise unprocessable("a model has a 'model', an 'endpoint' and a whole 'version'")
-            found.append(one)
-        for one in found:
-            await self._models.register(one["model"], one["endpoint"], one["version"] or None)
-        return json_response(found, 201)
+            models.append(model)
+        for model in models:
+            await self._models.register(model["model"], model["endpoint"], model["version"] or None)
+        return json_response(models, 201)
 
     async def _clear(self, request: Request) -> Response:
         await self._models.clear()
@@ -176,8 +180,8 @@ class LightningRoutes:
     async def _pause(self, request: Request) -> Response:
         """Holds new calls and answers at once; ``inflight`` is how many still run."""
         body = await self._body(request)
-        given: Mapping[str, Any] = body if isinstance(body, dict) else {}
-        after, reason = given.get("retry_after_seconds", 5), given.get("reason")
+        fields: Mapping[str, Any] = body if isinstance(body, dict) else {}
+        after, reason = fields.get("retry_after_seconds", 5), fields.get("reason")
         if type(after) is not int or after < 0 or not isinstance(reason, str | None):
             raise unprocessable("'retry_after_seconds' must be a whole number and 'reason' a text")
         return _pause_state(await self._admission.pause(drain_s=0, reason=reason, retry_after_s=after))
@@ -233,9 +237,9 @@ def _with_details(handler: Callable[[Request], Any]) -> Callable[[Request], Any]
 
 
 def _whole(request: Request, name: str, default: int) -> int:
-    given = request.query_params.get(name)
+    text = request.query_params.get(name)
     try:
-        return default if given is None else int(given)
+        return default if text is None else int(text)
     except ValueError as error:
         raise unprocessable(f"{name!r} must be a whole number") from error
 

@@ -91,9 +91,9 @@ class LightningRollout:
 
     def status_body(self) -> dict[str, Any]:
         """Its status as JSON."""
-        given = {name: self.status.get(name) for name in _STATUS_FIELDS}
+        fields = {name: self.status.get(name) for name in _STATUS_FIELDS}
         times = {"created_at": self.created_at, "updated_at": self.updated_at}
-        return {**given, "state": self.state, "version": self.version, **times}
+        return {**fields, "state": self.state, "version": self.version, **times}
 
     def body(self) -> dict[str, Any]:
         """It as JSON."""
@@ -105,15 +105,15 @@ def read_rollout(item: Any) -> tuple[str | None, dict[str, Any]]:
     """The id and the document of a new rollout. Raises `EndpointError` (422)."""
     if not isinstance(item, dict) or "input" not in item:
         raise unprocessable("each rollout is an object with an 'input'")
-    given = cast("dict[str, Any]", item)
-    config = {"timeout_seconds": 3600, "local": None, "k8s": None, **an_object(given, "config")}
+    fields = cast("dict[str, Any]", item)
+    config = {"timeout_seconds": 3600, "local": None, "k8s": None, **an_object(fields, "config")}
     number(config, "timeout_seconds", None, whole=True)
     if isinstance(config["local"], dict):
         config["local"] = {"agent_class": None, "env_map": {}, **config["local"]}
-    metadata = {"batch_idx": None, "sample_idx_in_batch": None, **an_object(given, "metadata")}
-    is_train = given.get("is_train") is None or flag(given, "is_train")
-    return text(given, "rollout_id"), {
-        "input": given["input"], "is_train": is_train, "config": config, "metadata": metadata
+    metadata = {"batch_idx": None, "sample_idx_in_batch": None, **an_object(fields, "metadata")}
+    is_train = fields.get("is_train") is None or flag(fields, "is_train")
+    return text(fields, "rollout_id"), {
+        "input": fields["input"], "is_train": is_train, "config": config, "metadata": metadata
     }  # fmt: skip
 
 
@@ -211,7 +211,7 @@ def _logprobs(value: Any) -> list[float] | None:
     if not isinstance(content, Sequence):
         return None
     try:
-        found = [float(item["logprob"]) for item in cast("Sequence[Any]", content)]
+        logprobs = [float(item["logprob"]) for item in cast("Sequence[Any]", content)]
     except (KeyError, TypeError, ValueError):
         return None
-    return found if all(map(math.isfinite, found)) else None
+    return logprobs if all(map(math.isfinite, logprobs)) else None

@@ -73,12 +73,12 @@ def weights_folder(checkpoint: Path) -> Path:
 
 def sealed_checkpoints(folder: Path) -> dict[int, Path]:
     """The checkpoints of the job in ``folder`` that count, by their steps, oldest first."""
-    found = {
+    by_step = {
         int(match.group(1)): path
         for path in (folder / "checkpoints").glob("global_step_*")
         if (match := _NAME.fullmatch(path.name)) and (weights_folder(path) / LINEAGE_FILE).is_file()
     }
-    return dict(sorted(found.items()))
+    return dict(sorted(by_step.items()))
 
 
 def find_sealed(path: Path) -> Path | None:
@@ -133,13 +133,13 @@ class Steps:
         """Records in ``metrics.jsonl`` what the job continues with (phase ``resume``), as other runs do."""
         replayed = self.waiting(checkpoint)
         again = range(checkpoint + 1, checkpoint + replayed + 1)
-        known = {
+        figures = {
             "run_id": run_id,
             "checkpoint": checkpoint,
             "replayed": replayed,
             "acknowledged": len(self.acknowledged() & set(again)),
         }
-        self.metrics.add("resume", checkpoint + replayed, known)
+        self.metrics.add("resume", checkpoint + replayed, figures)
 
 
 class Sealed:

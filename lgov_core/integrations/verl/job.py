@@ -1,4 +1,4 @@
-"""What a training job on verl is: values only, which travel to the node where rollouts are made. Loads nothing heavy."""
+"""A training job on verl: values only, which travel to the node where rollouts are made. Loads nothing heavy."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class VerlJob:
     def from_dict(cls, values: Mapping[str, Any]) -> VerlJob:
         """A job as `as_dict` wrote it."""
         verl: dict[str, Any] = {**values["verl"], "overrides": tuple(values["verl"]["overrides"])}
-        given: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             **values,
             "folder": Path(values["folder"]),
             "agents": tuple(values["agents"]),
@@ -127,7 +127,7 @@ class VerlJob:
             "update": VerlUpdate(**values["update"]),
             "verl": VerlSection(**verl),
         }
-        return cls(**given)
+        return cls(**arguments)
 
 
 class Host(Protocol):

@@ -1,4 +1,4 @@
-"""What verl asks for rollouts: existing agents, governed, in worker processes, against an endpoint on verl's servers.
+"""The source of rollouts that verl asks: existing agents, governed, in worker processes, against an endpoint on verl's servers.
 
 verl makes one `GovernedRollouts` in the process of its task runner, by the setting
 ``actor_rollout_ref.rollout.agent.agent_loop_manager_class``. Importing this module imports verl.
@@ -94,7 +94,7 @@ class GovernedRollouts:
     def create(
         cls, config: Any, llm_client: Any = None, teacher_client: Any = None, reward_loop_worker_handles: Any = None
     ) -> GovernedRollouts:
-        """What verl calls. Teachers and verl's reward workers are not used: rewards are lgov's."""
+        """Makes the manager, as verl calls it. Teachers and verl's reward workers are not used: rewards are lgov's."""
         return cls(config, llm_client)
 
     def generate_sequences(self, batch: Any) -> None:
@@ -110,10 +110,10 @@ class GovernedRollouts:
         self._begin(step)
         for prompt in prompts:
             transfer_queue.kv_put(key=prompt.uid, partition_id="train", tag={"status": "running"})
-        found = read_batch(self.steps.batches, step)
-        record, transitions = self._collect(step, prompts) if found is None else found
-        made = self._rows(transitions, prompts)
-        rows = list(made.rows) or [self._nothing(prompts[0], made, step)]
+        recorded = read_batch(self.steps.batches, step)
+        record, transitions = self._collect(step, prompts) if recorded is None else recorded
+        queued = self._rows(transitions, prompts)
+        rows = list(queued.rows) or [self._nothing(prompts[0], queued, step)]
         self._one_update_of(len(rows))
         keys, fields, tags = _queued(rows, step)
         transfer_queue.kv_batch_put(
@@ -154,29 +154,29 @@ class GovernedRollouts:
         ids = [rollout.rollout_id for rollout in rollouts]
         data = build_transitions(self.store, ids, Selection(agents=self.job.agents))
         data = assign_credit(data, self.job.credit)
-        made = self._rows(data.transitions, prompts)
-        known = {
+        queued = self._rows(data.transitions, prompts)
+        figures = {
             **batch_figures(data, results, self.job.credit, dropped_spans=self.store.dropped_spans),
-            "rows": len(made.rows),
-            "left_out": dict(made.left_out),
+            "rows": len(queued.rows),
+            "left_out": dict(queued.left_out),
             "collect_s": round(time.monotonic() - began, 3),
         }
-        return write_batch(self.steps.batches, step, data.transitions, known), data.transitions
+        return write_batch(self.steps.batches, step, data.transitions, figures), data.transitions
 
     def _rows(self, transitions: Sequence[Transition], prompts: Sequence[_Prompt]) -> QueueRows:
         """The rows of a step. Raises `TrainError` for transitions of other tasks than verl asks for."""
         uids = {prompt.task_id: prompt.uid for prompt in prompts}
         numbers: Counter[str] = Counter()
         sessions: dict[str, tuple[str, int]] = {}
-        for one in transitions:
-            if one.task_id not in uids:
+        for transition in transitions:
+            if transition.task_id not in uids:
                 raise TrainError(
-                    f"the batch on record is of task {one.task_id}, which verl does not ask for now",
+                    f"the batch on record is of task {transition.task_id}, which verl does not ask for now",
                     hint="the run cannot be resumed: its tasks or their order have changed",
                 )
-            if one.rollout_id not in sessions:
-                sessions[one.rollout_id] = (uids[one.task_id], numbers[one.task_id])
-                numbers[one.task_id] += 1
+            if transition.rollout_id not in sessions:
+                sessions[transition.rollout_id] = (uids[transition.task_id], numbers[transition.task_id])
+                numbers[transition.task_id] += 1
         update = self.job.update
         return queue_rows(
             transitions,
@@ -194,9 +194,9 @@ class GovernedRollouts:
             rows, group=job.group, mini_batches=job.verl.mini_batches, shards=job.verl.nodes * job.verl.gpus
         )
 
-    def _nothing(self, prompt: _Prompt, made: QueueRows, step: int) -> QueueRow:
+    def _nothing(self, prompt: _Prompt, queued: QueueRows, step: int) -> QueueRow:
         """The one row of a step in which nothing can be trained on: verl cannot take none. It is worth 0."""
-        if made.left_out.get("other_temperature"):
+        if queued.left_out.get("other_temperature"):
             raise TrainError(
                 f"every call of step {step} was sampled at another temperature than {self.job.verl.temperature:g}",
                 hint="let the agent leave temperature out, or set the job's temperature to the agent's",
@@ -252,18 +252,18 @@ def _queued(rows: Sequence[QueueRow], step: int) -> tuple[list[str], list[dict[s
             metrics=AgentLoopMetrics(),
             extra_fields={"min_global_steps": oldest, "max_global_steps": newest, "reward_extra_info": {}},
         )
-        made: dict[str, Any] = output.as_dict()
-        ids = torch.cat([made["prompts"], made["responses"]])
-        made |= {
+        row_fields: dict[str, Any] = output.as_dict()
+        ids = torch.cat([row_fields["prompts"], row_fields["responses"]])
+        row_fields |= {
             "uid": group,
             "session_id": int(session),
-            "loss_mask": made["response_mask"],
+            "loss_mask": row_fields["response_mask"],
             "input_ids": ids,
             "position_ids": torch.arange(len(ids)),
             "rm_scores": torch.tensor(row.advantages, dtype=torch.float32),
             "multi_modal_inputs": {},
         }
-        fields.append(made)
+        fields.append(row_fields)
         tags.append(
             {
                 "status": "success",
@@ -279,7 +279,7 @@ def _queued(rows: Sequence[QueueRow], step: int) -> tuple[list[str], list[dict[s
 
 
 def _plain(value: Any) -> Any:
-    """What verl's batch holds, as plain Python: a list of values, or one."""
+    """A value of verl's batch as plain Python: a list of values, or one."""
     if hasattr(value, "tolist"):
         return value.tolist()
     return getattr(value, "data", value)

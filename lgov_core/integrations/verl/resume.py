@@ -1,4 +1,4 @@
-"""What an earlier job left in its folder, and whether this one can continue it. Needs no verl."""
+"""Reads what an earlier job left in its folder, and checks that this one can continue it. Needs no verl."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PATIENCE_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What a job left: the newest finished ``checkpoint`` (None: none) and its ``step`` (0: none), and the number of
+    """The state that a job left: the newest finished ``checkpoint`` (None: none) and its ``step`` (0: none), and the number of
     ``replayed`` steps after it, whose batches are on record.
     """
 
@@ -41,7 +41,7 @@ class Left:
 
     @property
     def begun(self) -> bool:
-        """Whether there is anything to continue with."""
+        """True where there is anything to continue with."""
         return bool(self.step or self.replayed)
 
 
@@ -87,7 +87,7 @@ def only_job(folder: Path, *, patience_s: float = 0.0) -> Generator[None]:
 
 
 def left_by(job: VerlJob, tasks: Sequence[Task]) -> Left:
-    """What is in the job's folder, once no process of an earlier job works there. Only reads.
+    """The state of the job's folder, once no process of an earlier job works there. Only reads.
 
     Raises `TrainError` when the job cannot continue it: other settings or tasks, a missing batch, or an unreadable
     file.
@@ -98,17 +98,17 @@ def left_by(job: VerlJob, tasks: Sequence[Task]) -> Left:
             pass
     sealed = sealed_checkpoints(folder)
     step = max(sealed, default=0)
-    left = Left(sealed.get(step), step, steps.waiting(step))
-    lost = sorted(number for number in steps.acknowledged() if number > step + left.replayed)
+    earlier = Left(sealed.get(step), step, steps.waiting(step))
+    lost = sorted(number for number in steps.acknowledged() if number > step + earlier.replayed)
     if lost:
         raise TrainError(
             f"{folder} says that update {lost[0]} was made, and holds neither a finished checkpoint nor the batch of it",
             hint="choose another --folder",
         )
-    if left.begun:
-        _same_job(job, _job_of(folder), left)
+    if earlier.begun:
+        _same_job(job, _job_of(folder), earlier)
         _same_tasks(folder, tasks)
-    return left
+    return earlier
 
 
 def _job_of(folder: Path) -> VerlJob:
@@ -124,7 +124,7 @@ def _job_of(folder: Path) -> VerlJob:
         ) from error
 
 
-def _same_job(job: VerlJob, before: VerlJob, left: Left) -> None:
+def _same_job(job: VerlJob, before: VerlJob, earlier: Left) -> None:
     now, then = _plain(job), _plain(before)
     for name in _SAME:
         if now[name] != then[name]:
@@ -133,20 +133,20 @@ def _same_job(job: VerlJob, before: VerlJob, left: Left) -> None:
                 f"the run in {job.folder} was begun with {what} {old!r}, and is to continue with {new!r}",
                 hint="give the settings that it was begun with, or choose another --folder",
             )
-    gpus, wrote = (part["nodes"] * part["gpus"] for part in (now, then))
-    if left.step and gpus != wrote:
+    gpus, wrote = (values["nodes"] * values["gpus"] for values in (now, then))
+    if earlier.step and gpus != wrote:
         raise TrainError(
             f"the checkpoints in {job.folder} were written by {wrote} GPUs, and {gpus} are to resume from them",
             hint="verl reads a checkpoint on as many GPUs as wrote it",
         )
-    rules = [(part["stated"].get("policy") or {}).get("sha256") for part in (now, then)]
-    if left.replayed and rules[0] != rules[1]:
+    rules = [(values["stated"].get("policy") or {}).get("sha256") for values in (now, then)]
+    if earlier.replayed and rules[0] != rules[1]:
         raise TrainError(
             f"the batches in {job.folder} were collected under another policy",
             hint="give the policy file that they were collected under, or choose another --folder",
         )
-    if job.steps < left.step:
-        raise TrainError(f"{left.step} steps are done, and {job.steps} are asked for", hint="raise epochs or steps")
+    if job.steps < earlier.step:
+        raise TrainError(f"{earlier.step} steps are done, and {job.steps} are asked for", hint="raise epochs or steps")
 
 
 def _first_difference(name: str, new: Any, old: Any) -> tuple[str, Any, Any]:

@@ -78,18 +78,18 @@ def queue_rows(
             kept.append(turn)
         else:
             left_out[reason] = left_out.get(reason, 0) + 1
-    made: list[tuple[str, Chain]] = []
-    for chain in [chain for one in kept for chain in make_chains([one])] if apart else make_chains(kept):
+    chains: list[tuple[str, Chain]] = []
+    for chain in [chain for transition in kept for chain in make_chains([transition])] if apart else make_chains(kept):
         reason = _useless(chain, all_of_them)
         if reason is not None:
             left_out[reason] = left_out.get(reason, 0) + len(chain.links)
             continue
         group, session = sessions[chain.rollout_id]
-        made.append((f"{group}_{session}", chain))
-    tokens = sum(sum(chain.mask) for _, chain in made)
+        chains.append((f"{group}_{session}", chain))
+    tokens = sum(sum(chain.mask) for _, chain in chains)
     counts: dict[str, int] = {}
     rows: list[QueueRow] = []
-    for name, chain in made:
+    for name, chain in chains:
         rows.append(_row(chain, f"{name}_{counts.get(name, 0)}", tokens))
         counts[name] = counts.get(name, 0) + 1
     return QueueRows(tuple(rows), left_out)

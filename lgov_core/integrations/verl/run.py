@@ -76,20 +76,20 @@ def run_verl(job: VerlJob, tasks: Sequence[Task]) -> VerlReport:
     written), or the error that ended the job.
     """
     check_verl()
-    left = left_by(job, tasks)
+    earlier = left_by(job, tasks)
     job.folder.mkdir(parents=True, exist_ok=True)
-    if left.step:
+    if earlier.step:
         steps = Steps(job.folder)
         steps.metrics.repair()
-        steps.acknowledge(left.step)
-        if left.step == job.steps:
+        steps.acknowledge(earlier.step)
+        if earlier.step == job.steps:
             return read_report(job.folder)
     else:
         job = replace(job, stated={**job.stated, "start_sha256": folder_sha256(job.model)})
     write_tasks(job, tasks)
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    config = composed(job, len(tasks), left.checkpoint)
+    config = composed(job, len(tasks), earlier.checkpoint)
     from omegaconf import OmegaConf
 
     atomic_write(job.folder / "verl.yaml", OmegaConf.to_yaml(config).encode())
@@ -99,7 +99,7 @@ def run_verl(job: VerlJob, tasks: Sequence[Task]) -> VerlReport:
 
 
 def read_report(folder: Path) -> VerlReport:
-    """What a job in ``folder`` has written so far."""
+    """The report of a job in ``folder``, of what it has written so far."""
     lines = MetricsLog(folder / "metrics.jsonl").lines()
     figures = {line["step"]: line for path in (*_earlier(folder), folder / _FIGURES) for line in _lines(path)}
     sealed = sealed_checkpoints(folder)
@@ -118,8 +118,8 @@ def _keep_figures(folder: Path) -> None:
 
 
 def _earlier(folder: Path) -> list[Path]:
-    found = {int(path.stem.removeprefix("verl-")): path for path in folder.glob("verl-[0-9]*.jsonl")}
-    return [found[number] for number in sorted(found)]
+    by_number = {int(path.stem.removeprefix("verl-")): path for path in folder.glob("verl-[0-9]*.jsonl")}
+    return [by_number[number] for number in sorted(by_number)]
 
 
 def _run(config: Any) -> None:
@@ -150,7 +150,7 @@ class _OnThisNode:
         self._actor = actor
 
     def remote(self) -> Any:
-        """What verl calls, once Ray has been joined."""
+        """Runs the task as verl calls it, once Ray has been joined."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -160,7 +160,7 @@ class _OnThisNode:
 
 
 def _told(error: Exception) -> TrainError:
-    """What ended the job, in one line, with what to do about it where that is known."""
+    """The error that ended the job, in one line, with what to do about it where that is known."""
     cause: BaseException = getattr(error, "cause", None) or error
     lines = str(cause).strip().splitlines()
     message = lines[-1] if lines else type(cause).__name__

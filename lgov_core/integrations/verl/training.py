@@ -108,11 +108,11 @@ def listening(settings: TrainSettings, port: int) -> tuple[str, int]:
 
 
 def verl_update(name: str, update: UpdateConfig, settings: TrainSettings) -> VerlUpdate:
-    """What of the algorithm ``name`` verl executes. Raises `SettingsError` for what it cannot."""
+    """The update of the algorithm ``name`` as verl executes it. Raises `SettingsError` for what it cannot."""
     if update.critic:
         raise SettingsError(
             f"{name} trains a critic beside the policy, which lgov does not do on verl",
-            hint=f"--backend torch, or one of {', '.join(one for one in REINFORCEMENT if one != name)}",
+            hint=f"--backend torch, or one of {', '.join(other for other in REINFORCEMENT if other != name)}",
         )
     form = update.loss
     if form not in _FORMS:
@@ -148,9 +148,9 @@ def run_on_verl(job: TrainingJob) -> Mapping[str, Any]:
     name, tasks = agent_name_of(job), read_tasks(task_file(job))
     agent = load_agent(name)
     folder = job.folder.absolute()
-    made = verl_job(settings, run_id=f"verl-{folder.name}", folder=folder, tasks=len(tasks), port=_free_port())
+    on_verl = verl_job(settings, run_id=f"verl-{folder.name}", folder=folder, tasks=len(tasks), port=_free_port())
     check_verl()
-    made = replace(made, stated=_stated(settings))
+    on_verl = replace(on_verl, stated=_stated(settings))
     if not job.resume and any((folder / name).exists() for name in _BEGUN):
         raise SettingsError(
             f"{folder} holds a training already", hint="continue with --resume, or choose another --folder"
@@ -161,24 +161,24 @@ def run_on_verl(job: TrainingJob) -> Mapping[str, Any]:
     from lgov_core.train.loop.loop import Task
 
     numbered = [Task(f"train-{number:06d}", {"task": task, "mode": "train"}) for number, task in enumerate(tasks)]
-    left = left_by(made, numbered)
+    earlier = left_by(on_verl, numbered)
     if extra_groups_for(settings, algorithm_for(settings)):
         name = settings.training.algorithm
         job.say(f"note: on verl {name} leaves groups out that are alike, and collects none in their place")
-    if made.update.kl > 0 and made.credit.weighting != "tokens":
-        job.say(f"note: on verl the KL counts every token the same, not {made.credit.weighting} as the loss does")
-    if left.step == made.steps:
-        job.say(f"all {left.step} steps are done")
-        return _figures(folder, run_verl(made, numbered))
+    if on_verl.update.kl > 0 and on_verl.credit.weighting != "tokens":
+        job.say(f"note: on verl the KL counts every token the same, not {on_verl.credit.weighting} as the loss does")
+    if earlier.step == on_verl.steps:
+        job.say(f"all {earlier.step} steps are done")
+        return _figures(folder, run_verl(on_verl, numbered))
     keep_tasks(folder, tasks)
-    if left.begun:
-        job.say(f"going on from step {left.step}, with the batches of {left.replayed} steps after it")
+    if earlier.begun:
+        job.say(f"going on from step {earlier.step}, with the batches of {earlier.replayed} steps after it")
     job.say(f"starting Ray; everything goes to {folder}")
-    with only_trainer(made.store), _client(agent, made, settings, folder) as trouble:
+    with only_trainer(on_verl.store), _client(agent, on_verl, settings, folder) as trouble:
         try:
-            report = run_verl(made, numbered)
+            report = run_verl(on_verl, numbered)
         except TrainError as error:
-            raise next((one for one in trouble if not isinstance(one, ClientError)), error) from error
+            raise next((problem for problem in trouble if not isinstance(problem, ClientError)), error) from error
         except KeyboardInterrupt:
             begun = any((folder / name).exists() for name in _BEGUN)
             raise KeyboardInterrupt(interrupted(folder, len(Steps(folder).acknowledged()) if begun else None)) from None
@@ -186,7 +186,7 @@ def run_on_verl(job: TrainingJob) -> Mapping[str, Any]:
 
 
 def _stated(settings: TrainSettings) -> Mapping[str, Any]:
-    """What the checkpoints state of the run. Raises `PolicyError`, and `AuditError` for a key that cannot be used."""
+    """The facts that the checkpoints state of the run. Raises `PolicyError`, and `AuditError` for a key that cannot be used."""
     from lgov_core.models.promoted import pinned
     from lgov_core.train.loop.lineage import policy_facts
 
@@ -210,11 +210,11 @@ def _figures(folder: Path, report: VerlReport) -> Mapping[str, Any]:
 
 @contextlib.contextmanager
 def _client(
-    agent: Callable[..., Any], made: VerlJob, settings: TrainSettings, folder: Path
+    agent: Callable[..., Any], on_verl: VerlJob, settings: TrainSettings, folder: Path
 ) -> Generator[list[LgovError]]:
     """Runs the agent from the moment at which the server answers to the end of the block; yields what went wrong."""
-    host, port = made.options["host"], int(made.options["port"])
-    secret = made.options["key_secret_file"]
+    host, port = on_verl.options["host"], int(on_verl.options["port"])
+    secret = on_verl.options["key_secret_file"]
     key = None if secret is None else KeyRing(Path(secret).read_bytes().strip()).admin
     address = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
     over = threading.Event()

@@ -42,20 +42,20 @@ class PostgresAddress:
     conninfo: str = field(repr=False)
 
 
-def read_address(place: str) -> PostgresAddress:
-    """The database that ``place`` (``postgresql://user@host:port/database?option=value``) names.
+def read_address(address: str) -> PostgresAddress:
+    """The database that ``address`` (``postgresql://user@host:port/database?option=value``) names.
 
     What it leaves out, libpq finds where it always looks: PGHOST, PGUSER, PGPASSWORD, PGSERVICE, ~/.pgpass and so on.
     Raises `StoreError` for a malformed address; its message contains no part of it, because any part may be the password.
     """
-    rest = place.partition("://")[2]
+    rest = address.partition("://")[2]
     if credentials := re.match("[^@/]*@", rest):
         rest = rest[credentials.end() :]
     hosts = re.split("[/?]", rest, maxsplit=1)[0]
     if "@" in rest.partition("?")[0] or not re.fullmatch(_HOSTS, hosts):
         raise StoreError("the address of the PostgreSQL trace store has an invalid host or port", hint=_ESCAPE)
     try:
-        values: dict[str, Any] = conninfo_to_dict(place)
+        values: dict[str, Any] = conninfo_to_dict(address)
     except psycopg.Error:  # its text quotes what it could not read
         raise StoreError("the address of the PostgreSQL trace store cannot be read", hint=_PLAIN) from None
     return PostgresAddress(_shown(values), make_conninfo("", **{**_DEFAULTS, **values}))

@@ -93,20 +93,20 @@ def prepare(connection: Connection, address: PostgresAddress, schema: str, *, ma
     try:
         with connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"lgov format {schema}",))
-            found = _format(connection, address, schema)
-            if found == 0 and not make:
+            format_number = _format(connection, address, schema)
+            if format_number == 0 and not make:
                 raise StoreError(
                     f"there is no trace store in {address.shown}", hint="name the store that was given to --store"
                 )
-            if found == 0 and not _exists(connection, schema):
+            if format_number == 0 and not _exists(connection, schema):
                 connection.execute(f'CREATE SCHEMA "{schema}"'.encode())
-            steps = [_MIGRATIONS[number] for number in range(found, FORMAT)] if found else [_TABLES]
+            steps = [_MIGRATIONS[number] for number in range(format_number, FORMAT)] if format_number else [_TABLES]
             for step in itertools.chain(*steps):
                 if isinstance(step, str):
                     connection.execute(step.encode())
                 else:
                     step(connection)
-            if found != FORMAT:
+            if format_number != FORMAT:
                 connection.execute("UPDATE format SET number = %s", (FORMAT,))
     except psycopg.Error as error:
         raise describe(address, error) from error

@@ -58,21 +58,21 @@ def text(value: Any) -> str | None:
 
 def _token_ids(value: Any) -> JSONValue:
     """Token ids as a list of integers; text is read as JSON, and of a list of lists the first counts."""
-    found = from_json(value) if isinstance(value, str) else value
-    if isinstance(found, Sequence) and not isinstance(found, str) and found and isinstance(found[0], Sequence):
-        found = found[0]
-    if not isinstance(found, Sequence) or isinstance(found, str):
+    items = from_json(value) if isinstance(value, str) else value
+    if isinstance(items, Sequence) and not isinstance(items, str) and items and isinstance(items[0], Sequence):
+        items = items[0]
+    if not isinstance(items, Sequence) or isinstance(items, str):
         return None
-    ids = [_integer(item) for item in found]
+    ids = [_integer(item) for item in items]
     return ids if ids and all(type(item) is int for item in ids) else None
 
 
 def _logprobs(value: Any) -> JSONValue:
     """Log-probabilities as a list of numbers, out of a list of ``{"token", "logprob"}`` or of numbers."""
-    found = from_json(value) if isinstance(value, str) else value
-    if not isinstance(found, Sequence) or isinstance(found, str):
+    items = from_json(value) if isinstance(value, str) else value
+    if not isinstance(items, Sequence) or isinstance(items, str):
         return None
-    read = [_number(item.get("logprob") if isinstance(item, Mapping) else item) for item in found]
+    read = [_number(item.get("logprob") if isinstance(item, Mapping) else item) for item in items]
     return read if read and None not in read else None
 
 
@@ -126,8 +126,8 @@ def family(attributes: Mapping[str, JSONValue], prefix: str) -> list[Any]:
             here = inner
         if not isinstance(here.get(last), dict):
             here[last] = value
-    found = _lists(root, 0)
-    return found if isinstance(found, list) else []
+    listed = _lists(root, 0)
+    return listed if isinstance(listed, list) else []
 
 
 def _lists(value: Any, depth: int) -> Any:
@@ -138,27 +138,27 @@ def _lists(value: Any, depth: int) -> Any:
     return {key: _lists(item, depth + 1) for key, item in value.items()}
 
 
-def message_of(given: Any) -> dict[str, Any] | None:
+def message_of(raw: Any) -> dict[str, Any] | None:
     """One message in the form in which chat completions have it, whatever it was written in.
 
     None for other values, and for messages with a part that has no place there (an image, reasoning).
     Read: OpenInference's (``message.role`` and so on), OpenLLMetry's and agentops's, the parts of OpenTelemetry's own
     conventions, and a choice that holds a message.
     """
-    if not isinstance(given, Mapping):
+    if not isinstance(raw, Mapping):
         return None
-    inner = given.get("message")
-    found: Mapping[str, Any] = inner if isinstance(inner, Mapping) else given
+    inner = raw.get("message")
+    fields: Mapping[str, Any] = inner if isinstance(inner, Mapping) else raw
     message: dict[str, Any] = {}
     for name in ("role", "content", "name", "tool_call_id"):
-        if found.get(name) is not None:
-            message[name] = found[name]
-    for result in _sequence(given.get("function")):  # AutoGen's results of tools, as OpenInference writes them
+        if fields.get(name) is not None:
+            message[name] = fields[name]
+    for result in _sequence(raw.get("function")):  # AutoGen's results of tools, as OpenInference writes them
         held = from_json(result)
         if isinstance(held, Mapping) and "content" in held:
             message |= {"role": "tool", "tool_call_id": held.get("call_id"), "content": held["content"]}
-    calls = [made for one in _sequence(found.get("tool_calls")) if (made := _tool_call(one)) is not None]
-    for part in _sequence(found.get("parts")):
+    calls = [call for raw_call in _sequence(fields.get("tool_calls")) if (call := _tool_call(raw_call)) is not None]
+    for part in _sequence(fields.get("parts")):
         if not _take_part(message, calls, part):
             return None
     if calls:
@@ -166,12 +166,14 @@ def message_of(given: Any) -> dict[str, Any] | None:
     return message if "content" in message or calls else None
 
 
-def apart(given: Any) -> list[Any]:
+def apart(message: Any) -> list[Any]:
     """A message that holds the results of several tools as one for each, which is how chat completions have them."""
-    parts = _sequence(given.get("parts")) if isinstance(given, Mapping) else ()
-    if len(parts) < 2 or not all(isinstance(one, Mapping) and one.get("type") == "tool_call_response" for one in parts):
-        return [given]
-    return [{**given, "parts": [one]} for one in parts]
+    parts = _sequence(message.get("parts")) if isinstance(message, Mapping) else ()
+    if len(parts) < 2 or not all(
+        isinstance(result, Mapping) and result.get("type") == "tool_call_response" for result in parts
+    ):
+        return [message]
+    return [{**message, "parts": [result]} for result in parts]
 
 
 def _take_part(message: dict[str, Any], calls: list[dict[str, Any]], part: Any) -> bool:
@@ -179,8 +181,8 @@ def _take_part(message: dict[str, Any], calls: list[dict[str, Any]], part: Any) 
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind == "text" and isinstance(part.get("content"), str) and "tool_call_id" not in message:
         message["content"] = f"{message.get('content', '')}{part['content']}"
-    elif kind == "tool_call" and (made := _tool_call(part)) is not None:
-        calls.append(made)
+    elif kind == "tool_call" and (call := _tool_call(part)) is not None:
+        calls.append(call)
     elif kind == "tool_call_response" and "content" not in message:
         message |= {"role": "tool", "tool_call_id": part.get("id")}
         message["content"] = text(part.get("response", part.get("result", part.get("content")))) or ""
@@ -189,26 +191,26 @@ def _take_part(message: dict[str, Any], calls: list[dict[str, Any]], part: Any) 
     return True
 
 
-def _tool_call(given: Any) -> dict[str, Any] | None:
-    if not isinstance(given, Mapping):
+def _tool_call(raw: Any) -> dict[str, Any] | None:
+    if not isinstance(raw, Mapping):
         return None
-    inner = given.get("tool_call")
-    found: Mapping[str, Any] = inner if isinstance(inner, Mapping) else given
-    function = found.get("function")
-    named: Mapping[str, Any] = function if isinstance(function, Mapping) else found
+    inner = raw.get("tool_call")
+    fields: Mapping[str, Any] = inner if isinstance(inner, Mapping) else raw
+    function = fields.get("function")
+    named: Mapping[str, Any] = function if isinstance(function, Mapping) else fields
     if named.get("name") is None:
         return None
     arguments = text(named.get("arguments")) or ""
     return {
-        "id": found.get("id"),
+        "id": fields.get("id"),
         "type": "function",
         "function": {"name": named["name"], "arguments": arguments},
     }
 
 
 def _sequence(value: Any) -> Sequence[Any]:
-    found = from_json(value) if isinstance(value, str) else value
-    return found if isinstance(found, list) else ()
+    items = from_json(value) if isinstance(value, str) else value
+    return items if isinstance(items, list) else ()
 
 
 _BY_NAME: Final[dict[str, list[Row]]] = defaultdict(list)
@@ -238,24 +240,24 @@ def canonical(span: Span) -> Span:
     so that it is found to be unknown and is not taken for the attempt's. Doing it twice changes nothing. Pure; raises
     nothing.
     """
-    given = span.attributes
+    attributes = span.attributes
     if not span.claimed or _is_ours(span):
         return span
     added: dict[str, JSONValue] = {}
     texts: dict[str, Any] = {}
     for ours, rows in _BY_NAME.items():
-        if given.get(ours) is None and (value := _first(rows, given, texts)) is not None:
+        if attributes.get(ours) is None and (value := _first(rows, attributes, texts)) is not None:
             added[ours] = value
-    known = added.get(semconv.FINISH_REASONS, given.get(semconv.FINISH_REASONS))
-    if known is None and (reasons := _finish_reasons(span)):
+    finish_reasons = added.get(semconv.FINISH_REASONS, attributes.get(semconv.FINISH_REASONS))
+    if finish_reasons is None and (reasons := _finish_reasons(span)):
         added[semconv.FINISH_REASONS] = reasons
     for ours in _MESSAGES:
         if (messages := _messages(ours, span)) is not None:
             added[ours] = messages
-    if (error := _error_type(span, {**given, **added})) is not None:
+    if (error := _error_type(span, {**attributes, **added})) is not None:
         added[semconv.ERROR_TYPE] = error
-    reply = added.get(semconv.OUTPUT_MESSAGES, given.get(semconv.OUTPUT_MESSAGES))
-    if given.get(semconv.TOOL_CALL_IDS) is None and (proposed := _proposed(reply)):
+    reply = added.get(semconv.OUTPUT_MESSAGES, attributes.get(semconv.OUTPUT_MESSAGES))
+    if attributes.get(semconv.TOOL_CALL_IDS) is None and (proposed := _proposed(reply)):
         added[semconv.TOOL_CALL_IDS] = proposed
     return _with_rewards(span, added)
 
@@ -282,22 +284,22 @@ def _states_result(span: Span) -> bool:
 
 def _names_call(attributes: Mapping[str, JSONValue]) -> bool:
     named = (attributes.get(name) for name in (semconv.RESPONSE_ID, semconv.TOOL_CALL_ID))
-    return any(isinstance(one, str) and one != "" for one in named)
+    return any(isinstance(value, str) and value != "" for value in named)
 
 
 def _is_ours(span: Span) -> bool:
-    given = span.attributes
-    if not _THEIRS.isdisjoint(given) or any(name.startswith(_FAMILIES) for name in given):
+    attributes = span.attributes
+    if not _THEIRS.isdisjoint(attributes) or any(name.startswith(_FAMILIES) for name in attributes):
         return False
-    if semconv.STATUS_CODE in given or any(event.name in _EVENTS for event in span.events):
+    if semconv.STATUS_CODE in attributes or any(event.name in _EVENTS for event in span.events):
         return False
-    return all(not isinstance(given.get(name), str) for name in _MESSAGES)
+    return all(not isinstance(attributes.get(name), str) for name in _MESSAGES)
 
 
-def _first(rows: Sequence[Row], given: Mapping[str, JSONValue], texts: dict[str, Any]) -> JSONValue:
+def _first(rows: Sequence[Row], attributes: Mapping[str, JSONValue], texts: dict[str, Any]) -> JSONValue:
     for row in rows:
-        value: Any = given.get(row.theirs)
-        if value is None or (row.when is not None and str(given.get(row.when[0])).lower() != row.when[1]):
+        value: Any = attributes.get(row.theirs)
+        if value is None or (row.when is not None and str(attributes.get(row.when[0])).lower() != row.when[1]):
             continue
         if row.path:
             if row.theirs not in texts:
@@ -315,18 +317,18 @@ def _first(rows: Sequence[Row], given: Mapping[str, JSONValue], texts: dict[str,
 
 def _messages(ours: str, span: Span) -> str | None:
     """The messages in the form of chat completions, or None where there are none or they have that form already."""
-    given = span.attributes.get(ours)
-    if given is not None:
-        found = from_json(given)
-        if not (isinstance(found, list) and any(isinstance(one, Mapping) and "parts" in one for one in found)):
+    value = span.attributes.get(ours)
+    if value is not None:
+        items = from_json(value)
+        if not (isinstance(items, list) and any(isinstance(item, Mapping) and "parts" in item for item in items)):
             return None
-        messages = [message_of(one) for given in found for one in apart(given)]
+        messages = [message_of(message) for item in items for message in apart(item)]
         return None if None in messages else json.dumps(messages, ensure_ascii=False)
     for prefix in MESSAGE_FAMILIES[ours]:
         if (written := _written(family(span.attributes, prefix))) is not None:
             return written
-    found = [one for event in span.events for one in _of_event(event, MESSAGE_EVENTS[ours])]
-    return _written(found)
+    items = [item for event in span.events for item in _of_event(event, MESSAGE_EVENTS[ours])]
+    return _written(items)
 
 
 def _of_event(event: SpanEvent, kinds: Mapping[str, str]) -> list[Any]:
@@ -336,8 +338,8 @@ def _of_event(event: SpanEvent, kinds: Mapping[str, str]) -> list[Any]:
     if not holder:
         role = event.name.split(".")[1]
         return [{"role": role, **event.attributes}]
-    found = from_json(event.attributes.get(holder))
-    return found if isinstance(found, list) else [found]
+    items = from_json(event.attributes.get(holder))
+    return items if isinstance(items, list) else [items]
 
 
 def _finish_reasons(span: Span) -> list[JSONValue]:
@@ -347,17 +349,17 @@ def _finish_reasons(span: Span) -> list[JSONValue]:
     return [reason for reason in reasons if isinstance(reason, str)]
 
 
-def _written(given: Sequence[Any]) -> str | None:
-    messages = [message for one in given if (message := message_of(one)) is not None]
+def _written(items: Sequence[Any]) -> str | None:
+    messages = [message for item in items if (message := message_of(item)) is not None]
     return json.dumps(messages, ensure_ascii=False) if messages else None
 
 
 def _proposed(messages: JSONValue) -> list[JSONValue]:
     """The ids of the tool calls in a reply."""
-    found = from_json(messages)
-    if not isinstance(found, list):
+    items = from_json(messages)
+    if not isinstance(items, list):
         return []
-    calls = [call for one in found if isinstance(one, Mapping) for call in one.get("tool_calls") or ()]
+    calls = [call for message in items if isinstance(message, Mapping) for call in message.get("tool_calls") or ()]
     return [str(call["id"]) for call in calls if isinstance(call, Mapping) and call.get("id")]
 
 
@@ -399,16 +401,16 @@ def _with_rewards(span: Span, added: dict[str, JSONValue]) -> Span:
 
 def _rewards(span: Span) -> list[tuple[str, JSONValue]]:
     """The dimensions and values of a reward of agent-lightning's, its main one first."""
-    given = span.attributes
-    found = [
-        ("" if (name := str(one.get("name", ""))) in REWARD_DEFAULT_NAMES else name, one.get("value"))
-        for one in family(given, REWARD_FAMILY)
-        if isinstance(one, Mapping)
+    attributes = span.attributes
+    rewards = [
+        ("" if (name := str(reward.get("name", ""))) in REWARD_DEFAULT_NAMES else name, reward.get("value"))
+        for reward in family(attributes, REWARD_FAMILY)
+        if isinstance(reward, Mapping)
     ]
-    if found:
-        return found
+    if rewards:
+        return rewards
     for name, path, of_span in OLD_REWARDS:
-        value: Any = given.get(name)
+        value: Any = attributes.get(name)
         if value is None or (of_span and span.name != of_span):
             continue
         if path:
@@ -419,8 +421,8 @@ def _rewards(span: Span) -> list[tuple[str, JSONValue]]:
     return []
 
 
-def _target(given: Mapping[str, JSONValue]) -> dict[str, JSONValue]:
-    for link in family(given, REWARD_LINK_FAMILY):
+def _target(attributes: Mapping[str, JSONValue]) -> dict[str, JSONValue]:
+    for link in family(attributes, REWARD_LINK_FAMILY):
         if not isinstance(link, Mapping) or link.get("value_match") is None:
             continue
         key, value = str(link.get("key_match")), str(link["value_match"])

@@ -150,9 +150,9 @@ def decode_traces(
     try:
         binary = protocol == "protobuf"
         request = _from_protobuf("ExportTraceServiceRequest", plain) if binary else json.loads(plain)
-        for given, resource, scope in spans_in(request):
+        for raw, resource, scope in spans_in(request):
             try:
-                spans.append(span_of(read_span(given), resource, scope))
+                spans.append(span_of(read_span(raw), resource, scope))
             except BadSpan as error:
                 rejected += 1
                 problems[str(error)] = None
@@ -230,7 +230,7 @@ def rejected_in(body: bytes, content_type: str | None) -> tuple[int, str]:
     try:
         binary = protocol_of(content_type) == "protobuf"
         answer = _from_protobuf("ExportTraceServiceResponse", body) if binary else json.loads(body)
-        found = answer.get("partialSuccess") or {}
-        return int(found.get("rejectedSpans") or 0), str(found.get("errorMessage") or "")
+        partial = answer.get("partialSuccess") or {}
+        return int(partial.get("rejectedSpans") or 0), str(partial.get("errorMessage") or "")
     except (TraceError, ValueError, AttributeError, TypeError):
         return 0, ""

@@ -128,9 +128,9 @@ class _Sender:
 
     def add(self, spans: Sequence[Span], *, content: bool) -> None:
         """Takes spans; what fills a request is sent."""
-        for one in with_ids(spans if content else [without_content(span) for span in spans]):
-            self._waiting.append(one)
-            self._bytes += _size(one)
+        for span in with_ids(spans if content else [without_content(span) for span in spans]):
+            self._waiting.append(span)
+            self._bytes += _size(span)
             if len(self._waiting) >= self._collector.batch_spans or self._bytes >= self._collector.batch_bytes:
                 self.flush()
 

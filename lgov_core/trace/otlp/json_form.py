@@ -46,72 +46,72 @@ def spans_in(request: Any) -> Iterator[Found]:
             resource = _attributes(_get(group, "resource"))
         except BadSpan:
             resource = {}
-        for part in _objects(group, "scopeSpans", "scope_spans", "instrumentationLibrarySpans"):
-            named = _get(part, "scope", "instrumentationLibrary")
+        for scope_spans in _objects(group, "scopeSpans", "scope_spans", "instrumentationLibrarySpans"):
+            named = _get(scope_spans, "scope", "instrumentationLibrary")
             scope = Scope(_text(_get(named, "name")), _text(_get(named, "version")))
-            for span in _list(part, "spans"):
+            for span in _list(scope_spans, "spans"):
                 yield span, resource, scope
 
 
-def read_span(given: Any) -> OTLPSpan:
+def read_span(raw: Any) -> OTLPSpan:
     """One span of a request. Raises `BadSpan`."""
-    if not isinstance(given, Mapping):
+    if not isinstance(raw, Mapping):
         raise BadSpan("a span is not a JSON object")
-    status = _get(given, "status")
+    status = _get(raw, "status")
     return OTLPSpan(
-        trace_id=_id(_get(given, "traceId", "trace_id"), 16),
-        span_id=_id(_get(given, "spanId", "span_id"), 8),
-        parent_id=_id(_get(given, "parentSpanId", "parent_span_id"), 8),
-        name=_text(_get(given, "name")),
+        trace_id=_id(_get(raw, "traceId", "trace_id"), 16),
+        span_id=_id(_get(raw, "spanId", "span_id"), 8),
+        parent_id=_id(_get(raw, "parentSpanId", "parent_span_id"), 8),
+        name=_text(_get(raw, "name")),
         kind=_enum(
-            _get(given, "kind"), "SPAN_KIND_", ("UNSPECIFIED", "INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER")
+            _get(raw, "kind"), "SPAN_KIND_", ("UNSPECIFIED", "INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER")
         ),
-        start_ns=_integer(_get(given, "startTimeUnixNano", "start_time_unix_nano")),
-        end_ns=_integer(_get(given, "endTimeUnixNano", "end_time_unix_nano")),
-        attributes=_attributes(given),
+        start_ns=_integer(_get(raw, "startTimeUnixNano", "start_time_unix_nano")),
+        end_ns=_integer(_get(raw, "endTimeUnixNano", "end_time_unix_nano")),
+        attributes=_attributes(raw),
         events=tuple(
             SpanEvent(
                 _text(_get(event, "name")),
                 seconds_of(_integer(_get(event, "timeUnixNano", "time_unix_nano"))),
                 _attributes(event),
             )
-            for event in _list(given, "events")
+            for event in _list(raw, "events")
         ),
         links=[
             link_value(
                 _id(_get(link, "traceId", "trace_id"), 16), _id(_get(link, "spanId", "span_id"), 8), _attributes(link)
             )
-            for link in _list(given, "links")
+            for link in _list(raw, "links")
         ],
         status=_enum(_get(status, "code"), "STATUS_CODE_", ("UNSET", "OK", "ERROR")),
         message=_text(_get(status, "message")),
-        dropped_attributes=_integer(_get(given, "droppedAttributesCount", "dropped_attributes_count")),
-        dropped_events=_integer(_get(given, "droppedEventsCount", "dropped_events_count")),
+        dropped_attributes=_integer(_get(raw, "droppedAttributesCount", "dropped_attributes_count")),
+        dropped_events=_integer(_get(raw, "droppedEventsCount", "dropped_events_count")),
     )
 
 
-def _get(given: Any, *names: str) -> Any:
-    if isinstance(given, Mapping):
+def _get(raw: Any, *names: str) -> Any:
+    if isinstance(raw, Mapping):
         for name in names:
-            if (value := given.get(name)) is not None:
+            if (value := raw.get(name)) is not None:
                 return value
     return None
 
 
-def _list(given: Any, *names: str) -> Sequence[Any]:
-    found = _get(given, *names)
-    if found is None:
+def _list(raw: Any, *names: str) -> Sequence[Any]:
+    items = _get(raw, *names)
+    if items is None:
         return ()
-    if not isinstance(found, list):
+    if not isinstance(items, list):
         raise BadSpan(f"{names[0]} is not a list")
-    return found
+    return items
 
 
-def _objects(given: Any, *names: str) -> Sequence[Any]:
-    found = _list(given, *names)
-    if not all(isinstance(one, Mapping) for one in found):
+def _objects(raw: Any, *names: str) -> Sequence[Any]:
+    items = _list(raw, *names)
+    if not all(isinstance(item, Mapping) for item in items):
         raise BadSpan(f"{names[0]} holds something that is not an object")
-    return found
+    return items
 
 
 def _text(value: Any) -> str:
@@ -153,21 +153,21 @@ def _enum(value: Any, prefix: str, names: Sequence[str]) -> int:
     return _integer(value)
 
 
-def _attributes(given: Any) -> dict[str, JSONValue]:
-    return _pairs(_list(given, "attributes"), MAX_DEPTH)
+def _attributes(raw: Any) -> dict[str, JSONValue]:
+    return _pairs(_list(raw, "attributes"), MAX_DEPTH)
 
 
-def _pairs(given: Sequence[Any], depth: int) -> dict[str, JSONValue]:
-    return {_text(_get(pair, "key")): _value(_get(pair, "value"), depth) for pair in given}
+def _pairs(pairs: Sequence[Any], depth: int) -> dict[str, JSONValue]:
+    return {_text(_get(pair, "key")): _value(_get(pair, "value"), depth) for pair in pairs}
 
 
-def _value(given: Any, depth: int) -> JSONValue:
+def _value(raw: Any, depth: int) -> JSONValue:
     """An ``AnyValue``. Bytes are given as base64 text."""
-    if given is None:
+    if raw is None:
         return None
-    if not isinstance(given, Mapping) or not depth:
+    if not isinstance(raw, Mapping) or not depth:
         raise BadSpan("an attribute is nested too deep" if not depth else "an attribute's value is not a JSON object")
-    for name, value in given.items():
+    for name, value in raw.items():
         if value is not None and (read := _VALUES.get(name)) is not None:
             return read(value, depth - 1)
     return None
@@ -228,13 +228,13 @@ def _scope(scope: Scope) -> dict[str, str]:
 
 
 def _written_span(span: Span, id_text: Callable[[str], str]) -> dict[str, Any]:
-    given = span.attributes
-    kind, code = given.get(semconv.SPAN_KIND), given.get(semconv.STATUS_CODE)
-    failed = given.get(semconv.ERROR_TYPE) is not None
+    recorded = span.attributes
+    kind, code = recorded.get(semconv.SPAN_KIND), recorded.get(semconv.STATUS_CODE)
+    failed = recorded.get(semconv.ERROR_TYPE) is not None
     status = STATUSES.index(code) if isinstance(code, str) and code in STATUSES else (2 if failed else 0)
-    message = given.get(semconv.STATUS_DESCRIPTION)
+    message = recorded.get(semconv.STATUS_DESCRIPTION)
     text = encodable(message) if isinstance(message, str) else ""
-    attributes = {name: value for name, value in given.items() if name not in ELSEWHERE}
+    attributes = {name: value for name, value in recorded.items() if name not in ELSEWHERE}
     identity.put(attributes, span.rollout_id, span.attempt)
     if span.claimed:
         attributes[semconv.CLAIMED] = True
@@ -244,7 +244,7 @@ def _written_span(span: Span, id_text: Callable[[str], str]) -> dict[str, Any]:
         "spanId": id_text(span.span_id),
         "parentSpanId": id_text(span.parent_id or ""),
         "name": encodable(span.name),
-        "kind": KINDS.index(kind) if isinstance(kind, str) and kind in KINDS else implied_kind(given),
+        "kind": KINDS.index(kind) if isinstance(kind, str) and kind in KINDS else implied_kind(recorded),
         "startTimeUnixNano": str(max(nanoseconds(span.started_at), 0)),
         "endTimeUnixNano": ended_at,
         "attributes": _written_pairs(attributes),
@@ -256,9 +256,9 @@ def _written_span(span: Span, id_text: Callable[[str], str]) -> dict[str, Any]:
             }
             for event in span.events
         ],
-        "links": _links(given.get(semconv.LINKS), id_text),
-        "droppedAttributesCount": _count(given.get(semconv.DROPPED_ATTRIBUTES)),
-        "droppedEventsCount": _count(given.get(semconv.DROPPED_EVENTS)),
+        "links": _links(recorded.get(semconv.LINKS), id_text),
+        "droppedAttributesCount": _count(recorded.get(semconv.DROPPED_ATTRIBUTES)),
+        "droppedEventsCount": _count(recorded.get(semconv.DROPPED_EVENTS)),
         "status": {"code": status, "message": text} if status or text else None,
     }
     return {name: value for name, value in written.items() if value}
@@ -267,12 +267,14 @@ def _written_span(span: Span, id_text: Callable[[str], str]) -> dict[str, Any]:
 def _links(value: JSONValue, id_text: Callable[[str], str]) -> list[dict[str, Any]]:
     return [
         {
-            "traceId": id_text(str(one["trace_id"])),
-            "spanId": id_text(str(one["span_id"])),
-            "attributes": _written_pairs(found) if isinstance(found := one.get("attributes"), Mapping) else [],
+            "traceId": id_text(str(link["trace_id"])),
+            "spanId": id_text(str(link["span_id"])),
+            "attributes": _written_pairs(attributes)
+            if isinstance(attributes := link.get("attributes"), Mapping)
+            else [],
         }
-        for one in (value if isinstance(value, list | tuple) else ())
-        if isinstance(one, Mapping) and is_id(str(one.get("trace_id")), 32) and is_id(str(one.get("span_id")), 16)
+        for link in (value if isinstance(value, list | tuple) else ())
+        if isinstance(link, Mapping) and is_id(str(link.get("trace_id")), 32) and is_id(str(link.get("span_id")), 16)
     ]
 
 

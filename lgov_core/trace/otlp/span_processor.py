@@ -99,20 +99,20 @@ def _belonging(parent_context: Any) -> dict[str, Any]:
     from opentelemetry import baggage
 
     carried = baggage.get_all(parent_context)
-    found: dict[str, Any] = {name: str(carried[name]) for name in _BAGGAGE if carried.get(name) is not None}
-    if semconv.ROLLOUT_ID not in found and (scope := current_scope()) is not None:
-        found[semconv.ROLLOUT_ID], found[semconv.ATTEMPT] = scope.rollout_id, scope.attempt
+    attributes: dict[str, Any] = {name: str(carried[name]) for name in _BAGGAGE if carried.get(name) is not None}
+    if semconv.ROLLOUT_ID not in attributes and (scope := current_scope()) is not None:
+        attributes[semconv.ROLLOUT_ID], attributes[semconv.ATTEMPT] = scope.rollout_id, scope.attempt
         if scope.task_id is not None:
-            found.setdefault(semconv.TASK_ID, scope.task_id)
+            attributes.setdefault(semconv.TASK_ID, scope.task_id)
         if scope.mode is not None:
-            found.setdefault(semconv.ROLLOUT_MODE, scope.mode)
-    return found
+            attributes.setdefault(semconv.ROLLOUT_MODE, scope.mode)
+    return attributes
 
 
 def read_sdk_span(span: Any) -> Span:
     """A span of the SDK (``opentelemetry.sdk.trace.ReadableSpan``) as lgov keeps it. Raises ValueError for bad ids."""
     context, parent, scope = span.get_span_context(), span.parent, span.instrumentation_scope
-    found = OTLPSpan(
+    otlp_span = OTLPSpan(
         trace_id=f"{context.trace_id:032x}",
         span_id=f"{context.span_id:016x}",
         parent_id="" if parent is None else f"{parent.span_id:016x}",
@@ -134,7 +134,7 @@ def read_sdk_span(span: Any) -> Span:
         dropped_events=span.dropped_events,
     )
     resource = _plain_all(span.resource.attributes)
-    return span_of(found, resource, Scope() if scope is None else Scope(scope.name, scope.version or ""))
+    return span_of(otlp_span, resource, Scope() if scope is None else Scope(scope.name, scope.version or ""))
 
 
 def _plain_all(attributes: Any) -> dict[str, JSONValue]:

@@ -98,41 +98,41 @@ def seconds_of(nanoseconds: int) -> float:
     return nanoseconds / 1_000_000_000
 
 
-def span_of(found: OTLPSpan, resource: Mapping[str, JSONValue], scope: Scope) -> Span:
+def span_of(otlp_span: OTLPSpan, resource: Mapping[str, JSONValue], scope: Scope) -> Span:
     """The span as lgov keeps it, marked as a claim.
 
     Its rollout and attempt are those that it names, or else those that its resource names (`lgov_core.trace.identity`).
     Raises `BadSpan` for invalid ids.
     """
-    for what, text, digits in (("trace", found.trace_id, 32), ("span", found.span_id, 16)):
+    for what, text, digits in (("trace", otlp_span.trace_id, 32), ("span", otlp_span.span_id, 16)):
         if not is_id(text, digits):
             raise BadSpan(
-                f"the {what} id of span {found.name[:60]!r} is not {digits} hexadecimal digits other than zeros"
+                f"the {what} id of span {otlp_span.name[:60]!r} is not {digits} hexadecimal digits other than zeros"
             )
-    if found.parent_id and not is_id(found.parent_id, 16):
-        if found.parent_id.strip("0"):
-            raise BadSpan(f"the parent's id of span {found.name[:60]!r} is not 16 hexadecimal digits")
-        found.parent_id = ""
-    if found.start_ns < 0 or found.end_ns < 0:
-        raise BadSpan(f"span {found.name[:60]!r} has a time before 1970")
-    attributes = found.attributes
+    if otlp_span.parent_id and not is_id(otlp_span.parent_id, 16):
+        if otlp_span.parent_id.strip("0"):
+            raise BadSpan(f"the parent's id of span {otlp_span.name[:60]!r} is not 16 hexadecimal digits")
+        otlp_span.parent_id = ""
+    if otlp_span.start_ns < 0 or otlp_span.end_ns < 0:
+        raise BadSpan(f"span {otlp_span.name[:60]!r} has a time before 1970")
+    attributes = otlp_span.attributes
     attributes.pop(semconv.CLAIMED, None)  # whatever comes in is a claim
-    _add_elsewhere(attributes, found, scope)
+    _add_elsewhere(attributes, otlp_span, scope)
     for name in identity.OF_RESOURCE:
         if name in resource and (name, resource[name]) != (semconv.SERVICE_NAME, OUR_SCOPE):
             attributes.setdefault(name, resource[name])
     rollout_id, attempt = identity.take(attributes)
     return Span(
-        name=semconv.storable(found.name),
-        span_id=found.span_id,
-        started_at=seconds_of(found.start_ns),
-        ended_at=seconds_of(found.end_ns) if found.end_ns else None,
+        name=semconv.storable(otlp_span.name),
+        span_id=otlp_span.span_id,
+        started_at=seconds_of(otlp_span.start_ns),
+        ended_at=seconds_of(otlp_span.end_ns) if otlp_span.end_ns else None,
         attributes=attributes,
         rollout_id=rollout_id,
         attempt=attempt,
-        parent_id=found.parent_id or None,
-        trace_id=found.trace_id,
-        events=found.events,
+        parent_id=otlp_span.parent_id or None,
+        trace_id=otlp_span.trace_id,
+        events=otlp_span.events,
         claimed=True,
     )
 
@@ -147,25 +147,25 @@ def is_id(text: str, digits: int) -> bool:
     return len(text) == digits and text.strip("0") != "" and not text.strip("0123456789abcdef")
 
 
-def _add_elsewhere(attributes: dict[str, JSONValue], found: OTLPSpan, scope: Scope) -> None:
+def _add_elsewhere(attributes: dict[str, JSONValue], otlp_span: OTLPSpan, scope: Scope) -> None:
     if scope.name not in ("", OUR_SCOPE):
         attributes.setdefault(semconv.SCOPE_NAME, scope.name)
         if scope.version:
             attributes.setdefault(semconv.SCOPE_VERSION, scope.version)
     error = attributes.get(semconv.ERROR_TYPE)
-    status = STATUSES[found.status] if 0 <= found.status < len(STATUSES) else ""
+    status = STATUSES[otlp_span.status] if 0 <= otlp_span.status < len(STATUSES) else ""
     if status and not (status == "ERROR" and error is not None):
         attributes.setdefault(semconv.STATUS_CODE, status)
-    if found.message and found.message != error:
-        attributes.setdefault(semconv.STATUS_DESCRIPTION, found.message)
-    if found.kind > _INTERNAL and found.kind < len(KINDS) and found.kind != implied_kind(attributes):
-        attributes.setdefault(semconv.SPAN_KIND, KINDS[found.kind])
-    if found.links:
-        attributes.setdefault(semconv.LINKS, found.links)
-    if found.dropped_attributes:
-        attributes.setdefault(semconv.DROPPED_ATTRIBUTES, found.dropped_attributes)
-    if found.dropped_events:
-        attributes.setdefault(semconv.DROPPED_EVENTS, found.dropped_events)
+    if otlp_span.message and otlp_span.message != error:
+        attributes.setdefault(semconv.STATUS_DESCRIPTION, otlp_span.message)
+    if otlp_span.kind > _INTERNAL and otlp_span.kind < len(KINDS) and otlp_span.kind != implied_kind(attributes):
+        attributes.setdefault(semconv.SPAN_KIND, KINDS[otlp_span.kind])
+    if otlp_span.links:
+        attributes.setdefault(semconv.LINKS, otlp_span.links)
+    if otlp_span.dropped_attributes:
+        attributes.setdefault(semconv.DROPPED_ATTRIBUTES, otlp_span.dropped_attributes)
+    if otlp_span.dropped_events:
+        attributes.setdefault(semconv.DROPPED_EVENTS, otlp_span.dropped_events)
 
 
 def implied_kind(attributes: Mapping[str, JSONValue]) -> int:
@@ -192,10 +192,10 @@ _Key: TypeAlias = tuple[str | None, int | None, str]
 
 
 def _derived(size: int, *parts: object) -> str:
-    made = hashlib.blake2b(
+    digest = hashlib.blake2b(
         "\0".join(str(part) for part in parts).encode(errors="replace"), digest_size=size, person=b"lgov span ids"
     )
-    return made.hexdigest()
+    return digest.hexdigest()
 
 
 def trace_id_of_attempt(rollout_id: str, attempt: int | None) -> str:
@@ -213,13 +213,15 @@ def with_ids(spans: Sequence[Span]) -> list[Span]:
     by_key: dict[_Key, Span] = {}
     for span in spans:
         by_key.setdefault(_key(span), span)
-    known: dict[_Key, str] = {}
-    made: list[Span] = []
+    trace_ids: dict[_Key, str] = {}
+    identified: list[Span] = []
     for span in spans:
-        trace_id = _trace(span, by_key, known)
+        trace_id = _trace(span, by_key, trace_ids)
         parent_id = None if span.parent_id is None else _span_id(trace_id, span.parent_id)
-        made.append(replace(span, trace_id=trace_id, span_id=_span_id(trace_id, span.span_id), parent_id=parent_id))
-    return made
+        identified.append(
+            replace(span, trace_id=trace_id, span_id=_span_id(trace_id, span.span_id), parent_id=parent_id)
+        )
+    return identified
 
 
 def _span_id(trace_id: str, span_id: str) -> str:
@@ -230,21 +232,21 @@ def _key(span: Span) -> _Key:
     return span.rollout_id, span.attempt, span.span_id
 
 
-def _trace(span: Span, by_key: Mapping[_Key, Span], known: dict[_Key, str]) -> str:
+def _trace(span: Span, by_key: Mapping[_Key, Span], trace_ids: dict[_Key, str]) -> str:
     """Walks up until a span with a trace of its own, a known one or the top; a cycle ends where it began."""
     path: dict[_Key, None] = {}
     here = span
-    while not (here.trace_id is not None and is_id(here.trace_id, 32)) and _key(here) not in known:
+    while not (here.trace_id is not None and is_id(here.trace_id, 32)) and _key(here) not in trace_ids:
         path[_key(here)] = None
         above = None if here.parent_id is None else by_key.get((here.rollout_id, here.attempt, here.parent_id))
         if above is None or _key(above) in path:
             top = min(path) if above is not None else _key(here)
-            known[_key(here)] = (
+            trace_ids[_key(here)] = (
                 trace_id_of_attempt(here.rollout_id, here.attempt) if here.rollout_id else _derived(16, "top", top[2])
             )
             break
         here = above
     own = here.trace_id if here.trace_id is not None and is_id(here.trace_id, 32) else None
-    found = known[_key(here)] if own is None else own
-    known.update(dict.fromkeys(path, found))
-    return found
+    trace_id = trace_ids[_key(here)] if own is None else own
+    trace_ids.update(dict.fromkeys(path, trace_id))
+    return trace_id

@@ -63,7 +63,7 @@ def assign_credit(
     """
     rules = rules or CreditRules()
     check_known(rules, manager)  # also where no group is compared
-    found = list(data.diagnostics)
+    diagnostics = list(data.diagnostics)
     groups = data.groups()
     counted: list[list[Transition]] = []
     scored: list[_Scored] = []
@@ -73,16 +73,18 @@ def assign_credit(
         compared = len(lines) >= rules.min_group
         if compared:
             scores = _with_set_aside(rollouts, _scores(lines, rules, manager), rules)
-            equal = not any(abs(one) > _ROUNDING for rollout in scores for _, tokens in rollout for one in tokens)
+            equal = not any(
+                abs(advantage) > _ROUNDING for rollout in scores for _, tokens in rollout for advantage in tokens
+            )
             if equal:
                 scores = _spread([[0.0] * len(rollout) for rollout in rollouts], rollouts)
-                found.append(Diagnostic(Finding.EQUAL_GROUP, task, f"{len(lines)} rollouts"))
+                diagnostics.append(Diagnostic(Finding.EQUAL_GROUP, task, f"{len(lines)} rollouts"))
         else:
-            found.append(Diagnostic(Finding.SMALL_GROUP, task, f"{len(lines)} rollouts"))
+            diagnostics.append(Diagnostic(Finding.SMALL_GROUP, task, f"{len(lines)} rollouts"))
             scores, equal = _spread([[0.0] * len(rollout) for rollout in rollouts], rollouts), True
         if not (equal and rules.skip_equal):
             counted += rollouts
-        scored += [(*one, compared) for one in zip(rollouts, returns, scores, strict=True)]
+        scored += [(*row, compared) for row in zip(rollouts, returns, scores, strict=True)]
     tokens = sum(map(_tokens, counted))
     mean, deviation = _mean_and_deviation(scored) if rules.normalise_batch else (0.0, 1.0)
     filled: list[Transition] = []
@@ -98,13 +100,13 @@ def assign_credit(
                 middle = 0.0 if transition.set_aside else mean
                 credit = (credit - middle) / deviation if any(transition.response_mask) else 0.0
                 advantages = tuple(
-                    (one - middle) / deviation if kept else 0.0
-                    for one, kept in zip(advantages, transition.response_mask, strict=True)
+                    (advantage - middle) / deviation if kept else 0.0
+                    for advantage, kept in zip(advantages, transition.response_mask, strict=True)
                 )
             filled.append(
                 replace(transition, value_to_go=target, credit=credit, advantages=advantages, loss_weight=weight)
             )
-    return TransitionSet(tuple(filled), tuple(found), data.unassigned)
+    return TransitionSet(tuple(filled), tuple(diagnostics), data.unassigned)
 
 
 def rollout_returns(
@@ -147,21 +149,23 @@ def _with_set_aside(rollouts: Rollouts, scores: Scores, rules: CreditRules) -> S
     if rules.normalises and rules.std_floor is None:
         rules = replace(rules, std_floor=SMALLEST_DEVIATION)  # flow_grpo's own, so that all credit is in deviations
     lines = iter(scores)
-    found: Scores = []
+    merged: Scores = []
     for rollout in rollouts:
         line = iter(next(lines) if line_of(rollout) else ())
         beside: dict[tuple[str, int], float] = {}
         for choices in alternatives_of(rollout):
             if len(choices) > 1:
-                credit = _credit([[one] for one in choices], rules, step)
-                beside |= {(one.response_id, one.choice): row[0] for one, row in zip(choices, credit, strict=True)}
-        found.append(
+                credit = _credit([[choice] for choice in choices], rules, step)
+                beside |= {
+                    (choice.response_id, choice.choice): row[0] for choice, row in zip(choices, credit, strict=True)
+                }
+        merged.append(
             [
                 _on_tokens(beside.get((turn.response_id, turn.choice), 0.0), turn) if turn.set_aside else next(line)
                 for turn in rollout
             ]
         )
-    return found
+    return merged
 
 
 def _on_tokens(value: float, turn: Transition) -> tuple[float, tuple[float, ...]]:
@@ -240,17 +244,17 @@ def _rewards(
 
 
 def _states(rollout: Sequence[Transition], rules: CreditRules) -> list[Hashable]:
-    """What state each turn began in: agent and exact tokens, no digest, so that no two states are taken for one."""
+    """The state that each turn began in: agent and exact tokens, no digest, so that no two states are taken for one."""
     if rules.scheme != "gigpo":
         return [None] * len(rollout)
     states: list[Hashable] = []
-    said: tuple[int, ...] = ()
+    before: tuple[int, ...] = ()
     for turn in rollout:
         seen = turn.prompt_ids
-        if rules.state == "observation" and said and seen[: len(said)] == said:
-            seen = seen[len(said) :]
+        if rules.state == "observation" and before and seen[: len(before)] == before:
+            seen = seen[len(before) :]
         states.append((turn.agent, seen))
-        said = (*turn.prompt_ids, *turn.response_ids)
+        before = (*turn.prompt_ids, *turn.response_ids)
     return states
 
 
@@ -314,14 +318,16 @@ def penalise_length(
     """
     if not 0 < margin <= limit:
         raise TransitionError(f"limit is {limit} and margin {margin}", hint="margin is above 0 and at most limit")
-    made = []
-    for one in data.transitions:
-        if channel in one.rewards:
-            raise TransitionError(f"transition {one.response_id} has a reward {channel!r} already", hint="name another")
-        penalty = max(-1.0, min(0.0, (limit - margin - len(one.response_ids)) / margin))
+    transitions = []
+    for transition in data.transitions:
+        if channel in transition.rewards:
+            raise TransitionError(
+                f"transition {transition.response_id} has a reward {channel!r} already", hint="name another"
+            )
+        penalty = max(-1.0, min(0.0, (limit - margin - len(transition.response_ids)) / margin))
         if penalty:
             added = {channel: weight * penalty}
-            own = None if one.own_rewards is None else {**one.own_rewards, **added}
-            one = replace(one, rewards={**one.rewards, **added}, own_rewards=own)
-        made.append(one)
-    return replace(data, transitions=tuple(made))
+            own = None if transition.own_rewards is None else {**transition.own_rewards, **added}
+            transition = replace(transition, rewards={**transition.rewards, **added}, own_rewards=own)
+        transitions.append(transition)
+    return replace(data, transitions=tuple(transitions))

@@ -156,7 +156,7 @@ def flow_grpo(channel: Channel, rules: CreditRules) -> Turns:
 
 
 def gae(channel: Channel, rules: CreditRules) -> Turns:
-    """What the critic did not expect: A[i][t] = Σ_{k≥t} (γλ)^(k-t) δ[i][k], δ[i][t] = r[i][t] + γ V[i][t+1] - V[i][t].
+    """The gain over the critic's values: A[i][t] = Σ_{k≥t} (γλ)^(k-t) δ[i][k], δ[i][t] = r[i][t] + γ V[i][t+1] - V[i][t].
 
     V[i][t] is the value of turn t's prompt, V[i][T[i]] = 0; λ is ``gae_lambda``; A + V is what the critic learns. Source: GAE,
     Schulman et al. 2016, arXiv 1506.02438, eq. 16; one step is one turn, not one token, as in turn-level PPO
@@ -263,7 +263,7 @@ def _turns_divisor(values: Turns, rules: CreditRules) -> float:
 
 
 def _degrees(rollouts: int, rules: CreditRules) -> int:
-    """What the squares are divided by."""
+    """The number that the squares are divided by."""
     return rollouts - 1 if rules.deviation == "sample" and rollouts > 1 else rollouts
 
 
@@ -285,10 +285,10 @@ def ask_plugins(
     The plugins are asked in pluggy's order, the last registered first. Raises `TransitionError` naming the plugin when one
     raises or its answer does not fit the rollouts, and when none knows the scheme: fails closed.
     """
-    given: dict[str, Any] = {"scheme": rules.scheme, "rollouts": rollouts, "rules": rules}
+    arguments: dict[str, Any] = {"scheme": rules.scheme, "rollouts": rollouts, "rules": rules}
     for impl in reversed(_managed(manager).hook.lgov_assign_credit.get_hookimpls()):
         try:
-            answer: Any = impl.function(**{name: given[name] for name in impl.argnames})
+            answer: Any = impl.function(**{name: arguments[name] for name in impl.argnames})
         except Exception as error:
             raise TransitionError(
                 f"credit scheme {rules.scheme!r}: plugin {impl.plugin_name} raised {type(error).__name__}: {error}",
@@ -339,7 +339,7 @@ def _checked(
                 raise wrong(f"{len(tokens)} for the {len(turn.response_ids)} tokens of turn {turn.turn} of {name}")
             if not all(map(_is_number, tokens)):
                 raise wrong(f"{value!r:.60} for turn {turn.turn} of rollout {name}, which is not a finite number")
-            credit.append([float(one) for one in tokens])
+            credit.append([float(number) for number in tokens])
         checked.append(credit)
     return checked
 

@@ -33,7 +33,7 @@ def write_parquet(transitions: Sequence[Transition], path: str | Path) -> Path:
     Rewards, logprobs and advantages are written as 64-bit floats, never rounded. Raises `TransitionError`. Needs
     the extra ``train`` (pyarrow).
     """
-    rows = [{**one.as_row(), "rewards": reward_pairs(one.rewards)} for one in transitions]
+    rows = [{**transition.as_row(), "rewards": reward_pairs(transition.rewards)} for transition in transitions]
     return write_table(rows, _columns, path)
 
 

@@ -86,15 +86,15 @@ class Exported:
 
 def denied_attempts(spans: Iterable[Span]) -> dict[tuple[str, int], list[str]]:
     """Per attempt the reasons of the decisions that blocked an act. Spans that came from outside do not count."""
-    found: dict[tuple[str, int], list[str]] = defaultdict(list)
+    reasons: dict[tuple[str, int], list[str]] = defaultdict(list)
     for span in spans:
         if span.name != semconv.DECISION_SPAN_NAME or span.claimed or span.rollout_id is None or span.attempt is None:
             continue
         get = span.attributes.get
         if get(semconv.DECISION_EFFECT) in BLOCKING and not get(semconv.DECISION_SHADOWED):
             policy, reason = get(semconv.DECISION_POLICY), get(semconv.DECISION_REASON) or get(semconv.DECISION_RULE)
-            found[span.rollout_id, span.attempt].append(f"{policy}: {reason}")
-    return dict(found)
+            reasons[span.rollout_id, span.attempt].append(f"{policy}: {reason}")
+    return dict(reasons)
 
 
 def sft_records(
@@ -113,24 +113,24 @@ def sft_records(
     cannot be read. ``denied`` are the attempts in which acts were blocked (`denied_attempts`).
     """
     keep, denied = keep or Keep(), denied or {}
-    found = Exported()
+    exported = Exported()
     by_id = _by_id(calls)
     for key, turns in by_rollout(data.transitions).items():
         reason = unfit(key, turns, keep, denied)
         if reason is not None:
-            found.left_out[reason] += 1
+            exported.left_out[reason] += 1
             continue
         line = line_of(turns)
         own = [by_id[turn.response_id, turn.choice] for turn in line if (turn.response_id, turn.choice) in by_id]
-        found.left_out["set_aside"] += len(turns) - len(line)
-        found.left_out["call_not_on_record"] += len(line) - len(own)
+        exported.left_out["set_aside"] += len(turns) - len(line)
+        exported.left_out["call_not_on_record"] += len(line) - len(own)
         threads = threads_of(own, read)
-        found.left_out["no_messages"] += len(own) - sum(len(thread.calls) for thread in threads)
+        exported.left_out["no_messages"] += len(own) - sum(len(thread.calls) for thread in threads)
         for thread in threads:
             try:
                 messages = template_messages(thread.messages)
             except UnreadableArguments:
-                found.left_out["unreadable_arguments"] += 1
+                exported.left_out["unreadable_arguments"] += 1
                 continue
             record = {
                 "messages": messages,
@@ -140,8 +140,8 @@ def sft_records(
                 "agent": thread.calls[-1].agent,
                 "response_ids": [call.response_id for call in thread.calls],
             }
-            found.records.append(record)
-    return _counted(found)
+            exported.records.append(record)
+    return _counted(exported)
 
 
 def preference_pairs(
@@ -158,37 +158,39 @@ def preference_pairs(
     never compares replies to different prompts, and never two rollouts as wholes. A choice that an attempt set aside has no
     return to compare: the choices of its reply are compared with each other, by what the rewards that name them say.
     """
-    found = Exported()
+    exported = Exported()
     by_id = _by_id(calls)
     for task, rollouts in data.groups().items():
-        asked: dict[tuple[str | None, tuple[int, ...]], list[tuple[float, Transition]]] = defaultdict(list)
+        by_prompt: dict[tuple[str | None, tuple[int, ...]], list[tuple[float, Transition]]] = defaultdict(list)
         for turn in (turn for rollout in rollouts for turn in line_of(rollout)):
             if turn.value_to_go is None:
-                found.left_out["no_return"] += 1
+                exported.left_out["no_return"] += 1
             else:
-                asked[turn.agent, turn.prompt_ids].append((turn.value_to_go, turn))
-        compared = [*asked.values()]
+                by_prompt[turn.agent, turn.prompt_ids].append((turn.value_to_go, turn))
+        compared = [*by_prompt.values()]
         for choices in (choices for rollout in rollouts for choices in alternatives_of(rollout)):
             compared.append([(choice.reward, choice) for choice in choices])
         for replies in compared:
             pair = _pair(replies, margin)
             if isinstance(pair, str):
-                found.left_out[pair] += 1
+                exported.left_out[pair] += 1
                 continue
             (worse, worst), (better, best) = pair
             good, bad = (by_id.get((turn.response_id, turn.choice)) for turn in (best, worst))
             chosen, rejected = good and read(good), bad and read(bad)
             if chosen is None or rejected is None:
-                found.left_out["no_messages"] += 1
+                exported.left_out["no_messages"] += 1
                 continue
             try:
-                said = [template_messages(part) for part in (chosen.messages, [chosen.reply], [rejected.reply])]
+                columns = [
+                    template_messages(messages) for messages in (chosen.messages, [chosen.reply], [rejected.reply])
+                ]
             except UnreadableArguments:
-                found.left_out["unreadable_arguments"] += 1
+                exported.left_out["unreadable_arguments"] += 1
                 continue
-            found.records.append(
+            exported.records.append(
                 {
-                    **dict(zip(("prompt", "chosen", "rejected"), said, strict=True)),
+                    **dict(zip(("prompt", "chosen", "rejected"), columns, strict=True)),
                     **({"tools": list(chosen.tools)} if chosen.tools else {}),
                     "task_id": task,
                     "agent": best.agent,
@@ -199,7 +201,7 @@ def preference_pairs(
                     "rejected_return": worse,
                 }
             )
-    return _counted(found)
+    return _counted(exported)
 
 
 def _pair(
@@ -223,20 +225,20 @@ def prompt_records(
     denied: Mapping[tuple[str, int], Sequence[str]] | None = None,
     read: ConversationReader = chat_conversation,
 ) -> Exported:
-    """What tuning a prompt needs: per attempt the task, what was said, what it earned, and what went wrong in words.
+    """Records for tuning a prompt: per attempt the task, what was said, what it earned, and what went wrong in words.
 
     ``threads`` are the conversations, each with its messages; ``system`` are their distinct system prompts, which is what
     such a tuner rewrites; ``denials`` the reasons of blocked acts, ``error`` what ended the attempt.
     """
     denied = denied or {}
-    found = Exported()
+    exported = Exported()
     by_id = _by_id(calls)
     tasks = {rollout.rollout_id: rollout for rollout in rollouts}
     ends = {(attempt.rollout_id, attempt.attempt): attempt for attempt in attempts}
     for key, turns in by_rollout(data.transitions).items():
         own = [by_id[turn.response_id, turn.choice] for turn in turns if (turn.response_id, turn.choice) in by_id]
         threads = threads_of(own, read)
-        found.left_out["no_messages"] += len(turns) - sum(len(thread.calls) for thread in threads)
+        exported.left_out["no_messages"] += len(turns) - sum(len(thread.calls) for thread in threads)
         if not threads:
             continue
         ended = ends.get(key)
@@ -246,21 +248,25 @@ def prompt_records(
             for message in thread.messages
             if message.get("role") in ("system", "developer")
         ]
-        found.records.append(
+        exported.records.append(
             {
                 **_about(key, turns),
                 "input": dict(tasks[key[0]].input) if key[0] in tasks else None,
                 "result": None if ended is None else ended.result,
                 "error": None if ended is None else ended.error,
                 "denials": list(denied.get(key, ())),
-                "system": [text for place, text in enumerate(system) if text not in system[:place]],
+                "system": [text for index, text in enumerate(system) if text not in system[:index]],
                 "threads": [
-                    {"agent": one.calls[-1].agent, "messages": list(one.messages), "written": list(one.written)}
-                    for one in threads
+                    {
+                        "agent": thread.calls[-1].agent,
+                        "messages": list(thread.messages),
+                        "written": list(thread.written),
+                    }
+                    for thread in threads
                 ],
             }
         )
-    return _counted(found)
+    return _counted(exported)
 
 
 def unfit(
@@ -305,5 +311,5 @@ def _by_id(calls: Iterable[CapturedCall]) -> dict[tuple[str, int], CapturedCall]
     return {(call.response_id, call.choice): call for call in calls}
 
 
-def _counted(found: Exported) -> Exported:
-    return Exported(found.records, +found.left_out)  # the sign takes out what is 0
+def _counted(exported: Exported) -> Exported:
+    return Exported(exported.records, +exported.left_out)  # the sign takes out what is 0

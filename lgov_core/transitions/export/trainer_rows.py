@@ -51,7 +51,7 @@ def verl_rows(data: TransitionSet) -> list[VerlRow]:
     rows: list[VerlRow] = []
     for task, rollouts in data.groups().items():
         for session, turns in enumerate(rollouts):
-            rows += [_row(task, session, place, turn) for place, turn in enumerate(turns)]
+            rows += [_row(task, session, number, turn) for number, turn in enumerate(turns)]
     return rows
 
 
@@ -88,11 +88,11 @@ def transfer_queue_batch(
 
     fields: list[dict[str, Any]] = []
     for row in rows:
-        given = dict(row.fields)
+        values = dict(row.fields)
         for names, dtype in ((_INTEGERS, torch.int64), (_FLOATS, torch.float32)):
-            given |= {name: torch.tensor(given[name], dtype=dtype) for name in names}
-        given["multi_modal_inputs"] = {}
-        fields.append(given)
+            values |= {name: torch.tensor(values[name], dtype=dtype) for name in names}
+        values["multi_modal_inputs"] = {}
+        fields.append(values)
     return [row.key for row in rows], fields, [dict(row.tag) for row in rows]
 
 
@@ -127,7 +127,7 @@ def _columns(pa: Any) -> list[tuple[str, Any]]:
     ]
 
 
-def _row(task: str, session: int, place: int, turn: Transition) -> VerlRow:
+def _row(task: str, session: int, number: int, turn: Transition) -> VerlRow:
     if turn.advantages is None or turn.value_to_go is None:
         raise TransitionError(f"transition {turn.response_id} has no credit", hint="call assign_credit first")
     if turn.logprobs is None:
@@ -166,7 +166,7 @@ def _row(task: str, session: int, place: int, turn: Transition) -> VerlRow:
         "min_global_steps": version,
         "max_global_steps": version,
     }
-    return VerlRow(f"{task}_{session}_{place}", fields, tag)
+    return VerlRow(f"{task}_{session}_{number}", fields, tag)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ def trl_rollouts(data: TransitionSet) -> TrlRollouts:
     place in it and is counted as ``several_chains``, one without log-probabilities as ``no_logprobs``; rewards of single
     turns are summed, since TRL cannot tell turns apart. Choices that an attempt set aside are not in its row.
     """
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     left_out: Counter[str] = Counter()
     for (rollout_id, _), turns in by_rollout(data.transitions).items():
         chains = make_chains(line_of(turns))
@@ -201,7 +201,7 @@ def trl_rollouts(data: TransitionSet) -> TrlRollouts:
         if row["logprobs"] is None:
             left_out["no_logprobs"] += 1
             continue
-        found.append(
+        rows.append(
             {
                 "prompt_ids": row["prompt_ids"],
                 "completion_ids": row["response_ids"],
@@ -214,6 +214,6 @@ def trl_rollouts(data: TransitionSet) -> TrlRollouts:
             }
         )
     fixed = ("prompt_ids", "completion_ids", "env_mask", "logprobs", "task_id", "rollout_id", "held_out")
-    earned = sorted({name for row in found for name in row} - {*fixed})
-    columns = {name: [row[name] for row in found] for name in fixed}
-    return TrlRollouts(columns | {name: [row.get(name, 0.0) for row in found] for name in earned}, left_out)
+    earned = sorted({name for row in rows for name in row} - {*fixed})
+    columns = {name: [row[name] for row in rows] for name in fixed}
+    return TrlRollouts(columns | {name: [row.get(name, 0.0) for row in rows] for name in earned}, left_out)

@@ -24,30 +24,30 @@ from lgov_core.types import CapturedCall, JSONValue
 _ORDER: Final = attrgetter("started_at", "response_id", "choice")
 
 
-def calls_by_attempt(records: Records, found: list[Diagnostic]) -> dict[tuple[str, int], list[CapturedCall]]:
+def calls_by_attempt(records: Records, diagnostics: list[Diagnostic]) -> dict[tuple[str, int], list[CapturedCall]]:
     """The different calls of each attempt, in their order: by when they began, then response id, then choice.
 
     One call recorded twice is one. Different calls of one id all stay, and are a finding.
     """
-    known = {rollout.rollout_id for rollout in records.rollouts}
+    rollout_ids = {rollout.rollout_id for rollout in records.rollouts}
     calls_of: dict[tuple[str, int], list[CapturedCall]] = {}
     for call in records.calls:
         rollout_id = call.rollout_id
-        if rollout_id is None or rollout_id not in known:
+        if rollout_id is None or rollout_id not in rollout_ids:
             detail = (
                 "the call belongs to no rollout" if rollout_id is None else f"rollout {rollout_id} is not on record"
             )
-            found.append(Diagnostic(Finding.NO_ROLLOUT_ID, call.response_id, detail))
+            diagnostics.append(Diagnostic(Finding.NO_ROLLOUT_ID, call.response_id, detail))
             continue
         calls_of.setdefault((rollout_id, call.attempt or 1), []).append(call)
     for calls in calls_of.values():
         calls.sort(key=_ORDER)
-        _drop_repeated(calls, found)
-    _tell_shared(calls_of, found)
+        _drop_repeated(calls, diagnostics)
+    _tell_shared(calls_of, diagnostics)
     return calls_of
 
 
-def _tell_shared(calls_of: Mapping[tuple[str, int], Sequence[CapturedCall]], found: list[Diagnostic]) -> None:
+def _tell_shared(calls_of: Mapping[tuple[str, int], Sequence[CapturedCall]], diagnostics: list[Diagnostic]) -> None:
     """Tells the response ids that calls of several attempts have."""
     owners_of: dict[str, set[tuple[str, int]]] = {}
     for key, calls in calls_of.items():
@@ -56,10 +56,10 @@ def _tell_shared(calls_of: Mapping[tuple[str, int], Sequence[CapturedCall]], fou
     for response_id, owners in owners_of.items():
         if len(owners) > 1:
             where = ", ".join(f"{rollout_id} (attempt {attempt})" for rollout_id, attempt in sorted(owners))
-            found.append(Diagnostic(Finding.DUPLICATE_CALL, response_id, f"in {where}"))
+            diagnostics.append(Diagnostic(Finding.DUPLICATE_CALL, response_id, f"in {where}"))
 
 
-def _drop_repeated(calls: list[CapturedCall], found: list[Diagnostic]) -> None:
+def _drop_repeated(calls: list[CapturedCall], diagnostics: list[Diagnostic]) -> None:
     """Leaves one of calls that are the same twice. Different ones of one id stay, in an order of their contents."""
     if len({(call.response_id, call.choice) for call in calls}) == len(calls):
         return
@@ -72,7 +72,7 @@ def _drop_repeated(calls: list[CapturedCall], found: list[Diagnostic]) -> None:
         for call in same:
             different.setdefault((call.prompt_ids, call.response_ids, call.logprobs), call)
         if len(different) > 1:
-            found.append(Diagnostic(Finding.DUPLICATE_CALL, response_id, f"{len(different)} different calls"))
+            diagnostics.append(Diagnostic(Finding.DUPLICATE_CALL, response_id, f"{len(different)} different calls"))
         kept += [different[key] for key in sorted(different, key=repr)]
     calls[:] = sorted(kept, key=_ORDER)
 
@@ -95,15 +95,15 @@ def set_aside(calls: Sequence[CapturedCall], used: Collection[str]) -> tuple[fro
     several = {response_id: choices for response_id, choices in several.items() if len(choices) > 1}
     if not several:
         return frozenset(), []
-    known = _by_tokens(calls) | _by_tool_calls(several, used)
-    if unknown := several.keys() - {response_id for response_id, _ in known}:
+    continued = _by_tokens(calls) | _by_tool_calls(several, used)
+    if unknown := several.keys() - {response_id for response_id, _ in continued}:
         # Only what follows can tell, which of an attempt's last reply is nothing: reading messages is dear.
         first = next(at for at, call in enumerate(calls) if call.response_id in unknown)
-        known |= gone_on_from(calls[first:])
+        continued |= gone_on_from(calls[first:])
     aside: set[ChoiceKey] = set()
     untold: list[str] = []
     for response_id, choices in several.items():
-        taken = {choice for choice in choices if (response_id, choice) in known}
+        taken = {choice for choice in choices if (response_id, choice) in continued}
         if not taken:
             untold.append(response_id)
             whole = [choice for choice, call in choices.items() if call.finish_reason != "cancelled"]
@@ -114,7 +114,7 @@ def set_aside(calls: Sequence[CapturedCall], used: Collection[str]) -> tuple[fro
 
 def _by_tokens(calls: Sequence[CapturedCall]) -> set[ChoiceKey]:
     ends: PrefixIndex[tuple[int, ...]] = PrefixIndex()
-    known: set[ChoiceKey] = set()
+    continued: set[ChoiceKey] = set()
     before = ""  # choices of one reply follow each other
     replies: set[tuple[int, ...]] = set()
     for number, call in enumerate(calls):
@@ -122,24 +122,24 @@ def _by_tokens(calls: Sequence[CapturedCall]) -> set[ChoiceKey]:
             continue
         if call.response_id != before:
             before, replies = call.response_id, set()
-            if (place := ends.take_longest(call.prompt_ids)) is not None:
-                known.add((calls[place].response_id, calls[place].choice))
+            if (index := ends.take_longest(call.prompt_ids)) is not None:
+                continued.add((calls[index].response_id, calls[index].choice))
         if call.response_ids and call.response_ids not in replies:
             replies.add(call.response_ids)
             ends.add(call.prompt_ids + call.response_ids, number)
-    return known
+    return continued
 
 
 def _by_tool_calls(several: Mapping[str, Mapping[int, CapturedCall]], used: Collection[str]) -> set[ChoiceKey]:
-    known: set[ChoiceKey] = set()
+    continued: set[ChoiceKey] = set()
     for response_id, choices in several.items():
         proposed = Counter(name for call in choices.values() for name in {*call.tool_call_ids})
-        known |= {
+        continued |= {
             (response_id, choice)
             for choice, call in choices.items()
             if any(name in used and proposed[name] == 1 for name in call.tool_call_ids)
         }
-    return known
+    return continued
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class Selection:
 
     @property
     def everything(self) -> bool:
-        """Whether it takes every call of a rollout."""
+        """True where it takes every call of a rollout."""
         return not (self.agents or self.models or self.attributes)
 
 
@@ -176,11 +176,11 @@ class Selecting:
 
     @property
     def held_out(self) -> bool:
-        """Whether rollouts that measure the model are selected."""
+        """True where rollouts that measure the model are selected."""
         return self._selection.held_out
 
     def takes(self, call: CapturedCall) -> bool:
-        """Whether ``call`` is selected."""
+        """Returns whether ``call`` is selected."""
         selection = self._selection
         if selection.agents:
             if call.agent is None:
@@ -196,17 +196,17 @@ class Selecting:
         return not selection.attributes or self._attributes_match(call)
 
     def missed(self) -> list[Diagnostic]:
-        """What was selected and never came up, and the calls without an agent's name."""
-        found = [Diagnostic(Finding.AGENT_NOT_KNOWN, response_id) for response_id in self._nameless]
+        """Diagnostics of what was selected and never came up, and of the calls without an agent's name."""
+        diagnostics = [Diagnostic(Finding.AGENT_NOT_KNOWN, response_id) for response_id in self._nameless]
         for patterns, names, finding in (
             (self._selection.agents, self._agents, Finding.UNKNOWN_AGENT),
             (self._selection.models, self._models, Finding.UNKNOWN_MODEL),
         ):
             for pattern in patterns:
                 if not any(matches(name, (pattern,)) for name in names):
-                    known = ", ".join(sorted(names)[:10]) or "none"
-                    found.append(Diagnostic(finding, pattern, f"those on record: {known}"))
-        return found
+                    on_record = ", ".join(sorted(names)[:10]) or "none"
+                    diagnostics.append(Diagnostic(finding, pattern, f"those on record: {on_record}"))
+        return diagnostics
 
     def _attributes_match(self, call: CapturedCall) -> bool:
         origins, tree = self._records.origins.get(call.response_id, ()), self._records.tree
@@ -218,7 +218,7 @@ class Selecting:
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Whether ``name`` is one of ``patterns`` or matches one of them as a whole."""
+    """Returns whether ``name`` is one of ``patterns`` or matches one of them as a whole."""
     return any(name == pattern or fnmatchcase(name, pattern) for pattern in patterns)
 
 

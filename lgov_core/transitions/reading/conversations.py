@@ -58,17 +58,17 @@ def _chosen(choices: Sequence[Any], index: int) -> Any:
 
 def _reply_of_spans(call: CapturedCall) -> Message | None:
     """The reply as spans show it: messages, one a choice."""
-    shown = call.response.get("messages")
-    if not isinstance(shown, Sequence) or not shown or not (len(shown) == 1 or call.choice < len(shown)):
+    messages = call.response.get("messages")
+    if not isinstance(messages, Sequence) or not messages or not (len(messages) == 1 or call.choice < len(messages)):
         return None
-    reply: Any = shown[0 if len(shown) == 1 else call.choice]
+    reply: Any = messages[0 if len(messages) == 1 else call.choice]
     if not isinstance(reply, Mapping) or reply.get("role") != "assistant":
         return None
-    return {name: said for name, said in reply.items() if name != "finish_reason"}
+    return {name: value for name, value in reply.items() if name != "finish_reason"}
 
 
 def _is_chat_message(message: Any) -> bool:
-    """Whether it has the form of a chat message: spans are untrusted, and of any API."""
+    """True where it has the form of a chat message: spans are untrusted, and of any API."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         return False
     content, calls = message.get("content"), message.get("tool_calls") or ()
@@ -81,7 +81,7 @@ def _is_chat_message(message: Any) -> bool:
     return (
         isinstance(content, str | list | None)
         and isinstance(calls, list | tuple)
-        and all(isinstance(one, Mapping) and isinstance(one.get("function"), Mapping) for one in calls)
+        and all(isinstance(call, Mapping) and isinstance(call.get("function"), Mapping) for call in calls)
     )
 
 
@@ -106,24 +106,24 @@ def threads_of(calls: Iterable[CapturedCall], read: ConversationReader = chat_co
     second call that goes on from the same place; calls that cannot be read as messages are in none.
     """
     open_at: dict[bytes, int] = {}
-    found: list[Thread] = []
+    threads: list[Thread] = []
     for call in calls:
         conversation = read(call)
         if conversation is None:
             continue
         digests = _digests(conversation.messages)
-        place = next((open_at.pop(digest) for digest in reversed(digests) if digest in open_at), len(found))
-        if place == len(found):
-            found.append(Thread((), (), (), ()))
-        before = found[place]
-        found[place] = Thread(
+        index = next((open_at.pop(digest) for digest in reversed(digests) if digest in open_at), len(threads))
+        if index == len(threads):
+            threads.append(Thread((), (), (), ()))
+        before = threads[index]
+        threads[index] = Thread(
             messages=(*conversation.messages, conversation.reply),
             tools=conversation.tools,
             written=(*before.written, len(conversation.messages)),
             calls=(*before.calls, call),
         )
-        open_at[_digest(digests[-1] if digests else b"", conversation.reply)] = place
-    return found
+        open_at[_digest(digests[-1] if digests else b"", conversation.reply)] = index
+    return threads
 
 
 def gone_on_from(calls: Iterable[CapturedCall]) -> set[tuple[str, int]]:
@@ -131,17 +131,17 @@ def gone_on_from(calls: Iterable[CapturedCall]) -> set[tuple[str, int]]:
 
     Of choices that say the same it is the first.
     """
-    said: dict[bytes, tuple[str, int]] = {}
-    found: set[tuple[str, int]] = set()
+    by_digest: dict[bytes, tuple[str, int]] = {}
+    continued: set[tuple[str, int]] = set()
     for call in calls:
         conversation = chat_conversation(call)
         if conversation is None:
             continue
         digests = _digests(conversation.messages)
-        found |= {said[digest] for digest in digests if digest in said}
+        continued |= {by_digest[digest] for digest in digests if digest in by_digest}
         whole = _digest(digests[-1] if digests else b"", conversation.reply)
-        said.setdefault(whole, (call.response_id, call.choice))
-    return found
+        by_digest.setdefault(whole, (call.response_id, call.choice))
+    return continued
 
 
 def _said(reply: Message) -> dict[str, Any]:
@@ -153,21 +153,21 @@ def _said(reply: Message) -> dict[str, Any]:
 
 def _digests(messages: Sequence[Message]) -> list[bytes]:
     """Of each message a digest of it and everything before it."""
-    found: list[bytes] = []
+    digests: list[bytes] = []
     for message in messages:
-        found.append(_digest(found[-1] if found else b"", message))
-    return found
+        digests.append(_digest(digests[-1] if digests else b"", message))
+    return digests
 
 
 def _digest(before: bytes, message: Any) -> bytes:
     """Clients send a reply back with more or fewer empty fields: empty fields are ignored."""
-    said: Any = message  # anything else is compared as it is
+    compared: Any = message  # anything else is compared as it is
     if isinstance(message, Mapping):
         calls: Any = message.get("tool_calls") or ()
         if isinstance(calls, list | tuple):
             calls = [_called(call) for call in calls]
-        said = (message.get("role"), message.get("content") or "", calls, message.get("tool_call_id"))
-    return hashlib.sha256(before + json.dumps(said, sort_keys=True, default=str).encode()).digest()
+        compared = (message.get("role"), message.get("content") or "", calls, message.get("tool_call_id"))
+    return hashlib.sha256(before + json.dumps(compared, sort_keys=True, default=str).encode()).digest()
 
 
 def _called(call: Any) -> Any:
@@ -206,33 +206,33 @@ class RecordedConversations:
         for body, output in bodies[:-1]:
             own = {name: value for name, value in body.items() if name != "instructions"}  # those are of one call only
             before += [*read_responses_request(own).messages, *chat_messages(output)]
-        asked = read_responses_request(bodies[-1][0], before)
-        return Conversation(tuple(asked.messages), reply, tuple(asked.tools))
+        request = read_responses_request(bodies[-1][0], before)
+        return Conversation(tuple(request.messages), reply, tuple(request.tools))
 
     def _bodies(self, call: CapturedCall) -> list[tuple[Mapping[str, Any], Sequence[Any]]] | None:
-        """What was asked and answered in the call and in those that it goes on from, the first one first."""
-        found: list[tuple[Mapping[str, Any], Sequence[Any]]] = []
+        """The requests and answers of the call and of those that it goes on from, the first one first."""
+        bodies: list[tuple[Mapping[str, Any], Sequence[Any]]] = []
         seen: set[str] = set()
         following: CapturedCall | None = call
         while following is not None:
             if following.response_id in seen:
                 return None
             seen.add(following.response_id)
-            found.append((following.request, _list(following.response, "output")))
+            bodies.append((following.request, _list(following.response, "output")))
             previous = following.request.get("previous_response_id")
             if not isinstance(previous, str):
-                return found[::-1]
+                return bodies[::-1]
             following = self._by_id.get(previous)
         return None
 
 
 def _of_messages(call: CapturedCall) -> Conversation | None:
-    asked = read_messages_request(call.request)
+    request = read_messages_request(call.request)
     # The reply is read as the client sends it back: in the middle of a conversation.
     reply: dict[str, Any] = {"role": "assistant", "content": _list(call.response, "content")}
-    said = [{"role": "user", "content": "?"}, reply, {"role": "user", "content": "?"}]
-    _, answer, *_ = read_messages_request({"model": call.model, "messages": said}, counting=True).messages
-    return Conversation(tuple(asked.messages), answer, tuple(asked.tools))
+    messages = [{"role": "user", "content": "?"}, reply, {"role": "user", "content": "?"}]
+    _, answer, *_ = read_messages_request({"model": call.model, "messages": messages}, counting=True).messages
+    return Conversation(tuple(request.messages), answer, tuple(request.tools))
 
 
 def _list(body: Mapping[str, Any], name: str) -> list[Any]:

@@ -45,38 +45,40 @@ class Records:
 
 
 def of_rollouts(records: Records, rollout_ids: Sequence[str]) -> Records:
-    """What ``records`` hold of the given rollouts. Spans stay: an attribute of a call may be on a span above it.
+    """The part of ``records`` that is of the given rollouts. Spans stay: an attribute of a call may be on a span above it.
 
     Raises `TransitionError` for one of which they hold nothing.
     """
     everything = (records.rollouts, records.attempts, records.calls, records.rewards, records.spans)
-    known = {one.rollout_id for values in everything for one in values}
-    if missing := sorted({*rollout_ids} - known):
+    recorded = {record.rollout_id for values in everything for record in values}
+    if missing := sorted({*rollout_ids} - recorded):
         raise TransitionError(
             f"nothing is recorded of rollout {', '.join(missing)}", hint="look for the id as it was written"
         )
     chosen = frozenset(rollout_ids)
-    calls = tuple(one for one in records.calls if one.rollout_id in chosen)
-    targets = {("", one.response_id) for one in calls} | {(tool, "") for one in calls for tool in one.tool_call_ids}
+    calls = tuple(record for record in records.calls if record.rollout_id in chosen)
+    targets = {("", record.response_id) for record in calls} | {
+        (tool, "") for record in calls for tool in record.tool_call_ids
+    }
 
-    def is_theirs(one: Reward) -> bool:
-        if one.rollout_id is not None:
-            return one.rollout_id in chosen
-        return ("", one.response_id) in targets or (one.tool_call_id, "") in targets
+    def is_theirs(reward: Reward) -> bool:
+        if reward.rollout_id is not None:
+            return reward.rollout_id in chosen
+        return ("", reward.response_id) in targets or (reward.tool_call_id, "") in targets
 
-    others = {one.rollout_id for one in records.rollouts} - chosen
+    others = {record.rollout_id for record in records.rollouts} - chosen
     return replace(
         records,
-        rollouts=tuple(one for one in records.rollouts if one.rollout_id in chosen),
-        attempts=tuple(one for one in records.attempts if one.rollout_id in chosen),
+        rollouts=tuple(record for record in records.rollouts if record.rollout_id in chosen),
+        attempts=tuple(record for record in records.attempts if record.rollout_id in chosen),
         calls=calls,
         rewards=tuple(filter(is_theirs, records.rewards)),
-        diagnostics=tuple(one for one in records.diagnostics if one.subject not in others),
+        diagnostics=tuple(record for record in records.diagnostics if record.subject not in others),
     )
 
 
 def read_spans(spans: Iterable[Span]) -> Records:
-    """What spans in the documented format (docs/reference/data.md) say about rollouts, attempts, calls and rewards.
+    """The rollouts, attempts, calls and rewards of spans in the documented format (docs/reference/data.md).
 
     Pure: the same spans give the same records in whatever order they come, and a span that comes twice counts once. What
     a span does not say is taken from the spans above it (rollout, attempt, agent), never from clocks. A span without a
@@ -102,7 +104,7 @@ def _read(reading: SpanReading, rollouts: Container[str] = (), attempted: Contai
 
 
 def read_store(store: TraceStore, rollout_ids: Sequence[str] | None = None) -> Records:
-    """What a trace store holds of the given rollouts (None: of all), its spans joined in, in lgov's names.
+    """The records of a trace store about the given rollouts (None: of all), its spans joined in, in lgov's names.
 
     What is written meanwhile does no harm: how attempts ended is read first, so that all that came before is there, and
     rollouts last, so that whatever belongs to one finds it. Raises `StoreError`.
@@ -138,20 +140,20 @@ def join(recorded: Records, spans: Iterable[Span]) -> Records:
     spanned = _read(SpanReading(spans, last), rollouts, attempted)
     if not spanned.spans:
         return _with_unannounced(recorded, rollouts)
-    found = [*recorded.diagnostics, *spanned.diagnostics]
+    diagnostics = [*recorded.diagnostics, *spanned.diagnostics]
     by_response: dict[str, list[CapturedCall]] = {}
     for call in spanned.calls:
         by_response.setdefault(call.response_id, []).append(call)
     captured = {(call.response_id, call.choice) for call in recorded.calls}
     responses = {response_id for response_id, _ in captured}
     proposed = {(call.response_id, name) for call in recorded.calls for name in call.tool_call_ids}
-    calls = [_joined(call, by_response.get(call.response_id, ()), proposed, found) for call in recorded.calls]
+    calls = [_joined(call, by_response.get(call.response_id, ()), proposed, diagnostics) for call in recorded.calls]
     on_record = {(call.rollout_id, attempt) for call in calls for attempt in (call.attempt, None)}
     for call in spanned.calls:
         if (call.response_id, call.choice) not in captured and (call.rollout_id, call.attempt) in on_record:
             origins = [span for span in spanned.origins.get(call.response_id, ()) if span.rollout_id == call.rollout_id]
             if call.response_ids is not None and all(span.claimed for span in origins):
-                found.append(
+                diagnostics.append(
                     Diagnostic(Finding.CLAIM_NOT_CAPTURED, call.response_id, "only a span from outside has it")
                 )
                 continue
@@ -163,11 +165,11 @@ def join(recorded: Records, spans: Iterable[Span]) -> Records:
     rewards = {reward.reward_id for reward in recorded.rewards}
     joined = replace(
         spanned,
-        rollouts=(*(_with_mode(one, spanned.held_out) for one in recorded.rollouts), *spanned.rollouts),
+        rollouts=(*(_with_mode(rollout, spanned.held_out) for rollout in recorded.rollouts), *spanned.rollouts),
         attempts=(*recorded.attempts, *spanned.attempts),
         calls=tuple(calls),
-        rewards=(*recorded.rewards, *(one for one in spanned.rewards if one.reward_id not in rewards)),
-        diagnostics=tuple(found),
+        rewards=(*recorded.rewards, *(reward for reward in spanned.rewards if reward.reward_id not in rewards)),
+        diagnostics=tuple(diagnostics),
     )
     return _with_unannounced(joined, rollouts)
 
@@ -180,8 +182,8 @@ def _with_mode(rollout: Rollout, held_out: Mapping[str, str]) -> Rollout:
 
 def _with_unannounced(records: Records, announced: Container[str]) -> Records:
     """``records`` with the rollouts, and the attempts of those not ``announced``, that only captured calls name."""
-    known = {one.rollout_id for one in records.rollouts}
-    attempted = {(one.rollout_id, one.attempt) for one in records.attempts}
+    rollout_ids = {record.rollout_id for record in records.rollouts}
+    attempted = {(record.rollout_id, record.attempt) for record in records.attempts}
     times: dict[tuple[str, int], tuple[float, float]] = {}
     for call in records.calls:
         if call.rollout_id is None or call.rollout_id in announced:
@@ -193,9 +195,9 @@ def _with_unannounced(records: Records, announced: Container[str]) -> Records:
     if not times:
         return records
     judged = {
-        (one.rollout_id, one.attempt)
-        for one in records.rewards
-        if one.response_id is None and one.tool_call_id is None and one.rollout_id is not None
+        (record.rollout_id, record.attempt)
+        for record in records.rewards
+        if record.response_id is None and record.tool_call_id is None and record.rollout_id is not None
     }
     last = dict(sorted({*times, *attempted}))  # a reward that names no attempt is of the last one
     attempts: list[Attempt] = []
@@ -207,40 +209,42 @@ def _with_unannounced(records: Records, announced: Container[str]) -> Records:
     rollouts = tuple(
         _with_mode(Rollout(name, name, "", {}, began), records.held_out)
         for name, began in began_at.items()
-        if name not in known
+        if name not in rollout_ids
     )
-    found = tuple(Diagnostic(Finding.NO_TASK_ID, one.rollout_id, "it is a group of its own") for one in rollouts)
+    diagnostics = tuple(
+        Diagnostic(Finding.NO_TASK_ID, record.rollout_id, "it is a group of its own") for record in rollouts
+    )
     return replace(
         records,
         rollouts=(*records.rollouts, *rollouts),
         attempts=(*records.attempts, *attempts),
-        diagnostics=(*records.diagnostics, *found),
+        diagnostics=(*records.diagnostics, *diagnostics),
     )
 
 
 def _joined(
-    call: CapturedCall, shown: Sequence[CapturedCall], proposed: Set[tuple[str, str]], found: list[Diagnostic]
+    call: CapturedCall, by_spans: Sequence[CapturedCall], proposed: Set[tuple[str, str]], diagnostics: list[Diagnostic]
 ) -> CapturedCall:
     """``call`` with what spans say of it; ``proposed`` are the tool calls that captured calls are known to have proposed."""
-    if not shown:
+    if not by_spans:
         return call
     agent, rollout_id, attempt, tools = call.agent, call.rollout_id, call.attempt, call.tool_call_ids
-    if len(shown) > 1:  # where they contradict each other, the order of arrival decides nothing
-        shown = sorted(shown, key=repr)
-    for one in shown:
-        if None not in (call.rollout_id, one.rollout_id) and call.rollout_id != one.rollout_id:
+    if len(by_spans) > 1:  # where they contradict each other, the order of arrival decides nothing
+        by_spans = sorted(by_spans, key=repr)
+    for spanned in by_spans:
+        if None not in (call.rollout_id, spanned.rollout_id) and call.rollout_id != spanned.rollout_id:
             continue  # a span says nothing about another rollout's calls
-        agent = agent or one.agent
-        if rollout_id is None and one.rollout_id is not None:
-            rollout_id, attempt = one.rollout_id, one.attempt
-        if one.choice == call.choice:
+        agent = agent or spanned.agent
+        if rollout_id is None and spanned.rollout_id is not None:
+            rollout_id, attempt = spanned.rollout_id, spanned.attempt
+        if spanned.choice == call.choice:
             # A span may tell of all choices at once: what another one proposed is not this one's.
-            tools = tools or tuple(name for name in one.tool_call_ids if (call.response_id, name) not in proposed)
-            if one.response_ids is not None and (one.prompt_ids, one.response_ids) != (
+            tools = tools or tuple(name for name in spanned.tool_call_ids if (call.response_id, name) not in proposed)
+            if spanned.response_ids is not None and (spanned.prompt_ids, spanned.response_ids) != (
                 call.prompt_ids,
                 call.response_ids,
             ):
-                found.append(
+                diagnostics.append(
                     Diagnostic(Finding.CLAIM_DIFFERS, call.response_id, "a span names other tokens than were captured")
                 )
     if (agent, rollout_id, tools) == (call.agent, call.rollout_id, call.tool_call_ids):

@@ -25,22 +25,24 @@ PlacedCall: TypeAlias = tuple[CapturedCall, int]
 _Target: TypeAlias = int | tuple[Finding, str] | None
 
 
-def distinct(rewards: Iterable[Reward], found: list[Diagnostic]) -> list[Reward]:
+def distinct(rewards: Iterable[Reward], diagnostics: list[Diagnostic]) -> list[Reward]:
     """Rewards without those that came twice. One id with different contents is a finding, and both stay."""
     rewards = list(rewards)
     if len({reward.reward_id for reward in rewards}) == len(rewards):
         return rewards
-    known: dict[str, Reward] = {}
+    by_id: dict[str, Reward] = {}
     kept: list[Reward] = []
     for reward in rewards:
-        first = known.setdefault(reward.reward_id, reward)
+        first = by_id.setdefault(reward.reward_id, reward)
         if first is not reward:
-            if first == reward or any(one == reward for one in kept if one.reward_id == reward.reward_id):
+            if first == reward or any(other == reward for other in kept if other.reward_id == reward.reward_id):
                 continue
             # What is not a number is never equal to itself.
             if math.isnan(first.value) and math.isnan(reward.value):
                 continue
-            found.append(Diagnostic(Finding.DUPLICATE_REWARD, reward.reward_id, "two different rewards of one id"))
+            diagnostics.append(
+                Diagnostic(Finding.DUPLICATE_REWARD, reward.reward_id, "two different rewards of one id")
+            )
         kept.append(reward)
     return kept
 
@@ -59,12 +61,12 @@ def owners_of_targets(calls_of: Mapping[tuple[str, int], Sequence[CapturedCall]]
 def rollout_of(reward: Reward, owners: Mapping[tuple[str, str], set[str]]) -> str | None:
     """The one rollout that has the target of a reward without a rollout; None where there is none or several."""
     target = ("tool", reward.tool_call_id or "") if reward.response_id is None else ("call", reward.response_id)
-    found = owners.get(target, ())
-    return next(iter(found)) if len(found) == 1 else None
+    rollout_ids = owners.get(target, ())
+    return next(iter(rollout_ids)) if len(rollout_ids) == 1 else None
 
 
 class RewardTargets:
-    """What the rewards of one attempt are put on.
+    """The targets of the rewards of one attempt.
 
     ``placed`` are the calls of the attempt in their order, ``last`` the index of the last transition (None without
     any), ``elsewhere`` the calls of the rollout's other attempts: their rewards went with them. ``aside`` are the choices
@@ -89,16 +91,16 @@ class RewardTargets:
         self._others = frozenset(other_attempts)
         self._calls: dict[str, list[PlacedCall]] = {}
         self._tools: dict[str, list[PlacedCall]] = {}
-        for one in placed:
-            call = one[0]
-            self._calls.setdefault(call.response_id, []).append(one)
+        for placed_call in placed:
+            call = placed_call[0]
+            self._calls.setdefault(call.response_id, []).append(placed_call)
             for tool_call in call.tool_call_ids:
-                self._tools.setdefault(tool_call, []).append(one)
+                self._tools.setdefault(tool_call, []).append(placed_call)
 
     def assign(
-        self, rewards: Iterable[Reward], found: list[Diagnostic], unassigned: list[Reward]
+        self, rewards: Iterable[Reward], diagnostics: list[Diagnostic], unassigned: list[Reward]
     ) -> dict[int, dict[str, float]]:
-        """What each transition (by index) earned, by dimension. What finds no transition is reported and kept apart.
+        """The rewards of each transition (by index), by dimension. What finds no transition is reported and kept apart.
 
         Sums are exact (`math.fsum`), so no order of rewards changes them.
         """
@@ -112,15 +114,15 @@ class RewardTargets:
                 # What AIR takes back at the end of an attempt says nothing about how the task went.
                 final = final or (isinstance(target, int) and reward.dimension != INTERMEDIATE)
             else:
-                target = self._of_call(reward, found)
+                target = self._of_call(reward, diagnostics)
             if isinstance(target, tuple):
                 finding, why = target
-                found.append(Diagnostic(finding, reward.reward_id, f"{self._rollout_id}: {why}"))
+                diagnostics.append(Diagnostic(finding, reward.reward_id, f"{self._rollout_id}: {why}"))
                 unassigned.append(reward)
             elif target is not None and target >= 0:
                 earned.setdefault(target, {}).setdefault(reward.dimension, []).append(float(reward.value))
         if not final and self._last is not None:
-            found.append(Diagnostic(Finding.NO_FINAL_REWARD, self._rollout_id))
+            diagnostics.append(Diagnostic(Finding.NO_FINAL_REWARD, self._rollout_id))
         return {
             target: {name: math.fsum(values) for name, values in sorted(parts.items())}
             for target, parts in earned.items()
@@ -135,7 +137,7 @@ class RewardTargets:
             return Finding.UNASSIGNED_REWARD, "no transition of the attempt"
         return self._last
 
-    def _of_call(self, reward: Reward, found: list[Diagnostic]) -> _Target:
+    def _of_call(self, reward: Reward, diagnostics: list[Diagnostic]) -> _Target:
         if reward.response_id is not None:
             meant = self._calls.get(reward.response_id, [])
         else:
@@ -148,18 +150,20 @@ class RewardTargets:
         if meant and not here and self._was_elsewhere(reward, reward.attempt):
             return None
         if reward.response_id is not None and len({call.choice for call, _ in meant}) > 1:
-            wanted = reward.choice
-            if wanted is None:
+            choice = reward.choice
+            if choice is None:
                 # One of them the attempt has gone on with: not all are set aside.
-                wanted = min(call.choice for call, _ in meant if (call.response_id, call.choice) not in self._aside)
-                detail = f"{what} has several choices and the reward names none: it goes to choice {wanted}"
-                found.append(Diagnostic(Finding.AMBIGUOUS_REWARD_TARGET, reward.reward_id, detail))
-            meant = [one for one in meant if one[0].choice == wanted]
+                choice = min(call.choice for call, _ in meant if (call.response_id, call.choice) not in self._aside)
+                detail = f"{what} has several choices and the reward names none: it goes to choice {choice}"
+                diagnostics.append(Diagnostic(Finding.AMBIGUOUS_REWARD_TARGET, reward.reward_id, detail))
+            meant = [candidate for candidate in meant if candidate[0].choice == choice]
         elif reward.choice is not None:
-            meant = [one for one in meant if one[0].choice == reward.choice]
+            meant = [candidate for candidate in meant if candidate[0].choice == reward.choice]
         elif len(meant) > 1:
             # Tools run for the choice that was gone on with, whatever ids the others gave theirs.
-            used = [one for one in meant if (one[0].response_id, one[0].choice) not in self._aside]
+            used = [
+                candidate for candidate in meant if (candidate[0].response_id, candidate[0].choice) not in self._aside
+            ]
             meant = used if len(used) == 1 else meant
         if len(meant) == 1:
             target = meant[0][1]
@@ -172,7 +176,7 @@ class RewardTargets:
         return Finding.UNKNOWN_REWARD_TARGET, f"there is no {chosen}{what}"
 
     def _was_elsewhere(self, reward: Reward, attempt: int | None = None) -> bool:
-        """Whether another attempt (only ``attempt``, where that is given) has the call that ``reward`` names."""
+        """Returns whether another attempt (only ``attempt``, where that is given) has the call that ``reward`` names."""
         calls = [call for call in self._elsewhere if attempt is None or (call.attempt or 1) == attempt]
         if reward.response_id is not None:
             return any(call.response_id == reward.response_id for call in calls)

@@ -42,29 +42,33 @@ def calls_of_spans(
     key: CallKey,
     rollout_id: str | None,
     attempt: int | None,
-    shown: Sequence[Shown],
+    placed_spans: Sequence[Shown],
     proposed: Collection[str],
-    found: list[Diagnostic],
+    diagnostics: list[Diagnostic],
 ) -> list[CapturedCall]:
     """The call that some spans show; spans that claim different tokens for it are as many calls.
 
     The call itself is the innermost of the spans. What one does not say another may. ``proposed`` are tool calls that
     other spans say it proposed.
     """
-    inside_out = sorted(shown, key=lambda one: (one[0].started_at, one[0].span_id, one[0].trace_id or ""), reverse=True)
+    inside_out = sorted(
+        placed_spans,
+        key=lambda placed: (placed[0].started_at, placed[0].span_id, placed[0].trace_id or ""),
+        reverse=True,
+    )
     spans = [span for span, _ in inside_out]
     agent = next((name for span in spans if (name := text_of(span.attributes.get(semconv.AGENT_NAME)))), None)
     agent = agent or next((place.agent for _, place in inside_out if place.agent), None)
-    tools = tuple(dict.fromkeys(one for span in spans for one in proposed_tool_calls(span.attributes)))
+    tools = tuple(dict.fromkeys(call_id for span in spans for call_id in proposed_tool_calls(span.attributes)))
     if proposed:
         tools = tuple(sorted({*tools, *proposed}))
-    made: list[CapturedCall] = []
-    for span, attributes, tokens in _claims(spans, found):
-        given = attributes.get(semconv.WEIGHTS_VERSION)
-        version = version_of(given)
-        if version is None and given is not None:
-            found.append(invalid(span, semconv.WEIGHTS_VERSION))
-        made.append(
+    calls: list[CapturedCall] = []
+    for span, attributes, tokens in _claims(spans, diagnostics):
+        raw_version = attributes.get(semconv.WEIGHTS_VERSION)
+        version = version_of(raw_version)
+        if version is None and raw_version is not None:
+            diagnostics.append(invalid(span, semconv.WEIGHTS_VERSION))
+        calls.append(
             CapturedCall(
                 response_id=key[0],
                 choice=key[1],
@@ -86,7 +90,7 @@ def calls_of_spans(
                 tool_call_ids=tools,
             )
         )
-    return made
+    return calls
 
 
 def invalid(span: Span, name: str) -> Diagnostic:
@@ -94,22 +98,22 @@ def invalid(span: Span, name: str) -> Diagnostic:
     return Diagnostic(Finding.INVALID_ATTRIBUTE, span.span_id, f"{name} is {str(span.attributes.get(name))[:60]!r}")
 
 
-def _claims(spans: Sequence[Span], found: list[Diagnostic]) -> list[tuple[Span, Mapping[str, Any], Tokens]]:
+def _claims(spans: Sequence[Span], diagnostics: list[Diagnostic]) -> list[tuple[Span, Mapping[str, Any], Tokens]]:
     """The different tokens that the spans of one call claim, mostly one; what one does not say another may."""
     claims: list[tuple[Span, Tokens]] = []
     for span in spans:
         tokens = tokens_of(span.attributes)
-        found += [invalid(span, name) for name in unreadable_tokens(span.attributes, tokens)]
-        same = next((index for index, one in enumerate(claims) if tokens_agree(one[1], tokens)), None)
+        diagnostics += [invalid(span, name) for name in unreadable_tokens(span.attributes, tokens)]
+        same = next((index for index, claim in enumerate(claims) if tokens_agree(claim[1], tokens)), None)
         if same is None:
             claims.append((span, tokens))
         elif claims[same][1].count(None) > tokens.count(None):
             claims[same] = (span, tokens)
-    claims = [one for one in claims if one[1][1] is not None] or claims[:1]
-    said: dict[str, Any] = {}
+    claims = [claim for claim in claims if claim[1][1] is not None] or claims[:1]
+    attributes: dict[str, Any] = {}
     for span in reversed(spans):
-        said.update(span.attributes)
-    return [(span, {**said, **span.attributes}, tokens) for span, tokens in claims]
+        attributes.update(span.attributes)
+    return [(span, {**attributes, **span.attributes}, tokens) for span, tokens in claims]
 
 
 def reward_of_span(span: Span, place: Place) -> Reward:
@@ -156,16 +160,16 @@ def _named(value: object) -> str | None:
 
 def _judged(event: SpanEvent, target: Reward) -> Reward:
     """The reward of an event, on the target that it names itself, or else on ``target``."""
-    given = event.attributes
-    choice = given.get(semconv.CHOICE)
-    response_id, tool_call = _named(given.get(semconv.RESPONSE_ID)), _named(given.get(semconv.TOOL_CALL_ID))
+    attributes = event.attributes
+    choice = attributes.get(semconv.CHOICE)
+    response_id, tool_call = _named(attributes.get(semconv.RESPONSE_ID)), _named(attributes.get(semconv.TOOL_CALL_ID))
     if response_id is not None or tool_call is not None:
         target = replace(target, response_id=response_id, tool_call_id=tool_call, choice=None)
     return replace(
         target,
-        value=number_of(given.get(semconv.REWARD_VALUE, given.get(semconv.EVALUATION_SCORE))),
-        dimension=str(given.get(semconv.REWARD_DIMENSION) or given.get(semconv.EVALUATION_NAME) or "task"),
-        source=str(given.get(semconv.REWARD_SOURCE) or ""),
+        value=number_of(attributes.get(semconv.REWARD_VALUE, attributes.get(semconv.EVALUATION_SCORE))),
+        dimension=str(attributes.get(semconv.REWARD_DIMENSION) or attributes.get(semconv.EVALUATION_NAME) or "task"),
+        source=str(attributes.get(semconv.REWARD_SOURCE) or ""),
         choice=choice if type(choice) is int else target.choice,
     )
 
@@ -194,7 +198,7 @@ def _target(span: Span, tree: SpanTree, reward_id: str) -> Reward:
 
 
 def _inside_something(span: Span, tree: SpanTree) -> bool:
-    """Whether an agent, a call or a tool of the same attempt is above the span."""
+    """Returns whether an agent, a call or a tool of the same attempt is above the span."""
     place = tree.place(span)
     above = tree.above(span)
     while above is not None:
@@ -210,7 +214,7 @@ def _inside_something(span: Span, tree: SpanTree) -> bool:
 
 @dataclass(slots=True)
 class _Seen:
-    """What the spans of an attempt say about it: when it began and ended, how, and the spans of each of its calls."""
+    """An attempt as its spans tell of it: when it began and ended, how, and the spans of each of its calls."""
 
     started_at: float = math.inf
     ended_at: float = -math.inf
@@ -339,8 +343,8 @@ class SpanReading:
 
     # ------------------------------------------------------------------ all of them
 
-    def rollouts(self, known: Container[str] = ()) -> Iterator[Rollout]:
-        """The rollouts that spans other than rewards belong to, but for those ``known`` from elsewhere.
+    def rollouts(self, skipped: Container[str] = ()) -> Iterator[Rollout]:
+        """The rollouts that spans other than rewards belong to, but for those ``skipped``, which are known from elsewhere.
 
         One without a task is a group of its own.
         """
@@ -348,7 +352,7 @@ class SpanReading:
         for (rollout_id, _), seen in self._seen.items():
             began[rollout_id] = min(seen.started_at, began.get(rollout_id, math.inf))
         for rollout_id, started_at in began.items():
-            if rollout_id in known:
+            if rollout_id in skipped:
                 continue
             tasks = sorted(self._tasks.get(rollout_id, ()))
             if not tasks:
@@ -359,8 +363,8 @@ class SpanReading:
             mode = {"mode": self.held_out[rollout_id]} if rollout_id in self.held_out else {}
             yield Rollout(rollout_id, tasks[0] if tasks else rollout_id, runs[0] if runs else "", mode, started_at)
 
-    def attempts(self, known: Container[str] = ()) -> Iterator[Attempt]:
-        """The attempts of rollouts, but for those whose attempts are ``known`` from elsewhere.
+    def attempts(self, skipped: Container[str] = ()) -> Iterator[Attempt]:
+        """The attempts of rollouts, but for those ``skipped``, whose attempts are known from elsewhere.
 
         An attempt has ended when something says so: an outcome, a final reward, or the end of the spans at its top.
         Where none of these names the outcome it stays None.
@@ -379,7 +383,7 @@ class SpanReading:
                 same.open = same.open or seen.open
                 same.outcomes |= seen.outcomes
         for (rollout_id, number), seen in merged.items():
-            if rollout_id in known:
+            if rollout_id in skipped:
                 continue
             if len(seen.outcomes) > 1:
                 names = ", ".join(sorted(seen.outcomes))
@@ -391,21 +395,21 @@ class SpanReading:
     def calls(self) -> list[CapturedCall]:
         """The calls; spans that show one call are one, and those that claim different tokens for it are several."""
         self._find_owners()
-        made: list[CapturedCall] = []
+        calls: list[CapturedCall] = []
         for (rollout_id, attempt), seen in self._seen.items():
-            self._add_calls(seen, rollout_id, self._last[rollout_id] if attempt is None else attempt, made)
+            self._add_calls(seen, rollout_id, self._last[rollout_id] if attempt is None else attempt, calls)
         for attempt, seen in self._of_no_rollout.items():
-            self._add_calls(seen, None, attempt, made)
-        return made
+            self._add_calls(seen, None, attempt, calls)
+        return calls
 
-    def _add_calls(self, seen: _Seen, rollout_id: str | None, attempt: int | None, made: list[CapturedCall]) -> None:
+    def _add_calls(self, seen: _Seen, rollout_id: str | None, attempt: int | None, calls: list[CapturedCall]) -> None:
         proposals = self._proposals
         named = {
             (response_id, tool_call)
-            for (response_id, _), shown in seen.calls.items()
-            for tool_call in (proposed_tool_calls(shown[0][0].attributes) if proposals else ())
+            for (response_id, _), placed_spans in seen.calls.items()
+            for tool_call in (proposed_tool_calls(placed_spans[0][0].attributes) if proposals else ())
         }
-        for key, shown in seen.calls.items():
+        for key, placed_spans in seen.calls.items():
             proposed = {
                 tool_call
                 for owner in {rollout_id, None}
@@ -413,7 +417,7 @@ class SpanReading:
                 # What a choice says that it proposed is no other choice's.
                 if choice in (None, key[1]) and (key[0], tool_call) not in named
             }
-            made += calls_of_spans(key, rollout_id, attempt, shown, proposed, self.found)
+            calls += calls_of_spans(key, rollout_id, attempt, placed_spans, proposed, self.found)
 
     def _find_owners(self) -> None:
         """A call whose span names no rollout is that of another span of the same call, if only one attempt has it."""
@@ -430,8 +434,8 @@ class SpanReading:
 
     def origins(self) -> dict[str, list[Span]]:
         """The spans that describe a call, by its response id."""
-        found: dict[str, list[Span]] = {}
+        spans_of: dict[str, list[Span]] = {}
         for seen in (*self._seen.values(), *self._of_no_rollout.values()):
-            for key, shown in seen.calls.items():
-                found.setdefault(key[0], []).extend(span for span, _ in shown)
-        return found
+            for key, placed_spans in seen.calls.items():
+                spans_of.setdefault(key[0], []).extend(span for span, _ in placed_spans)
+        return spans_of

@@ -51,21 +51,21 @@ class SpanTree:
     Nothing depends on the order of ``spans``. Iterating gives each span with its place. Immutable.
     """
 
-    def __init__(self, spans: Iterable[Span], found: list[Diagnostic]) -> None:
+    def __init__(self, spans: Iterable[Span], diagnostics: list[Diagnostic]) -> None:
         self._index: dict[tuple[str | None, str], Span] = {}
         self._others: list[Span] = []  # those that share an id with one in the index
         self._places: dict[int, Place] = {}  # by the identity of spans
         self._cut: set[int] = set()  # by the identity of spans
-        self._take(spans, found)
+        self._take(spans, diagnostics)
         for span in self.kept():
             if span.ended_at is None:
-                found.append(Diagnostic(Finding.OPEN_SPAN, span.span_id, span.name))
+                diagnostics.append(Diagnostic(Finding.OPEN_SPAN, span.span_id, span.name))
             if span.parent_id is not None and self._parent(span) is None and _of_interest(span):
                 missing = f"its parent {span.parent_id} is missing"
-                found.append(Diagnostic(Finding.ORPHAN_SPAN, span.span_id, missing))
+                diagnostics.append(Diagnostic(Finding.ORPHAN_SPAN, span.span_id, missing))
         for span in self.kept():
             if id(span) not in self._places:
-                self._walk(span, found)
+                self._walk(span, diagnostics)
 
     def __iter__(self) -> Iterator[tuple[Span, Place]]:
         return ((span, self._places[id(span)]) for span in self.kept())
@@ -103,16 +103,16 @@ class SpanTree:
         parent = self._index.get((span.trace_id, span.parent_id))
         return self._index.get((None, span.parent_id)) if parent is None else parent
 
-    def _take(self, spans: Iterable[Span], found: list[Diagnostic]) -> None:
+    def _take(self, spans: Iterable[Span], diagnostics: list[Diagnostic]) -> None:
         variants: dict[tuple[str | None, str], list[Span]] = {}
         for span in spans:
             if not isinstance(span.attributes.get(semconv.OPERATION), str | None):
                 rest = {name: value for name, value in span.attributes.items() if name != semconv.OPERATION}
                 span = replace(span, attributes=rest)
             key = (span.trace_id, span.span_id)
-            known = self._index.setdefault(key, span)
-            if known is not span and known != span:
-                variants.setdefault(key, [known]).append(span)
+            first = self._index.setdefault(key, span)
+            if first is not span and first != span:
+                variants.setdefault(key, [first]).append(span)
         for key, several in variants.items():
             ended: list[Span] = []
             for span in several:
@@ -123,20 +123,20 @@ class SpanTree:
             self._index[key], *rest = sorted(candidates, key=_text)
             if rest:
                 detail = f"{len(candidates)} different spans"
-                found.append(Diagnostic(Finding.DUPLICATE_SPAN, self._index[key].span_id, detail))
+                diagnostics.append(Diagnostic(Finding.DUPLICATE_SPAN, self._index[key].span_id, detail))
                 self._others += rest
 
-    def _walk(self, span: Span, found: list[Diagnostic]) -> None:
+    def _walk(self, span: Span, diagnostics: list[Diagnostic]) -> None:
         """Walks up to a span whose place is known, or to the top, and places what it passed on the way back down."""
         path, under_way = [span], {id(span)}
         place = _NOWHERE
         while (parent := self._parent(path[-1])) is not None:
-            known = self._places.get(id(parent))
-            if known is not None:
-                place = known
+            parent_place = self._places.get(id(parent))
+            if parent_place is not None:
+                place = parent_place
                 break
             if id(parent) in under_way:
-                circle = self._cut_cycle(path, parent, found)
+                circle = self._cut_cycle(path, parent, diagnostics)
                 self._place_down(circle, _NOWHERE)
                 path, place = path[: len(path) - len(circle)], self._places[id(parent)]
                 break
@@ -148,7 +148,7 @@ class SpanTree:
         for span in reversed(path):
             place = self._places[id(span)] = _placed(span, place)
 
-    def _cut_cycle(self, path: list[Span], again: Span, found: list[Diagnostic]) -> list[Span]:
+    def _cut_cycle(self, path: list[Span], again: Span, diagnostics: list[Diagnostic]) -> list[Span]:
         """Cuts the cycle at the end of ``path``, which comes back to ``again``, above its span with the smallest id.
 
         Returns its spans from the bottom up: the one under the cut is the last.
@@ -159,7 +159,7 @@ class SpanTree:
         self._cut.add(id(circle[first]))
         names = sorted(span.span_id for span in circle)
         detail = f"{len(names)} spans: {', '.join(names[:10])}"
-        found.append(Diagnostic(Finding.CYCLIC_SPANS, circle[first].span_id, detail))
+        diagnostics.append(Diagnostic(Finding.CYCLIC_SPANS, circle[first].span_id, detail))
         return [*circle[first + 1 :], *circle[: first + 1]]
 
 
@@ -251,9 +251,9 @@ def unreadable_tokens(attributes: Mapping[str, JSONValue], tokens: Tokens) -> li
     ]
 
 
-def tokens_agree(one: Tokens, other: Tokens) -> bool:
-    """Whether two claims can be of one call: they differ in nothing that both name."""
-    return all(mine is None or yours is None or mine == yours for mine, yours in zip(one, other, strict=True))
+def tokens_agree(first: Tokens, other: Tokens) -> bool:
+    """Returns whether two claims can be of one call: they differ in nothing that both name."""
+    return all(mine is None or yours is None or mine == yours for mine, yours in zip(first, other, strict=True))
 
 
 def finish_reason_of(value: object) -> str:
@@ -264,7 +264,7 @@ def finish_reason_of(value: object) -> str:
 
 
 def request_of(attributes: Mapping[str, JSONValue]) -> dict[str, Any]:
-    """What a model read, according to its span: messages (instructions first) and tools, in the form of chat completions.
+    """The request that a model read, according to its span: messages (instructions first) and tools, as in chat completions.
 
     Empty where the messages are not recorded or the instructions cannot be read.
     """
@@ -281,42 +281,46 @@ def request_of(attributes: Mapping[str, JSONValue]) -> dict[str, Any]:
             return {}
         if system not in request["messages"]:
             request["messages"] = [system, *request["messages"]]
-    tools = [_tool(one) for one in _listed(attributes.get(semconv.TOOL_DEFINITIONS)) or () if isinstance(one, Mapping)]
+    tools = [
+        _tool(definition)
+        for definition in _listed(attributes.get(semconv.TOOL_DEFINITIONS)) or ()
+        if isinstance(definition, Mapping)
+    ]
     return {**request, "tools": tools} if tools else request
 
 
-def _tool(given: Mapping[str, Any]) -> dict[str, Any]:
+def _tool(definition: Mapping[str, Any]) -> dict[str, Any]:
     """A tool's definition; in the conventions the fields of a function are beside its type."""
-    if given.get("type", "function") != "function" or "function" in given:
-        return dict(given)
-    return {"type": "function", "function": {name: value for name, value in given.items() if name != "type"}}
+    if definition.get("type", "function") != "function" or "function" in definition:
+        return dict(definition)
+    return {"type": "function", "function": {name: value for name, value in definition.items() if name != "type"}}
 
 
 def messages_of(value: object) -> dict[str, Any]:
     """``{"messages": [...]}`` from the JSON text of messages; else empty."""
-    found = _listed(value)
-    return {} if found is None else {"messages": [*found]}
+    messages = _listed(value)
+    return {} if messages is None else {"messages": [*messages]}
 
 
 def proposed_tool_calls(attributes: Mapping[str, JSONValue]) -> tuple[str, ...]:
     """The ids of the tool calls that a reply proposed, as its span names them: by an attribute, or in the reply's messages."""
     listed, single = attributes.get(semconv.TOOL_CALL_IDS), attributes.get(semconv.TOOL_CALL_ID)
-    said = attributes.get(semconv.OUTPUT_MESSAGES)
-    if listed is None and single is None and said is None:
+    reply = attributes.get(semconv.OUTPUT_MESSAGES)
+    if listed is None and single is None and reply is None:
         return ()
     named: dict[str, None] = {}
     for value in (listed, single):
-        for one in [value] if isinstance(value, str) else value if isinstance(value, Sequence) else ():
-            if isinstance(one, str) and one:
-                named[one] = None
-    if said is not None and not (isinstance(said, str) and "call" not in said and "tool_use" not in said):
-        named.update(dict.fromkeys(_ids_in(messages_of(said).get("messages"))))
+        for call_id in [value] if isinstance(value, str) else value if isinstance(value, Sequence) else ():
+            if isinstance(call_id, str) and call_id:
+                named[call_id] = None
+    if reply is not None and not (isinstance(reply, str) and "call" not in reply and "tool_use" not in reply):
+        named.update(dict.fromkeys(_ids_in(messages_of(reply).get("messages"))))
     return tuple(named)
 
 
-def _ids_in(said: object) -> Iterator[str]:
+def _ids_in(messages: object) -> Iterator[str]:
     """Walks messages of any API. Iterative: the reply is untrusted and may be nested deeply."""
-    waiting: list[tuple[Any, bool]] = [(said, False)]
+    waiting: list[tuple[Any, bool]] = [(messages, False)]
     while waiting:
         here, is_call = waiting.pop()
         if isinstance(here, list):
@@ -333,8 +337,8 @@ def _ids_in(said: object) -> Iterator[str]:
 
 
 def _listed(value: object) -> Sequence[Any] | None:
-    found = from_json(value)
-    return found if isinstance(found, list | tuple) else None
+    parsed = from_json(value)
+    return parsed if isinstance(parsed, list | tuple) else None
 
 
 def _integers(value: object) -> tuple[int, ...] | None:
@@ -363,7 +367,7 @@ def read_span_lines(lines: Iterable[bytes], name: str) -> tuple[list[Span], list
     Empty lines are skipped. Raises `SpanFileError` (``name:line``) for a line that is not a request.
     """
     spans: list[Span] = []
-    found: list[Diagnostic] = []
+    diagnostics: list[Diagnostic] = []
     for number, line in enumerate(lines, 1):
         line = line.strip()
         if not line:
@@ -376,9 +380,9 @@ def read_span_lines(lines: Iterable[bytes], name: str) -> tuple[list[Span], list
             raise SpanFileError("no resourceSpans", path=name, line=number, hint=_HINT)
         if decoded.rejected:
             detail = f"{decoded.rejected} spans: {'; '.join(decoded.problems)}"
-            found.append(Diagnostic(Finding.UNREADABLE_SPAN, f"{name}:{number}", detail))
+            diagnostics.append(Diagnostic(Finding.UNREADABLE_SPAN, f"{name}:{number}", detail))
         spans.extend(map(canonical, decoded.spans))
-    return spans, found
+    return spans, diagnostics
 
 
 def _is_empty_request(line: bytes) -> bool:

@@ -159,15 +159,17 @@ def _change(change: Change) -> dict[str, Any]:
 class Diagnosis:
     """Examines a source beside the answers, and anew when it was written to. Callable from any thread."""
 
-    def __init__(self, shown: OpenSource) -> None:
-        self._shown = shown
+    def __init__(self, opened: OpenSource) -> None:
+        self._shown = opened
         self._work: Background[Report] = Background()
 
     def answer(self) -> dict[str, Any]:
         """The findings, ``running`` until they are there."""
         source, work = self._shown.source, self._work
-        place = source.store if source.metrics is None else str(source.folder)
-        work.start(lambda: examine(place) if place else examine_evidence(source.place, Evidence()), self._written())
+        examined = source.store if source.metrics is None else str(source.folder)
+        work.start(
+            lambda: examine(examined) if examined else examine_evidence(source.place, Evidence()), self._written()
+        )
         report, error = work.result, work.error
         return {
             "state": work.state,

@@ -50,8 +50,8 @@ class _Half:
 
     def as_json(self) -> dict[str, Any]:
         names = ("rollout_id", "attempt", "outcome", "reward")
-        shown = [dict(zip(names, rollout, strict=True)) for rollout in self.rollouts[:64]]
-        return {"task_id": self.task_id, "succeeded": self.succeeded, "reward": self.reward, "rollouts": shown}
+        rollouts = [dict(zip(names, rollout, strict=True)) for rollout in self.rollouts[:64]]
+        return {"task_id": self.task_id, "succeeded": self.succeeded, "reward": self.reward, "rollouts": rollouts}
 
 
 def sides_of(source: str, groups: Sequence[TaskGroup]) -> list[Side]:

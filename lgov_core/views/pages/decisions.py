@@ -77,8 +77,8 @@ def decision_counts(pages: StorePages, by: str) -> dict[str, Any]:
 def _most_frequent(keys: Mapping[_Key, Counter[int]]) -> dict[_Key, Counter[int]]:
     kept: dict[_Key, Counter[int]] = defaultdict(Counter)
     for rank, key in enumerate(sorted(keys, key=lambda key: (-keys[key].total(), key))):
-        shown = key if rank < _MOST_KEYS else _Key(OTHER, OTHER, OTHER, OTHER, key.effect, key.would)
-        kept[shown].update(keys[key])
+        kept_key = key if rank < _MOST_KEYS else _Key(OTHER, OTHER, OTHER, OTHER, key.effect, key.would)
+        kept[kept_key].update(keys[key])
     return kept
 
 

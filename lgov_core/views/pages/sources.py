@@ -165,19 +165,19 @@ class OpenSource:
     @property
     def store(self) -> RolloutQueue:
         """The store. Raises `NotRecorded` when there is none, `StoreError` when it cannot be opened."""
-        place = self.source.store
+        address = self.source.store
         if self._record is not None:
             self._record.read()
             return self._record.store
-        if place is None:
+        if address is None:
             raise NotRecorded(f"{self.source.place} has no store", hint="its figures are all that there is")
         with self._lock:
-            identity = None if "://" in place else _identity(place)
+            identity = None if "://" in address else _identity(address)
             if self._store is not None and identity != self._identity:
                 self._store.close()
                 self._store = None
             if self._store is None:
-                self._store, self._identity = open_store(place, make=False), identity
+                self._store, self._identity = open_store(address, make=False), identity
             return self._store
 
     @property
@@ -302,8 +302,8 @@ def unreadable(error: LgovError) -> dict[str, Any]:
     return {"state": "unreadable", "last_write_at": None, "silent_s": None, "error": error.as_json()}
 
 
-def _identity(place: str) -> tuple[int, int] | None:
+def _identity(address: str) -> tuple[int, int] | None:
     try:
-        return file_identity(place.removeprefix("sqlite:///"))
+        return file_identity(address.removeprefix("sqlite:///"))
     except OSError:
         return None

@@ -192,10 +192,10 @@ class _Timeline:
         view = self._view
         tools = [*view.loose_tools, *(tool for step in view.steps for tool in step.tools)]
         earned: dict[str, list[float]] = defaultdict(list)
-        for part in (view.rewards, view.loose_rewards, *(one.rewards for one in (*view.steps, *tools))):
-            for reward in part:
+        for rewards in (view.rewards, view.loose_rewards, *(step.rewards for step in (*view.steps, *tools))):
+            for reward in rewards:
                 earned[reward.dimension].append(reward.value)
-        decisions = (decision for part in (view, *tools) for decision in part.decisions)
+        decisions = (decision for judged in (view, *tools) for decision in judged.decisions)
         prompt_tokens, response_tokens = view.tokens
         return {
             "prompt_tokens": prompt_tokens,
@@ -218,12 +218,12 @@ class _Timeline:
             "handoff": next((tool.name for tool in step.tools if tool.kind == "handoff"), None),
             "truncated": step.finish_reason in CUT_OFF,
             "messages": [
-                {"role": one.role, "text": self._text(one.text, f"steps.{at}.seen.{number}.text")}
-                for number, one in enumerate(step.seen)
+                {"role": message.role, "text": self._text(message.text, f"steps.{at}.seen.{number}.text")}
+                for number, message in enumerate(step.seen)
             ],
             "wrote": self._text(step.wrote, f"steps.{at}.wrote"),
             "tools": [self._tool(tool, f"steps.{at}.tools.{number}") for number, tool in enumerate(step.tools)],
-            "decisions": [self._decision(one) for one in self._of_call.get(step.response_id, ())],
+            "decisions": [self._decision(decision) for decision in self._of_call.get(step.response_id, ())],
             "rewards": list(map(_fields, step.rewards)),
             "advantage": None if trained is None else trained.credit,
             "return": None if trained is None else trained.value_to_go,

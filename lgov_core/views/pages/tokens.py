@@ -43,10 +43,10 @@ class TokenTexts:
     def of(self, ids: Sequence[int]) -> list[str]:
         """The text of each id; of an id that the tokenizer does not know, its number in brackets."""
         new = [token for token in dict.fromkeys(ids) if token not in self._known]
-        decoded: list[str] = self._tokenizer.decode_batch([[one] for one in new], skip_special_tokens=False)
-        for one, text in zip(new, decoded, strict=True):
-            shown_as = text or self._tokenizer.id_to_token(one)
-            self._known[one] = f"[{one}]" if shown_as is None else shown_as
+        decoded: list[str] = self._tokenizer.decode_batch([[token] for token in new], skip_special_tokens=False)
+        for token, text in zip(new, decoded, strict=True):
+            shown_as = text or self._tokenizer.id_to_token(token)
+            self._known[token] = f"[{token}]" if shown_as is None else shown_as
         return [self._known[id_] for id_ in ids]
 
 
@@ -142,8 +142,8 @@ def _entropy(call: CapturedCall) -> list[float | None] | None:
     these leave of the probability counts as one more token. None where the reply lists none.
     """
     try:
-        choice = next(one for one in call.response["choices"] if one.get("index", 0) == call.choice)
-        listed = [[float(top["logprob"]) for top in one["top_logprobs"]] for one in choice["logprobs"]["content"]]
+        choice = next(each for each in call.response["choices"] if each.get("index", 0) == call.choice)
+        listed = [[float(top["logprob"]) for top in token["top_logprobs"]] for token in choice["logprobs"]["content"]]
     except (AttributeError, LookupError, StopIteration, TypeError, ValueError):  # a server may answer anything
         return None
     if not any(listed) or len(listed) != len(call.response_ids or ()):
@@ -157,8 +157,8 @@ def _entropy_of(shares: Sequence[float]) -> float:
 
 def _shared(prompt: tuple[int, ...], earlier: Sequence[CapturedCall]) -> int:
     """How many leading tokens of a prompt are those of an earlier call of the attempt and its reply."""
-    known = ((*(one.prompt_ids or ()), *(one.response_ids or ())) for one in earlier)
-    return max((common_prefix(prompt, one) for one in known), default=0)
+    contexts = ((*(call.prompt_ids or ()), *(call.response_ids or ())) for call in earlier)
+    return max((common_prefix(prompt, context) for context in contexts), default=0)
 
 
 def _drift(trained: Trained, call: CapturedCall) -> dict[str, Any] | None:

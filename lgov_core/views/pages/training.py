@@ -162,9 +162,9 @@ class TrainedBatches:
         ]
         for step in _steps(versions):
             trained = {
-                (one.response_id, one.choice): one
-                for one in self._read(step, rollout_id)
-                if one.attempt == attempt and one.advantages is not None
+                (transition.response_id, transition.choice): transition
+                for transition in self._read(step, rollout_id)
+                if transition.attempt == attempt and transition.advantages is not None
             }
             if trained:
                 return Trained("trainer", trained, step, own.diagnostics)
@@ -179,7 +179,7 @@ class TrainedBatches:
             for transition in credited.transitions
             if (transition.rollout_id, transition.attempt) == (rollout_id, attempt)
         ]
-        by_call = {(one.response_id, one.choice): one for one in mine}
+        by_call = {(transition.response_id, transition.choice): transition for transition in mine}
         return Trained("recomputed" if by_call else None, by_call, None, own.diagnostics)
 
     def _read(self, step: int, rollout_id: str) -> Iterable[Transition]:

@@ -63,10 +63,10 @@ class WindowAccess:
 
     def is_open(self, request: Request) -> bool:
         """True for a request with a session, or with an admin key."""
-        given = _digest(request.cookies.get(self.cookie, ""))
+        digest = _digest(request.cookies.get(self.cookie, ""))
         is_known = False
         for session in self._sessions:  # all of them, so that the time reveals nothing
-            is_known |= hmac.compare_digest(given, session)
+            is_known |= hmac.compare_digest(digest, session)
         return is_known or self.has_admin_key(request.headers)
 
     def has_admin_key(self, headers: Headers) -> bool:

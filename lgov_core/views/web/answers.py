@@ -52,8 +52,8 @@ def rollout(window: Window, params: Params, query: Query) -> Any:
     first, count = query.whole("from", 0, 0, _FAR), query.whole("count", 200, 1, MOST_STEPS)
     view = read_attempt(source.store, params["rollout"], query.attempt())
     rewrites = source.rewrites(view.rollout_id) if any(map(_transformed, _decisions(view))) else {}
-    found = timeline(source.store, view, _trained(source, view), rewrites, first, count)
-    return {"source": source.source.source_id, **found}
+    page = timeline(source.store, view, _trained(source, view), rewrites, first, count)
+    return {"source": source.source.source_id, **page}
 
 
 def tokens(window: Window, params: Params, query: Query) -> Any:
@@ -88,10 +88,10 @@ def filters(window: Window, params: Params, query: Query) -> Any:
     }
 
 
-def _trained(shown: Shown, view: AttemptView) -> Trained:
+def _trained(opened: Shown, view: AttemptView) -> Trained:
     """The transitions of an attempt that were trained on."""
-    group = shown.store.pages.group_of(view.run_id, view.task_id)
-    return shown.batches.of_attempt(shown.store, view.rollout_id, view.attempt, group)
+    group = opened.store.pages.group_of(view.run_id, view.task_id)
+    return opened.batches.of_attempt(opened.store, view.rollout_id, view.attempt, group)
 
 
 def _decisions(view: AttemptView) -> Any:
@@ -103,9 +103,9 @@ def _transformed(decision: Any) -> bool:
     return "transform" in (decision.effect, decision.would)
 
 
-def _name_source(rows: list[dict[str, Any]], shown: Shown) -> None:
+def _name_source(rows: list[dict[str, Any]], opened: Shown) -> None:
     for row in rows:
-        row["source"] = shown.source.source_id
+        row["source"] = opened.source.source_id
 
 
 def attempt_named(window: Window, name: str) -> AttemptView:
@@ -134,10 +134,10 @@ def runs(window: Window, params: Params, query: Query) -> Any:
     return {"items": [_run(source) for source in window.sources()]}
 
 
-def _run(shown: Shown) -> dict[str, Any]:
-    about = shown.describe()
+def _run(opened: Shown) -> dict[str, Any]:
+    about = opened.describe()
     try:
-        summary = run_summary(shown.source.folder)
+        summary = run_summary(opened.source.folder)
     except LgovError as error:
         summary = run_summary(None)
         about |= unreadable(error)
@@ -145,7 +145,7 @@ def _run(shown: Shown) -> dict[str, Any]:
         "source": about["id"],
         **{name: about[name] for name in ("name", "state", "error", "runs", "last_write_at")},
         "rollouts": about["counts"]["rollouts"],
-        "started_at": shown.started_at(),
+        "started_at": opened.started_at(),
         **summary,
     }
 

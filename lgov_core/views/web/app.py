@@ -148,8 +148,8 @@ class _Routes:
         return json_answer({"may_answer": True, "files": [str(file) for file in files], "items": items})
 
     async def _answer(self, request: Request) -> Response:
-        given = await _object(request)
-        answer = given.get("answer")
+        fields = await _object(request)
+        answer = fields.get("answer")
         if answer not in ("approve", "reject"):
             raise QueryError(f"answer is {answer!r}", hint="approve or reject")
         try:
@@ -158,17 +158,17 @@ class _Routes:
                 self._window.approval_files(),
                 request.path_params["request_id"],
                 answer,
-                by=_text(given, "by"),
-                reason=_text(given, "reason"),
-                digest=_text(given, "digest"),
+                by=_text(fields, "by"),
+                reason=_text(fields, "reason"),
+                digest=_text(fields, "digest"),
             )
         except AnsweredRequest as error:
             return error_answer(error, item=error.item)
         return json_answer(item)
 
 
-def _text(given: Mapping[str, Any], name: str) -> str:
-    value = given.get(name, "")
+def _text(fields: Mapping[str, Any], name: str) -> str:
+    value = fields.get(name, "")
     if not isinstance(value, str) or len(value) > _LONGEST_TEXT:
         raise QueryError(f"{name} is not a text of at most {_LONGEST_TEXT} characters")
     return value

@@ -89,7 +89,7 @@ def _add(static: Path, name: str, parts: dict[str, str], above: tuple[str, ...])
     if name in above:
         raise ValueError(f"{name} imports itself: {' > '.join((*above, name))}")
     code = (static / name).read_text(encoding="utf-8")
-    code = _COMMENT.sub(lambda found: "" if re.search(r"\b(?:import|export)\b", found[0]) else found[0], code)
+    code = _COMMENT.sub(lambda comment: "" if re.search(r"\b(?:import|export)\b", comment[0]) else comment[0], code)
     exported: dict[str, str] = {}
 
     def imported(match: re.Match[str]) -> str:
@@ -107,8 +107,8 @@ def _add(static: Path, name: str, parts: dict[str, str], above: tuple[str, ...])
     def listed(match: re.Match[str]) -> str:
         for name_ in match[1].split(","):
             if name_.strip():
-                own, _, shown = (part.strip() for part in name_.partition(" as "))
-                exported[shown or own] = own
+                own, _, exported_as = (word.strip() for word in name_.partition(" as "))
+                exported[exported_as or own] = own
         return ""
 
     def declared(match: re.Match[str]) -> str:
@@ -123,5 +123,5 @@ def _add(static: Path, name: str, parts: dict[str, str], above: tuple[str, ...])
         code = pattern.sub(change, code)
     if (unjoined := _LEFT.search(code)) is not None:
         raise ValueError(f"{name}: {code[unjoined.start() :].partition(chr(10))[0][:80]} cannot be joined")
-    result = ", ".join(f"{shown}: {own}" for shown, own in exported.items())
+    result = ", ".join(f"{exported_as}: {own}" for exported_as, own in exported.items())
     parts[name] = f'modules["{name}"] = (() => {{\n"use strict";\n{code}\nreturn {{ {result} }};\n}})();\n'

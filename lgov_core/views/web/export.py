@@ -64,32 +64,32 @@ class _Report:
         self._add("sources", answers.sources)
         self._add("runs", answers.runs)
         self._add_comparisons()
-        for number, shown in enumerate(self._window.sources()):
-            source = shown.source.source_id
+        for number, opened in enumerate(self._window.sources()):
+            source = opened.source.source_id
             self._add(f"runs/{_encoded(source)}", answers.run, {"source": source})
             try:
-                self._add_source(shown, whole=number == 0)
+                self._add_source(opened, whole=number == 0)
             except LgovError:  # as api/sources says
                 continue
         for source, rollout_id, attempt in list(self.rollouts):
             self._add_rollout(source, rollout_id, attempt)
 
-    def _add_source(self, shown: Shown, *, whole: bool) -> None:
-        given = {"source": shown.source.source_id}
+    def _add_source(self, opened: Shown, *, whole: bool) -> None:
+        query = {"source": opened.source.source_id}
         for by in COLUMNS:
-            self._add("governance", answers.governance, {**given, "by": by})
-        self._add("filters", answers.filters, given)
-        self._add_checked("governance/audit", answers.audit, given)
-        self._add_checked("doctor", answers.doctor, given)
+            self._add("governance", answers.governance, {**query, "by": by})
+        self._add("filters", answers.filters, query)
+        self._add_checked("governance/audit", answers.audit, query)
+        self._add_checked("doctor", answers.doctor, query)
         if not whole:
             return
-        decisions = list(self._items(answers.decisions, given, _DECISIONS))
+        decisions = list(self._items(answers.decisions, query, _DECISIONS))
         groups: dict[tuple[str, str], Any] = {}
         for teaches, most in _GROUPS:
-            asked = {**given, "teaches": teaches} if teaches else given
-            groups |= {(item["run_id"], item["task_id"]): item for item in self._items(answers.tasks, asked, most)}
-        self._set_list("governance/decisions", given, decisions)
-        self._set_list("tasks", given, list(groups.values()))
+            narrowed = {**query, "teaches": teaches} if teaches else query
+            groups |= {(item["run_id"], item["task_id"]): item for item in self._items(answers.tasks, narrowed, most)}
+        self._set_list("governance/decisions", query, decisions)
+        self._set_list("tasks", query, list(groups.values()))
         shares = (
             (3, [(item["rollout_id"], item["attempt"] or 1) for item in decisions if item["rollout_id"]]),
             (1, [_key(row) for group in groups.values() if not group["teaches_nothing"] for row in group["rollouts"]]),
@@ -98,40 +98,44 @@ class _Report:
         for divisor, keys in shares:
             for key in keys[: self._limit // divisor]:
                 if len(self.rollouts) < self._limit:
-                    self.rollouts[given["source"], key[0], key[1]] = None
-        self._set_list("rollouts", given, list(self._items(answers.rollouts, given, self._limit)))
+                    self.rollouts[query["source"], key[0], key[1]] = None
+        self._set_list("rollouts", query, list(self._items(answers.rollouts, query, self._limit)))
 
     def _add_comparisons(self) -> None:
         sides = self._add("compare/sides", answers.sides)
         for pair in sides["pairs"][:1]:
-            given = {**pair, "channel": "task"}
+            query = {**pair, "channel": "task"}
             try:
-                shown = self._add("compare", answers.compared, given, more={"limit": str(max(self._limit // 8, 1))})
+                comparison = self._add(
+                    "compare", answers.compared, query, more={"limit": str(max(self._limit // 8, 1))}
+                )
             except LgovError:
                 continue
-            shown["cursor"] = None
-            for item in shown["items"]:
+            comparison["cursor"] = None
+            for item in comparison["items"]:
                 names: dict[str, str] = {}
                 for side in "ab":
-                    row, source = item[side]["rollouts"][0], shown[side]["source"]
+                    row, source = item[side]["rollouts"][0], comparison[side]["source"]
                     self.rollouts[source, row["rollout_id"], row["attempt"]] = None
-                    names[side] = "~".join(_encoded(str(one)) for one in (source, row["rollout_id"], row["attempt"]))
+                    names[side] = "~".join(
+                        _encoded(str(value)) for value in (source, row["rollout_id"], row["attempt"])
+                    )
                 self._add("compare/rollouts", answers.compared_rollouts, names)
 
     def _add_rollout(self, source: str, rollout_id: str, attempt: int) -> None:
-        place, given = f"rollouts/{_encoded(rollout_id)}", {"source": source, "attempt": str(attempt)}
+        path, query = f"rollouts/{_encoded(rollout_id)}", {"source": source, "attempt": str(attempt)}
         try:
-            shown = self._add(place, answers.rollout, given, {"rollout": rollout_id}, {"count": "500"})
+            page = self._add(path, answers.rollout, query, {"rollout": rollout_id}, {"count": "500"})
         except LgovError:  # deleted meanwhile
             return
-        self.responses.setdefault(_path(place, {"source": source}), _path(place, given))
-        for step in shown["steps"]:
+        self.responses.setdefault(_path(path, {"source": source}), _path(path, query))
+        for step in page["steps"]:
             count = (step["prompt_tokens"] or 0) + (step["response_tokens"] or 0)
             if step["has_tokens"] and count <= _TOKENS_OF_A_CALL and self.tokens + count <= _TOKENS:
                 self.tokens += count
                 params = {"rollout": rollout_id, "call": step["call"]}
                 more = {"count": str(_TOKENS_OF_A_CALL)}
-                self._add(f"{place}/calls/{_encoded(step['call'])}/tokens", answers.tokens, given, params, more)
+                self._add(f"{path}/calls/{_encoded(step['call'])}/tokens", answers.tokens, query, params, more)
 
     # ------------------------------------------------------------------ answers
 
@@ -139,34 +143,34 @@ class _Report:
         self,
         path: str,
         answer: Answer,
-        given: Mapping[str, str] | None = None,
+        query: Mapping[str, str] | None = None,
         params: Mapping[str, str] | None = None,
         more: Mapping[str, str] | None = None,
     ) -> Any:
         """Adds the answer to a path; ``more`` are parameters that its name does not have."""
-        given = given or {}
-        value = answer(self._window, params or given, Query({**given, **(more or {})}))
-        shown = value if self._content else _without_content(value)
-        named = {} if path.startswith("runs/") else given
-        self.responses[_path(path, named)] = shown
-        return shown
+        query = query or {}
+        value = answer(self._window, params or query, Query({**query, **(more or {})}))
+        answered = value if self._content else _without_content(value)
+        named = {} if path.startswith("runs/") else query
+        self.responses[_path(path, named)] = answered
+        return answered
 
-    def _add_checked(self, place: str, answer: Answer, given: Mapping[str, str]) -> None:
+    def _add_checked(self, path: str, answer: Answer, query: Mapping[str, str]) -> None:
         until = time.monotonic() + _WAIT_S
-        while self._add(place, answer, given)["state"] in ("checking", "running") and time.monotonic() < until:
+        while self._add(path, answer, query)["state"] in ("checking", "running") and time.monotonic() < until:
             time.sleep(0.1)
 
-    def _set_list(self, place: str, given: Mapping[str, str], items: list[Any]) -> None:
+    def _set_list(self, path: str, query: Mapping[str, str], items: list[Any]) -> None:
         value = {"items": items, "cursor": None}
-        self.responses[_path(place, given)] = value if self._content else _without_content(value)
+        self.responses[_path(path, query)] = value if self._content else _without_content(value)
 
-    def _items(self, answer: Answer, given: Mapping[str, str], most: int) -> Iterator[Any]:
+    def _items(self, answer: Answer, query: Mapping[str, str], most: int) -> Iterator[Any]:
         """The first items of a list."""
         cursor: str | None = ""
         remaining, until = most, time.monotonic() + _WAIT_S
         while cursor is not None and remaining > 0 and time.monotonic() < until:
-            asked = {**given, "limit": str(min(remaining, 50)), **({"cursor": cursor} if cursor else {})}
-            page = answer(self._window, {}, Query(asked))
+            page_query = {**query, "limit": str(min(remaining, 50)), **({"cursor": cursor} if cursor else {})}
+            page = answer(self._window, {}, Query(page_query))
             yield from page["items"]
             remaining, cursor = remaining - len(page["items"]), page["cursor"]
 
@@ -180,16 +184,16 @@ def _encoded(text: str) -> str:
     return quote(text, safe="!'()*-._~")
 
 
-def _path(place: str, given: Mapping[str, str]) -> str:
-    query = "&".join(f"{name}={_encoded(given[name])}" for name in sorted(given))
-    return f"{place}?{query}" if query else place
+def _path(path: str, parameters: Mapping[str, str]) -> str:
+    query = "&".join(f"{name}={_encoded(parameters[name])}" for name in sorted(parameters))
+    return f"{path}?{query}" if query else path
 
 
 def _without_content(value: Any) -> Any:
     """``value`` with None for what models, tools and users wrote."""
     if isinstance(value, dict):
-        given: dict[str, Any] = value
-        if given.keys() == _TEXT:
+        fields: dict[str, Any] = value
+        if fields.keys() == _TEXT:
             return None
-        return {name: None if name in _CONTENT else _without_content(one) for name, one in given.items()}
-    return [_without_content(one) for one in value] if isinstance(value, list | tuple) else value
+        return {name: None if name in _CONTENT else _without_content(item) for name, item in fields.items()}
+    return [_without_content(item) for item in value] if isinstance(value, list | tuple) else value

@@ -76,8 +76,8 @@ _OUTCOMES = ("succeeded", "failed", "blocked", "infrastructure", "timeout", "tru
 class Query:
     """The parameters of a request, by name. Each method raises `WindowError` (400) for a value without meaning."""
 
-    def __init__(self, given: Mapping[str, str]) -> None:
-        self._given = given
+    def __init__(self, parameters: Mapping[str, str]) -> None:
+        self._given = parameters
 
     def text(self, name: str) -> str | None:
         """A text, None where it is missing or empty."""
@@ -102,11 +102,11 @@ class Query:
             raise QueryError(f"{name} is {value[:20]!r}", hint=f"a whole number from {least} to {most}")
         return int(value)
 
-    def choice(self, name: str, known: Sequence[str], default: str | None = None) -> str | None:
-        """One of ``known``, or the default where it is missing."""
+    def choice(self, name: str, allowed: Sequence[str], default: str | None = None) -> str | None:
+        """One of ``allowed``, or the default where it is missing."""
         value = self._given.get(name) or None
-        if value is not None and value not in known:
-            raise QueryError(f"{name} is {value[:40]!r}", hint=f"one of {', '.join(known)}")
+        if value is not None and value not in allowed:
+            raise QueryError(f"{name} is {value[:40]!r}", hint=f"one of {', '.join(allowed)}")
         return value or default
 
     def flag(self, name: str) -> bool:

@@ -65,19 +65,19 @@ class Window:
         """All sources, new ones too."""
         with self._lock:
             if time.monotonic() - self._looked_at > _SAME_S or not self._open:
-                for number, found in enumerate(self._find()):
-                    known = self._open.get(found.source_id)
+                for number, source in enumerate(self._find()):
+                    opened = self._open.get(source.source_id)
                     if number == 0:
-                        found = replace(
-                            found,
-                            store=self._options.store or found.store,
-                            audit=self._options.audit or found.audit,
-                            approvals=tuple(dict.fromkeys((*self._options.approvals, *found.approvals))),
+                        source = replace(
+                            source,
+                            store=self._options.store or source.store,
+                            audit=self._options.audit or source.audit,
+                            approvals=tuple(dict.fromkeys((*self._options.approvals, *source.approvals))),
                         )
-                    if known is not None and known.source.store is not None and found.store is None:
+                    if opened is not None and opened.source.store is not None and source.store is None:
                         continue  # its store is gone, which it says itself
-                    if known is None or known.source != found:
-                        self._open[found.source_id] = Shown(found, self._options)
+                    if opened is None or opened.source != source:
+                        self._open[source.source_id] = Shown(source, self._options)
                 self._looked_at = time.monotonic()
             return list(self._open.values())
 
@@ -92,9 +92,9 @@ class Window:
     def source(self, source_id: str | None) -> Shown:
         """A source by its id, the first one without. Raises `WindowError` (404)."""
         every = self.sources()
-        for one in every:
-            if source_id in (None, one.source.source_id):
-                return one
+        for opened in every:
+            if source_id in (None, opened.source.source_id):
+                return opened
         raise NotFoundError(f"there is no source {source_id}", hint="api/sources lists them")
 
     def approval_files(self) -> Sequence[Path]:
@@ -104,33 +104,33 @@ class Window:
 
     def sides(self) -> list[Side]:
         """Lists the sides of comparisons, over all sources that can be read."""
-        found: list[Side] = []
-        for one in self.sources():
+        sides: list[Side] = []
+        for opened in self.sources():
             try:
-                found += sides_of(one.source.source_id, one.store.pages.added_groups())
+                sides += sides_of(opened.source.source_id, opened.store.pages.added_groups())
             except LgovError:  # it has no store, or is shown as unreadable
                 continue
-        return found
+        return sides
 
     def comparison(self, first: str, second: str, channel: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """The comparison of two sides by their ids; kept until one of their stores grows. Raises `LgovError`."""
-        known = {side.id: side for side in self.sides()}
-        for missing in {first, second} - known.keys():
+        sides = {side.id: side for side in self.sides()}
+        for missing in {first, second} - sides.keys():
             raise NotFoundError(f"there is no side {missing}", hint="api/compare/sides lists them")
-        opened = [(known[name], self.source(known[name].source)) for name in (first, second)]
-        key = (first, second, channel, *(str(one.store.pages.marks()) for _, one in opened))
-        if (found := self._comparisons.get(key)) is None:
-            groups = (one.store.pages.added_groups() for _, one in opened)
-            compared = [ComparedSide(side, one.store, of) for (side, one), of in zip(opened, groups, strict=True)]
-            found = compare(compared[0], compared[1], channel)
-            self._comparisons.put(key, found)
-        return found
+        opened = [(sides[name], self.source(sides[name].source)) for name in (first, second)]
+        key = (first, second, channel, *(str(source.store.pages.marks()) for _, source in opened))
+        if (comparison := self._comparisons.get(key)) is None:
+            groups = (source.store.pages.added_groups() for _, source in opened)
+            compared = [ComparedSide(side, source.store, of) for (side, source), of in zip(opened, groups, strict=True)]
+            comparison = compare(compared[0], compared[1], channel)
+            self._comparisons.put(key, comparison)
+        return comparison
 
     def close(self) -> None:
         """Closes every store."""
         with self._lock:
-            for one in self._open.values():
-                one.close()
+            for opened in self._open.values():
+                opened.close()
             self._open.clear()
 
 
@@ -176,27 +176,27 @@ class Changes:
         """The marks and states of all sources; a store whose files were not written to is not asked again."""
         marks: dict[str, Any] = {}
         states: list[dict[str, Any]] = []
-        for shown in self._window.sources():
-            name, state = shown.source.source_id, shown.state()
-            states.append({"id": name, **{part: state[part] for part in ("state", "last_write_at", "silent_s")}})
-            files = [_stamps(shown.source.approvals), None if state["state"] == "unreadable" else shown.written()]
+        for opened in self._window.sources():
+            name, state = opened.source.source_id, opened.state()
+            states.append({"id": name, **{key: state[key] for key in ("state", "last_write_at", "silent_s")}})
+            files = [_stamps(opened.source.approvals), None if state["state"] == "unreadable" else opened.written()]
             if None in files or files != self._files.get(name):
-                self._of_files[name] = _marks(shown)
+                self._of_files[name] = _marks(opened)
             self._files[name] = files
             marks[name] = {"state": state["state"], **self._of_files[name]}
         return marks, states
 
 
-def _marks(shown: Shown) -> dict[str, Any]:
+def _marks(opened: Shown) -> dict[str, Any]:
     """Numbers that change when something of a source does, by what that is."""
-    marks: dict[str, Any] = {"approvals": _stamps(shown.source.approvals)}
+    marks: dict[str, Any] = {"approvals": _stamps(opened.source.approvals)}
     try:
-        if shown.source.store is not None:
-            pages = shown.store.pages
-            found = pages.marks()
-            marks |= {name: [seq for table, seq in found.items() if _NAMES[table] == name] for name in _NAMES.values()}
+        if opened.source.store is not None:
+            pages = opened.store.pages
+            seqs = pages.marks()
+            marks |= {name: [seq for table, seq in seqs.items() if _NAMES[table] == name] for name in _NAMES.values()}
             marks["rollouts"] += [pages.open_attempts()]
-        marks["metrics"] = _stamps([shown.source.metrics] if shown.source.metrics is not None else [])
+        marks["metrics"] = _stamps([opened.source.metrics] if opened.source.metrics is not None else [])
     except LgovError:  # the state says so
         pass
     return marks
@@ -209,12 +209,12 @@ def _stamps(paths: Sequence[Path]) -> list[int]:
 
 
 def _changed(before: dict[str, Any], now: dict[str, Any]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    changes: list[dict[str, Any]] = []
     for source, marks in now.items():
-        known = before.get(source, {})
-        if what := [name for name, mark in marks.items() if known.get(name) != mark]:
-            found.append({"source": source, "what": what})
-    return found
+        marks_before = before.get(source, {})
+        if what := [name for name, mark in marks.items() if marks_before.get(name) != mark]:
+            changes.append({"source": source, "what": what})
+    return changes
 
 
 def _token(marks: dict[str, Any]) -> str:
@@ -223,9 +223,9 @@ def _token(marks: dict[str, Any]) -> str:
 
 def _marks_of(token: str) -> dict[str, Any]:
     try:
-        found = json.loads(base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True))
+        marks = json.loads(base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True))
     except (binascii.Error, ValueError) as error:
         raise QueryError("since is not a token of this window", hint="take it from an answer") from error
-    if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
+    if not isinstance(marks, dict) or not all(isinstance(mark, dict) for mark in marks.values()):
         raise QueryError("since is not a token of this window", hint="take it from an answer")
-    return found
+    return marks
