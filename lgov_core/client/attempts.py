@@ -114,7 +114,9 @@ class AgentRunner:
     Where ``governance`` names no policy file agents are watched: calls are recorded and rewarded by ``rules``, nothing is
     judged. Under one they are governed. Spans and rewards go into the reports of the attempts, whatever store is named.
     ``instrument`` instruments all installed frameworks of the process until `close`; raises `InstrumentationError` under a
-    policy if there are none. A ``governor`` of the caller replaces the policy; its events are observed until `close`.
+    policy if there are none. With ``content`` spans have prompts, arguments and results, unless ``governance`` says
+    otherwise; the endpoint has those of model calls anyway. A ``governor`` of the caller replaces the policy; its events are
+    observed until `close`.
     """
 
     def __init__(
@@ -126,6 +128,7 @@ class AgentRunner:
         rules: RuleSet | None = None,
         instrument: bool = True,
         governor: Governor | None = None,
+        content: bool = False,
     ) -> None:
         check_agent(agent)
         self._agent = agent
@@ -148,8 +151,7 @@ class AgentRunner:
                 self._stack.callback(self._unregister, plugin)
             governor.plugins_changed()
         else:
-            # The server keeps the spans, and the endpoint has the content.
-            own = replace(governance, store=None, content=False)
+            own = replace(governance, store=None, content=content and governance.content)  # the server keeps the spans
             opened = own.open(plugins=plugins, rewards=False) if governed else own.watch(plugins=plugins)
             self._opened, self.governor = opened, opened.governor
             self._stack.callback(opened.close)

@@ -63,7 +63,7 @@ class Client:
         self._connection = Connection(address, key=key or os.environ.get("LIGHTNING_SERVER_KEY"), patience_s=patience_s)
         self._quiet = quiet
         self._exit_on_interrupt = exit_on_interrupt
-        self._greeted = False
+        self._greeted = self._first_hand = False
 
     @property
     def url(self) -> str:
@@ -139,11 +139,12 @@ class Client:
         name = agent if isinstance(agent, str) else name_of(agent) if processes else ""
 
         def opened(open_things: contextlib.ExitStack, done: Done) -> Workers:
+            content = self._first_hand  # what else the server needs of it, its endpoint has
             if processes:
                 governing = replace(governance, store=None).as_json()
-                settings = {**options, "governance": governing, "agent": name, "rules": air_enabled}
+                settings = {**options, "governance": governing, "agent": name, "rules": air_enabled, "content": content}
                 return ProcessWorkers(settings, nworkers, done, processes=processes, confine=confine)
-            runner = AgentRunner(cast("Agent", agent), governance=governance, rules=rules, **options)
+            runner = AgentRunner(cast("Agent", agent), governance=governance, rules=rules, content=content, **options)
             open_things.callback(runner.close)
             return ThreadWorkers(runner, nworkers, done)
 
@@ -187,7 +188,7 @@ class Client:
                 f"this client protocol {PROTOCOL}",
                 hint="install the same version of lgov on both sides",
             )
-        self._greeted = True
+        self._greeted, self._first_hand = True, about.get("first_hand") is True
 
 
 class TrainingInterrupted(SystemExit, KeyboardInterrupt):

@@ -84,6 +84,7 @@ def _open_runner(options: dict[str, Any], output: int, broker: str | None) -> Ag
             governance=governance,
             rules=rules if rules is None else air.current(),
             instrument=options["instrument"] and not guarded,
+            content=options.get("content", False),
         )
         if guarded:
             govern_imports(runner.governor, _refuse)

@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -208,6 +208,8 @@ class Coordinator:
             if (reward.rollout_id or rollout_id, reward.attempt or attempt) != (rollout_id, attempt):
                 raise EndpointError(f"reward {reward.reward_id} is of another attempt", status=422)
         spans = [span for span in report.spans if (span.rollout_id, span.attempt) == (rollout_id, attempt)]
+        if self._about.get("first_hand"):
+            spans = [replace(span, claimed=False) for span in spans]
         result = {**report.result, "counts": dict(report.counts), "worker": worker_id}
         try:
             known = self._attempt(rollout_id, attempt)

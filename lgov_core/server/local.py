@@ -13,7 +13,6 @@ from lgov_core.client.agent_name import load_agent
 from lgov_core.client.attempts import Agent
 from lgov_core.client.tasks import read_tasks
 from lgov_core.gateway.protocol import Engine
-from lgov_core.gateway.server import MountedApp
 from lgov_core.server.progress import ENDING, interrupted
 from lgov_core.server.recipe import agent_name_of, client_options, task_file
 from lgov_core.server.training import ServerOptions, TrainingServer
@@ -35,7 +34,8 @@ def run_local(job: TrainingJob) -> Mapping[str, Any]:
     job.say(f"loading {settings.model.name or 'the model'}; everything goes to {job.folder}")
     server: TrainingServer | None = None
     try:
-        with serving(settings, job.folder, store=job.traces, resume=job.resume, mounted=job.mounted) as server:
+        options = ServerOptions(store=job.traces, mounted=job.mounted)
+        with serving(settings, job.folder, options=options, resume=job.resume) as server:
             result = _trained(job, agent, server)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(interrupted(job.folder, None if server is None else server.updates)) from None
@@ -66,9 +66,8 @@ def serving(
     settings: TrainSettings,
     folder: Path,
     *,
-    store: str | None = None,
+    options: ServerOptions | None = None,
     resume: bool = False,
-    mounted: MountedApp | None = None,
     algorithm: Algorithm | None = None,
     engines: Sequence[Engine] = (),
 ) -> Generator[TrainingServer]:
@@ -76,7 +75,7 @@ def serving(
 
     A KeyboardInterrupt while the update in progress ends gives that update up. The parameters are those of `TrainingServer`.
     """
-    stop, options = threading.Event(), ServerOptions(store=store, mounted=mounted)
+    stop = threading.Event()
     with TrainingServer(
         settings, folder=folder, options=options, resume=resume, algorithm=algorithm, engines=engines
     ) as server:

@@ -43,6 +43,8 @@ class ServerOptions:
 
     ``store`` is a trace store (default: ``store.sqlite`` in the folder). ``keys`` must be required on an address that other
     machines can reach. ``gpus`` as in `lgov_core.server.recipe.device_for`. ``mounted`` is served beside the endpoint.
+    ``first_hand`` is for a server whose only client is the program that started it: spans in its reports are kept as what
+    happened, with their content, not as claims.
     """
 
     host: str = "127.0.0.1"
@@ -51,6 +53,7 @@ class ServerOptions:
     keys: KeyRing | None = None
     gpus: int | None = None
     mounted: MountedApp | None = None
+    first_hand: bool = False
 
 
 class TrainingServer:
@@ -153,7 +156,12 @@ class TrainingServer:
             max_extra_groups=self._extra_groups,
             seal=self._lineage(start_sha256).seal,
         )
-        about = {"model": model.name, "algorithm": chosen.name, "folder": str(self.folder)}
+        about = {
+            "model": model.name,
+            "algorithm": chosen.name,
+            "folder": str(self.folder),
+            "first_hand": self.options.first_hand,
+        }
         keys = self.options.keys or kept_keys(self.folder)
         self.coordinator = Coordinator(
             self.folder,

@@ -16,6 +16,7 @@ import pytest
 from lgov_core import Client
 from lgov_core.audit import verify
 from lgov_core.errors import PolicyFileError
+from lgov_core.governance import Governance
 from lgov_core.server.training import TrainingServer
 from tests.gateway.taught import SYSTEM
 from tests.pair import pair_agents as agents
@@ -86,7 +87,7 @@ def test_a_policy_that_does_not_load_runs_nothing(serve: Serve, tmp_path: Path) 
 
 def test_a_worker_process_that_hangs_ends_with_its_client(tmp_path: Path) -> None:
     options = {
-        "agent": f"{__file__}:hangs", "endpoint": "http://127.0.0.1:9", "policy": None, "audit": None,
+        "agent": f"{__file__}:hangs", "endpoint": "http://127.0.0.1:9", "governance": Governance().as_json(),
         "rules": False, "threads": 1, "instrument": False,
     }  # fmt: skip
     process = subprocess.Popen(

@@ -104,7 +104,7 @@ def test_workers_that_cannot_be_confined_are_not_run(serve: Serve, work: Path) -
 
 
 def test_threads_cannot_be_confined(serve: Serve, work: Path) -> None:
-    with pytest.raises(ArgumentError, match="workers are threads"):
+    with pytest.raises(ArgumentError, match="a process for each rollout"):
         train(serve(steps=1), work, workers="threads")
     settings = load_train_settings(flags={("runtime", "confine"): True}, environ={})
     with pytest.raises(SettingsError, match="worker processes"):

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from lgov_core.commands.view import mounted_window
+from lgov_core.server import ServerOptions
 from lgov_core.server.local import serving
 from tests.pair.conftest import settings
 
@@ -17,7 +18,7 @@ def test_a_training_server_has_the_window(
 ) -> None:
     folder = tmp_path / "run"
     with (
-        serving(settings(model_folder), folder, mounted=mounted_window(str(folder))) as server,
+        serving(settings(model_folder), folder, options=ServerOptions(mounted=mounted_window(str(folder)))) as server,
         httpx.Client() as client,
     ):
         address = capsys.readouterr().err.partition("look at it: ")[2].split()[0]
