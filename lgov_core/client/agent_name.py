@@ -39,12 +39,12 @@ def load_agent(name: str) -> Any:
     if not separator or not attribute or not where:
         raise ArgumentError(f"{name!r} names no agent", hint="write module:function or file.py:function")
     module = _of_file(Path(where)) if where.endswith(".py") else _of_name(where)
-    found: Any = module
-    for part in attribute.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
+    agent: Any = module
+    for segment in attribute.split("."):
+        agent = getattr(agent, segment, None)
+    if not callable(agent):
         raise ArgumentError(f"{where} has no function {attribute}")
-    return found
+    return agent
 
 
 def _of_name(where: str) -> Any:

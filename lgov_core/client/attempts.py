@@ -182,17 +182,17 @@ class AgentRunner:
             self._arms.close()
         self._stack.close()
 
-    def run(self, given: Assignment) -> Report:
+    def run(self, assignment: Assignment) -> Report:
         """Runs the agent once. Raises only what ends the process: whatever an agent does is an outcome."""
         with self._lock:
             self._running += 1
         try:
-            self._notebook.begin(given.key)
+            self._notebook.begin(assignment.key)
             try:
-                report = _reported(self._call_agent(given), given)
+                report = _reported(self._call_agent(assignment), assignment)
             except Exception as error:  # noqa: BLE001 - whatever an agent raises is an outcome, recorded
-                report = _raised(error, given)
-            return self._with_observations(given, report)
+                report = _raised(error, assignment)
+            return self._with_observations(assignment, report)
         finally:
             with self._lock:
                 self._running -= 1
@@ -200,29 +200,31 @@ class AgentRunner:
             if uninstrument:
                 self._arms.close()
 
-    def _call_agent(self, given: Assignment) -> Any:
-        scope = RolloutScope(given.rollout_id, given.attempt, task_id=given.task_id)
-        resource = Resource(given.model_api, given.model, given.rollout_id, given.attempt, given.mode)
-        task = Task(given.task)
+    def _call_agent(self, assignment: Assignment) -> Any:
+        scope = RolloutScope(assignment.rollout_id, assignment.attempt, task_id=assignment.task_id)
+        resource = Resource(
+            assignment.model_api, assignment.model, assignment.rollout_id, assignment.attempt, assignment.mode
+        )
+        task = Task(assignment.task)
         if inspect.iscoroutinefunction(self._agent) or inspect.iscoroutinefunction(type(self._agent).__call__):
 
             async def governed() -> Any:
                 async with self.governor.arollout(scope):
-                    return await _await(self._agent(resource, task), given.timeout_s)
+                    return await _await(self._agent(resource, task), assignment.timeout_s)
 
             return asyncio.run(governed())
         with self.governor.rollout(scope):
             value = self._agent(resource, task)
             if inspect.isawaitable(value):
-                return asyncio.run(_await(value, given.timeout_s))
+                return asyncio.run(_await(value, assignment.timeout_s))
             return value
 
-    def _with_observations(self, given: Assignment, report: Report) -> Report:
+    def _with_observations(self, assignment: Assignment, report: Report) -> Report:
         if self._opened is not None:
-            for span in self._opened.connections(*given.key):  # of a box, in which one attempt runs at a time
+            for span in self._opened.connections(*assignment.key):  # of a box, in which one attempt runs at a time
                 self._notebook.add_span(span)
-        rewards, spans = self._notebook.take(given.key)
-        counts = {**self._tally.take(*given.key), **report.counts}
+        rewards, spans = self._notebook.take(assignment.key)
+        counts = {**self._tally.take(*assignment.key), **report.counts}
         if counts.pop("faults", 0):
             return Report(Outcome.INFRASTRUCTURE, (), spans, DENIED_BY_FAILURE, counts)
         kept = (*rewards, *report.rewards) if report.outcome.trainable else ()
@@ -268,20 +270,22 @@ async def _await(value: Awaitable[Any], timeout_s: float) -> Any:
         return await value
 
 
-def _reported(value: Any, given: Assignment) -> Report:
+def _reported(value: Any, assignment: Assignment) -> Report:
     """The report of an agent that returned; a `Report` is taken as it is, its rewards as this attempt's. A value that is not
     a reward is counted and not trained on.
     """
     if isinstance(value, Report):
-        own = {"rollout_id": given.rollout_id, "attempt": given.attempt}
+        own = {"rollout_id": assignment.rollout_id, "attempt": assignment.attempt}
         return replace(value, rewards=tuple(replace(reward, **own) for reward in value.rewards), spans=())
     channels: Mapping[Any, Any] = value if isinstance(value, Mapping) else {"task": value}
     rewards: list[Reward] = []
-    for dimension, one in channels.items():
-        number = _number(one)
+    for dimension, entry in channels.items():
+        number = _number(entry)
         if number is None or not isinstance(dimension, str) or not dimension:
-            return Report(Outcome.INFRASTRUCTURE, error=_not_a_reward(value, dimension, one), counts={"bad_reward": 1})
-        rewards.append(Reward(number, dimension, given.rollout_id, given.attempt, source="agent"))
+            return Report(
+                Outcome.INFRASTRUCTURE, error=_not_a_reward(value, dimension, entry), counts={"bad_reward": 1}
+            )
+        rewards.append(Reward(number, dimension, assignment.rollout_id, assignment.attempt, source="agent"))
     if not rewards:
         return Report(Outcome.INFRASTRUCTURE, error=_not_a_reward(value, "", None), counts={"bad_reward": 1})
     task = next((reward.value for reward in rewards if reward.dimension == "task"), rewards[0].value)
@@ -298,17 +302,17 @@ def _number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _not_a_reward(value: Any, dimension: Any, one: Any) -> str:
+def _not_a_reward(value: Any, dimension: Any, entry: Any) -> str:
     if value is None:
         return "the agent returned nothing: it must return a number, its reward"
     if isinstance(value, Mapping):
-        return f"the agent returned {dimension!r}: {one!r:.80}: rewards are finite numbers by name"
+        return f"the agent returned {dimension!r}: {entry!r:.80}: rewards are finite numbers by name"
     return f"the agent returned {value!r:.80}, a {type(value).__name__}: a reward is a finite number"
 
 
-def _raised(error: Exception, given: Assignment) -> Report:
-    outcome, said = outcome_of(error)
+def _raised(error: Exception, assignment: Assignment) -> Report:
+    outcome, message = outcome_of(error)
     if outcome is not Outcome.FAILED:
-        return Report(outcome, error="the attempt took too long" if said == "TimeoutError: " else said)
-    zero = Reward(0.0, "task", given.rollout_id, given.attempt, source="raised")
-    return Report(Outcome.FAILED, (zero,), error=said, counts={"raised": 1})
+        return Report(outcome, error="the attempt took too long" if message == "TimeoutError: " else message)
+    zero = Reward(0.0, "task", assignment.rollout_id, assignment.attempt, source="raised")
+    return Report(Outcome.FAILED, (zero,), error=message, counts={"raised": 1})

@@ -81,8 +81,8 @@ class Client:
         self._greet()
         upload = new_id("upload")
         for split, tasks in splits.items():
-            for part in _parts(tasks):
-                self._connection.post("/train/data", {"upload": upload, "split": split, "tasks": part})
+            for chunk in _parts(tasks):
+                self._connection.post("/train/data", {"upload": upload, "split": split, "tasks": chunk})
         counts = {split: len(tasks) for split, tasks in splits.items()}
         self._connection.post("/train/data/commit", {"upload": upload, **counts})
         return counts
@@ -218,13 +218,15 @@ class _Session:
         }  # fmt: skip
         answer = self.connection.post("/train/claim", body, timeout_s=wait_s + 30.0)
         self.metrics += answer["progress"].pop("metrics")
-        found = [Assignment(**one) for one in answer["assignments"]]
+        assignments = [Assignment(**raw) for raw in answer["assignments"]]
         # The server says the path: under which address it can be reached, only this side knows.
-        return [replace(one, model_api=f"{self.connection.url}{one.model_api}") for one in found], answer["progress"]
+        return [
+            replace(assignment, model_api=f"{self.connection.url}{assignment.model_api}") for assignment in assignments
+        ], answer["progress"]
 
-    def finish(self, given: Assignment, report: Report) -> None:
+    def finish(self, assignment: Assignment, report: Report) -> None:
         """Reports an attempt. Called in any thread; errors are passed to the training thread."""
-        identity = {"worker_id": self.worker_id, "rollout_id": given.rollout_id, "attempt": given.attempt}
+        identity = {"worker_id": self.worker_id, "rollout_id": assignment.rollout_id, "attempt": assignment.attempt}
         try:
             answer = self.connection.post("/train/finish", {**identity, **report.as_json()})
             accepted, trouble = bool(answer.get("accepted")), None
@@ -262,16 +264,16 @@ class _Session:
                     continue
                 body = {
                     "worker_id": self.worker_id, "lease_s": _LEASE_S,
-                    "attempts": [[given.rollout_id, given.attempt] for given in running],
+                    "attempts": [[assignment.rollout_id, assignment.attempt] for assignment in running],
                 }  # fmt: skip
                 try:
                     held = self.connection.post("/train/heartbeat", body, timeout_s=10.0, patience_s=0.0)["attempts"]
                 except LgovError:
                     continue  # the next one may get through; the lease bounds how long that may take
                 kept = {(str(rollout_id), int(attempt)) for rollout_id, attempt in held}
-                for given in running:
-                    if given.key not in kept and any(given is one for one in workers.running()):
-                        workers.abandon(given.key)
+                for assignment in running:
+                    if assignment.key not in kept and any(assignment is current for current in workers.running()):
+                        workers.abandon(assignment.key)
                         with self.ended:
                             self.counts["abandoned"] += 1
                             self.ended.notify_all()
@@ -287,16 +289,16 @@ class _Session:
 
 def _run(session: _Session, workers: Workers, display: Display) -> TrainResult:
     """Hands work to the workers until the run has ended."""
-    shown = 0
+    seen = 0
     while True:
         if session.trouble is not None:
             raise session.trouble
         free = workers.free
         assignments, progress = session.claim(free, 1.0 if free else 0.0)
-        for given in assignments:
-            workers.give(given)
-        display.show(progress, session.metrics[shown:])
-        shown = len(session.metrics)
+        for assignment in assignments:
+            workers.give(assignment)
+        display.show(progress, session.metrics[seen:])
+        seen = len(session.metrics)
         state = progress["state"]
         if state in ENDED:
             session.over = True

@@ -81,8 +81,8 @@ class Connection:
     def _refused(self, error: urllib.error.HTTPError, path: str) -> ClientError:
         raw = error.read()
         try:
-            said: Any = json.loads(raw)
-            detail = said.get("error") or said.get("detail") or said
+            document: Any = json.loads(raw)
+            detail = document.get("error") or document.get("detail") or document
             message = detail.get("message") if isinstance(detail, dict) else detail
         except (ValueError, AttributeError):
             message = raw[:200].decode(errors="replace")

@@ -107,16 +107,16 @@ class Display:
                     self.say(f"WARNING: update {line['step']}: {warnings[code]}")
                 self._warned = set(warnings)
         step, steps = int(progress["step"]), int(progress["steps"])
-        left = time_left(progress.get("seconds_left"))
+        remaining = time_left(progress.get("seconds_left"))
         note = f"{progress['state']} {progress['done']}/{progress['total']}" if progress["total"] else progress["state"]
         reward = progress.get("reward")
         note += "" if reward is None else f"  reward {reward:.3f}"
-        self._progress.update(self._task, completed=step, total=steps, left=left, note=note)
+        self._progress.update(self._task, completed=step, total=steps, left=remaining, note=note)
         now = time.monotonic()
         if not self._console.is_terminal and (step > self._shown or now - self._printed > 30):
             self._printed, self._shown = now, step
             self._console.print(
-                f"{step} of {steps} updates made; {note}  {left}".rstrip(), highlight=False, soft_wrap=True
+                f"{step} of {steps} updates made; {note}  {remaining}".rstrip(), highlight=False, soft_wrap=True
             )
 
     def say(self, text: str) -> None:

@@ -54,7 +54,7 @@ class Task(Mapping[str, Any]):
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """What an agent works with in one attempt.
+    """The means that an agent works with in one attempt.
 
     ``model_api`` is the base URL of the model, for clients of OpenAI's and of Anthropic's API; calls to it are recorded
     for this attempt, whatever key and whatever model they name. ``model`` is the model's name. ``api_key`` is a key for
@@ -96,9 +96,11 @@ def read_tasks(source: str | os.PathLike[str] | Sequence[Mapping[str, Any]]) -> 
             if len(faults) == _TOLD:
                 break
     if faults:
-        (line, said), *others = faults
+        (line, message), *others = faults
         more = "".join(f"; line {number}: {what}" for number, what in others)
-        raise TaskError(f"{said}{more}", path=str(path), line=line, hint="one JSON object a line; nothing was uploaded")
+        raise TaskError(
+            f"{message}{more}", path=str(path), line=line, hint="one JSON object a line; nothing was uploaded"
+        )
     if not tasks:
         raise TaskError("the file holds no task", path=str(path), hint="one JSON object a line")
     return tasks
@@ -141,12 +143,12 @@ def _no_number(name: str) -> Any:
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    document = dict(pairs)
+    if len(document) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"{twice!r} is given twice")
-    return found
+    return document
 
 
 _WORDS: Final = {list: "list", str: "text", int: "number", float: "number", bool: "truth value", type(None): "null"}

@@ -66,7 +66,7 @@ class Report:
 
     @classmethod
     def of_json(cls, value: Mapping[str, Any]) -> Report:
-        """What `as_json` wrote. Raises ValueError for anything else."""
+        """Reads what `as_json` wrote. Raises ValueError for anything else."""
         try:
             return cls(
                 Outcome(value["outcome"]),
@@ -80,19 +80,17 @@ class Report:
             raise ValueError(f"no report of an attempt: {error!r}") from error
 
 
-_REWARD: Final = tuple(one.name for one in fields(Reward))
+_REWARD: Final = tuple(field.name for field in fields(Reward))
 
 
 def _read_reward(value: Any) -> Reward:
-    given = _mapping(value, "a reward")
+    raw = _mapping(value, "a reward")
     texts = ("rollout_id", "response_id", "tool_call_id", "source", "reward_id")
-    if isinstance(given.get("value"), bool) or not isinstance(given.get("value"), int | float):
+    if isinstance(raw.get("value"), bool) or not isinstance(raw.get("value"), int | float):
         raise ValueError("the value of a reward is not a number")
-    if not isinstance(given.get("dimension"), str) or any(
-        not isinstance(given.get(name), str | None) for name in texts
-    ):
+    if not isinstance(raw.get("dimension"), str) or any(not isinstance(raw.get(name), str | None) for name in texts):
         raise ValueError("the names in a reward are not text")
-    return Reward(**{name: given[name] for name in _REWARD if given.get(name) is not None})
+    return Reward(**{name: raw[name] for name in _REWARD if raw.get(name) is not None})
 
 
 def _span_json(span: Span) -> dict[str, Any]:
@@ -103,27 +101,25 @@ def _span_json(span: Span) -> dict[str, Any]:
 
 def _read_span(value: Any) -> Span:
     """The span that `_span_json` wrote, as a claim: it came from outside."""
-    given = _mapping(value, "a span")
-    if not isinstance(given.get("name"), str) or not isinstance(given.get("span_id"), str):
+    raw = _mapping(value, "a span")
+    if not isinstance(raw.get("name"), str) or not isinstance(raw.get("span_id"), str):
         raise ValueError("a span without name or id")
-    if not isinstance(given.get("started_at"), int | float) or not isinstance(
-        given.get("ended_at"), int | float | None
-    ):
+    if not isinstance(raw.get("started_at"), int | float) or not isinstance(raw.get("ended_at"), int | float | None):
         raise ValueError("the times of a span are not numbers")
     try:
-        events = tuple(SpanEvent(str(name), float(at), dict(more)) for name, at, more in given.get("events") or ())
+        events = tuple(SpanEvent(str(name), float(at), dict(more)) for name, at, more in raw.get("events") or ())
     except (TypeError, ValueError) as error:
         raise ValueError("the events of a span cannot be read") from error
     return Span(
-        given["name"],
-        given["span_id"],
-        float(given["started_at"]),
-        None if given.get("ended_at") is None else float(given["ended_at"]),
-        _mapping(given.get("attributes", {}), "the attributes of a span"),
-        given.get("rollout_id"),
-        given.get("attempt"),
-        given.get("parent_id"),
-        given.get("trace_id"),
+        raw["name"],
+        raw["span_id"],
+        float(raw["started_at"]),
+        None if raw.get("ended_at") is None else float(raw["ended_at"]),
+        _mapping(raw.get("attributes", {}), "the attributes of a span"),
+        raw.get("rollout_id"),
+        raw.get("attempt"),
+        raw.get("parent_id"),
+        raw.get("trace_id"),
         events,
         claimed=True,
     )

@@ -104,19 +104,19 @@ def _refuse(reason: str) -> NoReturn:
 def _run_alone(runner: AgentRunner, waiting: queue.SimpleQueue[bytes], output: int) -> NoReturn:
     """Runs one attempt after the other in this thread, the main one, as agents expect that use signals."""
     while True:
-        given = Assignment(**json.loads(waiting.get()))
+        assignment = Assignment(**json.loads(waiting.get()))
         # For programs that take the address of the model from here.
-        os.environ["OPENAI_BASE_URL"] = given.model_api
-        _report(output, given, runner.run(given))
+        os.environ["OPENAI_BASE_URL"] = assignment.model_api
+        _report(output, assignment, runner.run(assignment))
 
 
 def _run_in_threads(runner: AgentRunner, threads: int, waiting: queue.SimpleQueue[bytes], output: int) -> NoReturn:
     """Runs up to ``threads`` attempts at a time."""
     writing = threading.Lock()
 
-    def done(given: Assignment, report: Report) -> None:
+    def done(assignment: Assignment, report: Report) -> None:
         with writing:
-            _report(output, given, report)
+            _report(output, assignment, report)
 
     workers = ThreadWorkers(runner, threads, done)
     while True:
@@ -149,8 +149,8 @@ def _take_standard_streams() -> tuple[int, int]:
     return source, output
 
 
-def _report(output: int, given: Assignment, report: Report) -> None:
-    _send(output, {"report": report.as_json(), "key": list(given.key)})
+def _report(output: int, assignment: Assignment, report: Report) -> None:
+    _send(output, {"report": report.as_json(), "key": list(assignment.key)})
 
 
 def _send(output: int, message: Mapping[str, Any]) -> None:

@@ -50,28 +50,28 @@ class ThreadWorkers:
         with self._lock:
             return self._count - len(self._running) - len(self._reporting)
 
-    def give(self, given: Assignment) -> None:
+    def give(self, assignment: Assignment) -> None:
         """Starts an attempt; `Done` is called when it has ended."""
         with self._lock:
-            self._running[given.key] = given
+            self._running[assignment.key] = assignment
         context = self._context.copy()
-        name = f"lgov-agent-{given.rollout_id}"
-        threading.Thread(target=context.run, args=(self._run, given), name=name, daemon=True).start()
+        name = f"lgov-agent-{assignment.rollout_id}"
+        threading.Thread(target=context.run, args=(self._run, assignment), name=name, daemon=True).start()
 
-    def _run(self, given: Assignment) -> None:
+    def _run(self, assignment: Assignment) -> None:
         try:
-            report = self._runner.run(given)
+            report = self._runner.run(assignment)
         except BaseException as error:  # noqa: BLE001 - SystemExit and the like end this attempt, not the client
             report = Report(Outcome.FAILED, error=f"{type(error).__name__}: {error}", counts={"raised": 1})
         with self._lock:
-            if self._running.get(given.key) is not given:
+            if self._running.get(assignment.key) is not assignment:
                 return
-            self._reporting[given.key] = self._running.pop(given.key)
+            self._reporting[assignment.key] = self._running.pop(assignment.key)
         try:
-            self._done(given, report)
+            self._done(assignment, report)
         finally:
             with self._lock:
-                self._reporting.pop(given.key, None)
+                self._reporting.pop(assignment.key, None)
 
     def abandon(self, key: tuple[str, int]) -> None:
         """Gives up an attempt: its slot is free again, and it is not reported."""
@@ -145,18 +145,18 @@ class ProcessWorkers:
         with self._lock:
             return [process.popen.pid for process in self._processes]
 
-    def give(self, given: Assignment) -> None:
+    def give(self, assignment: Assignment) -> None:
         """See `ThreadWorkers`."""
         with self._lock:
             process = max(self._processes, key=lambda process: process.free(self._threads), default=None)
             # The process that was free may have died since: its place is taken by one that is not ready yet.
             lost = process is None or not process.free(self._threads)
             if process is not None and not lost:
-                process.running[given.key] = given
+                process.running[assignment.key] = assignment
         if lost or process is None:
-            self._done(given, Report(Outcome.INFRASTRUCTURE, error="the worker process ended", counts={"died": 1}))
+            self._done(assignment, Report(Outcome.INFRASTRUCTURE, error="the worker process ended", counts={"died": 1}))
         else:
-            _write_line(process.popen, asdict(given))  # if it has died, its reader says so
+            _write_line(process.popen, asdict(assignment))  # if it has died, its reader says so
 
     def abandon(self, key: tuple[str, int]) -> None:
         """See `ThreadWorkers`."""
@@ -174,7 +174,7 @@ class ProcessWorkers:
     def running(self) -> list[Assignment]:
         """See `ThreadWorkers`."""
         with self._lock:
-            return [given for process in self._processes for given in process.running.values()]
+            return [assignment for process in self._processes for assignment in process.running.values()]
 
     def close(self) -> None:
         """See `ThreadWorkers`."""
@@ -229,12 +229,12 @@ class ProcessWorkers:
     def _reported(self, process: _Process, message: dict[str, Any]) -> None:
         rollout_id, attempt = message["key"]
         with self._lock:
-            given = process.running.pop((rollout_id, attempt), None)
-            if given is None:
+            assignment = process.running.pop((rollout_id, attempt), None)
+            if assignment is None:
                 return
             process.reporting += 1
         try:
-            self._done(given, Report.of_json(message["report"]))
+            self._done(assignment, Report.of_json(message["report"]))
         finally:
             with self._lock:
                 process.reporting -= 1
@@ -243,7 +243,7 @@ class ProcessWorkers:
         with self._lock:
             if self._closing or process not in self._processes:
                 return
-            left = list(process.running.values())
+            unfinished = list(process.running.values())
             process.running.clear()
             self.deaths += 1
             self._false_starts += not process.ready
@@ -258,9 +258,9 @@ class ProcessWorkers:
             else:
                 self._processes.remove(process)
         _close_input(process.popen)
-        for given in left:
+        for assignment in unfinished:
             error = f"the worker process ended with status {status}"
-            self._done(given, Report(Outcome.INFRASTRUCTURE, error=error, counts={"died": 1}))
+            self._done(assignment, Report(Outcome.INFRASTRUCTURE, error=error, counts={"died": 1}))
 
 
 Workers: TypeAlias = ThreadWorkers | ProcessWorkers

@@ -76,8 +76,8 @@ class QueueCollector:
     def cancel_left(self, run_id: str, but: Collection[str] = ()) -> None:
         """Cancels what an earlier process of the same run left in the queue, ``but`` for these."""
         waiting = (RolloutState.QUEUED, RolloutState.REQUEUED, RolloutState.RUNNING)
-        left = {entry.rollout_id for entry in self._store.queue_entries(run_id=run_id, states=waiting)} - set(but)
-        self._cancel(left)
+        ids = {entry.rollout_id for entry in self._store.queue_entries(run_id=run_id, states=waiting)} - set(but)
+        self._cancel(ids)
 
     def _entries(self, rollout_ids: Sequence[str]) -> list[QueueEntry]:
         return self._store.queue_entries(ids=list(rollout_ids)) if rollout_ids else []

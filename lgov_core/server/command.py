@@ -63,13 +63,13 @@ def run_server(
             options=ServerOptions(host, port, store, keys, gpus, None if mount is None else mount(target, store)),
             resume=resume,
         ) as server:
-            stop, asked = _on_signals(say)
+            stop, sigint = _on_signals(say)
             say(f"training server on {server.url}, everything goes to {target}")
             if show_admin_key and keys is not None:
                 say(f"admin key {keys.admin}")
             with shown_progress(server.coordinator):
                 server.serve(stop)
-        if not asked.is_set():
+        if not sigint.is_set():
             return 0
         raise KeyboardInterrupt
     except KeyboardInterrupt:
@@ -77,19 +77,19 @@ def run_server(
 
 
 def _on_signals(say: Callable[[str], None]) -> tuple[threading.Event, threading.Event]:
-    stop, asked = threading.Event(), threading.Event()
+    stop, sigint = threading.Event(), threading.Event()
 
     def handle(number: int, _frame: Any) -> None:
         if stop.is_set():
             raise KeyboardInterrupt
         if number == signal.SIGINT:
-            asked.set()
+            sigint.set()
         stop.set()
         say(ENDING)
 
     signal.signal(signal.SIGINT, handle)
     signal.signal(signal.SIGTERM, handle)
-    return stop, asked
+    return stop, sigint
 
 
 def _secret(path: Path) -> bytes:

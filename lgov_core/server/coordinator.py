@@ -66,23 +66,23 @@ class Tasks:
         Raises `EndpointError` (409) when parts are missing, or with ``same`` when it holds other tasks than before.
         """
         with self._lock:
-            found = self._uploads.pop(upload)
-            if found is None or {split: len(found[split]) for split in _SPLITS} != dict(counts):
+            uploaded = self._uploads.pop(upload)
+            if uploaded is None or {split: len(uploaded[split]) for split in _SPLITS} != dict(counts):
                 raise EndpointError("parts of the upload are missing", status=409, hint="upload the data again")
-            if same and found != self._tasks:
+            if same and uploaded != self._tasks:
                 raise EndpointError(
                     "a training on other tasks is going on",
                     status=409,
                     hint="Client.stop() ends it, or wait until it is done",
                 )
             for split in _SPLITS:
-                lines = "".join(json.dumps(task) + "\n" for task in found[split])
+                lines = "".join(json.dumps(task) + "\n" for task in uploaded[split])
                 atomic_write(self._folder / f"{split}.jsonl", lines.encode())
-            self._tasks = found
+            self._tasks = uploaded
 
 
 class Coordinator:
-    """What the routes do. All methods block and may be called from any thread; raises `EndpointError`.
+    """Does what the routes are asked for. All methods block and may be called from any thread; raises `EndpointError`.
 
     ``folder`` holds the tasks, ``timeout_s`` bounds an attempt.
     """
@@ -116,8 +116,8 @@ class Coordinator:
         with self._changed:
             while not self._asked and not stop.is_set():
                 self._changed.wait(0.2)
-            asked, self._asked = self._asked, False
-            return asked and not stop.is_set()
+            requested, self._asked = self._asked, False
+            return requested and not stop.is_set()
 
     def begin(self, run: RunState, *, resumed: bool = False) -> None:
         """Makes ``run`` the current run. A ``resumed`` run goes to the next client, even if it has ended by then."""
@@ -175,20 +175,27 @@ class Coordinator:
         if limit < 1:
             return []
         lease = min(max(lease_s, 1.0), _MOST_LEASE_S)
-        found: list[dict[str, Any]] = []
+        assignments: list[dict[str, Any]] = []
         with self._claiming:
             gone = worker_id in self._gone
             claims = () if gone else self._store.claim(worker_id, limit, lease_s=lease, run_id=self._loop_id)
         for claim in claims:
             rollout, attempt = claim.rollout, claim.attempt.attempt
             path = model_path(self._keys, rollout.rollout_id, attempt, self._timeout_s)
-            given: Any = rollout.input
+            payload: Any = rollout.input
             model = str(self._about["model"])
             assignment = Assignment(
-                rollout.rollout_id, attempt, rollout.task_id, given["mode"], given["task"], path, model, self._timeout_s
+                rollout.rollout_id,
+                attempt,
+                rollout.task_id,
+                payload["mode"],
+                payload["task"],
+                path,
+                model,
+                self._timeout_s,
             )
-            found.append(asdict(assignment))
-        return found
+            assignments.append(asdict(assignment))
+        return assignments
 
     def heartbeat(self, worker_id: str, lease_s: float, attempts: Sequence[tuple[str, int]]) -> dict[str, Any]:
         """Those of ``attempts`` that the client still has."""
@@ -196,7 +203,7 @@ class Coordinator:
         lease = min(max(lease_s, 1.0), _MOST_LEASE_S)
         held = self._store.heartbeat(worker_id, lease_s=lease, attempts=attempts)
         self._collector.wake()
-        return {"attempts": [[one.rollout_id, one.attempt] for one in held]}
+        return {"attempts": [[attempt.rollout_id, attempt.attempt] for attempt in held]}
 
     def finish(self, worker_id: str, rollout_id: str, attempt: int, body: Mapping[str, Any]) -> dict[str, Any]:
         """Ends an attempt with its rewards. ``accepted`` is false for one that had been closed for another reason."""
@@ -212,8 +219,8 @@ class Coordinator:
             spans = [replace(span, claimed=False) for span in spans]
         result = {**report.result, "counts": dict(report.counts), "worker": worker_id}
         try:
-            known = self._attempt(rollout_id, attempt)
-            if spans and known is not None and known.outcome is None:
+            stored = self._attempt(rollout_id, attempt)
+            if spans and stored is not None and stored.outcome is None:
                 self._store.add_spans(spans)
             self._store.finish_attempt(
                 rollout_id, attempt, report.outcome, error=report.error, result=result, rewards=report.rewards
@@ -232,9 +239,9 @@ class Coordinator:
         with self._claiming:
             self._gone.put(worker_id, True)
             held = self._store.heartbeat(worker_id, lease_s=1.0)
-        for one in held:
+        for attempt in held:
             try:
-                self._store.finish_attempt(one.rollout_id, one.attempt, Outcome.INFRASTRUCTURE, error=reason)
+                self._store.finish_attempt(attempt.rollout_id, attempt.attempt, Outcome.INFRASTRUCTURE, error=reason)
             except StoreError:  # it has ended
                 continue
         self._collector.wake()
@@ -262,4 +269,4 @@ class Coordinator:
         return self._collector.enqueued
 
     def _attempt(self, rollout_id: str, attempt: int) -> Attempt | None:
-        return next((one for one in self._store.attempts([rollout_id]) if one.attempt == attempt), None)
+        return next((stored for stored in self._store.attempts([rollout_id]) if stored.attempt == attempt), None)

@@ -55,8 +55,8 @@ class ChatCritic:
     def criticise(self, template: str, cases: Sequence[Case], number: int) -> str:
         """See `Critic`."""
         again = "" if number == 0 else f" Name another fault than {number} others would name first."
-        shown = "\n\n".join(_in_words(case) for case in cases) or "(no case is on record)"
-        return self._asked(_CRITICISE.format(template=template, cases=shown, again=again))
+        cases_text = "\n\n".join(_in_words(case) for case in cases) or "(no case is on record)"
+        return self._asked(_CRITICISE.format(template=template, cases=cases_text, again=again))
 
     def rewrite(self, template: str, criticism: str) -> str:
         """See `Critic`."""
@@ -97,13 +97,13 @@ class ChatCritic:
 
 def between(text: str) -> str:
     """The text between the last <template> and </template>; empty where they are missing."""
-    _, found, rest = text.rpartition("<template>")
+    _, opened, rest = text.rpartition("<template>")
     inner, closed, _ = rest.partition("</template>")
-    return inner.strip() if found and closed else ""
+    return inner.strip() if opened and closed else ""
 
 
 def _in_words(case: Case) -> str:
-    said = f"\n<said>\n{case.said[-_SHOWN:]}\n</said>" if case.said else ""
+    reply = f"\n<said>\n{case.said[-_SHOWN:]}\n</said>" if case.said else ""
     error = f"\n<error>{case.error[:_SHOWN]}</error>" if case.error else ""
     task = json.dumps(dict(case.task), ensure_ascii=False)[:_SHOWN]
-    return f"<case reward={case.reward:g}>\n<task>{task}</task>{said}{error}\n</case>"
+    return f"<case reward={case.reward:g}>\n<task>{task}</task>{reply}{error}\n</case>"

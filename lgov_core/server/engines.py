@@ -29,7 +29,7 @@ from lgov_core.train.settings import TrainSettings
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What a training samples with: ``policy`` learns, ``publisher`` serves its weights, ``engine`` answers calls.
+    """The parts that a training samples with: ``policy`` learns, ``publisher`` serves its weights, ``engine`` answers calls.
 
     ``figures`` returns JSON values for the line of each update. ``policies`` are the parts of a `joint_policy`, by name.
     ``asleep`` is a server that sleeps during updates.
@@ -43,52 +43,52 @@ class Sampling:
     asleep: Vllm | None = None
 
     def learner(self, config: UpdateConfig) -> Learner:
-        """What updates ``policy``."""
-        found: Learner = (
-            JointUpdate({name: _update(one, config) for name, one in self.policies.items()})
+        """Returns the learner that updates ``policy``."""
+        learner: Learner = (
+            JointUpdate({name: _update(policy, config) for name, policy in self.policies.items()})
             if self.policies
             else _update(self.policy, config)
         )
-        return found if self.asleep is None else UpdateWhileAsleep(found, self.asleep)
+        return learner if self.asleep is None else UpdateWhileAsleep(learner, self.asleep)
 
 
 def open_engine(settings: TrainSettings, model: LanguageModel, folder: Path, opened: contextlib.ExitStack) -> Sampling:
     """The engine that the settings name, for ``model``; what it starts is closed with ``opened``. Raises `LgovError`."""
-    given, policies = settings.model, settings.training.policies
-    if policies and given.lora_rank == 0:
+    model_section, policies = settings.model, settings.training.policies
+    if policies and model_section.lora_rank == 0:
         raise SettingsError(
             "training.policies are adapters, and model.lora_rank is 0", hint="leave it out, or set it to 16"
         )
-    for name in {model.name, given.served_as} & policies.keys():
+    for name in {model.name, model_section.served_as} & policies.keys():
         raise SettingsError(f"the policy {name!r} has the name of the model itself", hint="choose another name for it")
-    if given.engine == "embedded":
-        if given.engine_url is not None:
+    if model_section.engine == "embedded":
+        if model_section.engine_url is not None:
             raise SettingsError("model.engine_url is given without an engine there", hint="--engine vllm")
         engine = PolicyEngine(
             model,
-            max_batch=given.max_batch,
-            max_new_tokens=given.max_new_tokens,
+            max_batch=model_section.max_batch,
+            max_new_tokens=model_section.max_new_tokens,
             seed=settings.training.seed,
             policies=tuple(policies),
         )
-        engine.served_as, engine.routes = given.served_as, policies
+        engine.served_as, engine.routes = model_section.served_as, policies
         if policies:
             return _joint(settings, model, engine, {name: engine.policy(name) for name in policies})
         return Sampling(engine, engine, policy_for(settings, model))
     rank = adapter_rank(settings, model)
-    names = [] if given.served_as is None else [given.served_as]
-    trained = [name for name, one in policies.items() if not one.frozen]
+    names = [] if model_section.served_as is None else [model_section.served_as]
+    trained = [name for name, section in policies.items() if not section.frozen]
     vllm = opened.enter_context(
         open_vllm(
             model,
-            model_source(str(given.name)),
+            model_source(str(model_section.name)),
             folder,
-            vllm_options(settings.vllm, dtype=given.dtype, rank=rank, policies=len(trained) or 1),
-            url=given.engine_url,
+            vllm_options(settings.vllm, dtype=model_section.dtype, rank=rank, policies=len(trained) or 1),
+            url=model_section.engine_url,
             also=(*names, ANY_MODEL),
             policies=tuple(policies),
             route=partial(policy_of, routes=policies) if policies else None,
-            max_new_tokens=given.max_new_tokens,
+            max_new_tokens=model_section.max_new_tokens,
         )
     )
     asleep = vllm.policy.server if settings.vllm.sleep else None
@@ -109,7 +109,7 @@ def _joint(
 ) -> Sampling:
     """Adapters for each policy that is trained; the frozen ones are the model as it is."""
     rank, seed = settings.model.lora_rank, settings.training.seed
-    names = [name for name, one in settings.training.policies.items() if not one.frozen]
+    names = [name for name, section in settings.training.policies.items() if not section.frozen]
     policies = {
         name: adapter_policy(model.module, rank=rank or RANK, seed=seed + number) for number, name in enumerate(names)
     }
@@ -121,21 +121,21 @@ def _update(policy: PolicyModel, config: UpdateConfig) -> PolicyUpdate:
     return PolicyUpdate(policy.module, config, reference=policy.reference, reference_mode=policy.reference_mode)
 
 
-def vllm_options(given: VllmSection, *, dtype: str, rank: int = 16, policies: int = 1) -> VllmOptions:
+def vllm_options(section: VllmSection, *, dtype: str, rank: int = 16, policies: int = 1) -> VllmOptions:
     """How vLLM is started: without compiling on a machine that has no GPU, where that takes longer than it saves."""
     import torch
 
     gpu = torch.cuda.is_available()
     return VllmOptions(
-        given.python,
-        dtype=given.dtype or dtype,
-        gpu_memory=given.gpu_memory,
-        context_tokens=given.context_tokens,
+        section.python,
+        dtype=section.dtype or dtype,
+        gpu_memory=section.gpu_memory,
+        context_tokens=section.context_tokens,
         rank=rank,
         policies=policies,
-        start_s=given.start_s,
+        start_s=section.start_s,
         cpu=not gpu,
-        sleep=given.sleep,
+        sleep=section.sleep,
         # On a CPU vLLM refuses the argument; it then sleeps without freeing anything.
-        arguments=("--enable-sleep-mode", *given.arguments) if given.sleep and gpu else given.arguments,
+        arguments=("--enable-sleep-mode", *section.arguments) if section.sleep and gpu else section.arguments,
     )

@@ -34,12 +34,12 @@ class LocalRollouts:
 
     def run(self, rollout: Rollout, attempt: int = 1, result: Mapping[str, Any] | None = None) -> Report:
         """Runs one attempt at a rollout that is in the store. ``result`` is stored with it (default: its counts)."""
-        given: Any = rollout.input
+        payload: Any = rollout.input
         self.store.start_attempt(rollout.rollout_id, attempt)
         address = self._url + model_path(self._keys, rollout.rollout_id, attempt, self._timeout_s)
         report = self._runner.run(
             Assignment(
-                rollout.rollout_id, attempt, rollout.task_id, given["mode"], given["task"], address, self._model,
+                rollout.rollout_id, attempt, rollout.task_id, payload["mode"], payload["task"], address, self._model,
                 self._timeout_s,
             )
         )  # fmt: skip

@@ -52,8 +52,8 @@ def _show(run: RunState, over: threading.Event) -> None:
             if ended:
                 break
             over.wait(_PAUSE_S)
-        said = progress["error"] or TrainResult(run.run_id, metrics)
-        display.say(f"training {progress['state']}: {said}")
+        summary = progress["error"] or TrainResult(run.run_id, metrics)
+        display.say(f"training {progress['state']}: {summary}")
 
 
 def interrupted(folder: Path, updates: int | None) -> str:

@@ -47,15 +47,15 @@ def run_prompt(job: TrainingJob) -> Mapping[str, Any]:
         return _searched(job)
     except KeyboardInterrupt:
         best = job.folder / BEST_FILE
-        found = (
+        advice = (
             f"resume from the best so far with prompt.template: {best}" if best.exists() else "there is no version yet"
         )
-        raise KeyboardInterrupt(f"interrupted; {found} (in another --folder)") from None
+        raise KeyboardInterrupt(f"interrupted; {advice} (in another --folder)") from None
 
 
 def _searched(job: TrainingJob) -> Mapping[str, Any]:
-    settings, given = job.settings, job.settings.prompt
-    first, critic_url = _template(given), given.critic_url
+    settings, section = job.settings, job.settings.prompt
+    first, critic_url = _template(section), section.critic_url
     if critic_url is None:
         raise SettingsError("there is no critic", hint="prompt.critic_url: the base URL of an OpenAI-compatible model")
     settings.runtime.refuse_confinement()
@@ -66,7 +66,10 @@ def _searched(job: TrainingJob) -> Mapping[str, Any]:
         raise SettingsError(f"{job.folder} holds a search already", hint="choose another --folder")
     job.folder.mkdir(parents=True, exist_ok=True)
     critic = ChatCritic(
-        critic_url, given.critic_model, key=os.environ.get(given.critic_key_env) or None, seed=settings.training.seed
+        critic_url,
+        section.critic_model,
+        key=os.environ.get(section.critic_key_env) or None,
+        seed=settings.training.seed,
     )
     runtime = settings.runtime
     engine, model = _engine(settings)
@@ -79,12 +82,12 @@ def _searched(job: TrainingJob) -> Mapping[str, Any]:
     ) as scorer.rollouts:  # fmt: skip
 
         def score(template: str, numbers: Sequence[int]) -> Scored:
-            return scorer.scored(template, [tasks[number] for number in numbers] * given.repeats, "train")
+            return scorer.scored(template, [tasks[number] for number in numbers] * section.repeats, "train")
 
         def draw(number: int) -> list[int]:
             """The tasks of a round: the same for the same seed, others in each round."""
             chance = random.Random(f"prompt/{settings.training.seed}/{number}")
-            return chance.sample(range(len(tasks)), min(given.tasks, len(tasks)))
+            return chance.sample(range(len(tasks)), min(section.tasks, len(tasks)))
 
         def changed(versions: Sequence[PromptVersion]) -> None:
             _write(job.folder, versions, search.best)
@@ -97,16 +100,16 @@ def _searched(job: TrainingJob) -> Mapping[str, Any]:
             score=score,
             critic=critic,
             draw=draw,
-            rounds=given.rounds,
-            beam=given.beam,
-            candidates=given.candidates,
-            budget=given.budget,
+            rounds=section.rounds,
+            beam=section.beam,
+            candidates=section.candidates,
+            budget=section.budget,
             changed=changed,
         )
         best = search.run()
         held_out = [None, None]
         if test:
-            held_out = [scorer.scored(one, test, "test").mean for one in (first, best.template)]
+            held_out = [scorer.scored(template, test, "test").mean for template in (first, best.template)]
     return {
         "folder": str(job.folder),
         "best_version": best.version,
@@ -134,7 +137,7 @@ class _Scorer:
         return self._agent(replace(resource, prompts={self._settings.prompt.name: self._template}), task)
 
     def scored(self, template: str, tasks: Sequence[Mapping[str, Any]], mode: str) -> Scored:
-        """What the agent earns with ``template``. Attempts that machines failed do not count."""
+        """Returns what the agent earns with ``template``. Attempts that machines failed do not count."""
         assert self.rollouts is not None
         self._template = template
         rollouts = [
@@ -148,13 +151,13 @@ class _Scorer:
             as_they_end(run, rollouts, self._settings.runtime.nworkers, name="lgov-prompt")
         ) as running:
             by_place = dict(running)
-        reports = [by_place[place] for place in range(len(rollouts))]
-        said = self._said(self.rollouts, [rollout.rollout_id for rollout in rollouts])
+        reports = [by_place[index] for index in range(len(rollouts))]
+        replies = self._said(self.rollouts, [rollout.rollout_id for rollout in rollouts])
         cases: list[Case] = []
         for rollout, task, report in zip(rollouts, tasks, reports, strict=True):
             if report.outcome.trainable:
                 reward = math.fsum(reward.value for reward in report.rewards if reward.dimension == "task")
-                cases.append(Case(task, reward, said.get(rollout.rollout_id, ""), report.error))
+                cases.append(Case(task, reward, replies.get(rollout.rollout_id, ""), report.error))
         if not cases:
             why = next((report.error for report in reports if report.error), "no attempt ended")
             raise TrainError(
@@ -163,7 +166,7 @@ class _Scorer:
         return Scored(math.fsum(case.reward for case in cases) / len(cases), tuple(cases), len(rollouts))
 
     def _said(self, rollouts: LocalRollouts, rollout_ids: Sequence[str]) -> dict[str, str]:
-        """What the model said in each rollout, call after call."""
+        """Returns what the model said in each rollout, call after call."""
         calls = sorted(rollouts.store.calls(rollout_ids), key=lambda call: call.started_at)
         read = RecordedConversations(calls)
         lines: dict[str, list[str]] = {}
@@ -177,7 +180,7 @@ class _Scorer:
 
 
 def _engine(settings: TrainSettings) -> tuple[Engine, str]:
-    """What answers the agent, and the model's name."""
+    """The engine that answers the agent, and the model's name."""
     upstream = settings.prompt.upstream
     if upstream is not None:
         from lgov_core.gateway.upstream.engine import UpstreamEngine
@@ -191,19 +194,19 @@ def _engine(settings: TrainSettings) -> tuple[Engine, str]:
     return PolicyEngine(model, max_batch=section.max_batch, max_new_tokens=section.max_new_tokens), model.name
 
 
-def _template(given: PromptSection) -> str:
-    if given.template is None:
+def _template(section: PromptSection) -> str:
+    if section.template is None:
         raise SettingsError("there is no template to begin with", hint="prompt.template: a text file")
     try:
-        text = given.template.read_text(encoding="utf-8")
+        text = section.template.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"the template {given.template} cannot be read: {error}") from error
+        raise SettingsError(f"the template {section.template} cannot be read: {error}") from error
     if not text.strip():
-        raise SettingsError(f"the template {given.template} is empty", hint="write the prompt that is used today")
+        raise SettingsError(f"the template {section.template} is empty", hint="write the prompt that is used today")
     return text.strip()
 
 
 def _write(folder: Path, versions: Sequence[PromptVersion], best: PromptVersion) -> None:
-    lines = "".join(json.dumps(one.as_json(), ensure_ascii=False) + "\n" for one in versions)
+    lines = "".join(json.dumps(version.as_json(), ensure_ascii=False) + "\n" for version in versions)
     for name, text in ((VERSIONS_FILE, lines), (BEST_FILE, best.template + "\n")):
         atomic_write(folder / name, text.encode())

@@ -24,16 +24,16 @@ def device_for(gpus: int | None) -> str:
     import torch
 
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    wanted = min(there, 1) if gpus is None else gpus
-    if wanted > there:
+    number = min(there, 1) if gpus is None else gpus
+    if number > there:
         raise SettingsError(
-            f"{wanted} GPUs are asked for, and {there or 'none'} can be used here", hint="--gpus 0 trains on the CPU"
+            f"{number} GPUs are asked for, and {there or 'none'} can be used here", hint="--gpus 0 trains on the CPU"
         )
-    if wanted > 1:
+    if number > 1:
         raise SettingsError(
-            f"{wanted} GPUs are asked for; this server trains on one", hint="lgov train --backend verl uses several"
+            f"{number} GPUs are asked for; this server trains on one", hint="lgov train --backend verl uses several"
         )
-    return "cuda" if wanted else "cpu"
+    return "cuda" if number else "cpu"
 
 
 def agent_name_of(job: TrainingJob) -> str:
@@ -75,9 +75,9 @@ def with_exact_model(settings: TrainSettings, device: str) -> TrainSettings:
 
 def load(settings: TrainSettings, device: str, dtype: str | None = None) -> LanguageModel:
     """The model that is served and trained, in ``model.dtype`` unless another is given. Raises as `with_exact_model`."""
-    name, given = _model_name(settings), settings.model
-    dtype = dtype_for(name, given.dtype if dtype is None else dtype, device)
-    return load_model(name, dtype=dtype, tool_format=given.tool_format, device=device)
+    name, section = _model_name(settings), settings.model
+    dtype = dtype_for(name, section.dtype if dtype is None else dtype, device)
+    return load_model(name, dtype=dtype, tool_format=section.tool_format, device=device)
 
 
 def _model_name(settings: TrainSettings) -> str:
@@ -106,35 +106,35 @@ def algorithm_for(settings: TrainSettings) -> Algorithm:
 
     Raises `SettingsError` for an algorithm that needs no agents.
     """
-    given = settings.training
-    name = algorithm_name(given.algorithm)
+    training = settings.training
+    name = algorithm_name(training.algorithm)
     if name in OTHERS:
         raise SettingsError(
             f"{name} learns from recorded traces, not from agents at work",
             hint=f"lgov train --algorithm {name} --traces STORE",
         )
     chosen: dict[str, Any] = {
-        "learning_rate": given.learning_rate,
-        "epochs": given.update_epochs,
-        "kl": given.kl_coef,
-        "max_grad_norm": given.max_grad_norm,
-        "tokens_per_batch": given.tokens_per_batch,
-        "packing": given.packing,
-        "discount": given.discount,
+        "learning_rate": training.learning_rate,
+        "epochs": training.update_epochs,
+        "kl": training.kl_coef,
+        "max_grad_norm": training.max_grad_norm,
+        "tokens_per_batch": training.tokens_per_batch,
+        "packing": training.packing,
+        "discount": training.discount,
         "precision": "bfloat16" if settings.model.dtype == "bfloat16" else "float32",
     }
     chosen = {key: value for key, value in chosen.items() if value is not None}
-    return algorithm(name, seed=given.seed, **chosen)
+    return algorithm(name, seed=training.seed, **chosen)
 
 
 def extra_groups_for(settings: TrainSettings, chosen: Algorithm) -> int:
     """How many groups an update may collect in place of alike ones. Raises `SettingsError` where none can be alike."""
-    given = settings.training
-    if given.max_extra_groups is None:
-        return chosen.extra_groups * given.batch_size
-    if given.max_extra_groups and not compares_groups(chosen.credit):
+    training = settings.training
+    if training.max_extra_groups is None:
+        return chosen.extra_groups * training.batch_size
+    if training.max_extra_groups and not compares_groups(chosen.credit):
         raise SettingsError(
-            f"training.max_extra_groups is {given.max_extra_groups}, and {chosen.name} compares no groups",
+            f"training.max_extra_groups is {training.max_extra_groups}, and {chosen.name} compares no groups",
             hint="leave it out, or choose an algorithm such as dapo or grpo",
         )
-    return given.max_extra_groups
+    return training.max_extra_groups

@@ -72,19 +72,19 @@ async def _claim(does: Coordinator, request: Request) -> Any:
     while True:
         seen = does.enqueued
         progress = await asyncio.to_thread(does.progress, run_id, after)
-        found = await asyncio.to_thread(does.claim, worker, limit, lease_s)
-        if found or progress["state"] in ENDED or limit < 1 or time.monotonic() >= until:
-            return {"assignments": found, "progress": progress}
+        assignments = await asyncio.to_thread(does.claim, worker, limit, lease_s)
+        if assignments or progress["state"] in ENDED or limit < 1 or time.monotonic() >= until:
+            return {"assignments": assignments, "progress": progress}
         look = min(until, time.monotonic() + 1.0)  # what waits for another try becomes due by itself
         while does.enqueued == seen and time.monotonic() < look:
             await asyncio.sleep(0.02)
 
 
 async def _progress(does: Coordinator, request: Request) -> Any:
-    given = request.query_params.get("after", "0")
-    if not given.isdigit():
+    after = request.query_params.get("after", "0")
+    if not after.isdigit():
         raise EndpointError("'after' must be a whole number", status=422)
-    return await asyncio.to_thread(does.progress, None, int(given))
+    return await asyncio.to_thread(does.progress, None, int(after))
 
 
 def _in_thread(handle: Callable[[Mapping[str, Any]], Any]) -> Callable[[Request], Any]:

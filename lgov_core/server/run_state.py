@@ -35,13 +35,13 @@ class RunStart:
 
 
 def read_start(folder: Path) -> RunStart:
-    """What ``server.json`` says, or a new id. Raises `TrainError` for a file that cannot be read."""
+    """Reads ``server.json``; where there is none, returns a new id. Raises `TrainError` for a file that cannot be read."""
     path = _start_file(folder)
     if not path.exists():
         return RunStart(new_id("train"))
     try:
-        said: Any = json.loads(path.read_text("utf-8"))
-        return RunStart(**said)
+        document: Any = json.loads(path.read_text("utf-8"))
+        return RunStart(**document)
     except (OSError, ValueError, TypeError) as error:
         raise TrainError(f"{path} cannot be read: {error}", hint="restore it, or begin in another folder") from error
 
@@ -66,49 +66,49 @@ _POSTGRES_LOCK = 0x6C676F76
 
 
 @contextlib.contextmanager
-def only_trainer(place: str) -> Generator[None]:
-    """Within the block no other trainer works on the store at ``place``, in whatever process. Raises `TrainError`.
+def only_trainer(store: str) -> Generator[None]:
+    """Within the block no other trainer works on the store at the address ``store``, in whatever process. Raises `TrainError`.
 
     The lock ends with the process, however that ends.
     """
-    if place.startswith("memory://"):
+    if store.startswith("memory://"):
         yield
         return
-    with _postgres(place) if place.startswith(("postgresql://", "postgres://")) else _file(place):
+    with _postgres(store) if store.startswith(("postgresql://", "postgres://")) else _file(store):
         yield
 
 
 @contextlib.contextmanager
-def _file(place: str) -> Generator[None]:
-    path = Path(f"{place.removeprefix('sqlite:///')}.trainer")
+def _file(store: str) -> Generator[None]:
+    path = Path(f"{store.removeprefix('sqlite:///')}.trainer")
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(hold(path))
         except HeldByAnother as error:
-            raise _refused(place, f"process {error.holder}" if error.holder else "another process") from error
+            raise _refused(store, f"process {error.holder}" if error.holder else "another process") from error
         except OSError as error:
             raise TrainError(f"{path} cannot be written: {error.strerror or error}") from error
         yield
 
 
 @contextlib.contextmanager
-def _postgres(place: str) -> Generator[None]:
+def _postgres(store: str) -> Generator[None]:
     import psycopg
 
     try:
-        connection = psycopg.connect(place, autocommit=True)
+        connection = psycopg.connect(store, autocommit=True)
     except psycopg.Error as error:
-        raise TrainError(f"the store {without_password(place)} cannot be reached: {error}") from error
+        raise TrainError(f"the store {without_password(store)} cannot be reached: {error}") from error
     with connection:
         row = connection.execute("SELECT pg_try_advisory_lock(%s)", (_POSTGRES_LOCK,)).fetchone()
         if row is None or not row[0]:
-            raise _refused(without_password(place), "another process")
+            raise _refused(without_password(store), "another process")
         yield
 
 
-def _refused(place: str, holder: str) -> TrainError:
+def _refused(store: str, holder: str) -> TrainError:
     return TrainError(
-        f"{holder} trains on the store {place} already", hint="stop it, or give this one a folder of its own"
+        f"{holder} trains on the store {store} already", hint="stop it, or give this one a folder of its own"
     )
 
 
@@ -140,28 +140,28 @@ class RunState:
     def unfinished(cls, folder: Path) -> RunState | None:
         """The run in ``folder`` that was begun and has not ended, or None."""
         try:
-            known = json.loads((folder / "run.json").read_text())
-            if known["ended"]:
+            facts = json.loads((folder / "run.json").read_text())
+            if facts["ended"]:
                 return None
-            first, steps, skip = int(known["first"]), int(known["steps"]), int(known.get("skip", 0))
-            return cls(folder, first, steps, skip=skip, run_id=str(known["run"]))
+            first, steps, skip = int(facts["first"]), int(facts["steps"]), int(facts.get("skip", 0))
+            return cls(folder, first, steps, skip=skip, run_id=str(facts["run"]))
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     @property
     def ended(self) -> bool:
-        """Whether nothing comes any more."""
+        """True once nothing comes any more."""
         with self._lock:
             return self._state in ENDED
 
     @property
     def stopped(self) -> bool:
-        """Whether it was stopped on request before it was complete."""
+        """True where it was stopped on request before it was complete."""
         with self._lock:
             return self._state == "stopped"
 
     def stage(self, state: str, done: int = 0, total: int = 0) -> None:
-        """What is being done, and how much of it is done."""
+        """Notes what is being done, and how much of it is done."""
         with self._lock:
             self._state, self._done, self._total = state, done, total
 
@@ -179,7 +179,7 @@ class RunState:
             self._metrics = [dict(line) for line in lines[self.skip :]]
 
     def tested(self, updates: int) -> bool:
-        """Whether the held-out tasks were run after that many updates of the server."""
+        """Returns whether the held-out tasks were run after that many updates of the server."""
         with self._lock:
             return any(line.get("phase") == "test" and line.get("step") == updates for line in self._metrics)
 
@@ -200,9 +200,9 @@ class RunState:
         with self._lock:
             rewards = [line["reward"] for line in self._metrics if line.get("reward") is not None]
             mean = sum(self._durations) / len(self._durations) if self._durations else None
-            left = None
+            seconds_left = None
             if mean is not None:
-                left = max(0.0, mean * (self.steps - self._step) - (time.monotonic() - self._stage_began))
+                seconds_left = max(0.0, mean * (self.steps - self._step) - (time.monotonic() - self._stage_began))
             return {
                 "run": self.run_id,
                 "state": self._state,
@@ -211,7 +211,7 @@ class RunState:
                 "note": self.note,
                 "done": self._done,
                 "total": self._total,
-                "seconds_left": left,
+                "seconds_left": seconds_left,
                 "reward": rewards[-1] if rewards else None,
                 "error": self._error[0] if self._error else None,
                 "hint": self._error[1] if self._error else None,
@@ -220,5 +220,5 @@ class RunState:
             }
 
     def _keep(self, *, ended: bool) -> None:
-        known = {"run": self.run_id, "first": self.first, "steps": self.steps, "skip": self.skip, "ended": ended}
-        atomic_write(self.folder / "run.json", json.dumps(known).encode())
+        facts = {"run": self.run_id, "first": self.first, "steps": self.steps, "skip": self.skip, "ended": ended}
+        atomic_write(self.folder / "run.json", json.dumps(facts).encode())

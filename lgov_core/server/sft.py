@@ -109,34 +109,36 @@ class _Draw:
 
 
 def _chosen(job: TrainingJob) -> Imitated:
-    given = job.settings.sft
+    section = job.settings.sft
     try:
-        outcomes = frozenset(Outcome(name) for name in given.outcomes)
+        outcomes = frozenset(Outcome(name) for name in section.outcomes)
     except ValueError as error:
         raise SettingsError(f"sft.outcomes: {error}", hint=f"there are {', '.join(Outcome)}") from error
-    place = str(job.traces)
-    if "://" not in place and not Path(place).exists():
-        raise SettingsError(f"there is no store {place}", hint="check the path given to --traces")
-    with contextlib.closing(open_store(place)) as store:
+    source = str(job.traces)
+    if "://" not in source and not Path(source).exists():
+        raise SettingsError(f"there is no store {source}", hint="check the path given to --traces")
+    with contextlib.closing(open_store(source)) as store:
         records = read_store(store)
-    selection = Selection(agents=job.settings.training.agents, held_out=given.include_held_out)
+    selection = Selection(agents=job.settings.training.agents, held_out=section.include_held_out)
     data = make_transitions(records, selection, need_logprobs=False)
-    keep = Keep(outcomes, given.min_reward, given.dimension, given.compliant)
+    keep = Keep(outcomes, section.min_reward, section.dimension, section.compliant)
     chosen = choose(
         data,
         keep,
         denied=denied_attempts(records.spans),
-        top_share=given.top_share,
-        held_out=given.held_out,
+        top_share=section.top_share,
+        held_out=section.held_out,
         seed=job.settings.training.seed,
     )
-    measuring = {one.rollout_id for one in records.rollouts if one.held_out and not given.include_held_out}
-    attempts = sum(one.rollout_id in measuring for one in records.attempts)
+    measuring = {
+        rollout.rollout_id for rollout in records.rollouts if rollout.held_out and not section.include_held_out
+    }
+    attempts = sum(attempt.rollout_id in measuring for attempt in records.attempts)
     left_out = {**chosen.left_out, **({"held_out": attempts} if attempts else {})}
     if not chosen.transitions:
         why = ", ".join(f"{name}: {count}" for name, count in left_out.items()) or "no call has token ids"
         raise TrainError(
-            f"nothing in {place} is worth imitating ({why})",
+            f"nothing in {source} is worth imitating ({why})",
             hint="record rollouts to train on, or take those that measured the model: --include-held-out"
             if left_out.keys() == {"held_out"}
             else "lower sft.min_reward, or record more",

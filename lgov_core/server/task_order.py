@@ -40,16 +40,16 @@ def batch_of(tasks: Tasks, size: int, step: int, seed: str, settled: Collection[
     per_epoch = updates_of(tasks, size)
     order = list(range(len(tasks)))
     random.Random(f"{seed}/{step // per_epoch}").shuffle(order)
-    place = step % per_epoch * size
-    batch = [numbered("train", number, tasks[number]) for number in order[place : place + size]]
+    start = step % per_epoch * size
+    batch = [numbered("train", number, tasks[number]) for number in order[start : start + size]]
     if not settled:
         return batch
-    others = [one for one in (numbered("train", *one) for one in enumerate(tasks)) if one.task_id not in settled]
+    others = [task for task in (numbered("train", *pair) for pair in enumerate(tasks)) if task.task_id not in settled]
     chance = random.Random(f"{seed}/{step}/settled")
     for at, task in enumerate(batch):
         if task.task_id in settled and chance.random() >= _KEPT:
             drawn = chance.sample(others, min(len(others), size))  # one of so many is not in the batch, if any is
-            batch[at] = next((one for one in drawn if one not in batch), task)
+            batch[at] = next((other for other in drawn if other not in batch), task)
     return batch
 
 
@@ -63,8 +63,8 @@ def further_of(tasks: Tasks, batch: Sequence[Task], step: int, seed: str, most: 
         return []
     taken = {task.task_id for task in batch}
     drawn = random.Random(f"{seed}/{step}/further").sample(range(len(tasks)), min(len(tasks), len(taken) + most))
-    found = [numbered("train", number, tasks[number]) for number in drawn]
-    return [task for task in found if task.task_id not in taken][:most]
+    candidates = [numbered("train", number, tasks[number]) for number in drawn]
+    return [task for task in candidates if task.task_id not in taken][:most]
 
 
 def common_rewards(results: Iterable[Attempt], rewards: Iterable[Reward]) -> dict[str, dict[str, float] | None]:
@@ -75,18 +75,18 @@ def common_rewards(results: Iterable[Attempt], rewards: Iterable[Reward]) -> dic
     earned: defaultdict[tuple[str | None, int | None], defaultdict[str, float]] = defaultdict(
         lambda: defaultdict(float)
     )
-    for one in rewards:
-        if one.dimension != INTERMEDIATE:
-            earned[one.rollout_id, one.attempt][one.dimension] += one.value
+    for reward in rewards:
+        if reward.dimension != INTERMEDIATE:
+            earned[reward.rollout_id, reward.attempt][reward.dimension] += reward.value
     groups: defaultdict[str, list[dict[str, float]]] = defaultdict(list)
     for result in results:
         if result.trainable:
             mine = earned[result.rollout_id, result.attempt]
             groups[result.task_id].append({name: round(value, _DECIMALS) for name, value in sorted(mine.items())})
     return {
-        task: found[0] if all(one == found[0] for one in found) else None
-        for task, found in groups.items()
-        if len(found) > 1
+        task: totals[0] if all(total == totals[0] for total in totals) else None
+        for task, totals in groups.items()
+        if len(totals) > 1
     }
 
 
@@ -97,9 +97,9 @@ def settled_tasks(lines: Iterable[Mapping[str, Any]]) -> frozenset[str]:
     """
     times: defaultdict[str, list[Any]] = defaultdict(list)
     for line in lines:
-        for found in (line.get("common_rewards") or {}, (line.get("further") or {}).get("common_rewards") or {}):
-            for task, earned in found.items():
+        for by_task in (line.get("common_rewards") or {}, (line.get("further") or {}).get("common_rewards") or {}):
+            for task, earned in by_task.items():
                 times[task].append(earned)
     return frozenset(
-        task for task, found in times.items() if found[-1] is not None and found[-_TIMES:] == [found[-1]] * _TIMES
+        task for task, last in times.items() if last[-1] is not None and last[-_TIMES:] == [last[-1]] * _TIMES
     )

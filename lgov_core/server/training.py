@@ -284,7 +284,7 @@ class TrainingServer:
             usable.check(iteration.results)
 
     def _test_due(self, run: RunState) -> bool:
-        """Whether held-out tasks are to be run now, as they are before the first update and after the last."""
+        """Returns whether held-out tasks are to be run now, as they are before the first update and after the last."""
         if not self.coordinator.tasks.of("test") or run.tested(self._loop.done):
             return False
         step, every = self._loop.done - run.first, self.settings.training.evaluate_every
@@ -304,8 +304,8 @@ class TrainingServer:
     def _settled(self, run: RunState, step: int) -> frozenset[str]:
         """By what was known before the pass over the tasks that ``step`` is in, with rollouts ahead too: always the same."""
         per_epoch = updates_of(self.coordinator.tasks.of("train"), self.settings.training.batch_size)
-        known = run.first + step // per_epoch * per_epoch - self.settings.max_staleness
-        return settled_tasks(line for line in self._loop.run.metrics.lines() if run.first < line["step"] <= known)
+        last = run.first + step // per_epoch * per_epoch - self.settings.max_staleness
+        return settled_tasks(line for line in self._loop.run.metrics.lines() if run.first < line["step"] <= last)
 
     def _further(self, run: RunState, step: int) -> list[Task]:
         seed = f"{self.settings.training.seed}/{run.first}"
@@ -323,7 +323,9 @@ class TrainingServer:
         """See `earned_figures`: of the attempts that can be trained on, with the rewards that the store has of them."""
         usable = [(result.rollout_id, result.attempt) for result in results if result.trainable]
         rewards = self.store.rewards([rollout_id for rollout_id, _ in usable]) if usable else ()
-        earned = (((one.rollout_id or "", one.attempt or 0), one.dimension, one.value) for one in rewards)
+        earned = (
+            ((reward.rollout_id or "", reward.attempt or 0), reward.dimension, reward.value) for reward in rewards
+        )
         figures = earned_figures(results, usable, earned)
         return {**figures, **self._engine_figures()}
 

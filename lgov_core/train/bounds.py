@@ -26,7 +26,7 @@ class Bound:
         return " and ".join(f"{word} {value:g}" for word, value in limits.items() if value is not None)
 
     def fits(self, value: Any) -> bool:
-        """Whether ``value`` is allowed."""
+        """Returns whether ``value`` is allowed."""
         return (
             (self.least is None or value >= self.least)
             and (self.above is None or value > self.above)
@@ -42,33 +42,33 @@ def bounded(default: Any, **bound: Any) -> Any:
 
 def check_bounds(value: Any) -> None:
     """Raises `TrainError` for a `bounded` or ``Literal`` field of the dataclass ``value`` with a value that is not allowed."""
-    for one in fields(value):
-        bound: Bound | None = one.metadata.get("bound")
-        found: Any = getattr(value, one.name)
-        kind, optional = kind_of(type(value), one.name)
-        if found is None and optional:
+    for declared in fields(value):
+        bound: Bound | None = declared.metadata.get("bound")
+        setting: Any = getattr(value, declared.name)
+        kind, optional = kind_of(type(value), declared.name)
+        if setting is None and optional:
             continue
         choices = choices_of(kind)
         if choices:
-            right, allowed = found in choices, f"one of {', '.join(choices)}"
+            right, allowed = setting in choices, f"one of {', '.join(choices)}"
         elif bound is not None:
             numbers = (int, float) if kind is float else (int,)
-            right = isinstance(found, numbers) and not isinstance(found, bool) and math.isfinite(found)
-            right = right and bound.fits(found)
+            right = isinstance(setting, numbers) and not isinstance(setting, bool) and math.isfinite(setting)
+            right = right and bound.fits(setting)
             allowed = f"{'a whole number ' if kind is int else ''}{bound}"
         else:
             continue
         if not right:
-            raise TrainError(f"{type(value).__name__}.{one.name} must be {allowed}, not {found!r}")
+            raise TrainError(f"{type(value).__name__}.{declared.name} must be {allowed}, not {setting!r}")
 
 
 @functools.cache
 def kind_of(section: type, name: str) -> tuple[Any, bool]:
     """The type of a dataclass's field without ``| None``, and whether None is allowed."""
-    wanted = typing.get_type_hints(section)[name]
-    if typing.get_origin(wanted) not in (types.UnionType, typing.Union):
-        return wanted, False
-    (kind,) = (one for one in typing.get_args(wanted) if one is not types.NoneType)
+    annotation = typing.get_type_hints(section)[name]
+    if typing.get_origin(annotation) not in (types.UnionType, typing.Union):
+        return annotation, False
+    (kind,) = (member for member in typing.get_args(annotation) if member is not types.NoneType)
     return kind, True
 
 

@@ -28,21 +28,21 @@ def read_policies(value: Any, what: str) -> dict[str, PolicySection]:
     """
     if not isinstance(value, Mapping):
         raise SettingsError(f"{what} is {value!r}", hint="write names of policies below it")
-    found = {str(name): _read(str(name), given, what) for name, given in value.items()}
-    if found and all(one.frozen for one in found.values()):
+    policies = {str(name): _read(str(name), raw, what) for name, raw in value.items()}
+    if policies and all(policy.frozen for policy in policies.values()):
         raise SettingsError(f"{what} are all frozen", hint="leave frozen out for those that are to be trained")
-    return found
+    return policies
 
 
-def _read(name: str, given: Any, what: str) -> PolicySection:
-    keys: Any = {"frozen": True} if given == "frozen" else {} if given is None else given
+def _read(name: str, raw: Any, what: str) -> PolicySection:
+    keys: Any = {"frozen": True} if raw == "frozen" else {} if raw is None else raw
     if isinstance(keys, Mapping) and not keys.keys() - {"agents", "frozen"} and _NAME.fullmatch(name):
         agents, frozen = keys.get("agents", [name]), keys.get("frozen", False)
         if isinstance(agents, list | tuple) and isinstance(frozen, bool):
-            names = tuple(one for one in agents if isinstance(one, str) and one)
+            names = tuple(agent for agent in agents if isinstance(agent, str) and agent)
             if names and len(names) == len(agents):
                 return PolicySection(names, frozen)
     raise SettingsError(
-        f"{what}: {name} is {given!r}",
+        f"{what}: {name} is {raw!r}",
         hint="write NAME: {agents: [...]} or NAME: frozen; a name has letters, digits, - and _",
     )

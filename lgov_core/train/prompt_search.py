@@ -42,7 +42,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What a template earned: the mean reward over its rollouts, and the rollouts. None without one that could be used."""
+    """The score of a template: the mean reward over its rollouts, and the rollouts. None without one that could be used."""
 
     mean: float | None
     cases: tuple[Case, ...]
@@ -83,7 +83,7 @@ class Critic(Protocol):
     """Criticises and rewrites. What it raises ends the search; what it answers badly is counted and dropped."""
 
     def criticise(self, template: str, cases: Sequence[Case], number: int) -> str:
-        """What is wrong with ``template``, shown where it earned least. ``number`` tells several criticisms apart."""
+        """Says what is wrong with ``template``, shown where it earned least. ``number`` tells several criticisms apart."""
         ...
 
     def rewrite(self, template: str, criticism: str) -> str:
@@ -123,8 +123,8 @@ class PromptSearch:
     @property
     def best(self) -> PromptVersion:
         """The version with the highest score; of equals the oldest. The first before anything is scored."""
-        scored = [one for one in self.versions if one.score is not None]
-        return max(scored, key=lambda one: (one.score or 0.0, -one.version)) if scored else self.versions[0]
+        scored = [version for version in self.versions if version.score is not None]
+        return max(scored, key=lambda version: (version.score or 0.0, -version.version)) if scored else self.versions[0]
 
     def run(self) -> PromptVersion:
         """Searches to the end, or until the budget is spent; returns the best. Raises what the critic or agents raise."""
@@ -132,14 +132,14 @@ class PromptSearch:
         self._scored(self.versions[0], self.draw(0))
         for number in range(1, self.rounds + 1):
             tasks = self.draw(number)
-            made = [child for parent in beam for child in self._children(parent, number)]
+            children = [child for parent in beam for child in self._children(parent, number)]
             self.changed(self.versions)
             # Those that stay are scored again: a template must not live on one lucky round.
-            for one in [*beam, *made]:
-                self._scored(one, tasks)
+            for version in [*beam, *children]:
+                self._scored(version, tasks)
             ranked = sorted(
-                (one for one in [*beam, *made] if one.score is not None),
-                key=lambda one: (-(one.score or 0.0), one.version),
+                (version for version in [*beam, *children] if version.score is not None),
+                key=lambda version: (-(version.score or 0.0), version.version),
             )
             beam = ranked[: self.beam] or beam
             if self._spent:
@@ -150,7 +150,7 @@ class PromptSearch:
         if self._spent:
             return []
         worst = sorted(parent.cases, key=lambda case: case.reward)[: self.shown]
-        made: list[PromptVersion] = []
+        children: list[PromptVersion] = []
         for candidate in range(self.candidates):
             criticism = self.critic.criticise(parent.template, worst, candidate).strip()
             if not criticism:
@@ -163,15 +163,15 @@ class PromptSearch:
                 continue
             child = PromptVersion(len(self.versions), template, parent.version, number, criticism)
             self.versions.append(child)
-            made.append(child)
-        return made
+            children.append(child)
+        return children
 
     def _unusable(self, template: str) -> str | None:
         if not template:
             return "empty_template"
         if len(template) > _LONGEST * max(len(self.versions[0].template), 200):
             return "too_long"
-        if any(template == one.template for one in self.versions):
+        if any(template == version.template for version in self.versions):
             return "seen_before"
         try:
             names = placeholders(template)
@@ -183,17 +183,17 @@ class PromptSearch:
     def _spent(self) -> bool:
         return self._left is not None and self._left < max(self._per_template, 1)
 
-    def _scored(self, one: PromptVersion, tasks: Sequence[int]) -> None:
+    def _scored(self, version: PromptVersion, tasks: Sequence[int]) -> None:
         if self._spent:
             return
-        found = self.score(one.template, tasks)
-        self._per_template = max(self._per_template, found.rollouts)
+        scored = self.score(version.template, tasks)
+        self._per_template = max(self._per_template, scored.rollouts)
         if self._left is not None:
-            self._left -= found.rollouts
-        usable = len(found.cases)
-        if found.mean is not None and usable:
-            before = (one.score or 0.0) * one.rollouts
-            one.rollouts += usable
-            one.score = (before + found.mean * usable) / one.rollouts
-            one.cases = found.cases
+            self._left -= scored.rollouts
+        usable = len(scored.cases)
+        if scored.mean is not None and usable:
+            before = (version.score or 0.0) * version.rollouts
+            version.rollouts += usable
+            version.score = (before + scored.mean * usable) / version.rollouts
+            version.cases = scored.cases
         self.changed(self.versions)

@@ -23,8 +23,8 @@ class ModelSection:
     name: str | None = None
     """``tiny``, ``smollm2``, a transformers folder, or a hub name."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """What sampling and the update compute in. ``auto``: bfloat16 where the processor has it and the model has at least ten
-    million parameters, else float32."""
+    """The type that sampling and the update compute in. ``auto``: bfloat16 where the processor has it and the model has at
+    least ten million parameters, else float32."""
     lora_rank: int | None = bounded(None, least=0)
     """Rank of the adapters (LoRA); 0 trains all weights. Default: 16 from ten million parameters on, and always with the engine
     vllm; else 0. With ``--backend verl``: 0."""
@@ -37,14 +37,14 @@ class ModelSection:
     served_as: str | None = None
     """A further name of the model at the endpoint."""
     engine: Literal["embedded", "vllm"] = "embedded"
-    """What samples: ``embedded``, in the trainer's process, or ``vllm``."""
+    """The engine that samples: ``embedded``, in the trainer's process, or ``vllm``."""
     engine_url: str | None = None
     """Base URL of a vLLM that runs already, and reads this machine's files. Default: lgov starts one."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingSection:
-    """What an update is made of, and how it is made."""
+    """The batch of an update, and how the update is made."""
 
     algorithm: str = "grpo"
     """``grpo``, ``dr_grpo``, ``dapo``, ``gspo``, ``cispo``, ``rloo``, ``reinforce++``, ``ppo`` or ``gdpo``; ``sft`` and
@@ -68,7 +68,7 @@ class TrainingSection:
     tokens_per_batch: int | None = bounded(None, least=1)
     """Maximum tokens of one forward pass, padding included. Changes memory, not what is learned. Default: 2048."""
     packing: Literal["auto", "tree", "rows"] = "auto"
-    """Whether the update computes shared prefixes once: ``tree`` yes, ``rows`` no, ``auto`` where it saves enough."""
+    """Lets the update compute shared prefixes once: ``tree`` yes, ``rows`` no, ``auto`` where it saves enough."""
     max_staleness: int | None = bounded(None, least=0)
     """How many updates older the weights of a rollout may be than those it trains; above 0 rollouts continue during the
     update. Default: 0; 1 with the engine vllm."""
@@ -194,7 +194,7 @@ class VerlSection:
     gpus: int = bounded(1, least=1)
     """GPUs of each node."""
     server: str = "vllm"
-    """What samples: ``vllm`` or ``sglang``."""
+    """The engine that samples: ``vllm`` or ``sglang``."""
     tensor_parallel: int = bounded(1, least=1)
     """GPUs of one server."""
     gpu_memory: float = bounded(0.5, above=0.0, below=1.0)

@@ -60,14 +60,14 @@ class TrainSettings:
     @property
     def max_staleness(self) -> int:
         """``training.max_staleness``, or the default of the engine."""
-        given = self.training.max_staleness
-        return int(self.model.engine == "vllm" and not self.vllm.sleep) if given is None else given
+        chosen = self.training.max_staleness
+        return int(self.model.engine == "vllm" and not self.vllm.sleep) if chosen is None else chosen
 
     def with_values(self, section: str, **values: Any) -> TrainSettings:
         """A copy with keys of one section set; None values count as not given. Raises `SettingsError` as a flag would."""
-        given = {name: value for name, value in values.items() if value is not None}
-        flags = {(section, name): value for name, value in given.items()}
-        return _assigned(self, flags, {place: f"{place[0]}.{place[1]}" for place in flags}, Path())
+        chosen = {name: value for name, value in values.items() if value is not None}
+        flags = {(section, name): value for name, value in chosen.items()}
+        return _assigned(self, flags, {setting: f"{setting[0]}.{setting[1]}" for setting in flags}, Path())
 
     def as_json(self) -> dict[str, Any]:
         """The settings as JSON values, by section."""
@@ -93,11 +93,11 @@ def load_train_settings(
     settings = TrainSettings()
     if path is not None:
         settings = _from_file(settings, Path(path))
-    given = os.environ if environ is None else environ
-    found = {place: given[name] for name, place in VARIABLES.items() if given.get(name)}
-    settings = _assigned(settings, found, {place: name for name, place in VARIABLES.items()}, Path())
-    chosen = {place: value for place, value in (flags or {}).items() if value is not None}
-    settings = _assigned(settings, chosen, {place: _flag(place) for place in chosen}, Path())
+    variables = os.environ if environ is None else environ
+    values = {setting: variables[name] for name, setting in VARIABLES.items() if variables.get(name)}
+    settings = _assigned(settings, values, {setting: name for name, setting in VARIABLES.items()}, Path())
+    chosen = {setting: value for setting, value in (flags or {}).items() if value is not None}
+    settings = _assigned(settings, chosen, {setting: _flag(setting) for setting in chosen}, Path())
     return _with_assignments(settings, assignments or {})
 
 
@@ -130,15 +130,15 @@ def _from_file(settings: TrainSettings, path: Path) -> TrainSettings:
     if not isinstance(document, dict):
         raise SettingsError(f"{source}: the settings are not a mapping", hint="write sections such as training:")
 
-    def where(place: Place) -> str:
-        line = next((lines[place[:end]] for end in range(len(place), -1, -1) if place[:end] in lines), None)
+    def where(setting: Place) -> str:
+        line = next((lines[setting[:end]] for end in range(len(setting), -1, -1) if setting[:end] in lines), None)
         return source if line is None else f"{source}:{line}"
 
-    known = [section.name for section in fields(settings)]
+    sections = [section.name for section in fields(settings)]
     values: dict[tuple[str, str], Any] = {}
     for name, section in document.items():
-        if name not in known:
-            raise _unknown(f"section {name}", where((name,)), name, known)
+        if name not in sections:
+            raise _unknown(f"section {name}", where((name,)), name, sections)
         if section is None:
             continue
         if not isinstance(section, dict):
@@ -146,7 +146,7 @@ def _from_file(settings: TrainSettings, path: Path) -> TrainSettings:
                 f"{where((name,))}: {name} is {section!r}, not a section", hint=f"write keys below {name}:"
             )
         values |= {(name, key): value for key, value in section.items()}
-    return _assigned(settings, values, {place: where(place) for place in values}, path.parent)
+    return _assigned(settings, values, {setting: where(setting) for setting in values}, path.parent)
 
 
 def _assigned(
@@ -156,11 +156,11 @@ def _assigned(
     for (section, key), value in values.items():
         origin = origins[section, key]
         present = getattr(settings, section)
-        known = {one.name: one for one in fields(present)}
-        if key not in known:
-            raise _unknown(f"setting {section}.{key}", origin, key, list(known))
+        by_name = {field.name: field for field in fields(present)}
+        if key not in by_name:
+            raise _unknown(f"setting {section}.{key}", origin, key, list(by_name))
         kind, optional = kind_of(type(present), key)
-        bound = known[key].metadata.get("bound")
+        bound = by_name[key].metadata.get("bound")
         read = None if value is None and optional else _read(value, kind, bound, f"{origin}: {section}.{key}", base)
         settings = replace(settings, **{section: replace(present, **{key: read})})
     return settings
@@ -170,8 +170,8 @@ def _read(value: Any, kind: Any, bound: Bound | None, what: str, base: Path) -> 
     if typing.get_origin(kind) is Mapping:
         return read_policies(value, what)
     if typing.get_origin(kind) is tuple:
-        given: list[Any] = list(value) if isinstance(value, list | tuple) else [value]
-        return tuple(_read(one, str, bound, what, base) for one in given)
+        items: list[Any] = list(value) if isinstance(value, list | tuple) else [value]
+        return tuple(_read(item, str, bound, what, base) for item in items)
     if choices := choices_of(kind):
         if value not in choices:
             raise SettingsError(f"{what} is {value!r}", hint=f"write one of {', '.join(choices)}")
@@ -199,11 +199,11 @@ _KINDS: Final[Mapping[Any, tuple[Any, str]]] = {
 }
 
 
-def _unknown(what: str, origin: str, name: str, known: list[str]) -> LgovError:
+def _unknown(what: str, origin: str, name: str, allowed: list[str]) -> LgovError:
     return SettingsError(
-        f"{origin}: there is no {what}", hint=suggest_name(str(name), known, f"there are {', '.join(known)}")
+        f"{origin}: there is no {what}", hint=suggest_name(str(name), allowed, f"there are {', '.join(allowed)}")
     )
 
 
-def _flag(place: tuple[str, str]) -> str:
-    return f"--{'vllm-' if place[0] == 'vllm' else ''}{place[1].replace('_', '-')}"
+def _flag(setting: tuple[str, str]) -> str:
+    return f"--{'vllm-' if setting[0] == 'vllm' else ''}{setting[1].replace('_', '-')}"

@@ -166,8 +166,8 @@ def gdpo() -> Algorithm:
 ALGORITHMS: Final[Mapping[str, Callable[[], Algorithm]]] = MappingProxyType(
     dict(zip(REINFORCEMENT, (grpo, dr_grpo, dapo, gspo, cispo, rloo, reinforce_plus_plus, ppo, gdpo), strict=True))
 )
-_CREDIT: Final = {one.name for one in fields(CreditRules)}
-_UPDATE: Final = {one.name for one in fields(UpdateConfig)}
+_CREDIT: Final = {field.name for field in fields(CreditRules)}
+_UPDATE: Final = {field.name for field in fields(UpdateConfig)}
 #: `CreditRules.loss` and `UpdateConfig.loss` have one name; so has each here.
 _RENAMED: Final = {"loss_weighting": ("credit", "loss"), "loss_form": ("update", "loss")}
 
@@ -179,17 +179,19 @@ def algorithm(name: str, **overrides: Any) -> Algorithm:
     `UpdateConfig.loss`. Raises `SettingsError` for names that there are not, with the nearest one, and `TransitionError` or
     `TrainError` for values without meaning.
     """
-    found = algorithm_name(name)
-    if found not in ALGORITHMS:
+    canonical = algorithm_name(name)
+    if canonical not in ALGORITHMS:
         raise SettingsError(
-            f"{found} is not a reinforcement learning algorithm", hint=f"there are {', '.join(REINFORCEMENT)}"
+            f"{canonical} is not a reinforcement learning algorithm", hint=f"there are {', '.join(REINFORCEMENT)}"
         )
-    made = ALGORITHMS[found]()
+    preset = ALGORITHMS[canonical]()
     parts: dict[str, dict[str, Any]] = {"credit": {}, "update": {}}
     for key, value in overrides.items():
-        part, field = _RENAMED.get(key) or _place(key)
-        parts[part][field] = value
-    return replace(made, credit=replace(made.credit, **parts["credit"]), update=replace(made.update, **parts["update"]))
+        section, field = _RENAMED.get(key) or _place(key)
+        parts[section][field] = value
+    return replace(
+        preset, credit=replace(preset.credit, **parts["credit"]), update=replace(preset.update, **parts["update"])
+    )
 
 
 def _place(key: str) -> tuple[str, str]:
@@ -201,7 +203,7 @@ def _place(key: str) -> tuple[str, str]:
         return "credit", key
     if key in _UPDATE:
         return "update", key
-    known = sorted((_CREDIT | _UPDATE | set(_RENAMED)) - {"loss"})
+    names = sorted((_CREDIT | _UPDATE | set(_RENAMED)) - {"loss"})
     raise SettingsError(
-        f"an algorithm has no setting {key}", hint=suggest_name(key, known, f"there are {', '.join(known)}")
+        f"an algorithm has no setting {key}", hint=suggest_name(key, names, f"there are {', '.join(names)}")
     )

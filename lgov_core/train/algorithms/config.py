@@ -91,8 +91,8 @@ class UpdateConfig:
             return warm
         span = max(1, self.total_steps - self.warmup_steps)
         done = min(1.0, max(0, step - self.warmup_steps) / span)
-        left = 1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
-        return warm * (self.final_rate + (1 - self.final_rate) * left)
+        remaining = 1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+        return warm * (self.final_rate + (1 - self.final_rate) * remaining)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What supervised fine-tuning learns from recorded rollouts: those that earned enough, and broke no rule."""
+"""The recorded rollouts that supervised fine-tuning learns from: those that earned enough, and broke no rule."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lgov_core.transitions.transition_set import Transition, TransitionSet, by_r
 
 @dataclass(frozen=True, slots=True)
 class Imitated:
-    """What is imitated: ``transitions`` to train on and those of tasks ``held_out``; ``kept`` attempts are in the two.
+    """The imitated calls: ``transitions`` to train on and those of tasks ``held_out``; ``kept`` attempts are in the two.
 
     ``left_out`` counts attempts by the reason why they are not (``outcome``, ``not_compliant``, ``reward``,
     ``not_among_best``; for `lgov_core.server.sft` ``held_out`` too), as ``repeated`` the calls that say word for word what
@@ -60,21 +60,21 @@ def choose(
     chosen: dict[bool, list[Transition]] = {False: [], True: []}
     kept = 0
     for task in tasks:
-        attempts = sorted(by_task[task], key=lambda one: (-one[0], one[1]))
-        wanted = math.ceil(top_share * len(attempts))
-        left_out["not_among_best"] += len(attempts) - wanted
-        kept += wanted
-        said: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
-        for _, _, turns in attempts[:wanted]:
+        attempts = sorted(by_task[task], key=lambda attempt: (-attempt[0], attempt[1]))
+        taken = math.ceil(top_share * len(attempts))
+        left_out["not_among_best"] += len(attempts) - taken
+        kept += taken
+        seen: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
+        for _, _, turns in attempts[:taken]:
             for turn in turns:
                 words = (turn.prompt_ids, turn.response_ids)
                 if turn.set_aside:
                     left_out["set_aside"] += 1
                     continue
-                if words in said:
+                if words in seen:
                     left_out["repeated"] += 1
                     continue
-                said.add(words)
+                seen.add(words)
                 chosen[task in apart].append(turn)
     return Imitated(
         tuple(chosen[False]), tuple(chosen[True]), kept, {name: count for name, count in left_out.items() if count}
@@ -100,6 +100,6 @@ def mean_loss(module: Any, rows: Sequence[TrainRow], tokens_per_pass: int) -> fl
         return None
     total = 0.0
     with torch.no_grad():
-        for part in batches_by_length(rows, tokens_per_pass):
-            total -= float(row_logprobs(module, part).sum())
+        for batch in batches_by_length(rows, tokens_per_pass):
+            total -= float(row_logprobs(module, batch).sum())
     return total / trained

@@ -58,12 +58,12 @@ def clip_loss(
     Sources: PPO, Schulman et al. 2017, arXiv 1707.06347, eq. 7; low ≠ high: DAPO, arXiv 2503.14476, eq. 10; the second
     bound: dual-clip PPO, Ye et al. 2020, arXiv 1912.09729. verl's ``vanilla`` is this with ``dual=3``.
     """
-    found = _clipped(_ratio(logprobs, old), advantages, low, high)
+    plain = _clipped(_ratio(logprobs, old), advantages, low, high)
     if dual is None:
-        return found
+        return plain
     limit = -advantages * dual
-    over = (advantages < 0) & (found.loss > limit)
-    return PolicyLoss(torch.where(over, limit, found.loss), (found.clipped | over).detach())
+    over = (advantages < 0) & (plain.loss > limit)
+    return PolicyLoss(torch.where(over, limit, plain.loss), (plain.clipped | over).detach())
 
 
 def sequence_loss(

@@ -1,4 +1,4 @@
-"""What an update makes of rows before it runs: which are used, in which steps, and their tokens as tensors."""
+"""Rows as an update prepares them before it runs: which are used, in which steps, and their tokens as tensors."""
 
 from __future__ import annotations
 
@@ -106,12 +106,12 @@ def split_rows(rows: Sequence[TrainRow], parts: int, order: torch.Generator) -> 
         keys = [_rollout(row, number) for number, row in enumerate(rows)]
     distinct = list(dict.fromkeys(keys))
     drawn = torch.randperm(len(distinct), generator=order).tolist()
-    place = {distinct[at]: number % parts for number, at in enumerate(drawn)}
+    part_of = {distinct[at]: number % parts for number, at in enumerate(drawn)}
     dealt: list[list[TrainRow]] = [[] for _ in range(parts)]
     for row, key in zip(rows, keys, strict=True):
-        dealt[place[key]].append(row)
+        dealt[part_of[key]].append(row)
     count = _rollouts(rows)
-    return [Part(part, count / _rollouts(part)) for part in dealt if part]
+    return [Part(share, count / _rollouts(share)) for share in dealt if share]
 
 
 def check_finite(rows: Sequence[TrainRow]) -> None:

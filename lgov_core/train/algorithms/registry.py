@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TrainingJob:
-    """What ``lgov train`` was asked to do.
+    """A request to ``lgov train``.
 
     ``agent`` is ``module:function`` or ``file.py:function``; ``folder`` is where the run leaves everything. ``traces`` is a
     store of recorded rollouts, for what learns from those. ``resume`` continues with the run in ``folder``. ``say`` writes one
@@ -64,18 +64,18 @@ OTHERS: Final[Mapping[str, str]] = MappingProxyType(
 
 def algorithm_name(name: str) -> str:
     """The algorithm as it is written here: case and ``-`` for ``_`` do not count. Raises `SettingsError` for none."""
-    known = (*REINFORCEMENT, *OTHERS)
+    algorithms = (*REINFORCEMENT, *OTHERS)
     plain = name.strip().lower().replace("-", "_").replace(" ", "_")
     for form in (plain, plain.replace("_", ""), plain.replace(".", "_")):
-        if form in known:
+        if form in algorithms:
             return form
     raise SettingsError(
-        f"there is no algorithm {name!r}", hint=suggest_name(plain, known, f"there are {', '.join(known)}")
+        f"there is no algorithm {name!r}", hint=suggest_name(plain, algorithms, f"there are {', '.join(algorithms)}")
     )
 
 
 def find_run(algorithm: str, backend: str = "torch") -> Run:
-    """What runs an algorithm on a backend. Raises `SettingsError` for names unknown, and for what is not installed."""
+    """Returns what runs an algorithm on a backend. Raises `SettingsError` for names unknown, and for what is not installed."""
     algorithm = algorithm_name(algorithm)
     if backend not in BACKENDS:
         hint = suggest_name(backend, BACKENDS, f"there are {', '.join(BACKENDS)}")
@@ -97,9 +97,9 @@ def find_run(algorithm: str, backend: str = "torch") -> Run:
 
 def find_foreign_checkpoint(path: Path) -> Path | None:
     """The folder of the whole model in the checkpoint that ``path`` names, where another backend wrote it; else None."""
-    return next((folder for place in CHECKPOINTS if (folder := _loaded(place)(path)) is not None), None)
+    return next((folder for finder in CHECKPOINTS if (folder := _loaded(finder)(path)) is not None), None)
 
 
-def _loaded(place: str) -> Any:
-    module, _, function = place.partition(":")
+def _loaded(entry_point: str) -> Any:
+    module, _, function = entry_point.partition(":")
     return getattr(importlib.import_module(module), function)

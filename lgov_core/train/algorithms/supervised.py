@@ -39,9 +39,9 @@ def supervised(
         optimizer.zero_grad(set_to_none=True)
         loss_value = 0.0
         # Rows of like length together: padding would be most of the work. The gradient is that of one large batch.
-        for part in batches_by_length(rows, config.tokens_per_pass):
+        for batch in batches_by_length(rows, config.tokens_per_pass):
             with cast:
-                logprobs = row_logprobs(module, part)
+                logprobs = row_logprobs(module, batch)
             loss = -logprobs.sum() / trained
             loss.backward()
             loss_value += float(loss.detach())

@@ -160,11 +160,11 @@ class PolicyUpdate:
         config = self.config
         parts: list[tuple[float, list[_Pass]]] = []
         work = 0
-        for part in split_rows(rows, config.minibatches, self._order):
-            batches = self.layout.batches(part.rows, config.tokens_per_batch)
+        for minibatch in split_rows(rows, config.minibatches, self._order):
+            batches = self.layout.batches(minibatch.rows, config.tokens_per_batch)
             work += self.layout.work(batches)
-            parts.append((part.scale, [self._pass(one, version, doing) for one in batches]))
-        passes_of_all = [one for _, every in parts for one in every]
+            parts.append((minibatch.scale, [self._pass(batch, version, doing) for batch in batches]))
+        passes_of_all = [pass_ for _, every in parts for pass_ in every]
         done, total, steps = 0, sum(len(passes) for _, passes in parts) * config.epochs, 0
         before, first, last = Sums(), Sums(), Sums()
         for epoch in range(config.epochs):
@@ -173,10 +173,10 @@ class PolicyUpdate:
                 scale, passes = parts[number]
                 self.optimizer.zero_grad(set_to_none=True)
                 sums = Sums()
-                calls = sum(len(call_starts(one.rows)[1]) for one in passes)
-                for one in passes:
-                    doing.append(one.words)
-                    sums.add(self._backward(one, scale, calls))
+                calls = sum(len(call_starts(pass_.rows)[1]) for pass_ in passes)
+                for pass_ in passes:
+                    doing.append(pass_.words)
+                    sums.add(self._backward(pass_, scale, calls))
                     done += 1
                     progress(done, total)
                 doing.append("the optimiser's step")
@@ -193,7 +193,7 @@ class PolicyUpdate:
         return replace(self._metrics(passes_of_all, before, first, last, steps), tokens_run=work)
 
     def _pass(self, rows: Sequence[TrainRow], version: int | None, doing: list[str]) -> _Pass:
-        """What does not change while the update continues: columns, reference, and the correction of older tokens."""
+        """Computes what does not change while the update continues: columns, reference, and the correction of older tokens."""
         config = self.config
         doing.append(f"a pass of {len(rows)} rows, {sum(len(row.ids) for row in rows)} tokens, without gradient")
         columns = columns_of(rows, version, self.device)
@@ -213,34 +213,34 @@ class PolicyUpdate:
                 columns = replace(columns, base=torch.where(corrected, now, columns.old))
         return _Pass(rows, columns, reference, factor, corrected)
 
-    def _backward(self, one: _Pass, scale: float, calls: int) -> dict[str, float]:
+    def _backward(self, pass_: _Pass, scale: float, calls: int) -> dict[str, float]:
         """Adds the gradient of one pass; returns sums over its tokens."""
-        config, columns = self.config, one.columns
+        config, columns = self.config, pass_.columns
         with self._autocast():
             if self.head is None and config.entropy == 0:
-                logprobs, entropy, states = self.layout.logprobs(self.module, one.rows), None, None
+                logprobs, entropy, states = self.layout.logprobs(self.module, pass_.rows), None, None
             else:
-                states = self.layout.states(self.module, one.rows)
-                logprobs, entropy = head_scores(self.module, states, one.rows, entropy=config.entropy > 0)
+                states = self.layout.states(self.module, pass_.rows)
+                logprobs, entropy = head_scores(self.module, states, pass_.rows, entropy=config.entropy > 0)
         policy = policy_loss(config, logprobs, columns.base, columns.advantages, columns.sequences)
         weights = columns.weights * scale
-        loss = (policy.loss * weights * one.factor).sum()
+        loss = (policy.loss * weights * pass_.factor).sum()
         kl = torch.zeros_like(logprobs)
-        if one.reference is not None:
-            kl = kl_to_reference(logprobs, one.reference)
+        if pass_.reference is not None:
+            kl = kl_to_reference(logprobs, pass_.reference)
             loss = loss + config.kl * (kl * weights).sum()
         if entropy is not None:
             loss = loss - config.entropy * (entropy * weights).sum()
-        found: dict[str, float] = {}
+        sums: dict[str, float] = {}
         total = loss
         if self.head is not None and states is not None:
-            critic = self._value_loss(self.head, states, one.rows) / max(calls, 1)
+            critic = self._value_loss(self.head, states, pass_.rows) / max(calls, 1)
             total = loss + critic
-            found["value_loss"] = float(critic.detach())
+            sums["value_loss"] = float(critic.detach())
         total.backward()
         with torch.no_grad():
             gap = logprobs - columns.base
-            return found | {
+            return sums | {
                 "loss": float(loss),
                 "tokens": float(len(logprobs)),
                 "kl": float(kl.sum()),
@@ -278,7 +278,7 @@ class PolicyUpdate:
 
     def _metrics(self, passes: Sequence[_Pass], before: Sums, first: Sums, last: Sums, steps: int) -> UpdateMetrics:
         """``before`` are the sums of the first mini-batch, ``first`` and ``last`` those of the first and last epoch."""
-        factors = [value for one in passes for value in one.factor[one.corrected].tolist()]
+        factors = [value for pass_ in passes for value in pass_.factor[pass_.corrected].tolist()]
         return UpdateMetrics(
             tokens=int(first["tokens"]),
             loss=first.mean("loss", "parts"),
@@ -289,10 +289,10 @@ class PolicyUpdate:
             logprob_drift=before.mean("drift", "fresh"),
             moved=last.mean("moved"),
             steps=steps,
-            stale_tokens=sum(int(one.columns.stale.sum()) for one in passes),
+            stale_tokens=sum(int(pass_.columns.stale.sum()) for pass_ in passes),
             importance=sum(factors) / len(factors) if factors else 1.0,
             value_loss=first.mean("value_loss", "parts"),
-            explained_variance=explained_variance([call for one in passes for call in call_starts(one.rows)[1]]),
+            explained_variance=explained_variance([call for pass_ in passes for call in call_starts(pass_.rows)[1]]),
         )
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:

@@ -1,4 +1,4 @@
-"""What one update did, as numbers."""
+"""The effect of one update, as numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class UpdateMetrics:
-    """What one update did. Means are over trained tokens.
+    """The effect of one update. Means are over trained tokens.
 
     Of the first epoch: ``loss``, ``kl`` (to the reference, k3; None where there is none), ``entropy`` (the mean of -log p over
     the tokens that were sampled), ``grad_norm`` (before clipping) and ``logprob_drift``, the mean absolute difference

@@ -53,12 +53,12 @@ def with_values(
     values: dict[int, list[float]] = {}
     with torch.no_grad():
         for batch in layout.batches(rows, tokens):
-            found = head(layout.states(module, batch)).tolist()
+            estimates = head(layout.states(module, batch)).tolist()
             for row in batch:
-                values[id(row)], found = found[: row.trained], found[row.trained :]
+                values[id(row)], estimates = estimates[: row.trained], estimates[row.trained :]
     flat = [value for row in rows for value in values[id(row)]]
-    by_call = {id(one): value for one, value in zip(order, flat, strict=True)}
-    return tuple(replace(one, value=by_call.get(id(one))) for one in transitions)
+    by_call = {id(transition): value for transition, value in zip(order, flat, strict=True)}
+    return tuple(replace(transition, value=by_call.get(id(transition))) for transition in transitions)
 
 
 def value_rows(transitions: Sequence[Transition]) -> tuple[list[TrainRow], list[Transition]]:
@@ -69,14 +69,14 @@ def value_rows(transitions: Sequence[Transition]) -> tuple[list[TrainRow], list[
     """
     rows: list[TrainRow] = []
     order: list[Transition] = []
-    for chain in make_chains([one for one in transitions if one.prompt_ids]):
+    for chain in make_chains([transition for transition in transitions if transition.prompt_ids]):
         starts = {link.start for link in chain.links}
         # An empty reply at the end: any token is a placeholder for the missing one.
         ids = (*chain.ids, chain.ids[-1]) if len(chain.ids) in starts else chain.ids
         mask = tuple(int(at in starts) for at in range(len(ids)))
         zeros = (0.0,) * len(ids)
-        one = TrainRow(ids, mask, zeros, zeros, zeros, chain.temperature, task_id=chain.task_id)
-        rows.append(replace(one, rollout_id=chain.rollout_id, attempt=chain.attempt))
+        row = TrainRow(ids, mask, zeros, zeros, zeros, chain.temperature, task_id=chain.task_id)
+        rows.append(replace(row, rollout_id=chain.rollout_id, attempt=chain.attempt))
         order += [link.transition for link in chain.links]
     return rows, order
 

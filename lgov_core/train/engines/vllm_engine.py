@@ -66,7 +66,7 @@ class VllmEngine(TokenEngine):
 
     @property
     def policy(self) -> VllmPolicy:
-        """What answers calls that are of no other policy."""
+        """The policy that answers calls that are of no other."""
         return self.policies[""]
 
     async def start(self) -> None:

@@ -58,7 +58,7 @@ class VllmPolicy:
 
     @property
     def current(self) -> Version:
-        """What new calls are answered with."""
+        """The version that new calls are answered with."""
         return self._current
 
     @property
@@ -87,9 +87,9 @@ class VllmPolicy:
                     f"version {number} cannot be written to {folder}: {error}",
                     hint="free some space and resume: the update is made again",
                 ) from error
-            made = Version(number, self._name_of(number), folder)
+            new_version = Version(number, self._name_of(number), folder)
             try:
-                self._switch(made)
+                self._switch(new_version)
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
@@ -125,7 +125,7 @@ class VllmPolicy:
                 self._running[version.number] -= 1
 
     def unused(self) -> bool:
-        """Whether a version is loaded that no call needs any more."""
+        """Returns whether a version is loaded that no call needs any more."""
         with self._lock:
             return any(self._idle(number) for number in self._versions)
 
@@ -142,22 +142,22 @@ class VllmPolicy:
     def _idle(self, number: int) -> bool:
         return number != self._current.number and not self._running[number]
 
-    def _switch(self, made: Version) -> None:
+    def _switch(self, version: Version) -> None:
         """Loads a version and makes it the current one, in a server that has not been lost meanwhile."""
         failure = ""
         for generation in attempts(self.server):
             try:
-                failure = self._load(made)
+                failure = self._load(version)
             except OSError as error:
                 failure = str(error)
                 continue
             with self._lock:  # a server that was started after this has loaded what is current then
                 if not failure and self.server.generation == generation:
-                    self._versions[made.number] = self._current = made
+                    self._versions[version.number] = self._current = version
                     return
             if failure:
                 break
-        raise TrainError(f"vLLM does not load version {made.number}: {failure or 'it was lost each time'}")
+        raise TrainError(f"vLLM does not load version {version.number}: {failure or 'it was lost each time'}")
 
     def _name_of(self, number: int) -> str:
         return f"{self._name}@{number}"
@@ -183,7 +183,9 @@ def _write_adapter(folder: Path, state_dict: Mapping[str, torch.Tensor], base: s
     """A PEFT folder of ``LAYER.lora_A.weight`` and ``LAYER.lora_B.weight``. Raises `ModelError` and `OSError`."""
     from safetensors.torch import save_file
 
-    tensors = {f"base_model.model.{name.removeprefix('base_model.model.')}": one for name, one in state_dict.items()}
+    tensors = {
+        f"base_model.model.{name.removeprefix('base_model.model.')}": tensor for name, tensor in state_dict.items()
+    }
     strange = [name for name in tensors if not name.endswith((".lora_A.weight", ".lora_B.weight"))]
     if strange or not tensors:
         raise ModelError(
@@ -191,7 +193,7 @@ def _write_adapter(folder: Path, state_dict: Mapping[str, torch.Tensor], base: s
             hint="train adapters: model.lora_rank above 0",
         )
     check_finite(tensors)
-    ranks = {one.shape[0] for name, one in tensors.items() if name.endswith("lora_A.weight")}
+    ranks = {tensor.shape[0] for name, tensor in tensors.items() if name.endswith("lora_A.weight")}
     if len(ranks) != 1:
         raise ModelError(f"the adapters have different ranks: {', '.join(map(str, sorted(ranks)))}")
     (rank,) = ranks
@@ -206,7 +208,7 @@ def _write_adapter(folder: Path, state_dict: Mapping[str, torch.Tensor], base: s
     }
     with atomic_folder(folder) as partial:
         save_file(
-            {name: one.detach().cpu().contiguous() for name, one in tensors.items()},
+            {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
             partial / "adapter_model.safetensors",
         )
         (partial / "adapter_config.json").write_text(json.dumps(about))
@@ -214,7 +216,7 @@ def _write_adapter(folder: Path, state_dict: Mapping[str, torch.Tensor], base: s
 
 def check_finite(tensors: Mapping[str, torch.Tensor]) -> None:
     """Raises `ModelError` for weights that an update has spoilt."""
-    spoilt = next((name for name, one in tensors.items() if not bool(one.isfinite().all())), None)
+    spoilt = next((name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())), None)
     if spoilt is not None:
         raise ModelError(f"published {spoilt!r} holds values that are not finite", hint="the update diverged")
 
@@ -255,16 +257,16 @@ class VllmWeights(VllmPolicy):
             raise ModelError("there are no weights")
         check_finite(state_dict)
         with atomic_folder(folder) as partial:
-            tensors = {name: one.detach().cpu().contiguous() for name, one in state_dict.items()}
+            tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state_dict.items()}
             save_file(tensors, partial / "model.safetensors")
 
     def _name_of(self, number: int) -> str:
         return self.server.base
 
-    def _switch(self, made: Version) -> None:
+    def _switch(self, version: Version) -> None:
         with self.server.gate.closed():
             try:
-                super()._switch(made)
+                super()._switch(version)
             except BaseException as error:
                 self._unknown = str(error) or type(error).__name__
                 self.reload()

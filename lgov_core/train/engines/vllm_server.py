@@ -31,7 +31,7 @@ class CallGate:
         self._running = self._closed = 0
 
     def enter(self) -> bool:
-        """Whether a call may begin; if so, it has to `leave`."""
+        """Returns whether a call may begin; if so, it has to `leave`."""
         with self._state:
             if self._closed:
                 return False
@@ -112,7 +112,7 @@ class VllmOptions:
 
     @property
     def needs_control(self) -> bool:
-        """Whether vLLM has to serve the routes that replace weights and let it sleep, which no key guards."""
+        """True where vLLM has to serve the routes that replace weights and let it sleep, which no key guards."""
         return self.sleep or not self.rank
 
 
@@ -148,7 +148,7 @@ class Vllm(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether it may be asked. Raises `UpstreamError` (503) when it never will again."""
+        """True while it may be asked. Raises `UpstreamError` (503) when it never will again."""
         ...
 
     def wait(self) -> int:
@@ -161,7 +161,7 @@ class Vllm(Protocol):
 
 
 def is_healthy(url: str) -> bool:
-    """Whether the server at ``url`` answers and its engine lives."""
+    """Returns whether the server at ``url`` answers and its engine lives."""
     try:
         with _open(f"{url}/health", timeout=10.0) as answer:
             return answer.status == 200
@@ -266,7 +266,7 @@ class VllmServer:
 
     @property
     def ready(self) -> bool:
-        """Whether it answers. Raises `UpstreamError` (503) when it was stopped, or does not start."""
+        """True while it answers. Raises `UpstreamError` (503) when it was stopped, or does not start."""
         if self._failure or self._closed:
             why = self._failure or "it was stopped"
             raise UpstreamError(f"vLLM is not running: {why}", status=503, hint=f"its output is in {self.log}")
@@ -354,12 +354,12 @@ class VllmServer:
         return process
 
     def _until_down(self, process: subprocess.Popen[bytes]) -> None:
-        asked, missed = time.monotonic(), 0
+        checked, missed = time.monotonic(), 0
         while not self._closed and process.poll() is None and missed < _MISSED:
             time.sleep(_LOOK_S)
-            if time.monotonic() - asked >= _HEALTH_S:
+            if time.monotonic() - checked >= _HEALTH_S:
                 missed = 0 if is_healthy(self.url) else missed + 1
-                asked = time.monotonic()
+                checked = time.monotonic()
 
     def _kill(self) -> None:
         process = self._process
@@ -399,7 +399,7 @@ class AttachedVllm:
         status, text = ask(self, "/v1/models")
         bases: list[str] = []
         with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):  # it is no vLLM
-            bases = [one["id"] for one in json.loads(text)["data"] if not one.get("parent")]
+            bases = [model["id"] for model in json.loads(text)["data"] if not model.get("parent")]
         if status != 200 or not bases:
             raise UpstreamError(f"the vLLM at {self.url} names no model ({status}: {text[:200]})")
         self.base = str(bases[0])

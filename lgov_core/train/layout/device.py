@@ -44,4 +44,4 @@ def _is_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     words = str(error).lower()
-    return any(one in words for one in ("can't allocate memory", "not enough memory", "out of memory"))
+    return any(phrase in words for phrase in ("can't allocate memory", "not enough memory", "out of memory"))

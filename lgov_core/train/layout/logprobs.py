@@ -43,7 +43,7 @@ def row_states(module: Any, rows: Sequence[TrainRow]) -> Tensor:
 def head_scores(
     module: Any, states: Tensor, rows: Sequence[TrainRow], *, entropy: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """What the output layer says of each trained token of ``rows``, given its ``states`` (trained tokens, width).
+    """Scores each trained token of ``rows`` by the output layer, given its ``states`` (trained tokens, width).
 
     Returns the log-probability of the token that was chosen, at its row's temperature, and with ``entropy`` the entropy in
     nats of the whole distribution there: both float32 (float64 for a model of that type) of shape (trained tokens,).

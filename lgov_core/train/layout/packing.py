@@ -82,9 +82,11 @@ def why_not_packed(module: Any) -> str | None:
     layers = set(getattr(config, "layer_types", None) or ())
     if getattr(config, "sliding_window", None) or layers - {"full_attention"}:
         return "some of its layers do not attend to the whole prompt"
-    if any(getattr(part, "gradient_checkpointing", False) for part in model.modules()):
+    if any(getattr(submodule, "gradient_checkpointing", False) for submodule in model.modules()):
         return "it computes activations a second time (gradient checkpointing)"
-    if module.training and any(isinstance(part, torch.nn.Dropout) and part.p > 0 for part in module.modules()):
+    if module.training and any(
+        isinstance(submodule, torch.nn.Dropout) and submodule.p > 0 for submodule in module.modules()
+    ):
         return "it has dropout, which each row draws anew"
     if module not in _tried:
         _tried[module] = _tried_out(module)
@@ -105,10 +107,10 @@ def _tried_out(module: Any) -> str | None:
     trie, padded = TokenTrie(), PaddedRows()
     try:
         with torch.no_grad():
-            found, expected = trie.states(module, rows), padded.states(module, rows)
+            packed, expected = trie.states(module, rows), padded.states(module, rows)
     except (TrainError, TypeError, KeyError, RuntimeError, AttributeError) as error:
         return f"trying it failed with {type(error).__name__}: {error}"
     tolerance = 1e-3 if expected.dtype in (torch.float32, torch.float64) else 0.1
-    if float((found - expected).norm()) > tolerance * float(expected.norm()):
+    if float((packed - expected).norm()) > tolerance * float(expected.norm()):
         return "tried on a few tokens, it gave something else than row by row"
     return None

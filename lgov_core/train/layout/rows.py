@@ -50,7 +50,7 @@ class TrainRow:
 
     @property
     def informative(self) -> bool:
-        """Whether any trained token has an advantage other than 0."""
+        """True where any trained token has an advantage other than 0."""
         return any(advantage != 0.0 for advantage, kept in zip(self.advantages, self.mask, strict=True) if kept)
 
     @property
@@ -117,5 +117,5 @@ def _row(chain: Chain) -> TrainRow:
 
 
 def _call(link: Link) -> RowCall:
-    made = link.transition
-    return RowCall(link.start, link.stop, made.weights_version, made.value, made.value_to_go)
+    transition = link.transition
+    return RowCall(link.start, link.stop, transition.weights_version, transition.value, transition.value_to_go)

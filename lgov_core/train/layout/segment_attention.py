@@ -63,11 +63,11 @@ class Segments:
         """Added to the scores of a segment: 0 or minus infinity, (queries, keys). None when it sees all."""
         if queries == 1:
             return None
-        wanted = (queries, keys, like.dtype, like.device)
-        if wanted not in self._masks:
+        mask_key = (queries, keys, like.dtype, like.device)
+        if mask_key not in self._masks:
             allowed = torch.ones(queries, keys, dtype=torch.bool, device=like.device).tril(keys - queries)
-            self._masks[wanted] = torch.zeros_like(allowed, dtype=like.dtype).masked_fill_(~allowed, float("-inf"))
-        return self._masks[wanted]
+            self._masks[mask_key] = torch.zeros_like(allowed, dtype=like.dtype).masked_fill_(~allowed, float("-inf"))
+        return self._masks[mask_key]
 
     def blocks(self, size: int, device: torch.device) -> Any:
         """FlexAttention's `BlockMask` of the pack, filled up to ``size`` tokens that see themselves only."""
@@ -117,12 +117,12 @@ def segment_attention(query: Tensor, key: Tensor, value: Tensor, segments: Segme
     """
     grouped = query.shape[1] != key.shape[1]
     # Split and joined, not sliced: the backward pass then writes each gradient once, not a tensor of zeros for each slice.
-    queries, keys, values = (part.split(segments.sizes, dim=2) for part in (query, key, value))
-    found: list[Tensor] = []
+    queries, keys, values = (tensor.split(segments.sizes, dim=2) for tensor in (query, key, value))
+    outputs: list[Tensor] = []
     for own, path in zip(queries, segments.paths, strict=True):
         if len(path) == 1:
             only = path[0]
-            found.append(
+            outputs.append(
                 F.scaled_dot_product_attention(
                     own, keys[only], values[only], is_causal=True, scale=scale, enable_gqa=grouped
                 )
@@ -130,8 +130,10 @@ def segment_attention(query: Tensor, key: Tensor, value: Tensor, segments: Segme
             continue
         seen, meant = torch.cat([keys[n] for n in path], dim=2), torch.cat([values[n] for n in path], dim=2)
         mask = segments.mask(own.shape[2], seen.shape[2], own)
-        found.append(F.scaled_dot_product_attention(own, seen, meant, attn_mask=mask, scale=scale, enable_gqa=grouped))
-    return torch.cat(found, dim=2)
+        outputs.append(
+            F.scaled_dot_product_attention(own, seen, meant, attn_mask=mask, scale=scale, enable_gqa=grouped)
+        )
+    return torch.cat(outputs, dim=2)
 
 
 def pass_size(count: int, device: torch.device) -> int:
@@ -144,8 +146,8 @@ def flex_available(device: torch.device) -> bool:
 
     Off unless asked for: compiled, it has not run on CUDA in this project.
     """
-    asked = os.environ.get(FLEX_VARIABLE) == "1"
-    return asked and device.type == "cuda" and importlib.util.find_spec("triton") is not None
+    requested = os.environ.get(FLEX_VARIABLE) == "1"
+    return requested and device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
 @functools.cache

@@ -55,8 +55,8 @@ def pack_rows(rows: Sequence[TrainRow]) -> Pack:
         for served in node.serves:
             places[served.index] += range(start, stop)
     sources = [
-        place[number - 1]
-        for row, place in zip(rows, places, strict=True)
+        row_positions[number - 1]
+        for row, row_positions in zip(rows, places, strict=True)
         for number, kept in enumerate(row.mask)
         if kept
     ]
@@ -125,9 +125,9 @@ class TokenTrie(Layout):
     def pack(self, rows: Sequence[TrainRow]) -> Pack:
         """How ``rows`` are laid out for one pass."""
         key = tuple(map(id, rows))
-        found = self._packs.get(key)
-        if found is None:
+        entry = self._packs.get(key)
+        if entry is None:
             # The rows are kept with the pack: their ids stay theirs.
-            found = (tuple(rows), pack_rows(rows))
-            self._packs.put(key, found)
-        return found[1]
+            entry = (tuple(rows), pack_rows(rows))
+            self._packs.put(key, entry)
+        return entry[1]

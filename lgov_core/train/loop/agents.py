@@ -27,11 +27,11 @@ def adapter_policy(serving: Any, *, rank: int = 16, seed: int = 0) -> PolicyMode
         module = with_adapters(copy.deepcopy(serving, shared), rank)
 
     def served() -> dict[str, torch.Tensor]:
-        found: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         for name, layer in adapters_of(module):
-            found[f"{name}.lora_A.weight"] = layer.lora_A["default"].weight.detach().clone()
-            found[f"{name}.lora_B.weight"] = layer.lora_B["default"].weight.detach() * layer.scaling["default"]
-        return found
+            tensors[f"{name}.lora_A.weight"] = layer.lora_A["default"].weight.detach().clone()
+            tensors[f"{name}.lora_B.weight"] = layer.lora_B["default"].weight.detach() * layer.scaling["default"]
+        return tensors
 
     return PolicyModel(module, served, reference_mode=module.disable_adapter)
 

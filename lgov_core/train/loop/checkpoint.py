@@ -94,12 +94,12 @@ def complete_checkpoints(folder: Path) -> list[Path]:
     """The folders of all complete checkpoints in ``folder``, oldest first."""
     if not folder.is_dir():
         return []
-    found = [
+    numbered = [
         (int(match.group(1)), path)
         for path in folder.iterdir()
         if (match := _NAME.fullmatch(path.name)) and (path / EXTRA_FILE).is_file()
     ]
-    return [path for _, path in sorted(found)]
+    return [path for _, path in sorted(numbered)]
 
 
 def step_of(path: Path) -> int:
@@ -124,9 +124,9 @@ def find_checkpoint(path: Path) -> Path:
     if which == "last":
         return complete[-1]
     best = best_checkpoint(folder)
-    for one in complete:
-        if best is not None and one.name == f"step-{best.step:06d}":
-            return one
+    for checkpoint in complete:
+        if best is not None and checkpoint.name == f"step-{best.step:06d}":
+            return checkpoint
     raise TrainError(f"{folder} does not say which checkpoint is the best", hint=f"name {base / 'last'}, or a step")
 
 
@@ -150,7 +150,7 @@ def mark_best(folder: Path, step: int, what: str, score: float) -> Best:
 
 
 def best_checkpoint(folder: Path) -> Best | None:
-    """What `mark_best` noted; None when there is nothing. Raises `TrainError` when it cannot be read."""
+    """The note of `mark_best`; None when there is nothing. Raises `TrainError` when it cannot be read."""
     path = folder / _BEST_FILE
     if not path.exists():
         return None

@@ -63,10 +63,10 @@ class OpenStep:
         if not self.path.exists():
             return set()
         with self._reading():
-            return {one.rollout_id for rollouts in _rounds(self._lines()) for one in rollouts}
+            return {rollout.rollout_id for rollouts in _rounds(self._lines()) for rollout in rollouts}
 
     def recover(self, tasks: Sequence[tuple[str, Mapping[str, Any]]]) -> Recovered | None:
-        """What a killed run left of the step; None without, or for other tasks (id and payload of each rollout of the
+        """Returns what a killed run left of the step; None without, or for other tasks (id and payload of each rollout of the
         first round).
 
         Results that the machines were to blame for are left out. Raises `TrainError` for an unreadable file.
@@ -76,15 +76,17 @@ class OpenStep:
         with self._reading():
             lines = self._lines()
             rounds = _rounds(lines)
-            if [(one.task_id, one.input) for one in rounds[0]] != [(task, _as_json(given)) for task, given in tasks]:
+            if [(rollout.task_id, rollout.input) for rollout in rounds[0]] != [
+                (task, _as_json(payload)) for task, payload in tasks
+            ]:
                 return None
-            known = {rollout.rollout_id for rollouts in rounds for rollout in rollouts}
+            rollout_ids = {rollout.rollout_id for rollouts in rounds for rollout in rollouts}
             results: dict[str, Attempt] = {}
             for line in lines:
                 if "rollouts" in line:
                     continue
                 result = replace(Attempt(**line), outcome=Outcome(line["outcome"]))
-                if result.rollout_id not in known:
+                if result.rollout_id not in rollout_ids:
                     raise ValueError(f"a result of {result.rollout_id!r}, which is not among the rollouts")
                 if result.trainable:
                     results[result.rollout_id] = result
@@ -110,7 +112,7 @@ def _round(rollouts: Sequence[Rollout]) -> bytes:
     return json.dumps(
         {
             "run_id": rollouts[0].run_id if rollouts else "",
-            "rollouts": [[one.rollout_id, one.task_id, dict(one.input)] for one in rollouts],
+            "rollouts": [[rollout.rollout_id, rollout.task_id, dict(rollout.input)] for rollout in rollouts],
         }
     ).encode()
 
@@ -121,7 +123,7 @@ def _result(result: Attempt) -> bytes:
 
 def _rounds(lines: Sequence[dict[str, Any]]) -> list[list[Rollout]]:
     return [
-        [Rollout(one, task, line["run_id"], given) for one, task, given in line["rollouts"]]
+        [Rollout(rollout_id, task, line["run_id"], payload) for rollout_id, task, payload in line["rollouts"]]
         for line in lines
         if "rollouts" in line
     ]
@@ -178,38 +180,40 @@ class StepRollouts:
         self._step, self._pool, self._run_id, self._group = step, pool, run_id, group
         self._run = 0
         self._results: dict[str, Attempt] = {}
-        found = step.recover([(task.task_id, task.payload) for task in tasks for _ in range(group)])
-        if found is None:
+        recovered = step.recover([(task.task_id, task.payload) for task in tasks for _ in range(group)])
+        if recovered is None:
             self._rounds = [new_rollouts(run_id, tasks, group)]
             step.begin(self._rounds)
         else:
-            self._rounds, self._results = found.rounds, found.results
+            self._rounds, self._results = recovered.rounds, recovered.results
             self._replace_gone()
         self.recovered = len(self._results)
 
     @property
     def pending(self) -> bool:
-        """Whether a round is on record that was not run since this was made."""
+        """True while a round is on record that was not run since this was made."""
         return self._run < len(self._rounds)
 
     @property
     def task_ids(self) -> set[str]:
         """The tasks of all rounds on record."""
-        return {one.task_id for rollouts in self._rounds for one in rollouts}
+        return {rollout.task_id for rollouts in self._rounds for rollout in rollouts}
 
     def run_next(self, progress: Progress) -> list[Attempt]:
         """Runs the next round on record; results in the order of its tasks. ``progress(done, total)`` counts that round."""
         rollouts = self._rounds[self._run]
-        missing = [one for one in rollouts if one.rollout_id not in self._results]
-        known = len(rollouts) - len(missing)
-        made = (
-            self._pool.collect_rollouts(missing, lambda done, _: progress(known + done, len(rollouts)), self._step.add)
-            if missing or not known
+        missing = [rollout for rollout in rollouts if rollout.rollout_id not in self._results]
+        recorded = len(rollouts) - len(missing)
+        collected = (
+            self._pool.collect_rollouts(
+                missing, lambda done, _: progress(recorded + done, len(rollouts)), self._step.add
+            )
+            if missing or not recorded
             else ()
         )
-        self._results |= {result.rollout_id: result for result in made}
+        self._results |= {result.rollout_id: result for result in collected}
         self._run += 1
-        return [self._results[one.rollout_id] for one in rollouts]
+        return [self._results[rollout.rollout_id] for rollout in rollouts]
 
     def add_round(self, tasks: Sequence[Task]) -> None:
         """Puts a round of further tasks on record, to be run next."""
@@ -219,11 +223,14 @@ class StepRollouts:
 
     def _replace_gone(self) -> None:
         """New rollouts for those that can neither be resumed nor be trained on."""
-        ids = [one.rollout_id for rollouts in self._rounds for one in rollouts]
-        gone = self._pool.gone([one for one in ids if one not in self._results])
+        ids = [rollout.rollout_id for rollouts in self._rounds for rollout in rollouts]
+        gone = self._pool.gone([rollout_id for rollout_id in ids if rollout_id not in self._results])
         if gone:
             self._rounds = [
-                [replace(one, rollout_id=new_id("ro")) if one.rollout_id in gone else one for one in rollouts]
+                [
+                    replace(rollout, rollout_id=new_id("ro")) if rollout.rollout_id in gone else rollout
+                    for rollout in rollouts
+                ]
                 for rollouts in self._rounds
             ]
             self._step.begin(self._rounds, self._results.values())
@@ -268,9 +275,9 @@ class CollectedAhead(Generic[Found]):
         ``of`` says what is collected: `take` must name the same. ``collect`` gets a function that takes its progress.
         """
         if step not in self._known:
-            made = self._known[step] = _Collection(of, collect)
-            args = (made, self._last)
-            self._last = made.ended
+            collection = self._known[step] = _Collection(of, collect)
+            args = (collection, self._last)
+            self._last = collection.ended
             threading.Thread(target=self._run, args=args, name="lgov-collect", daemon=True).start()
 
     def take(self, step: int, of: Any, progress: Progress) -> Found | None:
@@ -281,16 +288,16 @@ class CollectedAhead(Generic[Found]):
         """
         for earlier in [number for number in self._known if number < step]:
             self._known.pop(earlier).wanted = False
-        found = self._known.pop(step, None)
-        if found is None or found.of != of:
-            if found is not None:
-                found.wanted = False
+        collection = self._known.pop(step, None)
+        if collection is None or collection.of != of:
+            if collection is not None:
+                collection.wanted = False
             return None
-        while not found.ended.wait(_REPORT_S):
-            progress(*found.progress)
-        if found.result is not None:
-            progress(*found.progress)
-        return found.result
+        while not collection.ended.wait(_REPORT_S):
+            progress(*collection.progress)
+        if collection.result is not None:
+            progress(*collection.progress)
+        return collection.result
 
     @property
     def steps(self) -> list[int]:

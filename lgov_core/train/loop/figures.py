@@ -1,4 +1,4 @@
-"""What a step's rollouts say about the policy: rewards by channel, violations, lengths, turns, and what was left out."""
+"""Figures of a policy from a step's rollouts: rewards by channel, violations, lengths, turns, and what was left out."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def reply_warnings(
 
     ``calls_of`` reads the calls of rollouts. It is asked only when no reply has a tool call, for whether tools were offered.
     """
-    found: dict[str, str] = {}
-    count, cut = len(transitions), sum(one.truncated for one in transitions)
+    warnings: dict[str, str] = {}
+    count, cut = len(transitions), sum(transition.truncated for transition in transitions)
     if cut > _CUT_OFF * count:
-        found["replies-truncated"] = (
+        warnings["replies-truncated"] = (
             f"{cut} of {count} replies were cut off at the limit of tokens: raise model.max_new_tokens, or max_tokens"
         )
-    if count and not any(one.tool_call_ids for one in transitions):
-        rollouts = list(dict.fromkeys(one.rollout_id for one in transitions))[:_LOOKED_AT]
+    if count and not any(transition.tool_call_ids for transition in transitions):
+        rollouts = list(dict.fromkeys(transition.rollout_id for transition in transitions))[:_LOOKED_AT]
         if any(call.request.get("tools") for call in calls_of(rollouts)):
-            found["no-tool-calls"] = (
+            warnings["no-tool-calls"] = (
                 f"none of {count} replies holds a tool call that can be read, though tools were offered: look at one with"
                 f" lgov traces show FOLDER {rollouts[0]}; teach the form by lgov train --algorithm sft, demand a call"
                 " (tool_choice), or try another model.tool_format"
             )
-    return found
+    return warnings
 
 
 #: Rewards of this dimension are what denials cost.
@@ -68,7 +68,7 @@ def step_figures(
     return {
         "rewards": {name: value for name, value in _rewards(rollouts, returns).items() if value["count"]},
         "violation_rate": _violations(rollouts, usable),
-        "response_tokens": _mean([len(one.response_ids) for one in data.transitions]),
+        "response_tokens": _mean([len(transition.response_ids) for transition in data.transitions]),
         "turns": _mean([len(turns) for turns in rollouts.values()]),
         "diagnostics": data.counts(),
         "unassigned_rewards": len(data.unassigned),
@@ -93,18 +93,18 @@ def batch_figures(
     data: TransitionSet, results: Sequence[Attempt], rules: CreditRules, *, dropped_spans: int = 0
 ) -> dict[str, Any]:
     """`policy_figures` and `earned_figures` of a batch; ``weights_versions`` counts the calls of each version."""
-    keys = list(dict.fromkeys((one.rollout_id, one.attempt) for one in data.transitions))
+    keys = list(dict.fromkeys((transition.rollout_id, transition.attempt) for transition in data.transitions))
     earned = (
-        ((one.rollout_id, one.attempt), channel, value)
-        for one in data.transitions
-        if not one.set_aside
-        for channel, value in one.rewards.items()
+        ((transition.rollout_id, transition.attempt), channel, value)
+        for transition in data.transitions
+        if not transition.set_aside
+        for channel, value in transition.rewards.items()
     )
     return {
         **earned_figures(results, keys, earned),
         **policy_figures(data, results, rules, dropped_spans=dropped_spans),
         "transitions": len(data.transitions),
-        "weights_versions": dict(Counter(str(one.weights_version) for one in data.transitions)),
+        "weights_versions": dict(Counter(str(transition.weights_version) for transition in data.transitions)),
     }
 
 
@@ -121,20 +121,20 @@ def earned_figures(
     rollouts.
     """
     sums: dict[str, dict[tuple[str, int], float]] = defaultdict(lambda: dict.fromkeys(counted, 0.0))
-    wanted = set(counted)
+    keys = set(counted)
     for key, channel, value in rewards:
-        if key in wanted:
+        if key in keys:
             sums[channel][key] += value
-    found: dict[str, Any] = {"usable": len(counted), "rollouts": len(results)}
+    figures: dict[str, Any] = {"usable": len(counted), "rollouts": len(results)}
     for channel, values in sorted(sums.items()):
         name = "reward" if channel == "task" else f"reward_{channel}"
-        found[name], found[f"{name}_half_width"] = _mean_and_half_width(list(values.values()))
+        figures[name], figures[f"{name}_half_width"] = _mean_and_half_width(list(values.values()))
     counts: Counter[str] = Counter()
     for result in results:
         if result.trainable:
             counts.update({name: int(count) for name, count in result.counts.items()})
     outcomes = Counter(result.outcome.value for result in results if result.outcome is not None)
-    return {**found, "outcomes": dict(outcomes), "counts": dict(counts)}
+    return {**figures, "outcomes": dict(outcomes), "counts": dict(counts)}
 
 
 def _mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
@@ -149,17 +149,17 @@ def _rewards(
     rollouts: Mapping[tuple[str, int], Sequence[Transition]], returns: Mapping[tuple[str, int], float]
 ) -> dict[str, dict[str, Any]]:
     channels = sorted({name for turns in rollouts.values() for turn in turns for name in turn.rewards})
-    found: dict[str, dict[str, Any]] = {}
+    by_channel: dict[str, dict[str, Any]] = {}
     for channel in channels:
         groups: dict[str, list[float]] = {}
         for turns in rollouts.values():
             groups.setdefault(turns[0].task_id, []).append(totals_of(turns).get(channel, 0.0))
-        found[channel] = grouped_interval(groups).as_json()
+        by_channel[channel] = grouped_interval(groups).as_json()
     groups = {}
     for key, value in returns.items():
         if key in rollouts:
             groups.setdefault(rollouts[key][0].task_id, []).append(value)
-    return {**found, "return": grouped_interval(groups).as_json()}
+    return {**by_channel, "return": grouped_interval(groups).as_json()}
 
 
 def _violations(

@@ -54,8 +54,8 @@ def grouped_interval(groups: Mapping[str, Sequence[float]]) -> Estimate:
 def share_interval(groups: Mapping[str, Sequence[bool]]) -> Estimate:
     """The share of true values: Wilson's interval where every group has one value, else `grouped_interval`."""
     if any(len(values) > 1 for values in groups.values()):
-        found = grouped_interval({name: [float(value) for value in values] for name, values in groups.items()})
-        return Estimate(found.mean, max(found.low, 0.0), min(found.high, 1.0), found.count)
+        interval = grouped_interval({name: [float(value) for value in values] for name, values in groups.items()})
+        return Estimate(interval.mean, max(interval.low, 0.0), min(interval.high, 1.0), interval.count)
     values = [value for group in groups.values() for value in group]
     if not values:
         return Estimate(math.nan, math.nan, math.nan, 0)

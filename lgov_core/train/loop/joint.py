@@ -22,22 +22,22 @@ from lgov_core.train.loop.training_run import Progress, Publisher
 from lgov_core.transitions import CreditRules, TransitionSet, assign_credit
 
 #: Figures that are counts; the others are means over tokens.
-_COUNTS: Final = {one.name for one in fields(UpdateMetrics) if isinstance(one.default, int)}
+_COUNTS: Final = {figure.name for figure in fields(UpdateMetrics) if isinstance(figure.default, int)}
 
 
 @dataclass(frozen=True, slots=True)
 class JointMetrics(UpdateMetrics):
-    """What an update did to all policies together (sums, and means over trained tokens), and to each of ``policies``."""
+    """The effect of an update on all policies together (sums, and means over trained tokens), and on each of ``policies``."""
 
     policies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
 
 
 def joint_policy(policies: Mapping[str, PolicyModel]) -> PolicyModel:
     """All ``policies`` as one: names of weights begin with the policy's, ``NAME.`` trained and ``NAME/`` served."""
-    module = torch.nn.ModuleDict({name: one.module for name, one in policies.items()})
+    module = torch.nn.ModuleDict({name: policy.module for name, policy in policies.items()})
 
     def served() -> dict[str, torch.Tensor]:
-        return {f"{name}/{key}": value for name, one in policies.items() for key, value in one.served().items()}
+        return {f"{name}/{key}": value for name, policy in policies.items() for key, value in policy.served().items()}
 
     return PolicyModel(module, served)
 
@@ -51,7 +51,7 @@ class JointPublisher:
     @property
     def weights_version(self) -> int:
         """The highest version in use."""
-        return max(one.weights_version for one in self._publishers.values())
+        return max(publisher.weights_version for publisher in self._publishers.values())
 
     def publish(self, state_dict: Mapping[str, torch.Tensor], version: int | None = None) -> int:
         """See `Publisher`."""
@@ -72,7 +72,7 @@ class JointUpdate:
 
     def __init__(self, learners: Mapping[str, PolicyUpdate]) -> None:
         self.learners = dict(learners)
-        critics = [name for name, one in self.learners.items() if one.head is not None]
+        critics = [name for name, learner in self.learners.items() if learner.head is not None]
         if critics:
             raise TrainError(
                 f"policy {critics[0]!r} has a critic, which several policies cannot have", hint="use grpo, for example"
@@ -89,14 +89,15 @@ class JointUpdate:
         if other := {row.model for row in rows} - self.learners.keys():
             raise TrainError(f"rows were written by {', '.join(sorted(other))}, which is not trained")
         weights = {
-            name: [parameter.detach().clone() for parameter in one.parameters] for name, one in self.learners.items()
+            name: [parameter.detach().clone() for parameter in learner.parameters]
+            for name, learner in self.learners.items()
         }
         states = copy.deepcopy(self.state_dict())
-        made: dict[str, UpdateMetrics] = {}
+        updates: dict[str, UpdateMetrics] = {}
         try:
             for name, learner in self.learners.items():
                 own = [row for row in rows if row.model == name]
-                made[name] = learner.update(own, progress, version=version)
+                updates[name] = learner.update(own, progress, version=version)
         except TrainError:
             with torch.no_grad():
                 for name, learner in self.learners.items():
@@ -104,11 +105,11 @@ class JointUpdate:
                         parameter.copy_(before)
             self.load_state_dict(states)
             raise
-        return _joint(made)
+        return _joint(updates)
 
     def state_dict(self) -> dict[str, Any]:
         """Those of all learners, by policy."""
-        return {name: one.state_dict() for name, one in self.learners.items()}
+        return {name: learner.state_dict() for name, learner in self.learners.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what `state_dict` returned. Raises `TrainError` when it is of other policies."""
@@ -117,18 +118,18 @@ class JointUpdate:
                 f"the state is of {', '.join(state) or 'no policy'}, and the policies are {', '.join(self.learners)}",
                 hint="resume with the same training.policies",
             )
-        for name, one in self.learners.items():
-            one.load_state_dict(state[name])
+        for name, learner in self.learners.items():
+            learner.load_state_dict(state[name])
 
 
-def _joint(made: Mapping[str, UpdateMetrics]) -> JointMetrics:
-    found = {name: asdict(one) for name, one in made.items()}
-    tokens = sum(one.tokens for one in made.values())
+def _joint(updates: Mapping[str, UpdateMetrics]) -> JointMetrics:
+    by_policy = {name: asdict(metrics) for name, metrics in updates.items()}
+    tokens = sum(metrics.tokens for metrics in updates.values())
     values: dict[str, Any] = {}
-    for one in fields(UpdateMetrics):
-        known = [each for each in found.values() if each[one.name] is not None]
-        values[one.name] = None
-        if known:
-            shares = (1 if one.name in _COUNTS else each["tokens"] / max(tokens, 1) for each in known)
-            values[one.name] = sum(each[one.name] * share for each, share in zip(known, shares, strict=True))
-    return JointMetrics(**values, policies=found)
+    for figure in fields(UpdateMetrics):
+        measured = [each for each in by_policy.values() if each[figure.name] is not None]
+        values[figure.name] = None
+        if measured:
+            shares = (1 if figure.name in _COUNTS else each["tokens"] / max(tokens, 1) for each in measured)
+            values[figure.name] = sum(each[figure.name] * share for each, share in zip(measured, shares, strict=True))
+    return JointMetrics(**values, policies=by_policy)

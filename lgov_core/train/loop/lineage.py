@@ -65,7 +65,7 @@ _PACKAGES = ("torch", "transformers", "peft", "safetensors", "verl", "ray")
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is true of a whole run.
+    """The facts that are true of a whole run.
 
     ``model`` is where training began, ``start_sha256`` its weights (`weights_digest` of all of them; None if unknown).
     ``settings`` are JSON values, ``policy`` is `policy_facts` (None: the trainer does not know the rules).
@@ -106,8 +106,8 @@ class Lineage:
         as `seal`, and `OSError`.
         """
         parent = read_attestation(before[-1]) if before else None
-        said = None if parent is None else parent.statement["predicate"]
-        done = begin if said is None else int(said["step"])
+        parent_predicate = None if parent is None else parent.statement["predicate"]
+        done = begin if parent_predicate is None else int(parent_predicate["step"])
         predicate = {
             "step": step,
             "run_id": self.facts.run_id,
@@ -115,11 +115,15 @@ class Lineage:
             "settings": finite(dict(self.facts.settings)),
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "parent": None
-            if parent is None or said is None
-            else {"sha256": parent.sha256, "step": said["step"], "weights_sha256": said["weights"]["sha256"]},
+            if parent is None or parent_predicate is None
+            else {
+                "sha256": parent.sha256,
+                "step": parent_predicate["step"],
+                "weights_sha256": parent_predicate["weights"]["sha256"],
+            },
             "start": {"model": self.facts.model, "weights_sha256": self.facts.start_sha256, "step": done}
-            if said is None
-            else said["start"],
+            if parent_predicate is None
+            else parent_predicate["start"],
             "data": [self._data(number) for number in range(done + 1, step + 1)],
             "policy": self.facts.policy,
             "code": code_facts(),

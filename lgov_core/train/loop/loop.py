@@ -114,7 +114,7 @@ class TrainingLoop:
     def open_rollouts(self) -> set[str]:
         """The rollouts of the updates that are being collected: a killed run's, after `resume`."""
         later = (int(path.stem.removeprefix("step-")) for path in (self.run.folder / "open").glob("step-*.jsonl"))
-        return {one for number in later if number > self.done for one in self._step(number).rollout_ids()}
+        return {rollout_id for number in later if number > self.done for rollout_id in self._step(number).rollout_ids()}
 
     def collect(
         self, tasks: Sequence[Task], group: int, progress: Callable[[int, int], None] | None = None
@@ -151,26 +151,26 @@ class TrainingLoop:
         sampled = self._sampled(rollouts, first, further, report)
         self._collect_ahead(upcoming, group)
         collect_s = time.monotonic() - began
-        asked = self._figures(sampled.asked, figures)
+        asked_figures = self._figures(sampled.asked, figures)
         staleness, staleness_max = self._staleness(sampled.batch)
         groups = sampled.figures() if compares_groups(self.credit) else {}
-        known = {
+        line_figures = {
             "recovered": rollouts.recovered,
             "collect_s": round(collect_s, 3),
             "staleness": staleness,
             "staleness_max": staleness_max,
             **groups,
-            **asked,
+            **asked_figures,
             **({} if sampled.extra is None else {"further": self._figures(sampled.extra, figures)}),
         }
-        metrics = self._learn(sampled.batch, known, lambda done, total: report("update", done, total))
+        metrics = self._learn(sampled.batch, line_figures, lambda done, total: report("update", done, total))
         self._versions.append(self.engine.weights_version)
         return Iteration(
             step=self.done,
             results=sampled.results,
-            mean_return=asked["mean_return"],
+            mean_return=asked_figures["mean_return"],
             update=metrics,
-            diagnostics=asked["diagnostics"],
+            diagnostics=asked_figures["diagnostics"],
             collect_s=collect_s,
             update_s=time.monotonic() - began - collect_s,
             recovered=rollouts.recovered,
@@ -183,10 +183,10 @@ class TrainingLoop:
         """Writes the state as it is after the last whole update (see `TrainingRun.checkpoint`)."""
         return self.run.checkpoint()
 
-    def _learn(self, data: TransitionSet, known: Mapping[str, Any], progress: Callable[[int, int], None]) -> Any:
+    def _learn(self, data: TransitionSet, figures: Mapping[str, Any], progress: Callable[[int, int], None]) -> Any:
         step = self._step(self.done + 1)
         try:
-            metrics = self.run.learn(data.transitions, known, progress)
+            metrics = self.run.learn(data.transitions, figures, progress)
         except TrainError:
             step.end()  # what no update could be made of is not tried a second time
             raise
@@ -199,14 +199,14 @@ class TrainingLoop:
     def _collected(
         self, number: int, tasks: Sequence[Task], group: int, report: Callable[[str, int, int], None]
     ) -> tuple[StepRollouts, list[Attempt]]:
-        """What was collected ahead for a step, or is now; with the results of the tasks it was asked to take."""
+        """The rollouts that were collected ahead for a step, or are now; with the results of the tasks it was asked to take."""
 
         def progress(done: int, total: int) -> None:
             report("rollouts", done, total)
 
-        found = self._ahead.take(number, (list(tasks), group), progress)
-        if found is not None:
-            return found
+        ahead = self._ahead.take(number, (list(tasks), group), progress)
+        if ahead is not None:
+            return ahead
         with self._ahead.collecting:
             return self._collect_step(self._step(number), tasks, group, progress)
 
@@ -235,7 +235,7 @@ class TrainingLoop:
     def _figures(
         self, collected: Round, more: Callable[[Sequence[Attempt]], Mapping[str, Any]] | None
     ) -> dict[str, Any]:
-        """What rollouts say about the policy."""
+        """Returns what rollouts say about the policy."""
         data, results, dropped = collected.credited, collected.results, self.store.dropped_spans
         return {
             "rollouts": len(results),
@@ -264,8 +264,10 @@ class TrainingLoop:
 
     def _staleness(self, data: TransitionSet) -> tuple[float, int]:
         """Of the calls: how many versions of weights came after the one they were made with; mean and most."""
-        made = [one.weights_version for one in data.transitions if one.weights_version is not None]
-        ages = [sum(version > used for version in self._versions) for used in made]
+        versions = [
+            transition.weights_version for transition in data.transitions if transition.weights_version is not None
+        ]
+        ages = [sum(version > used for version in self._versions) for used in versions]
         return (sum(ages) / len(ages), max(ages)) if ages else (0.0, 0)
 
     def _collect_step(

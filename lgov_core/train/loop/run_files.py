@@ -63,7 +63,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
     Raises `TrainError` when the file cannot be read, or another line is not a JSON object.
     """
-    found: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     with file_errors(f"{path} cannot be read", "name the metrics.jsonl of a run"):
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
@@ -75,8 +75,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             raise TrainError(f"{path}:{number} is not JSON: {error}", hint="remove that line") from error
         if not isinstance(entry, dict):
             raise TrainError(f"{path}:{number} is not a JSON object", hint="remove that line")
-        found.append(entry)
-    return found
+        entries.append(entry)
+    return entries
 
 
 def train_lines(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -132,7 +132,7 @@ def write_batch(folder: Path, step: int, transitions: Sequence[Transition], figu
 
 
 def read_record(folder: Path, step: int) -> BatchRecord | None:
-    """What is on disk about the batch of update ``step``; None when there is none. Raises `TrainError`."""
+    """The record on disk of the batch of update ``step``; None when there is none. Raises `TrainError`."""
     path = _record_file(folder, step)
     if not path.exists():
         return None

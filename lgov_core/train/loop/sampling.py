@@ -24,7 +24,7 @@ _ERROR_CHARACTERS = 400
 
 
 def compares_groups(rules: CreditRules) -> bool:
-    """Whether an advantage says how a rollout did beside others of its group: only then can a group be alike."""
+    """Returns whether an advantage says how a rollout did beside others of its group: only then can a group be alike."""
     return rules.scheme != "gae" and rules.baseline != "none"
 
 
@@ -48,7 +48,7 @@ class Round:
     @property
     def informative(self) -> list[str]:
         """The groups from which something is learnt, in order."""
-        there = {one.task_id for one in self.credited.transitions}
+        there = {transition.task_id for transition in self.credited.transitions}
         left_out = self.alike | _groups_with(Finding.SMALL_GROUP, self.credited)
         return [task for task in self.tasks if task in there and task not in left_out]
 
@@ -58,7 +58,10 @@ def alike_groups(data: TransitionSet, credit: Callable[[TransitionSet], Transiti
 
     Where these are all that was earned they count: then there is no other reward to tell rollouts apart by.
     """
-    earned = [{name: value for name, value in one.rewards.items() if name != INTERMEDIATE} for one in data.transitions]
+    earned = [
+        {name: value for name, value in transition.rewards.items() if name != INTERMEDIATE}
+        for transition in data.transitions
+    ]
     if any(earned):
         turns = zip(data.transitions, earned, strict=True)
         data = replace(data, transitions=tuple(replace(turn, rewards=rewards) for turn, rewards in turns))
@@ -66,12 +69,12 @@ def alike_groups(data: TransitionSet, credit: Callable[[TransitionSet], Transiti
 
 
 def _groups_with(finding: Finding, data: TransitionSet) -> set[str]:
-    return {one.subject for one in data.diagnostics if one.finding is finding}
+    return {diagnostic.subject for diagnostic in data.diagnostics if diagnostic.finding is finding}
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What a step collected: the round that it was asked for, further ones, and ``batch``, which the update is made of."""
+    """The rounds of a step: the one that it was asked for, further ones, and ``batch``, which the update is made of."""
 
     asked: Round
     further: Sequence[Round]
@@ -80,7 +83,7 @@ class Sampled:
     @property
     def results(self) -> list[Attempt]:
         """The results of all rounds."""
-        return [result for one in (self.asked, *self.further) for result in one.results]
+        return [result for round_ in (self.asked, *self.further) for result in round_.results]
 
     @property
     def extra(self) -> Round | None:
@@ -88,62 +91,62 @@ class Sampled:
         if not self.further:
             return None
         return Round(
-            [result for one in self.further for result in one.results],
-            _joined([one.data for one in self.further]),
-            _joined([one.credited for one in self.further]),
-            frozenset(task for one in self.further for task in one.alike),
+            [result for round_ in self.further for result in round_.results],
+            _joined([round_.data for round_ in self.further]),
+            _joined([round_.credited for round_ in self.further]),
+            frozenset(task for round_ in self.further for task in round_.alike),
         )
 
     def figures(self) -> dict[str, Any]:
         """How many groups were collected, alike, informative and replaced; ``note`` where the batch is not full of those."""
         rounds = (self.asked, *self.further)
-        asked, collected = len(self.asked.tasks), sum(len(one.tasks) for one in rounds)
-        informative = sum(len(one.informative) for one in rounds)
-        alike = sum(len(one.alike) for one in rounds)
-        found: dict[str, Any] = {
+        requested, collected = len(self.asked.tasks), sum(len(round_.tasks) for round_ in rounds)
+        informative = sum(len(round_.informative) for round_ in rounds)
+        alike = sum(len(round_.alike) for round_ in rounds)
+        figures: dict[str, Any] = {
             "groups": collected,
             "groups_informative": informative,
             "groups_alike": alike,
-            "groups_replaced": max(0, min(asked, informative) - len(self.asked.informative)),
+            "groups_replaced": max(0, min(requested, informative) - len(self.asked.informative)),
         }
         if informative == 0:
             rest = f"{collected - alike} have too few rollouts that can be used"
-            taught = any(one.credit for one in self.batch.transitions)
-            said = "only intermediate rewards tell rollouts apart" if taught else "nothing to learn from"
-            found["note"] = f"{said}: of {collected} groups {alike} are alike, {rest}"
+            taught = any(transition.credit for transition in self.batch.transitions)
+            reason = "only intermediate rewards tell rollouts apart" if taught else "nothing to learn from"
+            figures["note"] = f"{reason}: of {collected} groups {alike} are alike, {rest}"
             errors = [result.error for result in self.results if result.error]
             if errors:
                 ended = f"{len(errors)} of {counted(len(self.results), 'rollout')} ended with an error"
-                found["note"] += f"; {ended}, the first: {errors[0][:_ERROR_CHARACTERS]}"
-        elif self.further and informative < asked:
-            found["note"] = f"{informative} of {asked} groups are informative, of {collected} that were collected"
-        return found
+                figures["note"] += f"; {ended}, the first: {errors[0][:_ERROR_CHARACTERS]}"
+        elif self.further and informative < requested:
+            figures["note"] = f"{informative} of {requested} groups are informative, of {collected} that were collected"
+        return figures
 
 
 def sample_groups(
     rollouts: StepRollouts,
-    asked: Round,
+    first: Round,
     run_next: Callable[[], Round],
     credit: Callable[[TransitionSet], TransitionSet],
     further: Sequence[Task],
     most: int,
 ) -> Sampled:
-    """Collects at most ``most`` groups of ``further`` tasks, until as many are informative as were ``asked`` for.
+    """Collects at most ``most`` groups of ``further`` tasks, until as many are informative as ``first`` has groups.
 
     Each round (run by ``run_next``, as `StepRollouts.run_next`) has as many groups as are missing. Ends early without
     more tasks, and after a round with no comparable group: then agents or machines fail. Rounds on record of a killed
     run are always run.
     """
-    rounds, extra = [asked], 0
+    rounds, extra = [first], 0
     others = _once(further, rollouts.task_ids)
     while True:
         if not rollouts.pending:
-            missing = len(asked.tasks) - sum(len(one.informative) for one in rounds)
-            left = min(missing, most - extra)
+            missing = len(first.tasks) - sum(len(round_.informative) for round_ in rounds)
+            count = min(missing, most - extra)
             compared = rounds[-1].informative or rounds[-1].alike
-            tasks = list(itertools.islice(others, left)) if compared and left > 0 else []
+            tasks = list(itertools.islice(others, count)) if compared and count > 0 else []
             if not tasks:
-                return Sampled(asked, rounds[1:], _batch(rounds, credit))
+                return Sampled(first, rounds[1:], _batch(rounds, credit))
             rollouts.add_round(tasks)
         rounds.append(run_next())
         extra += len(rounds[-1].tasks)
@@ -162,15 +165,15 @@ def check_extra_groups(most: int, rules: CreditRules) -> None:
 
 def _batch(rounds: Sequence[Round], credit: Callable[[TransitionSet], TransitionSet]) -> TransitionSet:
     """As many groups as were asked for: informative ones, then asked ones that were not replaced."""
-    asked = rounds[0]
+    first = rounds[0]
     if len(rounds) == 1:
-        return asked.credited
-    wanted = len(asked.tasks)
-    kept = [task for one in rounds for task in one.informative][:wanted]
-    others = [task for task in asked.tasks if task not in kept]
-    kept += others[len(others) - (wanted - len(kept)) :]
-    everything = _joined([one.data for one in rounds])
-    chosen = tuple(one for one in everything.transitions if one.task_id in kept)
+        return first.credited
+    size = len(first.tasks)
+    kept = [task for round_ in rounds for task in round_.informative][:size]
+    others = [task for task in first.tasks if task not in kept]
+    kept += others[len(others) - (size - len(kept)) :]
+    everything = _joined([round_.data for round_ in rounds])
+    chosen = tuple(transition for transition in everything.transitions if transition.task_id in kept)
     return credit(TransitionSet(chosen, everything.diagnostics, everything.unassigned))
 
 
@@ -185,7 +188,7 @@ def _once(tasks: Sequence[Task], taken: set[str]) -> Iterator[Task]:
 
 def _joined(sets: Sequence[TransitionSet]) -> TransitionSet:
     return TransitionSet(
-        tuple(one for data in sets for one in data.transitions),
-        tuple(one for data in sets for one in data.diagnostics),
-        tuple(one for data in sets for one in data.unassigned),
+        tuple(transition for data in sets for transition in data.transitions),
+        tuple(diagnostic for data in sets for diagnostic in data.diagnostics),
+        tuple(reward for data in sets for reward in data.unassigned),
     )

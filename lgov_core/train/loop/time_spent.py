@@ -32,18 +32,20 @@ def rollout_seconds(
         part = _part(span)
         if part is not None and span.ended_at is not None and not span.claimed:
             parts[span.rollout_id, span.attempt].append((span.started_at, span.ended_at, part))
-    found: dict[str, float] = {part: 0.0 for part in PARTS}
-    for one in attempts:
-        if (ended := _ended_at(one)) is not None:
-            for part, seconds in _apart(one.started_at, ended, parts[one.rollout_id, one.attempt]):
-                found[part] += seconds
-    return found
+    totals: dict[str, float] = {part: 0.0 for part in PARTS}
+    for attempt in attempts:
+        if (ended := _ended_at(attempt)) is not None:
+            for part, seconds in _apart(attempt.started_at, ended, parts[attempt.rollout_id, attempt.attempt]):
+                totals[part] += seconds
+    return totals
 
 
 def busy_seconds(attempts: Iterable[Attempt]) -> float:
     """For how long one of the attempts ran, at least, that `rollout_seconds` counts."""
     total, until = 0.0, float("-inf")
-    for began, ended in sorted((one.started_at, ended) for one in attempts if (ended := _ended_at(one)) is not None):
+    for began, ended in sorted(
+        (attempt.started_at, ended) for attempt in attempts if (ended := _ended_at(attempt)) is not None
+    ):
         total += max(0.0, ended - max(began, until))
         until = max(until, ended)
     return total
@@ -69,11 +71,11 @@ def _apart(start: float, end: float, inside: Sequence[tuple[float, float, str]])
         first, last = max(began, start), min(ended, end)
         if first < last:
             moments += [(first, part, 1), (last, part, -1)]
-    moments.sort(key=lambda one: one[0])
+    moments.sort(key=lambda moment: moment[0])
     running = Counter[str]()
     for (at, part, change), (following, *_) in zip(moments, [*moments[1:], (end, "", 0)], strict=True):
         running[part] += change
-        yield next(one for one in PARTS if running[one]), following - at
+        yield next(name for name in PARTS if running[name]), following - at
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ class TimeSpent:
         return {"seconds": seconds, "shares": shares, **rates}
 
     def __str__(self) -> str:
-        parts = sorted(self.seconds.items(), key=lambda one: -one[1])
+        parts = sorted(self.seconds.items(), key=lambda item: -item[1])
         shares = ", ".join(f"{_NAMES.get(part, part)} {value / self.total:.0%}" for part, value in parts)
         return f"time: {shares} of {self.total:.1f} s; {self._rates()}"
 
@@ -128,14 +130,14 @@ def time_spent(lines: Sequence[Mapping[str, Any]]) -> TimeSpent | None:
         if "busy_s" not in line:
             continue
         rounds = [line, *([line["further"]] if line.get("further") else [])]
-        inside = {part: sum(one["rollout_s"][part] for one in rounds) for part in PARTS}
+        inside = {part: sum(entry["rollout_s"][part] for entry in rounds) for part in PARTS}
         whole = sum(inside.values())
-        busy = min(line["collect_s"], sum(one["busy_s"] for one in rounds)) if whole else 0.0
+        busy = min(line["collect_s"], sum(entry["busy_s"] for entry in rounds)) if whole else 0.0
         for part in PARTS:
             seconds[part] += busy * inside[part] / whole if whole else 0.0
         seconds["waiting"] += line["collect_s"] - busy
         seconds["update"] += line["update_s"]
         seconds["publishing"] += line.get("publish_s", 0.0)
-        rollouts += sum(one["rollouts"] for one in rounds)
-        tokens += sum(one["sampled_tokens"] for one in rounds)
+        rollouts += sum(entry["rollouts"] for entry in rounds)
+        tokens += sum(entry["sampled_tokens"] for entry in rounds)
     return TimeSpent(seconds, rollouts, tokens) if sum(seconds.values()) else None

@@ -72,7 +72,7 @@ class Learner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """What a run resumed from. ``checkpoint`` is the step of the checkpoint (0: none), ``step`` the number of updates
+    """The state that a run resumed from. ``checkpoint`` is the step of the checkpoint (0: none), ``step`` the number of updates
     made.
 
     ``replayed`` updates were made again from their recorded batches; ``acknowledged`` of these had been reported
@@ -137,24 +137,24 @@ class TrainingRun:
         self._begun = True
         self.metrics.repair()
         lines = {line["step"]: line for line in self.metrics.lines() if line.get("phase") == "train"}
-        found = latest_checkpoint(self.checkpoints)
-        if found is not None:
-            self.policy.load(found.weights)
-            self.learner.load_state_dict(found.state)
-            self.done = self._saved = found.step
-            line = found.extra.get("metrics")
-            if line and found.step not in lines:
-                self.metrics.add("train", found.step, line)
+        checkpoint = latest_checkpoint(self.checkpoints)
+        if checkpoint is not None:
+            self.policy.load(checkpoint.weights)
+            self.learner.load_state_dict(checkpoint.state)
+            self.done = self._saved = checkpoint.step
+            line = checkpoint.extra.get("metrics")
+            if line and checkpoint.step not in lines:
+                self.metrics.add("train", checkpoint.step, line)
         start, acknowledged, differing = self.done, 0, 0
         while (batch := read_batch(self.batches, self.done + 1)) is not None:
             record, transitions = batch
-            known = lines.get(record.step)
+            reported = lines.get(record.step)
             self._update(record, transitions, progress)
-            if known is None:
+            if reported is None:
                 self.metrics.add("train", record.step, self._line)
             else:
                 acknowledged += 1
-                differing += known.get("weights_sha256") not in (None, self._line["weights_sha256"])
+                differing += reported.get("weights_sha256") not in (None, self._line["weights_sha256"])
         resumed = Resumed(start, self.done, self.done - start, acknowledged, differing)
         if self.done:
             last = lines.get(self.done, {})
@@ -199,8 +199,8 @@ class TrainingRun:
                 hint="start the program again and resume: the update is made again from its batch",
             )
         # An update that is made again after a kill takes the same calls for those of older weights.
-        known = {**(figures or {}), _VERSION: self.engine.weights_version}
-        record = write_batch(self.batches, step, transitions, known)
+        all_figures = {**(figures or {}), _VERSION: self.engine.weights_version}
+        record = write_batch(self.batches, step, transitions, all_figures)
         try:
             metrics = self._update(record, transitions, progress)
         except TrainError as error:
@@ -258,8 +258,8 @@ class TrainingRun:
         # What ends the update in the middle, such as Ctrl-C, leaves weights that belong to no step.
         self._updating = True
         version = record.figures.get(_VERSION)
-        known = version if isinstance(version, int) else None
-        metrics = self.learner.update(self.rows(transitions), progress, version=known)
+        known_version = version if isinstance(version, int) else None
+        metrics = self.learner.update(self.rows(transitions), progress, version=known_version)
         took = {"update_s": round(time.monotonic() - began, 3), "weights_sha256": self._digest()}
         self._line = {**record.figures, **asdict(metrics), **took}
         self.done, self._updating = record.step, False
