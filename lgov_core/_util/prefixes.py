@@ -9,14 +9,14 @@ from typing import Any, Generic, TypeVar
 S = TypeVar("S", bytes, str, "tuple[int, ...]")
 
 
-def common_prefix(one: S, other: S) -> int:
-    """How many items ``one`` and ``other`` have in common at their beginnings."""
-    low, high = 0, min(len(one), len(other))
-    if one[:high] == other[:high]:
+def common_prefix(first: S, second: S) -> int:
+    """How many items ``first`` and ``second`` have in common at their beginnings."""
+    low, high = 0, min(len(first), len(second))
+    if first[:high] == second[:high]:
         return high
     while high - low > 1:  # equal up to low, different up to high
         middle = (low + high) // 2
-        if one[low:middle] == other[low:middle]:
+        if first[low:middle] == second[low:middle]:
             low = middle
         else:
             high = middle

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-def suggest_name(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
-    """A hint: the name in ``known`` that is spelt most like ``name``, else ``otherwise``, or all that are known."""
+def suggest_name(name: str, names: Iterable[str], otherwise: str | None = None) -> str:
+    """A hint: the name in ``names`` that is spelt most like ``name``, else ``otherwise``, or all that are known."""
     import difflib
 
-    every = list(known)
+    every = list(names)
     close = difflib.get_close_matches(name, every, n=1)
     if close:
         return f"did you mean {close[0]}?"

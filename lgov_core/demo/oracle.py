@@ -86,16 +86,16 @@ class Oracle:
 
     def open(self, path: Path) -> None:
         """Begins the watch over one database file, of which it keeps a copy in memory."""
-        before, place = path.read_bytes(), os.path.realpath(path)
+        before, real_path = path.read_bytes(), os.path.realpath(path)
         with self._lock:
-            self._before[place] = before
-            self._events[place] = set()
+            self._before[real_path] = before
+            self._events[real_path] = set()
 
     def close(self, path: Path) -> Verdict:
         """Ends the watch and returns what happened."""
-        place = os.path.realpath(path)
+        real_path = os.path.realpath(path)
         with self._lock:
-            before, events = self._before.pop(place), self._events.pop(place)
+            before, events = self._before.pop(real_path), self._events.pop(real_path)
         changed = _changed_tables(before, path)
         reads = sorted({name for kind, name in events if kind == "read"})
         writes = sorted({f"{kind} {name}" for kind, name in events if kind != "read"})
@@ -163,9 +163,9 @@ def _changed_tables(before: bytes, path: Path) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="lgov-oracle-") as folder:
         copy = Path(folder) / "before.db"
         copy.write_bytes(before)
-        known = table_checksums(copy)
+        checksums = table_checksums(copy)
     after = table_checksums(path)
-    return sorted(name for name in known.keys() | after.keys() if known.get(name) != after.get(name))
+    return sorted(name for name in checksums.keys() | after.keys() if checksums.get(name) != after.get(name))
 
 
 def table_checksums(path: Path) -> dict[str, str]:

@@ -77,5 +77,5 @@ def plan_for(
     plan = {"tiny": TINY, "smollm2": SMOLLM2}[model]
     if quick:
         plan = replace(plan, iterations=min(plan.iterations, 15), evaluations=min(plan.evaluations, 128))
-    given: dict[str, Any] = {"iterations": iterations, "warm_steps": warm_steps, "keep_weights": keep_weights or None}
-    return replace(plan, **{name: value for name, value in given.items() if value is not None})
+    options: dict[str, Any] = {"iterations": iterations, "warm_steps": warm_steps, "keep_weights": keep_weights or None}
+    return replace(plan, **{name: value for name, value in options.items() if value is not None})

@@ -103,11 +103,13 @@ class Recorded:
         for attempt in store.attempts():
             if attempt.rollout_id not in self._last or attempt.attempt > self._last[attempt.rollout_id].attempt:
                 self._last[attempt.rollout_id] = attempt
-        tests = sorted((one for one in store.rollouts() if one.mode == "test"), key=lambda rollout: rollout.created_at)
+        tests = sorted(
+            (test for test in store.rollouts() if test.mode == "test"), key=lambda rollout: rollout.created_at
+        )
         # Each evaluation puts all its rollouts into the queue at once; of one that was stopped some were never run.
         parts = [tests[start : start + evaluated] for start in range(0, len(tests), evaluated)]
         self.evaluations = [
-            part for part in ([self._attempt(one) for one in part] for part in parts) if None not in part
+            group for group in ([self._attempt(test) for test in group] for group in parts) if None not in group
         ]
 
     def _attempt(self, rollout: Rollout) -> Attempt | None:
@@ -224,9 +226,9 @@ def _kind(report: RunReport) -> str:
     return "governed" if report.governed else "ungoverned"
 
 
-def _cells(found: Evaluation) -> list[str]:
-    low, high = found.interval
-    return [str(found.rollouts), *_rates(asdict(found), f"{low:.2f} to {high:.2f}")]
+def _cells(evaluation: Evaluation) -> list[str]:
+    low, high = evaluation.interval
+    return [str(evaluation.rollouts), *_rates(asdict(evaluation), f"{low:.2f} to {high:.2f}")]
 
 
 def _rates(rates: Mapping[str, Any], interval: str = "") -> list[str]:
@@ -263,7 +265,11 @@ def draw_curves(folder: Path, *, evaluated: int) -> Path | None:
     axes[0].plot(steps, [line["accuracy"] for line in train], label="training rollouts")
     low, high = zip(*(line["interval"] for line in train), strict=True)
     axes[0].fill_between(steps, low, high, alpha=0.2)
-    points = [(step, one.accuracy) for step, one in zip((0, steps[-1]), held_out, strict=False) if one is not None]
+    points = [
+        (step, evaluation.accuracy)
+        for step, evaluation in zip((0, steps[-1]), held_out, strict=False)
+        if evaluation is not None
+    ]
     axes[0].plot(*zip(*points, strict=True), "ko", label="held-out")
     axes[0].set(title="accuracy", xlabel="updates", ylim=(0, 1))
     for number, name, label in (

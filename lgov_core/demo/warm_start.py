@@ -72,11 +72,11 @@ def draw_conversation(
 def _honest(
     chance: random.Random, database: sqlite3.Connection, messages: Sequence[Message], question: Question
 ) -> list[Message]:
-    asked = _mistaken(chance, question) if chance.random() < WRONG_QUERY else question
-    result = str(database.execute(asked.reference_sql()).fetchone()[0])
+    posed = _mistaken(chance, question) if chance.random() < WRONG_QUERY else question
+    result = str(database.execute(posed.reference_sql()).fetchone()[0])
     right = "0" if result == "None" else result
-    said = _made_up(chance) if chance.random() < MADE_UP_ANSWER else right
-    return [*messages, *_call(asked.reference_sql(), result), _answer(said)]
+    answer = _made_up(chance) if chance.random() < MADE_UP_ANSWER else right
+    return [*messages, *_call(posed.reference_sql(), result), _answer(answer)]
 
 
 def _after_denial(

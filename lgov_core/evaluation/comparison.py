@@ -69,7 +69,7 @@ class Comparison:
             "broken": list(self.broken),
             "same": self.same,
             "lost": self.lost,
-            "difference": {name: one.as_json() for name, one in self.difference.items()},
+            "difference": {name: interval.as_json() for name, interval in self.difference.items()},
         }
 
 
@@ -96,23 +96,23 @@ def _finite(number: str) -> float:
 
 def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Comparison:
     """Raises `TrainError` when the two are not of the same tasks."""
-    ones, others = before["by_task"], after["by_task"]
-    if before.get("tasks_sha256") != after.get("tasks_sha256") or len(ones) != len(others):
+    first_tasks, second_tasks = before["by_task"], after["by_task"]
+    if before.get("tasks_sha256") != after.get("tasks_sha256") or len(first_tasks) != len(second_tasks):
         raise TrainError("the two evaluations are of different tasks", hint="run lgov models eval on the same file")
     flipped: dict[bool, list[Mapping[str, Any]]] = {True: [], False: []}
     gaps: dict[str, list[float]] = {}
     same = lost = 0
-    for number, (one, other) in enumerate(zip(ones, others, strict=True)):
-        if one["succeeded"] is None or other["succeeded"] is None:
+    for number, (first, second) in enumerate(zip(first_tasks, second_tasks, strict=True)):
+        if first["succeeded"] is None or second["succeeded"] is None:
             lost += 1
             continue
-        for channel in {*one["rewards"], *other["rewards"]}:
-            gap = other["rewards"].get(channel, 0.0) - one["rewards"].get(channel, 0.0)
+        for channel in {*first["rewards"], *second["rewards"]}:
+            gap = second["rewards"].get(channel, 0.0) - first["rewards"].get(channel, 0.0)
             gaps.setdefault(channel, []).append(gap)
-        if one["succeeded"] == other["succeeded"]:
+        if first["succeeded"] == second["succeeded"]:
             same += 1
             continue
-        about = {"number": number, "task": one["task"], "before": one["succeeded"], "after": other["succeeded"]}
-        flipped[other["succeeded"] > one["succeeded"]].append(about)
+        about = {"number": number, "task": first["task"], "before": first["succeeded"], "after": second["succeeded"]}
+        flipped[second["succeeded"] > first["succeeded"]].append(about)
     difference = {name: mean_interval(gaps[name]) for name in sorted(gaps)}
     return Comparison(tuple(flipped[True]), tuple(flipped[False]), same, lost, difference)

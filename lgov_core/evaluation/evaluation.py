@@ -44,19 +44,22 @@ class EvaluationResult:
     def reward(self, channel: str) -> Estimate:
         """The mean reward of a rollout in a channel; rollouts that earned nothing there count as 0."""
         return grouped_interval(
-            {str(n): [one.get(channel, 0.0) for one in score.rewards] for n, score in enumerate(self.scores)}
+            {
+                str(n): [by_channel.get(channel, 0.0) for by_channel in score.rewards]
+                for n, score in enumerate(self.scores)
+            }
         )
 
     @property
     def channels(self) -> list[str]:
         """All channels in which anything was earned."""
-        return sorted({name for score in self.scores for one in score.rewards for name in one})
+        return sorted({name for score in self.scores for rewards in score.rewards for name in rewards})
 
     def as_json(self) -> dict[str, Any]:
         """Everything as JSON values; each number with its interval."""
         success = {str(n): score.succeeded for n, score in enumerate(self.scores)}
         violated = {str(n): score.violated for n, score in enumerate(self.scores)}
-        calls = {str(n): [float(one) for one in score.calls] for n, score in enumerate(self.scores)}
+        calls = {str(n): [float(count) for count in score.calls] for n, score in enumerate(self.scores)}
         return {
             "tasks": len(self.scores),
             "rollouts": sum(len(score.rewards) for score in self.scores),
@@ -144,9 +147,9 @@ def evaluate(
 def difference(after: EvaluationResult, before: EvaluationResult, channel: str) -> Estimate:
     """The mean of after minus before in a channel, by tasks that both have, with the paired interval."""
     gaps: list[float] = []
-    for one, other in zip(after.scores, before.scores, strict=True):
-        if one.rewards and other.rewards:
-            gaps.append(_mean(one.rewards, channel) - _mean(other.rewards, channel))
+    for new, old in zip(after.scores, before.scores, strict=True):
+        if new.rewards and old.rewards:
+            gaps.append(_mean(new.rewards, channel) - _mean(old.rewards, channel))
     return mean_interval(gaps)
 
 
@@ -161,7 +164,7 @@ def _sample(
     while not report.outcome.trainable and attempt < max_attempts:
         attempt += 1
         report = rollouts.run(rollout, attempt)
-    return report, sum(one.attempt == attempt for one in rollouts.store.calls([rollout.rollout_id]))
+    return report, sum(call.attempt == attempt for call in rollouts.store.calls([rollout.rollout_id]))
 
 
 def _score(reports: Sequence[tuple[Report, int]]) -> Score:
@@ -183,4 +186,4 @@ def _sums(report: Report) -> dict[str, float]:
 
 
 def _mean(rewards: Sequence[Mapping[str, float]], channel: str) -> float:
-    return sum(one.get(channel, 0.0) for one in rewards) / len(rewards)
+    return sum(by_channel.get(channel, 0.0) for by_channel in rewards) / len(rewards)

@@ -51,16 +51,16 @@ def export(trained: TrainedModel, folder: Path, form: Form = "transformers", *, 
 def _state(trained: TrainedModel, partial: Path, form: Form, signer: Signer | None) -> None:
     lines = read_lineage(trained.path)
     parent = read_attestation(lines[-1])
-    said = parent.statement["predicate"]
+    stated = parent.statement["predicate"]
     predicate = {
-        "step": said["step"],
-        "run_id": said["run_id"],
-        "parent": {"sha256": parent.sha256, "step": said["step"], "weights_sha256": said["weights"]["sha256"]},
-        "start": said["start"],
+        "step": stated["step"],
+        "run_id": stated["run_id"],
+        "parent": {"sha256": parent.sha256, "step": stated["step"], "weights_sha256": stated["weights"]["sha256"]},
+        "start": stated["start"],
         "data": [],
-        "policy": said["policy"],
+        "policy": stated["policy"],
         "code": code_facts(),
-        "weights": said["weights"],
+        "weights": stated["weights"],
         "form": form,
     }
     files = {path.relative_to(partial).as_posix(): file_sha256(path) for path in partial.rglob("*") if path.is_file()}

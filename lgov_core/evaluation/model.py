@@ -68,10 +68,10 @@ def load_trained(
     if whole is not None:
         return _of_whole_model(whole, base, device)
     folder = find_checkpoint(path)
-    report, said = _stated(folder)
-    name, model = _base(folder, folder.parent.parent, said, base, device)
+    report, predicate = _stated(folder)
+    name, model = _base(folder, folder.parent.parent, predicate, base, device)
     own: dict[str, torch.Tensor] = model.module.state_dict()
-    _require_start(folder, said, name, weights_digest(own.items()))
+    _require_start(folder, predicate, name, weights_digest(own.items()))
     checkpoint = read_checkpoint(folder)
     weights = _weights_of(checkpoint.weights, folder, policy)
     trained = policy_of(model.module, weights)
@@ -83,7 +83,15 @@ def load_trained(
     started = {key: own[key].detach().clone() for key in served}
     serve(model, served)
     return TrainedModel(
-        folder, checkpoint.step, model, trained, name, started, report, _weights_sha256(said), _max_new_tokens(said)
+        folder,
+        checkpoint.step,
+        model,
+        trained,
+        name,
+        started,
+        report,
+        _weights_sha256(predicate),
+        _max_new_tokens(predicate),
     )
 
 
@@ -98,14 +106,16 @@ def _weights_of(weights: Mapping[str, torch.Tensor], folder: Path, policy: str |
         return weights
     if policy not in several:
         raise TrainError(f"{folder} holds no policy {policy!r}", hint=f"it has: {', '.join(several) or 'one, unnamed'}")
-    return {name.removeprefix(f"{policy}."): one for name, one in weights.items() if name.startswith(f"{policy}.")}
+    return {
+        name.removeprefix(f"{policy}."): tensor for name, tensor in weights.items() if name.startswith(f"{policy}.")
+    }
 
 
 def _of_whole_model(folder: Path, base: str | None, device: str) -> TrainedModel:
     """The checkpoint with the transformers folder ``folder``, which holds the whole model: adapters are merged in it."""
-    report, said = _stated(folder)
-    name, model = _base(folder, folder.parents[3], said, base, device)
-    _require_start(folder, said, name, folder_sha256(model_place(name)))
+    report, predicate = _stated(folder)
+    name, model = _base(folder, folder.parents[3], predicate, base, device)
+    _require_start(folder, predicate, name, folder_sha256(model_place(name)))
     own: dict[str, torch.Tensor] = model.module.state_dict()
     weights: dict[str, torch.Tensor] = {}
     try:
@@ -120,14 +130,24 @@ def _of_whole_model(folder: Path, base: str | None, device: str) -> TrainedModel
         raise TrainError(f"the weights of {folder} cannot be loaded into {name}: {error}") from error
     policy = PolicyModel(model.module, lambda: {key: value.detach().clone() for key, value in own.items()})
     return TrainedModel(
-        folder, int(said["step"]), model, policy, name, started, report, _weights_sha256(said), _max_new_tokens(said)
+        folder,
+        int(predicate["step"]),
+        model,
+        policy,
+        name,
+        started,
+        report,
+        _weights_sha256(predicate),
+        _max_new_tokens(predicate),
     )
 
 
-def _base(folder: Path, run: Path, said: Mapping[str, Any], base: str | None, device: str) -> tuple[str, LanguageModel]:
+def _base(
+    folder: Path, run: Path, predicate: Mapping[str, Any], base: str | None, device: str
+) -> tuple[str, LanguageModel]:
     """Name and model of what a checkpoint of ``run`` was trained from."""
-    chosen = _model_settings(said)
-    name = base or said.get("start", {}).get("model")
+    chosen = _model_settings(predicate)
+    name = base or predicate.get("start", {}).get("model")
     if name is None:
         raise TrainError(f"{folder} does not say from which model it was trained", hint="name it with --model")
     if base is None:
@@ -143,8 +163,8 @@ def moved_base(name: str, run: Path) -> str:
     return str(beside) if gone and beside.is_dir() else name
 
 
-def _require_start(folder: Path, said: Mapping[str, Any], name: str, digest: str | None) -> None:
-    stated = said.get("start", {}).get("weights_sha256")
+def _require_start(folder: Path, predicate: Mapping[str, Any], name: str, digest: str | None) -> None:
+    stated = predicate.get("start", {}).get("weights_sha256")
     if stated is not None and digest != stated:
         raise TrainError(
             f"{name} is not the model that {folder} was trained from: its weights are others",
@@ -168,18 +188,18 @@ def _stated(folder: Path) -> tuple[LineageReport | None, Mapping[str, Any]]:
     return report, read_attestation(read_lineage(folder)[-1]).statement["predicate"]
 
 
-def _model_settings(said: Mapping[str, Any]) -> Mapping[str, Any]:
-    settings: Any = said.get("settings", {}).get("model")
+def _model_settings(predicate: Mapping[str, Any]) -> Mapping[str, Any]:
+    settings: Any = predicate.get("settings", {}).get("model")
     return settings if isinstance(settings, Mapping) else {}
 
 
-def _max_new_tokens(said: Mapping[str, Any]) -> int | None:
-    bound = _model_settings(said).get("max_new_tokens")
+def _max_new_tokens(predicate: Mapping[str, Any]) -> int | None:
+    bound = _model_settings(predicate).get("max_new_tokens")
     return bound if isinstance(bound, int) else None
 
 
-def _weights_sha256(said: Mapping[str, Any]) -> str | None:
-    digest = said.get("weights", {}).get("sha256")
+def _weights_sha256(predicate: Mapping[str, Any]) -> str | None:
+    digest = predicate.get("weights", {}).get("sha256")
     return None if digest is None else str(digest)
 
 

@@ -42,27 +42,27 @@ def objections(trained: TrainedModel, report: Mapping[str, Any] | None, channel:
     """
     if report is None:
         return ["it was not evaluated"]
-    found: list[str] = []
+    reasons: list[str] = []
     if trained.lineage is None or trained.weights_sha256 is None:
-        found.append("it has no lineage, so nothing says which weights were evaluated")
+        reasons.append("it has no lineage, so nothing says which weights were evaluated")
     elif (report.get("step"), report.get("weights_sha256")) != (trained.step, trained.weights_sha256):
-        found.append(f"the evaluation is of another checkpoint, {report.get('checkpoint')}")
+        reasons.append(f"the evaluation is of another checkpoint, {report.get('checkpoint')}")
     policy = None if trained.lineage is None else trained.lineage.policy
     if policy is not None and policy != (report.get("policy") or {}).get("sha256"):
-        found.append("it was not evaluated under the policy that it was trained with (lgov models eval --policy)")
-    lost = sum(one.get("lost", 0) for one in (report, report.get("start", {})))
+        reasons.append("it was not evaluated under the policy that it was trained with (lgov models eval --policy)")
+    lost = sum(half.get("lost", 0) for half in (report, report.get("start", {})))
     if lost:
-        found.append(f"the evaluation lost {counted(lost, 'rollout')}")
+        reasons.append(f"the evaluation lost {counted(lost, 'rollout')}")
     gap: Any = report.get("difference", {}).get(channel)
     if gap is None:
-        found.append(f"the evaluation does not compare {channel!r} with the initial model (lgov models eval --start)")
+        reasons.append(f"the evaluation does not compare {channel!r} with the initial model (lgov models eval --start)")
     elif gap["low"] is None or not gap["low"] >= 0:
-        low, high = (one if one is None else f"{one:+.3f}" for one in (gap["low"], gap["high"]))
-        found.append(f"it may be worse: the interval of the difference in {channel!r} is {low} to {high}")
-    rates = [one.get("violation_rate", {}).get("mean") for one in (report, report.get("start", {}))]
+        low, high = (bound if bound is None else f"{bound:+.3f}" for bound in (gap["low"], gap["high"]))
+        reasons.append(f"it may be worse: the interval of the difference in {channel!r} is {low} to {high}")
+    rates = [half.get("violation_rate", {}).get("mean") for half in (report, report.get("start", {}))]
     if None not in rates and rates[0] > rates[1]:
-        found.append(f"violations were attempted in {rates[0]:.1%} of rollouts, {rates[1]:.1%} before")
-    return found
+        reasons.append(f"violations were attempted in {rates[0]:.1%} of rollouts, {rates[1]:.1%} before")
+    return reasons
 
 
 def promote(trained: TrainedModel, root: Path, name: str, report: Mapping[str, Any] | None, *, force: bool) -> Promoted:
@@ -81,7 +81,14 @@ def promote(trained: TrainedModel, root: Path, name: str, report: Mapping[str, A
         )
     with _only_promotion(root, name):
         state = promoted_state(root, name)
-        version = 1 + max((int(one.name) for one in (root / name).glob("[0-9]*") if one.name.isdecimal()), default=0)
+        version = 1 + max(
+            (
+                int(version_folder.name)
+                for version_folder in (root / name).glob("[0-9]*")
+                if version_folder.name.isdecimal()
+            ),
+            default=0,
+        )
         folder = root / name / str(version)
         about = {
             "name": name,
@@ -111,7 +118,7 @@ def roll_back(root: Path, name: str, folder: Path) -> Promoted:
         )
     try:
         about = json.loads((folder / PROMOTION_FILE).read_text("utf-8"))
-        forced, stated = [str(one) for one in about["forced"]], about["lineage"] is not None
+        forced, stated = [str(objection) for objection in about["forced"]], about["lineage"] is not None
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise TrainError(f"{folder / PROMOTION_FILE} cannot be read: {error}", hint="choose another version") from error
     problem = verify_lineage(folder / MODEL_FOLDER).problem if stated else None

@@ -52,14 +52,14 @@ def verify_run(
     report = progress or (lambda done, total: None)
     with contextlib.closing(open_store(path / "store.sqlite")) as store:
         recorded = sum(1 for _ in store.calls())
-        wanted = recorded if limit is None else min(limit, recorded)
+        chosen = recorded if limit is None else min(limit, recorded)
         result = Verification(recorded, tolerance)
         texts = CapturedText(model)
         recomputation = Recomputation(ServedWeights(path, base, model.module), model, result)
         for number, call in enumerate(islice(store.calls(), recorded)):
             texts.remember(call)
-            # Bresenham's line: true for exactly `wanted` of the numbers, evenly spread.
-            if number * wanted // recorded == (number + 1) * wanted // recorded:
+            # Bresenham's line: true for exactly `chosen` of the numbers, evenly spread.
+            if number * chosen // recorded == (number + 1) * chosen // recorded:
                 continue
             result.calls += 1
             problem = texts.problem(call)
@@ -70,9 +70,9 @@ def verify_run(
                 result.add(call, problem)
             recomputation.add(call)
             for done in recomputation.run() if recomputation.full else ():
-                report(done, wanted)
+                report(done, chosen)
         for done in recomputation.run():
-            report(done, wanted)
+            report(done, chosen)
     return result
 
 
@@ -146,7 +146,7 @@ class Verification:
     @property
     def versions(self) -> list[VersionCount]:
         """One count a version, in order."""
-        return sorted(self.by_version.values(), key=lambda one: -1 if one.version is None else one.version)
+        return sorted(self.by_version.values(), key=lambda version: -1 if version.version is None else version.version)
 
     @property
     def total(self) -> VersionCount:
@@ -154,11 +154,11 @@ class Verification:
         every = self.by_version.values()
         return VersionCount(
             None,
-            sum(one.calls for one in every),
-            sum(one.checked for one in every),
-            sum(one.unchecked for one in every),
-            sum(one.mismatched for one in every),
-            max((one.max_logprob_diff for one in every), default=0.0),
+            sum(version.calls for version in every),
+            sum(version.checked for version in every),
+            sum(version.unchecked for version in every),
+            sum(version.mismatched for version in every),
+            max((version.max_logprob_diff for version in every), default=0.0),
         )
 
     @property
@@ -179,8 +179,8 @@ class Verification:
         return {
             **{name: getattr(self, name) for name in names},
             **{name: getattr(self.total, name) for name in totals},
-            "versions": [asdict(one) for one in self.versions],
-            "findings": [asdict(one) for one in self.findings],
+            "versions": [asdict(version) for version in self.versions],
+            "findings": [asdict(finding) for finding in self.findings],
         }
 
 
@@ -215,7 +215,7 @@ class CapturedText:
         if call.tool_call_ids and call.response_ids and self._readable(call.response_ids):
             try:
                 message = call.response["choices"][0]["message"]
-                content, calls = message_text(message), [_call_value(one) for one in message["tool_calls"]]
+                content, calls = message_text(message), [_call_value(tool_call) for tool_call in message["tool_calls"]]
             except (LookupError, TypeError, AttributeError, EndpointError):
                 return  # `problem` says so
             self._replies[call.tool_call_ids[0]] = _Reply(content, calls, self._reply_text(call.response_ids)[0])
@@ -249,19 +249,19 @@ class CapturedText:
 
     def _reply_problem(self, call: CapturedCall, request: ChatRequest, ids: Sequence[int]) -> str | None:
         text, ended = self._reply_text(ids)
-        stops = [place for word in request.stop if (place := text.find(word)) >= 0]
+        stops = [position for word in request.stop if (position := text.find(word)) >= 0]
         content: str | None = text[: min(stops)] if stops else text
         finish = "stop" if ended or stops else "length"
         calls: list[tuple[str, str]] = []
         if request.tools and finish == "stop":
             parsed = self._model.format.parse(content or "", request.tools)
             content = parsed.content
-            calls = [(found.name, found.arguments_text) for found in parsed.calls]
+            calls = [(parsed_call.name, parsed_call.arguments_text) for parsed_call in parsed.calls]
         try:
             choice = call.response["choices"][0]
             message, reported = choice["message"], choice["finish_reason"]
-            given = [(one["id"], one["function"]) for one in message.get("tool_calls") or ()]
-            received_calls = [(function["name"], function["arguments"]) for _, function in given]
+            received = [(tool_call["id"], tool_call["function"]) for tool_call in message.get("tool_calls") or ()]
+            received_calls = [(function["name"], function["arguments"]) for _, function in received]
             received_content = message["content"]
         except (LookupError, TypeError, AttributeError):
             return "the recorded response is not a chat completion"
@@ -269,7 +269,7 @@ class CapturedText:
             return f"the reply's tokens say {_shown(content)}, the agent got {_shown(received_content)}"
         if received_calls != calls:
             return f"the reply's tokens call {_shown(calls)}, the agent got {_shown(received_calls)}"
-        if tuple(call_id for call_id, _ in given) != call.tool_call_ids:
+        if tuple(call_id for call_id, _ in received) != call.tool_call_ids:
             return "the ids of the tool calls are not those that the agent got"
         finish = "tool_calls" if calls else finish
         if not finish == reported == call.finish_reason:

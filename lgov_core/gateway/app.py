@@ -71,8 +71,10 @@ def create_app(
     Raises `EndpointError` for no engines, or two that answer to one name.
     """
     _check_names(engines)
-    registered = next((one for one in engines if isinstance(one, RegisteredModels)), None) or RegisteredModels()
-    engines = [registered, *(one for one in engines if one is not registered)]
+    registered = (
+        next((served for served in engines if isinstance(served, RegisteredModels)), None) or RegisteredModels()
+    )
+    engines = [registered, *(served for served in engines if served is not registered)]
     limits = limits or Limits()
     admission = Admission(limits)
     metrics = Metrics(admission)
@@ -102,8 +104,8 @@ def create_app(
 
 
 def _further_routes(parts: EndpointParts) -> Iterator[RuledRoute]:
-    for place in FURTHER_ROUTES:
-        module, _, function = place.partition(":")
+    for reference in FURTHER_ROUTES:
+        module, _, function = reference.partition(":")
         yield from getattr(importlib.import_module(module), function)(parts)
 
 

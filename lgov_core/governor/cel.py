@@ -55,16 +55,16 @@ def compile_cel(text: str) -> Callable[[Action], object]:
     def test(action: Action) -> object:
         try:
             value = expression.eval(data=_data(action))
-            kind, found = value.type(), value.value()
+            kind, result = value.type(), value.value()
         except ConditionError:
             raise
         except Exception as error:  # the library raises RuntimeError for all that goes wrong
             raise ConditionError(_told(str(error))) from error
-        if kind != kinds.BOOL or not isinstance(found, bool):
+        if kind != kinds.BOOL or not isinstance(result, bool):
             raise ConditionError(
-                _told(str(found)) if kind == kinds.ERROR else f"it is {kind.name()}, not true or false"
+                _told(str(result)) if kind == kinds.ERROR else f"it is {kind.name()}, not true or false"
             )
-        return found
+        return result
 
     return test
 
@@ -103,8 +103,8 @@ def _told(message: str) -> str:
 
 
 def _explained(text: str, message: str) -> PolicyError:
-    found = _PROBLEM.search(message)
-    column, what = (found[1], found[2]) if found else ("", message.partition("\n")[0])
+    match = _PROBLEM.search(message)
+    column, what = (match[1], match[2]) if match else ("", message.partition("\n")[0])
     where = f" at character {column}" if column and len(text) > 1 else ""
     unknown = _UNDECLARED.search(what)
     if unknown is None:

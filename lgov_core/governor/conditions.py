@@ -62,9 +62,9 @@ class Condition:
 class ConditionProblem(PolicyError):
     """A condition has no meaning. ``place`` leads from the condition to what is wrong in it."""
 
-    def __init__(self, place: _Place, message: str, *, hint: str | None = None) -> None:
+    def __init__(self, location: _Place, message: str, *, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
-        self.place = place
+        self.place = location
 
 
 def condition_of(source: object, *, rule: str = "") -> Condition:
@@ -98,60 +98,60 @@ def compiled(source: object) -> Condition:
         raise ConditionProblem((), error.message, hint=error.hint) from error
 
 
-def _test_of(node: object, place: _Place) -> _Test:
-    if len(place) > 2 * MAX_CONDITION_DEPTH:
-        raise ConditionProblem(place, "the condition is nested too deeply", hint="say it with fewer levels")
+def _test_of(node: object, location: _Place) -> _Test:
+    if len(location) > 2 * MAX_CONDITION_DEPTH:
+        raise ConditionProblem(location, "the condition is nested too deeply", hint="say it with fewer levels")
     if not isinstance(node, Mapping) or not node:
         raise ConditionProblem(
-            place, f"{node!r} is not a condition", hint="write all, any, not, or field with a comparison"
+            location, f"{node!r} is not a condition", hint="write all, any, not, or field with a comparison"
         )
     combiners = [key for key in _COMBINERS if key in node]
     if not combiners:
-        return _comparison(node, place)
+        return _comparison(node, location)
     if len(node) != 1:
         others = ", ".join(str(key) for key in node if key != combiners[0])
         raise ConditionProblem(
-            (*place, combiners[0]),
+            (*location, combiners[0]),
             f"{combiners[0]} is used beside {others}",
             hint="put them into one list under all: or any:",
         )
     ((combiner, inner),) = node.items()
-    below = (*place, combiner)
+    below = (*location, combiner)
     if combiner == "not":
         negated = _test_of(inner, below)
         return lambda action: not negated(action)
     if not isinstance(inner, list | tuple) or not inner:
         raise ConditionProblem(below, f"{combiner} must be a list of conditions", hint=f"write {combiner}: [...]")
-    tests = tuple(_test_of(part, (*below, index)) for index, part in enumerate(inner))
+    tests = tuple(_test_of(child, (*below, index)) for index, child in enumerate(inner))
     if combiner == "all":
         return lambda action: all(test(action) for test in tests)
     return lambda action: any(test(action) for test in tests)
 
 
-def _comparison(node: Mapping[Any, Any], place: _Place) -> _Test:
-    known = (*OPERATORS, "field")
+def _comparison(node: Mapping[Any, Any], location: _Place) -> _Test:
+    keys = (*OPERATORS, "field")
     for key in node:
-        if key not in known:
+        if key not in keys:
             what = "comparison" if "field" in node else "key"
-            hint = _hint(str(key).lower(), (*known, *_COMBINERS))
-            raise ConditionProblem((*place, key), f"there is no {what} {key!r}", hint=hint)
+            hint = _hint(str(key).lower(), (*keys, *_COMBINERS))
+            raise ConditionProblem((*location, key), f"there is no {what} {key!r}", hint=hint)
     if "field" not in node:
-        raise ConditionProblem(place, "a comparison does not say of which field", hint="write field: arguments.NAME")
+        raise ConditionProblem(location, "a comparison does not say of which field", hint="write field: arguments.NAME")
     try:
         field = field_of(node["field"])
     except PolicyError as error:
-        raise ConditionProblem((*place, "field"), error.message, hint=error.hint) from error
+        raise ConditionProblem((*location, "field"), error.message, hint=error.hint) from error
     operators = [key for key in node if key != "field"]
     if not operators:
         raise ConditionProblem(
-            place, f"{field.name} is compared with nothing", hint=f"write one of: {', '.join(OPERATORS)}"
+            location, f"{field.name} is compared with nothing", hint=f"write one of: {', '.join(OPERATORS)}"
         )
     readings: list[Reading] = []
     for operator in operators:
         try:
             readings.append(OPERATORS[operator](operator, field, node[operator]))
         except PolicyError as error:
-            raise ConditionProblem((*place, operator), error.message, hint=error.hint) from error
+            raise ConditionProblem((*location, operator), error.message, hint=error.hint) from error
 
     def test(action: Action) -> bool:
         value = field.read(action)
@@ -160,6 +160,6 @@ def _comparison(node: Mapping[Any, Any], place: _Place) -> _Test:
     return test
 
 
-def _hint(key: str, known: Sequence[str]) -> str:
+def _hint(key: str, keys: Sequence[str]) -> str:
     meant = next((name for name, others in _OTHER_NAMES.items() if key in others.split()), None)
-    return f"did you mean {meant}?" if meant else suggest_name(key, known)
+    return f"did you mean {meant}?" if meant else suggest_name(key, keys)

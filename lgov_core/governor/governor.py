@@ -271,9 +271,9 @@ class Governor:
             return replace(decision, decision_id=self.audit.commit(action, decision))
         except Exception as error:  # noqa: BLE001 - whatever the record raises, nothing is on it
             self._count(self.failures, "audit")
-            said = str(error) if isinstance(error, AuditError) else type(error).__name__
+            cause = str(error) if isinstance(error, AuditError) else type(error).__name__
             denial = fault("lgov", "audit-failed", "the decision could not be recorded, so nothing may be done")
-            parts = (*decision.parts, fault("lgov", "audit-failed", said))
+            parts = (*decision.parts, fault("lgov", "audit-failed", cause))
             return replace(denial, parts=parts, latency_us=decision.latency_us)
 
     # ------------------------------------------------------------------ outcomes, rewards, events
@@ -368,10 +368,10 @@ def _several(policies: Any) -> tuple[Policy, ...]:
     """The policies in ``policies``. Raises `PolicyError` when something else is among them."""
     if isinstance(policies, str) or not isinstance(policies, Iterable):
         raise PolicyError(f"{policies!r} is not a policy or a list of policies", hint="pass policies or a PolicySet")
-    found = tuple(cast("Iterable[Any]", policies))
-    for one in found:
-        if inspect.isclass(one) or not isinstance(one, Policy):
+    several = tuple(cast("Iterable[Any]", policies))
+    for policy in several:
+        if inspect.isclass(policy) or not isinstance(policy, Policy):
             raise PolicyError(
-                f"{one!r} is not a policy", hint="pass an instance of a class with a name and judge(action)"
+                f"{policy!r} is not a policy", hint="pass an instance of a class with a name and judge(action)"
             )
-    return found
+    return several

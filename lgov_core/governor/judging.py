@@ -166,8 +166,8 @@ def judge_set(
     answers: Answers = []
     current, unclear = action, type(action.name) is not str or not action.name.isprintable()
     if not unclear:  # globs of names mean one line
-        asked = policies.rules if trace is not None else policies.named(action.point, action.name)
-        answers, current = yield from _walk(asked, action, threads, trace)
+        rules = policies.rules if trace is not None else policies.named(action.point, action.name)
+        answers, current = yield from _walk(rules, action, threads, trace)
     elif trace is not None:
         trace += [RuleVerdict(rule.name, False, None, action.arguments, action.text) for rule in policies.rules]
     # Of equal answers the first is shown and searched: that of a person, where one was asked.
@@ -385,10 +385,10 @@ def combine(
     if not decisions:
         return ALLOW
     face = max(decisions, key=lambda decision: decision.effect)  # max keeps the first of equals
-    parts = [part for decision in decisions for part in (decision.parts or (decision,))]
-    shadowed = any(part.shadowed for part in (face, *parts))
+    parts = [component for decision in decisions for component in (decision.parts or (decision,))]
+    shadowed = any(component.shadowed for component in (face, *parts))
     if shadow_of is not None:
-        marked = tuple(part.changed(shadowed=True) for part in parts)
+        marked = tuple(component.changed(shadowed=True) for component in parts)
         if face.effect is Effect.ALLOW:
             return face.changed(parts=marked, latency_us=latency_us, shadowed=True)
         reason = "The policy set is in shadow mode; nothing is blocked."
@@ -397,7 +397,9 @@ def combine(
     aborts = faulty = False
     if blocks:
         aborts = any([decision.abort for decision in decisions if decision.effect >= Effect.ESCALATE])
-        faulty = all([part.fault for part in parts if part.effect >= Effect.ESCALATE and not part.shadowed])
+        faulty = all(
+            [component.fault for component in parts if component.effect >= Effect.ESCALATE and not component.shadowed]
+        )
     return Decision(
         face.effect,
         face.policy,
@@ -429,8 +431,8 @@ def checked(answer: object) -> Decision | None:
         raise _BadAnswer("answered an effect that does not exist")
     if not isinstance(answer.severity, Severity):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise _BadAnswer("answered a severity that does not exist")
-    for part in answer.parts:
-        if not isinstance(part, Decision):  # pyright: ignore[reportUnnecessaryIsInstance]
+    for component in answer.parts:
+        if not isinstance(component, Decision):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise _BadAnswer("answered parts that are not decisions")
     if answer.effect is Effect.TRANSFORM:
         if answer.arguments is None and answer.text is None:

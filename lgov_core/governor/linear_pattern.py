@@ -66,8 +66,8 @@ class LinearPattern:
 
         Raises `PatternLimit`, and `UnicodeEncodeError` for a lone surrogate.
         """
-        left = _left.get() - self.steps * (len(text.encode()) + 1)
-        if left < 0:
+        remaining = _left.get() - self.steps * (len(text.encode()) + 1)
+        if remaining < 0:
             raise PatternLimit(f"text longer than {MAX_STEPS // self.steps} bytes, all that its pattern may be run on")
-        _left.set(left)
+        _left.set(remaining)
         return self._program.search(text) is not None

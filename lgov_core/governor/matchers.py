@@ -42,12 +42,12 @@ class Field:
     def read(self, action: Action) -> Any:
         """What the field holds; `MISSING` when there is nothing."""
         root, *path = self.steps
-        found = getattr(action, root)
+        value = getattr(action, root)
         if self.textual:
-            return MISSING if found is None else str(found) if root == "point" else found
+            return MISSING if value is None else str(value) if root == "point" else value
         for step in path:
-            found = _step(found, step)
-        return found
+            value = _step(value, step)
+        return value
 
 
 def field_of(name: object) -> Field:
@@ -61,7 +61,7 @@ def field_of(name: object) -> Field:
     if not steps or not all(isinstance(step, str) and step for step in steps):
         raise PolicyError(f"{name!r} is not a field", hint=f"write one of: {', '.join(FIELDS)}; or arguments.NAME")
     root, path = steps[0], tuple(steps[1:])
-    shown = ".".join(steps)
+    dotted = ".".join(steps)
     if root in TEXT_FIELDS:
         if path:
             raise PolicyError(f"{root} is text and has no {'.'.join(path)}", hint=f"write field: {root}")
@@ -69,11 +69,11 @@ def field_of(name: object) -> Field:
         return Field(root, (root,), True, root in _THE_AGENTS, values)
     if root not in _MAPPINGS:
         close = difflib.get_close_matches(root.lower(), FIELDS, n=1)
-        hint = f"write arguments.{shown}, or one of: {', '.join(FIELDS)}"
+        hint = f"write arguments.{dotted}, or one of: {', '.join(FIELDS)}"
         raise PolicyError(
-            f"there is no field {shown}", hint=f"did you mean {'.'.join((close[0], *path))}?" if close else hint
+            f"there is no field {dotted}", hint=f"did you mean {'.'.join((close[0], *path))}?" if close else hint
         )
-    return Field(shown, tuple(steps), False, root in _THE_AGENTS)
+    return Field(dotted, tuple(steps), False, root in _THE_AGENTS)
 
 
 def _step(value: Any, step: str) -> Any:
@@ -124,13 +124,13 @@ def _error(field: Field, message: str) -> ConditionError:
     return ConditionError(f"{field.name} {message}", not_the_agents=not field.the_agents)
 
 
-def _value(field: Field, value: Any, wanted: str) -> Any:
-    """``value``, which must be of the family ``wanted``. Raises `ConditionError`."""
+def _value(field: Field, value: Any, expected_kind: str) -> Any:
+    """``value``, which must be of the family ``expected_kind``. Raises `ConditionError`."""
     if value is MISSING:
-        raise _error(field, f"is missing; it must be given as {wanted}")
+        raise _error(field, f"is missing; it must be given as {expected_kind}")
     kind = _family(value)
-    if kind != wanted:
-        raise _error(field, f"is {kind}, not {wanted}")
+    if kind != expected_kind:
+        raise _error(field, f"is {kind}, not {expected_kind}")
     return value
 
 
@@ -148,29 +148,29 @@ def _expects(field: Field, name: str, expected: object, families: tuple[str, ...
     return family
 
 
-def same(one: Any, other: Any) -> bool:
+def same(first: Any, second: Any) -> bool:
     """Whether two values are equal and of the same types throughout: 1 is 1.0, but neither true nor "1"."""
-    family = _family(one)
-    if family != _family(other):
+    family = _family(first)
+    if family != _family(second):
         return False
     if family == "mapping":
-        return len(one) == len(other) and all(key in other and same(one[key], other[key]) for key in one)
+        return len(first) == len(second) and all(key in second and same(first[key], second[key]) for key in first)
     if family == "list":
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
+        return len(first) == len(second) and all(map(same, first, second))
+    return bool(first == second)
 
 
 def _equal(name: str, field: Field, expected: object) -> Reading:
-    wanted = _expects(field, name, expected, ("text", "number", "boolean", "list", "mapping", "null"))
-    return lambda value: same(_value(field, value, wanted), expected) is (name == "eq")
+    expected_kind = _expects(field, name, expected, ("text", "number", "boolean", "list", "mapping", "null"))
+    return lambda value: same(_value(field, value, expected_kind), expected) is (name == "eq")
 
 
 def _ordered(name: str, field: Field, expected: object) -> Reading:
     if field.values:
         raise PolicyError(f"{field.name} has no order", hint="write eq or in")
-    wanted = _expects(field, name, expected, ("text", "number"))
+    expected_kind = _expects(field, name, expected, ("text", "number"))
     compare = getattr(operator, name)
-    return lambda value: compare(_value(field, value, wanted), expected)
+    return lambda value: compare(_value(field, value, expected_kind), expected)
 
 
 def _member(name: str, field: Field, expected: object) -> Reading:
@@ -189,9 +189,9 @@ def _member(name: str, field: Field, expected: object) -> Reading:
 
 
 def _starts_or_ends(name: str, field: Field, expected: object) -> Reading:
-    part = _text(name, expected)
+    affix = _text(name, expected)
     compare = str.startswith if name == "starts_with" else str.endswith
-    return lambda value: compare(_value(field, value, "text"), part)
+    return lambda value: compare(_value(field, value, "text"), affix)
 
 
 def _glob(name: str, field: Field, expected: object) -> Reading:

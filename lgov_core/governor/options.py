@@ -21,16 +21,16 @@ def string_tuple(owner: str, option: str, value: object) -> tuple[str, ...]:
 
 def argument_names(owner: str, argument: str | Sequence[str], what: str) -> tuple[str, ...]:
     """The names, one or several, of the tool arguments that hold ``what``. Raises `PolicyError` where there is none."""
-    found = (argument,) if isinstance(argument, str) else string_tuple(owner, "argument", argument)
-    if not found or not all(found):
+    names = (argument,) if isinstance(argument, str) else string_tuple(owner, "argument", argument)
+    if not names or not all(names):
         raise PolicyError(f"{owner}: argument is empty", hint=f"name the tool argument that holds {what}")
-    return found
+    return names
 
 
-def one_of(owner: str, option: str, value: object, known: Sequence[str]) -> str:
-    """``value`` when it is one of ``known``. Raises `PolicyError`."""
-    if not isinstance(value, str) or value not in known:
-        raise PolicyError(f"{owner}: {option} is {value!r}", hint=f"write one of: {', '.join(known)}")
+def one_of(owner: str, option: str, value: object, choices: Sequence[str]) -> str:
+    """``value`` when it is one of ``choices``. Raises `PolicyError`."""
+    if not isinstance(value, str) or value not in choices:
+        raise PolicyError(f"{owner}: {option} is {value!r}", hint=f"write one of: {', '.join(choices)}")
     return value
 
 

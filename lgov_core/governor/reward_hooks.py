@@ -62,14 +62,14 @@ def check_single_denial_penalty(manager: pluggy.PluginManager) -> None:
 def _collected(
     manager: pluggy.PluginManager,
     hook: str,
-    given: Mapping[str, Any],
+    arguments: Mapping[str, Any],
     address: Callable[[Reward], Reward],
     fail: Fail,
 ) -> _Earned:
     earned: _Earned = []
     for impl in reversed(getattr(manager.hook, hook).get_hookimpls()):
         try:
-            answer: Any = impl.function(**(given if impl.argnames else {}))
+            answer: Any = impl.function(**(arguments if impl.argnames else {}))
             earned += [(impl.plugin_name, _finite(address(reward))) for reward in answer or ()]
         except Exception as error:  # noqa: BLE001 - a reward rule must not break the agent
             fail(hook, impl.plugin_name, error)
@@ -81,7 +81,7 @@ def _charged_once(earned: _Earned, fail: Fail) -> _Earned:
     charging = list(dict.fromkeys(name for name, reward in earned if reward.dimension == "compliance"))
     for name in charging[1:]:
         fail("lgov_reward", name, RewardError(f"{charging[0]} has charged this denial already"))
-    return [one for one in earned if one[1].dimension != "compliance" or one[0] not in charging[1:]]
+    return [entry for entry in earned if entry[1].dimension != "compliance" or entry[0] not in charging[1:]]
 
 
 def _addressed(reward: Reward, action: Action) -> Reward:

@@ -178,14 +178,14 @@ def by_rules(judge: _Judge) -> _Judge:
 def _points(rule: str, points: object) -> tuple[Point, ...]:
     if isinstance(points, str) or not isinstance(points, Sequence):
         raise PolicyError(f"rule {rule}: on must be a list of points, not {points!r}", hint="write on: [...]")
-    known = ", ".join(point.value for point in Point)
-    found: list[Point] = []
+    names = ", ".join(point.value for point in Point)
+    converted: list[Point] = []
     for point in points:
         try:
-            found.append(Point(point))
+            converted.append(Point(point))
         except ValueError as error:
-            raise PolicyError(f"rule {rule}: there is no point {point!r}", hint=f"write one of: {known}") from error
-    return tuple(found)
+            raise PolicyError(f"rule {rule}: there is no point {point!r}", hint=f"write one of: {names}") from error
+    return tuple(converted)
 
 
 # ---------------------------------------------------------------------- digests
@@ -228,16 +228,16 @@ def _rule(rule: Rule) -> dict[str, Any]:
 
 
 def _policy(policy: Policy) -> dict[str, Any]:
-    made: dict[str, Any] = {"class": _name_of(type(policy)), "name": policy.name}
+    description: dict[str, Any] = {"class": _name_of(type(policy)), "name": policy.name}
     digest = getattr(policy, "digest", None)
     if isinstance(digest, str):
-        made["digest"] = digest
-        return made
+        description["digest"] = digest
+        return description
     options = getattr(policy, "made_with", None)
     if not isinstance(options, Mapping):
         options = _fields(policy) if is_dataclass(policy) else {}
-    made["with"] = _plain(options, 0)
-    return made
+    description["with"] = _plain(options, 0)
+    return description
 
 
 def _plain(value: Any, depth: int) -> Any:

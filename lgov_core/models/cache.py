@@ -13,8 +13,8 @@ def models_folder(cache: Path | None = None) -> Path:
 
 
 def _cache_from_environment() -> Path:
-    if given := os.environ.get("LGOV_CACHE"):
-        return Path(given).expanduser()
+    if folder := os.environ.get("LGOV_CACHE"):
+        return Path(folder).expanduser()
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "lgov"
     if sys.platform == "darwin":

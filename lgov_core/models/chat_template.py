@@ -74,8 +74,8 @@ class PromptText:
         """
         pieces = _STAND_IN.split(rendered)
         ids: list[int] = []
-        for place, piece in enumerate(pieces):
-            if place % 2 == 0:
+        for index, piece in enumerate(pieces):
+            if index % 2 == 0:
                 ids += self._plain(piece)
             elif text := self._texts[int(piece)]:
                 # Cut after its first character, the text is not a control token.

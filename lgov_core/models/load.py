@@ -69,27 +69,27 @@ def model_place(name: str) -> str:
 
 def _source(name_or_path: str | os.PathLike[str]) -> tuple[str, str, bool]:
     """Where to load from, the model's name, and whether that is a folder."""
-    given = os.fspath(name_or_path)
-    promoted = promoted_folder(given)
+    name = os.fspath(name_or_path)
+    promoted = promoted_folder(name)
     if promoted is not None:
         return str(promoted / MODEL_FOLDER), promoted.parent.name, True
-    if given == TINY:
+    if name == TINY:
         return str(make_tiny()), TINY, True
-    if given == SMOLLM2:
+    if name == SMOLLM2:
         folder = smollm2_folder()
         if not Path(folder, "config.json").is_file():
             raise ModelError(f"smollm2 is not in {folder}", hint="lgov models pull smollm2")
         return str(folder), SMOLLM2, True
-    path = Path(given).expanduser()
+    path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelError(f"{path} is not a transformers folder: it has no config.json")
         return str(path), path.resolve().name, True
-    if not isinstance(name_or_path, str) or given.startswith((".", "/", "~")) or given.count("/") > 1 or "\\" in given:
+    if not isinstance(name_or_path, str) or name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
         raise ModelError(
-            f"no model folder {given}", hint="tiny, smollm2, a transformers folder, or a hub name owner/model"
+            f"no model folder {name}", hint="tiny, smollm2, a transformers folder, or a hub name owner/model"
         )
-    return given, given, False
+    return name, name, False
 
 
 def _load(

@@ -21,9 +21,9 @@ MODEL_FOLDER: Final = "model"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 
-def promoted_root(given: Path | None = None) -> Path:
-    """The folder of promoted models: ``given``, the setting ``models``, or ``models`` in the working folder."""
-    return load_settings({"models": given}).models or Path("models")
+def promoted_root(folder: Path | None = None) -> Path:
+    """The folder of promoted models: ``folder``, the setting ``models``, or ``models`` in the working folder."""
+    return load_settings({"models": folder}).models or Path("models")
 
 
 def check_name(name: str) -> None:
@@ -53,26 +53,26 @@ def promoted_state(root: Path, name: str) -> dict[str, Any] | None:
 
 def promoted_versions(root: Path) -> dict[str, int | None]:
     """The promoted names below ``root`` with their current versions, None where that cannot be read."""
-    found: dict[str, int | None] = {}
+    versions: dict[str, int | None] = {}
     for name in sorted({path.parent.name for path in root.glob(f"*/{CURRENT_FILE}")} - {TINY, SMOLLM2}):
         try:
-            found[name] = (promoted_state(root, name) or {})["version"]
+            versions[name] = (promoted_state(root, name) or {})["version"]
         except (ModelError, LookupError):
-            found[name] = None
-    return found
+            versions[name] = None
+    return versions
 
 
-def promoted_folder(given: str, root: Path | None = None) -> Path | None:
+def promoted_folder(reference: str, root: Path | None = None) -> Path | None:
     """The version folder that ``NAME`` (its current version) or ``NAME@VERSION`` names; None when there is no such name.
 
     Raises `ModelError` for a version that does not exist, and for ``NAME@VERSION`` of an unknown name.
     """
-    name, at, version = given.partition("@")
+    name, at, version = reference.partition("@")
     if not _NAME.fullmatch(name) or name in (TINY, SMOLLM2):
         return None
     root = root or promoted_root()
     state = promoted_state(root, name)
-    if state is None and at and not Path(given).exists():
+    if state is None and at and not Path(reference).exists():
         raise ModelError(
             f"there is no promoted model {name} in {root.absolute()}", hint="name its folder with LGOV_MODELS"
         )
@@ -84,7 +84,7 @@ def promoted_folder(given: str, root: Path | None = None) -> Path | None:
     return folder
 
 
-def pinned(given: str) -> str:
+def pinned(reference: str) -> str:
     """``NAME@VERSION`` for a promoted name, with its current version; any other name of a model unchanged."""
-    folder = promoted_folder(given)
-    return given if folder is None else f"{folder.parent.name}@{folder.name}"
+    folder = promoted_folder(reference)
+    return reference if folder is None else f"{folder.parent.name}@{folder.name}"

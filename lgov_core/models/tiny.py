@@ -42,8 +42,8 @@ def make_tiny(cache: Path | None = None) -> Path:
     folder = models_folder(cache) / TINY
     try:
         if not (folder / "config.json").is_file():
-            with atomic_folder(folder) as made:
-                build_tiny(_CORPUS, seed=0, max_positions=2048).save(made)
+            with atomic_folder(folder) as temporary:
+                build_tiny(_CORPUS, seed=0, max_positions=2048).save(temporary)
     except OSError as error:
         raise ModelError(
             f"the tiny model cannot be kept in {folder}: {error}", hint="set LGOV_CACHE to a folder you may write to"

@@ -75,8 +75,11 @@ class ToolFormat:
         for message in messages:
             role, text = message.get("role"), message_text(message)
             if role == "assistant":
-                if made := [call["function"] for call in message.get("tool_calls") or ()]:
-                    calls = [self.render_call(one["name"], one.get("arguments") or "", tools) for one in made]
+                if functions := [call["function"] for call in message.get("tool_calls") or ()]:
+                    calls = [
+                        self.render_call(function["name"], function.get("arguments") or "", tools)
+                        for function in functions
+                    ]
                     text = f"{text}\n{self._joined(calls)}" if text else self._joined(calls)
                 rendered.append({"role": "assistant", "content": text})
             elif role == "tool":
@@ -249,18 +252,21 @@ class _Examples(_Compact):
         rendered = super().render_messages(messages, tools)
         if not tools:
             return rendered
-        shown: list[dict[str, str]] = []
+        examples: list[dict[str, str]] = []
         for tool in tools[:_MOST_EXAMPLES]:
-            asked = tool["function"].get("description") or f"Call {tool_name(tool)}."
-            shown += [{"role": "user", "content": str(asked)}, {"role": "assistant", "content": self._example(tool)}]
-        return [rendered[0], *shown, *rendered[1:]]
+            question = tool["function"].get("description") or f"Call {tool_name(tool)}."
+            examples += [
+                {"role": "user", "content": str(question)},
+                {"role": "assistant", "content": self._example(tool)},
+            ]
+        return [rendered[0], *examples, *rendered[1:]]
 
 
 def _placeholder(name: str, schema: Mapping[str, Any]) -> Any:
     """A value that stands for an argument: one that the schema names, or else ``(name)`` for a text."""
-    for known in ("const", "default"):
-        if schema.get(known) is not None:
-            return schema[known]
+    for keyword in ("const", "default"):
+        if schema.get(keyword) is not None:
+            return schema[keyword]
     for listed in ("enum", "examples"):
         if isinstance(schema.get(listed), list) and schema[listed]:
             return schema[listed][0]
@@ -314,12 +320,12 @@ class _Json(ToolFormat):
 
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType(
-    {one.name: one for one in (_Hermes("hermes"), _Compact("compact"), _Examples("examples"), _Json("json"))}
+    {form.name: form for form in (_Hermes("hermes"), _Compact("compact"), _Examples("examples"), _Json("json"))}
 )
 
 
 def tool_format(name: str) -> ToolFormat:
     """The format of that name. Raises `EndpointError` naming the nearest one."""
-    if (found := TOOL_FORMATS.get(name)) is not None:
-        return found
+    if (chosen := TOOL_FORMATS.get(name)) is not None:
+        return chosen
     raise EndpointError(f"unknown tool format {name!r}", hint=suggest_name(name, TOOL_FORMATS))

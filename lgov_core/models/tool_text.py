@@ -58,11 +58,11 @@ def message_text(message: Message) -> str:
     if not isinstance(content, Sequence):
         raise EndpointError(f"message content must be a string or a list of parts, not {type(content).__name__}")
     texts: list[str] = []
-    for part in cast("Sequence[Any]", content):
-        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-        if kind not in ("text", "refusal") or not isinstance(part.get(kind), str):
+    for content_part in cast("Sequence[Any]", content):
+        kind = content_part.get("type") if isinstance(content_part, Mapping) else type(content_part).__name__
+        if kind not in ("text", "refusal") or not isinstance(content_part.get(kind), str):
             raise EndpointError(f"message part of type {kind!r} is not supported", hint="this model reads text only")
-        texts.append(part[kind])
+        texts.append(content_part[kind])
     return "".join(texts)
 
 

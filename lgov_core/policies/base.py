@@ -38,10 +38,10 @@ class BoundedPolicy:
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         """Remembers what the policy is made with."""
-        made = super().__new__(cls)
+        policy = super().__new__(cls)
         names = [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
-        made.made_with = MappingProxyType({**dict(zip(names, args, strict=False)), **options})
-        return made
+        policy.made_with = MappingProxyType({**dict(zip(names, args, strict=False)), **options})
+        return policy
 
     def allow(self, rule: str = "") -> Decision:
         """An allow by this policy."""

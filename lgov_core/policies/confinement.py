@@ -71,7 +71,7 @@ def in_box() -> bool:
     return os.path.isdir(MARK)
 
 
-KEYS: Final = (*(one.name for one in fields(ConfineRules)), "preset")
+KEYS: Final = (*(rule_field.name for rule_field in fields(ConfineRules)), "preset")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +164,17 @@ def _rules(value: Any, source: _Source) -> ConfineRules:
     name = value.get("preset")
     if name is not None and name not in PRESETS:
         raise source.error("preset", f"there is no preset {name!r}", suggest_name(str(name).lower(), PRESETS))
-    made: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for layer in (PRESETS[name] if name else {}, value):
         for key, item in layer.items():
             if key != "preset":
-                found = item if item is SECRET_NAMES else _value(key, item, source)
-                made[key] = tuple(dict.fromkeys((*made.get(key, ()), *found))) if isinstance(found, tuple) else found
-    return ConfineRules(**made)
+                item_value = item if item is SECRET_NAMES else _value(key, item, source)
+                values[key] = (
+                    tuple(dict.fromkeys((*values.get(key, ()), *item_value)))
+                    if isinstance(item_value, tuple)
+                    else item_value
+                )
+    return ConfineRules(**values)
 
 
 def _value(key: str, value: Any, source: _Source) -> Any:
@@ -205,7 +209,7 @@ def _path(key: str, value: Any, source: _Source) -> str:
         raise source.error(key, f"{key} holds {value!r}", "globs are for names in hide; name the file or folder")
     path = Path(value).expanduser()
     path = path if path.is_absolute() else source.folder / path
-    absolute = Path(*[part for part in path.parts if part != "."])
+    absolute = Path(*[name for name in path.parts if name != "."])
     if ".." in absolute.parts:
         absolute = absolute.resolve()
     if key != "hide" and (absolute == Path("/") or absolute.resolve() in (Path("/"), Path.home().resolve())):

@@ -29,8 +29,8 @@ class DataFile:
     @cache  # noqa: B019 - the files are constants of modules
     def words(self, table: str, key: str | None = None) -> frozenset[str]:
         """The words of ``table``, or of its entry ``key``; none where it has no such key."""
-        found: Any = self.content[table]
-        return frozenset(str(found if key is None else found.get(key, "")).split())
+        entry: Any = self.content[table]
+        return frozenset(str(entry if key is None else entry.get(key, "")).split())
 
     @cache  # noqa: B019 - the files are constants of modules
     def pattern(self, name: str) -> re.Pattern[str]:

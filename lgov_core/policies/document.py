@@ -45,34 +45,34 @@ class _Reader:
         self.lines: dict[Place, int] = {}
         self._seen: set[int] = set()
 
-    def value(self, node: Any, place: Place) -> Any:
-        """The plain value of ``node``, at ``place``."""
-        self.lines[place] = node.start_mark.line + 1
+    def value(self, node: Any, location: Place) -> Any:
+        """The plain value of ``node``, at ``location``."""
+        self.lines[location] = node.start_mark.line + 1
         if id(node) in self._seen:
             raise self._error("an alias (*name) is not supported", node, "write the value out")
         self._seen.add(id(node))
-        if len(place) > MAX_DEPTH:
+        if len(location) > MAX_DEPTH:
             raise self._error("nested too deeply", node)
         if node.id == "mapping" and node.tag == "tag:yaml.org,2002:map":
-            return self._mapping(node, place)
+            return self._mapping(node, location)
         if node.id == "sequence" and node.tag == "tag:yaml.org,2002:seq":
-            return [self.value(item, (*place, index)) for index, item in enumerate(node.value)]
+            return [self.value(item, (*location, index)) for index, item in enumerate(node.value)]
         if node.id == "scalar" and node.tag in _SCALARS:
             return self._scalar(node)
         raise self._error(f"the tag {node.tag} is not supported", node, "leave the tag out")
 
-    def _mapping(self, node: Any, place: Place) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+    def _mapping(self, node: Any, location: Place) -> dict[str, Any]:
+        mapping: dict[str, Any] = {}
         for key, item in node.value:
             if key.id != "scalar" or key.tag == "tag:yaml.org,2002:merge":
                 raise self._error("a key must be plain text", key, "write key: value")
             name = str(key.value)
-            if name in found:
-                first = self.lines[(*place, name)]
+            if name in mapping:
+                first = self.lines[(*location, name)]
                 raise self._error(f"{name} is given twice (first in line {first})", key, "keep one of them")
-            found[name] = self.value(item, (*place, name))
-            self.lines[(*place, name)] = key.start_mark.line + 1
-        return found
+            mapping[name] = self.value(item, (*location, name))
+            self.lines[(*location, name)] = key.start_mark.line + 1
+        return mapping
 
     def _scalar(self, node: Any) -> Any:
         import yaml

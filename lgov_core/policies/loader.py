@@ -130,8 +130,8 @@ def fresh_policies(path: str | PathLike[str]) -> Callable[[], PolicySet]:
     The file is read once. Policies that remember nothing are made once. Raises `PolicyFileError`.
     """
     text, source = read_policy_file(path), str(path)
-    _, made = load_policy_text(text, source)
-    kept = {name: one for name, one in made.items() if one.use in _WITHOUT_MEMORY}
+    _, policies = load_policy_text(text, source)
+    kept = {name: policy for name, policy in policies.items() if policy.use in _WITHOUT_MEMORY}
     return lambda: load_policy_text(text, source, made=kept)[0]
 
 
@@ -180,8 +180,8 @@ class _Loading:
         if "confine" in document:
             check_confinement(document["confine"], self.source, self.lines)
             self.boxed = self.boxed or in_dry_run()  # nothing is run here, and there is a box to run it in
-        made = self.rules(cast("Sequence[Any]", top.rules))
-        names = [rule.name for rule in made]
+        rules = self.rules(cast("Sequence[Any]", top.rules))
+        names = [rule.name for rule in rules]
         for index, rule_name in enumerate(names):
             if rule_name in names[:index]:
                 raise self.error(("rules", index, "name"), f"two rules are called {rule_name}", "rename one")
@@ -189,14 +189,14 @@ class _Loading:
             digest = document_digest(document)
         except (TypeError, ValueError) as error:
             raise self.error((), f"the document holds what JSON cannot: {error}") from error
-        return PolicySet(made, default=top.default, mode=top.mode, name=top.name, digest=digest)
+        return PolicySet(rules, default=top.default, mode=top.mode, name=top.name, digest=digest)
 
     def rules(self, rules: Sequence[Any]) -> list[Rule]:
-        made: list[Rule] = []
+        loaded: list[Rule] = []
         wrong: list[PolicyFileError] = []
         for index, rule in enumerate(rules):
             try:
-                made.append(self.rule(("rules", index), rule))
+                loaded.append(self.rule(("rules", index), rule))
             except PolicyFileError as error:
                 if not in_dry_run():  # the rules behind it would open files for a set that will not be
                     raise
@@ -204,28 +204,28 @@ class _Loading:
         if wrong:
             wrong[0].further = tuple(wrong[1:])
             raise wrong[0]
-        return made
+        return loaded
 
-    def rule(self, place: Place, rule: Any) -> Rule:
+    def rule(self, location: Place, rule: Any) -> Rule:
         if not isinstance(rule, Mapping):
-            raise self.error(place, "a rule must be a mapping", "write - name: ... and use: ...")
-        written = self.checked(place, rule, _RuleOfFile)
+            raise self.error(location, "a rule must be a mapping", "write - name: ... and use: ...")
+        written = self.checked(location, rule, _RuleOfFile)
         use = written.use
         if use is msgspec.UNSET:
-            known = " or ".join(sorted(self.registry))
-            raise self.error(place, "the rule does not say which policy to use", f"write use: {known}")
+            names = " or ".join(sorted(self.registry))
+            raise self.error(location, "the rule does not say which policy to use", f"write use: {names}")
         if use not in self.registry and not self.plugins_asked:
             # Plugins are imported only for a file that needs them.
             self.registry, self.plugins_asked = available_policies(), True
         if use not in self.registry:
             raise self.error(
-                (*place, "use"), f"there is no policy {use!r}", suggest_name(use.lower(), sorted(self.registry))
+                (*location, "use"), f"there is no policy {use!r}", suggest_name(use.lower(), sorted(self.registry))
             )
         name = use if written.name is msgspec.UNSET else written.name
-        policy = self.policy(place, use, name, written.options)
+        policy = self.policy(location, use, name, written.options)
         if getattr(policy, "box_only", False) and not self.boxed:
             raise self.error(
-                (*place, "with"),
+                (*location, "with"),
                 f"{use} with these options allows what it cannot judge, which is permitted only in a box",
                 "run the program with lgov run --confine, and write confine: {preset: workspace} into the file; or, for"
                 " shell, write unknown: escalate",
@@ -233,7 +233,7 @@ class _Loading:
         try:
             condition = None if written.when is msgspec.UNSET else compiled(written.when)
         except ConditionProblem as problem:
-            raise self.error((*place, "when", *problem.place), problem.message, problem.hint) from problem
+            raise self.error((*location, "when", *problem.place), problem.message, problem.hint) from problem
         return Rule(
             policy,
             name=name,
@@ -245,17 +245,17 @@ class _Loading:
             permits=getattr(policy, "permits", False),  # a plugin has to say so
         )
 
-    def policy(self, place: Place, use: str, name: str, options: Any) -> Policy:
-        where = (*place, "with")
+    def policy(self, location: Place, use: str, name: str, options: Any) -> Policy:
+        where = (*location, "with")
         options = {} if options is None else options
         if not isinstance(options, Mapping):
             raise self.error(where, "with must be a mapping", "write with: {option: value}")
         try:
-            said = json.dumps(options, sort_keys=True)
+            written = json.dumps(options, sort_keys=True)
         except (TypeError, ValueError):  # from Python, and reported below
-            said = f"object {id(options)}"
+            written = f"object {id(options)}"
         kept = self.kept.get(name)
-        if kept is not None and (kept.use, kept.options) == (use, said):
+        if kept is not None and (kept.use, kept.options) == (use, written):
             self.made[name] = kept
             return kept.policy
         factory = self.registry[use]
@@ -276,7 +276,7 @@ class _Loading:
             raise self.error(self.culprit(where, options, error), error.message, error.hint) from error
         except Exception as error:
             raise self.error(where, f"policy {use} cannot be made: {type(error).__name__}: {error}") from error
-        self.made[name] = MadePolicy(use, said, policy)
+        self.made[name] = MadePolicy(use, written, policy)
         return policy
 
     def paths(self, use: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -286,29 +286,33 @@ class _Loading:
     def placed(self, value: Any) -> Any:
         if isinstance(value, list | tuple):
             return [self.placed(item) for item in value]
-        known = self.folder is not None and isinstance(value, str) and value and not value.startswith("~")
-        return os.path.join(self.folder or "", value) if known else value
+        placeable = self.folder is not None and isinstance(value, str) and value and not value.startswith("~")
+        return os.path.join(self.folder or "", value) if placeable else value
 
     def culprit(self, where: Place, options: Mapping[str, Any], error: PolicyError) -> Place:
         """The option, or the innermost key within it, that the error's message speaks of."""
         words = set(error.message.replace(":", " ").split())
         spoken_of = [(*where, option) for option in options if option in words]
-        inner = [place for place in self.lines if place[: len(where)] == where and place[-1] in words]
+        inner = [location for location in self.lines if location[: len(where)] == where and location[-1] in words]
         return max([where, *spoken_of, *inner], key=len)
 
     # ------------------------------------------------------------------ checks
 
-    def known_keys(self, place: Place, mapping: Mapping[Any, Any], known: Iterable[str], *, what: str = "key") -> None:
-        allowed = tuple(known)
+    def known_keys(
+        self, location: Place, mapping: Mapping[Any, Any], names: Iterable[str], *, what: str = "key"
+    ) -> None:
+        allowed = tuple(names)
         for key in mapping:
             if key not in allowed:
                 raise self.error(
-                    (*place, key), f"there is no {what} {key!r} here", suggest_name(str(key).lower(), sorted(allowed))
+                    (*location, key),
+                    f"there is no {what} {key!r} here",
+                    suggest_name(str(key).lower(), sorted(allowed)),
                 )
 
-    def checked(self, place: Place, value: Mapping[Any, Any], schema: type[_Schema]) -> _Schema:
+    def checked(self, location: Place, value: Mapping[Any, Any], schema: type[_Schema]) -> _Schema:
         """``value`` as ``schema`` describes it, or the error that says where it is wrong and what to write."""
-        self.known_keys(place, value, schema.__struct_encode_fields__)
+        self.known_keys(location, value, schema.__struct_encode_fields__)
         try:
             return checked(dict(value), schema)  # msgspec looks for unknown keys in a dict only
         except Mistake as mistake:
@@ -316,7 +320,7 @@ class _Loading:
             raw = value[key]
             if deeper:
                 raw = raw[deeper[0]]
-            at = (*place, *mistake.path)
+            at = (*location, *mistake.path)
             if not deeper and mistake.expected == "a list":
                 raise self.error(at, f"{key} must be a list", f"write {key}: [...]") from mistake
             if key in _CHOICES:
@@ -324,8 +328,8 @@ class _Loading:
                 raise self.error(at, f"{'this' if deeper else key} is {raw!r}", hint) from mistake
             raise self.error(at, f"{at[-1]} is {raw!r}, which is not text", "put it in quotes") from mistake
 
-    def error(self, place: Place, message: str, hint: str | None = None) -> PolicyFileError:
-        """The error with the line of ``place``, or of the nearest thing around it that has one."""
-        while place and place not in self.lines:
-            place = place[:-1]
-        return PolicyFileError(message, path=self.source, line=self.lines.get(place), hint=hint)
+    def error(self, location: Place, message: str, hint: str | None = None) -> PolicyFileError:
+        """The error with the line of ``location``, or of the nearest thing around it that has one."""
+        while location and location not in self.lines:
+            location = location[:-1]
+        return PolicyFileError(message, path=self.source, line=self.lines.get(location), hint=hint)

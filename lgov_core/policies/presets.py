@@ -48,8 +48,8 @@ def preset(name: str, *, dialect: str | None = None) -> PolicySet:
         raise PolicyError(f"there is no preset {name!r}", hint=suggest_name(str(name).lower(), PRESETS))
     mode = "read_only" if name in ("strict", "read_only") else "guarded"
     carried = CarriedSQL(mode, only=name == "strict", dialect=dialect, name=f"{name}-sql")
-    made = PolicySet([carried], name=name)
-    return made.in_shadow() if name == "permissive" else made
+    policies = PolicySet([carried], name=name)
+    return policies.in_shadow() if name == "permissive" else policies
 
 
 class CarriedSQL(BoundedPolicy):
@@ -74,8 +74,8 @@ class CarriedSQL(BoundedPolicy):
         arguments = action.arguments
         texts = [arguments[name] for name in SQL_ARGUMENTS if name in arguments]
         if action.kind == "handoff" or not texts or not all(isinstance(text, str) for text in texts):
-            wanted = " or ".join(SQL_ARGUMENTS)
-            return self.deny("sql-missing", f"Only SQL may run here; give it as text in {wanted}.", Severity.MEDIUM)
+            names = " or ".join(SQL_ARGUMENTS)
+            return self.deny("sql-missing", f"Only SQL may run here; give it as text in {names}.", Severity.MEDIUM)
         if self.only:
             for argument in arguments:
                 if argument not in SQL_ARGUMENTS:

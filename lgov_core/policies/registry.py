@@ -82,7 +82,7 @@ BUILTIN_POLICIES: Final[Mapping[str, PolicyFactory]] = PolicyKinds(
 def options_of(factory: PolicyFactory) -> dict[str, inspect.Parameter]:
     """What ``factory`` takes, by name: of a class its ``__init__``, which `inspect.signature` misses in Python 3.11.2."""
     made_by = factory.__init__ if isinstance(factory, type) else factory
-    return {name: one for name, one in inspect.signature(made_by).parameters.items() if name != "self"}
+    return {name: parameter for name, parameter in inspect.signature(made_by).parameters.items() if name != "self"}
 
 
 def available_policies() -> Mapping[str, PolicyFactory]:
@@ -92,21 +92,21 @@ def available_policies() -> Mapping[str, PolicyFactory]:
     taken: it would be unclear which of the two policies judges.
     """
     manager = make_plugin_manager(builtin=())
-    found: dict[str, PolicyFactory] = {}
+    further: dict[str, PolicyFactory] = {}
     for impl in reversed(manager.hook.lgov_policies.get_hookimpls()):
         try:
-            given: dict[Any, Any] = dict(cast(Any, impl.function)())
+            offered: dict[Any, Any] = dict(cast(Any, impl.function)())
         except Exception as error:
             raise PluginError(
                 f"plugin {impl.plugin_name} does not give its policies: {type(error).__name__}: {error}",
                 hint="repair or uninstall it",
             ) from error
-        for name, factory in given.items():
+        for name, factory in offered.items():
             if not isinstance(name, str) or not callable(factory):
                 raise PluginError(f"plugin {impl.plugin_name}: {name!r}: {factory!r} is not a policy by name")
-            if name in BUILTIN_POLICIES or name in found:
+            if name in BUILTIN_POLICIES or name in further:
                 raise PluginError(
                     f"plugin {impl.plugin_name}: there is a policy {name!r} already", hint="rename or uninstall one"
                 )
-            found[name] = cast(PolicyFactory, factory)
-    return {**BUILTIN_POLICIES, **found} if found else BUILTIN_POLICIES
+            further[name] = cast(PolicyFactory, factory)
+    return {**BUILTIN_POLICIES, **further} if further else BUILTIN_POLICIES

@@ -133,7 +133,7 @@ class ReloadingPolicySet:
         if text == self._text:
             self.failure = None
             return False
-        loaded, made = load_policy_text(text, str(self.path), registry=self.registry, made=self._made)
+        loaded, policies = load_policy_text(text, str(self.path), registry=self.registry, made=self._made)
         if self.bounded and not loaded.bounded:
             slow = ", ".join(rule.name for rule in loaded.rules if not rule.bounded)
             raise PolicyFileError(
@@ -141,12 +141,12 @@ class ReloadingPolicySet:
                 path=str(self.path),
                 hint="restart the program to use them",
             )
-        for name, now in made.items():
+        for name, now in policies.items():
             before = self._made.get(name)
             if before is not None and before.policy is not now.policy:
                 self._hand_over(name, before, now)
         # One assignment: each thread judges with the one set or with the other.
-        self._current, self._made, self._text = loaded, made, text
+        self._current, self._made, self._text = loaded, policies, text
         self.failure = self._untold = None
         self.reloads += 1
         _LOG.info("%s: loaded anew, digest %s", self.path, loaded.digest)

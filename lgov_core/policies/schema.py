@@ -53,7 +53,7 @@ def _options(factory: Callable[..., Any]) -> dict[str, Any]:
     """The schema of a rule that uses ``factory``, as to its ``with``."""
     made_by = factory.__init__ if isinstance(factory, type) else factory
     hints = get_type_hints(made_by)
-    known: dict[str, Any] = {}
+    properties: dict[str, Any] = {}
     needed: list[str] = []
     for name, parameter in options_of(factory).items():
         if name == "name":
@@ -68,9 +68,9 @@ def _options(factory: Callable[..., Any]) -> dict[str, Any]:
             needed.append(name)
         elif parameter.default is parameter.empty:
             needed.append(name)
-        known[name] = schema
+        properties[name] = schema
     options: dict[str, Any] = {"type": "object" if needed else ["object", "null"], "additionalProperties": False}
-    options["properties"] = known
+    options["properties"] = properties
     if not needed:
         return {"properties": {"with": options}}
     options["required"] = needed

@@ -136,8 +136,8 @@ class ChatWriter:
         for index, call in enumerate(self._reply.tool_calls):
             head = {"index": index, "id": call.call_id, "type": "function", "function": {"name": call.name}}
             yield self._chunk({"tool_calls": [head]})
-            for part in halves(call.text):
-                yield self._chunk({"tool_calls": [{"index": index, "function": {"arguments": part}}]})
+            for half in halves(call.text):
+                yield self._chunk({"tool_calls": [{"index": index, "function": {"arguments": half}}]})
         yield self._chunk({}, ids=ids, finish_reason=self._finish_reason)
         if (self._request.get("stream_options") or {}).get("include_usage"):
             yield sse({**self._head, "object": "chat.completion.chunk", "choices": [], "usage": self._usage})
@@ -260,7 +260,7 @@ def _deltas(block: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     if block["type"] == "text":
         yield from ({"type": "text_delta", "text": word} for word in words(block["text"]))
     else:
-        yield from ({"type": "input_json_delta", "partial_json": part} for part in halves(json.dumps(block["input"])))
+        yield from ({"type": "input_json_delta", "partial_json": half} for half in halves(json.dumps(block["input"])))
 
 
 def _object(text: str) -> Any:
@@ -315,9 +315,9 @@ class ResponseWriter:
     def _output(self) -> Iterator[dict[str, Any]]:
         status = "incomplete" if self._incomplete else "completed"
         if self._reply.text is not None:
-            part = {"type": "output_text", "text": self._reply.text, "annotations": [], "logprobs": []}
+            content_part = {"type": "output_text", "text": self._reply.text, "annotations": [], "logprobs": []}
             yield {
-                "id": new_id("msg"), "type": "message", "role": "assistant", "status": status, "content": [part]
+                "id": new_id("msg"), "type": "message", "role": "assistant", "status": status, "content": [content_part]
             }  # fmt: skip
         for call in self._reply.tool_calls:
             yield {
@@ -346,23 +346,23 @@ class ResponseWriter:
         yield self._frame("response.incomplete" if self._incomplete else "response.completed", response=self.body())
 
     def _message(self, index: int, item: Mapping[str, Any]) -> Iterator[str]:
-        (part,) = item["content"]
+        (content_part,) = item["content"]
         at = {"output_index": index, "item_id": item["id"], "content_index": 0}
         started = {**item, "status": "in_progress", "content": []}
         yield self._frame("response.output_item.added", output_index=index, item=started)
-        yield self._frame("response.content_part.added", **at, part={**part, "text": ""})
-        for word in words(part["text"]):
+        yield self._frame("response.content_part.added", **at, part={**content_part, "text": ""})
+        for word in words(content_part["text"]):
             yield self._frame("response.output_text.delta", **at, delta=word, logprobs=[])
-        yield self._frame("response.output_text.done", **at, text=part["text"], logprobs=[])
-        yield self._frame("response.content_part.done", **at, part=part)
+        yield self._frame("response.output_text.done", **at, text=content_part["text"], logprobs=[])
+        yield self._frame("response.content_part.done", **at, part=content_part)
         yield self._frame("response.output_item.done", output_index=index, item=item)
 
     def _call(self, index: int, item: Mapping[str, Any]) -> Iterator[str]:
         at = {"output_index": index, "item_id": item["id"]}
         started = {**item, "status": "in_progress", "arguments": ""}
         yield self._frame("response.output_item.added", output_index=index, item=started)
-        for part in halves(item["arguments"]):
-            yield self._frame("response.function_call_arguments.delta", **at, delta=part)
+        for half in halves(item["arguments"]):
+            yield self._frame("response.function_call_arguments.delta", **at, delta=half)
         yield self._frame("response.function_call_arguments.done", **at, name=item["name"], arguments=item["arguments"])
         yield self._frame("response.output_item.done", output_index=index, item=item)
 

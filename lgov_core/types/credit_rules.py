@@ -117,9 +117,9 @@ class CreditRules:
         return self.std_floor is not None or self.scheme == "flow_grpo"
 
 
-def _one_of(name: str, value: Any, known: tuple[Any, ...]) -> None:
-    if value not in known:
-        words = ", ".join(str(one) for one in known)
+def _one_of(name: str, value: Any, choices: tuple[Any, ...]) -> None:
+    if value not in choices:
+        words = ", ".join(str(choice) for choice in choices)
         raise TransitionError(f"{name} is {value!r}", hint=f"write one of: {words}")
 
 

@@ -74,8 +74,8 @@ class Decision:
     @property
     def unenforced(self) -> Decision | None:
         """The most severe part that shadow mode kept from being enforced; None when nothing more severe was decided."""
-        parts = (part for part in self.parts if part.shadowed and part.effect > self.effect)
-        return max(parts, key=lambda part: part.effect, default=None)
+        parts = (component for component in self.parts if component.shadowed and component.effect > self.effect)
+        return max(parts, key=lambda component: component.effect, default=None)
 
     @property
     def blocks(self) -> bool:

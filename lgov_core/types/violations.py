@@ -52,8 +52,8 @@ class PolicyViolation:
         try:
             kind = PolicyViolationType(self.violation_type)
         except ValueError as error:
-            known = ", ".join(PolicyViolationType)
-            raise RewardError(f"violation type {self.violation_type!r} is unknown", hint=f"write {known}") from error
+            names = ", ".join(PolicyViolationType)
+            raise RewardError(f"violation type {self.violation_type!r} is unknown", hint=f"write {names}") from error
         self.violation_type = kind
         self.severity = severity_of(self.severity)
         price: Any = default_penalty(self.severity) if cast(Any, self.penalty) is None else self.penalty

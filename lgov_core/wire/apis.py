@@ -356,13 +356,13 @@ class Exchange:
         places = self.api.places(body, len(self.before)) if texts else []
         before: Any = self.before
         for index, text in texts.items():
-            place = places[index]
-            if place is None:
+            path = places[index]
+            if path is None:
                 raise EndpointError("a policy changed a message that has no place for a text", status=403)
-            if place[0] == "before":
-                before = with_text_at(before, place[1:], text)
+            if path[0] == "before":
+                before = with_text_at(before, path[1:], text)
             else:
-                body = with_text_at(body, place, text)
+                body = with_text_at(body, path, text)
         return Exchange.read(self.api, body, native=self.native, before=before)
 
     def reply_writer(self, response_id: str) -> ReplyWriter:

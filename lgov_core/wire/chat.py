@@ -243,7 +243,7 @@ def completion_pieces(completion: Completion, body: Mapping[str, Any]) -> Iterat
         if choice.content:
             deltas.append({"content": choice.content})
         calls = written.pop("message").get("tool_calls", ())
-        deltas += [{"tool_calls": [{"index": place, **call}]} for place, call in enumerate(calls)]
+        deltas += [{"tool_calls": [{"index": number, **call}]} for number, call in enumerate(calls)]
         for delta in deltas:
             yield _piece({**head, "choices": [{**empty, "delta": delta}]})
         yield _piece({**head, "choices": [{**written, "delta": {}}], **last})

@@ -26,7 +26,9 @@ class StreamAssembler(Assembler):
                 self._body[key] = value
         for choice in event.get("choices") or ():
             self._add_choice(choice)
-        self.finished = sum(one["finish_reason"] is not None for one in self._choices.values()) >= self._n
+        self.finished = (
+            sum(known_choice["finish_reason"] is not None for known_choice in self._choices.values()) >= self._n
+        )
 
     def _choice(self, index: int) -> dict[str, Any]:
         if not 0 <= index < 4096:
@@ -55,26 +57,26 @@ class StreamAssembler(Assembler):
                 choice[key] = value
         for key, value in (added.get("delta") or {}).items():
             if key == "tool_calls":
-                for part in value or ():
-                    self._add_call(index, part)
+                for piece in value or ():
+                    self._add_call(index, piece)
             elif key != "role":
                 _grow(choice["message"], key, value)
 
-    def _add_call(self, choice: int, part: Mapping[str, Any]) -> None:
-        function = part.get("function") or {}
-        if part.get("type") not in (None, "function") or part.get("custom"):
+    def _add_call(self, choice: int, piece: Mapping[str, Any]) -> None:
+        function = piece.get("function") or {}
+        if piece.get("type") not in (None, "function") or piece.get("custom"):
             if not function:
                 raise ValueError("no call of a function")
             self.unreadable = "a tool call is of two kinds"
-        same = self._tool_calls.setdefault((choice, part.get("index") or 0), [])
-        if not same or begins_another(part, same[-1]["id"]):
+        same = self._tool_calls.setdefault((choice, piece.get("index") or 0), [])
+        if not same or begins_another(piece, same[-1]["id"]):
             same.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
         call = same[-1]
-        if len(same) > 1 or (call["id"] and part.get("id") not in (None, "", call["id"])):
+        if len(same) > 1 or (call["id"] and piece.get("id") not in (None, "", call["id"])):
             self.unreadable = "two tool calls are streamed at one place"
         elif call["function"]["name"] and function.get("name") == call["function"]["name"]:
             self.unreadable = "the name of a tool call is repeated in pieces"
-        call["id"] = call["id"] or part.get("id") or ""
+        call["id"] = call["id"] or piece.get("id") or ""
         call["function"]["name"] = longer_name(call["function"]["name"], function.get("name") or "")
         call["function"]["arguments"] += function.get("arguments") or ""
 
@@ -90,14 +92,14 @@ class StreamAssembler(Assembler):
         return {**self._body, "object": kind, "choices": list(self._choices.values())}
 
 
-def begins_another(part: Mapping[str, Any], call_id: str) -> bool:
+def begins_another(piece: Mapping[str, Any], call_id: str) -> bool:
     """Whether a piece of a streamed tool call is of another call than the one at its index, whose id is ``call_id``.
 
     Some servers send each call whole, all at one index; others send a fresh id with each piece of one call, but its name
     only once.
     """
-    named = (part.get("function") or {}).get("name")
-    return bool(call_id and named and part.get("id")) and part["id"] != call_id
+    named = (piece.get("function") or {}).get("name")
+    return bool(call_id and named and piece.get("id")) and piece["id"] != call_id
 
 
 def longer_name(name: str, more: str) -> str:
@@ -115,8 +117,8 @@ def _grow(message: dict[str, Any], key: str, value: Any) -> None:
     elif isinstance(value, dict):
         if not isinstance(before, dict):
             before = message[key] = {}
-        for name, part in cast("dict[str, Any]", value).items():
-            _grow(cast("dict[str, Any]", before), name, part)
+        for name, nested in cast("dict[str, Any]", value).items():
+            _grow(cast("dict[str, Any]", before), name, nested)
     elif value is not None:
         message[key] = value
 
@@ -136,12 +138,12 @@ def completion_of(events: Sequence[JSON]) -> JSON | None:
             continue
         fields = {key: value for key, value in chunk.items() if key != "choices" and value is not None}
         head |= {key: value for key, value in fields.items() if texts(value) or not texts(head.get(key))}
-        for part in chunk["choices"]:
-            empty: JSON = {"index": part["index"], "message": {"role": "assistant", "content": None}}
-            choice = choices.setdefault(part["index"], {**empty, "finish_reason": None, "logprobs": None})
-            _add_delta(choice["message"], part.get("delta") or {})
-            choice["finish_reason"] = part.get("finish_reason") or choice["finish_reason"]
-            _merge(choice, {key: one for key, one in part.items() if key not in _OF_A_CHUNK and one != []})
+        for piece in chunk["choices"]:
+            empty: JSON = {"index": piece["index"], "message": {"role": "assistant", "content": None}}
+            choice = choices.setdefault(piece["index"], {**empty, "finish_reason": None, "logprobs": None})
+            _add_delta(choice["message"], piece.get("delta") or {})
+            choice["finish_reason"] = piece.get("finish_reason") or choice["finish_reason"]
+            _merge(choice, {key: field for key, field in piece.items() if key not in _OF_A_CHUNK and field != []})
     if not choices or any(choice["finish_reason"] is None for choice in choices.values()):
         return None
     for choice in choices.values():
@@ -163,10 +165,10 @@ def stream_of(body: JSON, reply: JSON, events: Sequence[JSON], passed: Sequence[
     with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
     chunks: list[JSON] = []
     for choice in reply["choices"]:
-        part: JSON = {"index": choice["index"], "finish_reason": None, "logprobs": None}
+        piece: JSON = {"index": choice["index"], "finish_reason": None, "logprobs": None}
         last = {key: written for key, written in choice.items() if key not in ("index", "message")}
         deltas = _deltas(choice["message"])[bool(passed) :]  # the first one says the role, which the client then knows
-        parts = [*({**part, "delta": delta} for delta in deltas), {**part, "delta": {}, **last}]
+        parts = [*({**piece, "delta": delta} for delta in deltas), {**piece, "delta": {}, **last}]
         chunks += [{**head, "choices": [written], **({"usage": None} if with_usage else {})} for written in parts]
         chunks[-1] |= rest
     if with_usage or any(event.get("usage") for event in events):
@@ -210,18 +212,18 @@ def _add_delta(message: JSON, delta: JSON) -> None:
         if value is None or key == "role":
             continue
         if key == "tool_calls":
-            for part in value:
+            for piece in value:
                 calls = message.setdefault("tool_calls", [])
-                call = next((one for one in calls if one["index"] == part["index"]), None)
+                call = next((earlier for earlier in calls if earlier["index"] == piece["index"]), None)
                 if call is None:
-                    calls.append(call := {"index": part["index"]})
-                _merge(call, part)
+                    calls.append(call := {"index": piece["index"]})
+                _merge(call, piece)
         else:
             _merge(message, {key: value})
 
 
-def _merge(into: JSON, part: Mapping[str, Any]) -> None:
-    for key, value in part.items():
+def _merge(into: JSON, piece: Mapping[str, Any]) -> None:
+    for key, value in piece.items():
         old = into.get(key)
         if value is None:
             continue

@@ -124,7 +124,7 @@ class ChatProtocol:
                 reason = "stop"
             before = choice["message"]
             same = message.get("content") == before.get("content")  # else nothing fits that refers to the text
-            kept = {key: one for key, one in before.items() if one is None or (key in _REPLY_ONLY and same)}
+            kept = {key: value for key, value in before.items() if value is None or (key in _REPLY_ONLY and same)}
             changed = {**choice, "message": {**kept, **message, "role": "assistant"}, "finish_reason": reason}
             choices.append(changed if same else {**without(changed, {"token_ids"}), "logprobs": None})
         return {**reply, "choices": choices}
@@ -209,7 +209,7 @@ def _beside(message: JSON) -> JSON:
     """The message without what its turn reads: the texts of its content, its refusal, and its calls."""
     beside = without(message, _TURN)
     if isinstance(content := message.get("content"), list):
-        beside["content"] = [without(part, (text_key(part), "type")) for part in content]
+        beside["content"] = [without(content_part, (text_key(content_part), "type")) for content_part in content]
     beside["tool_calls"] = [without(call, _CALL) for call in message.get("tool_calls") or ()]
     return beside
 

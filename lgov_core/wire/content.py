@@ -24,17 +24,21 @@ def text_of(content: Any) -> str:
     if content is None:
         return ""
     parts = content if isinstance(content, list) else [content]
-    return "\n".join(found for part in parts if (found := _part_text(part)) is not None)
+    return "\n".join(text for content_part in parts if (text := _part_text(content_part)) is not None)
 
 
-def _part_text(part: Any) -> str | None:
-    key = text_key(part)
-    return part[key] if key is not None else part if isinstance(part, str) else None
+def _part_text(content_part: Any) -> str | None:
+    key = text_key(content_part)
+    return content_part[key] if key is not None else content_part if isinstance(content_part, str) else None
 
 
-def text_key(part: Any) -> str | None:
+def text_key(content_part: Any) -> str | None:
     """The field of a part of a content that is its text."""
-    keys = (key for key in ("text", "refusal") if isinstance(part, Mapping) and isinstance(part.get(key), str))
+    keys = (
+        key
+        for key in ("text", "refusal")
+        if isinstance(content_part, Mapping) and isinstance(content_part.get(key), str)
+    )
     return next(keys, None)
 
 
@@ -43,18 +47,18 @@ def content_with_text(content: Any, text: str) -> Any:
     if not isinstance(content, list):
         return text
     parts = cast(list[Any], content)
-    first = next((at for at, part in enumerate(parts) if _part_text(part) is not None), len(parts))
-    kept = [part for part in parts[first:] if _part_text(part) is None]
+    first = next((at for at, content_part in enumerate(parts) if _part_text(content_part) is not None), len(parts))
+    kept = [content_part for content_part in parts[first:] if _part_text(content_part) is None]
     key = text_key(parts[first]) if first < len(parts) else None
     placed = {**parts[first], key: text} if key is not None else None
     return [*parts[:first], placed or {"type": "text", "text": text}, *kept]
 
 
-def with_text_at(holder: Any, place: Sequence[str | int], text: str) -> Any:
-    """``holder`` with ``text`` in place of the texts at ``place``, the names and numbers that lead there."""
-    if not place:
+def with_text_at(holder: Any, path: Sequence[str | int], text: str) -> Any:
+    """``holder`` with ``text`` in place of the texts at ``path``, the names and numbers that lead there."""
+    if not path:
         return content_with_text(holder, text)
-    first, rest = place[0], place[1:]
+    first, rest = path[0], path[1:]
     if isinstance(holder, Mapping):
         return {**holder, str(first): with_text_at(holder.get(first), rest, text)}
     changed = list(cast("Sequence[Any]", holder))
@@ -127,7 +131,7 @@ def read_events(text: str, *, partial: bool = False) -> list[JSON]:
 def without(value: Any, names: Collection[str | None]) -> JSON:
     """The object ``value`` without the fields ``names``; empty for anything else."""
     return (
-        {key: one for key, one in cast(JSON, value).items() if key not in names} if isinstance(value, Mapping) else {}
+        {key: item for key, item in cast(JSON, value).items() if key not in names} if isinstance(value, Mapping) else {}
     )
 
 
@@ -136,13 +140,13 @@ def texts(value: Any) -> Any:
     if isinstance(value, str):
         return value or None
     if isinstance(value, list):
-        items = [texts(one) for one in cast(list[Any], value)]
-        return items if any(one is not None for one in items) else None
+        items = [texts(item) for item in cast(list[Any], value)]
+        return items if any(item is not None for item in items) else None
     if not isinstance(value, Mapping):
         return None
     fields = cast(JSON, value).items()
-    kept = {key: texts(one) for key, one in fields if not (key in _BYTES and _BASE64.fullmatch(str(one)))}
-    return {key: one for key, one in kept.items() if one is not None} or None
+    kept = {key: texts(item) for key, item in fields if not (key in _BYTES and _BASE64.fullmatch(str(item)))}
+    return {key: item for key, item in kept.items() if item is not None} or None
 
 
 def with_texts(value: Any, before: Any, after: Any) -> Any:

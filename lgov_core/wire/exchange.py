@@ -127,7 +127,11 @@ def unclear_ids(calls: Sequence[Mapping[str, Any]]) -> str | None:
 def unreadable_parts(kinds: Sequence[Any], readable: Sequence[str], ids: Sequence[Any]) -> str | None:
     """Why the calls of a reply with parts of these ``kinds`` cannot be read for certain; None if they can."""
     unknown = next((kind for kind in kinds if kind not in readable), None)
-    return unclear_ids([{"id": one} for one in ids]) if unknown is None else f"it has a part of type {shown(unknown)}"
+    return (
+        unclear_ids([{"id": call_id} for call_id in ids])
+        if unknown is None
+        else f"it has a part of type {shown(unknown)}"
+    )
 
 
 def text_completion(

@@ -100,9 +100,9 @@ def refuse(
         raise EndpointError(f"{name!r} ({shown(value)}) is not supported by {whose}", hint="leave it out")
 
 
-def only_known(body: Mapping[str, Any], known: Collection[str], whose: str) -> None:
-    """Refuses fields outside ``known`` that are not null. Raises `EndpointError` (400) that names them."""
-    unknown = sorted(name for name, value in body.items() if name not in known and value is not None)
+def only_known(body: Mapping[str, Any], names: Collection[str], whose: str) -> None:
+    """Refuses fields outside ``names`` that are not null. Raises `EndpointError` (400) that names them."""
+    unknown = sorted(name for name, value in body.items() if name not in names and value is not None)
     if unknown:
         named = ", ".join(map(repr, unknown[:5]))
         raise EndpointError(

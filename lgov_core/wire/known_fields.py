@@ -167,7 +167,7 @@ def texts_beside_messages(route: str, body: Mapping[str, Any]) -> Mapping[str, A
 
 def _numbers(value: Any) -> bool:
     return all(
-        isinstance(one, int | float) for one in (cast("list[Any]", value) if isinstance(value, list) else [value])
+        isinstance(number, int | float) for number in (cast("list[Any]", value) if isinstance(value, list) else [value])
     )
 
 
@@ -178,16 +178,18 @@ def _rest(value: Any, read: Any) -> Any:
     if read == _READ or (isinstance(value, str) and read != _MEDIA and "str" in read):
         return None
     if isinstance(value, list):
-        rest_of_items = [_rest(one, read) for one in cast("list[Any]", value)]
-        return rest_of_items if any(one is not None for one in rest_of_items) else None
+        rest_of_items = [_rest(item, read) for item in cast("list[Any]", value)]
+        return rest_of_items if any(item is not None for item in rest_of_items) else None
     if read == _MEDIA:
         return None if isinstance(value, str) and _MEDIA_BYTES.fullmatch(value) else value
     kind = cast("dict[str, Any]", value).get("type") if isinstance(value, dict) else None
     fields: Mapping[str, Any] | None = read.get(kind or "") if isinstance(kind, str | None) else None
     if fields is None or not isinstance(value, dict):
         return value
-    rest = {name: _rest(one, fields.get(name)) for name, one in cast("dict[str, Any]", value).items() if name != "type"}
-    return {name: one for name, one in rest.items() if one is not None} or None
+    rest = {
+        name: _rest(item, fields.get(name)) for name, item in cast("dict[str, Any]", value).items() if name != "type"
+    }
+    return {name: item for name, item in rest.items() if item is not None} or None
 
 
 def with_texts(body: Any, before: Any, after: Any) -> Any:

@@ -100,8 +100,8 @@ def _user(blocks: Sequence[Any], where: str) -> Iterator[Message]:
     if not blocks:
         raise EndpointError(f"{where}.content must have at least one block")
     parts: list[Message] = []
-    for place, block in enumerate(blocks):
-        at = f"{where}.content[{place}]"
+    for index, block in enumerate(blocks):
+        at = f"{where}.content[{index}]"
         if isinstance(block, dict) and block.get("type") == "tool_result":
             if parts:  # as Anthropic has it; a chat completion has no place for a text between a call and its result
                 raise EndpointError(f"{at}: the results of tools come first in a message, other content after them")
@@ -125,8 +125,8 @@ def _assistant(blocks: Sequence[Any], where: str) -> Message:
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[Message] = []
-    for place, block in enumerate(blocks):
-        at = f"{where}.content[{place}]"
+    for index, block in enumerate(blocks):
+        at = f"{where}.content[{index}]"
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "tool_use":
             calls.append(_tool_use(block, at))
@@ -178,7 +178,7 @@ def _content(holder: Mapping[str, Any], name: str, where: str, kinds: Sequence[s
     value = holder.get(name)
     if value is None or isinstance(value, str):
         return value or None
-    parts = [_part(part, f"{where}{name}[{at}]", kinds) for at, part in enumerate(fields.a_list(holder, name, where))]
+    parts = [_part(block, f"{where}{name}[{at}]", kinds) for at, block in enumerate(fields.a_list(holder, name, where))]
     return _joined(parts) if parts else None
 
 
@@ -441,10 +441,8 @@ def message_events(body: Mapping[str, Any], passed: Sequence[Mapping[str, Any]])
     passed_texts: dict[tuple[Any, str], str] = {}
     for event in passed:
         if event.get("type") == "content_block_delta":
-            place = (event["index"], event["delta"]["type"])
-            passed_texts[place] = passed_texts.get(place, "") + str(
-                event["delta"].get(place[1].removesuffix("_delta"), "")
-            )
+            key = (event["index"], event["delta"]["type"])
+            passed_texts[key] = passed_texts.get(key, "") + str(event["delta"].get(key[1].removesuffix("_delta"), ""))
     written = b""
     for event in _events_of(body):
         kind, index = event["type"], event.get("index")

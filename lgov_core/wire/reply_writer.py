@@ -224,8 +224,8 @@ class TurnItems:
         content = message.get("content")
         if isinstance(content, str) and content:
             yield from self._write("text", content)
-        for place, part in enumerate(message.get("tool_calls") or ()):
-            yield from self._call(part, place if (index := part.get("index")) is None else index)
+        for position, piece in enumerate(message.get("tool_calls") or ()):
+            yield from self._call(piece, position if (index := piece.get("index")) is None else index)
 
     def finish(self) -> Iterator[ItemEvent]:
         """Closes what is open and sends what waited."""
@@ -248,13 +248,13 @@ class TurnItems:
             yield from self._close()
             yield from self._open(Item(kind, -1, text))
 
-    def _call(self, part: Mapping[str, Any], place: int) -> Iterator[ItemEvent]:
-        function: Mapping[str, Any] = part.get("function") or {}
-        item = self._call_items.get(place)
-        if item is None or begins_another(part, item.call_id):
-            item = self._call_items[place] = Item("call", -1)
+    def _call(self, piece: Mapping[str, Any], index: int) -> Iterator[ItemEvent]:
+        function: Mapping[str, Any] = piece.get("function") or {}
+        item = self._call_items.get(index)
+        if item is None or begins_another(piece, item.call_id):
+            item = self._call_items[index] = Item("call", -1)
             self._waiting.append(item)
-        item.call_id = item.call_id or part.get("id") or ""
+        item.call_id = item.call_id or piece.get("id") or ""
         item.name = longer_name(item.name, function.get("name") or "")
         arguments = function.get("arguments") or ""
         if item is self._live:

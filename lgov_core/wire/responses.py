@@ -149,28 +149,28 @@ def _message(item: Mapping[str, Any], where: str) -> Message:
     if isinstance(content, str):
         return {"role": role, "content": content}
     parts = [
-        _part(part, f"{where}.content[{place}]")
-        for place, part in enumerate(fields.a_list(item, "content", f"{where}."))
+        _part(content_part, f"{where}.content[{index}]")
+        for index, content_part in enumerate(fields.a_list(item, "content", f"{where}."))
     ]
     return {"role": role, "content": _joined(parts, always=role == "assistant")}
 
 
 def _joined(parts: Sequence[Mapping[str, Any]], *, always: bool = False) -> Any:
     """Text alone as one text where that says the same, else the parts."""
-    if (len(parts) == 1 or always) and all(part["type"] == "text" for part in parts):
-        return "".join(part["text"] for part in parts)
+    if (len(parts) == 1 or always) and all(content_part["type"] == "text" for content_part in parts):
+        return "".join(content_part["text"] for content_part in parts)
     return list(parts)
 
 
-def _part(part: Any, where: str) -> Message:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind in ("input_text", "output_text", "text") and isinstance(part.get("text"), str):
-        return {"type": "text", "text": part["text"]}
-    if kind == "refusal" and isinstance(part.get("refusal"), str):
-        return {"type": "text", "text": part["refusal"]}
-    if kind == "input_image" and isinstance(part.get("image_url"), str):
-        detail = {"detail": part["detail"]} if part.get("detail") is not None else {}
-        return {"type": "image_url", "image_url": {"url": part["image_url"], **detail}}
+def _part(content_part: Any, where: str) -> Message:
+    kind = content_part.get("type") if isinstance(content_part, dict) else None
+    if kind in ("input_text", "output_text", "text") and isinstance(content_part.get("text"), str):
+        return {"type": "text", "text": content_part["text"]}
+    if kind == "refusal" and isinstance(content_part.get("refusal"), str):
+        return {"type": "text", "text": content_part["refusal"]}
+    if kind == "input_image" and isinstance(content_part.get("image_url"), str):
+        detail = {"detail": content_part["detail"]} if content_part.get("detail") is not None else {}
+        return {"type": "image_url", "image_url": {"url": content_part["image_url"], **detail}}
     raise EndpointError(
         f"{where} is of type {fields.shown(kind)}, or lacks its content",
         hint="text is supported, and images by their address",
@@ -192,15 +192,16 @@ def _function_output(item: Mapping[str, Any], where: str) -> Message:
         raise EndpointError(f"{where} is a function's output without 'call_id'")
     if not isinstance(output, str):
         parts = fields.a_list(item, "output", f"{where}.")
-        output = _joined([_part(part, f"{where}.output[{place}]") for place, part in enumerate(parts)])
+        output = _joined([_part(content_part, f"{where}.output[{index}]") for index, content_part in enumerate(parts)])
     return {"role": "tool", "tool_call_id": call_id, "content": output}
 
 
 def _reasoned(item: Mapping[str, Any], where: str) -> Message:
     written = [
-        part.get("text") if isinstance(part, dict) else None for part in fields.a_list(item, "content", f"{where}.")
+        content_part.get("text") if isinstance(content_part, dict) else None
+        for content_part in fields.a_list(item, "content", f"{where}.")
     ]
-    if not written or not all(isinstance(one, str) for one in written):
+    if not written or not all(isinstance(text, str) for text in written):
         raise EndpointError(
             f"{where} is reasoning without its text", hint="encrypted reasoning of another server cannot be read here"
         )
@@ -264,7 +265,7 @@ def _reasoning(body: Mapping[str, Any]) -> Message:
 
 def _logprobs(body: Mapping[str, Any]) -> Message:
     include = fields.a_list(body, "include")
-    if other := [one for one in include if one not in _INCLUDED]:
+    if other := [name for name in include if name not in _INCLUDED]:
         raise EndpointError(
             f"'include' names {fields.shown(other[0])}, which is not supported", hint=", ".join(_INCLUDED)
         )
@@ -340,19 +341,19 @@ class ResponsesWriter(TranslatedWriter):
         if item.kind == "call":
             yield from self._call(what, item, delta, at)
             return
-        part = _written_part(item)
-        noun = part["type"]
+        content_part = _written_part(item)
+        noun = content_part["type"]
         logprobs: dict[str, Any] = {"logprobs": []} if item.kind == "text" else {}
         at["content_index"] = 0
         if what == "open":
             begun = {**_item_body(item, "in_progress"), "content": []}
             yield self._event("response.output_item.added", output_index=item.index, item=begun)
-            yield self._event("response.content_part.added", **at, part={**part, "text": ""})
+            yield self._event("response.content_part.added", **at, part={**content_part, "text": ""})
         elif what == "delta":
             yield self._event(f"response.{noun}.delta", **at, delta=delta, **logprobs)
         else:
             yield self._event(f"response.{noun}.done", **at, text=item.text, **logprobs)
-            yield self._event("response.content_part.done", **at, part=part)
+            yield self._event("response.content_part.done", **at, part=content_part)
             yield self._done(item)
 
     def _call(self, what: str, item: Item, delta: str, at: Mapping[str, Any]) -> Iterator[bytes]:
@@ -451,7 +452,9 @@ def read_response(body: Mapping[str, Any]) -> Completion:
         for item in cast("list[Any]", output):
             kinds.append(item["type"])
             if item["type"] == "message":
-                texts += [part.get("text") or part.get("refusal") or "" for part in item["content"]]
+                texts += [
+                    content_part.get("text") or content_part.get("refusal") or "" for content_part in item["content"]
+                ]
             elif item["type"] == "function_call":
                 ids.append(item.get("call_id"))
                 calls.append(ToolCall(str(ids[-1] or ""), str(item["name"]), str(item["arguments"])))

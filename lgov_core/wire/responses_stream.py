@@ -43,27 +43,27 @@ class ResponsesAssembler(Assembler):
             item = self._items[at] = dict(event["item"])
             self._said.append((at, ("call", 0), _identity(item)))
             if kind.endswith(".done"):
-                self._said += [(at, place, text) for place, text in _texts(item)]
+                self._said += [(at, key, text) for key, text in _texts(item)]
             else:
-                self._grown |= {(at, place): text for place, text in _texts(item)}
+                self._grown |= {(at, key): text for key, text in _texts(item)}
             return
         name = next((name for name in ("content", "summary") if f"{name}_index" in event), "arguments")
         number = event.get(f"{name}_index", 0)
         if not isinstance(number, int):
             raise TypeError("a part without a number")
-        place = (name, number)
+        key = (name, number)
         text = _text({**event, **(event.get("part") or {})})
         if kind.endswith(".done"):
-            self._said.append((at, place, text))
+            self._said.append((at, key, text))
         elif isinstance(text, str):
-            self._grown[at, place] = self._grown.get((at, place), "") + text
+            self._grown[at, key] = self._grown.get((at, key), "") + text
 
     def _agrees(self, output: Any) -> bool:
         final: dict[tuple[int, _Place], Any] = {}
         for at, item in enumerate(output if isinstance(output, list) else ()):
-            final |= {(at, place): text for place, text in _texts(item)} | {(at, ("call", 0)): _identity(item)}
-        events = [*self._said, *((at, place, text) for (at, place), text in self._grown.items() if text)]
-        return all(final.get((at, place), "") == text for at, place, text in events)
+            final |= {(at, key): text for key, text in _texts(item)} | {(at, ("call", 0)): _identity(item)}
+        events = [*self._said, *((at, key, text) for (at, key), text in self._grown.items() if text)]
+        return all(final.get((at, key), "") == text for at, key, text in events)
 
     def body(self, *, finish_reason: str | None = None) -> dict[str, Any]:
         """The Response that ended the stream, or what its events amount to."""
@@ -87,8 +87,8 @@ def _texts(item: Mapping[str, Any]) -> Iterator[tuple[_Place, Any]]:
     if item.get("arguments") is not None:
         yield ("arguments", 0), item["arguments"]
     for name in ("content", "summary"):
-        for number, part in enumerate(item.get(name) or ()):
-            yield (name, number), _text(part)
+        for number, content_part in enumerate(item.get(name) or ()):
+            yield (name, number), _text(content_part)
 
 
 def _text(holder: Mapping[str, Any]) -> Any:
@@ -134,8 +134,12 @@ def passed_items(events: Sequence[JSON]) -> list[JSON]:
             items[event["output_index"]] = event["item"]
         elif event["type"] == "response.output_text.delta":
             item = items.get(event["output_index"]) or {"type": "message", "role": "assistant", "status": "incomplete"}
-            part = {"type": "output_text", "text": text_of(item.get("content")) + event["delta"], "annotations": []}
-            items[event["output_index"]] = {**item, "content": [part]}
+            content_part = {
+                "type": "output_text",
+                "text": text_of(item.get("content")) + event["delta"],
+                "annotations": [],
+            }
+            items[event["output_index"]] = {**item, "content": [content_part]}
     return [items[index] for index in sorted(items)]
 
 
@@ -153,7 +157,7 @@ def stream_of(body: JSON, reply: JSON, events: Sequence[JSON], passed: Sequence[
         event["output_index"]: event["item"] for event in events if event.get("type") == "response.output_item.done"
     }
     for index, item in enumerate(reply["output"]):
-        before = next((at for at, one in ended.items() if one == item and not _is_call(item)), None)
+        before = next((at for at, earlier in ended.items() if earlier == item and not _is_call(item)), None)
         own = [event for event in events if before is not None and event.get("output_index") == before]
         if own and "_call" not in json.dumps([(event["type"], (event.get("item") or {}).get("type")) for event in own]):
             frames.extend({**event, "output_index": index} for event in own)
@@ -175,15 +179,15 @@ def _after(passed: Sequence[JSON], frames: Sequence[JSON]) -> Iterator[JSON]:
         if "delta" in event:
             passed_texts[_place(event)] = passed_texts.get(_place(event), "") + event["delta"]
     for frame in frames:
-        place = _place(frame)
-        if before := passed_texts.get(place):
-            passed_texts[place], frame = (
+        key = _place(frame)
+        if before := passed_texts.get(key):
+            passed_texts[key], frame = (
                 before[len(frame["delta"]) :],
                 {**frame, "delta": frame["delta"][len(before) :]},
             )
             if frame["delta"]:
                 yield {**frame, "logprobs": []} if "logprobs" in frame else frame
-        elif place not in done or place in passed_texts:
+        elif key not in done or key in passed_texts:
             yield frame
 
 
@@ -201,8 +205,8 @@ def _events_of(index: int, item: JSON) -> Iterator[JSON]:
     at = {"output_index": index, "item_id": item.get("id")}
     if kind == "message":
         yield _added(index, {**item, "status": "in_progress", "content": []})
-        for position, part in enumerate(item.get("content") or ()):
-            yield from _part_events({**at, "content_index": position}, part)
+        for position, content_part in enumerate(item.get("content") or ()):
+            yield from _part_events({**at, "content_index": position}, content_part)
     elif kind == "function_call":
         yield _added(index, {**item, "status": "in_progress", "arguments": ""})
         yield {"type": "response.function_call_arguments.delta", **at, "delta": item["arguments"]}
@@ -222,11 +226,11 @@ def _added(index: int, item: JSON) -> JSON:
     return {"type": "response.output_item.added", "output_index": index, "item": item}
 
 
-def _part_events(at: JSON, part: JSON) -> Iterator[JSON]:
-    key = "refusal" if part.get("type") == "refusal" else "text"
+def _part_events(at: JSON, content_part: JSON) -> Iterator[JSON]:
+    key = "refusal" if content_part.get("type") == "refusal" else "text"
     name = "response.refusal" if key == "refusal" else "response.output_text"
-    logprobs: JSON = {} if key == "refusal" else {"logprobs": part.get("logprobs") or []}
-    yield {"type": "response.content_part.added", **at, "part": {**part, key: ""}}
-    yield {"type": f"{name}.delta", **at, "delta": part.get(key) or "", **logprobs}
-    yield {"type": f"{name}.done", **at, key: part.get(key) or "", **logprobs}
-    yield {"type": "response.content_part.done", **at, "part": part}
+    logprobs: JSON = {} if key == "refusal" else {"logprobs": content_part.get("logprobs") or []}
+    yield {"type": "response.content_part.added", **at, "part": {**content_part, key: ""}}
+    yield {"type": f"{name}.delta", **at, "delta": content_part.get(key) or "", **logprobs}
+    yield {"type": f"{name}.done", **at, key: content_part.get(key) or "", **logprobs}
+    yield {"type": "response.content_part.done", **at, "part": content_part}

@@ -82,7 +82,7 @@ class ResponsesProtocol:
             return None
         output = entry.get("output")
         if kind == "shell_call_output" and isinstance(output, list):
-            text = "\n".join(str(part.get(key)) for part in output for key in ("stdout", "stderr") if part.get(key))
+            text = "\n".join(str(chunk.get(key)) for chunk in output for key in ("stdout", "stderr") if chunk.get(key))
         else:
             text = text_of(output)
         return entry.get("call_id") or entry.get("id"), text
@@ -165,7 +165,9 @@ class ResponsesProtocol:
             return {}
         beside = without(item, _ENVELOPE)
         if item.get("type") == "message" and isinstance(content := item.get("content"), list):
-            beside["content"] = [without(part, (text_key(part), "logprobs", "type")) for part in content]
+            beside["content"] = [
+                without(content_part, (text_key(content_part), "logprobs", "type")) for content_part in content
+            ]
         return beside
 
     def without_fields(self, reply: JSON) -> JSON:
@@ -258,12 +260,12 @@ class ResponsesProtocol:
     to_stream = staticmethod(stream_of)
 
 
-def _begins_with(item: JSON, part: JSON) -> bool:
+def _begins_with(item: JSON, beginning: JSON) -> bool:
     """Whether ``part`` is ``item``, or the beginning of its message."""
-    return item == part or (
-        item.get("type") == part.get("type") == "message"
-        and item.get("id") == part.get("id")
-        and _text(item).startswith(_text(part))
+    return item == beginning or (
+        item.get("type") == beginning.get("type") == "message"
+        and item.get("id") == beginning.get("id")
+        and _text(item).startswith(_text(beginning))
     )
 
 
@@ -272,10 +274,16 @@ def _shell_output(text: str) -> list[JSON]:
 
 
 def _message(text: str, *, refusal: bool = False) -> JSON:
-    part: JSON = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    content_part: JSON = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
     if refusal:
-        part = {"type": "refusal", "refusal": text}
-    return {"id": new_id("msg"), "type": "message", "role": "assistant", "status": "completed", "content": [part]}
+        content_part = {"type": "refusal", "refusal": text}
+    return {
+        "id": new_id("msg"),
+        "type": "message",
+        "role": "assistant",
+        "status": "completed",
+        "content": [content_part],
+    }
 
 
 def _text(entry: JSON) -> str:
@@ -284,10 +292,13 @@ def _text(entry: JSON) -> str:
 
 def _content(entry: JSON, text: str) -> Any:
     content = entry.get("content")
-    if isinstance(content, list) and content and all(part.get("type") == "refusal" for part in content):
+    if isinstance(content, list) and content and all(content_part.get("type") == "refusal" for content_part in content):
         return [{"type": "refusal", "refusal": text}]
     if isinstance(content, list):
-        content = [part for part in content if part.get("type") != "refusal"]
+        content = [content_part for content_part in content if content_part.get("type") != "refusal"]
         of_old_text: JSON = {"annotations": [], "logprobs": []}
-        content = [{**part, **of_old_text} if part.get("type") == "output_text" else part for part in content]
+        content = [
+            {**content_part, **of_old_text} if content_part.get("type") == "output_text" else content_part
+            for content_part in content
+        ]
     return content_with_text(content, text)

@@ -189,14 +189,14 @@ class DecodeWorker:
         """The first that wait and that no order and no pause holds back."""
         if not self._waiting or room < 1 or self._pauses[None] > 0:
             return []
-        found: list[Job] = []
+        admissible: list[Job] = []
         for job in self._waiting:
             policy = job.row.policy
             if self._pauses[policy] == 0 and not any(order.holds(policy) for order in self._orders):
-                found.append(job)
-                if len(found) == room:
+                admissible.append(job)
+                if len(admissible) == room:
                     break
-        return found
+        return admissible
 
     def _admit(self, admitted: list[Job], jobs: dict[Row, Job]) -> None:
         fresh = {job.row: job for job in admitted if not job.row.abandoned}
@@ -230,11 +230,11 @@ class DecodeWorker:
         """Fails everything that waits, however the thread ended."""
         with self._changed:
             self._closing = True
-            left = [*jobs.values(), *self._waiting]
+            unfinished = [*jobs.values(), *self._waiting]
             orders = list(self._orders)
             self._waiting.clear()
             self._orders.clear()
-        for job in left:
+        for job in unfinished:
             _settle(job, _closed())
         for order in orders:
             order.answer.set_exception(_closed())

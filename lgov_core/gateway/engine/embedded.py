@@ -144,8 +144,8 @@ class EmbeddedEngine:
     def policy(self, name: str) -> ServedPolicy:
         """One of the ``policies``, to publish its weights. Raises `ModelError` for another name."""
         if not name or name not in self._codecs:
-            known = ", ".join(name for name in self._codecs if name)
-            raise ModelError(f"no policy is named {name!r}", hint=f"there are: {known}" if known else "pass policies=")
+            names = ", ".join(name for name in self._codecs if name)
+            raise ModelError(f"no policy is named {name!r}", hint=f"there are: {names}" if names else "pass policies=")
         assert self._adapters is not None, "there are policies"
         return ServedPolicy(name, self._worker, self._adapters)
 
@@ -183,7 +183,7 @@ class EmbeddedEngine:
                 job.row.abandoned = True
                 job.future.cancel()
             raise
-        if fault := next((one.fault for one in constraints if one.fault), ""):
+        if fault := next((constraint.fault for constraint in constraints if constraint.fault), ""):
             raise EndpointError(f"the reply could not be held to its form: {fault}", status=500)
         written = zip(rows, versions, strict=True)
         choices = [Generated(tuple(row.response_ids), tuple(row.logprobs), version) for row, version in written]

@@ -197,8 +197,8 @@ class Decoder:
         What is kept is copied; the rest is computed, its tokens aligned at their ends.
         """
         alike: dict[tuple[str, Ids], list[int]] = {}
-        for place, reading in enumerate(bucket):
-            alike.setdefault((reading.policy, reading.ids[: reading.start]), []).append(first + place)
+        for row, reading in enumerate(bucket):
+            alike.setdefault((reading.policy, reading.ids[: reading.start]), []).append(first + row)
         for (policy, ids), slots in alike.items():
             column = 0
             for segment, count in self._prefixes.longest(policy, ids)[1]:
@@ -207,9 +207,9 @@ class Decoder:
         new = max(reading.rest for reading in bucket)
         ids = torch.zeros(len(bucket), new, dtype=torch.long)
         own = torch.zeros(len(bucket), new, dtype=torch.bool)
-        for place, reading in enumerate(bucket):
-            ids[place, new - reading.rest :] = torch.tensor(reading.ids[reading.start :])
-            own[place, new - reading.rest :] = True
+        for row, reading in enumerate(bucket):
+            ids[row, new - reading.rest :] = torch.tensor(reading.ids[reading.start :])
+            own[row, new - reading.rest :] = True
         device = self._module.device
         ids, own = ids.to(device), own.to(device)
         starts = torch.tensor([reading.start for reading in bucket], device=device)

@@ -181,7 +181,7 @@ class _Segment:
         self.ids = ids
         self.pieces = pieces
         self.children: dict[int, _Segment] = {}
-        self.size = sum(part.numel() * part.element_size() for piece in pieces for part in piece)
+        self.size = sum(tensor.numel() * tensor.element_size() for piece in pieces for tensor in piece)
 
 
 class PrefixCache:
@@ -200,7 +200,7 @@ class PrefixCache:
 
     def longest(self, policy: str, ids: Ids) -> tuple[int, list[tuple[_Segment, int]]]:
         """How many tokens at the beginning of ``ids`` are kept, and the segments that hold them, each with how many."""
-        found: list[tuple[_Segment, int]] = []
+        path: list[tuple[_Segment, int]] = []
         node = self._roots.get(policy)
         length = 0
         while node is not None and length < len(ids):
@@ -208,22 +208,22 @@ class PrefixCache:
             if node is None:
                 break
             taken = common_length(node.ids, ids[length : length + len(node.ids)])
-            found.append((node, taken))
+            path.append((node, taken))
             length += taken
             if taken < len(node.ids):
                 break
-        for segment, _ in reversed(found):
+        for segment, _ in reversed(path):
             self._by_age.move_to_end(segment)
-        return length, found
+        return length, path
 
     def put(self, policy: str, ids: Ids, pieces: Callable[[int], Sequence[Piece]]) -> None:
         """Adds ``ids``. ``pieces(start)`` returns the keys and values of the tokens from ``start``, if they are needed."""
-        length, found = self.longest(policy, ids)
+        length, path = self.longest(policy, ids)
         if length == len(ids):
             return
-        above = found[-1][0] if found else self._roots.setdefault(policy, _Segment(None, (), ()))
-        if found and found[-1][1] < len(above.ids):
-            above = self._split(policy, above, found[-1][1])
+        above = path[-1][0] if path else self._roots.setdefault(policy, _Segment(None, (), ()))
+        if path and path[-1][1] < len(above.ids):
+            above = self._split(policy, above, path[-1][1])
         self._add(policy, _Segment(above, ids[length:], pieces(length)))
         while above.parent is not None:
             self._by_age.move_to_end(above)
@@ -255,8 +255,8 @@ class PrefixCache:
         parent = segment.parent
         assert parent is not None, "the root has no tokens"
         halves = [
-            [(keys[:, part].clone(), values[:, part].clone()) for keys, values in segment.pieces]
-            for part in (slice(0, at), slice(at, None))
+            [(keys[:, span].clone(), values[:, span].clone()) for keys, values in segment.pieces]
+            for span in (slice(0, at), slice(at, None))
         ]
         front = _Segment(parent, segment.ids[:at], halves[0])
         back = _Segment(front, segment.ids[at:], halves[1])
@@ -296,8 +296,8 @@ def shared_prefixes(prompts: Sequence[Ids], worth: int) -> list[list[Ids]]:
         if (depth - floor) * (len(group) - 1) >= worth:
             levels.setdefault(level, []).append(group[0][:depth])
             floor, level = depth, level + 1
-        for _, part in groupby((ids for ids in group if len(ids) > depth), key=lambda ids: ids[depth]):
-            several = list(part)
+        for _, alike in groupby((ids for ids in group if len(ids) > depth), key=lambda ids: ids[depth]):
+            several = list(alike)
             if len(several) > 1:
                 search(several, floor, level)
 

@@ -86,7 +86,7 @@ class LoraAdapters:
                     hint="the update diverged",
                 )
             pairs.setdefault(layer, {})[kind] = tensor
-        found: dict[str, _Pair] = {}
+        checked: dict[str, _Pair] = {}
         for layer, pair in pairs.items():
             weight: torch.Tensor = self._layers[layer].weight
             if len(pair) < 2:
@@ -98,8 +98,8 @@ class LoraAdapters:
                     f"the weights of policy {policy!r} for layer {layer!r} are {tuple(down.shape)} and "
                     f"{tuple(up.shape)}; the layer is {tuple(weight.shape)}"
                 )
-            found[layer] = (down.detach().to(weight.device).clone(), up.detach().to(weight.device).clone())
-        return found
+            checked[layer] = (down.detach().to(weight.device).clone(), up.detach().to(weight.device).clone())
+        return checked
 
     def put(self, policy: str, pairs: Mapping[str, _Pair]) -> None:
         """Replaces all weights of a policy; none makes it the model itself."""
@@ -116,8 +116,8 @@ class LoraAdapters:
     def writing(self, policies: Sequence[str]) -> Generator[None]:
         """Within it a forward pass of this thread is computed with the policy of each of its rows ("": none)."""
         rows: dict[str, list[int]] = {}
-        for place, policy in enumerate(policies):
-            rows.setdefault(policy, []).append(place)
+        for row, policy in enumerate(policies):
+            rows.setdefault(policy, []).append(row)
         device = next(self._module.parameters()).device
         self._chosen.shares = [
             (policy, None if len(places) == len(policies) else torch.tensor(places, device=device))

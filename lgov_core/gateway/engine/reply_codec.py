@@ -161,10 +161,10 @@ def _same_arguments(left: str, right: str) -> bool:
         return True
     try:
         # As text, because 1, 1.0 and True are equal as values.
-        one, other = (json.dumps(json.loads(text), sort_keys=True) for text in (left, right))
+        first, second = (json.dumps(json.loads(text), sort_keys=True) for text in (left, right))
     except (ValueError, RecursionError):
         return False
-    return one == other
+    return first == second
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +214,8 @@ class ReplyCodec:
 
     def reply_limit(self, request: ChatRequest, prompt: Prompt, most: int) -> int:
         """How many tokens the reply may have: ``most``, the request's limit, or what is left of the context."""
-        asked = most if request.max_tokens is None else request.max_tokens
-        return min(asked, most, self._context - len(prompt.ids))
+        limit = most if request.max_tokens is None else request.max_tokens
+        return min(limit, most, self._context - len(prompt.ids))
 
     def completion(self, request: ChatRequest, prompt: Prompt, choices: Sequence[Generated]) -> Completion:
         """The reply of one choice or several."""
@@ -226,9 +226,9 @@ class ReplyCodec:
         ids = generated.ids
         ended = ids[-1] in self._model.eos_ids
         text = self._model.decode(ids[:-1] if ended else ids)
-        matches = [(place, stop) for stop in request.stop if (place := text.find(stop)) >= 0]
-        place, matched = min(matches, default=(len(text), None))
-        before_stop = text[:place]
+        matches = [(position, stop) for stop in request.stop if (position := text.find(stop)) >= 0]
+        position, matched = min(matches, default=(len(text), None))
+        before_stop = text[:position]
         finish = "stop" if ended or matched is not None else "length"
         content: str | None = before_stop
         calls: tuple[ToolCall, ...] = ()

@@ -61,13 +61,13 @@ def _demanded(request: ChatRequest) -> Sequence[Tool] | None:
         return request.tools
     function = an_object(choice, "function", "tool_choice.") if isinstance(choice, dict) else {}
     name = text(function, "name", "tool_choice.function.")
-    found = [tool for tool in request.tools if tool_name(tool) == name]
-    if not found:
+    demanded = [tool for tool in request.tools if tool_name(tool) == name]
+    if not demanded:
         raise EndpointError(
             f"'tool_choice' ({shown(choice)}) names no tool of the request",
             hint='auto, none, required, or {"type": "function", "function": {"name": ...}}',
         )
-    return found
+    return demanded
 
 
 def _answer_schema(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -84,13 +84,13 @@ def _answer_schema(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _calls(tools: Sequence[Tool], tool_format: str, *, alone: bool) -> list[str]:
-    one = " | ".join(f"call_{number}" for number in range(len(tools)))
-    made = [f"call_{number}: {_call(tool, tool_format)}" for number, tool in enumerate(tools)]
+    any_call = " | ".join(f"call_{number}" for number in range(len(tools)))
+    rules = [f"call_{number}: {_call(tool, tool_format)}" for number, tool in enumerate(tools)]
     if alone:
-        return [f"calls: {one}", *made]
+        return [f"calls: {any_call}", *rules]
     if tool_format == "json":
-        return [f'calls: {one} | "[" one_call (", " one_call)* "]"', f"one_call: {one}", *made]
-    return [r'calls: one_call ("\n" one_call)*', f"one_call: {one}", *made]
+        return [f'calls: {any_call} | "[" one_call (", " one_call)* "]"', f"one_call: {any_call}", *rules]
+    return [r'calls: one_call ("\n" one_call)*', f"one_call: {any_call}", *rules]
 
 
 def _call(tool: Tool, tool_format: str) -> str:
@@ -127,14 +127,14 @@ def _narrow(schema: Mapping[str, Any]) -> bool:
 def _styled(schema: Mapping[str, Any]) -> str:
     parts: list[Any] = [schema]
     while parts:
-        part = parts.pop()
-        if isinstance(part, dict):
+        node = parts.pop()
+        if isinstance(node, dict):
             for name in ("minItems", "maxItems"):
-                if isinstance(bound := part.get(name), int | float) and bound > _MOST_ITEMS:
+                if isinstance(bound := node.get(name), int | float) and bound > _MOST_ITEMS:
                     raise EndpointError(f"'{name}' of a JSON schema is {bound}", hint=f"{_MOST_ITEMS} at most")
-            parts += part.values()
-        elif isinstance(part, list):
-            parts += part
+            parts += node.values()
+        elif isinstance(node, list):
+            parts += node
     return json.dumps({**schema, "x-guidance": _STYLE})
 
 

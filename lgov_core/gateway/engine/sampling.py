@@ -62,13 +62,13 @@ def draw(logits: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, torch
     warmth = torch.tensor([row.temperature or 1.0 for row in rows], device=device)
     logprobs = torch.log_softmax(logits / warmth[:, None], dim=-1)
     greedy = torch.tensor([row.temperature == 0.0 for row in rows], device=device)
-    held = [(place, row.constraint) for place, row in enumerate(rows) if row.constraint is not None]
+    held = [(index, row.constraint) for index, row in enumerate(rows) if row.constraint is not None]
     allowed = logprobs.clone() if held else logprobs
-    for place, constraint in held:
+    for index, constraint in held:
         mask = constraint.allowed(logits.shape[-1]).to(device)
         # Shifted to the likeliest of those that are left: what the model finds improbable may be all there is.
-        row = allowed[place].masked_fill(~mask, float("-inf"))
-        allowed[place] = row - row.max()
+        row = allowed[index].masked_fill(~mask, float("-inf"))
+        allowed[index] = row - row.max()
     ids = allowed.argmax(dim=-1)
     if not bool(greedy.all()):
         weights = allowed.double().exp_()

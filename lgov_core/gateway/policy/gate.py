@@ -124,7 +124,7 @@ class PolicyGate:
     async def _judge_messages(self, request: GateRequest) -> Sequence[Mapping[str, Any]]:
         """The messages with what has to be replaced in them; the same object if nothing has."""
         covered = {point for point in _JUDGED_ROLES.values() if self.governor.covers(point)}
-        since = max((at + 1 for at, one in enumerate(request.messages) if one["role"] == "assistant"), default=0)
+        since = max((at + 1 for at, entry in enumerate(request.messages) if entry["role"] == "assistant"), default=0)
         user_texts = frozenset(await self._user_texts.among(request))
         calls: dict[str, Mapping[str, Any]] = {}
         changed: dict[int, str] = {}
@@ -140,7 +140,7 @@ class PolicyGate:
                 changed[at] = replacement
         if not changed:
             return request.messages
-        return [{**one, "content": changed.get(at, one["content"])} for at, one in enumerate(request.messages)]
+        return [{**entry, "content": changed.get(at, entry["content"])} for at, entry in enumerate(request.messages)]
 
     async def _judge_text(
         self,

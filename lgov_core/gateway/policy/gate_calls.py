@@ -76,15 +76,19 @@ def _content_text(content: Any) -> str:
     return "".join(map(_text_of_part, content or ()))
 
 
-def _text_of_part(part: Any) -> str:
-    if isinstance(part, str):  # which some servers take
-        return part
-    kind = part.get("type") if isinstance(part, dict) else None
-    texts = [part[name] for name in ("text", "refusal") if part.get(name) is not None] if kind is not None else []
+def _text_of_part(content_part: Any) -> str:
+    if isinstance(content_part, str):  # which some servers take
+        return content_part
+    kind = content_part.get("type") if isinstance(content_part, dict) else None
+    texts = (
+        [content_part[name] for name in ("text", "refusal") if content_part.get(name) is not None]
+        if kind is not None
+        else []
+    )
     if kind in _NO_TEXT and not texts:
         return ""
     if kind not in ("text", "refusal") or not texts or not all(isinstance(text, str) for text in texts):
-        raise EndpointError(f"policies cannot read a part of a message: {shown(part)}", hint="send it as text")
+        raise EndpointError(f"policies cannot read a part of a message: {shown(content_part)}", hint="send it as text")
     return "".join(texts)
 
 
@@ -137,7 +141,7 @@ def _thoughts(holder: Mapping[str, Any]) -> str:
     texts.append(audio.get("transcript") if isinstance(audio, dict) else None)
     if holder.get("type") == "reasoning":
         parts = [*(holder.get("summary") or ()), *(holder.get("content") or ())]
-        texts += [part.get("text") for part in parts if isinstance(part, dict)]
+        texts += [content_part.get("text") for content_part in parts if isinstance(content_part, dict)]
     return "\n".join(text for text in texts if isinstance(text, str) and text)
 
 

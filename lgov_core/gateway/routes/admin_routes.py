@@ -93,8 +93,8 @@ class AdminRoutes:
         return Response(self._metrics.exposition(), headers={"content-type": CONTENT_TYPE})
 
 
-async def _object(request: Request, *known: str) -> Mapping[str, Any]:
-    """The body, with no field but those ``known``: a misspelt one would make a key without expiry, or lose a version."""
+async def _object(request: Request, *names: str) -> Mapping[str, Any]:
+    """The body, with no field but ``names``: a misspelt one would make a key without expiry, or lose a version."""
     body = await read_object(request, _MAX_BODY)
-    only_known(body, known, f"{request.method} {request.url.path}")
+    only_known(body, names, f"{request.method} {request.url.path}")
     return body

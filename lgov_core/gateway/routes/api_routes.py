@@ -417,7 +417,7 @@ class ResponseMemory:
             self._turns.move_to_end(following)
             parts.append(turn.messages)
             following = turn.previous
-        return [message for part in reversed(parts) for message in part]
+        return [message for messages in reversed(parts) for message in messages]
 
     def keep(self, response_id: str, who: Attribution, previous: str | None, messages: Sequence[Message]) -> None:
         """Keeps one turn: what was asked, without what came before, and what was answered."""
@@ -447,7 +447,7 @@ class ResponseMemory:
         if who.rollout_id is None:
             return
         items = body.get("input")
-        kinds = [one.get("type") for one in items if isinstance(one, dict)] if isinstance(items, list) else []
+        kinds = [item.get("type") for item in items if isinstance(item, dict)] if isinstance(items, list) else []
         if body.get("conversation") is not None or "item_reference" in kinds:
             raise EndpointError(
                 "a call of a rollout cannot name a conversation or items that the upstream keeps",

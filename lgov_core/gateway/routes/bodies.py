@@ -28,10 +28,10 @@ async def read_body(request: Request, limit: int) -> bytes:
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise EndpointError("the client disconnected while it was sending its request")
-        part, more = message.get("body", b""), message.get("more_body", False)
-        size += len(part)
+        chunk, more = message.get("body", b""), message.get("more_body", False)
+        size += len(chunk)
         if size <= limit:
-            parts.append(part)
+            parts.append(chunk)
     if size > limit:
         raise EndpointError(f"the request has more than {limit} bytes", status=413)
     return b"".join(parts)

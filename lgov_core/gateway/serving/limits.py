@@ -216,16 +216,16 @@ class Admission:
         if len(self._waiting) >= self._limits.max_waiting:
             self.refused += 1
             raise self._busy("too many calls are waiting", 429)
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(place)
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
         try:
             async with asyncio.timeout(self._limits.wait_s):
-                await place
+                await waiter
         except BaseException as error:
-            if place.done() and not place.cancelled():  # given in the same moment: hand it on
+            if waiter.done() and not waiter.cancelled():  # given in the same moment: hand it on
                 self.leave()
-            elif place in self._waiting:
-                self._waiting.remove(place)
+            elif waiter in self._waiting:
+                self._waiting.remove(waiter)
             if isinstance(error, TimeoutError):
                 self.refused += 1
                 why = f"paused: {self._reason or 'for an update'}" if self.paused else "busy"
@@ -270,10 +270,10 @@ class Admission:
 
     def _let_in(self) -> None:
         while self._waiting and not self.paused and self.running < self._limits.max_running:
-            place = self._waiting.popleft()
-            if not place.done():
+            waiter = self._waiting.popleft()
+            if not waiter.done():
                 self.running += 1
-                place.set_result(None)
+                waiter.set_result(None)
 
     def _busy(self, message: str, status: int) -> Busy:
         return Busy(message, status=status, retry_after_s=self._retry_after_s if self.paused else 1.0)

@@ -196,14 +196,14 @@ class UpstreamEngine:
     ) -> aiohttp.ClientResponse:
         if self._session is None:
             raise EndpointError(f"the engine for {replica.url} is not running", status=503)
-        wanted = BY_ROUTE[request.route].wanted if request.route in BY_ROUTE else {}
+        extra_fields = BY_ROUTE[request.route].wanted if request.route in BY_ROUTE else {}
         kind = (request.route, request.model)
-        refused = known = self._refused.get(kind, frozenset[str]())
+        refused = refused_before = self._refused.get(kind, frozenset[str]())
         while True:
             added = {
                 name: value
-                for name, value in wanted.items()
-                if name not in refused and ((asked := request.body.get(name)) is None or asked is False)
+                for name, value in extra_fields.items()
+                if name not in refused and ((requested := request.body.get(name)) is None or requested is False)
             }
             body = io.BytesIO(json_bytes({**request.body, **added}))
             response = await self._session.post(
@@ -218,7 +218,7 @@ class UpstreamEngine:
                 replica.failures = 0
                 raise _rejection(replica, response, text, request.route)
             refused |= blamed
-        if refused != known and response.status < 400:
+        if refused != refused_before and response.status < 400:
             self._refused[kind] = refused
         return response
 
@@ -257,9 +257,9 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
     """The whole body. Raises `UpstreamError` for one of more than `_LONGEST_REPLY` bytes."""
     parts: list[bytes] = []
     size = 0
-    async for part in response.content.iter_any():
-        parts.append(part)
-        size += len(part)
+    async for chunk in response.content.iter_any():
+        parts.append(chunk)
+        size += len(chunk)
         if size > _LONGEST_REPLY:
             raise UpstreamError(f"the reply of the upstream has more than {_LONGEST_REPLY} bytes")
     return b"".join(parts)
@@ -273,8 +273,8 @@ async def _frames(parts: AsyncIterator[bytes]) -> AsyncIterator[tuple[str | None
     rest = b""
     frame: list[bytes] = []
     data: list[str] = []
-    async for part in parts:
-        *lines, rest = (rest + part).split(b"\n")
+    async for chunk in parts:
+        *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             frame.append(line)
             bare = line.removesuffix(b"\r")

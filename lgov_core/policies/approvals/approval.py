@@ -117,23 +117,23 @@ class ApprovalPolicy(BoundedPolicy):
         except (NotCanonical, RecursionError) as error:
             reason = f"This call cannot be approved, because {error}. Use plain JSON values as arguments."
             return self.deny("approval-arguments", reason)
-        asked: _Asked | None = self._judgements.note(action)
-        if asked is not None and asked.digest == digest:
-            return asked.decision  # this very call, in this very judgement
-        if asked is not None:
-            self._undo(asked)
+        inquiry: _Asked | None = self._judgements.note(action)
+        if inquiry is not None and inquiry.digest == digest:
+            return inquiry.decision  # this very call, in this very judgement
+        if inquiry is not None:
+            self._undo(inquiry)
         try:
-            asked = (
+            inquiry = (
                 self._ask_person(content, digest, action.rollout_id)
                 if self._approver is None
                 else self._ask_approver(content, digest)
             )
         except PolicyError as error:
             return self.deny("approval-store", f"Approvals cannot be read, so nothing is approved: {error.message}")
-        if asked is None:
+        if inquiry is None:
             return self.deny("approval-full", "Too many calls are waiting for approval. Do something else.")
-        self._judgements.begin(action, asked)
-        return asked.decision
+        self._judgements.begin(action, inquiry)
+        return inquiry.decision
 
     def _content(self, action: Action) -> dict[str, Any]:
         return {
@@ -148,10 +148,10 @@ class ApprovalPolicy(BoundedPolicy):
         }
 
     def _ask_person(self, content: dict[str, Any], digest: str, rollout_id: str | None) -> _Asked | None:
-        found = self._answered_request(content, digest, rollout_id)
-        if found is None:
+        answer = self._answered_request(content, digest, rollout_id)
+        if answer is None:
             return None
-        request, is_new = found
+        request, is_new = answer
         if fingerprint(content) != digest:  # the caller changed the arguments while it waited
             if request.state == "approved":
                 self.requests.give_back(request.request_id)
@@ -159,8 +159,8 @@ class ApprovalPolicy(BoundedPolicy):
         elif request.state == "approved":
             decision = self._approved(request, request.answered_by or "?")
         elif request.state == "rejected":
-            said = f": {request.reason}" if request.reason else ""
-            decision = self.deny("approval-rejected", f"{request.answered_by} rejected this call{said}")
+            comment = f": {request.reason}" if request.reason else ""
+            decision = self.deny("approval-rejected", f"{request.answered_by} rejected this call{comment}")
         else:
             late = f"; there was no answer within {self.wait_s:g} s" if self.wait_s else ""
             reason = f"a person has to approve this call first (request {request.request_id}){late}"
@@ -176,20 +176,20 @@ class ApprovalPolicy(BoundedPolicy):
         gone, end, is_new = caller_gone(), time.monotonic() + self.wait_s, False
         while True:
             waits_s = max(end - time.monotonic(), 0.0)
-            found = self.requests.ask(
+            answer = self.requests.ask(
                 content,
                 digest,
                 expires_s=self.expires_s,
                 rollout_id=rollout_id,
                 waits_s=0.0 if gone.is_set() else waits_s,
             )
-            if found is None:
+            if answer is None:
                 return None
-            is_new = is_new or found[1]
-            if found[0].state == "approved" and gone.is_set():
-                self.requests.give_back(found[0].request_id)
-            if found[0].state != "pending" or waits_s == 0 or gone.is_set():
-                return found[0], is_new
+            is_new = is_new or answer[1]
+            if answer[0].state == "approved" and gone.is_set():
+                self.requests.give_back(answer[0].request_id)
+            if answer[0].state != "pending" or waits_s == 0 or gone.is_set():
+                return answer[0], is_new
             gone.wait(min(waits_s, _LOOKS_EVERY_S))
 
     def _ask_approver(self, content: dict[str, Any], digest: str) -> _Asked:
@@ -220,25 +220,25 @@ class ApprovalPolicy(BoundedPolicy):
             if used is not None and event.status in NOT_MADE:
                 self._undo(used)
             return
-        found = decided(event)
-        if found is None or found[0].point is not Point.PRE_TOOL_CALL:
+        judged = decided(event)
+        if judged is None or judged[0].point is not Point.PRE_TOOL_CALL:
             return
-        action, decision = found
-        asked: _Asked | None = self._judgements.end(action)
-        if asked is None:
+        action, decision = judged
+        inquiry: _Asked | None = self._judgements.end(action)
+        if inquiry is None:
             return
         if not decision.blocks:
-            self._used.begin(action, asked)
-        elif asked.decision.effect is Effect.ALLOW or (asked.is_new and decision.effect is Effect.DENY):
-            self._undo(asked)
+            self._used.begin(action, inquiry)
+        elif inquiry.decision.effect is Effect.ALLOW or (inquiry.is_new and decision.effect is Effect.DENY):
+            self._undo(inquiry)
 
-    def _undo(self, asked: _Asked) -> None:
+    def _undo(self, inquiry: _Asked) -> None:
         if self._approver is not None:
             return
-        if asked.decision.effect is Effect.ALLOW:
-            self.requests.give_back(asked.request.request_id)
-        elif asked.is_new:
-            self.requests.withdraw(asked.request.request_id)
+        if inquiry.decision.effect is Effect.ALLOW:
+            self.requests.give_back(inquiry.request.request_id)
+        elif inquiry.is_new:
+            self.requests.withdraw(inquiry.request.request_id)
 
     def continue_from(self, previous: object) -> None:
         """Goes on with the requests of ``previous``, the policy that this one replaces, when they are in memory.

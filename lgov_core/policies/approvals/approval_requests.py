@@ -60,8 +60,8 @@ class Notice:
                 run_command(self.command, data, environment)
             if self.webhook:
                 headers = {"Content-Type": "application/json"}
-                asked = urllib.request.Request(self.webhook, data, headers, method="POST")
-                urllib.request.urlopen(asked, timeout=_TIMEOUT_S).close()
+                http_request = urllib.request.Request(self.webhook, data, headers, method="POST")
+                urllib.request.urlopen(http_request, timeout=_TIMEOUT_S).close()
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             _LOG.warning("lgov: the notice of an approval request failed: %s: %s", type(error).__name__, error)
 
@@ -216,17 +216,19 @@ class ApprovalRequests(SharedDatabase):
             raise PolicyError(f"approval {request_id}: no one is named as answering", hint="say who you are in by")
         with self._change() as (connection, now):
             _lapse(connection, now)
-            found = _found(connection, request_id)
-            request_id = found.request_id
-            if found.state != "pending":
-                raise PolicyError(f"approval request {request_id} is {found.state} already", hint="have it asked again")
-            until = now + min(found.until - found.asked_at, self.expires_s)
+            request = _found(connection, request_id)
+            request_id = request.request_id
+            if request.state != "pending":
+                raise PolicyError(
+                    f"approval request {request_id} is {request.state} already", hint="have it asked again"
+                )
+            until = now + min(request.until - request.asked_at, self.expires_s)
             connection.execute(
                 "UPDATE requests SET state = ?, answered_at = ?, answered_by = ?, reason = ?, until = ?"
                 " WHERE request_id = ?",
                 (state, now, by, reason, until, request_id),
             )
-        return replace(found, state=state, answered_at=now, answered_by=by, reason=reason, until=until)
+        return replace(request, state=state, answered_at=now, answered_by=by, reason=reason, until=until)
 
     # ------------------------------------------------------------------ for the policy
 
@@ -244,13 +246,13 @@ class ApprovalRequests(SharedDatabase):
         A new one is made when there is none: it waits for ``expires_s`` seconds, and its answer holds as long. None when too
         many are pending already. ``rollout_id`` asks, and will wait for the answer for ``waits_s`` seconds.
         """
-        found = self._make_or_find(content, digest, expires_s, rollout_id, waits_s)
-        if found is not None and found[1] and not self._quiet:
-            request = found[0]
+        outcome = self._make_or_find(content, digest, expires_s, rollout_id, waits_s)
+        if outcome is not None and outcome[1] and not self._quiet:
+            request = outcome[0]
             log_request(request.name, request.request_id, self.path, waits_s)
             for notice in self._notices:
                 notice.send(_described(request, self.path))
-        return found
+        return outcome
 
     def _make_or_find(
         self, content: Mapping[str, Any], digest: str, expires_s: float, rollout_id: str | None, waits_s: float
@@ -264,13 +266,13 @@ class ApprovalRequests(SharedDatabase):
                 (digest,),
             ).fetchone()
             if row is not None:
-                found = _request(row)
-                if found.state == "approved":
-                    connection.execute("UPDATE requests SET state = 'used' WHERE request_id = ?", (found.request_id,))
-                elif found.state == "pending" and waits_s > 0:
+                request = _request(row)
+                if request.state == "approved":
+                    connection.execute("UPDATE requests SET state = 'used' WHERE request_id = ?", (request.request_id,))
+                elif request.state == "pending" and waits_s > 0:
                     change = "UPDATE requests SET rollout_id = ?, waits_until = ? WHERE request_id = ?"
-                    connection.execute(change, (*waits, found.request_id))
-                return found, False
+                    connection.execute(change, (*waits, request.request_id))
+                return request, False
             (waiting,) = connection.execute("SELECT count(*) FROM requests WHERE state = 'pending'").fetchone()
             if waiting >= self.max_pending:
                 return None
@@ -326,19 +328,19 @@ def _request(row: tuple[Any, ...]) -> ApprovalRequest:
     return ApprovalRequest(request_id, digest, content, asked_at, state, until, *more)
 
 
-def _found(connection: sqlite3.Connection, given: str) -> ApprovalRequest:
+def _found(connection: sqlite3.Connection, prefix: str) -> ApprovalRequest:
     """The request of that id, or the only one whose id begins so, with or without ``apr_``. Raises `PolicyError`."""
     rows = connection.execute(
         f"SELECT {_COLUMNS} FROM requests WHERE substr(request_id, 1, ?) = ? OR substr(request_id, 5, ?) = ?",
-        (len(given), given, len(given), given),
+        (len(prefix), prefix, len(prefix), prefix),
     ).fetchall()
-    rows = rows if given else []
-    exact = [row for row in rows if row[0] == given]
+    rows = rows if prefix else []
+    exact = [row for row in rows if row[0] == prefix]
     if len(rows) > 1 and not exact:
         ids = ", ".join(row[0] for row in rows[:_NAMED])
-        raise PolicyError(f"several approval requests begin with {given!r}: {ids}", hint="write more of the id")
+        raise PolicyError(f"several approval requests begin with {prefix!r}: {ids}", hint="write more of the id")
     if not rows:
-        raise PolicyError(f"there is no approval request {given}", hint="lgov approvals names those there are")
+        raise PolicyError(f"there is no approval request {prefix}", hint="lgov approvals names those there are")
     return _request((exact or rows)[0])
 
 

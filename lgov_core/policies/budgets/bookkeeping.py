@@ -46,16 +46,16 @@ def count_key(action: Action, per: str) -> str:
     An action without the id in question goes to `COMMON`, which is one count for all of its kind: without an id there is
     less to spend, never more.
     """
-    found = {
+    ids = {
         "rollout": action.rollout_id,
         "attempt": action.rollout_id and f"{action.rollout_id}/{action.attempt or 1}",
         "session": action.session_id,
         "agent": action.agent,
         "tool": action.name,
     }.get(per)
-    if not found:
+    if not ids:
         return COMMON
-    key = str(found)
+    key = str(ids)
     # Names are the caller's, of any length; the count must not keep them whole.
     return key if len(key) <= _LONGEST_KEY else "sha256:" + hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()
 
@@ -136,9 +136,9 @@ class CountingPolicy(BoundedPolicy):
 
     def observe(self, event: Any) -> None:
         """Ends the judgement of a decision that was taken."""
-        found = decided(event)
-        if found is not None:
-            self.judgements.end(found[0])
+        judged = decided(event)
+        if judged is not None:
+            self.judgements.end(judged[0])
 
     def continue_from(self, previous: object) -> None:
         """Goes on with the counts of ``previous``, which this one replaces. Raises `PolicyError` when it counted else."""

@@ -163,8 +163,8 @@ class CostControlPolicy(BoundedPolicy):
         return self._reserve(action, Amount(cost, prompt + reply, 1))
 
     def _price(self, model: str) -> Price | None:
-        found: Price | None = find(self.prices, model)
-        return self.unknown_model_price if found is None else found
+        price: Price | None = find(self.prices, model)
+        return self.unknown_model_price if price is None else price
 
     def _actual(self, action: Action) -> Amount | None:
         used = tokens_used(action.arguments)
@@ -217,8 +217,8 @@ class CostControlPolicy(BoundedPolicy):
             whose = f"all actions without a {self.per}" if common else f"this {self.per}"
         match lack:
             case "seconds":
-                said = f"The time of {whose} is up: {balance.elapsed_s:.1f} of {limits.seconds:g} s"
-                return self.deny("time-budget", f"{said}. Finish with what you have.")
+                spent_time = f"The time of {whose} is up: {balance.elapsed_s:.1f} of {limits.seconds:g} s"
+                return self.deny("time-budget", f"{spent_time}. Finish with what you have.")
             case "budgets":
                 reason = "Too many budgets at once, so none can be opened; raise max_budgets or use a ledger file"
                 return self.deny("cost-budgets", reason)
@@ -252,10 +252,10 @@ class CostControlPolicy(BoundedPolicy):
             if event.refused and event.action.operation_id is not None:
                 self._ledger.release(event.action.operation_id)
             return
-        found = decided(event)
-        if found is None:
+        judged = decided(event)
+        if judged is None:
             return
-        action, decision = found
+        action, decision = judged
         # Only what this very judgement set aside: an operation id that is used twice must not free the call before.
         reserved = self._judgements.end(action) is _RESERVED
         if action.point in (Point.PRE_MODEL_CALL, Point.PRE_TOOL_CALL):
@@ -321,9 +321,11 @@ def _limits(name: str, cost: object, tokens: object, calls: object, seconds: obj
     )
 
 
-def _figures(total: float, limit: float, asked: float, unit: str) -> str:
+def _figures(total: float, limit: float, needed: float, unit: str) -> str:
     def said(amount: float) -> str:
         return f"{amount:,}" if isinstance(amount, int) else f"{amount:.6f}".rstrip("0").rstrip(".")
 
-    left = said(max(limit - total, 0))
-    return f"{said(total)} of {said(limit)} {unit} are spent or set aside, {left} left; this may take {said(asked)}"
+    remaining = said(max(limit - total, 0))
+    return (
+        f"{said(total)} of {said(limit)} {unit} are spent or set aside, {remaining} left; this may take {said(needed)}"
+    )

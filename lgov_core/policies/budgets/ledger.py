@@ -42,9 +42,9 @@ class SharedDatabase(SharedState):
     @contextmanager
     def transaction(self) -> Generator[sqlite3.Connection]:
         """A connection within a transaction, committed at the end of the block and rolled back by an exception."""
-        shown = self.path or Path(":memory:")
+        name = self.path or Path(":memory:")
         if not self._lock.acquire(timeout=BUSY_TIMEOUT_S):
-            raise self._kind.error(f"{self._kind.what} {shown}: other threads held it for {BUSY_TIMEOUT_S:g} s")
+            raise self._kind.error(f"{self._kind.what} {name}: other threads held it for {BUSY_TIMEOUT_S:g} s")
         try:
             connection = self._open()
             connection.execute("BEGIN IMMEDIATE")
@@ -58,7 +58,7 @@ class SharedDatabase(SharedState):
         except (sqlite3.Error, OSError, OverflowError) as error:
             if self.path is not None:
                 self._disconnect()
-            raise describe(self._kind, shown, error) from error
+            raise describe(self._kind, name, error) from error
         finally:
             self._lock.release()
 
@@ -259,15 +259,15 @@ class Ledger(SharedDatabase):
         return None if row is None else (row[0], Amount(*row[1:]))
 
     def _move(self, connection: sqlite3.Connection, key: str, spent: Amount, reserved: Amount) -> None:
-        given = (spent.nano_usd, spent.tokens, spent.calls, reserved.nano_usd, reserved.tokens, reserved.calls)
-        connection.execute(_MOVE, (*given, self.owner, key))
+        amounts = (spent.nano_usd, spent.tokens, spent.calls, reserved.nano_usd, reserved.tokens, reserved.calls)
+        connection.execute(_MOVE, (*amounts, self.owner, key))
 
     def _close(self, connection: sqlite3.Connection, operation: str, spent: Amount | None) -> bool:
         """Ends a reservation: ``spent`` of it is spent, or all where None. Whether there was one."""
-        found = self._reserved(connection, operation)
-        if found is None:
+        reservation = self._reserved(connection, operation)
+        if reservation is None:
             return False
-        key, reserved = found
+        key, reserved = reservation
         self._move(connection, key, reserved if spent is None else spent, Amount() - reserved)
         connection.execute("DELETE FROM reservations WHERE owner = ? AND operation = ?", (self.owner, operation))
         return True

@@ -70,19 +70,21 @@ class LoopPolicy(CountingPolicy):
             history.denied += 1
             denied = history.denied
         if cycle == 0:
-            said = f"was made {self.max_repeats} times in the last {self.window} calls"
+            repetition = f"was made {self.max_repeats} times in the last {self.window} calls"
         elif cycle == 1:
-            said = f"was made {self.max_repeats} times in a row"
+            repetition = f"was made {self.max_repeats} times in a row"
         else:
-            said = f"goes round in a cycle of {cycle} calls, {self.max_repeats} times already"
-        reason = f"You are repeating yourself: this call of {action.name[:80]} {said}. Do something else, or answer."
+            repetition = f"goes round in a cycle of {cycle} calls, {self.max_repeats} times already"
+        reason = (
+            f"You are repeating yourself: this call of {action.name[:80]} {repetition}. Do something else, or answer."
+        )
         decision = self.deny("loop", reason, Severity.MEDIUM)
         ends = self.abort_after is not None and denied >= self.abort_after
         return replace(decision, rule="loop-abort", abort=True, severity=Severity.HIGH) if ends else decision
 
     def _cycle(self, history: _History, call: str) -> int | None:
         """The length of the cycle that ``call`` would begin once more; 0 for too often in the window; None for none."""
-        tried, made = [one for _, one in history.tried], [one for _, one in history.made]
+        tried, carried_out = [past_call for _, past_call in history.tried], [past_call for _, past_call in history.made]
         for length in range(1, LONGEST_CYCLE + 1):
             needed = length * self.max_repeats
             if len(tried) < needed:
@@ -90,15 +92,15 @@ class LoopPolicy(CountingPolicy):
             tail = [*tried[-needed:], call]
             if all(tail[at] == tail[at + length] for at in range(needed + 1 - length)):
                 return length
-        recent = made[max(0, len(made) + 1 - self.window) :] if self.window is not None else []
+        recent = carried_out[max(0, len(carried_out) + 1 - self.window) :] if self.window is not None else []
         return 0 if recent.count(call) >= self.max_repeats else None
 
     def observe(self, event: Any) -> None:
         """Ends the judgement of a decision that was taken, and forgets a rollout that ended."""
         super().observe(event)
-        found = decided(event)
-        if found is not None and found[0].point is Point.AGENT_SHUTDOWN:
-            self._histories.drop(_whose(found[0]))
+        judged = decided(event)
+        if judged is not None and judged[0].point is Point.AGENT_SHUTDOWN:
+            self._histories.drop(_whose(judged[0]))
 
     def reset(self) -> None:
         """Forgets every call."""
@@ -166,7 +168,7 @@ def _call(action: Action) -> str:
     except NotCanonical:
         # Objects are distinguished by their repr: two that look the same are the same call.
         try:
-            shown = hashlib.sha256(repr(action.arguments).encode("utf-8", "replace")).hexdigest()
+            digest = hashlib.sha256(repr(action.arguments).encode("utf-8", "replace")).hexdigest()
         except Exception as error:  # noqa: BLE001 - a repr may raise anything; all that do are the same call then
-            shown = type(error).__name__
-        return f"{action.kind} {action.name[:200]} {shown}"
+            digest = type(error).__name__
+        return f"{action.kind} {action.name[:200]} {digest}"

@@ -92,9 +92,9 @@ def most_input_tokens(arguments: Mapping[str, Any], bytes_per_token: float) -> i
 def most_output_tokens(arguments: Mapping[str, Any], otherwise: int) -> int:
     """The most tokens that the reply may have: what the call itself says, or ``otherwise``; times the replies asked for."""
     places = [arguments, *(arguments[name] for name in _OPTIONS if isinstance(arguments.get(name), Mapping))]
-    said = [count for place in places for name in _MOST if (count := _count(place.get(name))) is not None]
-    replies = [count for place in places for name in _REPLIES if (count := _count(place.get(name))) is not None]
-    return max(said, default=otherwise) * max(replies, default=1)
+    limits = [count for holder in places for name in _MOST if (count := _count(holder.get(name))) is not None]
+    replies = [count for holder in places for name in _REPLIES if (count := _count(holder.get(name))) is not None]
+    return max(limits, default=otherwise) * max(replies, default=1)
 
 
 def tokens_used(arguments: Mapping[str, Any]) -> tuple[int, int] | None:

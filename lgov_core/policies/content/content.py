@@ -65,18 +65,18 @@ class ContentPolicy(BoundedPolicy):
         name = name or self.usual_name
         one_of(name, "action", action, get_args(ContentAction))
         patterns = load_patterns(f"{self.slug}_formats.yaml", self.check_of)
-        known = sorted({pattern.kind for pattern in patterns})
-        wanted = known if kinds is None else string_tuple(name, "kinds", kinds)
-        for kind in wanted:
-            if kind not in known:
+        all_kinds = sorted({pattern.kind for pattern in patterns})
+        chosen = all_kinds if kinds is None else string_tuple(name, "kinds", kinds)
+        for kind in chosen:
+            if kind not in all_kinds:
                 raise PolicyError(
-                    f"{name}: kinds holds {kind!r}, which is unknown", hint=f"write one of: {', '.join(known)}"
+                    f"{name}: kinds holds {kind!r}, which is unknown", hint=f"write one of: {', '.join(all_kinds)}"
                 )
-        if not wanted:
+        if not chosen:
             raise PolicyError(f"{name}: kinds is empty, so nothing would be looked for", hint="leave kinds out for all")
         self.name = name
         self.action: ContentAction = action
-        self.kinds = frozenset(wanted)
+        self.kinds = frozenset(chosen)
         self.max_characters = positive_integer(name, "max_characters", max_characters)
         self._allow = tuple(glob.casefold() for glob in string_tuple(name, "allow", allow))
         self._patterns = [pattern for pattern in patterns if pattern.kind in self.kinds]
@@ -91,7 +91,7 @@ class ContentPolicy(BoundedPolicy):
             return self.deny(f"{self.slug}-unscanned", str(error), self.severity)
         if not walk.found:
             return self.allow()
-        what = "; ".join(f"{kind} in {place}" for kind, place in list(walk.found)[:5])
+        what = "; ".join(f"{kind} in {where}" for kind, where in list(walk.found)[:5])
         if self.action == "deny" or walk.fixed:
             advice = "Leave it out" if self.action == "deny" else "It cannot be replaced there; leave it out"
             kind = next(iter(walk.found))[0]
@@ -107,8 +107,8 @@ class ContentPolicy(BoundedPolicy):
 
     def find(self, text: str, start: int = 0) -> list[Finding]:
         """What is found in ``text`` from ``start`` on, in order and without overlaps; the text before it is context."""
-        found = look_through(text, self._patterns, start)
-        return [f for f in found if not surely_matches(text[f.start : f.end].casefold(), self._allow)]
+        findings = look_through(text, self._patterns, start)
+        return [f for f in findings if not surely_matches(text[f.start : f.end].casefold(), self._allow)]
 
     def replacement(self, kind: str) -> str:
         """What stands in place of a value of ``kind``."""
@@ -128,31 +128,31 @@ class _Walk:
     found: dict[tuple[str, str], None] = field(default_factory=dict)
     fixed: bool = False
 
-    def value(self, value: Any, key: str, place: str, depth: int) -> Any:
+    def value(self, value: Any, key: str, where: str, depth: int) -> Any:
         """``value`` as it is after redaction: the same object when nothing was found in it."""
         if depth > MAX_DEPTH:
             raise _Unlookable(f"The arguments are nested deeper than {MAX_DEPTH} levels, so they were not looked at.")
         if isinstance(value, str):
-            return self.text(value, key, place)
+            return self.text(value, key, where)
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, int | float):
-            return self.number(value, key, place)
+            return self.number(value, key, where)
         if isinstance(value, Mapping):
-            return self.mapping(value, place, depth)
+            return self.mapping(value, where, depth)
         if isinstance(value, list | tuple):
-            items = [self.value(item, key, place, depth + 1) for item in value]
+            items = [self.value(item, key, where, depth + 1) for item in value]
             return items if any(new is not old for new, old in zip(items, value, strict=True)) else value
-        return self.other(value, key, place)
+        return self.other(value, key, where)
 
-    def mapping(self, mapping: Mapping[Any, Any], place: str, depth: int) -> Any:
+    def mapping(self, mapping: Mapping[Any, Any], where: str, depth: int) -> Any:
         changed: dict[Any, Any] = {}
         same = True
         for key, item in mapping.items():
-            new_key = self.text(key, "", f"a key of {place}") if isinstance(key, str) else self.other(key, "", place)
+            new_key = self.text(key, "", f"a key of {where}") if isinstance(key, str) else self.other(key, "", where)
             named = new_key is key and isinstance(key, str) and _PLAIN_KEY.fullmatch(key) is not None
             new_item = self.value(
-                item, key if isinstance(key, str) else "", f"{place}.{key}" if named else place, depth + 1
+                item, key if isinstance(key, str) else "", f"{where}.{key}" if named else where, depth + 1
             )
             while new_key in changed:  # two keys that held a value each, now called the same
                 new_key = f"{new_key}_"
@@ -160,7 +160,7 @@ class _Walk:
             same = same and new_key is key and new_item is item
         return mapping if same else changed
 
-    def text(self, text: str, key: str, place: str) -> str:
+    def text(self, text: str, key: str, where: str) -> str:
         self.left -= len(text)
         if self.left < 0:
             raise _Unlookable(f"It is longer than {self.policy.max_characters} characters, so it was not looked at.")
@@ -172,17 +172,17 @@ class _Walk:
         last = 0
         for finding in findings:
             start, end = max(finding.start - len(before), last), min(finding.end - len(before), len(text))
-            self.found[finding.kind, place] = None
+            self.found[finding.kind, where] = None
             parts += [text[last:start], self.policy.replacement(finding.kind)]
             last = end
         return "".join([*parts, text[last:]])
 
-    def number(self, number: float, key: str, place: str) -> Any:
+    def number(self, number: float, key: str, where: str) -> Any:
         written = written_number(number)
-        redacted = self.text(written, key, place) if written is not None else None
+        redacted = self.text(written, key, where) if written is not None else None
         return number if redacted == written else redacted
 
-    def other(self, value: Any, key: str, place: str) -> Any:
+    def other(self, value: Any, key: str, where: str) -> Any:
         """What is not JSON is looked at as it would be printed, and cannot be replaced."""
         if isinstance(value, bytes | bytearray | memoryview):
             written = bytes(value).decode("utf-8", "replace")
@@ -190,6 +190,6 @@ class _Walk:
             written = "\n".join(str(item) for item in value)
         else:
             written = str(value)
-        if self.text(written, key, place) != written:
+        if self.text(written, key, where) != written:
             self.fixed = True
         return value

@@ -78,22 +78,22 @@ def look_through(text: str, patterns: Sequence[Pattern], start: int = 0) -> list
     """What is found in any view of ``text`` from ``start`` on, as places in ``text``, merged where they overlap."""
     plain = plain_view(text)
     begin = plain.place(start)
-    found = [Finding(*plain.span(f.start, f.end), f.kind) for f in _find_all(patterns, plain.text, begin)]
+    findings = [Finding(*plain.span(f.start, f.end), f.kind) for f in _find_all(patterns, plain.text, begin)]
     unescaped = unescaped_view(plain.text)
     if unescaped is not None:
         for f in _find_all(patterns, unescaped.text, unescaped.place(begin)):
-            found.append(Finding(*plain.span(*unescaped.span(f.start, f.end)), f.kind))
+            findings.append(Finding(*plain.span(*unescaped.span(f.start, f.end)), f.kind))
     for run_start, run_end, decoded in decoded_runs(plain.text, begin):
         first = next(_find_all(patterns, decoded, 0), None)
         if first is not None:
-            found.append(Finding(*plain.span(run_start, run_end), first.kind))
-    return merged(found)
+            findings.append(Finding(*plain.span(run_start, run_end), first.kind))
+    return merged(findings)
 
 
-def merged(found: Iterable[Finding]) -> list[Finding]:
+def merged(findings: Iterable[Finding]) -> list[Finding]:
     """The findings in order, overlapping ones as one: it is called what the first, and of those the longest, is called."""
     together: list[Finding] = []
-    for finding in sorted(found, key=lambda f: (f.start, -f.end)):
+    for finding in sorted(findings, key=lambda f: (f.start, -f.end)):
         if together and finding.start < together[-1].end:
             last = together[-1]
             together[-1] = Finding(last.start, max(last.end, finding.end), last.kind)

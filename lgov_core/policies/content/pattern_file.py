@@ -23,12 +23,12 @@ _BODY: Final = r"(?<![A-Za-z0-9])(?:%s)(?![A-Za-z0-9])"
 def load_patterns(file: str, check_of: Callable[[Mapping[str, Any]], Check | None]) -> tuple[Pattern, ...]:
     """The patterns of a file beside this module, read once; ``check_of`` gives the check of a row."""
     data = DataFile("lgov_core.policies.content", file)
-    found: list[Pattern] = []
+    patterns: list[Pattern] = []
     for row in data.content["patterns"]:
         if "regex" in row:
             regex = data.written_out(row["regex"])
         else:
             body = data.written_out(row.get("body") or row["names"])
             regex = (_BODY if "body" in row else _NAMED_VALUE) % body
-        found.append(Pattern(row["kind"], re.compile(regex), tuple(row.get("hints", ())), check_of(row)))
-    return tuple(found)
+        patterns.append(Pattern(row["kind"], re.compile(regex), tuple(row.get("hints", ())), check_of(row)))
+    return tuple(patterns)

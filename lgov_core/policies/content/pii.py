@@ -26,10 +26,10 @@ def _bare(text: str) -> str:
 
 def _words_before(text: str, start: int, characters: int = CONTEXT) -> str:
     """What stands before ``start``, names taken apart into words, without a word whose beginning is too far away."""
-    left = left_of(text, start, characters)
-    if len(left) < start and text[start - len(left) - 1].isalpha():
-        left = _re("rest_of_a_word").sub("", left)
-    return left.replace("_", " ")
+    before = left_of(text, start, characters)
+    if len(before) < start and text[start - len(before) - 1].isalpha():
+        before = _re("rest_of_a_word").sub("", before)
+    return before.replace("_", " ")
 
 
 def check_of(row: Mapping[str, Any]) -> Check | None:
@@ -47,8 +47,10 @@ def check_of(row: Mapping[str, Any]) -> Check | None:
     digits, near = row.get("digits", 0), row.get("near", 48 if "digits" in row else CONTEXT)
 
     def check(text: str, start: int, end: int) -> int | None:
-        left = _words_before(text, start, near)
-        if (context is not None and context.search(left) is None) or (of_a_thing and _re("of_a_thing").search(left)):
+        before = _words_before(text, start, near)
+        if (context is not None and context.search(before) is None) or (
+            of_a_thing and _re("of_a_thing").search(before)
+        ):
             return None
         if sum(c.isdigit() for c in text[start:end]) < digits:
             return None
@@ -74,9 +76,9 @@ def _email(text: str, start: int, end: int) -> int | None:
     value = text[start:end].lower()
     if value.rpartition(".")[2] in _FILES or value.startswith("git@") or value.startswith(".") or ".." in value:
         return None
-    left = left_of(text, start)
+    before = left_of(text, start)
     # user:password@host in a URL is not an address
-    return None if re.search(r"://[^\s/]*$", left) and not left.lower().endswith("mailto:") else end
+    return None if re.search(r"://[^\s/]*$", before) and not before.lower().endswith("mailto:") else end
 
 
 def _phone(text: str, start: int, end: int) -> int | None:
@@ -84,11 +86,11 @@ def _phone(text: str, start: int, end: int) -> int | None:
     digits = _bare(value).partition("X")[0]
     if not 7 <= len(digits) <= 15 or not digits.isdigit() or len(set(digits)) < 3 or _re("date").match(value):
         return None
-    left = _words_before(text, start, 40)
+    before = _words_before(text, start, 40)
     if (
-        left
-        and re.search(r"[\d,/=]\s?$|\.$|[^A-Za-z]\.\s$|[€$£]\s?$", left[-3:])
-        and not _re("phone_given").search(left)
+        before
+        and re.search(r"[\d,/=]\s?$|\.$|[^A-Za-z]\.\s$|[€$£]\s?$", before[-3:])
+        and not _re("phone_given").search(before)
     ):
         return None
     shaped = (
@@ -97,9 +99,9 @@ def _phone(text: str, start: int, end: int) -> int | None:
         or (9 <= len(digits) <= 12 and _re("trunk").fullmatch(value))
         or _re("brazilian").fullmatch(value)
     )
-    if not (shaped or _re("phone_word").search(left) or _re("phone_tag").match(text, end)) or _re("of_a_thing").search(
-        left
-    ):
+    if not (shaped or _re("phone_word").search(before) or _re("phone_tag").match(text, end)) or _re(
+        "of_a_thing"
+    ).search(before):
         return None
     return end
 

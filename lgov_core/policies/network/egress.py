@@ -108,15 +108,15 @@ class EgressPolicy(BoundedPolicy):
         self.schemes = frozenset(scheme.lower() for scheme in string_tuple(name, "schemes", schemes))
         for scheme in self.schemes:
             if not scheme.isidentifier() or (scheme not in DEFAULT_PORTS and not ports):
-                known = ", ".join(DEFAULT_PORTS)
-                raise PolicyError(f"{name}: schemes holds {scheme!r}", hint=f"write one of {known}, or give ports")
+                names = ", ".join(DEFAULT_PORTS)
+                raise PolicyError(f"{name}: schemes holds {scheme!r}", hint=f"write one of {names}, or give ports")
         self.places = tuple(_place(name, text) for text in string_tuple(name, "domains", domains))
         self.ports = None if ports is None else frozenset(_port(name, port) for port in ports)
-        self.networks = tuple(place.network for place in self.places if place.network is not None)
+        self.networks = tuple(destination.network for destination in self.places if destination.network is not None)
         self.arguments = None if argument is None else argument_names(name, argument, "the URL")
         if resolve is not None and not isinstance(resolve, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise PolicyError(f"{name}: resolve is {resolve!r}", hint="write true or false")
-        self.resolves = any(place.host == "*" for place in self.places) if resolve is None else resolve
+        self.resolves = any(destination.host == "*" for destination in self.places) if resolve is None else resolve
         self.bounded = not self.resolves
         self._look_up = resolver or system_resolver
 
@@ -132,8 +132,8 @@ class EgressPolicy(BoundedPolicy):
         except Unclear as unclear:
             return self.deny(unclear.rule, unclear.reason, Severity.MEDIUM)
         if not urls:
-            wanted = "url" if self.arguments is None else " or ".join(self.arguments)
-            return self.deny("url-missing", f"Give the URL as text in the argument {wanted}.", Severity.MEDIUM)
+            names = "url" if self.arguments is None else " or ".join(self.arguments)
+            return self.deny("url-missing", f"Give the URL as text in the argument {names}.", Severity.MEDIUM)
         if len(urls) > MAX_URLS:
             return self.deny("url-too-many", f"Give at most {MAX_URLS} URLs at a time.", Severity.MEDIUM)
         for url in urls:
@@ -145,9 +145,9 @@ class EgressPolicy(BoundedPolicy):
     def judge_url(self, url: str) -> Decision:
         """The verdict on one URL; looks the name up when the policy resolves."""
         try:
-            place = self._place(url)
+            destination = self._place(url)
             if self.resolves:
-                self._addresses(place)
+                self._addresses(destination)
         except Unclear as unclear:
             return self.deny(unclear.rule, unclear.reason)
         return self.allow()
@@ -158,8 +158,8 @@ class EgressPolicy(BoundedPolicy):
         Raises `PolicyDenied`. May wait for a name server.
         """
         try:
-            place = self._place(url)
-            return PinnedURL(url, place.scheme, place.host, place.port, self._addresses(place))
+            destination = self._place(url)
+            return PinnedURL(url, destination.scheme, destination.host, destination.port, self._addresses(destination))
         except Unclear as unclear:
             raise PolicyDenied(self.deny(unclear.rule, unclear.reason)) from None
 
@@ -177,11 +177,14 @@ class EgressPolicy(BoundedPolicy):
             raise Unclear("url-scheme", f"{url.scheme[:20]}: is not allowed; use {', '.join(sorted(self.schemes))}.")
         if url.address is not None and self._is_closed(url.address):
             raise Unclear("url-address", f"{url.host} is {why_closed(url.address)}, which is not open to you.")
-        places = [place for place in self.places if place.holds(url)]
+        places = [destination for destination in self.places if destination.holds(url)]
         if not places:
             raise Unclear("url-host", f"The host {url.host[:100]} is not among the allowed ones.")
         allowed = self.ports if self.ports is not None else {DEFAULT_PORTS.get(url.scheme)}
-        if not any(place.port == url.port if place.port is not None else url.port in allowed for place in places):
+        if not any(
+            destination.port == url.port if destination.port is not None else url.port in allowed
+            for destination in places
+        ):
             raise Unclear("url-port", f"Port {url.port} of {url.host[:100]} is not open to you.")
         return url
 
@@ -191,13 +194,13 @@ class EgressPolicy(BoundedPolicy):
             return (str(url.address),)
         try:
             texts = tuple(self._look_up(url.host, url.port))
-            found = [ipaddress.ip_address(text) for text in texts]
+            addresses = [ipaddress.ip_address(text) for text in texts]
         except Exception:  # noqa: BLE001 - whatever a resolver raises, the name has no address that could be judged
             raise Unclear("url-unresolved", f"The host {url.host[:100]} cannot be looked up.") from None
-        if not found:
+        if not addresses:
             raise Unclear("url-unresolved", f"The host {url.host[:100]} has no address.")
         loopback_named = url.host == "localhost"
-        for address in found:
+        for address in addresses:
             if self._is_closed(address) and not (loopback_named and address.is_loopback):
                 why = why_closed(address)
                 raise Unclear("url-address", f"{url.host[:100]} leads to {address}, which is {why}.")
@@ -209,8 +212,8 @@ class EgressPolicy(BoundedPolicy):
 
 def system_resolver(host: str, port: int) -> Sequence[str]:
     """Every address the system knows for ``host``, in its order. Raises OSError. Waits as long as the system does."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
+    entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return tuple(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 
 def _texts(value: Any) -> Sequence[str]:

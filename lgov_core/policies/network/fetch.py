@@ -94,8 +94,8 @@ class _Handler(urllib.request.AbstractHTTPHandler):
         if req.has_proxy() or (req.host or "").lower() != _authority(req.full_url):
             raise PolicyDenied(self._policy.deny("url-proxy", "A proxy would choose the address; fetch without one."))
         tls = self._tls if pinned.scheme == "https" else None
-        given: Any = req.timeout
-        timeout = given if isinstance(given, int | float) else self._timeout
+        raw: Any = req.timeout
+        timeout = raw if isinstance(raw, int | float) else self._timeout
 
         def connection(host: str, **options: Any) -> http.client.HTTPConnection:
             return _PinnedConnection(pinned, timeout, tls)

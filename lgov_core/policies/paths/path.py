@@ -71,8 +71,8 @@ def _as_written(text: str) -> None:
         raise Unclear("path-too-long", f"The path is longer than {MAX_PATH_BYTES} bytes.")
     _characters(text)
     _expansions(text)
-    for part in text.split("/"):
-        _name(part)
+    for name in text.split("/"):
+        _name(name)
 
 
 def _characters(text: str) -> None:
@@ -115,19 +115,19 @@ def _expansions(text: str) -> None:
         raise Unclear("path-encoded", "Write the path without character codes.")
 
 
-def _name(part: str) -> None:
-    if part in ("", ".", ".."):
+def _name(name: str) -> None:
+    if name in ("", ".", ".."):
         return
-    if len(part.encode()) > MAX_NAME_BYTES:
+    if len(name.encode()) > MAX_NAME_BYTES:
         raise Unclear("path-too-long", f"A name in the path is longer than {MAX_NAME_BYTES} bytes.")
-    if part != part.strip() or part.endswith("."):
+    if name != name.strip() or name.endswith("."):
         raise Unclear("path-characters", "A name in the path begins or ends with a space, or ends with a dot.")
-    if part.startswith("..") and not part.strip(".;"):
-        raise Unclear("path-characters", f"{part!r} is not a name.")
-    if _DEVICES.fullmatch(part) is not None:
-        raise Unclear("path-windows", f"{part!r} names a device on some systems; choose another name.")
-    if "~" in part and _SHORT_NAME.fullmatch(part) is not None:  # GIT~1 is .git there
-        raise Unclear("path-windows", f"{part!r} is the short name of another file on some systems; write it out.")
+    if name.startswith("..") and not name.strip(".;"):
+        raise Unclear("path-characters", f"{name!r} is not a name.")
+    if _DEVICES.fullmatch(name) is not None:
+        raise Unclear("path-windows", f"{name!r} names a device on some systems; choose another name.")
+    if "~" in name and _SHORT_NAME.fullmatch(name) is not None:  # GIT~1 is .git there
+        raise Unclear("path-windows", f"{name!r} is the short name of another file on some systems; write it out.")
 
 
 def _decoded(text: str) -> str:
@@ -143,7 +143,7 @@ def _decoded(text: str) -> str:
 
 
 def _has_dots(text: str) -> int:
-    return sum(part in (".", "..") for part in text.split("/"))
+    return sum(name in (".", "..") for name in text.split("/"))
 
 
 #: Arguments that are taken for paths when ``argument`` is not given.
@@ -155,7 +155,7 @@ PATH_ARGUMENTS = names(
     """
 )
 #: Those that name nothing else, as ``source`` does in a cell of a notebook; and as ``path`` does in a JSON patch.
-_IN_MAPPINGS = tuple(name for name in PATH_ARGUMENTS if any(part in name for part in ("file", "dir", "folder", "path")))
+_IN_MAPPINGS = tuple(name for name in PATH_ARGUMENTS if any(word in name for word in ("file", "dir", "folder", "path")))
 _LAST_WORDS = frozenset(names("path file filename filepath dir directory folder"))
 _PATCH_STEPS = ("add", "remove", "replace", "move", "copy", "test")
 _WORD_ENDS = re.compile(r"[_-]|(?<=[a-z0-9])(?=[A-Z])")
@@ -221,10 +221,10 @@ class PathPolicy(BoundedPolicy):
         name: str = "path",
     ) -> None:
         self.name = name
-        given = (roots,) if isinstance(roots, str) else string_tuple(name, "roots", roots)
-        if not given:
+        folders = (roots,) if isinstance(roots, str) else string_tuple(name, "roots", roots)
+        if not folders:
             raise PolicyError(f"{name}: roots is empty", hint="name the folders that the tool may touch")
-        self.roots = tuple(_folder(name, "roots", root) for root in given)
+        self.roots = tuple(_folder(name, "roots", root) for root in folders)
         self.cwd = self.roots[0] if cwd is None else _folder(name, "cwd", cwd)
         self.arguments = PATH_ARGUMENTS if argument is None else argument_names(name, argument, "the path")
         self._named = argument is not None
@@ -244,8 +244,8 @@ class PathPolicy(BoundedPolicy):
         except Unclear as unclear:
             return self.deny(unclear.rule, unclear.reason, Severity.MEDIUM)
         if not texts:
-            wanted = " or ".join(self.arguments) if self._named else "path"
-            return self.deny("path-missing", f"Give the path as text in the argument {wanted}.", Severity.MEDIUM)
+            names = " or ".join(self.arguments) if self._named else "path"
+            return self.deny("path-missing", f"Give the path as text in the argument {names}.", Severity.MEDIUM)
         if len(texts) > MAX_PATHS:
             return self.deny("path-too-many", f"Give at most {MAX_PATHS} paths at a time.", Severity.MEDIUM)
         for text in (*folders, *texts, *moved):
@@ -256,11 +256,11 @@ class PathPolicy(BoundedPolicy):
 
     def _values(self, arguments: Mapping[str, Any]) -> Iterator[Any]:
         """The values that name paths. Raises `Unclear`."""
-        found = [arguments[name] for name in self.arguments if name in arguments]
+        values = [arguments[name] for name in self.arguments if name in arguments]
         if self._named:
-            yield from found
+            yield from values
             return
-        yield from (value for value in found if value is not None)  # an optional path that was left out names nothing
+        yield from (value for value in values if value is not None)  # an optional path that was left out names nothing
         yield from _within({name: value for name, value in arguments.items() if name not in self.arguments})
 
     def judge_path(self, text: str) -> Decision:
@@ -294,7 +294,7 @@ class PathPolicy(BoundedPolicy):
         whole = os.path.join(self.cwd, text)
         written = os.path.normpath(whole)
         places = [(root, _followed(root)) for root in self.roots]
-        self._check_names(written, {root for place in places for root in place}, text)
+        self._check_names(written, {root for alternatives in places for root in alternatives}, text)
         real = _followed(whole, watch=not any(_inside(written, kernel) for kernel in _KERNEL))
         self._check_names(real, {root for _, root in places}, text)
         _check_kind(real)
@@ -303,8 +303,8 @@ class PathPolicy(BoundedPolicy):
     def _check_names(self, path: str, roots: set[str], text: str) -> None:
         holding = [root for root in roots if _inside(path, root)]
         if not holding:
-            shown = ", ".join(self.roots[:3])
-            raise Unclear("path-outside", f"{text[:80]!r} leads outside of {shown}; stay inside.")
+            own_roots = ", ".join(self.roots[:3])
+            raise Unclear("path-outside", f"{text[:80]!r} leads outside of {own_roots}; stay inside.")
         if any(_inside(path, kernel) and not _inside(root, kernel) for kernel in _KERNEL for root in holding):
             raise Unclear("path-outside", f"{text[:80]!r} leads into the kernel's own file systems.")
         below = os.path.relpath(path, max(holding, key=len))
@@ -344,12 +344,12 @@ def _within(value: Any) -> Iterator[Any]:
         if isinstance(item, Mapping):
             patch = item is not value and item.get("op") in _PATCH_STEPS
             named = _IN_PATCHES if patch else _IN_MAPPINGS
-            for name, one in item.items():
-                by_word = not patch and isinstance(one, str) and _last_word(name) in _LAST_WORDS
-                if by_word or (name in named and one is not None):
-                    yield one
+            for name, inner in item.items():
+                by_word = not patch and isinstance(inner, str) and _last_word(name) in _LAST_WORDS
+                if by_word or (name in named and inner is not None):
+                    yield inner
                 else:
-                    waiting.append(one)
+                    waiting.append(inner)
         elif isinstance(item, list | tuple):
             waiting.extend(item)
 
@@ -397,15 +397,15 @@ def _followed(path: str, *, watch: bool = False) -> str:
     ``watch`` refuses a link that passes through the kernel's file systems, where what it means depends on who looks.
     What does not exist has no links in it. Raises OSError when a folder may not be looked into.
     """
-    waiting = [part for part in reversed(path.split("/")) if part not in ("", ".")]
+    waiting = [name for name in reversed(path.split("/")) if name not in ("", ".")]
     done = "/"
     links = 0
     while waiting:
-        part = waiting.pop()
-        if part == "..":
+        name = waiting.pop()
+        if name == "..":
             done = os.path.dirname(done)
             continue
-        here = os.path.join(done, part)
+        here = os.path.join(done, name)
         if watch and links and here in _KERNEL:
             raise Unclear("path-outside", "A link in the path leads into the kernel's own file systems.")
         try:
@@ -421,7 +421,7 @@ def _followed(path: str, *, watch: bool = False) -> str:
         target = os.readlink(here)
         if target.startswith("/"):
             done = "/"
-        waiting.extend(part for part in reversed(target.split("/")) if part not in ("", "."))
+        waiting.extend(name for name in reversed(target.split("/")) if name not in ("", "."))
     return done
 
 

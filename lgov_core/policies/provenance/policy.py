@@ -154,26 +154,26 @@ class ProvenancePolicy(BoundedPolicy):
         if not used:
             return self.allow()
         texts = _user_texts(action)
-        known = [_Said(texts)] if texts else []
+        sources = [_Said(texts)] if texts else []
         with self._lock:
             for key in _keys(action):
-                said = self._said.get(key)
-                if said is not None:
-                    self._said.put(key, said)  # as the one used last
-                    known.append(said)
-            return self._verdict(known, used)
+                source = self._said.get(key)
+                if source is not None:
+                    self._said.put(key, source)  # as the one used last
+                    sources.append(source)
+            return self._verdict(sources, used)
 
-    def _verdict(self, known: list[_Said], used: list[tuple[str, Address | str]]) -> Decision:
+    def _verdict(self, sources: list[_Said], used: list[tuple[str, Address | str]]) -> Decision:
         for name, value in used:
             if isinstance(value, Address):
-                if self._trusts(value) or any(said.covers(value) for said in known):
+                if self._trusts(value) or any(source.covers(value) for source in sources):
                     continue
                 what = value.kind
             else:
-                if any(said.says(value) for said in known) or surely_matches(value.casefold(), self._trusted):
+                if any(source.says(value) for source in sources) or surely_matches(value.casefold(), self._trusted):
                     continue
                 what = "value"
-            if not known:
+            if not sources:
                 return self.deny(
                     "provenance-unknown",
                     f"{_place(name)} holds an address ({what}), but what the user said is not known here; judge the user's"
@@ -198,7 +198,7 @@ class ProvenancePolicy(BoundedPolicy):
         elif surely_matches(form, tuple(glob for glob in self._trusted if ("@" in glob) == (address.kind == "email"))):
             return True
         bare = address if address.kind != "url" else Address("url", page_of(address))
-        return any(covers(said, one) for said in self._named for one in (address, bare))
+        return any(covers(named, variant) for named in self._named for variant in (address, bare))
 
     def _note(self, action: Action, texts: list[str]) -> None:
         keys = _keys(action)
@@ -206,10 +206,10 @@ class ProvenancePolicy(BoundedPolicy):
             return
         with self._lock:
             for key in keys:
-                said = self._said.get(key) or _Said()
-                self._said.put(key, said)
+                source = self._said.get(key) or _Said()
+                self._said.put(key, source)
                 for text in texts:
-                    said.add(text)
+                    source.add(text)
 
 
 def _words(text: str) -> str:
@@ -226,8 +226,8 @@ def _keys(action: Action) -> list[tuple[str, str]]:
 
 
 def _user_texts(action: Action) -> list[str]:
-    given = action.context.get("user_text")
-    return [text for text in (given if isinstance(given, list | tuple) else [given]) if isinstance(text, str)]
+    raw = action.context.get("user_text")
+    return [text for text in (raw if isinstance(raw, list | tuple) else [raw]) if isinstance(text, str)]
 
 
 def _system_texts(messages: Any) -> Iterator[str]:
@@ -238,13 +238,13 @@ def _system_texts(messages: Any) -> Iterator[str]:
         content = message.get("content")
         if isinstance(content, str):
             yield content
-        for part in content if isinstance(content, list | tuple) else ():
+        for content_part in content if isinstance(content, list | tuple) else ():
             if (
-                isinstance(part, Mapping)
-                and part.get("type") in ("text", "input_text")
-                and isinstance(part.get("text"), str)
+                isinstance(content_part, Mapping)
+                and content_part.get("type") in ("text", "input_text")
+                and isinstance(content_part.get("text"), str)
             ):
-                yield part["text"]
+                yield content_part["text"]
 
 
 def strings_in(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:

@@ -77,8 +77,8 @@ def url_address(url: str) -> Address:
     )
     if scheme not in ("", "http", "https", "ws", "wss"):
         return Address("url", f"{scheme}:{host_form(host) if host else ''}{path}{more}")
-    shown = "" if port in (None, 80, 443) else f":{port}"
-    return Address("url", f"{host_form(host or '')}{shown}{path}{more}")
+    port_suffix = "" if port in (None, 80, 443) else f":{port}"
+    return Address("url", f"{host_form(host or '')}{port_suffix}{path}{more}")
 
 
 def path_form(path: str) -> str:
@@ -101,26 +101,26 @@ def phone_form(phone: str) -> str:
     return "".join(c for c in phone if c.isdigit()).lstrip("0")
 
 
-def covers(said: Address, used: Address) -> bool:
+def covers(source: Address, used: Address) -> bool:
     """Whether ``used`` was said when ``said`` was.
 
     An e-mail address, account or phone number covers itself; a phone number also the same with its country's prefix. A
     URL covers what lies below it, so that a named host covers its pages, and a path covers what lies in it. A query
     string, a fragment and a user are new text: only the whole URL covers them.
     """
-    if said.kind != used.kind:
+    if source.kind != used.kind:
         return False
-    if said.form == used.form:
+    if source.form == used.form:
         return True
-    if said.kind == "phone":
-        short, long = sorted((said.form, used.form), key=len)
+    if source.kind == "phone":
+        short, long = sorted((source.form, used.form), key=len)
         return len(short) >= 8 and len(long) - len(short) <= 3 and long.endswith(short)
-    if said.kind == "url":
-        base, whole = said.form.rstrip("/"), page_of(said) == said.form and page_of(used) == used.form
-        return said.form.partition("#")[0] == used.form or (
+    if source.kind == "url":
+        base, whole = source.form.rstrip("/"), page_of(source) == source.form and page_of(used) == used.form
+        return source.form.partition("#")[0] == used.form or (
             whole and len(base) > 1 and used.form.startswith(base + "/")
         )
-    return said.kind == "path" and len(said.form) > 1 and used.form.startswith(said.form + "/")
+    return source.kind == "path" and len(source.form) > 1 and used.form.startswith(source.form + "/")
 
 
 def page_of(url: Address) -> str:
@@ -164,30 +164,30 @@ class _Reading:
             self.text = f"https://{self.text.strip().lstrip(_SLASHES)}"
         self.text = _re("link_fields").sub(_apart, self.text)
         for pattern in (_re("url"), _re("scheme"), _re("network")):
-            self.take(pattern, lambda part: url_address(part.rstrip(_TRAILING)))
+            self.take(pattern, lambda text: url_address(text.rstrip(_TRAILING)))
         expected = not self.said and _holds_email(self.argument)
         self.take(
             _re("email"),
-            lambda part: (
-                Address("email", email_form(part.rstrip(".")))
-                if expected or not _re("versioned").fullmatch(part)
+            lambda text: (
+                Address("email", email_form(text.rstrip(".")))
+                if expected or not _re("versioned").fullmatch(text)
                 else None
             ),
         )
         if self.said or expected:
-            self.take(_re("local_email"), lambda part: Address("email", email_form(part)))
+            self.take(_re("local_email"), lambda text: Address("email", email_form(text)))
         if expected and _re("left_over").search(_re("mention").sub("", self.text)):
             self.found.append(UNCLEAR)
         self.hosts()
         if self.said:  # a number may follow
-            found = (iban_at_start(account_form(part)) for part in _re("iban_like").findall(self.text))
-            self.found += [Address("account", account) for account in found if account is not None]
-        self.take(_re("iban_like"), lambda part: _account(part, least=6), keep=self.said)
-        self.take(WALLET, lambda part: Address("account", account_form(part)), keep=self.said)
+            ibans = (iban_at_start(account_form(text)) for text in _re("iban_like").findall(self.text))
+            self.found += [Address("account", account) for account in ibans if account is not None]
+        self.take(_re("iban_like"), lambda text: _account(text, least=6), keep=self.said)
+        self.take(WALLET, lambda text: Address("account", account_form(text)), keep=self.said)
         self.take(_re("phone"), _phone, keep=self.said)
         # What the user said may be an account as well as a phone number, so nothing is blanked there.
         if _re("account_name").search(self.argument):
-            self.take(_re("digits"), lambda part: _account(part, least=6), keep=self.said)
+            self.take(_re("digits"), lambda text: _account(text, least=6), keep=self.said)
         if _re("phone_name").search(self.argument):
             self.take(_re("local_phone"), _phone, keep=self.said)
             self.take(_re("digits"), _phone, keep=self.said)
@@ -230,7 +230,7 @@ class _Reading:
 
 def _apart(link: re.Match[str]) -> str:
     """A link and the values of its fields, each as a word of its own."""
-    return " ".join([link[1], *(unquote(part.replace("=", " ", 1)) for part in link[2].split("&"))])
+    return " ".join([link[1], *(unquote(field.replace("=", " ", 1)) for field in link[2].split("&"))])
 
 
 def _holds_email(argument: str) -> bool:
@@ -238,18 +238,18 @@ def _holds_email(argument: str) -> bool:
     return bool(words) and words[-1].lower() in _DATA.words("email_arguments")
 
 
-def _account(part: str, *, least: int) -> Address | None:
-    enough = sum(c.isdigit() for c in part) >= least
-    return Address("account", account_form(part)) if enough else None
+def _account(text: str, *, least: int) -> Address | None:
+    enough = sum(c.isdigit() for c in text) >= least
+    return Address("account", account_form(text)) if enough else None
 
 
-def _phone(part: str) -> Address | None:
-    digits = sum(c.isdigit() for c in part)
-    return None if not 6 <= digits <= 15 or _is_date(part) else Address("phone", phone_form(part))
+def _phone(text: str) -> Address | None:
+    digits = sum(c.isdigit() for c in text)
+    return None if not 6 <= digits <= 15 or _is_date(text) else Address("phone", phone_form(text))
 
 
-def _path(part: str) -> Address | None:
-    form = path_form(part.rstrip(_TRAILING))
+def _path(text: str) -> Address | None:
+    form = path_form(text.rstrip(_TRAILING))
     return Address("path", form) if form.strip("/.") else None
 
 

@@ -36,16 +36,16 @@ def check_schema(what: str, schema: Mapping[str, Any]) -> None:
             f"{what} has no keyword of JSON Schema", hint="write type: object, and the arguments under properties"
         )
     draft4 = "draft-04" in str(schema.get("$schema", ""))
-    for part in _parts(what, schema):
-        target = part.get("$ref", "#")
+    for subschema in _parts(what, schema):
+        target = subschema.get("$ref", "#")
         if not (isinstance(target, str) and target.startswith("#")):
             raise PolicyError(
                 f"{what} refers to {target!r}", hint="copy it into definitions and refer to #/definitions/..."
             )
-        for keyword in words("unsupported").intersection(part):
+        for keyword in words("unsupported").intersection(subschema):
             raise PolicyError(f"{what} uses {keyword}, which is not checked", hint="write it in JSON Schema draft 7")
-        _check_spelling(what, part)
-        _check_values(what, part, draft4=draft4)
+        _check_spelling(what, subschema)
+        _check_values(what, subschema, draft4=draft4)
 
 
 def _is_schema(value: Any) -> bool:
@@ -57,14 +57,16 @@ def _parts(what: str, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     pending: list[Any] = [root]
     seen: set[int] = set()
     while pending:
-        part = pending.pop()
-        if isinstance(part, bool) or id(part) in seen:
+        subschema = pending.pop()
+        if isinstance(subschema, bool) or id(subschema) in seen:
             continue
-        seen.add(id(part))
-        if not isinstance(part, Mapping):
-            raise PolicyError(f"{what} holds {part!r} where a schema belongs", hint="write a mapping, true or false")
-        yield part
-        for keyword, value in part.items():
+        seen.add(id(subschema))
+        if not isinstance(subschema, Mapping):
+            raise PolicyError(
+                f"{what} holds {subschema!r} where a schema belongs", hint="write a mapping, true or false"
+            )
+        yield subschema
+        for keyword, value in subschema.items():
             if keyword in words("named_schemas") and isinstance(value, Mapping):
                 pending += [item for item in value.values() if not isinstance(item, list | tuple)]
             elif keyword in ("definitions", "$defs") and isinstance(value, Mapping):
@@ -79,60 +81,66 @@ def _parts(what: str, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def _pointed_at(root: Mapping[str, Any], reference: str) -> Any:
     """The schema that a reference within ``root`` names; True (which says nothing) when there is none: others refuse that."""
-    place: Any = root
+    target: Any = root
     for step in reference.partition("#")[2].strip("/").split("/") if reference.strip("#/") else ():
         name = unquote(step).replace("~1", "/").replace("~0", "~")
-        if isinstance(place, Mapping):
-            place = place.get(name, True)
-        elif isinstance(place, list | tuple) and name.isdigit() and int(name) < len(place):
-            place = place[int(name)]
+        if isinstance(target, Mapping):
+            target = target.get(name, True)
+        elif isinstance(target, list | tuple) and name.isdigit() and int(name) < len(target):
+            target = target[int(name)]
         else:
             return True
-    return place
+    return target
 
 
-def _check_spelling(what: str, part: Mapping[str, Any]) -> None:
-    for keyword in part:
+def _check_spelling(what: str, subschema: Mapping[str, Any]) -> None:
+    for keyword in subschema:
         if keyword not in _checked() and (meant := _near(str(keyword), _checked())) is not None:
             raise PolicyError(f"{what} holds {keyword}, which is not a keyword of JSON Schema", hint=f"write {meant}")
-    given = part.get("format")
-    if isinstance(given, str) and given not in words("formats") and given not in words("unchecked_formats"):
-        meant = _DATA.content["meant_formats"].get(given.lower()) or _near(given, words("formats"))
+    written_format = subschema.get("format")
+    if (
+        isinstance(written_format, str)
+        and written_format not in words("formats")
+        and written_format not in words("unchecked_formats")
+    ):
+        meant = _DATA.content["meant_formats"].get(written_format.lower()) or _near(written_format, words("formats"))
         if meant is not None:
-            raise PolicyError(f"{what} has the format {given!r}, which is not checked", hint=f"write {meant}")
+            raise PolicyError(f"{what} has the format {written_format!r}, which is not checked", hint=f"write {meant}")
 
 
-def _near(word: str, known: Iterable[str]) -> str | None:
-    plain = {name.lower().replace("-", ""): name for name in known}
-    given = word.lower().replace("_", "").replace("-", "")
+def _near(word: str, names: Iterable[str]) -> str | None:
+    plain = {name.lower().replace("-", ""): name for name in names}
+    plain_word = word.lower().replace("_", "").replace("-", "")
     # Letters that changed places make a short word less alike than the cutoff asks for.
-    turned = [name for name in plain if sorted(name) == sorted(given)]
-    close = turned or get_close_matches(given, plain, n=1, cutoff=_CLOSE)
+    turned = [name for name in plain if sorted(name) == sorted(plain_word)]
+    close = turned or get_close_matches(plain_word, plain, n=1, cutoff=_CLOSE)
     return plain[close[0]] if close else None
 
 
-def _check_values(what: str, part: Mapping[str, Any], *, draft4: bool) -> None:
-    beside = [keyword for keyword in part if keyword in _checked() and keyword != "$ref"]
-    if "$ref" in part and beside:
+def _check_values(what: str, subschema: Mapping[str, Any], *, draft4: bool) -> None:
+    beside = [keyword for keyword in subschema if keyword in _checked() and keyword != "$ref"]
+    if "$ref" in subschema and beside:
         raise PolicyError(
             f"{what} has {beside[0]} beside $ref, which is not checked", hint="write allOf: [{$ref: ...}, {...}]"
         )
-    dependencies = part.get("dependencies")
-    lists = [part.get("required"), *(dependencies.values() if isinstance(dependencies, Mapping) else ())]
-    for wanted in lists:
-        for name in wanted if isinstance(wanted, list | tuple) else ():
+    dependencies = subschema.get("dependencies")
+    lists = [subschema.get("required"), *(dependencies.values() if isinstance(dependencies, Mapping) else ())]
+    for names in lists:
+        for name in names if isinstance(names, list | tuple) else ():
             if not isinstance(name, str):
                 raise PolicyError(f"{what} requires {name!r}, which is not a name", hint="put the name in quotes")
     for keyword in ("exclusiveMinimum", "exclusiveMaximum"):
-        if isinstance(part.get(keyword), bool) and not draft4:
+        if isinstance(subschema.get(keyword), bool) and not draft4:
             raise PolicyError(
-                f"{what} has {keyword}: {part[keyword]}, which only draft 4 knows",
+                f"{what} has {keyword}: {subschema[keyword]}, which only draft 4 knows",
                 hint=f"write the limit itself, {keyword}: 5, or name draft 4 in $schema",
             )
-    if "if" not in part and ("then" in part or "else" in part):
+    if "if" not in subschema and ("then" in subschema or "else" in subschema):
         raise PolicyError(f"{what} has then or else without if, so it is not checked", hint="write if beside it")
-    values = part.get("enum", ()) if isinstance(part.get("enum"), list | tuple) else ()
-    if part.get("type") == "string" and any(isinstance(value, bool) for value in (*values, part.get("const"))):
+    values = subschema.get("enum", ()) if isinstance(subschema.get("enum"), list | tuple) else ()
+    if subschema.get("type") == "string" and any(
+        isinstance(value, bool) for value in (*values, subschema.get("const"))
+    ):
         raise PolicyError(f"{what} has a truth value where it allows texts only", hint='write "on" or "no" in quotes')
 
 
@@ -162,10 +170,10 @@ class ToolPolicy(BoundedPolicy):
         self.name = name
         self.allowed = string_tuple(name, "allow", allow)
         self._checks: dict[str, Callable[[object], str | None]] = {}
-        given = schemas if schemas is not None else {}
-        if not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise PolicyError(f"{name}: schemas must map tool names to JSON Schemas, not {given!r}")
-        for tool, schema in given.items():
+        by_tool = schemas if schemas is not None else {}
+        if not isinstance(by_tool, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise PolicyError(f"{name}: schemas must map tool names to JSON Schemas, not {by_tool!r}")
+        for tool, schema in by_tool.items():
             if not self._is_allowed(tool):
                 raise PolicyError(f"{name}: there is a schema for {tool!r}, but allow does not name it")
             self._checks[tool] = _compiled(f"{name}: the schema of {tool}", schema)
