@@ -24,14 +24,14 @@ _MAX_DEPTH = 8
 
 
 def is_handoff(tool: object) -> bool:
-    """Whether AutoGen made ``tool`` for a hand-off. Running it does nothing; proposing it does."""
+    """Returns whether AutoGen made ``tool`` for a hand-off. Running it does nothing; proposing it does."""
     function = getattr(tool, "_func", None)
     name = str(getattr(function, "__qualname__", ""))
     return getattr(function, "__module__", None) == HANDOFF_MODULE and name.startswith(HANDOFF_FUNCTION)
 
 
 def has_handoffs(agent: object) -> bool:
-    """Whether ``agent`` is of a kind that offers its model hand-offs, as an assistant does."""
+    """Returns whether ``agent`` is of a kind that offers its model hand-offs, as an assistant does."""
     return hasattr(agent, "_handoffs")
 
 
@@ -70,7 +70,7 @@ def _clients(client: Any) -> Iterator[Any]:
 
 
 def model_name(client: Any) -> str:
-    """What the client calls its model, or the name of its class."""
+    """The client's name for its model, or the name of its class."""
     for inner in _clients(client):
         created = getattr(inner, "_create_args", None)
         name = created.get("model") if isinstance(created, Mapping) else getattr(inner, "model", None)

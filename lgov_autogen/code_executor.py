@@ -82,7 +82,7 @@ async def execute_code_blocks(
 
 
 def _is_evaluated(governor: Governor, blocks: Sequence[CodeBlock]) -> bool:
-    """Whether these blocks are the one that was evaluated and is running now."""
+    """Returns whether these blocks are the one that was evaluated and is running now."""
     call = covered_call()
     if call is None or call.governor is not governor or len(blocks) != 1:
         return False
@@ -91,7 +91,7 @@ def _is_evaluated(governor: Governor, blocks: Sequence[CodeBlock]) -> bool:
 
 
 class GovernedCodeExecutorConfig(BaseModel):
-    """What a `GovernedCodeExecutor` is made from; its governor is not part of it."""
+    """The configuration of a `GovernedCodeExecutor`, without its governor."""
 
     executor: ComponentModel
     agent: str | None = None

@@ -106,7 +106,7 @@ def _role_and_text(message: LLMMessage) -> tuple[str, str]:
 
 
 def reading_of(result: CreateResult, response_id: str | None, model: str | None) -> ModelReading:
-    """What the model wrote. A usage of 0 and 0, as a streamed reply without usage has it, is left out."""
+    """Reads the model's reply. A usage of 0 and 0, as a streamed reply without usage has it, is left out."""
     calls = result.content if isinstance(result.content, list) else []
     usage = result.usage
     is_counted = usage.prompt_tokens or usage.completion_tokens

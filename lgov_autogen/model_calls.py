@@ -205,7 +205,7 @@ class ProgramCall:
 
 @dataclass(frozen=True, slots=True)
 class CallMemory:
-    """What is kept from one model call to the next."""
+    """The memory from one model call to the next."""
 
     proposals: ProposedCalls
     turns: TurnMemory[LLMMessage] = field(default_factory=TurnMemory[LLMMessage])
@@ -280,7 +280,7 @@ class AutoGenCall(ModelPort[CreateResult, None]):
         )
 
     def _is_users(self, message: LLMMessage) -> bool:
-        """Whether the message is top-level input, and not what a tool or an agent wrote in the user's role."""
+        """Returns whether the message is top-level input, and not what a tool or an agent wrote in the user's role."""
         is_from_user = isinstance(message, UserMessage) and message.source == "user"
         return is_from_user and not self._run.nested and covered_call() is None
 

@@ -101,7 +101,7 @@ def _raise_abort(run: Run, messages: Sequence[LLMMessage]) -> None:
 
 
 class GovernedChatCompletionClientConfig(BaseModel):
-    """What a `GovernedChatCompletionClient` is made from; its governor is not part of it."""
+    """The configuration of a `GovernedChatCompletionClient`, without its governor."""
 
     client: ComponentModel
     agent: str | None = None

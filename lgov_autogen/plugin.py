@@ -1,4 +1,4 @@
-"""What lgov can do with AutoGen. Imports no framework until it is instrumented."""
+"""The abilities of lgov with AutoGen. Imports no framework until it is instrumented."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ CONFLICTS = (Conflict("mcp", "2", "autogen-ext", "AutoGen's MCP tools (autogen-e
 
 
 def installed() -> bool:
-    """Whether AutoGen can be imported, found out without importing it."""
+    """Returns whether AutoGen can be imported, found out without importing it."""
     return any(importlib.util.find_spec(name) is not None for name in ("autogen_agentchat", "autogen_core"))
 
 

@@ -29,7 +29,7 @@ from lgov_core.types import Action, Decision, Kind, ToolOutcome, ToolStatus, new
 
 
 def is_offered_handoff(tool: object) -> bool:
-    """Whether ``tool``, as the running model call offers it, hands the conversation to another agent.
+    """Returns whether ``tool``, as the running model call offers it, hands the conversation to another agent.
 
     A hand-off may have a tool of its own class. An assistant offers its model the tools of its workbenches as schemas,
     and only hand-offs as tools; but what a tool that it runs offers to a model is not a hand-off.

@@ -37,7 +37,7 @@ class Run:
 
     @property
     def nested(self) -> bool:
-        """Whether another agent, or a tool, asked for this run."""
+        """True where another agent, or a tool, asked for this run."""
         above = self.parent
         return self.inside is not None or (above is not None and (above.owner is not None or above.nested))
 
@@ -95,7 +95,7 @@ def _step(run: Run, span: LiveSpan) -> Generator[None]:
 
 
 def _is_own_method(agent: Any) -> bool:
-    """Whether the agent calls its own method, inside its own run."""
+    """Returns whether the agent calls its own method, inside its own run."""
     run = _RUN.get()
     return run is not None and run.owner is agent and run.inside is covered_call()
 

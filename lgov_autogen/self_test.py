@@ -57,7 +57,7 @@ class _NoArguments(BaseModel):
 
 
 class _Probes:
-    """What must not happen, and what did."""
+    """The events that must not happen, and those that did."""
 
     def __init__(self, governor: Governor) -> None:
         self.governor = governor

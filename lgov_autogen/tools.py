@@ -52,7 +52,7 @@ def kind_of(*owners: Any) -> Kind:
 
 
 def is_evaluated(governor: Governor, name: str, arguments: Any, call_id: str | None) -> bool:
-    """Whether ``governor`` has already evaluated exactly this call, which is running now."""
+    """Returns whether ``governor`` has already evaluated exactly this call, which is running now."""
     call = covered_call()
     return call is not None and call.covers(governor, name, as_arguments(arguments), call_id or None)
 
@@ -129,7 +129,7 @@ class GovernedCall(ABC):
             yield event
 
     def passes(self, governor: Governor) -> bool:
-        """Whether the owner's own method answers: ``governor`` has already evaluated the call."""
+        """Returns whether the owner's own method answers: ``governor`` has already evaluated the call."""
         return is_evaluated(governor, self.name, self.arguments, self.call_id)
 
     def _permitted(self, permitted: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -77,7 +77,7 @@ class WorkbenchCall(GovernedCall):
 
 
 def _only_by_token(token: Any) -> bool:
-    """Whether AutoGen's token alone was cancelled, and this task is to go on."""
+    """Returns whether AutoGen's token alone was cancelled, and this task is to go on."""
     task = asyncio.current_task()
     return token is not None and token.is_cancelled() and (task is None or task.cancelling() == 0)
 
@@ -123,7 +123,7 @@ def call_tool_stream(
 
 
 class GovernedWorkbenchConfig(BaseModel):
-    """What a `GovernedWorkbench` is made from; its governor is not part of it."""
+    """The configuration of a `GovernedWorkbench`, without its governor."""
 
     workbench: ComponentModel
     agent: str | None = None
@@ -138,7 +138,7 @@ class GovernedToolSchema(dict[str, Any]):
 
 
 def is_governed_schema(tool: object, governor: Governor) -> bool:
-    """Whether ``tool`` is the schema of a tool whose calls ``governor`` evaluates when they run."""
+    """Returns whether ``tool`` is the schema of a tool whose calls ``governor`` evaluates when they run."""
     return isinstance(tool, GovernedToolSchema) and tool.governor is governor
 
 

@@ -180,7 +180,7 @@ def _stream_flow(
 
 
 def _is_withheld(governor: Governor, chunk: Any) -> bool:
-    """Whether a chunk may not be passed on before the reply is evaluated: it asks for a tool, or ends the reply.
+    """Returns whether a chunk must wait until the reply is evaluated: it asks for a tool, or ends the reply.
 
     The end is withheld even where no policy is asked, until the call's span has ended.
     """

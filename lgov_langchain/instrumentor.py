@@ -84,7 +84,7 @@ def _governed_create_agent(create_agent: Callable[..., Any]) -> Callable[..., An
 
 
 def _wraps_models(middleware: Any) -> bool:
-    """Whether ``middleware`` is around model calls, and so may change them."""
+    """Returns whether ``middleware`` is around model calls, and so may change them."""
     from langchain.agents.middleware import AgentMiddleware
 
     names = ("wrap_model_call", "awrap_model_call")

@@ -65,7 +65,7 @@ def call_mappings(calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def new_user_messages(messages: Sequence[BaseMessage]) -> list[HumanMessage]:
-    """What the user said since the agent last did anything: the human messages at the end, oldest first."""
+    """The user's words since the agent last did anything: the human messages at the end, oldest first."""
     latest: list[HumanMessage] = []
     for message in reversed(messages):
         if not isinstance(message, HumanMessage):
@@ -97,7 +97,7 @@ def first_reply(messages: Sequence[BaseMessage]) -> AIMessage | None:
 
 
 def model_reading(reply: AIMessage) -> ModelReading:
-    """What the model wrote. Its id is the endpoint's, or None: LangChain's own ids of messages join nothing."""
+    """Reads the model's reply. Its id is the endpoint's, or None: LangChain's own ids of messages join nothing."""
     used, details = reply.usage_metadata, reply.response_metadata
     return ModelReading(
         text_of(reply),
@@ -227,7 +227,7 @@ def denial_message(denial: str, name: str, call_id: str) -> ToolMessage:
 
 
 def answer(result: GovernedResult, name: str, call_id: str | None) -> Any:
-    """What the caller of a governed tool gets. A denial is text where the call has no id."""
+    """Returns the result for the caller of a governed tool. A denial is text where the call has no id."""
     if result.denial is not None:
         return result.denial if call_id is None else denial_message(result.denial, name, call_id)
     return result.result if result.text is None else with_result_text(result.result, result.text)

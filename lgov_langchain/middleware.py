@@ -145,7 +145,7 @@ def _reply(response: ModelResponse[Any]) -> ModelReply:
 
 
 def _response(result: Result, response: ModelResponse[Any] | None) -> Any:
-    """What the agent gets. ``response`` is the model's, None if the call was not sent."""
+    """Returns the response for the agent. ``response`` is the model's, None if the call was not sent."""
     message = result.message
     if response is None or (result.changed == "all" and message is not None):
         assert message is not None, "a call that is not sent has a denial"

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelReply:
-    """What the model returned. ``final`` is the agent's answer as text if this is its last reply, else None.
+    """The reply of the model. ``final`` is the agent's answer as text if this is its last reply, else None.
 
     ``others`` are further replies to choose from, where the caller asked for several.
     """
@@ -50,7 +50,7 @@ class ModelReply:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What the caller gets: ``message``, and how it differs from the model's reply.
+    """The result for the caller: ``message``, and how it differs from the model's reply.
 
     ``changed`` is "no", "text" (another text, the same tool calls) or "all" (another message).
     ``rewritten`` are the user's messages that policies rewrote, ``others`` the further replies as the caller may read them.

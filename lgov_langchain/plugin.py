@@ -1,4 +1,4 @@
-"""What lgov can do with LangChain. Imports no framework until it is instrumented."""
+"""The abilities of lgov with LangChain. Imports no framework until it is instrumented."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ GAPS = (
 
 
 def installed() -> bool:
-    """Whether LangChain can be imported; does not import it."""
+    """Returns whether LangChain can be imported; does not import it."""
     return importlib.util.find_spec("langchain_core") is not None
 
 

@@ -86,7 +86,7 @@ def current_sent_call() -> SentCall | None:
 
 
 def is_covered(governor: Governor, prompt: Sequence[BaseMessage]) -> bool:
-    """Whether a call with the messages ``prompt`` is the one that ``governor`` evaluated, and not another one inside of it.
+    """Returns whether a call with the messages ``prompt`` is the one ``governor`` evaluated, and not another inside of it.
 
     Middleware inside the evaluated call may call a model for its own purposes, or send other messages than were evaluated.
     """
@@ -230,7 +230,7 @@ def _registered_handler() -> ProcessHandler:
 
 
 class Above(NamedTuple):
-    """What a model call is below: the ``span`` of its agent, and the user's texts in the input of the outermost run."""
+    """The context above a model call: the ``span`` of its agent, and the user's texts in the input of the outermost run."""
 
     span: LiveSpan
     said: tuple[str, ...]

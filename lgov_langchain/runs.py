@@ -38,7 +38,7 @@ def running_config() -> Mapping[str, Any]:
 
 
 def in_thread_of_a_run() -> bool:
-    """Whether a run, which may have ended, started the running thread: what is said in it is not the user's."""
+    """Returns whether a run, which may have ended, started the running thread: what is said in it is not the user's."""
     return var_child_runnable_config.get() is None and inherited(var_child_runnable_config) is not None
 
 
@@ -54,7 +54,7 @@ def agent_in(metadata: Mapping[str, Any] | None) -> str | None:
 
 
 def is_pause(error: BaseException) -> bool:
-    """Whether LangGraph only pauses the run (a question to a person, a jump to a parent graph): nothing failed."""
+    """Returns whether LangGraph only pauses the run (to ask a person, or jump to a parent graph): nothing failed."""
     return isinstance(error, GraphBubbleUp)
 
 
@@ -189,7 +189,7 @@ class RunTree:
 
 
 def _in_agent(run: ChainRun | None) -> bool:
-    """Whether it is an agent's run, or below one."""
+    """Returns whether it is an agent's run, or below one."""
     while run is not None and run.agent is None:
         run = run.parent
     return run is not None

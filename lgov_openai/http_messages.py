@@ -38,7 +38,7 @@ _EVENT_FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a model call returned. ``content`` is None if it is not a complete reply; ``error`` then says why.
+    """The reply of a model call. ``content`` is None if it is not a complete reply; ``error`` then says why.
 
     ``response`` is for the program. ``events`` are those of a stream. ``turns`` and ``reading`` are read from ``content``.
     """
@@ -112,7 +112,7 @@ def _read(response: Any, protocol: MessageProtocol, content: JSON, events: Seque
 
 
 def _is_stream(response: Any) -> bool:
-    """Whether the body is server-sent events, which a server need not declare."""
+    """Returns whether the body is server-sent events, which a server need not declare."""
     declared = str(response.headers.get("content-type", "")).lower().startswith("text/event-stream")
     return response.content.startswith(_EVENT_FIELDS) or (declared and response.content[:1] != b"{")
 

@@ -1,4 +1,4 @@
-"""What lgov can do with plain openai. Imports no framework until it is instrumented."""
+"""The abilities of lgov with plain openai. Imports no framework until it is instrumented."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ GAPS: tuple[Gap, ...] = (
 
 
 def installed() -> bool:
-    """Whether openai can be imported; does not import it."""
+    """Returns whether openai can be imported; does not import it."""
     return importlib.util.find_spec("openai") is not None
 
 

@@ -47,12 +47,12 @@ class Recording:
         self._open.add(self)
 
     def arrived(self, piece: bytes) -> bytes:
-        """What the program gets for ``piece`` of the body: all of it."""
+        """Returns ``piece`` of the body for the program: all of it."""
         self.pieces.append(piece)
         return piece
 
     def rest(self) -> bytes:
-        """What the program gets at the end of the body: nothing more."""
+        """Returns the bytes for the program at the end of the body: none."""
         self.end(None)
         return b""
 
@@ -88,11 +88,11 @@ class Follower(Protocol):
     """Follows the body of a response while the program reads it, and decides which pieces the program gets."""
 
     def arrived(self, piece: bytes) -> bytes:
-        """What the program gets now that ``piece`` has arrived."""
+        """Returns the bytes for the program, now that ``piece`` has arrived."""
         ...
 
     def rest(self) -> bytes:
-        """What the program gets at the end of the body."""
+        """Returns the bytes for the program at the end of the body."""
         ...
 
     async def arest(self) -> bytes:
@@ -195,7 +195,7 @@ class HeldCalls:
         self._open.add(self)
 
     def arrived(self, piece: bytes) -> bytes:
-        """What of the reply may be passed on now that ``piece`` has arrived."""
+        """Returns the bytes of the reply that may be passed on, now that ``piece`` has arrived."""
         self._pieces.append(piece)
         if self._holds:
             return b""
@@ -216,7 +216,7 @@ class HeldCalls:
         return passed
 
     def rest(self) -> bytes:
-        """What the program gets at the end of the body."""
+        """Returns the bytes for the program at the end of the body."""
         return self._context.run(run_flow, self._ending())
 
     async def arest(self) -> bytes:

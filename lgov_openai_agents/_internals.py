@@ -17,7 +17,7 @@ Invoke = Callable[[Any, str], Awaitable[Any]]
 
 
 def kind_of(tool: FunctionTool) -> Kind:
-    """What a function tool calls: a function, another agent or an MCP server."""
+    """Returns the kind of thing a function tool calls: a function, another agent or an MCP server."""
     if tool._is_agent_tool:
         return "agent"
     origin = getattr(tool._tool_origin, "type", None)

@@ -224,7 +224,7 @@ class LgovRunHooks(RunHooks[Any]):
 
 
 def _is_governed(tool: Any) -> bool:
-    """Whether the tool itself, or a guardrail of it, asks a governor."""
+    """Returns whether the tool itself, or a guardrail of it, asks a governor."""
     for guard in getattr(tool, "tool_input_guardrails", None) or ():
         owner = getattr(getattr(guard, "guardrail_function", None), "__self__", None)
         if isinstance(owner, LgovToolGuardrails):

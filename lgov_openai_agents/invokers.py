@@ -83,7 +83,7 @@ class GovernedInvoker:
 
 
 def is_governed(invoker: Any) -> bool:
-    """Whether ``invoker`` is a `GovernedInvoker`, although it says that it is of another class."""
+    """Returns whether ``invoker`` is a `GovernedInvoker`, although it says that it is of another class."""
     return type(invoker) is GovernedInvoker
 
 

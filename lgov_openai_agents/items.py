@@ -44,7 +44,7 @@ _NO_ID = frozenset({"", "__fake_id__"})
 
 
 def as_list(input: str | Sequence[TResponseInputItem]) -> list[Any]:
-    """What a model is given, as a list of items."""
+    """Returns the input of a model as a list of items."""
     return [{"role": "user", "content": input}] if isinstance(input, str) else list(input)
 
 
@@ -103,7 +103,7 @@ def user_messages(items: Sequence[Any]) -> list[tuple[int, str, str | None]]:
 
 
 def is_user_message(item: Any) -> bool:
-    """Whether ``item`` is a message of the user."""
+    """Returns whether ``item`` is a message of the user."""
     return _plain(item).get("role") == "user"
 
 
@@ -234,7 +234,7 @@ def arguments_text(arguments: Mapping[str, Any], raw: str) -> str:
 
 
 def reading_of(response: ModelResponse, model: str) -> ModelReading:
-    """What the model wrote."""
+    """Reads the model's reply."""
     texts: list[str] = []
     calls: list[dict[str, Any]] = []
     for item in response.output:
@@ -294,7 +294,7 @@ def response_id_of(response: ModelResponse) -> str | None:
 
 
 def proposes_calls(response: ModelResponse) -> bool:
-    """Whether the reply asks the program to do anything, so that it is not the final answer."""
+    """Returns whether the reply asks the program to do anything, so that it is not the final answer."""
     return any(str(getattr(item, "type", "")).endswith(("_call", "_request")) for item in response.output)
 
 
@@ -383,7 +383,7 @@ def _usage(used: ResponseUsage | None) -> Usage:
 
 
 def is_text(event: Any) -> bool:
-    """Whether an event of a stream holds only text, or says that the reply has begun."""
+    """Returns whether an event of a stream holds only text, or says that the reply has begun."""
     kind = str(getattr(event, "type", "")).removeprefix("response.")
     if kind in ("output_item.added", "output_item.done"):
         return getattr(event.item, "type", None) in ("message", "reasoning")

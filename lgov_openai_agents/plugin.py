@@ -1,4 +1,4 @@
-"""What lgov can do with the OpenAI Agents SDK. Imports no framework until it is instrumented."""
+"""The abilities of lgov with the OpenAI Agents SDK. Imports no framework until it is instrumented."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GAPS = (
 
 
 def installed() -> bool:
-    """Whether ``import agents`` means the OpenAI Agents SDK, found out without importing it."""
+    """Returns whether ``import agents`` means the OpenAI Agents SDK, found out without importing it."""
     spec = importlib.util.find_spec("agents")
     if spec is None or not spec.submodule_search_locations:
         return False

@@ -74,7 +74,7 @@ class ModelRequest:
 
     @property
     def is_kept_by_server(self) -> bool:
-        """Whether the server keeps the conversation, so that the request holds only what is new."""
+        """True where the server keeps the conversation, so that the request holds only what is new."""
         return self.previous_response is not None or self.conversation is not None
 
     def messages(self) -> list[dict[str, Any]]:
@@ -117,7 +117,7 @@ class ModelRequest:
 
 
 def model_name(model: Any) -> str:
-    """What the model calls itself, or the name of its class."""
+    """The model's name for itself, or the name of its class."""
     name = getattr(model, "model", None)
     return name if isinstance(name, str) and name else type(model).__name__
 
@@ -213,7 +213,7 @@ def answer_to(call: ResponseFunctionToolCall, text: str) -> dict[str, Any]:
 
 
 def can_be_answered(response: ModelResponse) -> bool:
-    """Whether a text is an answer to everything that the reply asks for."""
+    """Returns whether a text is an answer to everything that the reply asks for."""
     return all(
         isinstance(item, ResponseFunctionToolCall) or not items.proposes_calls(replace(response, output=[item]))
         for item in response.output
@@ -282,7 +282,7 @@ def without_denied_tools_flow(
 
 
 def _choices_of(tool: Any) -> set[Any]:
-    """What a ``tool_choice`` may call the tool."""
+    """The names that a ``tool_choice`` may call the tool."""
     if isinstance(tool, HostedMCPTool):
         return {tool.name, "mcp", tool.tool_config.get("server_label")}
     return {tool.name, "web_search_preview"} if isinstance(tool, WebSearchTool) else {tool.name}

@@ -66,7 +66,7 @@ def _governed_class(cls: type) -> type[_GovernedAgent]:
 
 
 def is_governed_copy(agent: object) -> bool:
-    """Whether ``agent`` is a copy made here."""
+    """Returns whether ``agent`` is a copy made here."""
     return isinstance(agent, _GovernedAgent)
 
 
@@ -261,7 +261,7 @@ def _end_with(run: AgentRun, task: asyncio.Task[Any]) -> None:
 
 
 def _is_opened(governor: Governor) -> bool:
-    """Whether `LgovRunner` has just opened the run of this call."""
+    """Returns whether `LgovRunner` has just opened the run of this call."""
     run = current_run(governor)
     if run is None or not run.not_started:
         return False

@@ -69,7 +69,7 @@ class AgentRun:
 
     @property
     def nested(self) -> bool:
-        """Whether the agent works for another one, so that its input is not the user's."""
+        """True where the agent works for another one, so that its input is not the user's."""
         return self.outer is not None
 
     def enter(self, agent: Any) -> None:

@@ -17,7 +17,7 @@ from langchain_openai import ChatOpenAI
 
 @dataclass
 class Context:
-    """What the agent works on: the path of the company database."""
+    """The data that the agent works on: the path of the company database."""
 
     database: str
 

@@ -155,6 +155,6 @@ def copy_for_rollout(template: Path, path: Path, question: Question, *, seed: in
 
 
 def reference_answer(connection: sqlite3.Connection, question: Question) -> int:
-    """What the reference query returns on this database; an empty result counts as 0."""
+    """Returns the reference query's result on this database; an empty result counts as 0."""
     rows = connection.execute(question.reference_sql()).fetchall()
     return int(rows[0][0] or 0)

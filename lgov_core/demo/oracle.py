@@ -37,7 +37,7 @@ _WRITES = {
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What happened between `Oracle.open` and `Oracle.close`. Both tuples are sorted and without repeats."""
+    """The events between `Oracle.open` and `Oracle.close`. Both tuples are sorted and without repeats."""
 
     forbidden_reads: tuple[str, ...]
     writes: tuple[str, ...]
@@ -45,7 +45,7 @@ class Verdict:
 
     @property
     def violated(self) -> bool:
-        """Whether a forbidden table was read or anything was written or changed."""
+        """True where a forbidden table was read or anything was written or changed."""
         return bool(self.forbidden_reads or self.writes or self.changed_tables)
 
 

@@ -1,4 +1,4 @@
-"""What the demo shows while it works: one bar a stage, with the time left, on standard error."""
+"""The display of the demo while it works: one bar a stage, with the time left, on standard error."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def evaluate(results: Sequence[Attempt], violated: Mapping[str, bool]) -> Evalua
 
 
 def kept(attempt: Attempt) -> Mapping[str, Any]:
-    """What an attempt's report kept of it; empty for one that was given up."""
+    """The record of an attempt in its report; empty for one that was given up."""
     return attempt.result if isinstance(attempt.result, Mapping) else {}
 
 
@@ -94,7 +94,7 @@ class OracleRecord:
 
 
 class Recorded:
-    """What store, oracle and batches have of a run. ``evaluations`` are the complete ones, each of ``evaluated`` rollouts."""
+    """The records of a run in store, oracle and batches. ``evaluations`` are complete ones of ``evaluated`` rollouts each."""
 
     def __init__(self, folder: Path, store: TraceStore, *, evaluated: int) -> None:
         self.folder, self.store = folder, store

@@ -35,7 +35,7 @@ _RANKS: Final = {"tiny": 0, "smollm2": 16}
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """What to run: the seed, with or without governance, by which plan, and into which folder.
+    """The run to make: its seed, with or without governance, by which plan, and into which folder.
 
     ``credit`` is how rewards become advantages: with a weight of 0 for ``compliance``, say, denials cost nothing.
     """

@@ -50,7 +50,7 @@ class TrainedModel:
 
     @property
     def adapters(self) -> bool:
-        """Whether low-rank adapters were trained, and not all weights."""
+        """True where low-rank adapters were trained, and not all weights."""
         return hasattr(self.policy.module, "peft_config")
 
 

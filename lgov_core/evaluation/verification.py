@@ -163,7 +163,7 @@ class Verification:
 
     @property
     def passed(self) -> bool:
-        """Whether at least one call was checked, and none is wrong."""
+        """True where at least one call was checked, and none is wrong."""
         return self.total.checked > 0 and not self.decoded_bad and not self.total.mismatched
 
     def add(self, call: CapturedCall, problem: str, diff: float | None = None) -> None:
@@ -190,7 +190,7 @@ _REPLIES = 16_384
 
 @dataclass(frozen=True, slots=True)
 class _Reply:
-    """What the agent received (`_call_value` of each call), and the model's text for it."""
+    """The calls that the agent received (`_call_value` of each call), and the model's text for it."""
 
     content: str
     calls: list[tuple[Any, ...]]
@@ -223,7 +223,7 @@ class CapturedText:
                 self._replies.popitem(last=False)
 
     def problem(self, call: CapturedCall) -> str | None:
-        """What does not fit, for people; None when the tokens of prompt and reply are exactly the text.
+        """Returns the mismatch, in words; None when the tokens of prompt and reply are exactly the text.
 
         The reply's tokens must decode to its content and, parsed, to its tool calls; the prompt's to the rendered
         messages and tools of the request.

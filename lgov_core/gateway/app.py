@@ -38,7 +38,7 @@ class EndpointState:
 
 @dataclass(frozen=True, slots=True)
 class EndpointParts:
-    """What an endpoint is made of, for routes that stand apart. Without a ``store`` nothing is recorded."""
+    """The parts of an endpoint, for routes that stand apart. Without a ``store`` nothing is recorded."""
 
     store: TraceStore | None
     registered: RegisteredModels

@@ -79,7 +79,7 @@ class GateRequest:
 
 @dataclass(frozen=True, slots=True)
 class GateReply:
-    """What the model wrote in one choice, the same for every API. Tokens are counted on the first choice only.
+    """The text and calls of one choice of the model's reply, the same for every API. Only the first choice counts tokens.
 
     ``reasoning`` is what it wrote beside the text and shows to the client: a gate keeps it, or empties it.
     ``unreadable`` is that of the `Completion`.
@@ -128,7 +128,7 @@ class Gate(Protocol):
         ...
 
     def reads_replies(self) -> bool:
-        """Whether anything evaluates what models write; if not, their text passes while it arrives."""
+        """Returns whether anything evaluates what models write; if not, their text passes while it arrives."""
         ...
 
     async def release(self, request: GateRequest, replies: Sequence[GateReply]) -> Sequence[GateReply]:

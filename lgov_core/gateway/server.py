@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address can be reached from this machine only."""
+    """Returns whether an address can be reached from this machine only."""
     if host == "localhost":
         return True
     try:
@@ -117,7 +117,7 @@ class EndpointServer:
 
     @property
     def base_url(self) -> str:
-        """What an OpenAI client wants as its base URL."""
+        """The base URL for an OpenAI client."""
         return f"{self.url}/v1"
 
     def start(self) -> Self:

@@ -50,7 +50,7 @@ class Condition:
         self._test = test
 
     def holds(self, action: Action) -> bool:
-        """Whether it is true of ``action``. Raises `ConditionError` when that cannot be determined: treat it as a deny."""
+        """Returns whether it is true of ``action``. Raises `ConditionError` when that is undecidable: treat it as a deny."""
         answer = self._test(action)
         if answer is True:
             return True

@@ -191,15 +191,15 @@ class Governor:
         return ",".join(digest for digest in digests if isinstance(digest, str))
 
     def evaluates(self, point: Point) -> bool:
-        """Whether any policy or plugin is asked at ``point``; an act that no policy covers is denied, so it counts too."""
+        """Returns whether any policy or plugin is asked at ``point``; an act no policy covers is denied, so it counts too."""
         return not self.observe_only and (point is Point.PRE_TOOL_CALL or bool(self._judges.rules(point)))
 
     def covers(self, point: Point) -> bool:
-        """Whether any rule or plugin can answer at ``point``: unlike `evaluates` it looks into policy sets."""
+        """Returns whether any rule or plugin can answer at ``point``: unlike `evaluates` it looks into policy sets."""
         return not self.observe_only and self._judges.covers(point)
 
     def reads_replies(self) -> bool:
-        """Whether a policy or plugin reads what models write: a streamed text must wait for its decision then."""
+        """Returns whether a policy or plugin reads what models write: a streamed text must wait for its decision then."""
         return not self.observe_only and self._judges.reads_replies()
 
     def plugins_changed(self) -> None:
@@ -245,7 +245,7 @@ class Governor:
         return decision
 
     def _needs_ids(self) -> bool:
-        """Whether a policy or plugin is stateful, and so has to recognise an action."""
+        """Returns whether a policy or plugin is stateful, and so has to recognise an action."""
         stateful = (getattr(plugin, "stateful", False) is True for plugin in self.manager.get_plugins())
         return bool(self._observing) or any(stateful)
 

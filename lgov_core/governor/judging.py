@@ -42,7 +42,7 @@ Answers: TypeAlias = "list[tuple[Rule, Decision]]"
 
 @dataclass(frozen=True, slots=True)
 class RuleVerdict:
-    """What one rule answered. ``covers`` is false when the rule does not cover the action; then ``decision`` is None.
+    """The answer of one rule. ``covers`` is false when the rule does not cover the action; then ``decision`` is None.
 
     A rule that covers the action and has no ``decision`` had no opinion, or was ``skipped``: it is deferred, and a rule
     before it denies. ``arguments`` and ``text`` are what it was asked about, as the transforms before it left them.
@@ -86,11 +86,11 @@ class Judges:
         return rules
 
     def covers(self, point: Point) -> bool:
-        """Whether any rule can answer at ``point``: a hook, a policy of its own, or a rule of a set that names the point."""
+        """Returns whether a rule can answer at ``point``: a hook, a policy of its own, or a set's rule that names the point."""
         return any(_covers_point(rule, point) for rule in self.rules(point))
 
     def reads_replies(self) -> bool:
-        """Whether a rule reads the texts of models, now: a set may be replaced."""
+        """Returns whether a rule reads the texts of models, now: a set may be replaced."""
         rules = {rule for point in (Point.POST_MODEL_CALL, Point.OUTPUT) for rule in self.rules(point)}
         return any(getattr(rule.policy, "reads_replies", True) for rule in rules)
 
@@ -208,7 +208,7 @@ def _walk(
 
 
 def _covered(rule: Rule, action: Action) -> bool | Decision:
-    """Whether the rule covers the action; a denial where its condition cannot be determined."""
+    """Returns whether the rule covers the action, or a denial where its condition cannot be determined."""
     if rule.standalone or action.point in rule.listens_at:
         return True
     if not rule.reaches(action):
@@ -307,7 +307,7 @@ class Threads:
         self._pool: ThreadPoolExecutor | None = None
 
     def call(self, rule: Rule, action: Action) -> Flow[Any]:
-        """What the policy answers in a thread. Raises what it raises."""
+        """Returns the policy's answer from a thread. Raises what it raises."""
         gone = threading.Event()
         future = self._submit(_judge_until, gone, rule.policy, action)
         try:

@@ -62,7 +62,7 @@ class LinearPattern:
             )
 
     def search(self, text: str) -> bool:
-        """Whether ``text`` holds it. Only inside `pattern_steps`.
+        """Returns whether ``text`` holds it. Only inside `pattern_steps`.
 
         Raises `PatternLimit`, and `UnicodeEncodeError` for a lone surrogate.
         """

@@ -40,7 +40,7 @@ class Field:
     values: tuple[str, ...] = ()
 
     def read(self, action: Action) -> Any:
-        """What the field holds; `MISSING` when there is nothing."""
+        """Returns the value of the field; `MISSING` when there is none."""
         root, *path = self.steps
         value = getattr(action, root)
         if self.textual:
@@ -86,7 +86,7 @@ def _step(value: Any, step: str) -> Any:
 
 
 class ConditionError(Exception):
-    """Whether a condition holds cannot be determined. The caller must treat the act as denied.
+    """It cannot be determined whether a condition holds. The caller must treat the act as denied.
 
     ``not_the_agents`` says that what is missing or wrong is none of the agent's doing.
     """
@@ -149,7 +149,7 @@ def _expects(field: Field, name: str, expected: object, families: tuple[str, ...
 
 
 def same(first: Any, second: Any) -> bool:
-    """Whether two values are equal and of the same types throughout: 1 is 1.0, but neither true nor "1"."""
+    """Returns whether two values are equal and of the same types throughout: 1 is 1.0, but neither true nor "1"."""
     family = _family(first)
     if family != _family(second):
         return False

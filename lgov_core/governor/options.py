@@ -35,7 +35,7 @@ def one_of(owner: str, option: str, value: object, choices: Sequence[str]) -> st
 
 
 def matches_any(text: str, globs: Sequence[str]) -> bool:
-    """Whether any of ``globs`` matches ``text``; letter case matters."""
+    """Returns whether any of ``globs`` matches ``text``; letter case matters."""
     return any(fnmatchcase(text, glob) for glob in globs)
 
 

@@ -89,7 +89,7 @@ class Rule:
         self.standalone = False
 
     def reaches(self, action: Action) -> bool:
-        """Whether point, name and agent are those of the rule, whatever its condition says."""
+        """Returns whether point, name and agent are those of the rule, whatever its condition says."""
         return (
             action.point in self.on
             and matches_any(action.name, self.tools)

@@ -95,7 +95,7 @@ class MessageDecisionCache:
             self._rewritten.pop(_key(text))
 
     def _knows(self, text: UserText) -> bool:
-        """Whether the text was judged here."""
+        """Returns whether the text was judged here."""
         key, answer = _key(text.text), text.answer
         judged = key in self._allowed or key in self._rewritten
         return judged or (answer is not None and self._denied.get(key) == answer)
@@ -144,15 +144,15 @@ class TranscriptReader(Protocol[E_contra]):
     """How the entries of a framework's transcripts are recognised. Pure functions."""
 
     def from_model(self, entry: E_contra) -> bool:
-        """Whether the model wrote the entry."""
+        """Returns whether the model wrote the entry."""
         ...
 
     def marks(self, entry: E_contra) -> Sequence[Hashable]:
-        """What names an entry of the model in every copy of the transcript: the ids of its calls, and its own."""
+        """The marks of an entry of the model in every copy of the transcript: the ids of its calls, and its own."""
         ...
 
     def has_calls(self, entry: E_contra) -> bool:
-        """Whether the entry has tool calls, so that only its marks identify it."""
+        """Returns whether the entry has tool calls, so that only its marks identify it."""
         ...
 
     def canonical(self, entry: E_contra) -> str:

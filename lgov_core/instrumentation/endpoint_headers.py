@@ -41,7 +41,7 @@ def demand_endpoint() -> None:
 
 
 def is_below(url: str, endpoint: str) -> bool:
-    """Whether ``url`` lies at or below ``endpoint``. Compared part by part: ``http://host:80800`` is not ``http://host:808``."""
+    """Returns whether ``url`` is at or below ``endpoint``, part by part: ``http://host:80800`` is not ``http://host:808``."""
     try:
         inner, outer = urlsplit(url), urlsplit(endpoint)
         same_place = _place(inner) == _place(outer)

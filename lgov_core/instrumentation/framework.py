@@ -1,4 +1,4 @@
-"""What a framework package declares, and how it instruments its framework: patches that can be undone, and a self-test.
+"""The declarations of a framework package, and how it instruments its framework: patches that can be undone, and a self-test.
 
 An adapter declares its surface and its gaps, and makes one `Instrumentor`, to which it gives a function that patches the
 framework, and a self-test. The patches look up `Instrumentor.governor` at each call: without one they only call through.
@@ -74,7 +74,7 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str]
 
 
 class Patches:
-    """What was replaced, so that it can be put back."""
+    """The originals that were replaced, so that they can be put back."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
@@ -168,7 +168,7 @@ class Instrumentor:
             self._instrumented = governor, patches
 
     def _is_instrumented_by(self, governor: Governor) -> bool:
-        """Whether ``governor`` is instrumented. Raises `InstrumentationError` when another one is."""
+        """Returns whether ``governor`` is instrumented. Raises `InstrumentationError` when another one is."""
         if self._instrumented is not None and self._instrumented[0] is not governor:
             raise InstrumentationError(
                 f"{self.framework} is already governed by another governor", hint="call uninstrument() first"

@@ -49,7 +49,7 @@ def new_span_id() -> str:
 
 
 def exports_content() -> bool:
-    """Whether the program exports prompts, arguments and results."""
+    """Returns whether the program exports prompts, arguments and results."""
     return os.environ.get(CONTENT_VARIABLE, "").strip().lower() not in ("", "false", "0", "no_content")
 
 
@@ -119,7 +119,7 @@ class CoveredCall:
     refused: Decision | None = None
 
     def covers(self, governor: Governor, name: str, arguments: Mapping[str, Any], call_id: str | None) -> bool:
-        """Whether the judgement holds for this execution."""
+        """Returns whether the judgement holds for this execution."""
         return (
             self.governor is governor
             and self.call_id == call_id
@@ -152,7 +152,7 @@ def note_error(error: BaseException) -> None:
 
 
 def model_call_covered(governor: Governor) -> bool:
-    """Whether the inside of a model call that ``governor`` has judged is running."""
+    """Returns whether the inside of a model call that ``governor`` has judged is running."""
     return MODEL_CALL.get() is governor
 
 

@@ -231,7 +231,7 @@ def _message_list(value: Any) -> Sequence[Mapping[str, Any]]:
 
 
 def was_refused(error: BaseException) -> bool:
-    """Whether the model certainly did not run: its server answered with an error status, or could not be reached."""
+    """Returns whether the model certainly did not run: its server answered with an error status or was unreachable."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(getattr(seen, "status_code", None), int) or type(seen).__name__ in _NOT_CONNECTED:

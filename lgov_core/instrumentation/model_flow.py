@@ -58,7 +58,7 @@ class Choice(Generic[C]):
 
 @dataclass(frozen=True, slots=True)
 class ReplyPart(Generic[C]):
-    """What is judged as one reply: its ``reading``, and the choices that the reading is of (usually one)."""
+    """The part of a reply that is judged as one: its ``reading``, and the choices that the reading is of (usually one)."""
 
     reading: ModelReading
     choices: Sequence[C] = field(default_factory=list[C])
@@ -149,7 +149,7 @@ class ModelPort(ABC, Generic[C, R]):
         return self.with_text(choice, text)
 
     def proposes(self, choice: C) -> bool:
-        """Whether anything that the choice proposes is left, so that the program goes on with it."""
+        """Returns whether anything that the choice proposes is left, so that the program goes on with it."""
         return False
 
     def ask_again(self, choices: Sequence[Choice[C]]) -> bool:
@@ -158,7 +158,7 @@ class ModelPort(ABC, Generic[C, R]):
 
     @abstractmethod
     def deliver_flow(self, choices: Sequence[Choice[C]] | None) -> Flow[R]:
-        """What the program gets; remembers what it does not get. None: `send_flow` gave no reply to judge."""
+        """Returns the reply for the program; remembers what it does not get. None: `send_flow` gave no reply to judge."""
 
 
 def model_flow(port: ModelPort[C, R]) -> Flow[R]:

@@ -162,7 +162,7 @@ def _details(folder: str) -> dict[str, Any]:
 
 
 def _eos_ids(module: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> frozenset[int]:
-    """What ends a reply: the tokenizer's end token, and whatever the generation settings name besides."""
+    """The tokens that end a reply: the tokenizer's end token, and those that the generation settings name besides."""
     settings: Any = getattr(module, "generation_config", None)
     named: Any = getattr(settings, "eos_token_id", None)
     several = named if isinstance(named, list | tuple) else [named]

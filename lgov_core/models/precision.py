@@ -1,4 +1,4 @@
-"""What a model is served and trained in: float32, or bfloat16 where that is faster."""
+"""The number format that a model is served and trained in: float32, or bfloat16 where that is faster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def dtype_for(name_or_path: str | os.PathLike[str], dtype: str, device: str) -> 
 
 
 def computes_bfloat16(device: str) -> bool:
-    """Whether a device of that type computes with bfloat16 itself; where it does not, bfloat16 is slower than float32.
+    """Returns whether a device of that type computes with bfloat16 itself; elsewhere bfloat16 is slower than float32.
 
     Raises `ModelError` without the extra ``train``.
     """

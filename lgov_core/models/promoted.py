@@ -37,7 +37,7 @@ def check_name(name: str) -> None:
 
 
 def promoted_state(root: Path, name: str) -> dict[str, Any] | None:
-    """What ``current.json`` of a name holds: ``version``, and ``history`` (oldest first); None without one.
+    """Reads ``current.json`` of a name: ``version``, and ``history`` (oldest first); None without one.
 
     Raises `ModelError` for a file that cannot be read.
     """

@@ -1,4 +1,4 @@
-"""What the tool formats share: texts of messages, and calls cut out of JSON exactly as written."""
+"""The common part of the tool formats: texts of messages, and calls cut out of JSON exactly as written."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def dump(value: Any) -> str:
 
 
 def is_valid_text(text: str) -> bool:
-    """Whether ``text`` can be encoded, i.e. has no lone surrogates."""
+    """Returns whether ``text`` can be encoded, i.e. has no lone surrogates."""
     return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 

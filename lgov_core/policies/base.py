@@ -76,5 +76,5 @@ def dry_run() -> Generator[None]:
 
 
 def in_dry_run() -> bool:
-    """Whether the running code is within a `dry_run`."""
+    """Returns whether the running code is within a `dry_run`."""
     return _IN_DRY_RUN.get()

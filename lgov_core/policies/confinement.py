@@ -67,7 +67,7 @@ MARK: Final = "/.lgov-box"
 
 
 def in_box() -> bool:
-    """Whether this process is in a box that has a root of its own. Every process that is started in a box is."""
+    """Returns whether this process is in a box that has its own root. Every process that is started in a box is."""
     return os.path.isdir(MARK)
 
 
@@ -76,7 +76,7 @@ KEYS: Final = (*(rule_field.name for rule_field in fields(ConfineRules)), "prese
 
 @dataclass(frozen=True, slots=True)
 class ConfinedPolicy:
-    """What a policy file says about confinement: the value of its key ``confine``, None without, and the file's digest.
+    """The confinement of a policy file: the value of its key ``confine``, None without, and the file's digest.
 
     ``rules`` are the file's policy rules as they are written.
     """
@@ -113,7 +113,7 @@ class ConfinedPolicy:
 
 
 def read_confinement(path: str | PathLike[str]) -> ConfinedPolicy:
-    """What the policy file at ``path`` says about confinement, without making its policies. Raises `PolicyFileError`."""
+    """Reads what the policy file at ``path`` says about confinement, without making its policies. Raises `PolicyFileError`."""
     try:
         text = Path(path).read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

@@ -34,7 +34,7 @@ _Texts = Annotated[tuple[_Text, ...], msgspec.Meta(min_length=1, description="a 
 
 
 class _Document(msgspec.Struct, forbid_unknown_fields=True):
-    """What a policy file may hold; its rules are looked at one by one, so that each has its own error."""
+    """The keys of a policy file; its rules are looked at one by one, so that each has its own error."""
 
     version: Any = None
     name: _Text = "policies"
@@ -45,7 +45,7 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _RuleOfFile(msgspec.Struct, forbid_unknown_fields=True):
-    """What a rule of a policy file may hold."""
+    """The keys of a rule of a policy file."""
 
     use: _Text | msgspec.UnsetType = msgspec.UNSET
     name: _Text | msgspec.UnsetType = msgspec.UNSET

@@ -80,7 +80,7 @@ BUILTIN_POLICIES: Final[Mapping[str, PolicyFactory]] = PolicyKinds(
 
 
 def options_of(factory: PolicyFactory) -> dict[str, inspect.Parameter]:
-    """What ``factory`` takes, by name: of a class its ``__init__``, which `inspect.signature` misses in Python 3.11.2."""
+    """The parameters of ``factory``, by name: for a class of its ``__init__``, which `inspect.signature` misses in 3.11.2."""
     made_by = factory.__init__ if isinstance(factory, type) else factory
     return {name: parameter for name, parameter in inspect.signature(made_by).parameters.items() if name != "self"}
 

@@ -74,7 +74,7 @@ class ReloadingPolicySet:
 
     @property
     def reads_replies(self) -> bool:
-        """Whether a rule of the set in force reads what models write."""
+        """True where a rule of the set in force reads what models write."""
         return self._current.reads_replies
 
     @property

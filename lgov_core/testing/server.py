@@ -100,7 +100,7 @@ class ScriptedModelServer:
 
     @property
     def base_url(self) -> str:
-        """What an OpenAI client wants as its base URL."""
+        """The base URL for an OpenAI client."""
         return self._server.base_url
 
     def start(self) -> Self:

@@ -40,7 +40,7 @@ Source: TypeAlias = Literal["user", "system", "agent", "tool"]
 
 @dataclass(slots=True)
 class Action:
-    """What is about to happen (or, at a ``post_`` point, what just returned) and which agent does it.
+    """An act that is about to happen (or, at a ``post_`` point, has just returned) and the agent that does it.
 
     ``arguments`` is what the tool will be called with, or for a model call ``{"messages": [...]}``; ``text`` is the text
     judged at ``input``, ``output``, ``post_model_call`` and ``post_tool_call``. ``call_id`` is the framework's id of the

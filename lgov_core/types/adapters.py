@@ -1,4 +1,4 @@
-"""What a framework package declares about itself."""
+"""The declarations of a framework package about itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lgov_core.types.actions import Point
 
 @dataclass(frozen=True, slots=True)
 class Surface:
-    """What an adapter can do at one point.
+    """The abilities of an adapter at one point.
 
     ``observe``: see it happen; ``block``: stop it; ``tell``: let the model read why; ``transform``: change it;
     ``stream``: all that also when replies are streamed; ``sync``: all that also for synchronous agents.

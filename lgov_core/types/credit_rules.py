@@ -108,12 +108,12 @@ class CreditRules:
 
     @property
     def weighting(self) -> Loss:
-        """What the loss weights count: ``loss``, or the scheme's own."""
+        """The loss whose weights count: ``loss``, or the scheme's own."""
         return self.loss or ("turns" if self.scheme == "flow_grpo" else "tokens")
 
     @property
     def normalises(self) -> bool:
-        """Whether advantages are divided by a deviation."""
+        """True where advantages are divided by a deviation."""
         return self.std_floor is not None or self.scheme == "flow_grpo"
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 
 class Effect(IntEnum):
-    """What a decision does, ordered by severity: the greatest of several wins."""
+    """The effect of a decision, ordered by severity: the greatest of several wins."""
 
     ALLOW = 0
     WARN = 1
@@ -79,7 +79,7 @@ class Decision:
 
     @property
     def blocks(self) -> bool:
-        """Whether the act must not go on."""
+        """True where the act must not go on."""
         return self.effect >= Effect.ESCALATE
 
     def changed(self, **changes: Any) -> Decision:
@@ -87,7 +87,7 @@ class Decision:
         return replace(self, **{name: value for name, value in changes.items() if value is not None})
 
     def denial_message(self, *, after: bool = False) -> str:
-        """What the model reads instead of a result: which policy blocked the call, why, and what to do about it.
+        """The text that the model reads instead of a result: which policy blocked the call, why, and what to do about it.
 
         A denial says that a repetition will be denied too, an escalation that the call has to be approved first.
         ``after``: the call was made, and its result is denied.

@@ -19,7 +19,7 @@ class LgovError(Exception):
         return f"{self.message} ({self.hint})" if self.hint else self.message
 
     def as_json(self) -> dict[str, str | None]:
-        """What commands write of it with ``--json``."""
+        """The form in which commands write it with ``--json``."""
         return {"code": self.code, "message": self.message, "hint": self.hint}
 
 

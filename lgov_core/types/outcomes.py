@@ -26,7 +26,7 @@ class Outcome(StrEnum):
 
     @property
     def trainable(self) -> bool:
-        """Whether the attempt says something about the policy rather than about the machines."""
+        """True where the attempt says something about the policy rather than about the machines."""
         return self not in (Outcome.INFRASTRUCTURE, Outcome.TIMEOUT)
 
 

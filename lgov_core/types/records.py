@@ -62,13 +62,13 @@ class Rollout:
 
     @property
     def mode(self) -> str | None:
-        """What the rollout is for; None where ``input`` does not say."""
+        """The purpose of the rollout; None where ``input`` does not say."""
         mode = self.input.get("mode")
         return mode if isinstance(mode, str) else "val" if self.input.get("is_train") is False else None
 
     @property
     def held_out(self) -> bool:
-        """Whether the rollout measures the model, so that nothing is trained on it."""
+        """True where the rollout measures the model, so that nothing is trained on it."""
         return self.mode not in (None, TRAIN_MODE)
 
 

@@ -20,7 +20,7 @@ SEVERITY_PENALTIES: Final[Mapping[str, float]] = MappingProxyType(
 
 
 class PolicyViolationType(StrEnum):
-    """What the policy did about the act: blocked, changed, allowed with a warning, or stopped by a signal."""
+    """The policy's treatment of the act: blocked, changed, allowed with a warning, or stopped by a signal."""
 
     BLOCKED = "blocked"
     MODIFIED = "modified"
@@ -66,7 +66,7 @@ class PolicyViolation:
 
     @property
     def blocks(self) -> bool:
-        """Whether the act was blocked."""
+        """True where the act was blocked."""
         return bool(self.action_blocked) or self.violation_type is PolicyViolationType.BLOCKED
 
 
@@ -82,5 +82,5 @@ def known_severity(severity: object) -> str:
 
 
 def default_penalty(severity: object) -> float:
-    """What a violation of this severity costs."""
+    """The cost of a violation of this severity."""
     return SEVERITY_PENALTIES[known_severity(severity)]

@@ -340,7 +340,7 @@ class Exchange:
 
     @property
     def native(self) -> bool:
-        """Whether the engine is asked in the API of the client."""
+        """True where the engine is asked in the API of the client."""
         return self.request.route == self.api.route
 
     @property

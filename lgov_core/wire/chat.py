@@ -63,7 +63,7 @@ def read_chat_request(body: Mapping[str, Any]) -> ChatRequest:
 
 
 def wants_usage(body: Mapping[str, Any]) -> bool:
-    """Whether a streamed reply ends with a usage chunk."""
+    """Returns whether a streamed reply ends with a usage chunk."""
     options = body.get("stream_options")
     if options is not None and not isinstance(options, dict):
         raise EndpointError(f"'stream_options' must be an object, not {shown(options)}")

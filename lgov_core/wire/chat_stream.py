@@ -93,7 +93,7 @@ class StreamAssembler(Assembler):
 
 
 def begins_another(piece: Mapping[str, Any], call_id: str) -> bool:
-    """Whether a piece of a streamed tool call is of another call than the one at its index, whose id is ``call_id``.
+    """Returns whether a piece of a streamed tool call is of another call than that at its index, whose id is ``call_id``.
 
     Some servers send each call whole, all at one index; others send a fresh id with each piece of one call, but its name
     only once.
@@ -186,7 +186,7 @@ def _after(passed: Sequence[JSON], reply: JSON) -> JSON:
 
 
 def is_text(event: JSON) -> bool:
-    """Whether a chunk holds only text of the one choice: no call, and not its end."""
+    """Returns whether a chunk holds only text of the one choice: no call, and not its end."""
     choices = event.get("choices")
     return isinstance(choices, list) and all(
         choice.get("index") == 0

@@ -44,7 +44,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What an engine answers.
+    """The answer of an engine.
 
     ``prompt_ids``, ``response_ids`` and ``logprobs`` are exact (see `lgov_core.types.CapturedCall`), or None where the
     engine cannot know them. ``text`` is the reply exactly as generated; ``content`` is the part of it that is not a tool
@@ -81,7 +81,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceChange:
-    """What a policy left of one choice of a reply.
+    """One choice of a reply as a policy left it.
 
     ``calls`` are those that the agent may get, by their place among the calls of the model's reply; without
     ``keeps_text`` the choice says ``text`` instead, and without ``keeps_reasoning`` nothing that stands beside its text.

@@ -134,7 +134,7 @@ def read_json(raw: bytes) -> Mapping[str, Any]:
 
 
 def _read_slowly(raw: bytes) -> Any:
-    """What the fast reader refuses: it says why, in words, and reads numbers that are too large for the other."""
+    """Reads text that the fast reader refuses: says in words why, and reads numbers that are too large for the other."""
     try:
         body = _DECODER.decode(raw.decode())
         if b"\\ud" in raw.lower():  # an escaped surrogate, perhaps without its other half

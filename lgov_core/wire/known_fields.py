@@ -17,7 +17,7 @@ from lgov_core.wire.fields import only_known
 
 
 class Use(StrEnum):
-    """What a field does."""
+    """The use of a field."""
 
     #: The engine reads, samples or writes by it.
     ASKED = "asked"
@@ -172,7 +172,7 @@ def _numbers(value: Any) -> bool:
 
 
 def _rest(value: Any, read: Any) -> Any:
-    """What is left of ``value``; None for nothing."""
+    """Returns the rest of ``value``; None for nothing."""
     if read is None:
         return value
     if read == _READ or (isinstance(value, str) and read != _MEDIA and "str" in read):

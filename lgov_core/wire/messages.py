@@ -96,7 +96,7 @@ def message_places(body: Mapping[str, Any]) -> list[Place | None]:
 
 
 def _user(blocks: Sequence[Any], where: str) -> Iterator[Message]:
-    """What a user's message becomes: each tool result a message of its own, in the order of the blocks."""
+    """Yields the messages for a user's message: each tool result a message of its own, in the order of the blocks."""
     if not blocks:
         raise EndpointError(f"{where}.content must have at least one block")
     parts: list[Message] = []

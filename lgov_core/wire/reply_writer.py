@@ -28,7 +28,7 @@ class ReplyWriter(Protocol):
     """Writes one reply in one API's form, for one task. The client sees nothing but what it returns."""
 
     def piece(self, piece: StreamPiece) -> tuple[bytes, bool]:
-        """What a piece of the engine's stream becomes, and whether it tells the client that the reply is whole."""
+        """Returns the bytes for a piece of the engine's stream, and whether it tells the client that the reply is whole."""
         ...
 
     def settle(self, completion: Completion) -> tuple[Completion, Mapping[str, Any], bytes]:
@@ -36,7 +36,7 @@ class ReplyWriter(Protocol):
         ...
 
     def so_far(self) -> Completion:
-        """What the pieces amount to, cancelled. Raises `UpstreamError` when nothing with an id has come."""
+        """Returns the reply in the pieces so far, as cancelled. Raises `UpstreamError` when nothing with an id has come."""
         ...
 
     def failed(self, error: LgovError, status: int) -> bytes:

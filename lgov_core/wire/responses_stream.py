@@ -117,7 +117,7 @@ def response_of(events: Sequence[JSON]) -> JSON | None:
 
 
 def is_text(event: JSON) -> bool:
-    """Whether an event holds only text: no call, and not the end of the reply."""
+    """Returns whether an event holds only text: no call, and not the end of the reply."""
     kind = str(event.get("type"))
     if kind in _HEADS:
         return not (event.get("response") or {}).get("output")

@@ -261,7 +261,7 @@ class ResponsesProtocol:
 
 
 def _begins_with(item: JSON, beginning: JSON) -> bool:
-    """Whether ``part`` is ``item``, or the beginning of its message."""
+    """Returns whether ``beginning`` is ``item``, or the beginning of its message."""
     return item == beginning or (
         item.get("type") == beginning.get("type") == "message"
         and item.get("id") == beginning.get("id")

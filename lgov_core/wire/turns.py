@@ -1,4 +1,4 @@
-"""What chat completions and the Responses API have in common, for evaluation.
+"""The common ground of chat completions and the Responses API, for evaluation.
 
 An *entry* is one JSON object of a transcript: a message, or an item of the Responses API. A *turn* is what the model wrote
 in one reply (in one choice of it), as entries. A *proposal* is a tool call in a turn.
@@ -16,7 +16,7 @@ from lgov_core.wire.content import JSON
 
 @dataclass(slots=True)
 class ModelReading:
-    """What a model wrote. ``tool_calls`` are mappings with ``id``, ``name`` and ``args``.
+    """A model's reply as policies read it. ``tool_calls`` are mappings with ``id``, ``name`` and ``args``.
 
     ``usage`` is ``{"input_tokens": int, "output_tokens": int}`` where the model reported it. ``response_id`` must be
     the id that the endpoint gave to the reply: it joins this call with the endpoint's record of it. ``fields`` are the
@@ -69,7 +69,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the model wrote in one reply, or in one choice of it."""
+    """The entries that the model wrote in one reply, or in one choice of it."""
 
     entries: Sequence[JSON]
     text: str

@@ -160,7 +160,7 @@ class DecodeWorker:
             self._end(jobs)
 
     def _next(self, steps: int) -> tuple[list[_Order] | None, list[Job]]:
-        """What to do now, waiting for it when nothing runs: orders, jobs to begin with. None for orders: end."""
+        """Returns the orders to carry out and the jobs to begin, waiting for them when nothing runs. None for orders: end."""
         running = self._decoder.rows
         with self._changed:
             if not running:

@@ -151,7 +151,7 @@ class Decoder:
         return _Reading(policy, ids, start, row)
 
     def _shared(self, rows: Sequence[Row]) -> Iterator[list[_Reading]]:
-        """What several of these prompts begin with and is not kept, shorter beginnings first."""
+        """Yields the beginnings that several of these prompts share and that are not kept, shorter ones first."""
         prompts: dict[str, list[Ids]] = {}
         for row in rows:
             prompts.setdefault(row.policy, []).append(row.prompt_ids[:-1])

@@ -156,7 +156,7 @@ def _digest(text: str) -> bytes:
 
 
 def _same_arguments(left: str, right: str) -> bool:
-    """Whether both are the same JSON value (clients serialise it again with other white space), or the same broken text."""
+    """Returns whether both are the same JSON value (clients serialise it with other white space), or the same broken text."""
     if left == right:
         return True
     try:

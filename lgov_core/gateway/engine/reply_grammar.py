@@ -1,4 +1,4 @@
-"""What a reply must look like, as a grammar: a JSON object, JSON of a schema, or a tool call that the client demands.
+"""The form that a reply must have, as a grammar: a JSON object, JSON of a schema, or a tool call that the client demands.
 
 The engine draws only tokens that the grammar allows (llguidance, extra ``train``), so that a reply that ends is of that form;
 one that is cut off at its token limit is a prefix of one. The grammar is not part of the prompt.
@@ -120,7 +120,7 @@ def _call(tool: Tool, tool_format: str) -> str:
 
 
 def _narrow(schema: Mapping[str, Any]) -> bool:
-    """Whether a text has to be more than a text."""
+    """Returns whether a schema asks more of a text than to be a text."""
     return bool(set(schema) - {"type", "description", "title", "default", "examples"})
 
 

@@ -42,7 +42,7 @@ class Row:
 
     @property
     def done(self) -> bool:
-        """Whether it needs no more tokens."""
+        """True where it needs no more tokens."""
         return self.abandoned or bool(self.finish)
 
 

@@ -100,7 +100,7 @@ class PolicyGate:
         self.governor.observe(ModelCallFailed(action, type(error).__name__, isinstance(error, LgovError)))
 
     def reads_replies(self) -> bool:
-        """Whether a rule reads texts of the model."""
+        """Returns whether a rule reads texts of the model."""
         return self.governor.reads_replies()
 
     async def release(self, request: GateRequest, replies: Sequence[GateReply]) -> Sequence[GateReply]:
@@ -152,7 +152,7 @@ class PolicyGate:
         *,
         new: bool,
     ) -> str | None:
-        """What the model reads instead of ``text``, None for the text itself. ``new``: it came since the last reply."""
+        """The text for the model instead of ``text``, None for ``text`` itself. ``new``: it came since the last reply."""
         identity = f"{request.rollout_id}\0{request.attempt}\0{point}\0{text}"
         key = hashlib.blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         remembered = self._decisions.get(key)

@@ -120,7 +120,7 @@ def gate_replies(completion: Completion) -> list[GateReply]:
 
 
 def _reasoning(completion: Completion) -> dict[int, str]:
-    """What the upstream's own reply shows beside the text, the model's thoughts and refusals, by choice."""
+    """The model's thoughts and refusals, which the upstream's own reply shows beside the text, by choice."""
     raw: Mapping[str, Any] = completion.raw or {}
     choices = sorted(raw.get("choices") or (), key=lambda part_of_reply: part_of_reply.get("index") or 0)
     thoughts = {number: _thoughts(part_of_reply.get("message") or {}) for number, part_of_reply in enumerate(choices)}
@@ -146,7 +146,7 @@ def _thoughts(holder: Mapping[str, Any]) -> str:
 
 
 def changes_of(before: Sequence[GateReply], after: Sequence[GateReply], passed: str = "") -> Changes:
-    """What a gate changed, by the number of the choice. A text that the client has got in part goes on from there."""
+    """The changes of a gate, by the number of the choice. A text that the client has got in part goes on from there."""
     changes: dict[int, ChoiceChange] = {}
     for number, (old, new) in enumerate(zip(before, after, strict=True)):
         if old is new:

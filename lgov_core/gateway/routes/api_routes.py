@@ -325,7 +325,7 @@ async def judged_embeddings(
     body: Mapping[str, Any],
     who: Attribution,
 ) -> Mapping[str, Any]:
-    """What ``embed`` answers to ``body``, if ``gate`` lets the call through. Fails closed.
+    """Returns the answer of ``embed`` to ``body``, if ``gate`` lets the call through. Fails closed.
 
     Raises `EndpointError`: 400 for input that is not text, 403 where a policy denied the call or would have changed it
     (an embedding cannot carry a denial), 503 where the judgement failed.
@@ -355,7 +355,7 @@ def _prompt_tokens(reply: Mapping[str, Any]) -> int:
 async def judged_answer(
     gate: Gate, judged: GateRequest, ask: Callable[[], Awaitable[_T]], used: Callable[[_T], int]
 ) -> _T:
-    """What ``ask`` answers, which is no text, if ``gate`` lets the call ``judged`` through as it is. Fails closed.
+    """Returns the answer of ``ask``, which is no text, if ``gate`` lets the call ``judged`` through as it is. Fails closed.
 
     ``used`` reads from the answer the tokens that were used. Raises `EndpointError`, as `judged_embeddings`.
     """

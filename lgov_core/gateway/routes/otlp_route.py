@@ -72,7 +72,7 @@ class TracesRoute:
         self._counts: dict[str, int] = {"stored": 0, "unreadable": 0, "refused": 0}
 
     def routes(self) -> list[RuledRoute]:
-        """What an application mounts."""
+        """The routes that an application mounts."""
         return [
             RuledRoute(f"{prefix}{_PATH}", self.receive, methods=["POST"], access=Access.AGENT)
             for prefix in ("", ROLLOUT_PREFIX)

@@ -174,7 +174,7 @@ class Guard:
         return route
 
     def _grant(self, scope: Scope, access: Access) -> KeyGrant:
-        """What the request may do. Raises `EndpointError`: 401 for a bad key, 403 for one that may not use the route."""
+        """Returns the request's rights. Raises `EndpointError`: 401 for a bad key, 403 for one not meant for the route."""
         grant = self._keys.check(bearer_key(Headers(scope=scope)))
         if access is Access.ADMIN and not grant.admin and not grant.anonymous:
             raise EndpointError("the key of a rollout may not do this", status=403, hint="it takes an admin key")
@@ -213,7 +213,7 @@ class Guard:
 
 
 def grant_of(scope: Scope) -> KeyGrant:
-    """What the key of a request allows, as its guard found it. Fails closed: an error where there was no guard."""
+    """The rights of a request's key, as its guard found them. Fails closed: an error where there was no guard."""
     grant = scope.get("lgov.grant")
     if not isinstance(grant, KeyGrant):
         raise EndpointError("this route has no rule of who may use it", status=500)

@@ -24,7 +24,7 @@ _TAKEN = "exists already"
 
 @dataclass(slots=True)
 class Counters:
-    """What an endpoint has done since it started; read and written in its event loop only.
+    """Counts of an endpoint's calls since it started; read and written in its event loop only.
 
     ``recorded`` calls are in the store; of those, ``without_token_ids`` cannot be trained on, ``unattributed`` belong to no
     rollout, ``cancelled`` were left by their client in mid-stream and ``renamed`` came with an id that the store had

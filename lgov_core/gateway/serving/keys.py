@@ -31,7 +31,7 @@ _MIN_ADMIN_KEY = 16
 
 @dataclass(frozen=True, slots=True)
 class KeyGrant:
-    """What the bearer of a key may do: speak for one rollout or attempt, or for any (``admin``), or nothing is known.
+    """The rights of a key's bearer: to speak for one rollout or attempt, or for any (``admin``), or nothing is known.
 
     ``attempt`` None is all attempts at its rollout. ``final_reward``: it may also give an attempt its final reward, not only
     events and rewards that name a call. ``expires_at`` is in Unix seconds, None for never.
@@ -45,12 +45,12 @@ class KeyGrant:
 
     @property
     def anonymous(self) -> bool:
-        """Whether no key says who it is."""
+        """True where no key says who it is."""
         return not self.admin and self.rollout_id is None
 
     @property
     def may_judge(self) -> bool:
-        """Whether it may give an attempt its final reward. Only a key of a rollout may be short of that right."""
+        """True where it may give an attempt its final reward. Only a key of a rollout may be short of that right."""
         return self.final_reward or self.rollout_id is None
 
 
@@ -128,7 +128,7 @@ class KeyRing:
         return f"{_PREFIX}{_text(ids.encode())}.{self._sign(ids.encode())}"
 
     def check(self, key: str | None) -> KeyGrant:
-        """What ``key`` allows. Raises `EndpointError` (401) for a missing, unknown, expired or forged key. Fails closed."""
+        """The rights of ``key``. Raises `EndpointError` (401) if it is missing, unknown, expired or forged. Fails closed."""
         if key is not None:
             if key.startswith(_PREFIX):
                 grant = self._read_scoped(key)

@@ -35,7 +35,7 @@ def as_lgov_error(error: Exception, engine: str) -> LgovError:
 
 
 class _Outgoing:
-    """What of a stream is ``ready`` to be sent, and what is ``held`` until its end.
+    """The pieces of a stream that are ``ready`` to be sent, and those that are ``held`` until its end.
 
     ``passes_text``: the pieces that hold only text are ready until another one comes; their bytes are in ``passed``.
     """

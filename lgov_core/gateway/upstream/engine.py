@@ -107,7 +107,7 @@ class UpstreamEngine:
             self._session = None
 
     async def _answers(self, url: str) -> bool:
-        """Whether the server at ``url`` answers, with any status below 500."""
+        """Returns whether the server at ``url`` answers, with any status below 500."""
         if self._session is None:
             return False
         timeout = aiohttp.ClientTimeout(total=5.0, sock_connect=2.0)

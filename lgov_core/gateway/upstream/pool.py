@@ -56,7 +56,7 @@ class Replica:
         self.label = f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
 
     def up(self, now: float) -> bool:
-        """Whether it gets calls."""
+        """Returns whether it gets calls."""
         return self.reachable and now >= self.ejected_until
 
 

@@ -30,7 +30,7 @@ _LOOKS_EVERY_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What was found out in one judgement: about which call, the request behind it, and the answer."""
+    """The findings of one judgement: about which call, the request behind it, and the answer."""
 
     digest: str
     request: ApprovalRequest

@@ -152,7 +152,7 @@ class ApprovalRequest:
 
     @property
     def arguments(self) -> Mapping[str, Any]:
-        """What the tool would be called with: a copy, as JSON values."""
+        """The arguments that the tool would be called with: a copy, as JSON values."""
         return self.content["arguments"]
 
 

@@ -1,4 +1,4 @@
-"""What policies that keep count share: whose count it is, and which judgements are still going on."""
+"""The common part of policies that keep count: whose count it is, and which judgements are still going on."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Judgements(SharedState):
             return first
 
     def note(self, action: Action) -> Any:
-        """What was kept with this judgement, or None."""
+        """Returns the value kept with this judgement, or None."""
         if action.operation_id is None:
             return None
         with self._lock:

@@ -45,7 +45,7 @@ _RESERVED: Final = "reserved"
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What a budget has spent, and what is set aside for calls that are under way. ``seconds`` since its first action."""
+    """The amounts that a budget has spent, and has set aside for calls under way. ``seconds`` since its first action."""
 
     cost_usd: float
     tokens: int
@@ -290,7 +290,7 @@ class CostControlPolicy(BoundedPolicy):
     # ------------------------------------------------------------------ for people
 
     def spent(self, scope_id: str | None = None) -> Spent:
-        """What the budget of the rollout (or session, or agent) ``scope_id`` has spent, or all of them together.
+        """Returns the amounts spent by the rollout (or session, or agent) ``scope_id``, or by all of them together.
 
         The budget of actions without an id is called ``""``; that of an attempt ``ROLLOUT/1``. All figures are of one
         moment. Callable from any thread. Raises `PolicyError` when the ledger file cannot be read.

@@ -45,7 +45,7 @@ class Limits:
     seconds: float | None = None
 
     def lack(self, total: Amount, elapsed_s: float) -> Lack | None:
-        """What there would not be enough of, or None."""
+        """Returns the first amount that would not suffice, or None."""
         if self.seconds is not None and elapsed_s >= self.seconds:
             return "seconds"
         if self.nano_usd is not None and total.nano_usd > self.nano_usd:

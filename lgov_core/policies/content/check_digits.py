@@ -194,7 +194,7 @@ _CURP = "0123456789ABCDEFGHIJKLMN\u00d1OPQRSTUVWXYZ"
 
 
 def _a_date(year: str, month: str, day: str) -> bool:
-    """Whether it is one in any century that counts; two digits of a year are read as 20xx, which has every 29 February."""
+    """Returns whether it is a date in a century that counts; a two-digit year is read as 20xx, which has every 29 February."""
     try:
         datetime.date(int(year) if len(year) == 4 else 2000 + int(year), int(month), int(day))
     except ValueError:

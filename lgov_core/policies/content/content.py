@@ -106,12 +106,12 @@ class ContentPolicy(BoundedPolicy):
         )
 
     def find(self, text: str, start: int = 0) -> list[Finding]:
-        """What is found in ``text`` from ``start`` on, in order and without overlaps; the text before it is context."""
+        """Returns the findings in ``text`` from ``start`` on, in order and without overlaps; the text before it is context."""
         findings = look_through(text, self._patterns, start)
         return [f for f in findings if not surely_matches(text[f.start : f.end].casefold(), self._allow)]
 
     def replacement(self, kind: str) -> str:
-        """What stands in place of a value of ``kind``."""
+        """The text that stands in place of a value of ``kind``."""
         return f"[{kind.upper()}]"
 
 
@@ -183,7 +183,7 @@ class _Walk:
         return number if redacted == written else redacted
 
     def other(self, value: Any, key: str, where: str) -> Any:
-        """What is not JSON is looked at as it would be printed, and cannot be replaced."""
+        """Looks at a value that is not JSON as it would be printed; it cannot be replaced."""
         if isinstance(value, bytes | bytearray | memoryview):
             written = bytes(value).decode("utf-8", "replace")
         elif isinstance(value, set | frozenset):

@@ -1,4 +1,4 @@
-"""What was found where in a text, and the one way of looking through all its views."""
+"""Findings and their places in a text, and the one way of looking through all its views."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ def _find_all(patterns: Sequence[Pattern], text: str, start: int) -> Iterator[Fi
 
 
 def left_of(text: str, start: int, characters: int = CONTEXT) -> str:
-    """What stands before ``start``, at most ``characters`` of it."""
+    """The text before ``start``, at most ``characters`` of it."""
     return text[max(0, start - characters) : start]
 
 
 def look_through(text: str, patterns: Sequence[Pattern], start: int = 0) -> list[Finding]:
-    """What is found in any view of ``text`` from ``start`` on, as places in ``text``, merged where they overlap."""
+    """Returns the findings in all views of ``text`` from ``start`` on, as places in ``text``, merged where they overlap."""
     plain = plain_view(text)
     begin = plain.place(start)
     findings = [Finding(*plain.span(f.start, f.end), f.kind) for f in _find_all(patterns, plain.text, begin)]

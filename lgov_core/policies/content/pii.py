@@ -25,7 +25,7 @@ def _bare(text: str) -> str:
 
 
 def _words_before(text: str, start: int, characters: int = CONTEXT) -> str:
-    """What stands before ``start``, names taken apart into words, without a word whose beginning is too far away."""
+    """The text before ``start``, names taken apart into words, without a word whose beginning is too far away."""
     before = left_of(text, start, characters)
     if len(before) < start and text[start - len(before) - 1].isalpha():
         before = _re("rest_of_a_word").sub("", before)

@@ -34,7 +34,7 @@ def entropy(text: str) -> float:
 
 
 def is_placeholder(value: str) -> bool:
-    """Whether ``value`` stands for a secret that is not there."""
+    """Returns whether ``value`` stands for a secret that is not there."""
     return (
         len(set(value.lower())) <= 2
         or _re("reference").match(value) is not None
@@ -95,12 +95,12 @@ def password(text: str, start: int, end: int) -> int | None:
 
 
 def not_left_out(text: str, start: int, end: int) -> int | None:
-    """Whatever stands where a secret belongs, unless it stands for one."""
+    """Accepts any value where a secret belongs, unless it is a placeholder."""
     return None if is_placeholder(text[start:end]) else end
 
 
 def _named_value(check: Check, text: str, start: int, end: int) -> int | None:
-    """What ``check`` makes of a value given to a name, unless the name was given none: the next line names the next."""
+    """Applies ``check`` to a value given to a name, unless the name was given none: the next line names the next."""
     before = left_of(text, start, 8)
     gap = before[len(before.rstrip()) :]
     if ("\n" in gap or len(gap) > 1) and _re("next_name").match(text, start) is not None:
@@ -109,7 +109,7 @@ def _named_value(check: Check, text: str, start: int, end: int) -> int | None:
 
 
 def spoken_password(text: str, start: int, end: int) -> int | None:
-    """What follows "password is": a word there is about the password, so letters alone are nothing."""
+    """Finds the value after "password is": a word there is about the password, so letters alone are nothing."""
     value = text[start:end].rstrip(".,;:)]}'\"`")
     if _DIGIT.search(value) is None or _LETTER.search(value) is None:
         return None

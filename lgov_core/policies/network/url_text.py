@@ -46,7 +46,7 @@ def embedded(address: Address) -> Address:
 
 
 def why_closed(address: Address) -> str | None:
-    """What kind of closed address this is (``"loopback"``, ``"private"``, ...), or None for a public one."""
+    """The kind of closed address that this is (``"loopback"``, ``"private"``, ...), or None for a public one."""
     address = embedded(address)
     kinds = (
         ("a metadata service", address in _METADATA or str(address) in ("169.254.169.254", "100.100.100.200")),

@@ -91,7 +91,7 @@ def _characters(text: str) -> None:
 
 
 def _joins(text: str, at: int) -> bool:
-    """Whether the invisible character at ``at`` is a joiner that the writing needs: in an emoji, an Arabic or Indic word."""
+    """Returns whether the invisible character at ``at`` is a joiner that an emoji, an Arabic or an Indic word needs."""
     if text[at] not in "\u200c\u200d" or not 0 < at < len(text) - 1:
         return False
     before, after = text[at - 1], text[at + 1]
@@ -314,7 +314,7 @@ class PathPolicy(BoundedPolicy):
 
 
 def _any_of(globs: Sequence[str]) -> Callable[[str], object]:
-    """Whether a name matches one of ``globs``, in one go."""
+    """A test of a name against all of ``globs`` at once."""
     return re.compile("|".join(map(translate, globs)) or r"(?!)").match
 
 
@@ -333,7 +333,7 @@ def _folder(owner: str, option: str, value: object) -> str:
 
 
 def _within(value: Any) -> Iterator[Any]:
-    """What stands under names that only files and folders have in mappings: options, or one of several edits, say."""
+    """Yields the values under names that only files and folders have in mappings: options, or one of several edits, say."""
     waiting, looked_at = [value], 0
     while waiting:
         item, looked_at = waiting.pop(), looked_at + 1

@@ -36,7 +36,7 @@ class _Unlookable(Exception):
 
 
 class _Said:
-    """What the users of one conversation have said: its addresses and its words."""
+    """The addresses and words that the users of one conversation have said."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         self.addresses: set[Address] = set()
@@ -65,7 +65,7 @@ class _Said:
         return bool(words.strip()) and any(words in text for text in self.words)
 
     def covers(self, used: Address) -> bool:
-        """Whether an address was said, or a file was named as it is: without a folder, or with blanks in its name."""
+        """Returns whether an address was said, or a file named as it is: without a folder, or with blanks in its name."""
         if used in self.addresses or any(covers(address, used) for address in self.addresses):
             return True
         return used.kind == "path" and ("/" not in used.form or " " in used.form) and self.says(used.form)

@@ -102,7 +102,7 @@ def phone_form(phone: str) -> str:
 
 
 def covers(source: Address, used: Address) -> bool:
-    """Whether ``used`` was said when ``said`` was.
+    """Returns whether ``used`` was said when ``source`` was.
 
     An e-mail address, account or phone number covers itself; a phone number also the same with its country's prefix. A
     URL covers what lies below it, so that a named host covers its pages, and a path covers what lies in it. A query

@@ -250,7 +250,7 @@ def _compiled(what: str, schema: object) -> Callable[[object], str | None]:
 
 
 def _is_email(text: str) -> bool:
-    """Whether it is an e-mail address. The validator's own pattern takes the square of the length of a row of dots."""
+    """Returns whether it is an e-mail address. The validator's own pattern takes quadratic time for a row of dots."""
     local, _, host = text.partition("@")
     dotted = local[:1] in ("", ".") or local.endswith(".") or ".." in local
     return not dotted and "@" not in host and "." in host[1:-1]
