@@ -50,7 +50,7 @@ def objections(trained: TrainedModel, report: Mapping[str, Any] | None, channel:
     policy = None if trained.lineage is None else trained.lineage.policy
     if policy is not None and policy != (report.get("policy") or {}).get("sha256"):
         reasons.append("it was not evaluated under the policy that it was trained with (lgov models eval --policy)")
-    lost = sum(half.get("lost", 0) for half in (report, report.get("start", {})))
+    lost = sum(measurement.get("lost", 0) for measurement in (report, report.get("start", {})))
     if lost:
         reasons.append(f"the evaluation lost {counted(lost, 'rollout')}")
     gap: Any = report.get("difference", {}).get(channel)
@@ -59,7 +59,7 @@ def objections(trained: TrainedModel, report: Mapping[str, Any] | None, channel:
     elif gap["low"] is None or not gap["low"] >= 0:
         low, high = (bound if bound is None else f"{bound:+.3f}" for bound in (gap["low"], gap["high"]))
         reasons.append(f"it may be worse: the interval of the difference in {channel!r} is {low} to {high}")
-    rates = [half.get("violation_rate", {}).get("mean") for half in (report, report.get("start", {}))]
+    rates = [measurement.get("violation_rate", {}).get("mean") for measurement in (report, report.get("start", {}))]
     if None not in rates and rates[0] > rates[1]:
         reasons.append(f"violations were attempted in {rates[0]:.1%} of rollouts, {rates[1]:.1%} before")
     return reasons
