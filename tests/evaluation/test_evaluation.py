@@ -175,7 +175,6 @@ def test_an_evaluation_without_a_usable_rollout_fails(runs: dict[bool, tuple[Pat
     (tmp_path / "tasks.jsonl").write_text('{"question": "b", "lost": true}\n')
     command = [
         "models",
-        "models",
         "eval",
         str(runs[False][0]),
         str(tmp_path / "tasks.jsonl"),
@@ -245,7 +244,6 @@ def test_what_is_wrong_with_the_call_is_said_before_a_model_is_loaded(tmp_path: 
     (tmp_path / "tasks.jsonl").write_text('{"a": 1}\n')
     (tmp_path / "agent.py").write_text(AGENT)
     arguments = [
-        "models",
         "models",
         "eval",
         str(tmp_path),

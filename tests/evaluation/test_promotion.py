@@ -78,7 +78,6 @@ def test_a_promoted_checkpoint_is_served_under_its_name(
 ) -> None:
     done = lgov(
         "models",
-        "models",
         "promote",
         run[0],
         "--to",

@@ -214,10 +214,10 @@ def test_weights_of_another_model_are_refused(run: Path) -> None:
 
 def test_a_limit_takes_calls_from_all_over_the_run(run: Path) -> None:
     all_calls = verified(run, status=0)["calls"]
-    found = verified(run, "--limit", str(all_calls // 2), status=0)
+    found = verify_run(run, limit=all_calls // 2).as_json()
     assert (found["calls"], found["recorded"]) == (all_calls // 2, all_calls)
     assert [one["version"] for one in found["versions"]] == [0, 1, 2]
-    assert verified(run, "--limit", str(10 * all_calls), status=0)["calls"] == all_calls
+    assert verify_run(run, limit=10 * all_calls).as_json()["calls"] == all_calls
 
 
 def test_versions_of_weights_can_be_loaded_in_any_order(recorded: Path) -> None:

@@ -228,9 +228,8 @@ def test_embeddings_that_a_policy_would_change_are_refused(stage):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--upstream", "http://127.0.0.1:9/v1", "--upstream-speaks", "chat,french"], "'french'"),
-        (["--upstream", "http://127.0.0.1:9/v1", "--upstream-speaks", ","], "nothing"),
-        (["--model", "smollm2", "--upstream-speaks", "chat"], "--upstream-speaks"),
+        (["--upstream", "http://127.0.0.1:9/v1", "--set", "upstream_speaks=chat,french"], "'french'"),
+        (["--upstream", "http://127.0.0.1:9/v1", "--set", "upstream_speaks=,"], "must be a list of names"),
     ],
 )
 def test_what_an_upstream_cannot_be_said_to_speak(arguments, said):

@@ -1,7 +1,7 @@
 """Makes the recorded runs of `test_recorded_runs`: 50 seeded runs in one store, written through the public store.
 
-``python tests/golden/make_runs.py FOLDER`` writes ``FOLDER/seeded.db``. The stores in ``runs/`` were made by the code as it
-was before the rows were first compared; they are not made anew, because a store of today proves that old records still
+``python tests/golden/make_runs.py FOLDER`` writes ``FOLDER/seeded.db``. The stores in ``recorded_runs/`` were
+made by the code as it was before the rows were first compared; they are not made anew, because a store of today proves that old records still
 give the rows that they gave.
 """
 

@@ -1,7 +1,7 @@
 """Recorded runs give the rows that they always gave.
 
-``runs/*.db.gz`` are stores as earlier versions wrote them (``make_runs.py``, ``lgov demo --quick``), ``runs/rows.json.gz`` is
-what was made of them. Where rows change on purpose, write them anew in the same commit, and say why in its message:
+``recorded_runs/*.db.gz`` are stores as earlier versions wrote them (``make_runs.py``, ``lgov demo --quick``),
+``recorded_runs/rows.json.gz`` is what was made of them. Where rows change on purpose, write them anew in the same commit, and say why in its message:
 ``python tests/golden/test_recorded_runs.py --write``.
 """
 
@@ -30,7 +30,7 @@ from lgov_core.transitions import (
     read_store,
 )
 
-RUNS = Path(__file__).parent / "runs"
+RUNS = Path(__file__).parent / "recorded_runs"
 ROWS = RUNS / "rows.json.gz"
 STORES = sorted(path.name.removesuffix(".db.gz") for path in RUNS.glob("*.db.gz"))
 #: Views of each run: what `make_transitions` gets, and the schemes that assign credit.
