@@ -87,90 +87,117 @@ class MessageProtocol(Protocol):
 
     def entries(self, body: JSON) -> list[JSON]:
         """The transcript in a request body."""
+        ...
 
     def with_entries(self, body: JSON, entries: Sequence[JSON]) -> JSON:
         """The request with another transcript."""
+        ...
 
     def mapping(self, entry: JSON) -> JSON:
         """The entry as policies get it: ``role``, ``content`` (text), and its tool calls or the call it is the result of."""
+        ...
 
     def with_text(self, entry: JSON, text: str) -> JSON:
         """The entry with its text replaced; other content (pictures) stays, except in a tool result."""
+        ...
 
     def user_text(self, entry: JSON) -> str | None:
         """The text of a user message; None for any other entry."""
+        ...
 
     def tool_result(self, entry: JSON) -> tuple[str | None, str] | None:
         """Call id and text of a tool result; None for any other entry."""
+        ...
 
     def from_model(self, entry: JSON) -> bool:
         """True where the model wrote the entry."""
+        ...
 
     def proposals(self, entry: JSON) -> list[Proposal]:
         """The tool calls in an entry of the model."""
+        ...
 
     def ids(self, entry: JSON) -> list[str]:
         """The ids of an entry of the model: those of its calls, and its own where the API has one."""
+        ...
 
     def parent(self, body: JSON) -> str | None:
         """The id of the stored response or conversation that the request continues."""
+        ...
 
     def continued(self, body: JSON, sent: Sequence[JSON], reply: JSON, turn: Turn, results: Sequence[JSON]) -> JSON:
         """The request that follows ``body``: ``results`` answer the calls of ``turn``, which was all of ``reply``."""
+        ...
 
     def turns(self, reply: JSON) -> list[Turn]:
         """The turns that the model wrote, one for each choice."""
+        ...
 
     def reading(self, reply: JSON, turns: Sequence[Turn]) -> ModelReading:
         """Text, calls, usage and ids of the whole reply."""
+        ...
 
     def fields(self, reply: JSON) -> JSON:
         """The texts of the reply beside its turns' texts and calls, in the form of the reply
         (`lgov_core.wire.content.texts`).
         """
+        ...
 
     def without_fields(self, reply: JSON) -> JSON:
         """The reply without what `fields` reads, for turns that are denials."""
+        ...
 
     def with_turns(self, reply: JSON, turns: Sequence[Turn]) -> JSON:
         """The reply with other turns."""
+        ...
 
     def without(self, turn: Turn, proposals: Sequence[Proposal]) -> Turn:
         """The turn without these calls."""
+        ...
 
     def with_arguments(self, turn: Turn, proposal: Proposal, arguments: Mapping[str, Any]) -> Turn:
         """The turn with other arguments for one call."""
+        ...
 
     def with_turn_text(self, turn: Turn, text: str) -> Turn:
         """The turn with its text replaced."""
+        ...
 
     def denied_result(self, turn: Turn, proposal: Proposal, text: str) -> JSON | None:
         """The tool result by which the model reads that the call was denied; None where the API has none for it."""
+        ...
 
     def denial_turn(self, body: JSON, text: str) -> Turn:
         """A turn that says ``text`` in the model's place: a refusal where the program asked for a structure."""
+        ...
 
     def denial_reply(self, body: JSON, text: str) -> JSON:
         """A whole reply that says ``text``, for a request that was not sent."""
+        ...
 
     def from_stream(self, events: Sequence[JSON]) -> JSON | None:
         """The whole reply in the events of a stream; None if the stream did not finish."""
+        ...
 
     def is_text_stream(self, body: JSON) -> bool:
         """True where the reply to a request may reach the program in part, its text before its calls: a stream of one
         choice.
         """
+        ...
 
     def is_text(self, event: JSON) -> bool:
         """True where an event of such a stream holds text only: no call, and no end."""
+        ...
 
     def turn_after(self, passed: Sequence[JSON], turn: Turn) -> Turn:
         """The turn as the program has it that got the events ``passed`` before."""
+        ...
 
     def to_stream(self, body: JSON, reply: JSON, events: Sequence[JSON], passed: Sequence[JSON] = ()) -> str:
         """``reply`` as server-sent events; ``events`` are those of the reply it was made from, if any. The program has got
         the events ``passed``, so they are not written again.
         """
+        ...
 
 
 def rewritten_entries(

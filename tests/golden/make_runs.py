@@ -1,8 +1,8 @@
 """Makes the recorded runs of `test_recorded_runs`: 50 seeded runs in one store, written through the public store.
 
 ``python tests/golden/make_runs.py FOLDER`` writes ``FOLDER/seeded.db``. The stores in ``recorded_runs/`` were
-made by the code as it was before the rows were first compared; they are not made anew, because a store of today proves that old records still
-give the rows that they gave.
+made by the code as it was before the rows were first compared; they are not made anew: a store of today would not prove that
+old records still give the rows that they gave.
 """
 
 from __future__ import annotations

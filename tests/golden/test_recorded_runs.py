@@ -1,7 +1,8 @@
 """Recorded runs give the rows that they always gave.
 
 ``recorded_runs/*.db.gz`` are stores as earlier versions wrote them (``make_runs.py``, ``lgov demo --quick``),
-``recorded_runs/rows.json.gz`` is what was made of them. Where rows change on purpose, write them anew in the same commit, and say why in its message:
+``recorded_runs/rows.json.gz`` is what was made of them. Where rows change on purpose, write them anew in the same commit, and
+say why in its message:
 ``python tests/golden/test_recorded_runs.py --write``.
 """
 

@@ -147,7 +147,7 @@ def test_the_commands_that_only_look_spend_nothing(tmp_path: Path) -> None:
     cases.write_text("\n".join(json.dumps(line) for line in lines))
     for arguments in (
         ["check", str(file)],
-        ["models", "eval", str(file), str(cases)],
+        ["eval", str(file), str(cases)],
         ["explain", str(file), "--action", "{}"],
     ):
         arguments = [part.replace("{}", '{"name": "t"}') for part in arguments]
