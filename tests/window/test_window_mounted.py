@@ -101,7 +101,7 @@ def test_a_demo_shows_itself_and_its_window_stays(tmp_path: Path) -> None:
         assert client.get(f"{window}api/sources").json()["sources"] == []
         line_with(process, "stays open until Ctrl-C")
         (run,) = client.get(f"{window}api/runs").json()["items"]
-        assert (run["name"], run["rollouts"], len(run["phases"])) == ("seed0-governed", 256, 2)
+        assert (run["name"], run["rollouts"], len(run["phases"])) == ("seed0-governed", 128, 1)
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
 
@@ -121,12 +121,6 @@ def test_a_training_without_an_endpoint_here_has_its_window_alone(
     monkeypatch.setattr(registry, "find_run", lambda *_: training)  # verl has an environment of its own
     result = lgov("train", *flags, "--folder", str(tmp_path / "run"), "--json")
     assert json.loads(result.stdout) == {"opened": 200}
-
-
-def test_a_window_is_for_this_machine_only(place: Path) -> None:
-    result = lgov("view", str(place), "--host", "0.0.0.0", "--no-open", "--port", "0")
-    assert result.exit_code == 2
-    assert "can be reached from other machines" in result.output
 
 
 def test_a_path_without_a_store_says_what_to_name(tmp_path: Path) -> None:
