@@ -33,10 +33,7 @@ RAW_ARGUMENTS = "arguments"
 
 def call_arguments(call: FunctionCall) -> dict[str, Any] | None:
     """The arguments of a call, or None where they are not a JSON object."""
-    try:
-        return json_object(call.arguments or "{}")
-    except RecursionError:
-        return None
+    return json_object(call.arguments or "{}")
 
 
 def judged_arguments(call: FunctionCall) -> dict[str, Any]:

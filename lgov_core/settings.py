@@ -26,7 +26,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from lgov_core._util.schema import Mistake, checked
-from lgov_core._util.suggestions import suggest_name
+from lgov_core._util.words import suggest_name
 from lgov_core.errors import SettingsError
 
 DEFAULT = "default"

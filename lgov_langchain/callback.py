@@ -14,7 +14,7 @@ from langchain_core.tools import ToolException
 from langgraph.prebuilt.tool_node import ToolInvocationError
 
 from lgov_core.errors import PolicyDenied, PolicyError
-from lgov_core.instrumentation import json_text, semconv
+from lgov_core.instrumentation import readable_json, semconv
 from lgov_core.instrumentation.live_span import covered_call, current_span, model_call_covered
 from lgov_core.instrumentation.model_call import ModelCall
 from lgov_core.instrumentation.tool_call import ToolCall
@@ -226,7 +226,7 @@ class LgovCallbackHandler(BaseCallbackHandler):
         )
         call.span.set({semconv.PROVIDER: metadata.get("ls_provider")})
         if observer.capture_content:
-            call.span.set({semconv.INPUT_MESSAGES: json_text(as_mappings(prompt))})
+            call.span.set({semconv.INPUT_MESSAGES: readable_json(as_mappings(prompt))})
         self.tree.begin(run_id, above, span=call.span).model_call = call
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:

@@ -12,7 +12,7 @@ from langchain_core.messages import BaseMessage, SystemMessage
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.types import Command
 
-from lgov_core.instrumentation import Flow, arun_flow, json_text, run_flow
+from lgov_core.instrumentation import Flow, arun_flow, readable_json, run_flow
 from lgov_core.instrumentation.endpoint_headers import demand_endpoint
 from lgov_langchain.messages import first_reply
 from lgov_langchain.model_calls import ModelPrompt, ModelReply, Result, attributed, govern_model_call
@@ -141,7 +141,7 @@ def _reply(response: ModelResponse[Any]) -> ModelReply:
     if message is None or response.structured_response is None or not message.tool_calls:
         return ModelReply(None, None) if message is None else ModelReply.of(message)
     # The call carries the agent's answer: nothing runs, and its arguments are what the caller gets.
-    return ModelReply(message, json_text(message.tool_calls[0]["args"]))
+    return ModelReply(message, readable_json(message.tool_calls[0]["args"]))
 
 
 def _response(result: Result, response: ModelResponse[Any] | None) -> Any:

@@ -27,7 +27,7 @@ from openai.types.responses import (
     ResponseUsage,
 )
 
-from lgov_core.instrumentation import json_object, json_text
+from lgov_core.instrumentation import json_object, readable_json
 from lgov_core.types import new_id
 from lgov_core.wire.turns import ModelReading, rewritten_arguments
 
@@ -60,7 +60,7 @@ def as_mapping(item: Any) -> dict[str, Any]:
     if "role" in item:
         return {"role": item["role"], "content": text_of(item.get("content"))}
     role = "tool" if str(kind).endswith("_output") else "assistant"
-    return {"role": role, "content": json_text(item)}
+    return {"role": role, "content": readable_json(item)}
 
 
 def text_of(content: Any) -> str:
@@ -76,9 +76,9 @@ def text_of(content: Any) -> str:
         if isinstance(value, str):
             return value
     if isinstance(content, Mapping):
-        return json_text(content)
+        return readable_json(content)
     dump = getattr(content, "model_dump", None)
-    return json_text(dump(exclude_none=True)) if callable(dump) else str(content)
+    return readable_json(dump(exclude_none=True)) if callable(dump) else str(content)
 
 
 def end_of_history(items: Sequence[Any]) -> int:
@@ -198,7 +198,7 @@ class ItemReader:
 
     def canonical(self, entry: Any) -> str:
         """See `TranscriptReader.canonical`."""
-        return json_text([_plain(entry).get("type"), as_mapping(entry)])
+        return readable_json([_plain(entry).get("type"), as_mapping(entry)])
 
 
 READER = ItemReader()

@@ -10,7 +10,7 @@ from agents.tracing import get_trace_provider
 from agents.tracing.processor_interface import TracingProcessor
 from agents.tracing.processors import default_processor
 
-from lgov_core.instrumentation import Governor, json_text, semconv
+from lgov_core.instrumentation import Governor, readable_json, semconv
 from lgov_core.instrumentation.live_span import LiveSpan
 from lgov_openai_agents._internals import trace_processors
 from lgov_openai_agents.items import FRAMEWORK
@@ -100,7 +100,7 @@ def _usage(used: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str | None:
-    return None if value is None else value if isinstance(value, str) else json_text(value)
+    return None if value is None else value if isinstance(value, str) else readable_json(value)
 
 
 def keep_traces_here() -> Callable[[], None]:

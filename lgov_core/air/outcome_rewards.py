@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-from lgov_core._util.canonical import NotCanonical, fingerprint
+from lgov_core._util.json_text import NotCanonical, fingerprint
 from lgov_core.air.rules import AirRule, AirRules, Event, RuleSet
 from lgov_core.errors import RewardError
 from lgov_core.hookspecs import hookimpl

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from lgov_core._util.schema import Mistake, checked
-from lgov_core._util.suggestions import suggest_name
+from lgov_core._util.words import suggest_name
 from lgov_core.air.rules import PARAMETERS, AirRule, AirRules, Event, RuleSet
 from lgov_core.errors import PolicyFileError, RewardError, RewardFileError
 from lgov_core.policies.document import Place, read_yaml

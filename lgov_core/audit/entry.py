@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Final, NamedTuple
 
-from lgov_core._util.canonical import sorted_json
+from lgov_core._util.json_text import sorted_json
 from lgov_core.audit.redaction import Redaction, redaction
 from lgov_core.errors import AuditError
 from lgov_core.types import Action, Decision, Effect, ToolOutcome

@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
-from lgov_core._util.durable import sync_folder
+from lgov_core._util.files import sync_folder
 from lgov_core.audit.log import AuditLog
 from lgov_core.audit.signing import Signer, heads_path
 from lgov_core.audit.verify import VerifyReport, verify, verify_archived

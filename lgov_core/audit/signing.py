@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from lgov_core._util.private_file import open_to_others
+from lgov_core._util.files import open_to_others
 from lgov_core.audit.entry import canonical
 from lgov_core.errors import AuditError, AuditKeyError
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from lgov_core._util.plurals import counted
+from lgov_core._util.words import counted
 from lgov_core.authoring.replay import RecordedAction
 from lgov_core.authoring.rules import (
     COMMANDS,

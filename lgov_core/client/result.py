@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from lgov_core._util.plurals import counted
+from lgov_core._util.words import counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from lgov_core._util.plurals import counted
+from lgov_core._util.words import counted
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import (
     FOLDER,

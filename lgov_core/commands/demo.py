@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from lgov_core._util.threads import wait_without_spinning
 from lgov_core.commands.options import FOLDER
 from lgov_core.commands.output import write_json, write_table
 from lgov_core.commands.view import mounted_window
 from lgov_core.demo.plans import Plan, plan_for
 from lgov_core.errors import LgovError, ModelError
+from lgov_core.models.precision import wait_without_spinning
 
 if TYPE_CHECKING:
     from lgov_core.evaluation.verification import Verification

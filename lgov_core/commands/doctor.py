@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 import lgov_core
-from lgov_core._util.plurals import counted
+from lgov_core._util.words import counted
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import command
 from lgov_core.commands.output import printable, write_json, write_table

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import click
 
-from lgov_core._util.plurals import counted
+from lgov_core._util.words import counted
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import Where, command, content_option, moment_option, selection_of, single, where_option
 from lgov_core.commands.output import printable, write_json, write_result
@@ -116,7 +116,7 @@ def _export_store(store: RolloutQueue, form: str, target: str | None, where: Whe
 
 
 def _write(lines: Iterable[str], target: str | None, form: str, noun: str, as_json: bool) -> None:
-    from lgov_core._util.atomic_file import write_lines
+    from lgov_core._util.files import write_lines
 
     if target is None:
         for line in lines:

@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 import click
 
-from lgov_core._util.threads import wait_without_spinning
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import FILE, FOLDER, PATH, base_model_option, command
 from lgov_core.commands.output import write_json, write_result, write_table
 from lgov_core.errors import TrainError
+from lgov_core.models.precision import wait_without_spinning
 from lgov_core.settings import load_settings
 
 # ---------------------------------------------------------------------- list, pull
@@ -145,7 +145,7 @@ def evaluate(
     function = load_agent(agent)
     target = folder or Path("runs") / time.strftime("eval-%Y%m%d-%H%M%S")
     try:
-        from lgov_core._util.atomic_file import atomic_write
+        from lgov_core._util.files import atomic_write
         from lgov_core.evaluation.comparison import EVALUATION_FILE
 
         report = _measure(checkpoint, model, read, function, target, plan, start=start)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from lgov_core._util.plurals import counted
+from lgov_core._util.words import counted
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import FILE, PATH, command, limit_option
 from lgov_core.commands.output import write_json, write_table
@@ -220,7 +220,7 @@ def suggest(
     judged by it: it denies none of those (exits 1 if it does), and what it decides about the others is listed. It is a
     proposal: read it and edit it.
     """
-    from lgov_core._util.atomic_file import atomic_write
+    from lgov_core._util.files import atomic_write
     from lgov_core.authoring import suggest as suggest_policy
     from lgov_core.policies.sql.policy import COMMON_DIALECTS
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lgov_core._util.private_file import open_to_others
-from lgov_core._util.threads import wait_without_spinning
+from lgov_core._util.files import open_to_others
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import (
     PATH,
@@ -29,6 +28,7 @@ from lgov_core.commands.options import (
 from lgov_core.commands.output import write_result
 from lgov_core.commands.view import mounted_window
 from lgov_core.errors import EndpointError, SettingsError
+from lgov_core.models.precision import wait_without_spinning
 from lgov_core.settings import Settings, load_settings, without_password
 from lgov_core.train.settings import TrainSettings, load_train_settings
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
 
-from lgov_core._util.plurals import counted
+from lgov_core._util.words import counted
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import Where, command, limit_option, moment_option, single, where_option, yes_option
 from lgov_core.commands.output import console, rewards_text, write_json, write_table

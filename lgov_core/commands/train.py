@@ -12,7 +12,6 @@ from typing import Any
 
 import click
 
-from lgov_core._util.threads import wait_without_spinning
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import (
     FILE,
@@ -29,6 +28,7 @@ from lgov_core.commands.options import (
 from lgov_core.commands.output import write_result
 from lgov_core.commands.view import mounted_window, say_on_stderr
 from lgov_core.errors import SettingsError
+from lgov_core.models.precision import wait_without_spinning
 from lgov_core.train.settings import TrainSettings, load_train_settings
 
 #: Where ``--serve`` listens unless it says otherwise.

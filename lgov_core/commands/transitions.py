@@ -16,8 +16,8 @@ from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
 
-from lgov_core._util.atomic_file import write_lines
-from lgov_core._util.plurals import counted
+from lgov_core._util.files import write_lines
+from lgov_core._util.words import counted
 from lgov_core.commands.group import Exit
 from lgov_core.commands.options import FILE, Where, command, limit_option, pair, single, where_option
 from lgov_core.commands.output import rewards_text, write_table

@@ -20,7 +20,7 @@ from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from typing import Any, Final
 
-from lgov_core._util.canonical import canonical_json, fingerprint
+from lgov_core._util.json_text import canonical_json, fingerprint
 from lgov_core.audit.entry import PAYLOAD_LIMIT, EntryWriter, Payload
 from lgov_core.confine.proxy import POLICY, Attempts, Connection
 from lgov_core.errors import AuditError, LgovError, PolicyError

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from safetensors import SafetensorError
 
-from lgov_core._util.atomic_file import atomic_folder
+from lgov_core._util.files import atomic_folder
 from lgov_core.audit import default_signer
 from lgov_core.audit.lineage import EXPORT, LINEAGE_FILE, attest, read_attestation, read_lineage
 from lgov_core.audit.signing import Signer

@@ -10,9 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from lgov_core._util.atomic_file import atomic_folder, atomic_write
-from lgov_core._util.file_lock import HeldByAnother, hold
-from lgov_core._util.plurals import counted
+from lgov_core._util.files import HeldByAnother, atomic_folder, atomic_write, hold
+from lgov_core._util.words import counted
 from lgov_core.audit.lineage import verify_lineage
 from lgov_core.errors import TrainError
 from lgov_core.evaluation.export import export

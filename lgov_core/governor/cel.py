@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from lgov_core._util.suggestions import suggest_name
+from lgov_core._util.words import suggest_name
 from lgov_core.errors import PolicyError
 from lgov_core.governor.matchers import FIELDS, TEXT_FIELDS, ConditionError
 from lgov_core.types import Action

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from lgov_core._util.suggestions import suggest_name
+from lgov_core._util.words import suggest_name
 from lgov_core.errors import PolicyError
 from lgov_core.governor.matchers import OPERATORS, ConditionError, Reading, field_of
 from lgov_core.types import Action

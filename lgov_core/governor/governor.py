@@ -34,7 +34,7 @@ from lgov_core.governor.reward_hooks import (
 from lgov_core.plugins import check_hooks, make_plugin_manager, register
 from lgov_core.scope import RolloutScope, current_scope, enter_scope
 from lgov_core.types import Action, Decision, Effect, Point, Reward, Span, ToolOutcome, new_id
-from lgov_core.types.policies import ObservingPolicy, Policy
+from lgov_core.types.extensions import ObservingPolicy, Policy
 
 
 class AuditRecord(Protocol):

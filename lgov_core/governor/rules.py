@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar, cast
 
 import pluggy
 
-from lgov_core._util.canonical import sorted_json
+from lgov_core._util.json_text import sorted_json
 from lgov_core.errors import PolicyError
 from lgov_core.governor.conditions import Condition, condition_of
 from lgov_core.governor.options import matches_any, string_tuple

@@ -1,7 +1,7 @@
 """Everything a framework package may import: the adapter declaration, patching, and the flow of a governed call."""
 
-from lgov_core._util.bounded import BoundedDict
-from lgov_core._util.json import json_object, json_text
+from lgov_core._util.containers import BoundedDict
+from lgov_core._util.json_text import json_object, readable_json
 from lgov_core.flow import Flow, Step, arun_flow, either, foreign, in_thread, run_flow, wait
 from lgov_core.governor import NOT_EVALUATED, Governor, ObservedDecision, in_scope
 from lgov_core.trace import semconv
@@ -19,7 +19,7 @@ __all__ = [
     "in_scope",
     "in_thread",
     "json_object",
-    "json_text",
+    "readable_json",
     "run_flow",
     "semconv",
     "wait",

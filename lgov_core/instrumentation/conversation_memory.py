@@ -20,7 +20,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from lgov_core._util.bounded import BoundedDict
+from lgov_core._util.containers import BoundedDict
 from lgov_core.flow import Flow
 from lgov_core.governor import Governor
 from lgov_core.scope import RolloutScope, current_scope

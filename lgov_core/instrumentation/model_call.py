@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lgov_core._util.json import json_text
+from lgov_core._util.json_text import readable_json
 from lgov_core.errors import PolicyDenied
 from lgov_core.flow import Flow
 from lgov_core.governor import Governor
@@ -88,7 +88,7 @@ class ModelCall:
         if user_text:
             self._context = {**self._context, "user_text": list(user_text)}
         if self.governor.capture_content:
-            self.span.set({semconv.INPUT_MESSAGES: json_text(messages)})
+            self.span.set({semconv.INPUT_MESSAGES: readable_json(messages)})
         self._further = further
         return self._action.changed(arguments={"messages": list(messages), **further}, context=self._context)
 
@@ -152,7 +152,7 @@ class ModelCall:
                 semconv.FINISH_REASONS: [reading.finish_reason] if reading.finish_reason else None,
                 semconv.INPUT_TOKENS: usage.get("input_tokens"),
                 semconv.OUTPUT_TOKENS: usage.get("output_tokens"),
-                semconv.OUTPUT_MESSAGES: json_text([_reply_mapping(reading)]) if content else None,
+                semconv.OUTPUT_MESSAGES: readable_json([_reply_mapping(reading)]) if content else None,
             }
         )
         self.span.end()

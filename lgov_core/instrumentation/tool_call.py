@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lgov_core._util.json import json_text
+from lgov_core._util.json_text import readable_json
 from lgov_core.errors import PolicyDenied
 from lgov_core.flow import Flow, foreign
 from lgov_core.governor import Governor
@@ -240,5 +240,5 @@ def _tool_attributes(action: Action, content: bool) -> dict[str, JSONValue]:
         semconv.TOOL_CALL_ID: action.call_id,
         semconv.AGENT_NAME: action.agent,
         semconv.FRAMEWORK: action.framework,
-        semconv.TOOL_ARGUMENTS: json_text(action.arguments) if content else None,
+        semconv.TOOL_ARGUMENTS: readable_json(action.arguments) if content else None,
     }

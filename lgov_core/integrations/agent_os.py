@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from lgov_core._util.suggestions import suggest_name
+from lgov_core._util.words import suggest_name
 from lgov_core.errors import PolicyError
 from lgov_core.governor.options import one_of
 from lgov_core.policies.base import BoundedPolicy

@@ -1,4 +1,4 @@
-"""The number format that a model is served and trained in: float32, or bfloat16 where that is faster."""
+"""How a model computes: in float32, or bfloat16 where that is faster, and how its threads wait for each other."""
 
 from __future__ import annotations
 
@@ -40,3 +40,12 @@ def computes_bfloat16(device: str) -> bool:
         capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)()
         return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") or capabilities.get("bf16"))
     return device == "mps"
+
+
+def wait_without_spinning() -> None:
+    """Has OpenMP's threads sleep while they wait, unless the environment says otherwise. For before torch is imported.
+
+    Beside other programs a thread that spins keeps the one that it waits for from the processor: decoding is then several
+    times slower.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

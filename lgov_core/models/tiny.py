@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from lgov_core._util.atomic_file import atomic_folder
+from lgov_core._util.files import atomic_folder
 from lgov_core.errors import ModelError
 from lgov_core.models.cache import models_folder
 from lgov_core.models.chat_template import END, PAD, ROLES, TURN_TEMPLATE, role_token

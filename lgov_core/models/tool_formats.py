@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from lgov_core._util.suggestions import suggest_name
+from lgov_core._util.json_text import json_object
+from lgov_core._util.words import suggest_name
 from lgov_core.errors import EndpointError
 from lgov_core.models.tool_text import (
     Message,
@@ -34,7 +35,6 @@ from lgov_core.models.tool_text import (
     tool_parameters,
     value_end,
 )
-from lgov_core.wire.fields import load_object
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class _Compact(ToolFormat):
         return f"Tools: {signatures}" if signatures else ""
 
     def render_call(self, name: str, arguments_json: str, tools: Sequence[Tool] = ()) -> str:
-        arguments = load_object(arguments_json)
+        arguments = json_object(arguments_json)
         if arguments == {} or not arguments_json.strip():
             return f"@{name}"
         if arguments is not None and len(arguments) == 1:
@@ -297,7 +297,7 @@ class _Json(ToolFormat):
         if stripped.startswith("["):
             calls = self._calls_in_list(stripped)
         else:
-            value = load_object(stripped)
+            value = json_object(stripped)
             # An object that only has a name is an answer, not a call.
             is_call = value is None or "arguments" in value or "parameters" in value
             call = call_in(stripped) if is_call else None

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from lgov_core._util.json_text import json_object
 from lgov_core.errors import EndpointError
-from lgov_core.wire.fields import load_object
 
 Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
@@ -100,7 +100,7 @@ def call_in(text: str) -> ParsedCall | None:
 
     Broken JSON is still a call if its name can be read: then the arguments are the raw text after it.
     """
-    value, head = load_object(text), _CALL_HEAD.match(text)
+    value, head = json_object(text), _CALL_HEAD.match(text)
     if value is not None and isinstance(value.get("name"), str):
         key = "arguments" if "arguments" in value else "parameters"
         if head is not None and (end := value_end(text, head.end())) >= 0:

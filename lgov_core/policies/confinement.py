@@ -15,7 +15,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
-from lgov_core._util.suggestions import suggest_name
+from lgov_core._util.words import suggest_name
 from lgov_core.errors import PolicyFileError
 from lgov_core.policies.content.credential_names import SECRET_NAMES
 from lgov_core.policies.document import Place, read_yaml

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
-from lgov_core._util.atomic_file import atomic_file
+from lgov_core._util.files import atomic_file
 from lgov_core.errors import ExportError
 from lgov_core.flow import Flow, arun_flow, either, in_thread, run_flow, wait
 from lgov_core.rl_governance.adapt import adapt_recorder

@@ -17,7 +17,7 @@ from lgov_core.rl_governance.adapt import JudgedRollout, adapt_rollout
 from lgov_core.rl_governance.reward_config import RewardConfig
 from lgov_core.rl_governance.violations import violation_of
 from lgov_core.types import SEVERITY_PENALTIES, Outcome, Reward, ToolOutcome
-from lgov_core.types.violations import severity_of
+from lgov_core.types.actions import severity_of
 
 _LOG = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from lgov_core.air.amounts import amount
 from lgov_core.errors import RewardError
 from lgov_core.rl_governance.adapt import priced_violation
 from lgov_core.types import SEVERITY_PENALTIES
-from lgov_core.types.violations import known_severity
+from lgov_core.types.actions import known_severity
 
 _PENALTIES: Final = tuple(f"{severity}_penalty" for severity in SEVERITY_PENALTIES)
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from lgov_core._util.private_file import open_to_others
-from lgov_core._util.threads import wait_without_spinning
+from lgov_core._util.files import open_to_others
 from lgov_core.errors import LgovError, SettingsError
+from lgov_core.models.precision import wait_without_spinning
 from lgov_core.server.progress import ENDING, interrupted
 from lgov_core.train.settings import TrainSettings, load_train_settings
 

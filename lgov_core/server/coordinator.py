@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import lgov_core
-from lgov_core._util.atomic_file import atomic_write
-from lgov_core._util.bounded import BoundedDict
+from lgov_core._util.containers import BoundedDict
+from lgov_core._util.files import atomic_write
 from lgov_core.client.tasks import read_tasks
 from lgov_core.client.wire import PROTOCOL, Assignment, Report
 from lgov_core.errors import EndpointError, RewardError, StoreError

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from lgov_core._util.atomic_file import atomic_write
+from lgov_core._util.files import atomic_write
 from lgov_core.gateway.serving.keys import KeyRing
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Final
 
-from lgov_core._util.plurals import counted
+from lgov_core._util.words import counted
 from lgov_core.client.result import Display, TrainResult
 from lgov_core.server.coordinator import Coordinator
 from lgov_core.server.run_state import RunState

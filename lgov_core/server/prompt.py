@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
 
-from lgov_core._util.atomic_file import atomic_write
+from lgov_core._util.files import atomic_write
 from lgov_core.client.abandoned_threads import as_they_end
 from lgov_core.client.agent_name import load_agent
 from lgov_core.client.client import rules_in_use

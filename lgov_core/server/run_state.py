@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lgov_core._util.atomic_file import atomic_write
-from lgov_core._util.file_lock import HeldByAnother, hold
+from lgov_core._util.files import HeldByAnother, atomic_write, hold
 from lgov_core.client.wire import ENDED
 from lgov_core.errors import LgovError, TrainError
 from lgov_core.settings import without_password

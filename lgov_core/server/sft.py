@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from lgov_core._util.atomic_file import atomic_folder, atomic_write
+from lgov_core._util.files import atomic_folder, atomic_write
 from lgov_core.errors import SettingsError, TrainError
 from lgov_core.models import LanguageModel
 from lgov_core.server.recipe import device_for, load, policy_for, with_exact_model

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self, cast
 
-from lgov_core._util.plurals import counted
+from lgov_core._util.words import counted
 from lgov_core.audit import default_signer
 from lgov_core.errors import EndpointError, LgovError, SettingsError, TrainError
 from lgov_core.gateway.app import create_app

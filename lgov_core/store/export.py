@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Final
 
-from lgov_core._util.atomic_file import atomic_file
+from lgov_core._util.files import atomic_file
 from lgov_core.errors import ExportError
 from lgov_core.store import rows
 from lgov_core.store.trace_store import TraceStore
@@ -49,7 +49,7 @@ def json_lines(
     """One JSON object a value: its fields, and ``kind``."""
     for kind in KINDS:
         for value in values_of(store, kind, run_id=run_id, rollout_ids=rollout_ids):
-            yield rows.json_text({"kind": kind, **_fields(value)}, kind)
+            yield rows.stored_text({"kind": kind, **_fields(value)}, kind)
 
 
 def write_parquet(
@@ -97,7 +97,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 def _flat(value: Any) -> dict[str, Any]:
     return {
-        name: (None if value_ is None else rows.json_text(value_, name)) if name in _JSON else value_
+        name: (None if value_ is None else rows.stored_text(value_, name)) if name in _JSON else value_
         for name, value_ in _fields(value).items()
     }
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-from lgov_core._util.prefixes import PrefixIndex, common_prefix
+from lgov_core._util.containers import PrefixIndex, common_prefix
 from lgov_core.errors import StoreError
 from lgov_core.store import rows
 from lgov_core.store.database import Transaction

@@ -22,7 +22,7 @@ from lgov_core.store.rollout_states import QueueEntry, RolloutConfig, RolloutSta
 from lgov_core.types import Attempt, CapturedCall, JSONValue, Outcome, Reward, Rollout, Span, SpanEvent
 
 
-def json_text(value: JSONValue | Mapping[str, Any] | Sequence[Any], what: str) -> str:
+def stored_text(value: JSONValue | Mapping[str, Any] | Sequence[Any], what: str) -> str:
     """``value`` as JSON text in ASCII. What JSON cannot hold raises `StoreError` that names ``what``."""
     try:
         return _WRITE(value)
@@ -132,11 +132,11 @@ def reply_text(call: CapturedCall) -> str:
     response, what = call.response, f"response of call {call.response_id}"
     if call.prompt_ids:
         if _repeats(response, call.prompt_ids):
-            return _IN_BODY + json_text({**response, _NAME: None}, what)
+            return _IN_BODY + stored_text({**response, _NAME: None}, what)
         choices = response.get("choices")
         if isinstance(choices, list | tuple) and len(choices) == 1 and _repeats(choices[0], call.prompt_ids):
-            return _IN_CHOICE + json_text({**response, "choices": [{**choices[0], _NAME: None}]}, what)
-    return json_text(response, what)
+            return _IN_CHOICE + stored_text({**response, "choices": [{**choices[0], _NAME: None}]}, what)
+    return stored_text(response, what)
 
 
 def reply_of(text: str, prompt_ids: tuple[int, ...] | None) -> dict[str, Any]:
@@ -224,7 +224,7 @@ def rollout_row(rollout: Rollout) -> Row:
             f"rollout {rollout.rollout_id!r} has a NUL in its id", hint="give it an id of printable characters"
         )
     what = f"input of rollout {rollout.rollout_id}"
-    return rollout.rollout_id, rollout.task_id, rollout.run_id, json_text(rollout.input, what), rollout.created_at
+    return rollout.rollout_id, rollout.task_id, rollout.run_id, stored_text(rollout.input, what), rollout.created_at
 
 
 def rollout_of(row: Row) -> Rollout:
@@ -251,14 +251,14 @@ def call_parts(call: CapturedCall) -> tuple[Row, dict[str, str]]:
         raise StoreError(
             f"{what} has {len(call.logprobs)} logprobs and {tokens}", hint="give one logprob for each response token"
         )
-    request = {text_name(name): json_text(value, f"request of {what}") for name, value in call.request.items()}
+    request = {text_name(name): stored_text(value, f"request of {what}") for name, value in call.request.items()}
     values: dict[str, Any] = {name: getattr(call, name) for name in _CALL_FIELDS}
     values["request"], values["response"] = object_text(request), reply_text(call)
     for name in ("prompt_ids", "response_ids"):
         if values[name] is not None:
             values[name] = token_blob(values[name], f"{name.replace('_', ' ')} of {what}")
     values["logprobs"] = logprob_blob(call.logprobs, f"logprobs of {what}")
-    values["tool_call_ids"] = json_text(call.tool_call_ids, f"tool call ids of {what}")
+    values["tool_call_ids"] = stored_text(call.tool_call_ids, f"tool call ids of {what}")
     return tuple(values.values()), request
 
 
@@ -311,9 +311,9 @@ def reward_of(row: Row) -> Reward:
 def span_row(span: Span) -> Row:
     """A row of ``SPAN_COLUMNS``."""
     values: dict[str, Any] = {name: getattr(span, name) for name in _SPAN_FIELDS}
-    values["attributes"] = json_text(span.attributes, f"attributes of span {span.name}")
+    values["attributes"] = stored_text(span.attributes, f"attributes of span {span.name}")
     events = [[event.name, event.at, event.attributes] for event in span.events]
-    values["events"] = json_text(events, f"events of span {span.name}") if events else None
+    values["events"] = stored_text(events, f"events of span {span.name}") if events else None
     values["claimed"] = int(span.claimed)
     return tuple(values.values())
 

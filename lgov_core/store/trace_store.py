@@ -96,7 +96,7 @@ class TraceStore:
         attempt again raises `StoreError`: the first outcome stays.
         """
         outcome = Outcome(outcome)
-        text = None if result is None else rows.json_text(result, f"result of rollout {rollout_id}")
+        text = None if result is None else rows.stored_text(result, f"result of rollout {rollout_id}")
         final = [rows.reward_row(rows.own_reward(reward, rollout_id, attempt)) for reward in rewards]
         why = None if error is None else rows.readable(error)
 

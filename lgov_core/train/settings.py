@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-from lgov_core._util.suggestions import suggest_name
+from lgov_core._util.words import suggest_name
 from lgov_core.errors import LgovError, PolicyFileError, SettingsError
 from lgov_core.policies.document import Place, read_yaml
 from lgov_core.train.bounds import Bound, choices_of, kind_of

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
-from lgov_core._util.prefixes import PrefixIndex, common_prefix
+from lgov_core._util.containers import PrefixIndex, common_prefix
 from lgov_core.transitions.transition_set import Diagnostic, Finding, Transition, by_rollout
 from lgov_core.types import CapturedCall
 

@@ -4,15 +4,39 @@ They are not changed once made, so threads and tasks may share them. Ids are str
 Unix seconds as ``float``; durations are seconds unless the name says otherwise.
 """
 
-from lgov_core.types.actions import Action, JSONValue, Kind, Point, Source, new_id
-from lgov_core.types.adapters import Adapter, Conflict, Gap, Surface
-from lgov_core.types.credit_rules import CreditRules
-from lgov_core.types.decisions import ALLOW, BLOCKING, Decision, Effect, Severity
-from lgov_core.types.outcomes import ModelCallFailed, Outcome, Reward, ToolOutcome, ToolStatus
-from lgov_core.types.policies import ObservingPolicy, Policy, PolicyFactory
-from lgov_core.types.records import TRAIN_MODE, Attempt, CapturedCall, Rollout, Span, SpanEvent
-from lgov_core.types.transitions import SCHEMA_VERSION, Transition
-from lgov_core.types.violations import SEVERITY_PENALTIES, PolicyViolation, PolicyViolationType
+from lgov_core.types.actions import (
+    ALLOW,
+    BLOCKING,
+    SEVERITY_PENALTIES,
+    Action,
+    Decision,
+    Effect,
+    JSONValue,
+    Kind,
+    ModelCallFailed,
+    Outcome,
+    Point,
+    PolicyViolation,
+    PolicyViolationType,
+    Reward,
+    Severity,
+    Source,
+    ToolOutcome,
+    ToolStatus,
+    new_id,
+)
+from lgov_core.types.extensions import Adapter, Conflict, Gap, ObservingPolicy, Policy, PolicyFactory, Surface
+from lgov_core.types.records import (
+    SCHEMA_VERSION,
+    TRAIN_MODE,
+    Attempt,
+    CapturedCall,
+    CreditRules,
+    Rollout,
+    Span,
+    SpanEvent,
+    Transition,
+)
 
 __all__ = [
     "ALLOW",

@@ -1,13 +1,18 @@
-"""Actions: what an agent is about to do, at one of the eight points where it is judged."""
+"""The way of an action: what an agent is about to do, what policies decided, how it ended, and what it earned or violated."""
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from datetime import UTC, datetime
+from enum import IntEnum, StrEnum
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, cast
+
+from lgov_core.types.errors import RewardError
 
 JSONValue: TypeAlias = "bool | int | float | str | Sequence[JSONValue] | Mapping[str, JSONValue] | None"
 
@@ -85,3 +90,245 @@ class Action:
     def changed(self, **changes: Any) -> Action:
         """A copy with the given fields replaced; None leaves a field as it is (`dataclasses.replace` sets it to None)."""
         return replace(self, **{name: value for name, value in changes.items() if value is not None})
+
+
+class Effect(IntEnum):
+    """The effect of a decision, ordered by severity: the greatest of several wins."""
+
+    ALLOW = 0
+    WARN = 1
+    TRANSFORM = 2
+    ESCALATE = 3
+    DENY = 4
+
+    @property
+    def label(self) -> str:
+        """The name in lower case, as it is written in records."""
+        return _LABELS[self]
+
+
+_LABELS = tuple(effect.name.lower() for effect in Effect)
+#: The labels of the effects that block.
+BLOCKING: Final = frozenset(_LABELS[Effect.ESCALATE :])
+
+
+class Severity(StrEnum):
+    """How bad the finding of a decision is."""
+
+    LOW = "low"
+    MEDIUM = "medium"
+    HIGH = "high"
+    CRITICAL = "critical"
+
+
+@dataclass(slots=True)
+class Decision:
+    """The judgement of one action.
+
+    ``effect`` is what happens; ``blocks`` is true for deny and escalate. ``arguments`` (or ``text``) replaces the action's
+    own when the effect is transform; on a combined decision it may also be set beside a warn. ``abort`` asks for the end of
+    the run instead of a message to the model. ``parts`` holds the decisions that were combined into this one, in the order in
+    which they were taken, an approval's first. ``decision_id`` is the id of its audit entry, set once the entry is committed.
+    ``latency_us`` is the time the judgement took, in microseconds, without the commit. ``shadowed`` is true when the policy
+    set is in shadow mode: the effect recorded in ``parts`` was not enforced (`unenforced`). ``policy_digest`` is that of the
+    policies of the governor that took the decision, set by it. ``fault`` is true when the act was denied because the
+    judgement itself failed (a policy that raised or timed out, a record that could not be written): it says nothing about the
+    agent, so it is not a violation and earns no penalty. ``approval`` is the command that answers the request for approval
+    behind the decision: for people, not for the model.
+
+    Read-only by convention (freezing it would cost several times its construction): make a variant with `changed`.
+    """
+
+    effect: Effect
+    policy: str
+    rule: str = ""
+    reason: str = ""
+    severity: Severity = Severity.LOW
+    abort: bool = False
+    arguments: Mapping[str, Any] | None = None
+    text: str | None = None
+    parts: tuple[Decision, ...] = ()
+    decision_id: str | None = None
+    latency_us: float = 0.0
+    shadowed: bool = False
+    fault: bool = False
+    policy_digest: str = ""
+    approval: str = ""
+
+    @property
+    def unenforced(self) -> Decision | None:
+        """The most severe part that shadow mode kept from being enforced; None when nothing more severe was decided."""
+        parts = (component for component in self.parts if component.shadowed and component.effect > self.effect)
+        return max(parts, key=lambda component: component.effect, default=None)
+
+    @property
+    def blocks(self) -> bool:
+        """True where the act must not go on."""
+        return self.effect >= Effect.ESCALATE
+
+    def changed(self, **changes: Any) -> Decision:
+        """A copy with the given fields replaced; None leaves a field as it is (`dataclasses.replace` sets it to None)."""
+        return replace(self, **{name: value for name, value in changes.items() if value is not None})
+
+    def denial_message(self, *, after: bool = False) -> str:
+        """The text that the model reads instead of a result: which policy blocked the call, why, and what to do about it.
+
+        A denial says that a repetition will be denied too, an escalation that the call has to be approved first.
+        ``after``: the call was made, and its result is denied.
+        """
+        where = f"{self.policy}/{self.rule}" if self.rule else self.policy
+        reason = (self.reason or "not allowed").rstrip(".")
+        if after:
+            return f"DENIED by policy {where}: {reason}. It was run, but its result is withheld; do not repeat it."
+        if self.effect is Effect.ESCALATE:
+            return (
+                f"NOT RUN YET, needs approval by policy {where}: {reason}. Do something else meanwhile, or say that you are"
+                " waiting; once it is approved, make exactly the same call again."
+            )
+        return f"DENIED by policy {where}: {reason}. It was not run; do not repeat it."
+
+
+ALLOW = Decision(Effect.ALLOW, policy="lgov", rule="default", reason="Nothing speaks against it.")
+
+
+class Outcome(StrEnum):
+    """How an attempt ended. ``infrastructure`` and ``timeout`` never become a training reward.
+
+    In a training an attempt has ``succeeded`` when its task reward is above 0.
+    """
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    BLOCKED = "blocked"
+    INFRASTRUCTURE = "infrastructure"
+    TIMEOUT = "timeout"
+    TRUNCATED = "truncated"
+
+    @property
+    def trainable(self) -> bool:
+        """True where the attempt says something about the policy rather than about the machines."""
+        return self not in (Outcome.INFRASTRUCTURE, Outcome.TIMEOUT)
+
+
+ToolStatus: TypeAlias = Literal["ok", "error", "denied", "timeout", "invalid_args", "unknown_tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOutcome:
+    """The outcome of one tool call. ``action`` is the call as the model proposed it; ``error_type`` is a class name."""
+
+    action: Action
+    status: ToolStatus
+    result: str | None = None
+    error_type: str | None = None
+    error: str | None = None
+    decision: Decision | None = None
+    started_at: float = field(default_factory=time.time)
+    duration_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCallFailed:
+    """A model call that was allowed and returned no reply. ``action`` is the call; ``error_type`` is a class name.
+
+    ``refused`` is true when the model certainly did not run: the server answered with an error, or could not be
+    reached. After a timeout or a lost connection that is unknown.
+    """
+
+    action: Action
+    error_type: str
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """One number on one target.
+
+    The target is explicit, never guessed: a tool call (``tool_call_id``: credited to the model call that proposed it), a
+    model call (``response_id``), or, with neither set, the attempt as a whole. ``dimension`` keeps channels apart
+    (``task``, ``air``, ``compliance``). ``value`` must be finite. ``choice`` (from 0) is the choice of a reply with
+    several (``n`` > 1); None means the one that the attempt continued with.
+    """
+
+    value: float
+    dimension: str = "task"
+    rollout_id: str | None = None
+    attempt: int | None = None
+    response_id: str | None = None
+    tool_call_id: str | None = None
+    source: str = ""
+    reward_id: str = field(default_factory=lambda: new_id("rwd"))
+    choice: int | None = None
+
+
+#: What a violation costs by its severity, as a positive number.
+SEVERITY_PENALTIES: Final[Mapping[str, float]] = MappingProxyType(
+    {"critical": 100.0, "high": 50.0, "medium": 10.0, "low": 1.0}
+)
+
+
+class PolicyViolationType(StrEnum):
+    """The policy's treatment of the act: blocked, changed, allowed with a warning, or stopped by a signal."""
+
+    BLOCKED = "blocked"
+    MODIFIED = "modified"
+    WARNED = "warned"
+    SIGNAL_SENT = "signal_sent"
+
+
+@dataclass(unsafe_hash=True)
+class PolicyViolation:
+    """One call in which a policy found a violation.
+
+    ``severity`` is critical, high, medium or low, in any case; it is kept in lower case. Another one costs as much as
+    medium. ``penalty`` is 100, 50, 10 or 1 by severity unless it is given; it is what the violation costs, finite and 0
+    or more. ``blocks`` is True for an act that was blocked, by ``action_blocked`` or by the type. The timestamp does not
+    count when violations are compared. May be shared between threads.
+
+    Raises `RewardError` for another type or penalty.
+    """
+
+    violation_type: PolicyViolationType
+    policy_name: str
+    description: str
+    severity: str
+    timestamp: datetime = field(default_factory=lambda: datetime.now(UTC), compare=False)
+    action_blocked: bool = False
+    penalty: float = cast(float, None)  # None: by the severity; set in __post_init__
+
+    def __post_init__(self) -> None:
+        try:
+            kind = PolicyViolationType(self.violation_type)
+        except ValueError as error:
+            names = ", ".join(PolicyViolationType)
+            raise RewardError(f"violation type {self.violation_type!r} is unknown", hint=f"write {names}") from error
+        self.violation_type = kind
+        self.severity = severity_of(self.severity)
+        price: Any = default_penalty(self.severity) if cast(Any, self.penalty) is None else self.penalty
+        if isinstance(price, bool) or not isinstance(price, int | float) or not math.isfinite(price) or price < 0:
+            raise RewardError(
+                f"the penalty of a violation must be a finite number, 0 or more, not {price!r}",
+                hint="it is what the violation costs; rewards subtract it",
+            )
+        self.penalty = float(price)
+
+    @property
+    def blocks(self) -> bool:
+        """True where the act was blocked."""
+        return bool(self.action_blocked) or self.violation_type is PolicyViolationType.BLOCKED
+
+
+def severity_of(severity: object) -> str:
+    """The severity as text, in lower case."""
+    return str(getattr(severity, "value", severity)).strip().lower()
+
+
+def known_severity(severity: object) -> str:
+    """The severity that ``severity`` is weighed as: one that does not exist as medium."""
+    written = severity_of(severity)
+    return written if written in SEVERITY_PENALTIES else Severity.MEDIUM.value
+
+
+def default_penalty(severity: object) -> float:
+    """The cost of a violation of this severity."""
+    return SEVERITY_PENALTIES[known_severity(severity)]

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, cast
 
+from lgov_core._util.json_text import wire_text
 from lgov_core.errors import EndpointError, LgovError, UpstreamError
 from lgov_core.wire.exchange import (
     Changes,
@@ -24,7 +25,7 @@ from lgov_core.wire.exchange import (
     ToolCall,
     unclear_ids,
 )
-from lgov_core.wire.fields import flag, json_text, model_name, number, shown
+from lgov_core.wire.fields import flag, model_name, number, shown
 
 #: More choices than this in one reply are refused, as by OpenAI.
 MOST_CHOICES = 128
@@ -370,4 +371,4 @@ def _tool_calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
 
 
 def _piece(chunk: dict[str, Any]) -> StreamPiece:
-    return StreamPiece(json_text(chunk), event=chunk)
+    return StreamPiece(wire_text(chunk), event=chunk)

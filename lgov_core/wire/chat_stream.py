@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from lgov_core._util.json_text import wire_text
 from lgov_core.wire.content import JSON, texts
-from lgov_core.wire.fields import json_text
 from lgov_core.wire.sse import Assembler
 
 
@@ -173,7 +173,7 @@ def stream_of(body: JSON, reply: JSON, events: Sequence[JSON], passed: Sequence[
         chunks[-1] |= rest
     if with_usage or any(event.get("usage") for event in events):
         chunks.append({**head, "choices": [], "usage": reply.get("usage")})
-    return "".join(f"data: {json_text(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+    return "".join(f"data: {wire_text(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
 
 
 def _after(passed: Sequence[JSON], reply: JSON) -> JSON:

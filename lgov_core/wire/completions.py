@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from lgov_core._util.json_text import wire_text
 from lgov_core.errors import EndpointError, LgovError
 from lgov_core.wire.chat import (
     completion_body,
@@ -17,7 +18,7 @@ from lgov_core.wire.chat import (
     weights_version,
 )
 from lgov_core.wire.exchange import Changes, ChatRequest, Completion, Place
-from lgov_core.wire.fields import json_text, model_name, number, only_known, refuse, shown, text
+from lgov_core.wire.fields import model_name, number, only_known, refuse, shown, text
 from lgov_core.wire.known_fields import FIELDS, accepted_fields
 from lgov_core.wire.reply_writer import ChunkWriter
 from lgov_core.wire.sse import DONE, frame
@@ -56,7 +57,7 @@ def read_native_completions(body: Mapping[str, Any]) -> ChatRequest:
     """
     prompt = body.get("prompt")
     prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
-    text_of_prompt = json_text(prompt) if not isinstance(prompt, str) else prompt
+    text_of_prompt = wire_text(prompt) if not isinstance(prompt, str) else prompt
     plain = {
         key: body[key] for key in ("temperature", "top_p", "max_tokens", "seed", "stop", "stream", "n") if key in body
     }

@@ -8,9 +8,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, NoReturn, cast
 
-import msgspec
-
-from lgov_core._util.json import json_object
+from lgov_core._util.json_text import fast_json
 from lgov_core.errors import EndpointError
 
 
@@ -110,23 +108,14 @@ def only_known(body: Mapping[str, Any], names: Collection[str], whose: str) -> N
         )
 
 
-def load_object(text: str) -> dict[str, Any] | None:
-    """The JSON object that ``text`` is, or None."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
-
-
 def read_json(raw: bytes) -> Mapping[str, Any]:
     """The JSON object in a request's body.
 
     Raises `EndpointError` (400) for anything else: NaN and infinities, text that is not UTF-8, a lone surrogate.
     """
     try:
-        body = _DECODE(raw)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
+        body = fast_json(raw)
+    except (ValueError, RecursionError):
         body = _read_slowly(raw)
     if not isinstance(body, dict):
         raise EndpointError(f"the request must be a JSON object, not {type(body).__name__}")
@@ -144,18 +133,6 @@ def _read_slowly(raw: bytes) -> Any:
     except (ValueError, RecursionError) as error:
         raise EndpointError(f"the request is not JSON: {error}") from error
     return body
-
-
-def read_reply_object(text: bytes | str) -> dict[str, Any] | None:
-    """The JSON object that an upstream sent, or None if it is anything else. A lone surrogate in it stays one."""
-    try:
-        value = _DECODE(text)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        try:
-            return json_object(text)
-        except RecursionError:
-            return None
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
 
 
 def count_values(raw: bytes, limit: int) -> int:
@@ -181,20 +158,4 @@ def _refuse_constant(name: str) -> NoReturn:
 
 #: A string, with its end or without, or what comes before a value.
 _MARKS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[,\[{]', re.DOTALL)
-_DECODE = msgspec.json.Decoder().decode
-_ENCODE = msgspec.json.Encoder().encode
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-
-
-def json_bytes(content: Any) -> bytes:
-    """``content`` as JSON without white space, in UTF-8; a lone surrogate, which UTF-8 cannot hold, as its JSON escape."""
-    try:
-        return _ENCODE(content)
-    except UnicodeEncodeError:
-        return _ENCODER.encode(content).encode("utf-8", "backslashreplace")
-
-
-def json_text(content: Any) -> str:
-    """The same as text."""
-    return json_bytes(content).decode()

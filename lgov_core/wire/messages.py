@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
+from lgov_core._util.json_text import json_object, wire_text
 from lgov_core.errors import EndpointError, LgovError, UpstreamError
 from lgov_core.wire import fields
 from lgov_core.wire.chat import read_chat_request
 from lgov_core.wire.exchange import Changes, ChatRequest, Completion, Place, ToolCall, text_completion, unreadable_parts
-from lgov_core.wire.fields import json_text, load_object
 from lgov_core.wire.known_fields import Use, accepted_fields, fields_with
 from lgov_core.wire.reply_writer import Item, TranslatedWriter
 from lgov_core.wire.sse import Assembler, frame, read_event
@@ -286,7 +286,7 @@ class MessagesWriter(TranslatedWriter):
             yield self._event("content_block_delta", **at, delta={"type": f"{kind}_delta", kind: delta})
         elif what == "close":
             if item.kind == "call":
-                written = {"type": "input_json_delta", "partial_json": json_text(_input(item))}
+                written = {"type": "input_json_delta", "partial_json": wire_text(_input(item))}
                 yield self._event("content_block_delta", **at, delta=written)
             yield self._event("content_block_stop", **at)
 
@@ -312,7 +312,7 @@ class MessagesWriter(TranslatedWriter):
 def _input(item: Item) -> dict[str, Any]:
     if not item.text.strip():
         return {}
-    value = load_object(item.text)
+    value = json_object(item.text)
     return {INVALID_JSON: item.text} if value is None else value
 
 
@@ -420,7 +420,7 @@ def changed_message(body: Mapping[str, Any], changes: Changes) -> dict[str, Any]
         if block["type"] == "tool_use":
             begins_at = len(content) if begins_at is None else begins_at
             if (call := change.calls.get(number)) is not None:
-                value = load_object(call.arguments)
+                value = json_object(call.arguments)
                 content.append({**block, "input": {INVALID_JSON: call.arguments} if value is None else value})
             number += 1
         elif block["type"] == "text" and not change.keeps_text:
@@ -472,7 +472,7 @@ def _events_of(body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"type": "content_block_start", "index": index, "content_block": empty}
         deltas: list[dict[str, Any]] = [{"type": f"{kind}_delta", kind: block[kind]}] if kind else []
         if "input" in block:
-            deltas = [{"type": "input_json_delta", "partial_json": json_text(block["input"])}]
+            deltas = [{"type": "input_json_delta", "partial_json": wire_text(block["input"])}]
         if block.get("signature"):
             deltas.append({"type": "signature_delta", "signature": block["signature"]})
         yield from ({"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas)

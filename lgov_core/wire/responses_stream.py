@@ -10,8 +10,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from lgov_core._util.json_text import wire_text
 from lgov_core.wire.content import JSON, text_of
-from lgov_core.wire.fields import json_text
 from lgov_core.wire.sse import Assembler
 
 #: Where in an item a text is: the field, and the number of the part.
@@ -166,7 +166,7 @@ def stream_of(body: JSON, reply: JSON, events: Sequence[JSON], passed: Sequence[
     last = "response.incomplete" if reply.get("status") == "incomplete" else "response.completed"
     frames.append({"type": last, "response": reply})
     return "".join(
-        f"event: {frame['type']}\ndata: {json_text({**frame, 'sequence_number': number})}\n\n"
+        f"event: {frame['type']}\ndata: {wire_text({**frame, 'sequence_number': number})}\n\n"
         for number, frame in enumerate(_after(passed, frames), len(passed))
     )
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from lgov_core._util.json_text import json_object, wire_bytes
 from lgov_core.errors import UpstreamError
-from lgov_core.wire.fields import json_bytes, read_reply_object
 
 
 def frame(content: Any, event: str | None = None) -> bytes:
     """One server-sent event whose data is ``content`` as JSON."""
-    return b"%sdata: %s\n\n" % (f"event: {event}\n".encode() if event else b"", json_bytes(content))
+    return b"%sdata: %s\n\n" % (f"event: {event}\n".encode() if event else b"", wire_bytes(content))
 
 
 #: The last event of a stream of chat completions or completions.
@@ -20,7 +20,7 @@ DONE: Final = b"data: [DONE]\n\n"
 
 def read_event(data: str) -> dict[str, Any]:
     """The JSON object of one server-sent event. Raises `UpstreamError`."""
-    event = read_reply_object(data)
+    event = json_object(data)
     if event is None:
         raise UpstreamError(f"a chunk of the upstream's stream is not a JSON object: {data[:200]!r}")
     return event

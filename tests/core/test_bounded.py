@@ -1,6 +1,6 @@
 """The bounded dictionary."""
 
-from lgov_core._util.bounded import BoundedDict
+from lgov_core._util.containers import BoundedDict
 
 
 def test_the_oldest_entry_is_dropped() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from lgov_core._util.bounded import BoundedDict
+from lgov_core._util.containers import BoundedDict
 
 
 def test_the_oldest_entry_is_dropped() -> None:

@@ -18,7 +18,7 @@ for _module in ("transformers", "peft", "starlette", "pyarrow"):
 sys.path.insert(0, str(Path(__file__).parent))
 from test_evaluation import AGENT, IDS, SMALL, make_trained  # noqa: E402
 
-from lgov_core._util.file_lock import hold  # noqa: E402
+from lgov_core._util.files import hold  # noqa: E402
 from lgov_core.audit import verify_lineage  # noqa: E402
 from lgov_core.cli import cli  # noqa: E402
 from lgov_core.errors import ModelError  # noqa: E402

@@ -9,10 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason='needs the extra "train"')
 
-from lgov_core._util.threads import wait_without_spinning  # noqa: E402
 from lgov_core.errors import ModelError  # noqa: E402
 from lgov_core.models import build_tiny, precision  # noqa: E402
-from lgov_core.models.precision import dtype_for  # noqa: E402
+from lgov_core.models.precision import dtype_for, wait_without_spinning  # noqa: E402
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ import pytest
 from safetensors.torch import load_file
 
 from lgov_core import Client
-from lgov_core._util import atomic_file
-from lgov_core._util.durable import sync_file
+from lgov_core._util import files as atomic_file
+from lgov_core._util.files import sync_file
 from lgov_core.errors import LgovError, SettingsError
 from lgov_core.models import load_model
 from lgov_core.server.local import serving

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lgov_core._util.prefixes import PrefixIndex, common_prefix
+from lgov_core._util.containers import PrefixIndex, common_prefix
 
 TOKENS = st.lists(st.integers(0, 1), max_size=4).map(tuple)
 REPLY = st.lists(st.integers(0, 1), min_size=1, max_size=2).map(tuple)

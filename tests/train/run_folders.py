@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lgov_core._util.json_text import json_object
 from lgov_core.governor import Governor
 from lgov_core.policies import load_policies
 from lgov_core.reward import AirPlugin, AirRules
@@ -18,7 +19,6 @@ from lgov_core.trace.sink import StoreSink
 from lgov_core.train.loop.run_files import MetricsLog, write_batch
 from lgov_core.transitions import assign_credit, build_transitions
 from lgov_core.types import Action, CapturedCall, Outcome, Point, Reward, Rollout, ToolOutcome
-from lgov_core.wire.fields import load_object
 
 POLICY = {
     "version": 1,
@@ -98,7 +98,7 @@ def _roll(store: TraceStore, governor: Governor, rollout: Rollout, rolled: Rolle
 
 def _act(governor: Governor, call_id: str, arguments: str) -> None:
     """What an adapter does around a tool call; arguments that are not an object never get so far."""
-    if (parsed := load_object(arguments)) is None:
+    if (parsed := json_object(arguments)) is None:
         return
     action = Action(Point.PRE_TOOL_CALL, "run_sql", arguments=parsed, call_id=call_id)
     decision = governor.decide(action)

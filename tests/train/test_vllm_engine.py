@@ -176,7 +176,7 @@ def test_a_full_disk_is_said_and_leaves_the_version_before(fake: Fake, monkeypat
 
     fake.policy.publish(weights(1))
     with monkeypatch.context() as patched:
-        patched.setattr("lgov_core._util.atomic_file.sync_file", full)
+        patched.setattr("lgov_core._util.files.sync_file", full)
         with pytest.raises(TrainError, match=r"version 2 cannot be written .*No space left"):
             fake.policy.publish(weights(2))
     assert fake.ask().response_ids == (11,) * 4

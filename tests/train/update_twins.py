@@ -148,7 +148,7 @@ def arm(run: TrainingRun, moment: str, step: int) -> None:
     elif moment == "at the publication":
         _before(run.engine, "publish", just_done)
     elif moment == "in the checkpoint":
-        from lgov_core._util import atomic_file
+        from lgov_core._util import files as atomic_file
 
         _before(atomic_file, "sync_folder", just_done)
     elif moment == "at the line":

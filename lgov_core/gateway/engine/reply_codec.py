@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from lgov_core._util.bounded import BoundedDict
+from lgov_core._util.containers import BoundedDict
 from lgov_core.errors import EndpointError
 from lgov_core.models import LanguageModel
 from lgov_core.models.chat_template import REPLY_STARTS

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from lgov_core._util.bounded import BoundedDict
+from lgov_core._util.containers import BoundedDict
 from lgov_core.errors import EndpointError
 from lgov_core.models.tool_text import Tool, tool_name, tool_parameters
 from lgov_core.wire.exchange import ChatRequest

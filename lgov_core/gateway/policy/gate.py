@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from lgov_core._util.bounded import BoundedDict
+from lgov_core._util.containers import BoundedDict
 from lgov_core.errors import LgovError
 from lgov_core.gateway.policy.gate_calls import UserTexts
 from lgov_core.gateway.protocol import GateRefusal, GateReply, GateRequest

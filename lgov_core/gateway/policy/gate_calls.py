@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
-from lgov_core._util.bounded import BoundedDict
+from lgov_core._util.containers import BoundedDict
+from lgov_core._util.json_text import json_object
 from lgov_core.errors import EndpointError
 from lgov_core.gateway.protocol import GateReply, GateRequest
 from lgov_core.gateway.serving.access import Attribution
 from lgov_core.wire.apis import Exchange
 from lgov_core.wire.exchange import Changes, ChatRequest, ChoiceChange, Completion, ToolCall
-from lgov_core.wire.fields import load_object, shown
+from lgov_core.wire.fields import shown
 from lgov_core.wire.known_fields import texts_beside_messages, with_texts
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def _plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
             {
                 "id": call.get("id") or "",
                 "name": call["function"]["name"],
-                "args": text if (arguments := load_object(text)) is None else arguments,
+                "args": text if (arguments := json_object(text)) is None else arguments,
             }
             for call, text in zip(calls, written, strict=True)
         ]

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lgov_core._util.bounded import BoundedDict
+from lgov_core._util.containers import BoundedDict
 from lgov_core.errors import EndpointError, LgovError
 from lgov_core.gateway.policy.gate_calls import (
     changed_exchange,

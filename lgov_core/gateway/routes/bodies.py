@@ -8,9 +8,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from lgov_core._util.json_text import wire_bytes
 from lgov_core.errors import EndpointError
 from lgov_core.gateway.protocol import ReceivedBody
-from lgov_core.wire.fields import json_bytes
 
 ROLLOUT_PREFIX = "/rollout/{rollout_id}/attempt/{attempt}"
 
@@ -46,4 +46,4 @@ def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | 
     """``content`` as a JSON response; a body that an upstream wrote goes out byte for byte."""
     if isinstance(content, ReceivedBody):
         return Response(content.received, status, media_type="application/json")
-    return Response(json_bytes(content), status, headers, media_type="application/json")
+    return Response(wire_bytes(content), status, headers, media_type="application/json")

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lgov_core._util.private_file import open_to_others
+from lgov_core._util.files import open_to_others
 from lgov_core.errors import EndpointError
 from lgov_core.scope import RolloutScope
 

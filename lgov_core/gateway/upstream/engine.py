@@ -11,13 +11,13 @@ from typing import Any, Final
 
 import aiohttp
 
+from lgov_core._util.json_text import json_object, wire_bytes
 from lgov_core.errors import EndpointError, UpstreamError
 from lgov_core.gateway.protocol import ANY_MODEL, ReceivedBody, UpstreamRejection
 from lgov_core.gateway.serving.access import caller
 from lgov_core.gateway.upstream.pool import FAILURES, Replica, UpstreamPool
 from lgov_core.wire.apis import BY_ROUTE
 from lgov_core.wire.exchange import ChatRequest, Completion, StreamPiece
-from lgov_core.wire.fields import json_bytes, read_reply_object
 
 _UNKNOWN_FIELD = re.compile(
     r"unknown|unrecogni[sz]ed|unexpected|unsupported|not supported|extra (inputs?|fields?)", re.I
@@ -127,7 +127,7 @@ class UpstreamEngine:
     async def _whole(self, request: ChatRequest, path: str) -> tuple[ReceivedBody, Replica]:
         async with self._response(request, path, self._whole_timeout) as (replica, response):
             raw = await _read(response)
-        body = read_reply_object(raw)
+        body = json_object(raw)
         if body is None:
             raise UpstreamError(f"the upstream {replica.url} answered with what is not a JSON object: {raw[:200]!r}")
         return ReceivedBody(body, raw), replica
@@ -205,7 +205,7 @@ class UpstreamEngine:
                 for name, value in extra_fields.items()
                 if name not in refused and ((requested := request.body.get(name)) is None or requested is False)
             }
-            body = io.BytesIO(json_bytes({**request.body, **added}))
+            body = io.BytesIO(wire_bytes({**request.body, **added}))
             response = await self._session.post(
                 f"{replica.url}{path}", data=body, timeout=timeout, allow_redirects=False
             )

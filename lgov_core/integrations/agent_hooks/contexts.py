@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from agent_hooks import SPEC_VERSION
 
-from lgov_core._util.canonical import NotCanonical, plain_json
+from lgov_core._util.json_text import NotCanonical, plain_json
 from lgov_core.types import Action, Point
 
 #: The member of a context that holds the facts of its point.

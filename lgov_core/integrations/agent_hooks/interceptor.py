@@ -9,7 +9,7 @@ from typing import Any, Final
 from agent_hooks import Decision as TheirDecision
 from agent_hooks import Verdict
 
-from lgov_core._util.bounded import BoundedDict
+from lgov_core._util.containers import BoundedDict
 from lgov_core.errors import PolicyError
 from lgov_core.flow import Flow, arun_flow, run_flow
 from lgov_core.governor import Governor

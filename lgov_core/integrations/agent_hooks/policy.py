@@ -25,7 +25,7 @@ from agent_hooks import (
     Interceptor,
 )
 
-from lgov_core._util.bounded import BoundedDict
+from lgov_core._util.containers import BoundedDict
 from lgov_core.errors import PolicyError
 from lgov_core.governor import ObservedDecision
 from lgov_core.governor.judging import private_copy

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from lgov_core._util.bounded import BoundedDict
+from lgov_core._util.containers import BoundedDict
 from lgov_core.integrations.agent_hooks.contexts import Unclear, plain
 from lgov_core.types import Action, Decision, Kind, Point, ToolOutcome, new_id
 

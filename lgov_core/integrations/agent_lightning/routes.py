@@ -11,7 +11,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lgov_core._util.json import json_object
+from lgov_core._util.json_text import json_object
 from lgov_core.errors import EndpointError, LgovError
 from lgov_core.gateway.app import EndpointParts
 from lgov_core.gateway.protocol import UpstreamRejection

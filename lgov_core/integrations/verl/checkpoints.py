@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from lgov_core._util.durable import sync_file
+from lgov_core._util.files import sync_file
 from lgov_core.audit import default_signer
 from lgov_core.audit.lineage import LINEAGE_FILE, read_lineage
 from lgov_core.errors import TrainError

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from lgov_core._util.file_lock import HeldByAnother, hold
+from lgov_core._util.files import HeldByAnother, hold
 from lgov_core.errors import TrainError
 from lgov_core.integrations.verl.checkpoints import Steps, sealed_checkpoints
 from lgov_core.integrations.verl.job import VerlJob

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lgov_core._util.atomic_file import atomic_write
+from lgov_core._util.files import atomic_write
 from lgov_core.audit.lineage import folder_sha256
 from lgov_core.errors import TrainError
 from lgov_core.integrations.verl.checkpoints import Steps, sealed_checkpoints, weights_folder

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, get_args
 
-from lgov_core._util.canonical import NotCanonical, canonical_json, fingerprint
+from lgov_core._util.json_text import NotCanonical, canonical_json, fingerprint
 from lgov_core.errors import PolicyError
 from lgov_core.governor.judging import caller_gone
 from lgov_core.governor.options import file_path, matches_any, one_of, positive_number, string_tuple

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self, TypeAlias
 from urllib.parse import urlsplit
 
-from lgov_core._util.canonical import canonical_json
+from lgov_core._util.json_text import canonical_json
 from lgov_core._util.sqlite_file import FileKind
 from lgov_core.errors import PolicyError
 from lgov_core.governor.options import positive_integer, positive_number, string_tuple

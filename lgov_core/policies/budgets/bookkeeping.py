@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, ClassVar, Final, Literal
 
-from lgov_core._util.bounded import BoundedDict
+from lgov_core._util.containers import BoundedDict
 from lgov_core._util.sqlite_file import keep_quiet_across_fork
 from lgov_core.errors import PolicyError
 from lgov_core.policies.base import BoundedPolicy

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
-from lgov_core._util.bounded import BoundedDict
-from lgov_core._util.canonical import NotCanonical, fingerprint
+from lgov_core._util.containers import BoundedDict
+from lgov_core._util.json_text import NotCanonical, fingerprint
 from lgov_core.governor.options import matches_any, positive_integer, string_tuple
 from lgov_core.policies.budgets.bookkeeping import COMMON, CountingPolicy, SharedState, count_key, decided
 from lgov_core.types import Action, Decision, Point, Severity

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Final
 
-from lgov_core._util.bounded import BoundedDict
+from lgov_core._util.containers import BoundedDict
 from lgov_core.errors import PolicyError
 from lgov_core.governor.options import matches_any, one_of, positive_integer, string_tuple, surely_matches
 from lgov_core.policies.base import BoundedPolicy

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Final
 
-from lgov_core._util.suggestions import suggest_name
+from lgov_core._util.words import suggest_name
 from lgov_core.errors import PolicyError
 from lgov_core.policies.data import DataFile
 from lgov_core.types import Severity

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from lgov_core._util.canonical import NotCanonical, canonical_json
+from lgov_core._util.json_text import NotCanonical, canonical_json
 from lgov_core._util.sqlite_file import FileKind
 from lgov_core.errors import PolicyError
 from lgov_core.governor.options import file_path

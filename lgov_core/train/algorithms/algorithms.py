@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any, Final
 
-from lgov_core._util.suggestions import suggest_name
+from lgov_core._util.words import suggest_name
 from lgov_core.errors import SettingsError
 from lgov_core.train.algorithms.config import UpdateConfig
 from lgov_core.train.algorithms.registry import REINFORCEMENT, algorithm_name

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lgov_core._util.atomic_file import atomic_folder
+from lgov_core._util.files import atomic_folder
 from lgov_core.errors import ModelError, TrainError, UpstreamError
 from lgov_core.train.engines.vllm_server import Vllm, ask, attempts
 from lgov_core.train.layout.rows import TrainRow

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from lgov_core._util.bounded import BoundedDict
-from lgov_core._util.prefixes import common_prefix
+from lgov_core._util.containers import BoundedDict, common_prefix
 from lgov_core.train.layout.layouts import Layout
 from lgov_core.train.layout.logprobs import base_model
 from lgov_core.train.layout.rows import TrainRow

@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from lgov_core._util.atomic_file import atomic_folder, atomic_write
+from lgov_core._util.files import atomic_folder, atomic_write
 from lgov_core.errors import TrainError
 from lgov_core.train.loop.run_files import file_errors
 

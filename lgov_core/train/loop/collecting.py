@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from lgov_core._util.atomic_file import atomic_write
-from lgov_core._util.durable import append_line, drop_torn_line
+from lgov_core._util.files import append_line, atomic_write, drop_torn_line
 from lgov_core.errors import TrainError
 from lgov_core.train.loop.run_files import file_errors
 from lgov_core.types import Attempt, Outcome, Rollout, new_id

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import lgov_core
-from lgov_core._util.atomic_file import atomic_write
+from lgov_core._util.files import atomic_write
 from lgov_core.audit.lineage import (
     CHECKPOINT,
     LINEAGE_FILE,

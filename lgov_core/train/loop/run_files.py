@@ -15,8 +15,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
-from lgov_core._util.atomic_file import atomic_write
-from lgov_core._util.durable import append_line, drop_torn_line, sync_file
+from lgov_core._util.files import append_line, atomic_write, drop_torn_line, sync_file
 from lgov_core.errors import TrainError
 from lgov_core.transitions import Transition, read_parquet, write_parquet
 

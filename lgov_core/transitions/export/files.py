@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from lgov_core._util.atomic_file import atomic_file
+from lgov_core._util.files import atomic_file
 from lgov_core.errors import TransitionError
 from lgov_core.types import SCHEMA_VERSION, Outcome, Transition
 

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
-from lgov_core._util.prefixes import PrefixIndex
+from lgov_core._util.containers import PrefixIndex
 from lgov_core.transitions.reading.conversations import gone_on_from
 from lgov_core.transitions.reading.records import Records
 from lgov_core.transitions.transition_set import Diagnostic, Finding

@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from lgov_core._util.canonical import canonical_json
+from lgov_core._util.json_text import canonical_json
 from lgov_core.errors import PolicyError
 from lgov_core.policies import ApprovalRequest, ApprovalRequests
 from lgov_core.policies.document import read_yaml

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from lgov_core._util.prefixes import common_prefix
+from lgov_core._util.containers import common_prefix
 from lgov_core.errors import ModelError
 from lgov_core.store import TraceStore
 from lgov_core.transitions import Finding

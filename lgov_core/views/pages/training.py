@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from lgov_core._util.bounded import BoundedDict
+from lgov_core._util.containers import BoundedDict
 from lgov_core.audit.lineage import read_attestation, read_lineage
 from lgov_core.errors import LgovError
 from lgov_core.store import TraceStore

@@ -9,7 +9,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 import lgov_core
-from lgov_core._util.atomic_file import atomic_write
+from lgov_core._util.files import atomic_write
 from lgov_core.errors import LgovError
 from lgov_core.views.pages.decisions import COLUMNS
 from lgov_core.views.web import answers

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from lgov_core._util.bounded import BoundedDict
+from lgov_core._util.containers import BoundedDict
 from lgov_core.errors import LgovError, StoreError
 from lgov_core.settings import without_password
 from lgov_core.views.pages.background import AuditState, Diagnosis, PolicyReplay

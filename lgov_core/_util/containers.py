@@ -1,10 +1,62 @@
-"""Finds which sequences begin like another one: bytes, texts or tuples of tokens."""
+"""Two containers: a dictionary of bounded size, and an index of sequences by their beginnings."""
 
 from __future__ import annotations
 
 import math
+import threading
 from bisect import bisect_left, bisect_right, insort
+from collections import OrderedDict
+from collections.abc import Hashable
 from typing import Any, Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class BoundedDict(Generic[K, V]):
+    """Holds at most ``max_size`` entries and drops the least recently used one. Any thread may call its methods.
+
+    `get` and `put` count as use. A garbage collection inside a method may call another.
+    """
+
+    def __init__(self, max_size: int) -> None:
+        self.max_size = max_size
+        self._entries: OrderedDict[K, V] = OrderedDict()
+        self._lock = threading.RLock()
+
+    def get(self, key: K) -> V | None:
+        """The value of ``key``, or None."""
+        with self._lock:
+            if key not in self._entries:
+                return None
+            self._entries.move_to_end(key)
+            return self._entries[key]
+
+    def put(self, key: K, value: V) -> V | None:
+        """Sets the value of ``key``. Returns the value that was dropped for it, or None."""
+        with self._lock:
+            self._entries[key] = value
+            self._entries.move_to_end(key)
+            return self._entries.popitem(last=False)[1] if len(self._entries) > self.max_size else None
+
+    def pop(self, key: K) -> V | None:
+        """Removes ``key`` and returns its value, or None."""
+        with self._lock:
+            return self._entries.pop(key, None)
+
+    def __contains__(self, key: object) -> bool:
+        with self._lock:
+            return key in self._entries
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._entries)
+
+    def values(self) -> list[V]:
+        """The values now, the least recently used first."""
+        with self._lock:
+            return list(self._entries.values())
+
 
 S = TypeVar("S", bytes, str, "tuple[int, ...]")
 

@@ -1,8 +1,13 @@
-"""Suggestions for unknown names."""
+"""Words for people: numbers with their nouns, and suggestions for unknown names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+
+
+def counted(count: int, singular: str, several: str = "") -> str:
+    """A number and its noun: ``1 entry``, ``2 entries``; ``several`` defaults to ``singular`` with an s."""
+    return f"{count} {singular if count == 1 else several or singular + 's'}"
 
 
 def suggest_name(name: str, names: Iterable[str], otherwise: str | None = None) -> str:

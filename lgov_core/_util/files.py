@@ -1,7 +1,10 @@
-"""Atomic writes of files and folders: temporary file, fsync, rename, fsync of the folder; mode 0600."""
+"""Files that survive a crash: atomic writes (temporary file, fsync, rename, fsync of the folder; mode 0600), durable appends,
+files that one process at a time holds, and secrets that other users cannot read.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
@@ -9,8 +12,8 @@ import tempfile
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from lgov_core._util.durable import sync_file, sync_folder
 from lgov_core._util.sqlite_file import is_database
 from lgov_core.errors import LgovError
 
@@ -91,3 +94,94 @@ def _replacement(path: Path) -> Generator[Path]:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Appends ``line`` and a line feed in one write, then fsyncs the file. Raises `OSError`."""
+    with path.open("ab", buffering=0) as file:
+        data = line + b"\n"
+        while data:
+            data = data[file.write(data) :]
+        os.fsync(file.fileno())
+
+
+def drop_torn_line(path: Path) -> None:
+    """Truncates an incomplete last line, left by a killed process. Does nothing when the file does not exist."""
+    if path.exists():
+        data = path.read_bytes()
+        if not data.endswith(b"\n"):
+            with path.open("r+b") as file:
+                file.truncate(data.rfind(b"\n") + 1)
+
+
+def sync_file(path: Path) -> None:
+    """Fsyncs the file. Raises `OSError`."""
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(path: Path) -> None:
+    """Fsyncs the folder's directory entry, where the system supports it."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some file systems refuse
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class HeldByAnother(Exception):
+    """Another process holds the file. ``holder`` is its number as text, or empty where it is not known."""
+
+    def __init__(self, holder: str) -> None:
+        super().__init__(holder)
+        self.holder = holder
+
+
+@contextlib.contextmanager
+def hold(path: Path) -> Generator[None]:
+    """Holds ``path`` within the block; the file is created if needed, and contains the process id of the holder.
+
+    Raises `HeldByAnother`, and `OSError` when the file cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+") as file:
+        try:
+            _lock(file)
+        except OSError as error:
+            file.seek(0)
+            raise HeldByAnother(file.read().strip()) from error
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
+
+def _lock(file: Any) -> None:
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        import msvcrt
+
+        file.seek(0)
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+        return
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def open_to_others(path: str | os.PathLike[str]) -> bool:
+    """True if users besides the one who runs this process may use the file. Raises `OSError`; on Windows it is never true.
+
+    The group of a file that belongs to another user may read it: so a process without root reads a secret that Kubernetes
+    or Docker mounts for it.
+    """
+    if os.name != "posix":
+        return False
+    status = Path(path).stat()
+    group = stat.S_IRWXG if status.st_uid == os.geteuid() else stat.S_IWGRP | stat.S_IXGRP
+    return bool(status.st_mode & (group | stat.S_IRWXO))

@@ -1,4 +1,9 @@
-"""One spelling for equal values: for what is signed, and what an approval or a repetition is recognised by."""
+"""JSON, by what a text is for.
+
+`wire_bytes` and `wire_text` are the fast writer, for what is sent, and `json_object` reads it. `canonical_json` gives equal
+values one spelling, for what is signed and what an approval or a repetition is recognised by; `sorted_json` is the same for
+values that are plain already. `readable_json` writes any value, for spans and people, and never fails.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,9 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
+
+import msgspec
 
 #: Containers within containers; what is deeper has no canonical form.
 MAX_DEPTH: Final = 100
@@ -62,3 +69,53 @@ def plain_json(value: Any, depth: int = 0) -> Any:
     if isinstance(value, list | tuple):
         return [plain_json(item, depth + 1) for item in value]
     raise NotCanonical(f"it holds {type(value).__name__}, which JSON has no form for")
+
+
+_DECODE: Final = msgspec.json.Decoder().decode
+_ENCODE: Final = msgspec.json.Encoder().encode
+_ENCODE_ALL: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_ENCODE_READABLE: Final = json.JSONEncoder(default=str, ensure_ascii=False).encode
+
+
+def json_object(text: Any) -> dict[str, Any] | None:
+    """The JSON object in ``text`` (str, bytes or bytearray), or None if it does not hold exactly one, or nests too deeply.
+
+    A lone surrogate in it stays one.
+    """
+    try:
+        value = fast_json(text)
+    except (ValueError, TypeError, RecursionError):
+        try:
+            value = json.loads(text)  # it reads numbers and surrogates that the fast reader refuses
+        except (ValueError, TypeError, RecursionError):
+            return None
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
+
+
+def fast_json(text: bytes | str) -> Any:
+    """The JSON value in ``text``. Raises `ValueError` and `RecursionError`, for some numbers and surrogates too."""
+    try:
+        return _DECODE(text)
+    except msgspec.MsgspecError as error:
+        raise ValueError(str(error)) from error
+
+
+def wire_bytes(content: Any) -> bytes:
+    """``content`` as JSON without white space, in UTF-8; a lone surrogate, which UTF-8 cannot hold, as its JSON escape."""
+    try:
+        return _ENCODE(content)
+    except UnicodeEncodeError:
+        return _ENCODE_ALL(content).encode("utf-8", "backslashreplace")
+
+
+def wire_text(content: Any) -> str:
+    """The same as text."""
+    return wire_bytes(content).decode()
+
+
+def readable_json(value: Any) -> str:
+    """``value`` as JSON, for spans; a part that JSON has no form for is written with ``str``. Never raises."""
+    try:
+        return _ENCODE_READABLE(dict(value) if isinstance(value, Mapping) else value)
+    except (TypeError, ValueError, RecursionError):
+        return str(value)
