@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 import psycopg
 
-from lgov_core.store.postgres.store import PostgresStore
+from lgov_core.store.postgres import PostgresStore
 
 _SETTINGS = {
     "listen_addresses": "",
@@ -217,7 +217,7 @@ def _ordinary_user() -> dict[str, Any]:
 
 #: Starts processes fast: what they need is imported once, in the process that they are forked from.
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["pytest", "lgov_core.store.postgres.store", "tests.postgres_server"])
+PROCESSES.set_forkserver_preload(["pytest", "lgov_core.store.postgres", "tests.postgres_server"])
 
 
 @functools.cache

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from lgov_core._util.sqlite_file import is_blank
 from lgov_core.errors import StoreError
-from lgov_core.store.retention import Pruned, StoreStatistics
-from lgov_core.store.rollout_queue import RolloutQueue
+from lgov_core.store.rollout_queue import Pruned, RolloutQueue, StoreStatistics
 from lgov_core.store.rollout_states import STATE_MOVES, Claim, EndedRollouts, QueueEntry, RolloutConfig, RolloutState
 from lgov_core.store.trace_store import TraceStore
 
@@ -38,7 +37,7 @@ def open_store(place: str | os.PathLike[str], *, make: bool = True) -> RolloutQu
     path = os.fspath(place)
     if path.startswith(("postgresql://", "postgres://")):
         try:
-            from lgov_core.store.postgres.store import PostgresStore
+            from lgov_core.store.postgres import PostgresStore
         except ImportError as error:  # psycopg, or the libraries that it needs
             raise StoreError(
                 f"a trace store in PostgreSQL needs psycopg: {error}", hint="pip install 'lgov[postgres]'"

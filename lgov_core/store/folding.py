@@ -83,17 +83,14 @@ class Fold:
 
     def rest_of_request(self, values: Mapping[str, str]) -> str:
         """Returns what still has to be stored of a request, as JSON text: of a folded value, a string with what is new."""
-        return object_text({name: self._rest(name, text) for name, text in values.items()})
+        texts = dict(values)
+        for name, (head, tail) in self.request.items():
+            texts[name] = json.dumps(values[name][head : len(values[name]) - tail])
+        return object_text(texts)
 
     def as_row(self) -> tuple[int | None, int, str | None]:
         """``base, prompt_shared, request_repeats``, as `rows.FOLDED_COLUMNS` has them."""
         return self.base, self.prompt_shared, json.dumps(self.request) if self.request else None
-
-    def _rest(self, name: str, text: str) -> str:
-        if name not in self.request:
-            return text
-        head, tail = self.request[name]
-        return json.dumps(text[head : len(text) - tail])
 
 
 #: Nothing in common with any call.

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lgov_core.store.database import Database
-from lgov_core.store.decisions import KIND_COLUMNS, cut
 from lgov_core.store.rows import Row
+from lgov_core.store.tables import KIND_COLUMNS, cut
 from lgov_core.trace import semconv
 from lgov_core.types import BLOCKING
 

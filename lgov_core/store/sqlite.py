@@ -29,9 +29,8 @@ from lgov_core._util.sqlite_file import (
 from lgov_core.errors import StoreError
 from lgov_core.store import rows
 from lgov_core.store.database import Database, DatabaseUnavailable, Transaction
-from lgov_core.store.decisions import ADD_ROLLOUTS, migrate_decisions
 from lgov_core.store.rollout_queue import RolloutQueue
-from lgov_core.store.tables import CALLS, DECISIONS, QUEUE, ROLLOUTS_INDEX, TABLES
+from lgov_core.store.tables import ADD_ROLLOUTS, CALLS, DECISIONS, QUEUE, ROLLOUTS_INDEX, TABLES, migrate_decisions
 
 #: What SQLite writes differently. A row needs no lock: one process writes at a time.
 _TRANSLATIONS: Final = (

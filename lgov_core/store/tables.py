@@ -1,4 +1,4 @@
-"""The tables that both databases have, in SQLite's types; `lgov_core.store.postgres.store` translates them.
+"""The tables that both databases have, in SQLite's types (`lgov_core.store.postgres` translates them), and their decisions.
 
 ``seq`` is the order of writing in every table. Rollouts, attempts and the queue are bound to each other; calls, rewards and
 spans may name a rollout that was never added: they are kept even so. Times are Unix seconds. Token ids are little-endian
@@ -20,12 +20,23 @@ a task of its own, of no run and with an empty input, and ``created_at`` is when
 
 ``decisions`` has a row for each span that is a decision of a policy and was not reported from outside (``claimed``), named by
 ``span``, the span's ``seq``; ``second`` is when it began. Decisions that are alike in all but the time and the rollout share a
-row of ``decision_kinds`` (see `lgov_core.store.decisions`).
+row of ``decision_kinds``: policy, rule, action, agent, effect, what shadow mode would have done, point and kind of action. The
+number of a kind is a hash of these texts, so that every process that writes gives it the same one. Texts are cut at 200
+characters, and written as every database can store them (`lgov_core.store.rows.readable`). Decisions are written with the spans
+that they are, and made once from the spans of an older store.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TypeAlias
+
+from lgov_core.store import rows
+from lgov_core.store.rows import readable
+from lgov_core.trace import semconv
 
 CALLS: Final = """CREATE TABLE calls (
         seq INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -161,3 +172,96 @@ TABLES: Final = (
     *DECISIONS,
     *QUEUE,
 )
+
+
+#: Runs a statement once for each item of a sequence.
+ChangeEach: TypeAlias = "Callable[[str, Sequence[Sequence[Any]]], Any]"
+
+#: Characters of each text of a kind.
+LONGEST: Final = 200
+#: The columns of a kind after its number, and the attribute of the span that each is from.
+KIND_COLUMNS: Final = {
+    "policy": semconv.DECISION_POLICY,
+    "rule": semconv.DECISION_RULE,
+    "action": semconv.ACTION_NAME,
+    "agent": semconv.AGENT_NAME,
+    "effect": semconv.DECISION_EFFECT,
+    "would": semconv.DECISION_WOULD,
+    "point": semconv.POINT,
+    "action_kind": semconv.ACTION_KIND,
+}
+_INSERT_KIND: Final = (
+    rows.insert("decision_kinds", f"kind, {', '.join(KIND_COLUMNS)}") + " ON CONFLICT (kind) DO NOTHING"
+)
+_INSERT_DECISION: Final = (
+    "INSERT INTO decisions (span, kind, second, rollout_id, attempt)"
+    " SELECT seq, ?, ?, rollout_id, attempt FROM spans WHERE {of} = ? ON CONFLICT (span) DO NOTHING"
+)
+#: Times further from 1970 count as 0.
+_MOST_SECONDS: Final = 2.0**50
+#: Spans of an older store that are read together.
+_PORTION: Final = 5_000
+#: What gives a rollout of an older store its row: those that nobody added, in the order in which they began.
+ADD_ROLLOUTS: Final = (
+    "INSERT INTO rollouts (rollout_id, task_id, run_id, input, created_at, added)"
+    " SELECT rollout_id, rollout_id, '', '{}', min(at), 0 FROM ("
+    " SELECT rollout_id, min(started_at) AS at FROM calls WHERE rollout_id IS NOT NULL GROUP BY rollout_id"
+    " UNION ALL SELECT rollout_id, min(started_at) FROM spans WHERE rollout_id IS NOT NULL GROUP BY rollout_id"
+    ") AS named WHERE NOT EXISTS (SELECT 1 FROM rollouts WHERE rollouts.rollout_id = named.rollout_id)"
+    " GROUP BY rollout_id ORDER BY min(at), rollout_id"
+)
+_OLD_DECISIONS: Final = (
+    f"SELECT seq, started_at, attributes FROM spans WHERE name = '{semconv.DECISION_SPAN_NAME}' AND claimed = 0"
+    f" AND seq > ? ORDER BY seq LIMIT {_PORTION}"
+)
+
+
+def cut(text: str) -> str:
+    """A text as the columns of a kind have it."""
+    return readable(text[:LONGEST])
+
+
+def insert_decisions(change_each: ChangeEach, spans: Iterable[tuple[rows.Row, bytes]]) -> None:
+    """Writes the decisions among these rows of ``SPAN_COLUMNS``, which are in the table of spans, each with its digest."""
+    decided = [
+        (_kind_of(row[rows.SPAN_ATTRIBUTES]), _second(row[rows.SPAN_STARTED]), digest)
+        for row, digest in spans
+        if row[rows.SPAN_NAME] == semconv.DECISION_SPAN_NAME and not row[rows.SPAN_CLAIMED]
+    ]
+    _insert(change_each, decided, "digest")
+
+
+def migrate_decisions(
+    execute: Callable[[str, Sequence[Any]], list[rows.Row]],
+    change_each: ChangeEach,
+) -> None:
+    """Fills the tables of decisions from the spans of an older store, inside the transaction that brings it up to date."""
+    last = 0
+    while spans := execute(_OLD_DECISIONS, (last,)):
+        last = spans[-1][0]
+        _insert(change_each, [(_kind_of(text), _second(started_at), seq) for seq, started_at, text in spans], "seq")
+
+
+def _insert(change_each: ChangeEach, decided: Sequence[tuple[rows.Row, int, Any]], of: str) -> None:
+    """Writes decisions: of each its kind, its second, and which span it is, by the column ``of``."""
+    if decided:
+        change_each(_INSERT_KIND, list({kind[0]: kind for kind, _, _ in decided}.values()))
+        change_each(_INSERT_DECISION.format(of=of), [(kind[0], second, which) for kind, second, which in decided])
+
+
+def _kind_of(attributes: str) -> rows.Row:
+    """A row of ``decision_kinds``, from the JSON text of a span's attributes."""
+    values: dict[str, Any] = json.loads(attributes)
+    return _numbered(*(str(values.get(name) or "") for name in KIND_COLUMNS.values()))
+
+
+@functools.lru_cache(maxsize=1024)  # decisions are many and their kinds few
+def _numbered(*texts: str) -> rows.Row:
+    """The row of the kind with these texts, which it cuts."""
+    texts = tuple(map(cut, texts))
+    digest = hashlib.blake2b(json.dumps(texts).encode("ascii"), digest_size=8).digest()
+    return (int.from_bytes(digest) >> 1, *texts)
+
+
+def _second(started_at: float) -> int:
+    return int(started_at) if abs(started_at) < _MOST_SECONDS else 0

@@ -13,10 +13,9 @@ from typing import Any, Final, Self, TypeVar
 from lgov_core._util.sqlite_file import keep_quiet_across_fork
 from lgov_core.errors import StoreError
 from lgov_core.store import rows, work_queue
-from lgov_core.store.database import Database, Transaction
+from lgov_core.store.database import Database, GroupCommitWriter, Transaction, insert_spans
 from lgov_core.store.folding import CHAIN, FOLDED_ROW, FoldingWriter, Unfolding
 from lgov_core.store.pages import StorePages
-from lgov_core.store.writer import GroupCommitWriter, insert_spans
 from lgov_core.types import Attempt, CapturedCall, JSONValue, Outcome, Reward, Rollout, Span
 
 T = TypeVar("T")

@@ -137,7 +137,7 @@ def _handed_out(store: RolloutQueue, count: int) -> Row:
 
 def on_postgres(spans: int, calls: int) -> list[Row]:
     """The same on the server that the tests start, which does not wait for the disk; its CPU is not counted."""
-    from lgov_core.store.postgres.store import PostgresStore
+    from lgov_core.store.postgres import PostgresStore
     from tests.postgres_server import PostgresServer
 
     server = PostgresServer()

@@ -18,8 +18,8 @@ from typing import Any
 import httpx
 
 from lgov_core.store import open_store
-from lgov_core.store.decisions import migrate_decisions
 from lgov_core.store.rows import FOLDED_COLUMNS, REWARD_COLUMNS, SPAN_COLUMNS, insert
+from lgov_core.store.tables import migrate_decisions
 from lgov_core.views.web.app import served_window
 from lgov_core.views.web.window import Window
 

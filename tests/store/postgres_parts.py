@@ -9,8 +9,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from lgov_core.store import rows
-from lgov_core.store.postgres.store import PostgresStore
-from lgov_core.store.writer import insert_spans
+from lgov_core.store.database import insert_spans
+from lgov_core.store.postgres import PostgresStore
 from lgov_core.types import CapturedCall, Reward, Span
 
 

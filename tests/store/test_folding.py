@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from lgov_core._util.sqlite_file import open_sqlite
 from lgov_core.errors import StoreError
 from lgov_core.store import rows
+from lgov_core.store.database import GroupCommitWriter
 from lgov_core.store.folding import CHAIN, FOLDED_ROW, FoldIndex, FoldingWriter, Unfolding
 from lgov_core.store.sqlite import TRACE_STORE, SQLiteDatabase, SQLiteStore, SQLiteTransaction
-from lgov_core.store.writer import GroupCommitWriter
 from lgov_core.types import CapturedCall, Reward
 from tests.store.conversations import Conversation, call, stored_bytes
 

@@ -14,8 +14,8 @@ from psycopg.conninfo import conninfo_to_dict
 
 from lgov_core.errors import StoreError
 from lgov_core.store import RolloutConfig, RolloutState
-from lgov_core.store.postgres.database import _END, PostgresTransaction
-from lgov_core.store.postgres.store import PostgresStore
+from lgov_core.store.postgres import PostgresStore
+from lgov_core.store.postgres_database import _END, PostgresTransaction
 from lgov_core.types import Outcome, Reward, Rollout
 from tests.postgres_server import PROCESSES, PostgresServer
 from tests.store.postgres_parts import in_child, span

@@ -19,7 +19,7 @@ from lgov_core.errors import StoreError
 from lgov_core.settings import load_settings, without_password
 from lgov_core.store import open_store
 from lgov_core.store.pages import Filters
-from lgov_core.store.postgres.store import FORMAT, PostgresStore
+from lgov_core.store.postgres import FORMAT, PostgresStore
 from lgov_core.types import Outcome, Reward, Rollout
 from tests.postgres_server import PostgresServer
 from tests.store.postgres_parts import call, span

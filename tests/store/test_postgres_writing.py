@@ -13,7 +13,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from lgov_core.errors import StoreError
-from lgov_core.store.postgres.store import PostgresStore
+from lgov_core.store.postgres import PostgresStore
 from lgov_core.types import CapturedCall, Outcome, Reward, Rollout
 from tests.postgres_server import PostgresServer
 from tests.store.postgres_parts import call, span, submit_rewards, submit_spans

@@ -109,7 +109,7 @@ def test_the_migration_is_done_whole_or_not_at_all(tmp_path: Path, monkeypatch: 
     path = old_store(tmp_path / "store.sqlite")
     before = _dump(path)
     with monkeypatch.context() as patched:
-        patched.setattr("lgov_core.store.decisions._second", lambda _: 1 // 0)
+        patched.setattr("lgov_core.store.tables._second", lambda _: 1 // 0)
         with pytest.raises(ZeroDivisionError):
             open_store(path)
     assert _dump(path) == before

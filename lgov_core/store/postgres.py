@@ -17,11 +17,17 @@ import psycopg
 from psycopg import errors
 
 from lgov_core.errors import StoreError
-from lgov_core.store.decisions import ADD_ROLLOUTS, migrate_decisions
-from lgov_core.store.postgres.database import PostgresDatabase, translate
-from lgov_core.store.postgres.server import Connection, PostgresAddress, describe, opened, read_address
+from lgov_core.store.postgres_database import (
+    Connection,
+    PostgresAddress,
+    PostgresDatabase,
+    describe,
+    opened,
+    read_address,
+    translate,
+)
 from lgov_core.store.rollout_queue import RolloutQueue
-from lgov_core.store.tables import DECISIONS, ROLLOUTS_INDEX, TABLES
+from lgov_core.store.tables import ADD_ROLLOUTS, DECISIONS, ROLLOUTS_INDEX, TABLES, migrate_decisions
 
 FORMAT: Final = 4
 #: A call's place is given out when it is written, so that ``base`` is always less.
@@ -98,7 +104,8 @@ def prepare(connection: Connection, address: PostgresAddress, schema: str, *, ma
                 raise StoreError(
                     f"there is no trace store in {address.shown}", hint="name the store that was given to --store"
                 )
-            if format_number == 0 and not _exists(connection, schema):
+            exists = connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (schema,)).fetchone()
+            if format_number == 0 and exists is None:
                 connection.execute(f'CREATE SCHEMA "{schema}"'.encode())
             steps = [_MIGRATIONS[number] for number in range(format_number, FORMAT)] if format_number else [_TABLES]
             for step in itertools.chain(*steps):
@@ -150,10 +157,6 @@ def _relations(connection: Connection, schema: str) -> list[str]:
         (schema,),
     )
     return [name for (name,) in fetched]
-
-
-def _exists(connection: Connection, schema: str) -> bool:
-    return connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (schema,)).fetchone() is not None
 
 
 _VACUUMED: Final = ("rollouts", "attempts", "calls", "rewards", "decisions", "spans", "queue")

@@ -1,1 +1,0 @@
-"""The trace store in PostgreSQL: `store.PostgresStore`. Needs the extra ``postgres``."""
