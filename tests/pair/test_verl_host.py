@@ -20,8 +20,7 @@ from lgov_core.errors import SettingsError, TrainError
 from lgov_core.gateway.protocol import ANY_MODEL
 from lgov_core.gateway.upstream.token_engine import Generated, TokenEngine, TokenPrompt
 from lgov_core.integrations.verl.job import VerlJob
-from lgov_core.integrations.verl.serving import CoordinatorHost, coordinator_options, keep_tasks
-from lgov_core.integrations.verl.training import verl_job
+from lgov_core.integrations.verl.training import CoordinatorHost, coordinator_options, keep_tasks, verl_job
 from lgov_core.models import LanguageModel, load_model
 from lgov_core.server.recipe import algorithm_for
 from lgov_core.store import open_store

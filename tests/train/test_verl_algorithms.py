@@ -13,8 +13,7 @@ import pytest
 pytest.importorskip("torch", reason='needs the extra "train"')
 
 from lgov_core.errors import SettingsError
-from lgov_core.integrations.verl.hydra_config import settings
-from lgov_core.integrations.verl.job import VerlJob
+from lgov_core.integrations.verl.job import VerlJob, settings
 from lgov_core.integrations.verl.rows import mini_batch_tasks
 from lgov_core.integrations.verl.training import verl_job
 from lgov_core.train.algorithms.algorithms import ALGORITHMS, algorithm

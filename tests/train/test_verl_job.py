@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from lgov_core.errors import TrainError, TransitionError
-from lgov_core.integrations.verl.hydra_config import ESTIMATOR, MANAGER, overrides, settings
-from lgov_core.integrations.verl.job import VerlJob, VerlUpdate
+from lgov_core.integrations.verl.job import ESTIMATOR, MANAGER, VerlJob, VerlUpdate, overrides, settings
 from lgov_core.integrations.verl.rows import queue_rows
 from lgov_core.train.sections import VerlSection
 from lgov_core.transitions import CreditRules, TransitionSet, assign_credit

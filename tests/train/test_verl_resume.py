@@ -25,7 +25,7 @@ from click.testing import CliRunner  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from lgov_core.audit import make_key, verify_lineage  # noqa: E402
-from lgov_core.audit.lineage import (  # noqa: E402  # noqa: E402
+from lgov_core.audit.lineage import (  # noqa: E402
     LINEAGE_FILE,
     folder_sha256,
     read_attestation,
@@ -34,16 +34,22 @@ from lgov_core.audit.lineage import (  # noqa: E402  # noqa: E402
 )
 from lgov_core.cli import cli  # noqa: E402
 from lgov_core.errors import TrainError  # noqa: E402
-from lgov_core.integrations.verl.checkpoints import Steps, seal, sealed_checkpoints, weights_folder  # noqa: E402
-from lgov_core.integrations.verl.hydra_config import settings  # noqa: E402
-from lgov_core.integrations.verl.job import VerlJob, VerlUpdate  # noqa: E402
-from lgov_core.integrations.verl.resume import (  # noqa: E402
+from lgov_core.integrations.verl.checkpoints import (  # noqa: E402
+    Steps,
     left_by,
     only_job,
+    seal,
+    sealed_checkpoints,
+    weights_folder,
+)
+from lgov_core.integrations.verl.job import (  # noqa: E402
+    VerlJob,
+    VerlUpdate,
+    settings,
 )
 from lgov_core.integrations.verl.run import read_report, write_tasks  # noqa: E402
 from lgov_core.train.loop.loop import Task  # noqa: E402
-from lgov_core.train.loop.run_files import (  # noqa: E402  # noqa: E402
+from lgov_core.train.loop.run_files import (  # noqa: E402
     read_batch,
     read_metrics,
     write_batch,
@@ -243,7 +249,7 @@ def test_more_steps_and_other_ways_to_run_them_are_not_another_job(job: VerlJob)
 
 def test_two_jobs_in_one_folder_do_not_write_over_each_other(job: VerlJob) -> None:
     code = (
-        "import sys, pathlib; from lgov_core.integrations.verl.resume import only_job\n"
+        "import sys, pathlib; from lgov_core.integrations.verl.checkpoints import only_job\n"
         "with only_job(pathlib.Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
     )
     other = subprocess.Popen(

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from lgov_core.errors import PolicyError
 
 if TYPE_CHECKING:
-    from lgov_core.integrations.agent_hooks.interceptor import LgovInterceptor
     from lgov_core.integrations.agent_hooks.policy import InterceptorPolicy
+    from lgov_core.integrations.agent_hooks.verdicts import LgovInterceptor
 
 __all__ = ["InterceptorPolicy", "LgovInterceptor"]
 
@@ -21,7 +21,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        home = "policy" if name == "InterceptorPolicy" else "interceptor"
+        home = "policy" if name == "InterceptorPolicy" else "verdicts"
         return getattr(importlib.import_module(f"{__name__}.{home}"), name)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "agent_hooks":

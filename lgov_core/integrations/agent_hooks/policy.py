@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Lock
 from types import SimpleNamespace
-from typing import Any, ClassVar, Final, Literal, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, Literal, TypeAlias, TypedDict, TypeVar, Unpack
 
 from agent_hooks import (
     ApprovalResolver,
@@ -31,7 +31,7 @@ from lgov_core.governor import ObservedDecision
 from lgov_core.governor.judging import private_copy
 from lgov_core.governor.options import positive_number
 from lgov_core.hookspecs import hookimpl
-from lgov_core.integrations.agent_hooks.contexts import Unclear, context_of
+from lgov_core.integrations.agent_hooks.contexts import UnclearContext, context_of
 from lgov_core.integrations.agent_hooks.verdicts import Deciding
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.types import Action, Decision, Effect, Point, new_id
@@ -49,6 +49,15 @@ class _Run:
 
     blocked: bool = False
     numbers: Iterator[int] = field(default_factory=itertools.count)  # next() is atomic
+
+
+class EmissionOptions(TypedDict, total=False):
+    """How verdicts combine, and who is asked for approval of what; see `InterceptorPolicy`."""
+
+    composition: CompositionConfig | None
+    resolver: ApprovalResolver | None
+    approval_redactor: Callable[[dict[str, Any]], dict[str, Any]] | None
+    identity_provider: str | IdentityProvider | None
 
 
 class InterceptorPolicy(BoundedPolicy):
@@ -84,14 +93,13 @@ class InterceptorPolicy(BoundedPolicy):
         *,
         name: str = "agent-hooks",
         timeout_s: float = 2.0,
-        composition: CompositionConfig | None = None,
-        resolver: ApprovalResolver | None = None,
-        approval_redactor: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
-        identity_provider: str | IdentityProvider | None = "jcs-sha256",
         mode: Mode | EnforcementMode = "enforce",
         tools: Sequence[str] = (),
         on_record: Callable[[InterceptionRecord], None] | None = None,
+        **options: Unpack[EmissionOptions],
     ) -> None:
+        if unknown := sorted(options.keys() - EmissionOptions.__annotations__.keys()):
+            raise TypeError(f"InterceptorPolicy() got an unexpected keyword argument {unknown[0]!r}")
         listed = list(interceptors) if isinstance(interceptors, Iterable) else [interceptors]
         for interceptor in listed:
             if not callable(getattr(interceptor, "intercept", None)):
@@ -104,14 +112,15 @@ class InterceptorPolicy(BoundedPolicy):
             raise PolicyError(f"{name}: mode {mode!r} is unknown", hint="write enforce or evaluate_only") from error
         self.name = name
         self._deciding = Deciding(name, self.mode)
-        self.composition = composition or CompositionConfig.run_all()
+        self.composition = options.get("composition") or CompositionConfig.run_all()
         self._each_s = positive_number(name, "timeout_s", timeout_s)
-        self._identity = identity_provider
-        self._redactor = approval_redactor
+        self._identity = options.get("identity_provider", "jcs-sha256")
+        self._redactor = options.get("approval_redactor")
         self._tools = tuple(tools)
         self._on_record = on_record
         self._pool = ThreadPoolExecutor(max_workers=32, thread_name_prefix="lgov-interceptor")
         self._interceptors = [GuardedInterceptor(interceptor, self._pool) for interceptor in listed]
+        resolver = options.get("resolver")
         self._resolver = None if resolver is None else guarded_resolver(resolver, self._pool)
         #: No interceptor waits: judging is a plain call.
         self.bounded = resolver is None and all(interceptor.bounded for interceptor in self._interceptors)
@@ -164,7 +173,7 @@ class InterceptorPolicy(BoundedPolicy):
                 tools=self._tools,
                 ended="error" if run.blocked else "completed",
             )
-        except Unclear as error:
+        except UnclearContext as error:
             point = InterceptionPoint(action.point.value)
             emitter.record_host_failure(point, str(error), session_id=session_id, sequence=number)
             return self._deciding.unclear(error)

@@ -163,13 +163,19 @@ class LightningRoutes:
         if path["mode"] not in _TEMPERATURES or path["upstream_path"] not in _PATHS:
             raise EndpointError(f"there is no {path['mode']}/{path['upstream_path']} here", status=404)
         await asyncio.to_thread(self._kept.exists, path["rollout_id"])
-        body = await read_object(request, self._max_body)
-        body = _prepared(body, path["mode"], self._models.models)
+        # The call as it goes on: the one registered model, and the temperature of the mode.
+        body = {**await read_object(request, self._max_body), "temperature": _TEMPERATURES[path["mode"]]}
+        models = self._models.models
+        if not models:
+            raise EndpointError(f"No servers available for model {str(body.get('model'))!r}", status=503)
+        if len(models) == 1:
+            body["model"] = models[0]
         path["attempt"] = str(attempt_number(path["attempt_id"]))
         try:
             return await self._api.call(f"/{path['upstream_path']}", request, body)
         except EndpointError as error:
-            answer = _error_json(error)
+            upstream = json_object(error.body) if isinstance(error, UpstreamRejection) else None
+            answer = {"error": {"message": str(error)}} if upstream is None else upstream
             await asyncio.to_thread(
                 self._kept.note_failed_call, path["rollout_id"], path["attempt_id"], error.status, answer
             )
@@ -205,21 +211,6 @@ def _grant_of(request: Request) -> KeyGrant:
     if grant.attempt not in (None, attempt_number(request.path_params["attempt_id"])):
         raise EndpointError("the key is for another attempt", status=403)
     return grant
-
-
-def _prepared(body: Mapping[str, Any], mode: str, models: Any) -> dict[str, Any]:
-    """The call as it goes on: the one registered model, and the temperature of the mode."""
-    prepared = dict(body)
-    if len(models) == 1:
-        prepared["model"] = models[0]
-    elif not models:
-        raise EndpointError(f"No servers available for model {str(body.get('model'))!r}", status=503)
-    return {**prepared, "temperature": _TEMPERATURES[mode]}
-
-
-def _error_json(error: EndpointError) -> dict[str, Any]:
-    body = json_object(error.body) if isinstance(error, UpstreamRejection) else None
-    return {"error": {"message": str(error)}} if body is None else body
 
 
 def _with_details(handler: Callable[[Request], Any]) -> Callable[[Request], Any]:

@@ -1,7 +1,8 @@
 """The source of rollouts that verl asks: existing agents, governed, in worker processes, against an endpoint on verl's servers.
 
 verl makes one `GovernedRollouts` in the process of its task runner, by the setting
-``actor_rollout_ref.rollout.agent.agent_loop_manager_class``. Importing this module imports verl.
+``actor_rollout_ref.rollout.agent.agent_loop_manager_class``. Importing this module imports verl, and registers the
+advantage estimator of lgov, which computes nothing.
 """
 
 # pyright: reportMissingImports=false, reportUntypedFunctionDecorator=false
@@ -20,15 +21,14 @@ from typing import Any
 import torch
 import transfer_queue
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+from verl.trainer.ppo.core_algos import register_adv_est
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from lgov_core.errors import TrainError, UpstreamError
 from lgov_core.gateway.protocol import ANY_MODEL
 from lgov_core.gateway.upstream.token_engine import Generated, TokenEngine, TokenPrompt
-from lgov_core.integrations.verl import estimator
-from lgov_core.integrations.verl.checkpoints import Steps
-from lgov_core.integrations.verl.job import Host, VerlJob
-from lgov_core.integrations.verl.resume import only_job
+from lgov_core.integrations.verl.checkpoints import Steps, only_job
+from lgov_core.integrations.verl.job import ESTIMATOR, Host, VerlJob
 from lgov_core.integrations.verl.rows import QueueRow, QueueRows, mini_batch_tasks, queue_rows
 from lgov_core.models import load_model
 from lgov_core.store import RolloutQueue, open_store
@@ -37,9 +37,6 @@ from lgov_core.train.loop.figures import batch_figures
 from lgov_core.train.loop.run_files import BatchRecord, read_batch, write_batch
 from lgov_core.transitions import Selection, Transition, assign_credit, build_transitions
 from lgov_core.types import Rollout, new_id
-
-#: Used for its side effect: the import registers the estimator in this process.
-ESTIMATOR = estimator.ESTIMATOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,3 +280,14 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     return getattr(value, "data", value)
+
+
+@register_adv_est(ESTIMATOR)
+def precomputed(
+    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, **_: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The advantages in ``token_level_rewards``, float32 of (rows, tokens), 0 where the mask is 0; twice,
+    because verl wants returns too. Every row's own: nothing is summed over a row or taken from a rollout's last one.
+    """
+    advantages = token_level_rewards.float() * response_mask
+    return advantages, advantages

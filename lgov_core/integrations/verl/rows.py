@@ -2,7 +2,7 @@
 
 verl computes advantages of its own from one score a row, or from the last row of a rollout. Here they are computed
 before, by `lgov_core.transitions.assign_credit`, and handed to verl: a row's ``rm_scores`` hold the advantage of every
-token, in fp32, and the registered estimator ``lgov_precomputed`` (`lgov_core.integrations.verl.estimator`) hands them on
+token, in fp32, and the registered estimator ``lgov_precomputed`` (`lgov_core.integrations.verl.manager`) hands them on
 unchanged.
 
 verl's loss is the mean over the tokens of a mini-batch (``token-mean``). A loss weight w of lgov is put into the

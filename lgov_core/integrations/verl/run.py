@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any
 from lgov_core._util.files import atomic_write
 from lgov_core.audit.lineage import folder_sha256
 from lgov_core.errors import TrainError
-from lgov_core.integrations.verl.checkpoints import Steps, sealed_checkpoints, weights_folder
-from lgov_core.integrations.verl.hydra_config import composed
-from lgov_core.integrations.verl.job import VerlJob
-from lgov_core.integrations.verl.resume import left_by, task_rows, tasks_file
+from lgov_core.integrations.verl.checkpoints import Steps, left_by, sealed_checkpoints, task_rows, weights_folder
+from lgov_core.integrations.verl.job import VerlJob, composed, tasks_file
 from lgov_core.train.loop.run_files import MetricsLog, train_lines
 
 if TYPE_CHECKING:

@@ -1,14 +1,18 @@
-"""``lgov train --backend verl``: verl and its client, for one run."""
+"""``lgov train --backend verl``: verl and its client for one run, and the server from which clients take its rollouts.
+
+`CoordinatorHost` is a `lgov_core.integrations.verl.Host`: it runs in the process of verl's task runner and serves what a
+`lgov_core.server.training.TrainingServer` serves, so that the same `lgov_core.Client` works with either.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from lgov_core.audit import default_signer
 from lgov_core.audit.signing import default_key_path
@@ -16,20 +20,27 @@ from lgov_core.client import Client
 from lgov_core.client.agent_name import load_agent
 from lgov_core.client.tasks import read_tasks
 from lgov_core.errors import ClientError, LgovError, SettingsError, TrainError
-from lgov_core.gateway.server import is_loopback
+from lgov_core.gateway.app import create_app
+from lgov_core.gateway.protocol import Engine
+from lgov_core.gateway.server import EndpointServer, is_loopback
 from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.integrations.verl.checkpoints import Steps
-from lgov_core.integrations.verl.hydra_config import check_overrides
-from lgov_core.integrations.verl.job import VerlJob, VerlUpdate
+from lgov_core.integrations.verl.job import VerlJob, VerlUpdate, check_overrides
 from lgov_core.integrations.verl.run import VerlReport, check_verl, run_verl
-from lgov_core.integrations.verl.serving import coordinator_options, keep_tasks
 from lgov_core.models.load import model_place
+from lgov_core.server.collect import QueueCollector, Stopped
+from lgov_core.server.coordinator import Coordinator, Tasks
+from lgov_core.server.key_path import KeyInPath
 from lgov_core.server.progress import interrupted
 from lgov_core.server.recipe import agent_name_of, algorithm_for, client_options, extra_groups_for, task_file
-from lgov_core.server.run_state import only_trainer
+from lgov_core.server.routes import train_routes
+from lgov_core.server.run_state import RunState, only_trainer
+from lgov_core.store import RolloutConfig, RolloutQueue
 from lgov_core.train.algorithms.config import UpdateConfig
 from lgov_core.train.algorithms.registry import REINFORCEMENT, TrainingJob, algorithm_name
+from lgov_core.train.loop.run_files import MetricsLog
 from lgov_core.train.settings import TrainSettings
+from lgov_core.types import Attempt, Rollout
 
 _FORMS: Final[Mapping[str, Any]] = {"clip": "clip", "sequence": "gspo", "cispo": "cispo", "plain": "plain"}
 _AS_IN_UPDATE: Final = ("clip_low", "clip_high", "kl", "entropy", "epochs", "max_grad_norm")
@@ -157,7 +168,7 @@ def run_on_verl(job: TrainingJob) -> Mapping[str, Any]:
         )
     if settings.data.test is not None:
         job.say("note: held-out tasks are not run on verl")
-    from lgov_core.integrations.verl.resume import left_by
+    from lgov_core.integrations.verl.checkpoints import left_by
     from lgov_core.train.loop.loop import Task
 
     numbered = [Task(f"train-{number:06d}", {"task": task, "mode": "train"}) for number, task in enumerate(tasks)]
@@ -253,3 +264,102 @@ def _free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
+
+
+COORDINATOR_HOST: Final = "lgov_core.integrations.verl.training:CoordinatorHost"
+
+
+def coordinator_options(
+    *, host: str, port: int, algorithm: str, timeout_s: float, max_attempts: int, key_secret_file: Path | None = None
+) -> Mapping[str, Any]:
+    """The fields ``host`` and ``options`` of a `VerlJob` whose rollouts are run by clients.
+
+    The server listens on ``host`` and ``port``; with ``key_secret_file`` clients need an admin key made from it.
+    """
+    options: dict[str, Any] = {
+        "host": host,
+        "port": port,
+        "algorithm": algorithm,
+        "timeout_s": timeout_s,
+        "max_attempts": max_attempts,
+        "key_secret_file": None if key_secret_file is None else str(key_secret_file),
+    }
+    return {"host": COORDINATOR_HOST, "options": options}
+
+
+def keep_tasks(folder: Path, tasks: Sequence[Mapping[str, Any]]) -> None:
+    """Writes the tasks to the server's folder, so that a client that starts a run learns whether there are any."""
+    kept = Tasks(folder)
+    kept.add_part("verl", "train", [dict(task) for task in tasks])
+    kept.commit("verl", {"train": len(tasks), "test": 0})
+
+
+class CoordinatorHost:
+    """An endpoint, a queue of rollouts, and the routes by which clients take from it. See `Host`.
+
+    The run is done, as clients see it, once the rollouts of the last step are in: what is left is the trainer's. Raises
+    `EndpointError` for an address that cannot be used.
+    """
+
+    def __init__(self, job: VerlJob, engine: Engine, store: RolloutQueue) -> None:
+        options = job.options
+        secret = options["key_secret_file"]
+        keys = KeyRing(required=False) if secret is None else KeyRing(Path(secret).read_bytes().strip())
+        lines = MetricsLog(job.folder / "metrics.jsonl").lines()
+        self._known = {int(line["step"]) for line in lines if line.get("phase") == "train"}
+        before = RunState.unfinished(job.folder)
+        # The run that was killed is resumed: who waited for it finds it again.
+        self._run = before if before is not None and before.steps == job.steps else RunState(job.folder, 0, job.steps)
+        self._run.lines(lines)
+        self._run.at(max(self._known, default=0))
+        config = RolloutConfig(max_attempts=options["max_attempts"], timeout_s=options["timeout_s"], retry_delay_s=0.5)
+        self._collector = QueueCollector(store, config, self._run.stop_asked.is_set)
+        self._collector.cancel_left(job.run_id)
+        about = {"model": engine.models[0], "algorithm": options["algorithm"], "folder": str(job.folder)}
+        coordinator = Coordinator(
+            job.folder, store, keys, self._collector, loop_id=job.run_id, about=about, timeout_s=options["timeout_s"]
+        )
+        coordinator.begin(self._run)
+        app = create_app([engine], store, keys=keys, more=train_routes(coordinator))
+        self._server = EndpointServer(cast(Any, KeyInPath(app)), host=options["host"], port=options["port"]).start()
+        self._steps = job.steps
+
+    @property
+    def url(self) -> str:
+        """``http://host:port``."""
+        return self._server.url
+
+    def collect_rollouts(
+        self, rollouts: Sequence[Rollout], progress: Callable[[int, int], None] | None = None
+    ) -> list[Attempt]:
+        """Waits for clients to run them. Raises `TrainError` when a client asked for the run to stop."""
+
+        def report_stage(done: int, total: int) -> None:
+            self._run.stage("rollouts", done, total)
+            if progress is not None:
+                progress(done, total)
+
+        try:
+            results = self._collector.collect_rollouts(rollouts, report_stage)
+        except Stopped as stopped:
+            self._run.end("stopped")
+            raise TrainError("a client asked for the training to stop") from stopped
+        except LgovError as error:
+            self._run.end("failed", error)
+            raise
+        self._run.stage("update")
+        return results
+
+    def report(self, figures: Mapping[str, Any]) -> None:
+        """See `Host`. A repeated step has already reported its metrics."""
+        step = int(figures["step"])
+        if step not in self._known:
+            self._known.add(step)
+            self._run.add(figures)
+        self._run.at(step)
+        if step >= self._steps:
+            self._run.end("done")
+
+    def close(self) -> None:
+        """Ends the server."""
+        self._server.stop()

@@ -29,8 +29,7 @@ from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from verl.utils.config import omega_conf_to_dataclass
 
 from lgov_core.integrations.verl import manager
-from lgov_core.integrations.verl.hydra_config import composed
-from lgov_core.integrations.verl.job import VerlJob
+from lgov_core.integrations.verl.job import VerlJob, composed
 from lgov_core.integrations.verl.rows import queue_rows
 from lgov_core.integrations.verl.training import verl_job
 from lgov_core.train.algorithms import losses

@@ -29,8 +29,10 @@ from lgov_core.audit.lineage import (  # noqa: E402
     read_lineage,
     tensors_sha256,
 )
-from lgov_core.integrations.verl.checkpoints import sealed_checkpoints  # noqa: E402
-from lgov_core.integrations.verl.resume import only_job  # noqa: E402
+from lgov_core.integrations.verl.checkpoints import (  # noqa: E402
+    only_job,
+    sealed_checkpoints,
+)
 from lgov_core.integrations.verl.run import VerlReport, read_report  # noqa: E402
 from lgov_core.models import load_model  # noqa: E402
 from lgov_core.policies import load_policy_file  # noqa: E402
