@@ -10,7 +10,7 @@ from lgov_core.commands.group import Commands, Exit, LazyGroup, exit_status
 _COMMANDS: Commands = {
     "init": ("Write a policy, settings and a small agent to start from.", "init:init"),
     "run": ("Run an unedited Python program under policy.", "run:run"),
-    "view": ("Look at runs, rollouts, tokens and decisions in the browser.", "view:view"),
+    "view": ("Look at runs, rollouts, tokens and decisions in the browser.", "traces:view"),
     "policy": (
         "Check, explain, test and propose policy files.",
         {

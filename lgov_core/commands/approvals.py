@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lgov_core.commands.group import Exit
+from lgov_core.commands.group import Exit, write_json, write_table
 from lgov_core.commands.options import EXISTING_FILE, command
-from lgov_core.commands.output import write_json, write_table
 from lgov_core.settings import load_settings
 
 if TYPE_CHECKING:

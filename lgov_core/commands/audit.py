@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from lgov_core._util.words import counted
-from lgov_core.commands.group import Exit
+from lgov_core.commands.group import Exit, effect_text, write_json, write_result, write_table
 from lgov_core.commands.options import (
     FOLDER,
     PATH,
@@ -20,11 +20,11 @@ from lgov_core.commands.options import (
     entries_option,
     limit_option,
     moment_option,
+    opened_record,
+    record_or_setting,
     settings_option,
     yes_option,
 )
-from lgov_core.commands.output import effect_text, write_json, write_result, write_table
-from lgov_core.commands.recorded import opened_record, record_or_setting
 from lgov_core.errors import LgovError
 from lgov_core.settings import load_settings
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from lgov_core.commands.group import write_json, write_table
 from lgov_core.commands.options import FOLDER
-from lgov_core.commands.output import write_json, write_table
-from lgov_core.commands.view import mounted_window
+from lgov_core.commands.traces import mounted_window
 from lgov_core.demo.plans import Plan, plan_for
 from lgov_core.errors import LgovError, ModelError
 from lgov_core.models.precision import wait_without_spinning

@@ -12,10 +12,20 @@ from urllib.parse import unquote
 import click
 
 from lgov_core._util.words import counted
-from lgov_core.commands.group import Exit
-from lgov_core.commands.options import Where, command, content_option, moment_option, selection_of, single, where_option
-from lgov_core.commands.output import printable, write_json, write_result
-from lgov_core.commands.recorded import is_audit_record, is_store, opened_record, opened_store
+from lgov_core.commands.group import Exit, printable, write_json, write_result
+from lgov_core.commands.options import (
+    Where,
+    command,
+    content_option,
+    is_audit_record,
+    is_store,
+    moment_option,
+    opened_record,
+    opened_store,
+    selection_of,
+    single,
+    where_option,
+)
 from lgov_core.errors import ExportError, LgovError, StoreError
 
 if TYPE_CHECKING:
@@ -136,7 +146,7 @@ def _report(count: int, target: str, form: str, noun: str, as_json: bool) -> Non
 def _send(
     store: RolloutQueue, source: str, form: str, url: str | None, where: Where, content: bool, as_json: bool
 ) -> None:
-    from lgov_core.trace.otlp.export import Collector, export_spans
+    from lgov_core.trace.otlp_export import Collector, export_spans
     from lgov_core.trace.rollout_spans import rollout_spans
 
     rollout_ids, run_id = list(where.get("rollout", ())), single(where, "run")

@@ -1,4 +1,4 @@
-"""The command group: loads commands on use, and turns errors into a message and an exit status."""
+"""The command group: loads commands on use, turns errors into a message and an exit status, and writes results."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import io
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import IntEnum
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
 from lgov_core.errors import AuditError, AuditKeyError, InstrumentationError, LgovError, PolicyDenied, SettingsError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 class Exit(IntEnum):
@@ -160,3 +163,71 @@ def show_error(error: LgovError, *, as_json: bool) -> None:
     click.echo(error.message, err=True)
     if error.hint:
         click.echo(f"  hint: {error.hint}", err=True)
+
+
+#: Columns of output to a file or a pipe.
+_WIDTH_WITHOUT_TERMINAL = 120
+#: Columns of a table there: a row is one line, which other programs can parse.
+_TABLE_WIDTH_WITHOUT_TERMINAL = 10_000
+
+
+def write_json(value: Any) -> None:
+    """Writes one JSON document to standard output. Values that JSON has no form for are written as text."""
+    click.echo(json.dumps(value, indent=2, default=str, allow_nan=False))
+
+
+def write_result(value: Any, text: str, *, as_json: bool) -> None:
+    """Writes ``value`` as JSON, or else ``text``."""
+    if as_json:
+        write_json(value)
+    else:
+        click.echo(text)
+
+
+def console() -> Console:
+    """A console on standard output: no colour and a fixed width when that is not a terminal."""
+    from rich.console import Console
+
+    terminal = sys.stdout.isatty()
+    width = None if terminal else _WIDTH_WITHOUT_TERMINAL
+    return Console(file=sys.stdout, width=width, markup=False, highlight=False, emoji=False)
+
+
+def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, shortened: Collection[str] = ()) -> None:
+    """Writes rows under their column names, without a frame, so that other programs can parse them.
+
+    With ``shortened`` a row is one line of the terminal, or of 120 characters where there is none: these columns are cut.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=bool(shortened) and column not in shortened)
+    for row in rows:
+        cells = ["" if cell is None else printable(str(cell)) for cell in row]
+        if shortened:
+            table.add_row(*(Text(cell.replace("\n", " "), no_wrap=True, overflow="ellipsis") for cell in cells))
+        else:
+            table.add_row(*map(Text, cells))
+    to = console()
+    if not to.is_terminal and not shortened:
+        to.width = _TABLE_WIDTH_WITHOUT_TERMINAL
+    to.print(table)
+
+
+def effect_text(effect: str, verdict: str) -> str:
+    """Says what happened to an act, and beside it what the policies decided if shadow mode did not enforce that."""
+    return effect if verdict == effect else f"{effect} (would {verdict})"
+
+
+def rewards_text(rewards: Mapping[str, float]) -> str:
+    """Rewards by dimension, in one cell."""
+    return "  ".join(f"{name} {value:+g}" for name, value in rewards.items())
+
+
+def printable(text: str) -> str:
+    """``text`` with unprintable characters replaced, so that model text cannot control the terminal."""
+    return "".join(
+        character if character.isprintable() or character == "\n" else "\N{REPLACEMENT CHARACTER}" for character in text
+    )

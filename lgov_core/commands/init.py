@@ -9,9 +9,8 @@ from typing import Final
 
 import click
 
-from lgov_core.commands.group import Exit
+from lgov_core.commands.group import Exit, write_result
 from lgov_core.commands.options import EXISTING_FILE, FOLDER, command
-from lgov_core.commands.output import write_result
 from lgov_core.errors import LgovError, PolicyError
 
 #: For each framework the modules that its agent imports, in the order in which they are looked for.

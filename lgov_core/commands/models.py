@@ -11,9 +11,8 @@ from typing import Any, Literal
 
 import click
 
-from lgov_core.commands.group import Exit
+from lgov_core.commands.group import Exit, write_json, write_result, write_table
 from lgov_core.commands.options import FILE, FOLDER, PATH, base_model_option, command
-from lgov_core.commands.output import write_json, write_result, write_table
 from lgov_core.errors import TrainError
 from lgov_core.models.precision import wait_without_spinning
 from lgov_core.settings import load_settings

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lgov_core.commands.group import Exit, show_error
+from lgov_core.commands.group import Exit, effect_text, show_error, write_json, write_result, write_table
 from lgov_core.commands.options import EXISTING_FILE, PATH, command
-from lgov_core.commands.output import effect_text, write_json, write_result, write_table
 from lgov_core.errors import PolicyError
 
 if TYPE_CHECKING:
@@ -36,7 +35,11 @@ def check(ctx: click.Context, file: Path, as_json: bool) -> None:
     except PolicyError as error:
         problems = [error, *getattr(error, "further", ())]
         if as_json:
-            write_json({"file": str(file), "ok": False, "problems": list(map(_problem_fields, problems))})
+            fields = [
+                {"code": each.code, "line": getattr(each, "line", None), "message": each.message, "hint": each.hint}
+                for each in problems
+            ]
+            write_json({"file": str(file), "ok": False, "problems": fields})
         else:
             for problem in problems:
                 show_error(problem, as_json=False)
@@ -54,11 +57,6 @@ def check(ctx: click.Context, file: Path, as_json: bool) -> None:
         click.echo(
             "  note: no rule permits anything, so every tool call is denied; add a rule that uses tool", err=True
         )
-
-
-def _problem_fields(problem: PolicyError) -> dict[str, Any]:
-    line = getattr(problem, "line", None)
-    return {"code": problem.code, "line": line, "message": problem.message, "hint": problem.hint}
 
 
 # ---------------------------------------------------------------------- explain
@@ -129,7 +127,7 @@ def _explain_access(file: Path, target: str, preset: str | None, as_json: bool) 
 
 
 def _path_access(file: Path, path: Path, preset: str | None) -> tuple[str, str]:
-    from lgov_core.commands.recorded import record_or_setting
+    from lgov_core.commands.options import record_or_setting
     from lgov_core.confine.plan import make_plan
     from lgov_core.policies.confinement import read_confinement
 

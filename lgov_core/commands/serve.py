@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lgov_core._util.files import open_to_others
-from lgov_core.commands.group import Exit
+from lgov_core.commands.group import Exit, write_result
 from lgov_core.commands.options import (
     PATH,
     EngineChoice,
@@ -25,8 +25,7 @@ from lgov_core.commands.options import (
     set_option,
     show_admin_key_option,
 )
-from lgov_core.commands.output import write_result
-from lgov_core.commands.view import mounted_window
+from lgov_core.commands.traces import mounted_window
 from lgov_core.errors import EndpointError, SettingsError
 from lgov_core.models.precision import wait_without_spinning
 from lgov_core.settings import Settings, load_settings, without_password

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from lgov_core.commands.group import Exit
+from lgov_core.commands.group import Exit, write_result
 from lgov_core.commands.options import (
     FILE,
     FOLDER,
@@ -25,8 +25,7 @@ from lgov_core.commands.options import (
     set_option,
     show_admin_key_option,
 )
-from lgov_core.commands.output import write_result
-from lgov_core.commands.view import mounted_window, say_on_stderr
+from lgov_core.commands.traces import mounted_window, say_on_stderr
 from lgov_core.errors import SettingsError
 from lgov_core.models.precision import wait_without_spinning
 from lgov_core.train.settings import TrainSettings, load_train_settings

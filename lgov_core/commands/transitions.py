@@ -18,10 +18,18 @@ import click
 
 from lgov_core._util.files import write_lines
 from lgov_core._util.words import counted
-from lgov_core.commands.group import Exit
-from lgov_core.commands.options import FILE, Where, command, limit_option, pair, single, where_option
-from lgov_core.commands.output import rewards_text, write_table
-from lgov_core.commands.recorded import is_store, opened_store
+from lgov_core.commands.group import Exit, rewards_text, write_table
+from lgov_core.commands.options import (
+    FILE,
+    Where,
+    command,
+    is_store,
+    limit_option,
+    opened_store,
+    pair,
+    single,
+    where_option,
+)
 from lgov_core.errors import TransitionError
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from typing import Any
 from lgov_core.governor import Governor
 from lgov_core.scope import current_scope, inherited
 from lgov_core.trace import semconv
-from lgov_core.trace.otlp.spans import nanoseconds
+from lgov_core.trace.otlp_spans import nanoseconds
 from lgov_core.types import Action, Decision, JSONValue, Span
 
 #: The variable that lets GenAI instrumentations put prompts, arguments and results on the spans they export.

@@ -1,4 +1,4 @@
-"""Names of spans and attributes, pinned.
+"""Names of spans and attributes, pinned, and whose a span is by its attributes, whatever instrumentation wrote it.
 
 The ``gen_ai.*`` names are those of OpenTelemetry's semantic conventions for generative AI, as its own registry
 (``semantic-conventions-genai``) has them; the Python package ``opentelemetry-semantic-conventions`` marks its copies as
@@ -13,7 +13,7 @@ results are JSON text; finish reasons are a list of strings; token ids and logpr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Final
 
 from lgov_core.types import JSONValue
@@ -221,3 +221,67 @@ def storable(name: str) -> str:
 def said(attributes: Mapping[str, JSONValue]) -> dict[str, JSONValue]:
     """The attributes that have a value."""
     return {name: value for name, value in attributes.items() if value is not None}
+
+
+#: Attributes that name the rollout, and the attempt, in order of preference.
+ROLLOUT_NAMES: Final = (ROLLOUT_ID, "agentlightning.rollout_id", "agent_os.rollout_id")
+ATTEMPT_NAMES: Final = (ATTEMPT, "agentlightning.attempt_id", "agent_os.attempt")
+
+#: What a span takes over from its resource where it does not say it itself: who, and whose work it is.
+OF_RESOURCE: Final = (
+    *ROLLOUT_NAMES,
+    *ATTEMPT_NAMES,
+    TASK_ID,
+    RUN_ID,
+    AGENT_NAME,
+    AGENT_ID,
+    CONVERSATION_ID,
+    WEIGHTS_VERSION,
+    SERVICE_NAME,
+    "session.id",
+    "agentlightning.span_sequence_id",
+)
+
+_LONGEST: Final = 200
+
+
+def take_identity(attributes: MutableMapping[str, JSONValue]) -> tuple[str | None, int | None]:
+    """The rollout and attempt that ``attributes`` name. lgov's own two names are taken out of them.
+
+    A name that is not a valid id stays where it is and is ignored.
+    """
+    rollout_id = next((named for name in ROLLOUT_NAMES if (named := _rollout(attributes.get(name))) is not None), None)
+    attempt = next((nth for name in ATTEMPT_NAMES if (nth := _attempt(attributes.get(name))) is not None), None)
+    if rollout_id is not None and attributes.get(ROLLOUT_ID) == rollout_id:
+        del attributes[ROLLOUT_ID]
+    if attempt is not None and _attempt(attributes.get(ATTEMPT)) == attempt:
+        del attributes[ATTEMPT]
+    return rollout_id, attempt
+
+
+def put_identity(attributes: MutableMapping[str, JSONValue], rollout_id: str | None, attempt: int | None) -> None:
+    """Writes the rollout and attempt into ``attributes``, under lgov's names."""
+    if rollout_id is not None:
+        attributes[ROLLOUT_ID] = rollout_id
+    if attempt is not None:
+        attributes[ATTEMPT] = attempt
+
+
+def names_rollout(attributes: Mapping[str, JSONValue]) -> bool:
+    """True where ``attributes`` say anything about a rollout, readable or not."""
+    return any(attributes.get(name) is not None for name in ROLLOUT_NAMES)
+
+
+def _rollout(value: JSONValue) -> str | None:
+    if type(value) is int:
+        value = str(value)
+    if not isinstance(value, str) or not 0 < len(value) <= _LONGEST:
+        return None
+    return None if any(char in "/\r\n\0" for char in value) else value
+
+
+def _attempt(value: JSONValue) -> int | None:
+    number = value
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
+        number = int(value)
+    return number if type(number) is int and 0 < number < 10**9 else None

@@ -1,16 +1,19 @@
-"""The plugin that writes what a governor shows its observers into a trace store."""
+"""Writers into a trace store: the plugin that a governor shows its events, and a span processor for OpenTelemetry's SDK."""
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Iterable
-from typing import Any, Protocol
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 from lgov_core.governor import ObservedDecision
 from lgov_core.hookspecs import hookimpl
 from lgov_core.scope import current_scope
 from lgov_core.trace import semconv
-from lgov_core.types import Action, JSONValue, Point, Reward, Span, ToolOutcome, new_id
+from lgov_core.trace.otlp_spans import OUR_SCOPE, OTLPSpan, Scope, link_value, seconds_of, span_of
+from lgov_core.types import Action, JSONValue, Point, Reward, Span, SpanEvent, ToolOutcome, new_id
 
 
 class EventStore(Protocol):
@@ -142,3 +145,141 @@ def _who(action: Action) -> dict[str, JSONValue]:
         semconv.ROLLOUT_ID: action.rollout_id,
         semconv.ATTEMPT: action.attempt,
     }
+
+
+#: What baggage may say about whose span it is.
+_BAGGAGE: Final = (semconv.ROLLOUT_ID, semconv.ATTEMPT, semconv.TASK_ID, semconv.RUN_ID)
+
+#: The numbers that OTLP gives kinds and statuses; the SDK's kinds begin with one less.
+_KIND_OFFSET: Final = 1
+
+
+class LgovSpanProcessor:
+    """Puts every span that ends into the queue of ``store``::
+
+        provider.add_span_processor(LgovSpanProcessor(store))
+
+    A span belongs to the rollout that its attributes name, or else OpenTelemetry's baggage, or else to the lgov scope in
+    which it began; where it named none, ``lgov.rollout_id`` and ``lgov.attempt`` are set on it, so that other exporters
+    have them too. What is stored is marked as a claim: anything in the process can make spans.
+
+    Spans of lgov's own tracer are left out, because the governor's `StoreSink` writes them; ``own=True`` takes them.
+    Never blocks and never raises: what cannot be stored is counted, here in ``failed`` or by the store, whose queue drops
+    what it has no room for. All methods may be called from any thread. The store is not closed.
+    """
+
+    def __init__(self, store: EventStore, *, own: bool = False) -> None:
+        self._store = store
+        self._own = own
+        self._open = True
+        self._lock = threading.Lock()
+        self.failed = 0
+
+    def on_start(self, span: Any, parent_context: Any = None) -> None:
+        """Writes whose span it is onto it, unless it says so itself."""
+        try:
+            if self._open and self._takes(span):
+                for name, value in _belonging(parent_context).items():
+                    if name not in (span.attributes or ()):
+                        span.set_attribute(name, value)
+        except Exception:  # noqa: BLE001 - the program must not notice
+            self._count()
+
+    def on_end(self, span: Any) -> None:
+        """Queues the span."""
+        try:
+            if self._open and self._takes(span):
+                self._store.add_span(read_sdk_span(span))
+        except Exception:  # noqa: BLE001 - the program must not notice
+            self._count()
+
+    def _on_ending(self, span: Any) -> None:
+        """Called by the SDK before the end; nothing is to be done then."""
+
+    def shutdown(self) -> None:
+        """Takes no more spans, and waits until those it took are durable."""
+        self._open = False
+        self.force_flush()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Waits until what was queued is durable. False if that took too long, or the store could not write it."""
+        done: list[bool] = []
+
+        def flush() -> None:
+            try:
+                self._store.flush()
+                done.append(True)
+            except Exception:  # noqa: BLE001 - the result tells the caller
+                self._count()
+
+        waiting = threading.Thread(target=flush, name="lgov-flush-spans", daemon=True)
+        waiting.start()
+        waiting.join(timeout_millis / 1000)
+        return bool(done)
+
+    def _takes(self, span: Any) -> bool:
+        context = span.get_span_context()
+        if context is None or not context.trace_flags.sampled:
+            return False
+        scope = span.instrumentation_scope
+        return self._own or scope is None or scope.name != OUR_SCOPE
+
+    def _count(self) -> None:
+        with self._lock:
+            self.failed += 1
+
+
+def _belonging(parent_context: Any) -> dict[str, Any]:
+    from opentelemetry import baggage
+
+    carried = baggage.get_all(parent_context)
+    attributes: dict[str, Any] = {name: str(carried[name]) for name in _BAGGAGE if carried.get(name) is not None}
+    if semconv.ROLLOUT_ID not in attributes and (scope := current_scope()) is not None:
+        attributes[semconv.ROLLOUT_ID], attributes[semconv.ATTEMPT] = scope.rollout_id, scope.attempt
+        if scope.task_id is not None:
+            attributes.setdefault(semconv.TASK_ID, scope.task_id)
+        if scope.mode is not None:
+            attributes.setdefault(semconv.ROLLOUT_MODE, scope.mode)
+    return attributes
+
+
+def read_sdk_span(span: Any) -> Span:
+    """A span of the SDK (``opentelemetry.sdk.trace.ReadableSpan``) as lgov keeps it. Raises ValueError for bad ids."""
+    context, parent, scope = span.get_span_context(), span.parent, span.instrumentation_scope
+    otlp_span = OTLPSpan(
+        trace_id=f"{context.trace_id:032x}",
+        span_id=f"{context.span_id:016x}",
+        parent_id="" if parent is None else f"{parent.span_id:016x}",
+        name=span.name,
+        kind=span.kind.value + _KIND_OFFSET,
+        start_ns=span.start_time or 0,
+        end_ns=span.end_time or 0,
+        attributes=_plain_all(span.attributes),
+        events=tuple(
+            SpanEvent(event.name, seconds_of(event.timestamp), _plain_all(event.attributes)) for event in span.events
+        ),
+        links=[
+            link_value(f"{link.context.trace_id:032x}", f"{link.context.span_id:016x}", _plain_all(link.attributes))
+            for link in span.links
+        ],
+        status=span.status.status_code.value,
+        message=span.status.description or "",
+        dropped_attributes=span.dropped_attributes,
+        dropped_events=span.dropped_events,
+    )
+    resource = _plain_all(span.resource.attributes)
+    return span_of(otlp_span, resource, Scope() if scope is None else Scope(scope.name, scope.version or ""))
+
+
+def _plain_all(attributes: Any) -> dict[str, JSONValue]:
+    return {str(name): _plain(value) for name, value in (attributes or {}).items()}
+
+
+def _plain(value: Any) -> JSONValue:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return [_plain(item) for item in value] if isinstance(value, Sequence) else str(value)

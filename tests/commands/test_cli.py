@@ -18,8 +18,7 @@ from click.testing import CliRunner
 import lgov_core
 from lgov_core.audit import AuditLog
 from lgov_core.cli import cli
-from lgov_core.commands.group import Exit, LazyGroup, exit_of
-from lgov_core.commands.output import write_table
+from lgov_core.commands.group import Exit, LazyGroup, exit_of, write_table
 from lgov_core.errors import AuditError, InstrumentationError, PolicyDenied, PolicyFileError, SettingsError
 from lgov_core.store import open_store
 from lgov_core.types import ALLOW

@@ -8,13 +8,13 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from lgov_core.trace import identity, semconv
-from lgov_core.trace.otlp import spans as otlp_span
-from lgov_core.trace.otlp.codec import (
+from lgov_core.trace import otlp_spans as otlp_span
+from lgov_core.trace import semconv
+from lgov_core.trace.otlp_export import with_ids
+from lgov_core.trace.otlp_http import (
     Protocol,
     encode_traces,
 )
-from lgov_core.trace.otlp.spans import with_ids
 from lgov_core.types import Span, SpanEvent
 
 PROTOCOLS: tuple[Protocol, ...] = ("protobuf", "json")
@@ -30,7 +30,7 @@ names = (
     st.sampled_from([semconv.RESPONSE_ID, semconv.PROMPT_TOKEN_IDS, semconv.REWARD_VALUE, "input.value", "x"]) | text
 )
 #: Hypothesis tries texts that stand in the code, so also these: they have a place of their own, and are not left there.
-PLACED = {*identity.ROLLOUT_NAMES, *identity.ATTEMPT_NAMES, *otlp_span.ELSEWHERE, semconv.CLAIMED}
+PLACED = {*semconv.ROLLOUT_NAMES, *semconv.ATTEMPT_NAMES, *otlp_span.ELSEWHERE, semconv.CLAIMED}
 attributes = st.dictionaries(names.filter(lambda name: name not in PLACED), values, max_size=5)
 #: A float of today's times is coarser than a nanosecond, so it comes back as it was.
 moments = st.floats(1e9, 4e9)

@@ -12,7 +12,7 @@ from lgov_core.governor import Governor
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.trace import semconv
-from lgov_core.trace.otlp.export import Collector, CollectorSink
+from lgov_core.trace.otlp_export import Collector, CollectorSink
 from lgov_core.types import Action, Decision, Point, Reward, Span, ToolOutcome
 from tests.cells import live_span
 from tests.otlp.test_export import SECRET, CollectorServer, collector, one_span, said  # noqa: F401 - a fixture

@@ -25,10 +25,8 @@ from lgov_core.gateway.server import EndpointServer
 from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.store import TraceStore, open_store
 from lgov_core.trace import semconv
-from lgov_core.trace.content import without_content
-from lgov_core.trace.otlp.export import Collector, export_spans, send_spans
-from lgov_core.trace.otlp.spans import with_ids
-from lgov_core.trace.rollout_spans import rollout_spans
+from lgov_core.trace.otlp_export import Collector, export_spans, send_spans, with_ids
+from lgov_core.trace.rollout_spans import rollout_spans, without_content
 from lgov_core.types import CapturedCall, Outcome, Reward, Rollout, Span, SpanEvent
 
 SECRET = "the launch code is 0000"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from lgov_core.trace import semconv
-from lgov_core.trace.mapping.attribute_table import ROWS
-from lgov_core.trace.mapping.canonical import FORMS, canonical, states_result
-from lgov_core.trace.otlp.codec import decode_traces
+from lgov_core.trace.attribute_table import ROWS
+from lgov_core.trace.canonical import FORMS, canonical, states_result
+from lgov_core.trace.otlp_http import decode_traces
 from lgov_core.types import Span, SpanEvent
 
 SAMPLES = Path(__file__).parent / "samples"

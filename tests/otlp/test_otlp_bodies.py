@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from lgov_core.errors import TraceError
-from lgov_core.trace.otlp.codec import (
+from lgov_core.trace.otlp_http import (
     decode_traces,
     response_body,
     status_body,

@@ -18,15 +18,15 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from lgov_core.errors import TraceError
 from lgov_core.trace import semconv
-from lgov_core.trace.content import without_content
-from lgov_core.trace.mapping.canonical import canonical, states_result
-from lgov_core.trace.otlp.codec import (
+from lgov_core.trace.canonical import canonical, states_result
+from lgov_core.trace.otlp_export import with_ids
+from lgov_core.trace.otlp_http import (
     CONTENT_TYPE_OF,
     Protocol,
     decode_traces,
     encode_traces,
 )
-from lgov_core.trace.otlp.spans import with_ids
+from lgov_core.trace.rollout_spans import without_content
 from lgov_core.types import Span, SpanEvent
 from tests.otlp.otlp_parts import (
     IDS,

@@ -11,9 +11,9 @@ import pytest
 
 from lgov_core.store import TraceStore, open_store
 from lgov_core.trace import semconv
-from lgov_core.trace.mapping.canonical import canonical
-from lgov_core.trace.otlp.codec import CONTENT_TYPE_OF, Protocol, decode_traces, encode_traces
-from lgov_core.trace.otlp.spans import with_ids
+from lgov_core.trace.canonical import canonical
+from lgov_core.trace.otlp_export import with_ids
+from lgov_core.trace.otlp_http import CONTENT_TYPE_OF, Protocol, decode_traces, encode_traces
 from lgov_core.trace.rollout_spans import rollout_spans
 from lgov_core.transitions import build_transitions, make_transitions, read_spans
 from lgov_core.types import CapturedCall, Outcome, Reward, Rollout, Span

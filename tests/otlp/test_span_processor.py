@@ -24,8 +24,8 @@ from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.store import TraceStore, open_store
 from lgov_core.store.sqlite import SQLiteStore
 from lgov_core.trace import semconv
-from lgov_core.trace.otlp.codec import decode_traces
-from lgov_core.trace.otlp.span_processor import LgovSpanProcessor
+from lgov_core.trace.otlp_http import decode_traces
+from lgov_core.trace.sink import LgovSpanProcessor
 from lgov_core.types import Span
 
 

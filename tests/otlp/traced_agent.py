@@ -22,9 +22,8 @@ from lgov_core.policies.base import BoundedPolicy
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.store import open_store
 from lgov_core.testing import ScriptedModelServer, call
-from lgov_core.trace.mapping.canonical import canonical
-from lgov_core.trace.otlp.span_processor import LgovSpanProcessor
-from lgov_core.trace.sink import StoreSink
+from lgov_core.trace.canonical import canonical
+from lgov_core.trace.sink import LgovSpanProcessor, StoreSink
 from lgov_core.types import Action, Decision
 from lgov_langchain import LgovMiddleware
 

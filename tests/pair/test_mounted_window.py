@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from lgov_core.commands.view import mounted_window
+from lgov_core.commands.traces import mounted_window
 from lgov_core.server import ServerOptions
 from lgov_core.server.local import serving
 from tests.pair.conftest import settings

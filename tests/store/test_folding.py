@@ -42,7 +42,7 @@ def test_a_rollout_of_20_turns_costs_at_most_twice_its_distinct_tokens(path: Pat
     assert tokens <= 2 * distinct
     assert tokens == distinct  # each token once
     # Of the requests too only what is new, although each has another seed.
-    assert requests < 1.3 * len(rows.json_text(calls[-1].request, "request"))
+    assert requests < 1.3 * len(rows.stored_text(calls[-1].request, "request"))
     # What a turn costs does not grow with the turns before it, whatever else the file keeps of a call.
     with SQLiteStore(path) as store:
         for _ in range(180):
@@ -91,7 +91,7 @@ def test_forty_agents_that_take_turns_in_one_attempt_each_find_their_own(path: P
     distinct = 4 * (400 + sum(agent.distinct for agent in agents))
     if known_tokens:
         assert tokens <= 1.1 * distinct
-    assert requests < 0.4 * sum(len(rows.json_text(one.request, "request")) for one in calls)
+    assert requests < 0.4 * sum(len(rows.stored_text(one.request, "request")) for one in calls)
 
 
 def test_parallel_choices_and_branches_share_what_they_have_in_common(path: Path) -> None:

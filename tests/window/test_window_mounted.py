@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from lgov_core.commands import view as mounted_window
+from lgov_core.commands import traces as mounted_window
 from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.store import open_store
 from lgov_core.testing import ScriptedModelServer

@@ -25,9 +25,9 @@ from lgov_core.gateway.serving.access import (
 from lgov_core.gateway.serving.keys import KeyGrant, KeyRing
 from lgov_core.gateway.serving.metrics import Reading
 from lgov_core.store import TraceStore
-from lgov_core.trace import identity
-from lgov_core.trace.mapping.canonical import states_result
-from lgov_core.trace.otlp.codec import (
+from lgov_core.trace import semconv
+from lgov_core.trace.canonical import states_result
+from lgov_core.trace.otlp_http import (
     CONTENT_TYPE_OF,
     Protocol,
     answered_in,
@@ -157,7 +157,7 @@ def _why_not(span: Span, who: Attribution, grant: KeyGrant) -> str | None:
     """Why a span is not the sender's to send, or None."""
     if who.rollout_id is None:
         return None
-    named = span.rollout_id is not None or identity.names_rollout(span.attributes)
+    named = span.rollout_id is not None or semconv.names_rollout(span.attributes)
     if named and span.rollout_id != who.rollout_id:
         return f"the request belongs to rollout {who.rollout_id}, the span to another"
     if who.attempt is not None and span.attempt not in (None, who.attempt):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from lgov_core.errors import TransitionError
 from lgov_core.store import TraceStore
-from lgov_core.trace.mapping.canonical import canonical
+from lgov_core.trace.canonical import canonical
 from lgov_core.transitions.reading.span_reading import SpanReading
 from lgov_core.transitions.reading.spans import SpanTree
 from lgov_core.transitions.transition_set import Diagnostic, Finding

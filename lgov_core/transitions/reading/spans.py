@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from lgov_core.errors import SpanFileError, TraceError
 from lgov_core.trace import semconv
-from lgov_core.trace.mapping.canonical import canonical, from_json, message_of
-from lgov_core.trace.otlp.codec import decode_traces
+from lgov_core.trace.canonical import canonical, from_json, message_of
+from lgov_core.trace.otlp_http import decode_traces
 from lgov_core.transitions.transition_set import Diagnostic, Finding
 from lgov_core.types import JSONValue, Span
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from lgov_core.trace import semconv
-from lgov_core.trace.mapping.attribute_table import (
+from lgov_core.trace.attribute_table import (
     MESSAGE_EVENTS,
     MESSAGE_FAMILIES,
     OLD_REWARDS,
@@ -18,7 +18,7 @@ from lgov_core.trace.mapping.attribute_table import (
     REWARD_LINK_FAMILY,
     REWARD_LINKS,
     ROWS,
-    Row,
+    AttributeSource,
 )
 from lgov_core.types import JSONValue, Span, SpanEvent
 
@@ -213,7 +213,7 @@ def _sequence(value: Any) -> Sequence[Any]:
     return items if isinstance(items, list) else ()
 
 
-_BY_NAME: Final[dict[str, list[Row]]] = defaultdict(list)
+_BY_NAME: Final[dict[str, list[AttributeSource]]] = defaultdict(list)
 for _row in ROWS:
     _BY_NAME[_row.ours].append(_row)
 
@@ -230,7 +230,7 @@ _MESSAGES: Final = (semconv.INPUT_MESSAGES, semconv.OUTPUT_MESSAGES)
 
 
 def canonical(span: Span) -> Span:
-    """``span`` with the attributes of other instrumentations (`mapping.table`) repeated under lgov's names.
+    """``span`` with the attributes of other instrumentations (`attribute_table`) repeated under lgov's names.
 
     Its own attributes stay, and where one of ours is there already, it counts. Messages are JSON text in the form of
     chat completions, whatever they were written in, unless they hold what has no place there; the tool calls in a reply
@@ -248,9 +248,11 @@ def canonical(span: Span) -> Span:
     for ours, rows in _BY_NAME.items():
         if attributes.get(ours) is None and (value := _first(rows, attributes, texts)) is not None:
             added[ours] = value
-    finish_reasons = added.get(semconv.FINISH_REASONS, attributes.get(semconv.FINISH_REASONS))
-    if finish_reasons is None and (reasons := _finish_reasons(span)):
-        added[semconv.FINISH_REASONS] = reasons
+    if added.get(semconv.FINISH_REASONS, attributes.get(semconv.FINISH_REASONS)) is None:
+        replies = MESSAGE_EVENTS[semconv.OUTPUT_MESSAGES]  # where the choices are in events
+        reasons = [event.attributes.get("finish_reason") for event in span.events if event.name in replies]
+        if reasons_given := [reason for reason in reasons if isinstance(reason, str)]:
+            added[semconv.FINISH_REASONS] = reasons_given
     for ours in _MESSAGES:
         if (messages := _messages(ours, span)) is not None:
             added[ours] = messages
@@ -296,7 +298,7 @@ def _is_ours(span: Span) -> bool:
     return all(not isinstance(attributes.get(name), str) for name in _MESSAGES)
 
 
-def _first(rows: Sequence[Row], attributes: Mapping[str, JSONValue], texts: dict[str, Any]) -> JSONValue:
+def _first(rows: Sequence[AttributeSource], attributes: Mapping[str, JSONValue], texts: dict[str, Any]) -> JSONValue:
     for row in rows:
         value: Any = attributes.get(row.theirs)
         if value is None or (row.when is not None and str(attributes.get(row.when[0])).lower() != row.when[1]):
@@ -340,13 +342,6 @@ def _of_event(event: SpanEvent, kinds: Mapping[str, str]) -> list[Any]:
         return [{"role": role, **event.attributes}]
     items = from_json(event.attributes.get(holder))
     return items if isinstance(items, list) else [items]
-
-
-def _finish_reasons(span: Span) -> list[JSONValue]:
-    """Why each choice of a reply ended, where the choices are in events."""
-    kinds = MESSAGE_EVENTS[semconv.OUTPUT_MESSAGES]
-    reasons = [event.attributes.get("finish_reason") for event in span.events if event.name in kinds]
-    return [reason for reason in reasons if isinstance(reason, str)]
 
 
 def _written(items: Sequence[Any]) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email.utils
 import gzip
+import hashlib
 import http.client
 import random
 import ssl
@@ -13,17 +14,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
 from lgov_core.errors import TraceError
 from lgov_core.governor import ObservedDecision
 from lgov_core.hookspecs import hookimpl
 from lgov_core.trace import semconv
-from lgov_core.trace.content import without_content
-from lgov_core.trace.otlp.codec import CONTENT_TYPE_OF, Protocol, encode_traces, rejected_in
-from lgov_core.trace.otlp.spans import OUR_SCOPE, with_ids
-from lgov_core.trace.rollout_spans import RolloutReader, reward_span, rollout_ids_in, rollout_spans
+from lgov_core.trace.otlp_http import CONTENT_TYPE_OF, Protocol, encode_traces, rejected_in
+from lgov_core.trace.otlp_spans import OUR_SCOPE, is_id
+from lgov_core.trace.rollout_spans import RolloutReader, reward_span, rollout_ids_in, rollout_spans, without_content
 from lgov_core.trace.sink import decision_span, tool_span
 from lgov_core.types import JSONValue, Reward, Span, ToolOutcome
 
@@ -32,6 +32,71 @@ RETRYABLE: Final = frozenset({429, 502, 503, 504})
 
 _RESOURCE: Final[Mapping[str, JSONValue]] = {"service.name": OUR_SCOPE}
 _ANSWER_READ: Final = 64 * 1024
+
+
+#: A span in its attempt.
+_Key: TypeAlias = tuple[str | None, int | None, str]
+
+
+def _derived(size: int, *parts: object) -> str:
+    digest = hashlib.blake2b(
+        "\0".join(str(part) for part in parts).encode(errors="replace"), digest_size=size, person=b"lgov span ids"
+    )
+    return digest.hexdigest()
+
+
+def trace_id_of_attempt(rollout_id: str, attempt: int | None) -> str:
+    """The trace of the spans of an attempt that came from no OpenTelemetry trace: 32 hexadecimal digits."""
+    return _derived(16, "attempt", rollout_id, attempt or 1)
+
+
+def with_ids(spans: Sequence[Span]) -> list[Span]:
+    """``spans`` with the ids they are sent under, in the given order.
+
+    A trace or span id that is one already is kept. A span without a trace of its own is in its parent's, where that is
+    among ``spans`` and has one, else in its attempt's (`trace_id_of_attempt`), or with neither in one derived from the
+    top of its tree. The same spans get the same ids each time; so give the spans of an attempt together.
+    """
+    by_key: dict[_Key, Span] = {}
+    for span in spans:
+        by_key.setdefault(_key(span), span)
+    trace_ids: dict[_Key, str] = {}
+    identified: list[Span] = []
+    for span in spans:
+        trace_id = _trace(span, by_key, trace_ids)
+        parent_id = None if span.parent_id is None else _span_id(trace_id, span.parent_id)
+        identified.append(
+            replace(span, trace_id=trace_id, span_id=_span_id(trace_id, span.span_id), parent_id=parent_id)
+        )
+    return identified
+
+
+def _span_id(trace_id: str, span_id: str) -> str:
+    return span_id if is_id(span_id, 16) else _derived(8, "span", trace_id, span_id)
+
+
+def _key(span: Span) -> _Key:
+    return span.rollout_id, span.attempt, span.span_id
+
+
+def _trace(span: Span, by_key: Mapping[_Key, Span], trace_ids: dict[_Key, str]) -> str:
+    """Walks up until a span with a trace of its own, a known one or the top; a cycle ends where it began."""
+    path: dict[_Key, None] = {}
+    here = span
+    while not (here.trace_id is not None and is_id(here.trace_id, 32)) and _key(here) not in trace_ids:
+        path[_key(here)] = None
+        above = None if here.parent_id is None else by_key.get((here.rollout_id, here.attempt, here.parent_id))
+        if above is None or _key(above) in path:
+            top = min(path) if above is not None else _key(here)
+            trace_ids[_key(here)] = (
+                trace_id_of_attempt(here.rollout_id, here.attempt) if here.rollout_id else _derived(16, "top", top[2])
+            )
+            break
+        here = above
+    own = here.trace_id if here.trace_id is not None and is_id(here.trace_id, 32) else None
+    trace_id = trace_ids[_key(here)] if own is None else own
+    trace_ids.update(dict.fromkeys(path, trace_id))
+    return trace_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +195,7 @@ class _Sender:
         """Takes spans; what fills a request is sent."""
         for span in with_ids(spans if content else [without_content(span) for span in spans]):
             self._waiting.append(span)
-            self._bytes += _size(span)
+            self._bytes += 100 + len(repr((span.name, span.attributes, span.events)))  # about
             if len(self._waiting) >= self._collector.batch_spans or self._bytes >= self._collector.batch_bytes:
                 self.flush()
 
@@ -231,11 +296,6 @@ def _asked(headers: Mapping[str, str], limit: float) -> float | None:
     return min(max(when - time.time(), 0.0), limit)
 
 
-def _size(span: Span) -> int:
-    """About how many bytes a span takes."""
-    return 100 + len(repr((span.name, span.attributes, span.events)))
-
-
 def _said(answer: bytes) -> str:
     """The beginning of an answer, in printable characters."""
     text = answer[:200].decode(errors="replace")
@@ -261,7 +321,7 @@ class CollectorSink:
     and what the collector does not take even after `Collector.attempts`, is dropped and counted in ``dropped``;
     ``last_problem`` describes the last failure. A decision is sent when its parent span has ended, so that it goes into the
     same trace.
-    With ``content=False`` no content is sent (`lgov_core.trace.content.without_content`).
+    With ``content=False`` no content is sent (`lgov_core.trace.rollout_spans.without_content`).
 
     `close` sends what is left, and waits for it. Callable from any thread. This is telemetry: the audit record and the
     trace store hold what must not be lost.

@@ -1,8 +1,13 @@
-"""Spans in OTLP's JSON form, read and written: fields in lower camel case, ids in hexadecimal, 64-bit integers as text.
+"""A span as OTLP has it: read from and written in OTLP's JSON form, and converted to and from lgov's `Span`.
 
-The reader also takes what senders get wrong in practice: snake case, integers as numbers, ids in base64 (as a generic
-protobuf-to-JSON encoder writes them), ``NaN`` as text or as Python's bare word. The binary form is converted to this one by
-``opentelemetry-proto`` (see `lgov_core.trace.otlp.codec`), so that the meaning of a field is in one place.
+In this form fields are in lower camel case, ids in hexadecimal and 64-bit integers text. The reader also takes what senders
+get wrong in practice: snake case, integers as numbers, ids in base64 (as a generic protobuf-to-JSON encoder writes them),
+``NaN`` as text or as Python's bare word; a bad span loses no other. Protobuf is converted to this form and from it by
+``opentelemetry-proto`` (see `lgov_core.trace.otlp_http`), so that the meaning of a field is in one place. Protobuf's own reader
+of JSON is neither as tolerant nor as fast, and JSON is read without the package.
+
+What an OTLP span has and a `Span` has no field for becomes an attribute (``otel.*``, ``span.kind``), and goes back to its place
+when the span is written.
 """
 
 from __future__ import annotations
@@ -11,28 +16,183 @@ import base64
 import binascii
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
 
-from lgov_core.trace import identity, semconv
-from lgov_core.trace.otlp.spans import (
-    ELSEWHERE,
-    INT64,
-    KINDS,
-    MAX_DEPTH,
-    STATUSES,
-    BadSpan,
-    Found,
-    OTLPSpan,
-    Scope,
-    encodable,
-    implied_kind,
-    is_id,
-    link_value,
-    nanoseconds,
-    scope_of,
-    seconds_of,
-)
+from lgov_core.trace import semconv
 from lgov_core.types import JSONValue, Span, SpanEvent
+
+#: Nested values that are deeper are refused: no instrumentation writes such, and readers recurse.
+MAX_DEPTH: Final = 32
+
+KINDS: Final = ("unspecified", "internal", "server", "client", "producer", "consumer")
+_INTERNAL: Final = 1
+_CLIENT: Final = 3
+#: The status codes by their numbers.
+STATUSES: Final = ("", "OK", "ERROR")
+
+#: The scope and the service under which lgov's own spans are written.
+OUR_SCOPE: Final = "lgov"
+
+#: Attributes that have a field of their own in an OTLP span.
+ELSEWHERE: Final = frozenset(
+    {
+        semconv.SCOPE_NAME,
+        semconv.SCOPE_VERSION,
+        semconv.STATUS_CODE,
+        semconv.STATUS_DESCRIPTION,
+        semconv.SPAN_KIND,
+        semconv.LINKS,
+        semconv.DROPPED_ATTRIBUTES,
+        semconv.DROPPED_EVENTS,
+    }
+)
+
+
+#: Integers outside of [-2^63, 2^63) are written as text.
+INT64: Final = 2**63
+
+
+class BadSpan(ValueError):
+    """A span that cannot be read. The others of its request can."""
+
+
+@dataclass(slots=True)
+class OTLPSpan:
+    """A span as OTLP has it, to be read by `span_of`.
+
+    Ids are in lower-case hexadecimal (32 digits the trace's, 16 the span's; ``parent_id`` is empty at a root), times in
+    nanoseconds since 1970 (``end_ns`` 0: not ended), ``kind`` and ``status`` the numbers of the protocol; ``links`` are
+    those of `link_value`.
+    """
+
+    trace_id: str
+    span_id: str
+    parent_id: str = ""
+    name: str = ""
+    kind: int = 0
+    start_ns: int = 0
+    end_ns: int = 0
+    attributes: dict[str, JSONValue] = field(default_factory=dict[str, JSONValue])
+    events: tuple[SpanEvent, ...] = ()
+    links: list[JSONValue] = field(default_factory=list[JSONValue])
+    status: int = 0
+    message: str = ""
+    dropped_attributes: int = 0
+    dropped_events: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """The instrumentation that made a span."""
+
+    name: str = ""
+    version: str = ""
+
+
+#: A span as it is in a request, the attributes of its resource, and its scope.
+Found: TypeAlias = tuple[Any, Mapping[str, JSONValue], Scope]
+
+
+def nanoseconds(seconds: float) -> int:
+    """Unix seconds as nanoseconds. For a time after April 1970 `seconds_of` gives the same float back."""
+    whole = int(seconds // 1)
+    return whole * 1_000_000_000 + round((seconds - whole) * 1e9)
+
+
+def seconds_of(nanoseconds: int) -> float:
+    """Nanoseconds since 1970 as Unix seconds."""
+    return nanoseconds / 1_000_000_000
+
+
+def span_of(otlp_span: OTLPSpan, resource: Mapping[str, JSONValue], scope: Scope) -> Span:
+    """The span as lgov keeps it, marked as a claim.
+
+    Its rollout and attempt are those that it names, or else those that its resource names (`lgov_core.trace.semconv`).
+    Raises `BadSpan` for invalid ids.
+    """
+    for what, text, digits in (("trace", otlp_span.trace_id, 32), ("span", otlp_span.span_id, 16)):
+        if not is_id(text, digits):
+            raise BadSpan(
+                f"the {what} id of span {otlp_span.name[:60]!r} is not {digits} hexadecimal digits other than zeros"
+            )
+    if otlp_span.parent_id and not is_id(otlp_span.parent_id, 16):
+        if otlp_span.parent_id.strip("0"):
+            raise BadSpan(f"the parent's id of span {otlp_span.name[:60]!r} is not 16 hexadecimal digits")
+        otlp_span.parent_id = ""
+    if otlp_span.start_ns < 0 or otlp_span.end_ns < 0:
+        raise BadSpan(f"span {otlp_span.name[:60]!r} has a time before 1970")
+    attributes = otlp_span.attributes
+    attributes.pop(semconv.CLAIMED, None)  # whatever comes in is a claim
+    _add_elsewhere(attributes, otlp_span, scope)
+    for name in semconv.OF_RESOURCE:
+        if name in resource and (name, resource[name]) != (semconv.SERVICE_NAME, OUR_SCOPE):
+            attributes.setdefault(name, resource[name])
+    rollout_id, attempt = semconv.take_identity(attributes)
+    return Span(
+        name=semconv.storable(otlp_span.name),
+        span_id=otlp_span.span_id,
+        started_at=seconds_of(otlp_span.start_ns),
+        ended_at=seconds_of(otlp_span.end_ns) if otlp_span.end_ns else None,
+        attributes=attributes,
+        rollout_id=rollout_id,
+        attempt=attempt,
+        parent_id=otlp_span.parent_id or None,
+        trace_id=otlp_span.trace_id,
+        events=otlp_span.events,
+        claimed=True,
+    )
+
+
+def encodable(text: str) -> str:
+    """``text`` with lone surrogates replaced: UTF-8 cannot encode them."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def is_id(text: str, digits: int) -> bool:
+    """True for an OpenTelemetry id: ``digits`` lower-case hexadecimal digits, not all zero."""
+    return len(text) == digits and text.strip("0") != "" and not text.strip("0123456789abcdef")
+
+
+def _add_elsewhere(attributes: dict[str, JSONValue], otlp_span: OTLPSpan, scope: Scope) -> None:
+    if scope.name not in ("", OUR_SCOPE):
+        attributes.setdefault(semconv.SCOPE_NAME, scope.name)
+        if scope.version:
+            attributes.setdefault(semconv.SCOPE_VERSION, scope.version)
+    error = attributes.get(semconv.ERROR_TYPE)
+    status = STATUSES[otlp_span.status] if 0 <= otlp_span.status < len(STATUSES) else ""
+    if status and not (status == "ERROR" and error is not None):
+        attributes.setdefault(semconv.STATUS_CODE, status)
+    if otlp_span.message and otlp_span.message != error:
+        attributes.setdefault(semconv.STATUS_DESCRIPTION, otlp_span.message)
+    if otlp_span.kind > _INTERNAL and otlp_span.kind < len(KINDS) and otlp_span.kind != implied_kind(attributes):
+        attributes.setdefault(semconv.SPAN_KIND, KINDS[otlp_span.kind])
+    if otlp_span.links:
+        attributes.setdefault(semconv.LINKS, otlp_span.links)
+    if otlp_span.dropped_attributes:
+        attributes.setdefault(semconv.DROPPED_ATTRIBUTES, otlp_span.dropped_attributes)
+    if otlp_span.dropped_events:
+        attributes.setdefault(semconv.DROPPED_EVENTS, otlp_span.dropped_events)
+
+
+def implied_kind(attributes: Mapping[str, JSONValue]) -> int:
+    """The kind of a span that states none: a model call is a client's, everything else internal."""
+    return _CLIENT if attributes.get(semconv.OPERATION) == semconv.CHAT else _INTERNAL
+
+
+def link_value(trace_id: str, span_id: str, attributes: dict[str, JSONValue]) -> JSONValue:
+    """A link to another span (ids in hexadecimal), as the attribute ``otel.links`` has it."""
+    value: dict[str, JSONValue] = {"trace_id": trace_id, "span_id": span_id}
+    return {**value, "attributes": attributes} if attributes else value
+
+
+def scope_of(span: Span) -> Scope:
+    """The scope to write ``span`` under."""
+    name, version = span.attributes.get(semconv.SCOPE_NAME), span.attributes.get(semconv.SCOPE_VERSION)
+    if not isinstance(name, str) or not name:
+        return Scope(OUR_SCOPE)
+    return Scope(name, version if isinstance(version, str) else "")
+
 
 _NUMBERS_IN_WORDS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -193,16 +353,12 @@ def _bool(value: Any, depth: int) -> bool:
     return value
 
 
-def _array(value: Any, depth: int) -> list[JSONValue]:
-    return [_value(item, depth) for item in _list(value, "values")]
-
-
 _READ: Final[Mapping[str, Callable[[Any, int], JSONValue]]] = {
     "string": lambda value, depth: _text(value),
     "int": lambda value, depth: _integer(value),
     "double": _double,
     "bool": _bool,
-    "array": _array,
+    "array": lambda value, depth: [_value(item, depth) for item in _list(value, "values")],
     "kvlist": lambda value, depth: _pairs(_list(value, "values"), depth),
     "bytes": lambda value, depth: _text(value),
 }
@@ -214,17 +370,16 @@ def request_value(
 ) -> dict[str, Any]:
     """An ``ExportTraceServiceRequest`` of one resource as JSON values: the spans of each scope together.
 
-    ``spans`` have OpenTelemetry ids (`span_ids.with_ids`). ``id_text`` gets each id in hexadecimal.
+    ``spans`` have OpenTelemetry ids (`otlp_export.with_ids`). ``id_text`` gets each id in hexadecimal.
     """
     groups: dict[Scope, list[dict[str, Any]]] = {}
     for span in spans:
         groups.setdefault(scope_of(span), []).append(_written_span(span, id_text))
-    scopes = [{"scope": _scope(scope), "spans": written} for scope, written in groups.items()]
+    scopes = [
+        {"scope": {"name": scope.name} | ({"version": scope.version} if scope.version else {}), "spans": written}
+        for scope, written in groups.items()
+    ]
     return {"resourceSpans": [{"resource": {"attributes": _written_pairs(resource)}, "scopeSpans": scopes}]}
-
-
-def _scope(scope: Scope) -> dict[str, str]:
-    return {"name": scope.name, "version": scope.version} if scope.version else {"name": scope.name}
 
 
 def _written_span(span: Span, id_text: Callable[[str], str]) -> dict[str, Any]:
@@ -235,7 +390,7 @@ def _written_span(span: Span, id_text: Callable[[str], str]) -> dict[str, Any]:
     message = recorded.get(semconv.STATUS_DESCRIPTION)
     text = encodable(message) if isinstance(message, str) else ""
     attributes = {name: value for name, value in recorded.items() if name not in ELSEWHERE}
-    identity.put(attributes, span.rollout_id, span.attempt)
+    semconv.put_identity(attributes, span.rollout_id, span.attempt)
     if span.claimed:
         attributes[semconv.CLAIMED] = True
     ended_at = "0" if span.ended_at is None else str(max(nanoseconds(span.ended_at), 1))
@@ -296,11 +451,8 @@ def _written_value(value: JSONValue) -> dict[str, Any]:
     if isinstance(value, int):
         return {"intValue": str(value)} if -INT64 <= value < INT64 else {"stringValue": str(value)}
     if isinstance(value, float):
-        return {"doubleValue": value if math.isfinite(value) else _in_words(value)}
+        words = {math.inf: "Infinity", -math.inf: "-Infinity"}
+        return {"doubleValue": value if math.isfinite(value) else words.get(value, "NaN")}
     if isinstance(value, Mapping):
         return {"kvlistValue": {"values": _written_pairs(value)}}
     return {"arrayValue": {"values": [_written_value(item) for item in value]}}
-
-
-def _in_words(value: float) -> str:
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from lgov_core.errors import TraceError
-from lgov_core.trace.otlp.json_form import read_span, request_value, spans_in
-from lgov_core.trace.otlp.spans import BadSpan, encodable, span_of
+from lgov_core.trace.otlp_spans import BadSpan, encodable, read_span, request_value, span_of, spans_in
 from lgov_core.types import JSONValue, Span
 
 #: A message of the collector's trace service.
@@ -193,17 +192,14 @@ def inflate(body: bytes, encoding: str | None, limit: int) -> bytes:
 
 
 def encode_traces(spans: Iterable[Span], protocol: Protocol, resource: Mapping[str, JSONValue]) -> bytes:
-    """An ``ExportTraceServiceRequest`` of spans that have OpenTelemetry ids (`span_ids.with_ids`).
+    """An ``ExportTraceServiceRequest`` of spans that have OpenTelemetry ids (`otlp_export.with_ids`).
 
     Raises `TraceError` for protobuf without the extra ``otel``.
     """
     if protocol == "protobuf":
-        return _to_protobuf("ExportTraceServiceRequest", request_value(spans, resource, _base64))
+        value = request_value(spans, resource, lambda text: base64.b64encode(bytes.fromhex(text)).decode())
+        return _to_protobuf("ExportTraceServiceRequest", value)
     return json.dumps(request_value(spans, resource), separators=(",", ":"), allow_nan=False).encode()
-
-
-def _base64(hexadecimal: str) -> str:
-    return base64.b64encode(bytes.fromhex(hexadecimal)).decode()
 
 
 def response_body(protocol: Protocol, rejected: int = 0, problems: Sequence[str] = ()) -> bytes:

@@ -1,1 +1,0 @@
-"""Reads spans written under other conventions (OpenInference, older GenAI names) as lgov's."""
