@@ -215,8 +215,11 @@ def _vllm(settings: Settings, training: TrainSettings) -> AbstractContextManager
         load_model(settings.model, weights=False),
         model_source(settings.model),
         DEFAULT_AUDIT.parent / "vllm",
-        vllm_options(training.vllm, dtype=dtype_for(settings.model, training.model.dtype, device_for(None))),
-        url=training.model.engine_url,
+        vllm_options(
+            training.vllm,
+            dtype_for(settings.model, training.model.dtype, device_for(None)),
+            url=training.model.engine_url,
+        ),
     )
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lgov_core.errors import EndpointError, UpstreamError
 from lgov_core.types import new_id
 from lgov_core.wire.exchange import ChatRequest, Completion, StreamPiece, ToolCall
+
+if TYPE_CHECKING:
+    import torch
 
 ANY_MODEL: Final = "*"
 
@@ -44,6 +48,49 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Called once after the last request; fails what is still waiting."""
         ...
+
+
+class EngineControl(Protocol):
+    """The weights that an engine answers calls with, and the calls on them: all that a training asks of an engine.
+
+    Every call is answered with one version, from its first token to its last, and the version is recorded with it. Callable
+    from any thread; `pause` and `publish` block.
+    """
+
+    @property
+    def weights_version(self) -> int:
+        """The version that new calls are answered with: 0 for the weights that the engine began with."""
+        ...
+
+    def pause(self) -> None:
+        """Holds new calls and returns when the running ones have ended.
+
+        Pauses are counted: each needs its `resume`. Raises `LgovError`, and is then not paused, where the engine is closed or
+        lost.
+        """
+        ...
+
+    def publish(self, weights: Mapping[str, torch.Tensor], version: int | None = None) -> int:
+        """Answers the calls that begin after it with new weights; returns their version. Works while paused.
+
+        ``version`` must rise (default: by one). Raises `LgovError` for weights that do not fit or are not finite and a version
+        that does not rise: the weights before are then still in use.
+        """
+        ...
+
+    def resume(self) -> None:
+        """Ends one pause; the calls that it held begin once no other holds them."""
+        ...
+
+
+@contextmanager
+def paused(engine: EngineControl) -> Generator[None]:
+    """Within it no call is answered, and the engine's weights may be changed in place. Raises as `EngineControl.pause`."""
+    engine.pause()
+    try:
+        yield
+    finally:
+        engine.resume()
 
 
 def speaks(engine: Engine) -> frozenset[str]:

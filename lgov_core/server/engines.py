@@ -5,51 +5,44 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lgov_core.errors import SettingsError
-from lgov_core.gateway.protocol import ANY_MODEL, Engine
+from lgov_core.gateway.protocol import ANY_MODEL, Engine, EngineControl
 from lgov_core.models import LanguageModel, model_source
 from lgov_core.server.recipe import RANK, adapter_rank, policy_for
 from lgov_core.train.algorithms.config import UpdateConfig
 from lgov_core.train.algorithms.update import PolicyUpdate
-from lgov_core.train.engines.policy_engine import PolicyEngine, policy_of
+from lgov_core.train.engines.policy_engine import PolicyEngine
 from lgov_core.train.engines.vllm_engine import open_vllm
-from lgov_core.train.engines.vllm_policy import UpdateWhileAsleep
-from lgov_core.train.engines.vllm_server import Vllm, VllmOptions
+from lgov_core.train.engines.vllm_server import VllmOptions
 from lgov_core.train.loop.agents import adapter_policy
-from lgov_core.train.loop.joint import JointPublisher, JointUpdate, joint_policy
+from lgov_core.train.loop.joint import JointControl, JointUpdate, joint_policy
 from lgov_core.train.loop.policy_model import PolicyModel, full_policy
-from lgov_core.train.loop.training_run import Learner, Publisher
+from lgov_core.train.loop.training_run import Learner
 from lgov_core.train.sections import VllmSection
 from lgov_core.train.settings import TrainSettings
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The parts that a training samples with: ``policy`` learns, ``publisher`` serves its weights, ``engine`` answers calls.
+    """The parts that a training samples with: ``policy`` learns, ``engine`` answers calls, ``control`` has its weights.
 
     ``figures`` returns JSON values for the line of each update. ``policies`` are the parts of a `joint_policy`, by name.
-    ``asleep`` is a server that sleeps during updates.
     """
 
     engine: Engine
-    publisher: Publisher
+    control: EngineControl
     policy: PolicyModel
     figures: Callable[[], Mapping[str, Any]] = dict
     policies: Mapping[str, PolicyModel] = field(default_factory=dict[str, PolicyModel])
-    asleep: Vllm | None = None
 
     def learner(self, config: UpdateConfig) -> Learner:
         """Returns the learner that updates ``policy``."""
-        learner: Learner = (
-            JointUpdate({name: _update(policy, config) for name, policy in self.policies.items()})
-            if self.policies
-            else _update(self.policy, config)
-        )
-        return learner if self.asleep is None else UpdateWhileAsleep(learner, self.asleep)
+        if self.policies:
+            return JointUpdate({name: _update(policy, config) for name, policy in self.policies.items()})
+        return _update(self.policy, config)
 
 
 def open_engine(settings: TrainSettings, model: LanguageModel, folder: Path, opened: contextlib.ExitStack) -> Sampling:
@@ -83,29 +76,27 @@ def open_engine(settings: TrainSettings, model: LanguageModel, folder: Path, ope
             model,
             model_source(str(model_section.name)),
             folder,
-            vllm_options(settings.vllm, dtype=model_section.dtype, rank=rank, policies=len(trained) or 1),
-            url=model_section.engine_url,
+            vllm_options(
+                settings.vllm, model_section.dtype, rank=rank, policies=len(trained) or 1, url=model_section.engine_url
+            ),
             also=(*names, ANY_MODEL),
-            policies=tuple(policies),
-            route=partial(policy_of, routes=policies) if policies else None,
+            policies=policies,
             max_new_tokens=model_section.max_new_tokens,
         )
     )
-    asleep = vllm.policy.server if settings.vllm.sleep else None
     if policies:
-        return _joint(settings, model, vllm, vllm.policies, vllm.figures, asleep)
+        return _joint(settings, model, vllm, vllm.policies, vllm.figures)
     seed = settings.training.seed
     policy = adapter_policy(model.module, rank=rank, seed=seed) if rank else full_policy(model.module)
-    return Sampling(vllm, vllm.policy, policy, vllm.figures, asleep=asleep)
+    return Sampling(vllm, vllm.policy, policy, vllm.figures)
 
 
 def _joint(
     settings: TrainSettings,
     model: LanguageModel,
     engine: Engine,
-    served: Mapping[str, Publisher],
+    controls: Mapping[str, EngineControl],
     figures: Callable[[], Mapping[str, Any]] = dict,
-    asleep: Vllm | None = None,
 ) -> Sampling:
     """Adapters for each policy that is trained; the frozen ones are the model as it is."""
     rank, seed = settings.model.lora_rank, settings.training.seed
@@ -113,15 +104,17 @@ def _joint(
     policies = {
         name: adapter_policy(model.module, rank=rank or RANK, seed=seed + number) for number, name in enumerate(names)
     }
-    publisher = JointPublisher({name: served[name] for name in names})
-    return Sampling(engine, publisher, joint_policy(policies), figures, policies, asleep)
+    control = JointControl({name: controls[name] for name in names})
+    return Sampling(engine, control, joint_policy(policies), figures, policies)
 
 
 def _update(policy: PolicyModel, config: UpdateConfig) -> PolicyUpdate:
     return PolicyUpdate(policy.module, config, reference=policy.reference, reference_mode=policy.reference_mode)
 
 
-def vllm_options(section: VllmSection, *, dtype: str, rank: int = 16, policies: int = 1) -> VllmOptions:
+def vllm_options(
+    section: VllmSection, dtype: str, *, rank: int = 16, policies: int = 1, url: str | None = None
+) -> VllmOptions:
     """How vLLM is started: without compiling on a machine that has no GPU, where that takes longer than it saves."""
     import torch
 
@@ -138,4 +131,5 @@ def vllm_options(section: VllmSection, *, dtype: str, rank: int = 16, policies: 
         sleep=section.sleep,
         # On a CPU vLLM refuses the argument; it then sleeps without freeing anything.
         arguments=("--enable-sleep-mode", *section.arguments) if section.sleep and gpu else section.arguments,
+        url=url,
     )

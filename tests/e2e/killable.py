@@ -107,8 +107,12 @@ def replay(folder: Path, into: Path, vllm: Path | None) -> list[tuple[int, str]]
     class Nowhere:
         weights_version = 0
 
-        def publish(self, state_dict: Mapping[str, torch.Tensor], version: int | None = None) -> int:
+        def publish(self, weights: Mapping[str, torch.Tensor], version: int | None = None) -> int:
             return version or 1
+
+        def pause(self) -> None: ...
+
+        def resume(self) -> None: ...
 
     torch.set_num_threads(1)
     into.mkdir()

@@ -12,6 +12,7 @@ from transformers import MistralConfig, MistralForCausalLM
 
 from lgov_core.errors import EndpointError, ModelError
 from lgov_core.gateway.engine.embedded import EmbeddedEngine
+from lgov_core.gateway.protocol import paused
 from lgov_core.models import LanguageModel
 from lgov_core.wire.exchange import Completion
 from tests.gateway.embedded_engine import Weights, ask, assert_exact, running_engine
@@ -77,12 +78,27 @@ async def test_bad_weights_change_nothing() -> None:
     assert_exact(model, after)
 
 
+async def test_pauses_are_counted() -> None:
+    async with running_engine(tiny()) as engine:
+        engine.pause()
+        engine.pause()
+        engine.resume()
+        waiting = asyncio.ensure_future(engine.chat(ask()))
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        engine.resume()
+        await waiting
+        with pytest.raises(ModelError, match="not paused"):
+            engine.resume()
+        await engine.chat(ask())
+
+
 async def test_weights_may_change_while_paused() -> None:
     model = tiny()
     async with running_engine(model) as engine:
         await engine.chat(ask())
         await engine.chat(ask())
-        with engine.pause(), torch.no_grad():
+        with paused(engine), torch.no_grad():
             waiting = [asyncio.ensure_future(engine.chat(ask(str(n)))) for n in range(5)]
             await asyncio.sleep(0.05)
             assert not any(call.done() for call in waiting)
@@ -136,7 +152,7 @@ async def test_broken_weights_give_an_error_not_tokens() -> None:
     model = tiny()
     good = {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
     async with running_engine(model) as engine:
-        with engine.pause(), torch.no_grad():
+        with paused(engine), torch.no_grad():
             next(iter(model.module.parameters())).fill_(float("nan"))
         with pytest.raises(EndpointError, match="not finite"):
             await engine.chat(ask())
@@ -146,7 +162,7 @@ async def test_broken_weights_give_an_error_not_tokens() -> None:
 
 async def test_closing_fails_what_waits() -> None:
     async with running_engine(tiny()) as engine:
-        with engine.pause():
+        with paused(engine):
             waiting = [asyncio.ensure_future(engine.chat(ask(str(n)))) for n in range(3)]
             await asyncio.sleep(0)
             await engine.close()
@@ -170,7 +186,7 @@ async def test_before_the_start() -> None:
 async def test_a_cancelled_call_leaves_its_batch() -> None:
     model = tiny()
     async with running_engine(model, max_batch=2) as engine:
-        with engine.pause():
+        with paused(engine):
             cancelled = [asyncio.ensure_future(engine.chat(ask(str(n)))) for n in range(4)]
             await asyncio.sleep(0)
             for call in cancelled:

@@ -15,6 +15,7 @@ import torch
 from lgov_core.errors import EndpointError
 from lgov_core.gateway.engine.embedded import EmbeddedEngine
 from lgov_core.gateway.engine.kv_cache import PrefixCache, shared_prefixes
+from lgov_core.gateway.protocol import paused
 from lgov_core.models import LanguageModel
 from lgov_core.wire.exchange import ChatRequest, Completion
 from tests.gateway.embedded_engine import ask, assert_exact, grouped_query_llama
@@ -150,7 +151,7 @@ async def test_new_weights_forget_what_was_computed_with_the_old() -> None:
     assert engine.kept_bytes == 0
     second = await engine.chat(ask(seed=1))
     assert_exact(model, second)
-    with engine.pause(), torch.no_grad():
+    with paused(engine), torch.no_grad():
         for parameter in model.module.parameters():
             parameter.mul_(1.1)
     third = await engine.chat(ask(seed=1))

@@ -15,6 +15,7 @@ from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from lgov_core.errors import EndpointError, ModelError
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.engine.embedded import EmbeddedEngine
+from lgov_core.gateway.protocol import paused
 from lgov_core.gateway.server import EndpointServer
 from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.models import LanguageModel
@@ -130,7 +131,7 @@ async def test_swapping_one_policy_does_not_stop_the_others() -> None:
 async def test_a_paused_policy_waits_and_the_others_do_not() -> None:
     model = tiny()
     async with running(model) as engine:
-        with engine.policy("writer").pause():
+        with paused(engine.policy("writer")):
             waiting = asyncio.ensure_future(engine.chat(ask(model="writer")))
             for name in ("tiny", "checker", "checker"):
                 assert (await engine.chat(ask(model=name))).weights_version == 0
@@ -142,7 +143,7 @@ async def test_a_paused_policy_waits_and_the_others_do_not() -> None:
         completion = await waiting
         assert completion.weights_version == 7
         assert golden(model, module, completion) < 1e-4
-        with engine.pause():
+        with paused(engine):
             calls = [asyncio.ensure_future(engine.chat(ask(model=name))) for name in engine.models]
             await asyncio.sleep(0.05)
             assert not any(call.done() for call in calls)

@@ -141,6 +141,17 @@ def test_an_update_that_fails_is_taken_back_and_not_tried_for_ever(tmp_path: Pat
     assert phases == [("train", 1), ("failed_update", 2), ("resume", 1), ("train", 2)]
 
 
+def test_an_engine_is_paused_while_weights_are_updated_also_where_that_fails(tmp_path: Path) -> None:
+    run = make_run(tmp_path, pause_updates=True)
+    shelf = run.engine
+    assert isinstance(shelf, Shelf)
+    train(run, 1)
+    assert shelf.log == ["pause", "resume", "publish"]
+    with pytest.raises(TrainError, match="not finite"):
+        run.learn([_infinite(transition) for transition in batch(2)])
+    assert shelf.log[3:] == ["pause", "resume"]
+
+
 def _infinite(one: Transition) -> Transition:
     from dataclasses import replace
 

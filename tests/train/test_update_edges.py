@@ -14,12 +14,13 @@ torch = pytest.importorskip("torch", reason='needs the extra "train"')
 from tabular import BANDIT, LEFT, RIGHT, START, TWO_TURNS, Problem, Table  # noqa: E402
 
 from lgov_core.errors import SettingsError, TrainError, TransitionError  # noqa: E402
+from lgov_core.gateway.protocol import paused  # noqa: E402
 from lgov_core.train.algorithms.algorithms import algorithm  # noqa: E402
 from lgov_core.train.algorithms.config import UpdateConfig  # noqa: E402
 from lgov_core.train.algorithms.update import PolicyUpdate  # noqa: E402
 from lgov_core.train.layout.layouts import PaddedRows  # noqa: E402
 from lgov_core.train.layout.rows import RowCall, TrainRow, make_rows  # noqa: E402
-from lgov_core.train.loop.joint import JointUpdate  # noqa: E402
+from lgov_core.train.loop.joint import JointControl, JointUpdate  # noqa: E402
 from lgov_core.transitions import CreditRules, TransitionSet, assign_credit  # noqa: E402
 from lgov_core.transitions.credit.advantages import penalise_length  # noqa: E402
 
@@ -289,3 +290,39 @@ def test_long_replies_lose_up_to_the_whole_penalty() -> None:
     assert [one.rewards.get("length", 0.0) for one in found.transitions] == [0.0, -0.5, -0.75, -1.0, -1.0]
     with pytest.raises(TransitionError, match="margin"):
         penalise_length(found, limit=4, margin=5)
+
+
+class Counted:
+    """An engine that counts its pauses, and cannot be paused where it is ``lost``."""
+
+    def __init__(self, version: int, *, lost: bool = False) -> None:
+        self.weights_version, self.lost, self.pauses = version, lost, 0
+        self.weights: Any = None
+
+    def pause(self) -> None:
+        if self.lost:
+            raise TrainError("it is lost")
+        self.pauses += 1
+
+    def publish(self, weights: Any, version: int | None = None) -> int:
+        assert version is not None
+        self.weights, self.weights_version = dict(weights), version
+        return version
+
+    def resume(self) -> None:
+        self.pauses -= 1
+
+
+def test_policies_on_one_model_are_paused_together_or_not_at_all_and_have_one_version() -> None:
+    writer, checker = Counted(2), Counted(4)
+    both = JointControl({"writer": writer, "checker": checker})
+    with paused(both):
+        assert (writer.pauses, checker.pauses) == (1, 1)
+    assert (writer.pauses, checker.pauses) == (0, 0)
+    checker.lost = True
+    with pytest.raises(TrainError, match="it is lost"):
+        both.pause()
+    assert writer.pauses == 0, "nothing would resume it"
+    assert both.publish({"writer/a": torch.zeros(1), "checker/b": torch.ones(1)}) == 5
+    assert (writer.weights_version, checker.weights_version, both.weights_version) == (5, 5, 5)
+    assert (list(writer.weights), list(checker.weights)) == (["a"], ["b"])

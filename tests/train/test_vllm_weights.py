@@ -8,14 +8,15 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from lgov_core.errors import ModelError, SettingsError, TrainError, UpstreamError
+from lgov_core.gateway.protocol import paused
+from lgov_core.train.engines import vllm_server
 from lgov_core.train.engines.vllm_engine import open_vllm
-from lgov_core.train.engines.vllm_policy import UpdateWhileAsleep, VllmWeights
+from lgov_core.train.engines.vllm_policy import VllmWeights
 from lgov_core.train.engines.vllm_server import VllmOptions, VllmServer
 from tests.train.fake_vllm import environment_of
 from tests.train.vllm_parts import MODEL, Fake, until
@@ -27,7 +28,7 @@ def all_weights(number: int) -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def fake(tmp_path: Path) -> Iterator[Fake]:
-    options = VllmOptions(environment_of(tmp_path), rank=0, start_s=60)
+    options = VllmOptions(environment_of(tmp_path), rank=0, start_s=60, sleep=True)
     with VllmServer("folder", "tiny", options, tmp_path / "vllm.log") as server:
         made = Fake(tmp_path, server, VllmWeights(server, tmp_path / "weights", "folder"))
         yield made
@@ -91,37 +92,26 @@ def test_a_server_of_unknown_weights_answers_no_call(fake: Fake) -> None:
 
 
 def test_all_weights_are_not_for_a_server_of_others(tmp_path: Path) -> None:
-    options = VllmOptions(tmp_path / "python", rank=0)
+    options = VllmOptions(tmp_path / "python", rank=0, url="http://127.0.0.1:1")
     with (
         pytest.raises(SettingsError, match="published to a vLLM that lgov starts"),
-        open_vllm(MODEL, "folder", tmp_path, options, url="http://127.0.0.1:1"),
+        open_vllm(MODEL, "folder", tmp_path, options),
     ):
         pass
 
 
-class Learner:
-    """It asks while it updates."""
-
-    def __init__(self, fake: Fake, error: Exception | None = None) -> None:
-        self.fake, self.error = fake, error
-        self.asked: list[Any] = []
-
-    def update(self, rows: Any, progress: Any = None, *, version: int | None = None) -> str:
-        self.asked.append(self.fake.begin())
+def test_a_paused_vllm_sleeps_and_calls_wait_until_it_is_awake(fake: Fake) -> None:
+    with paused(fake.policy), paused(fake.policy):
+        waiting = fake.begin()
         time.sleep(0.3)
-        if self.error is not None:
-            raise self.error
-        return f"of {version}"
+        assert fake.log()[1:] == ["/sleep?level=1"]
+    assert waiting.result(30).response_ids == (10,) * 4
+    assert fake.log()[2:] == ["/wake_up", f"call {fake.server.base}"]
 
 
-@pytest.mark.parametrize("error", [None, TrainError("it diverged")], ids=["an update", "a failed update"])
-def test_vllm_sleeps_while_the_model_is_updated(fake: Fake, error: TrainError | None) -> None:
-    learner: Any = Learner(fake, error)
-    update = UpdateWhileAsleep(learner, fake.server)
-    if error is None:
-        assert update.update([], version=7) == "of 7"
-    else:
-        with pytest.raises(TrainError, match="it diverged"):
-            update.update([], version=7)
-    assert learner.asked[0].result(30).response_ids == (10,) * 4
-    assert fake.log()[1:] == ["/sleep?level=1", "/wake_up", f"call {fake.server.base}"], "calls wait until it is awake"
+def test_a_vllm_that_does_not_fall_asleep_is_not_paused(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_server, "ask", lambda *_: (500, "no"))
+    monkeypatch.setattr(vllm_server, "_PAUSE_S", 0.0)
+    with pytest.raises(UpstreamError, match=r"vLLM refuses /sleep\?level=1: 500: no"):
+        fake.policy.pause()
+    assert fake.ask().response_ids == (10,) * 4

@@ -36,16 +36,24 @@ MOMENTS = (
 
 
 class Shelf:
-    """Publishes by keeping what it was given."""
+    """Publishes by keeping what it was given; ``log`` has what it was asked for."""
 
     def __init__(self) -> None:
         self.weights_version = 0
+        self.log: list[str] = []
         self.served: Mapping[str, torch.Tensor] = {}
 
-    def publish(self, state_dict: Mapping[str, torch.Tensor], version: int | None = None) -> int:
+    def pause(self) -> None:
+        self.log.append("pause")
+
+    def publish(self, weights: Mapping[str, torch.Tensor], version: int | None = None) -> int:
+        self.log.append("publish")
         self.weights_version = self.weights_version + 1 if version is None else version
-        self.served = dict(state_dict)
+        self.served = dict(weights)
         return self.weights_version
+
+    def resume(self) -> None:
+        self.log.append("resume")
 
 
 def batch(step: int) -> tuple[Transition, ...]:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from lgov_core.gateway.protocol import paused
 from lgov_core.models import load_model
 from lgov_core.train.engines.vllm_engine import open_vllm
-from lgov_core.train.engines.vllm_policy import asleep
 from lgov_core.train.engines.vllm_server import VllmOptions, VllmServer
 from lgov_core.wire.exchange import Completion
 from tests.vllm.asked import EXACT, Asked, off
@@ -83,7 +83,7 @@ def test_a_vllm_that_slept_answers_as_before(whole: Asked, changed: Any) -> None
     whole.ask(max_tokens=8)
     took_s = time.monotonic() - began
     thread = threading.Thread(target=lambda: waiting.append(whole.ask(max_tokens=8)))
-    with asleep(whole.engine.policy.server):
+    with paused(whole.engine.policy):
         thread.start()
         time.sleep(1.0 + 3 * took_s)  # longer than a call takes on a busy machine
         assert not waiting

@@ -9,9 +9,8 @@ import asyncio
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +50,7 @@ class DecodeWorker:
     """One thread around one `Decoder`. All public methods may be called from any thread.
 
     An exception while decoding fails the jobs of that batch with an `EndpointError` (500); the worker goes on.
-    ``versions`` are those of the weights by policy ("" is the model itself). They may be set only in `between`: so all
+    ``versions`` are those of the weights by policy ("" is the model itself). They are set only by `swap`: so all
     tokens of a job come from one version.
     """
 
@@ -113,30 +112,37 @@ class DecodeWorker:
             self._changed.notify_all()
         return order.answer.result()
 
-    @contextmanager
-    def paused(self, policy: str | None = None) -> Generator[None]:
-        """Within it no call of ``policy`` (None: no call) is decoded, and its weights may be changed. Blocks until then."""
+    def pause(self, policy: str | None = None) -> None:
+        """Holds the calls of ``policy`` (None: all calls); returns when none is being decoded. Each needs its `resume`."""
         self.between(lambda: self._pauses.update([policy]), policy)
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._pauses[policy] -= 1
-                # What is kept belongs to the worker's thread.
-                self._orders.append(_Order(lambda: self._decoder.forget(policy), policy, Future()))
-                self._changed.notify_all()
 
-    def risen(self, policy: str, version: int | None) -> int:
-        """The version that ``version`` (None: the next) makes of a policy's. Raises `ModelError` when it does not rise."""
-        present = self.versions[policy]
-        new_version = present + 1 if version is None else version
-        if new_version <= present:
-            raise ModelError(f"weights version {new_version} cannot follow {present}")
-        return new_version
+    def resume(self, policy: str | None = None) -> None:
+        """Ends one pause; what is kept of weights that may have been changed meanwhile is dropped. Raises `ModelError`."""
+        with self._changed:
+            if not self._pauses[policy]:
+                raise ModelError("the engine is not paused", hint="each resume ends one pause")
+            self._pauses[policy] -= 1
+            # What is kept belongs to the worker's thread.
+            self._orders.append(_Order(lambda: self._decoder.forget(policy), policy, Future()))
+            self._changed.notify_all()
 
-    def forget(self, policy: str) -> None:
-        """Drops what was computed with a policy's weights. For use in `between`."""
-        self._decoder.forget(policy)
+    def swap(self, policy: str, version: int | None, load: Callable[[], None]) -> int:
+        """Calls ``load`` between two calls of a policy; returns the version that its weights are now (None: the next one).
+
+        Raises `ModelError` for a version that does not rise, and what ``load`` raises: the version is then as before.
+        """
+
+        def act() -> int:
+            present = self.versions[policy]
+            new_version = present + 1 if version is None else version
+            if new_version <= present:
+                raise ModelError(f"weights version {new_version} cannot follow {present}")
+            load()
+            self._decoder.forget(policy)
+            self.versions[policy] = new_version
+            return new_version
+
+        return self.between(act, policy)
 
     def _run(self) -> None:
         if self._threads is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from lgov_core.errors import EndpointError, ModelError
@@ -30,7 +29,7 @@ _KEPT = 512 << 20
 
 
 class ServedPolicy:
-    """Publishes the weights of one policy, and pauses it alone. Made by `EmbeddedEngine.policy`; callable from any thread."""
+    """The weights of one policy, as an `EngineControl`: made by `EmbeddedEngine.policy`; callable from any thread."""
 
     def __init__(self, name: str, worker: DecodeWorker, adapters: LoraAdapters) -> None:
         self.name = name
@@ -42,30 +41,30 @@ class ServedPolicy:
         """The version of its weights in use: 0 until some are published."""
         return self._worker.versions[self.name]
 
-    def publish(self, state_dict: Mapping[str, torch.Tensor], version: int | None = None) -> int:
+    def publish(self, weights: Mapping[str, torch.Tensor], version: int | None = None) -> int:
         """Replaces all weights of the policy; returns the version now served.
 
-        ``state_dict`` maps ``LAYER.lora_A.weight`` (float [rank, in]) and ``LAYER.lora_B.weight`` (float [out, rank], its
+        ``weights`` maps ``LAYER.lora_A.weight`` (float [rank, in]) and ``LAYER.lora_B.weight`` (float [out, rank], its
         factor included) to tensors, for any of the model's linear layers; PEFT's own names do too. An empty mapping makes
         it the model itself. Its running calls are finished with the old weights, waiting ones are answered with the new; calls
         of other policies go on meanwhile. Otherwise as `EmbeddedEngine.publish`.
         """
-        return self._worker.between(lambda: self._swap(state_dict, version), self.name)
+        adapters = self._adapters
+        return self._worker.swap(
+            self.name, version, lambda: adapters.put(self.name, adapters.check(self.name, weights))
+        )
 
-    def pause(self) -> AbstractContextManager[None]:
-        """Within it no call of this policy is decoded: those that run are finished first, new ones wait."""
-        return self._worker.paused(self.name)
+    def pause(self) -> None:
+        """Holds the policy's calls: those that run are finished first. Calls of other policies go on."""
+        self._worker.pause(self.name)
 
-    def _swap(self, state_dict: Mapping[str, torch.Tensor], version: int | None) -> int:
-        new_version = self._worker.risen(self.name, version)
-        self._adapters.put(self.name, self._adapters.check(self.name, state_dict))
-        self._worker.forget(self.name)
-        self._worker.versions[self.name] = new_version
-        return new_version
+    def resume(self) -> None:
+        """Ends one pause. Raises `ModelError` when there is none."""
+        self._worker.resume(self.name)
 
 
 class EmbeddedEngine:
-    """Answers chat completions with a `LanguageModel`, as an `lgov_core.gateway.protocol.Engine`.
+    """Answers chat completions with a `LanguageModel`, as an `lgov_core.gateway.protocol.Engine` and its `EngineControl`.
 
     A request for what it cannot do, such as an image, is refused (400). Replies in JSON (``response_format``) and demanded
     tool calls (``tool_choice``) are drawn within a grammar (`lgov_core.gateway.engine.reply_grammar`); their
@@ -199,10 +198,10 @@ class EmbeddedEngine:
         for piece in completion_pieces(await self.chat(request), request.body):
             yield piece
 
-    def publish(self, state_dict: Mapping[str, torch.Tensor], version: int | None = None) -> int:
+    def publish(self, weights: Mapping[str, torch.Tensor], version: int | None = None) -> int:
         """Copies new weights into the model between two batches; returns the version now served.
 
-        ``state_dict`` maps names of the module's state, not necessarily all, to tensors of the same shape, any dtype and
+        ``weights`` maps names of the module's state, not necessarily all, to tensors of the same shape, any dtype and
         device. ``version`` must rise (default: by one). Running calls are finished with the old weights. Blocks until
         done; works while paused. Raises `ModelError`, with nothing changed, for an unknown name, another shape, a value
         that is not finite, a version that does not rise, or an engine with policies; `EndpointError` when it is closed.
@@ -212,35 +211,35 @@ class EmbeddedEngine:
                 f"the weights of model {self._model.name!r} have policies on them and cannot change",
                 hint="publish to one of them: engine.policy(name).publish(...)",
             )
-        return self._worker.between(lambda: self._swap(state_dict, version))
+        return self._worker.swap("", version, lambda: self._load(weights))
 
-    def pause(self) -> AbstractContextManager[None]:
-        """Within it nothing is decoded: running calls are finished first, new ones wait. Blocks until then."""
-        return self._worker.paused()
+    def pause(self) -> None:
+        """Holds all calls: those that run are finished first. Blocks until then; each pause needs its `resume`."""
+        self._worker.pause()
 
-    def _swap(self, state_dict: Mapping[str, torch.Tensor], version: int | None) -> int:
+    def resume(self) -> None:
+        """Ends one pause. Raises `ModelError` when there is none."""
+        self._worker.resume()
+
+    def _load(self, weights: Mapping[str, torch.Tensor]) -> None:
         import torch
 
-        new_version = self._worker.risen("", version)
         own: dict[str, torch.Tensor] = self._model.module.state_dict()
-        unknown = sorted(set(state_dict) - set(own))
+        unknown = sorted(set(weights) - set(own))
         if unknown:
             raise ModelError(
                 f"{len(unknown)} published weights are unknown to model {self._model.name!r}, such as {unknown[0]!r}",
                 hint=f"its own are named like {next(iter(own))!r}",
             )
-        for name, tensor in state_dict.items():
+        for name, tensor in weights.items():
             if tensor.shape != own[name].shape:
                 shapes = f"{tuple(tensor.shape)}, the model's is {tuple(own[name].shape)}"
                 raise ModelError(f"published {name!r} is {shapes}")
             if not bool(torch.isfinite(tensor).all()):
                 raise ModelError(f"published {name!r} holds values that are not finite", hint="the update diverged")
         with torch.no_grad():
-            for name, tensor in state_dict.items():
+            for name, tensor in weights.items():
                 own[name].copy_(tensor)
-        self._decoder.forget()
-        self._worker.versions[""] = new_version
-        return new_version
 
     def _policy_of(self, request: ChatRequest) -> str:
         return request.model if request.model in self._codecs else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -17,8 +18,10 @@ from lgov_core.errors import EndpointError, SettingsError, UpstreamError
 from lgov_core.gateway.engine.reply_codec import Generated
 from lgov_core.gateway.serving.metrics import Reading
 from lgov_core.gateway.upstream.token_engine import TokenEngine, TokenPrompt
+from lgov_core.train.engines.policy_engine import policy_of
 from lgov_core.train.engines.vllm_policy import Version, VllmPolicy, VllmWeights
 from lgov_core.train.engines.vllm_server import AttachedVllm, VllmOptions, VllmServer, authorization
+from lgov_core.train.policy_section import PolicySection
 from lgov_core.wire.exchange import ChatRequest
 
 if TYPE_CHECKING:
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 _MAX_CONNECTIONS: Final = 1024
 #: vLLM drops idle connections after five seconds; a call must not race with that.
 _KEEPALIVE_S: Final = 3.0
+#: Seconds that a reply may take.
+_REPLY_S: Final = 300.0
 #: Seconds between looks at a server that is started again, or whose weights are being replaced.
 _LOOK_S: Final = 0.1
 
@@ -37,7 +42,7 @@ class VllmEngine(TokenEngine):
     Replies in JSON, demanded tool calls, ``top_p`` below 1 and temperatures above 0 and below 0.01 are possible, but vLLM's
     log-probabilities are then those of another choice; such calls are recorded without log-probabilities, and so are never
     trained on. ``lost`` counts the calls that the server did not answer: they are an `UpstreamError` (502), and clients ask
-    again. While the server is being started again calls wait. ``timeout_s`` bounds a reply. ``policies`` are further models by
+    again. While the server is being started again calls wait. ``policies`` are further models by
     name, on the same server: each call is answered by one of them, or by ``policy`` (``route``: see `TokenEngine`).
     """
 
@@ -51,7 +56,6 @@ class VllmEngine(TokenEngine):
         route: Callable[[ChatRequest], str] | None = None,
         context_tokens: int | None = None,
         max_new_tokens: int = 1024,
-        timeout_s: float = 300.0,
     ) -> None:
         super().__init__(
             model, self._sample, name="vllm", also=also, policies=tuple(policies), route=route,
@@ -60,7 +64,7 @@ class VllmEngine(TokenEngine):
         self.policies = {"": policy, **policies}
         self.lost = 0
         self._end_ids = sorted(model.eos_ids)
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=10.0)
+        self._timeout = aiohttp.ClientTimeout(total=_REPLY_S, sock_connect=10.0)
         self._session: aiohttp.ClientSession | None = None
         self._chores: set[asyncio.Future[Any]] = set()
 
@@ -156,28 +160,28 @@ def open_vllm(
     folder: Path,
     options: VllmOptions,
     *,
-    url: str | None = None,
     also: Sequence[str] = (),
-    policies: Sequence[str] = (),
-    route: Callable[[ChatRequest], str] | None = None,
+    policies: Mapping[str, PolicySection] = MappingProxyType({}),
     max_new_tokens: int = 1024,
 ) -> Generator[VllmEngine]:
-    """The engine on a vLLM that serves ``source`` (a folder or hub name), started by ``options``, or that runs at ``url``.
+    """The engine on a vLLM that serves ``source`` (a folder or hub name), started by ``options`` or at their ``url``.
 
     ``model`` is the same model, whose weights are not used. ``folder`` gets ``vllm.log``, and ``adapters/`` or
-    ``all_weights/``. The API key of a server at ``url`` is the variable VLLM_API_KEY. With rank 0 all weights are published
-    (`VllmWeights`), else adapters. Raises `UpstreamError` and `SettingsError`.
+    ``all_weights/``. The API key of a server that runs already is the variable VLLM_API_KEY. With rank 0 all weights are
+    published (`VllmWeights`), else adapters. With ``policies`` each call is answered by one of them: see `policy_of`. Raises
+    `UpstreamError` and `SettingsError`.
     """
-    if options.rank == 0 and url is not None:
+    if options.rank == 0 and options.url is not None:
         raise SettingsError(
             "all weights (model.lora_rank 0) are published to a vLLM that lgov starts",
             hint="leave --engine-url out, or train adapters: after a restart yours would answer with other weights",
         )
-    key = os.environ.get("VLLM_API_KEY")
     with (
         VllmServer(source, model.name, options, folder / "vllm.log")
-        if url is None
-        else AttachedVllm(url, key=key, start_s=options.start_s)
+        if options.url is None
+        else AttachedVllm(
+            options.url, key=os.environ.get("VLLM_API_KEY"), start_s=options.start_s, sleeps=options.sleep
+        )
     ) as server:
         yield VllmEngine(
             model,
@@ -186,7 +190,7 @@ def open_vllm(
             else VllmWeights(server, folder / "all_weights", source),
             also=also,
             policies={name: VllmPolicy(server, folder / "adapters" / name, name=name) for name in policies},
-            route=route,
+            route=functools.partial(policy_of, routes=policies) if policies else None,
             context_tokens=options.context_tokens,
             max_new_tokens=max_new_tokens,
         )

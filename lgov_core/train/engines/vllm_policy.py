@@ -8,22 +8,16 @@ import secrets
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from lgov_core._util.files import atomic_folder
 from lgov_core.errors import ModelError, TrainError, UpstreamError
 from lgov_core.train.engines.vllm_server import Vllm, ask, attempts
-from lgov_core.train.layout.rows import TrainRow
-from lgov_core.train.loop.training_run import Learner, Progress
-from lgov_core.transitions import CreditRules, TransitionSet
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +30,12 @@ class Version:
 
 
 class VllmPolicy:
-    """Publishes one LoRA policy to a vLLM, as the `Publisher` of a training loop. Callable from any thread.
+    """One LoRA policy on a vLLM, as an `EngineControl`.
 
     Each version is a PEFT folder below ``folder``, which the server must be able to read, and has a name of its own in vLLM;
     version 0 is the model itself. A call is of exactly one version and ends with it; an old version is unloaded, and its folder
     removed, when its last call has ended. After a restart of the server the current version is loaded before any call.
+    `pause` is of the whole server, so of all its policies.
     """
 
     def __init__(self, server: Vllm, folder: Path, *, name: str = "policy") -> None:
@@ -66,10 +61,10 @@ class VllmPolicy:
         """The version that new calls are answered with."""
         return self._current.number
 
-    def publish(self, state_dict: Mapping[str, torch.Tensor], version: int | None = None) -> int:
+    def publish(self, weights: Mapping[str, torch.Tensor], version: int | None = None) -> int:
         """Serves new weights; returns their version. Blocks until they are loaded; running calls go on with theirs.
 
-        ``state_dict`` is as for `lgov_core.gateway.engine.embedded.ServedPolicy.publish`; ``version`` must rise (default:
+        ``weights`` is as for `lgov_core.gateway.engine.embedded.ServedPolicy.publish`; ``version`` must rise (default:
         by one). Raises `ModelError` for weights that are not adapters or not finite and a version that does not rise,
         `TrainError` when they cannot be written or loaded; the version before is then still served.
         """
@@ -81,7 +76,7 @@ class VllmPolicy:
                 raise ModelError(f"version {number} of policy {self._name!r} is not above {self._current.number}")
             folder = self._folder / str(number)
             try:
-                self._write(folder, state_dict)
+                self._write(folder, weights)
             except (OSError, SafetensorError) as error:
                 raise TrainError(
                     f"version {number} cannot be written to {folder}: {error}",
@@ -95,6 +90,14 @@ class VllmPolicy:
                 raise
             self.drop_unused()
             return number
+
+    def pause(self) -> None:
+        """Holds the calls of the server, which then sleeps where it was started to. Raises `UpstreamError`."""
+        self.server.pause()
+
+    def resume(self) -> None:
+        """Ends one pause. Raises `UpstreamError` when the server does not wake up."""
+        self.server.resume()
 
     def reload(self) -> None:
         """Loads the current version into a server that has lost it. Raises `UpstreamError` where that fails."""
@@ -162,9 +165,9 @@ class VllmPolicy:
     def _name_of(self, number: int) -> str:
         return f"{self._name}@{number}"
 
-    def _write(self, folder: Path, state_dict: Mapping[str, torch.Tensor]) -> None:
+    def _write(self, folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
         """Writes what `_load` reads. Raises `ModelError` and `OSError`."""
-        _write_adapter(folder, state_dict, self.server.base)
+        _write_adapter(folder, weights, self.server.base)
 
     def _unload(self, version: Version) -> None:
         ask(self.server, "/v1/unload_lora_adapter", {"lora_name": version.name})
@@ -179,20 +182,18 @@ class VllmPolicy:
         return "" if status == 200 or "already" in text else f"{status}: {text[:300]}"
 
 
-def _write_adapter(folder: Path, state_dict: Mapping[str, torch.Tensor], base: str) -> None:
+def _write_adapter(folder: Path, weights: Mapping[str, torch.Tensor], base: str) -> None:
     """A PEFT folder of ``LAYER.lora_A.weight`` and ``LAYER.lora_B.weight``. Raises `ModelError` and `OSError`."""
     from safetensors.torch import save_file
 
-    tensors = {
-        f"base_model.model.{name.removeprefix('base_model.model.')}": tensor for name, tensor in state_dict.items()
-    }
+    tensors = {f"base_model.model.{name.removeprefix('base_model.model.')}": tensor for name, tensor in weights.items()}
     strange = [name for name in tensors if not name.endswith((".lora_A.weight", ".lora_B.weight"))]
     if strange or not tensors:
         raise ModelError(
             f"vLLM is published adapters only, and {strange[0]!r} is none" if strange else "there are no weights",
             hint="train adapters: model.lora_rank above 0",
         )
-    check_finite(tensors)
+    _check_finite(tensors)
     ranks = {tensor.shape[0] for name, tensor in tensors.items() if name.endswith("lora_A.weight")}
     if len(ranks) != 1:
         raise ModelError(f"the adapters have different ranks: {', '.join(map(str, sorted(ranks)))}")
@@ -214,7 +215,7 @@ def _write_adapter(folder: Path, state_dict: Mapping[str, torch.Tensor], base: s
         (partial / "adapter_config.json").write_text(json.dumps(about))
 
 
-def check_finite(tensors: Mapping[str, torch.Tensor]) -> None:
+def _check_finite(tensors: Mapping[str, torch.Tensor]) -> None:
     """Raises `ModelError` for weights that an update has spoilt."""
     spoilt = next((name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())), None)
     if spoilt is not None:
@@ -222,7 +223,7 @@ def check_finite(tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 class VllmWeights(VllmPolicy):
-    """Publishes all weights of the model, as the `Publisher` of a training loop. Callable from any thread.
+    """All weights of the model on a vLLM, as an `EngineControl`.
 
     ``source`` is what the server was started with, and version 0. There is one copy of the weights, so a version is loaded
     when the calls of the one before have ended; new calls wait meanwhile, and each is of exactly one version. When a version
@@ -234,9 +235,9 @@ class VllmWeights(VllmPolicy):
         self._current = Version(0, server.base, Path(source))
         self._unknown: str | None = None
 
-    def publish(self, state_dict: Mapping[str, torch.Tensor], version: int | None = None) -> int:
-        """As `VllmPolicy.publish`; ``state_dict`` has all weights by the names of the model's own."""
-        return super().publish(state_dict, version)
+    def publish(self, weights: Mapping[str, torch.Tensor], version: int | None = None) -> int:
+        """As `VllmPolicy.publish`; ``weights`` has all weights by the names of the model's own."""
+        return super().publish(weights, version)
 
     def reload(self) -> None:
         """Loads the current version into a server that was started again."""
@@ -250,27 +251,29 @@ class VllmWeights(VllmPolicy):
                 f"vLLM has weights of no version: {self._unknown}", status=503, hint="resume the training"
             )
 
-    def _write(self, folder: Path, state_dict: Mapping[str, torch.Tensor]) -> None:
+    def _write(self, folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
         from safetensors.torch import save_file
 
-        if not state_dict:
+        if not weights:
             raise ModelError("there are no weights")
-        check_finite(state_dict)
+        _check_finite(weights)
         with atomic_folder(folder) as partial:
-            tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state_dict.items()}
+            tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
             save_file(tensors, partial / "model.safetensors")
 
     def _name_of(self, number: int) -> str:
         return self.server.base
 
     def _switch(self, version: Version) -> None:
-        with self.server.gate.closed():
-            try:
-                super()._switch(version)
-            except BaseException as error:
-                self._unknown = str(error) or type(error).__name__
-                self.reload()
-                raise
+        self.server.gate.close()
+        try:
+            super()._switch(version)
+        except BaseException as error:
+            self._unknown = str(error) or type(error).__name__
+            self.reload()
+            raise
+        finally:
+            self.server.gate.open()
 
     def _load(self, version: Version) -> str:
         load = {"method": "reload_weights", "kwargs": {"weights_path": str(version.folder)}}
@@ -289,58 +292,3 @@ class VllmWeights(VllmPolicy):
 
     def _unload(self, version: Version) -> None:
         """Does nothing: the next version has replaced it."""
-
-
-class UpdateWhileAsleep:
-    """A `Learner` whose updates have the GPU's memory: vLLM moves its weights to the processor's and drops its cache.
-
-    Running calls are waited for; new ones wait until the update is made.
-    """
-
-    def __init__(self, learner: Learner, server: Vllm) -> None:
-        self._learner = learner
-        self._server = server
-
-    def credit(self, data: TransitionSet, rules: CreditRules) -> TransitionSet:
-        """See `Learner`."""
-        return self._learner.credit(data, rules)
-
-    def update(self, rows: Sequence[TrainRow], progress: Progress | None = None, *, version: int | None = None) -> Any:
-        """See `Learner`. Raises `UpstreamError` when vLLM does not fall asleep, or does not wake up."""
-        with asleep(self._server):
-            return self._learner.update(rows, progress, version=version)
-
-    def state_dict(self) -> Mapping[str, Any]:
-        """See `Learner`."""
-        return self._learner.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Learner`."""
-        self._learner.load_state_dict(state)
-
-
-@contextlib.contextmanager
-def asleep(server: Vllm) -> Generator[None]:
-    """Within it vLLM sleeps and no call is made. Raises `UpstreamError`."""
-    with server.gate.closed():
-        _do(server, "/sleep?level=1")
-        try:
-            yield
-        finally:
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-            _do(server, "/wake_up")
-
-
-def _do(server: Vllm, what: str) -> None:
-    failure = ""
-    for _ in attempts(server):
-        try:
-            status, text = ask(server, what, {})
-        except OSError as error:  # it is lost, and is started again
-            failure = str(error)
-            continue
-        if status == 200:
-            return
-        failure = f"{status}: {text[:300]}"
-    raise UpstreamError(f"vLLM refuses {what}: {failure}")

@@ -14,17 +14,18 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 
 from lgov_core.errors import SettingsError, UpstreamError
 
 
 class CallGate:
-    """Lets calls in, or none while it is `closed`. From any thread."""
+    """Lets calls in, or none while it is closed, which it may be several times. From any thread."""
 
     def __init__(self) -> None:
         self._state = threading.Condition()
@@ -44,20 +45,30 @@ class CallGate:
             self._running -= 1
             self._state.notify_all()
 
-    @contextlib.contextmanager
-    def closed(self) -> Generator[None]:
-        """Within it no call runs: those that do are waited for, new ones wait."""
+    def close(self) -> int:
+        """Holds new calls and waits for those that run; returns how often it is closed with this."""
         with self._state:
             self._closed += 1
-        try:
-            with self._state:
+            times = self._closed
+            try:
                 self._state.wait_for(lambda: not self._running)
-            yield
-        finally:
-            with self._state:
+            except BaseException:
                 self._closed -= 1
+                raise
+            return times
+
+    def open(self) -> None:
+        """Undoes one `close`."""
+        with self._state:
+            self._closed -= 1
+
+    @property
+    def times_closed(self) -> int:
+        """How often it is closed."""
+        return self._closed
 
 
+_LOG: Final = logging.getLogger(__name__)
 _CHILD: Final = Path(__file__).with_name("vllm_child.py")
 #: The ranks that vLLM has room for.
 _RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -67,12 +78,12 @@ _RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
 class VllmOptions:
     """How vLLM is started.
 
-    ``python`` is the interpreter of the environment that has vLLM. ``dtype`` is float32, bfloat16 or float16.
-    ``gpu_memory`` is the share of a GPU's memory that it takes, ``context_tokens`` bounds prompt and reply together (None:
-    the model's own). ``rank`` is the highest rank of adapters (0: all weights are replaced), ``policies`` how many of them
-    learn: of each, one batch may hold calls of two versions, and eight versions may be loaded. ``start_s`` bounds the seconds
-    of a start; ``cpu``: there is no GPU. ``sleep``: it can be put to sleep. ``arguments`` go to
-    ``vllm serve`` after lgov's own, and so win over them.
+    ``url`` is that of one that runs already: it is only asked. ``python`` is the interpreter of the environment that has vLLM.
+    ``dtype`` is float32, bfloat16 or float16. ``gpu_memory`` is the share of a GPU's memory that it takes, ``context_tokens``
+    bounds prompt and reply together (None: the model's own). ``rank`` is the highest rank of adapters (0: all weights are
+    replaced), ``policies`` how many of them learn: of each, one batch may hold calls of two versions, and eight versions may be
+    loaded. ``start_s`` bounds the seconds of a start; ``cpu``: there is no GPU. ``sleep``: it sleeps while it is paused.
+    ``arguments`` go to ``vllm serve`` after lgov's own, and so win over them.
     """
 
     python: Path
@@ -85,6 +96,7 @@ class VllmOptions:
     cpu: bool = False
     sleep: bool = False
     arguments: Sequence[str] = ()
+    url: str | None = None
 
     def command(self, model: str, name: str, port: int) -> list[str]:
         """The command line that serves ``model``, a folder or hub name, under ``name``."""
@@ -124,40 +136,74 @@ _PAUSE_S: Final = 0.5
 _open: Final = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
 
-class Vllm(Protocol):
+class Vllm(ABC):
     """A server that `VllmPolicy` publishes to, at ``url``. Callable from any thread.
 
-    ``base`` is its name for the model without adapters, ``restarts`` how often it had to be started again. Calls go through
-    ``gate``.
+    ``base`` is its name for the model without adapters, ``key`` the API key that it asks for, ``restarts`` how often it had to
+    be started again. Calls go through ``gate``. Where it ``sleeps``, a pause leaves its GPU memory to others: it moves its
+    weights to the processor's and drops its cache.
     """
 
-    gate: CallGate
     url: str
     base: str
-    restarts: int
+    key: str | None
+    restarts: int = 0
+
+    def __init__(self, *, sleeps: bool) -> None:
+        self.gate = CallGate()
+        self._sleeps = sleeps
 
     @property
-    def key(self) -> str | None:
-        """The API key that it asks for."""
-        ...
-
-    @property
+    @abstractmethod
     def generation(self) -> int:
         """Grows when the server has lost what was loaded into it."""
-        ...
 
     @property
+    @abstractmethod
     def ready(self) -> bool:
         """True while it may be asked. Raises `UpstreamError` (503) when it never will again."""
-        ...
 
+    @abstractmethod
     def wait(self) -> int:
         """Blocks until the server answers; returns the generation. Raises `UpstreamError` when it does not come up."""
-        ...
 
+    @abstractmethod
     def on_start(self, load: Callable[[], None]) -> None:
         """``load`` is called each time the server has started again, before anybody else may use it."""
-        ...
+
+    def pause(self) -> None:
+        """Waits for running calls and holds new ones; the first pause puts it to sleep. Raises `UpstreamError`."""
+        if self.gate.close() == 1 and self._sleeps:
+            try:
+                self._do("/sleep?level=1")
+            except BaseException:
+                self.gate.open()
+                raise
+
+    def resume(self) -> None:
+        """Ends one pause; the last wakes it up. Raises `UpstreamError` when it does not wake up."""
+        try:
+            if self.gate.times_closed == 1 and self._sleeps:
+                import torch
+
+                if torch.cuda.is_available():
+                    torch.cuda.empty_cache()
+                self._do("/wake_up")
+        finally:
+            self.gate.open()
+
+    def _do(self, what: str) -> None:
+        failure = ""
+        for _ in attempts(self):
+            try:
+                status, text = ask(self, what, {})
+            except OSError as error:  # it is lost, and is started again
+                failure = str(error)
+                continue
+            if status == 200:
+                return
+            failure = f"{status}: {text[:300]}"
+        raise UpstreamError(f"vLLM refuses {what}: {failure}")
 
 
 def is_healthy(url: str) -> bool:
@@ -209,7 +255,7 @@ _MISSED: Final = 3
 _FAILED_STARTS: Final = 2
 
 
-class VllmServer:
+class VllmServer(Vllm):
     """vLLM in a process group of its own on a free loopback port; a context manager. Ends with this process, however that ends.
 
     A thread watches it: when it ended, or its health does not answer, everything in the group is killed and it is started
@@ -225,9 +271,9 @@ class VllmServer:
             )
         # A name and key that no other server has: an answer from elsewhere cannot be taken for this one's.
         self.base = f"{name}-{secrets.token_hex(4)}"
-        self.gate = CallGate()
-        self.key: str = secrets.token_hex(16)
-        self.log, self.restarts, self.url = log, 0, ""
+        super().__init__(sleeps=options.sleep)
+        self.key = self._own_key = secrets.token_hex(16)
+        self.log, self.url = log, ""
         self._model, self._options = model, options
         self._state = threading.Condition()
         self._generation = 0
@@ -322,7 +368,7 @@ class VllmServer:
         environment = {
             **os.environ,
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
-            "VLLM_API_KEY": self.key,
+            "VLLM_API_KEY": self._own_key,
             "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",
             "VLLM_NO_USAGE_STATS": "1",
             **({"VLLM_SERVER_DEV_MODE": "1"} if self._options.needs_control else {}),
@@ -379,19 +425,15 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-_LOG = logging.getLogger(__name__)
-#: Seconds between questions after its health.
-
-
-class AttachedVllm:
+class AttachedVllm(Vllm):
     """A vLLM that runs at ``url`` already. Its base model must be the one that is named; it must read our folders."""
 
-    def __init__(self, url: str, *, key: str | None = None, start_s: float = 600.0) -> None:
+    def __init__(self, url: str, *, key: str | None = None, start_s: float = 600.0, sleeps: bool = False) -> None:
         if not url.startswith(("http://", "https://")):
             raise SettingsError(f"{url} is not the URL of a vLLM", hint="such as http://127.0.0.1:8000")
         self.url = url.rstrip("/").removesuffix("/v1")
-        self.gate, self.key, self.base = CallGate(), key, ""
-        self.restarts = self.generation = 0
+        super().__init__(sleeps=sleeps)
+        self.key, self.base = key, ""
         self._start_s = start_s
 
     def __enter__(self) -> Self:
@@ -407,6 +449,11 @@ class AttachedVllm:
 
     def __exit__(self, *exc: object) -> None:
         """Does nothing: the server is not ours."""
+
+    @property
+    def generation(self) -> int:
+        """0: what it loses is noticed by a call that does not find it."""
+        return 0
 
     @property
     def ready(self) -> bool:

@@ -39,7 +39,7 @@ def adapter_policy(serving: Any, *, rank: int = 16, seed: int = 0) -> PolicyMode
 class AlternatingSchedule:
     """Trains one agent a step, on its own calls, while the others are frozen.
 
-    ``loops`` are training loops by agent, each with its own folder, `Selection` and publisher
+    ``loops`` are training loops by agent, each with its own folder, `Selection` and `EngineControl`
     (`EmbeddedEngine.policy`); an agent without a loop is never trained. ``order`` is repeated (default: each once;
     ``("writer", "writer", "checker")`` trains the writer twice as often). Raises `TrainError` for loops that share one
     of these. Call from one thread.
@@ -52,9 +52,9 @@ class AlternatingSchedule:
             named = ", ".join(self.order) or "no agent"
             raise TrainError(f"the order names {named}; there are loops for {', '.join(self.loops) or 'no agent'}")
         folders = {loop.run.folder.resolve() for loop in self.loops.values()}
-        publishers = {id(loop.engine) for loop in self.loops.values()}
-        if min(len(folders), len(publishers)) < len(self.loops):
-            raise TrainError("two agents have one folder, or one publisher", hint="each needs its own")
+        engines = {id(loop.engine) for loop in self.loops.values()}
+        if min(len(folders), len(engines)) < len(self.loops):
+            raise TrainError("two agents have one folder, or one engine", hint="each needs its own")
         everything = [name for name, loop in self.loops.items() if loop.selection.everything]
         if everything:
             raise TrainError(

@@ -6,6 +6,7 @@ so that what is durable of a step is durable of all of them. A row belongs to th
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -14,11 +15,12 @@ from typing import Any, Final
 import torch
 
 from lgov_core.errors import TrainError
+from lgov_core.gateway.protocol import EngineControl
 from lgov_core.train.algorithms.update import PolicyUpdate
 from lgov_core.train.algorithms.update_metrics import UpdateMetrics
 from lgov_core.train.layout.rows import TrainRow
 from lgov_core.train.loop.policy_model import PolicyModel
-from lgov_core.train.loop.training_run import Progress, Publisher
+from lgov_core.train.loop.training_run import Progress
 from lgov_core.transitions import CreditRules, TransitionSet, assign_credit
 
 #: Figures that are counts; the others are means over tokens.
@@ -42,25 +44,40 @@ def joint_policy(policies: Mapping[str, PolicyModel]) -> PolicyModel:
     return PolicyModel(module, served)
 
 
-class JointPublisher:
-    """Publishes what `joint_policy` serves, each policy's to its own publisher, all under one version."""
+class JointControl:
+    """The `EngineControl` of what `joint_policy` serves: each policy has its own, and all have one version."""
 
-    def __init__(self, publishers: Mapping[str, Publisher]) -> None:
-        self._publishers = dict(publishers)
+    def __init__(self, controls: Mapping[str, EngineControl]) -> None:
+        self._controls = dict(controls)
 
     @property
     def weights_version(self) -> int:
         """The highest version in use."""
-        return max(publisher.weights_version for publisher in self._publishers.values())
+        return max(control.weights_version for control in self._controls.values())
 
-    def publish(self, state_dict: Mapping[str, torch.Tensor], version: int | None = None) -> int:
-        """See `Publisher`."""
+    def pause(self) -> None:
+        """Pauses all, or none where one of them raises."""
+        with contextlib.ExitStack() as stack:
+            for control in self._controls.values():
+                control.pause()
+                stack.callback(control.resume)
+            stack.pop_all()
+
+    def publish(self, weights: Mapping[str, torch.Tensor], version: int | None = None) -> int:
+        """Publishes to one after the other."""
         chosen = self.weights_version + 1 if version is None else version
-        for name, publisher in self._publishers.items():
+        for name, control in self._controls.items():
             start = f"{name}/"
-            own = {key.removeprefix(start): value for key, value in state_dict.items() if key.startswith(start)}
-            publisher.publish(own, chosen)
+            control.publish(
+                {key.removeprefix(start): value for key, value in weights.items() if key.startswith(start)}, chosen
+            )
         return chosen
+
+    def resume(self) -> None:
+        """Resumes all."""
+        with contextlib.ExitStack() as stack:
+            for control in self._controls.values():
+                stack.callback(control.resume)
 
 
 class JointUpdate:

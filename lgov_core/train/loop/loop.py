@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lgov_core.errors import TrainError
+from lgov_core.gateway.protocol import EngineControl
 from lgov_core.store import TraceStore
 from lgov_core.train.loop.checkpoint import Seal
 from lgov_core.train.loop.collecting import CollectedAhead, Collector, OpenStep, StepRollouts, Task, new_rollouts
@@ -24,7 +25,7 @@ from lgov_core.train.loop.sampling import (
     sample_groups,
 )
 from lgov_core.train.loop.time_spent import busy_seconds, rollout_seconds
-from lgov_core.train.loop.training_run import Learner, Publisher, Resumed, TrainingRun
+from lgov_core.train.loop.training_run import Learner, Resumed, TrainingRun
 from lgov_core.transitions import CreditRules, Selection, TransitionSet, build_transitions
 from lgov_core.types import Attempt
 
@@ -68,7 +69,7 @@ class TrainingLoop:
     run_id: str
     policy: PolicyModel
     learner: Learner
-    engine: Publisher
+    engine: EngineControl
     store: TraceStore
     pool: Collector
     folder: Path
@@ -77,6 +78,7 @@ class TrainingLoop:
     checkpoint_every: int = 5
     keep_weights: bool = False
     seal: Seal | None = None
+    pause_updates: bool = False
     max_staleness: int = 0
     max_extra_groups: int = 0
 
@@ -93,6 +95,7 @@ class TrainingLoop:
             checkpoint_every=self.checkpoint_every,
             keep_weights=self.keep_weights,
             seal=self.seal,
+            pause_updates=self.pause_updates,
         )
         self._ahead: CollectedAhead[tuple[StepRollouts, list[Attempt]]] = CollectedAhead()
         self._versions = [self.engine.weights_version]

@@ -4,15 +4,15 @@ killed.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-
 from lgov_core.errors import TrainError
+from lgov_core.gateway.protocol import EngineControl, paused
 from lgov_core.train.layout.rows import TrainRow, make_rows
 from lgov_core.train.loop.checkpoint import (
     Checkpoint,
@@ -32,19 +32,6 @@ from lgov_core.transitions import CreditRules, Transition, TransitionSet
 Progress = Callable[[int, int], None]
 #: The figure of a batch that says which weights were the newest when its update began.
 _VERSION = "learns_from_version"
-
-
-class Publisher(Protocol):
-    """Serves weights: the embedded engine or a substitute."""
-
-    @property
-    def weights_version(self) -> int:
-        """How many times weights were published."""
-        ...
-
-    def publish(self, state_dict: Mapping[str, torch.Tensor], version: int | None = None) -> int:
-        """Swaps weights in without dropping a call; returns the version now served."""
-        ...
 
 
 class Learner(Protocol):
@@ -95,6 +82,8 @@ class TrainingRun:
     it. A run that is killed loses no batch and repeats no update: `resume` loads the newest checkpoint and replays the
     batches after it.
 
+    With ``pause_updates`` the engine is paused during every update, which then has the machine to itself.
+
     ``keep`` checkpoints stay beside the best one; ``keep_weights`` keeps every served version in ``weights/``. ``rows``
     lays transitions out for the learner. ``seal`` is called with each checkpoint and its folder before it counts
     (`Lineage.seal`). Call from one thread at a time.
@@ -103,13 +92,14 @@ class TrainingRun:
     run_id: str
     policy: PolicyModel
     learner: Learner
-    engine: Publisher
+    engine: EngineControl
     folder: Path
     rows: Callable[[Sequence[Transition]], list[TrainRow]] = make_rows
     checkpoint_every: int = 5
     keep: int = 2
     keep_weights: bool = False
     seal: Seal | None = None
+    pause_updates: bool = False
 
     def __post_init__(self) -> None:
         self.batches, self.checkpoints = self.folder / "transitions", self.folder / "checkpoints"
@@ -259,7 +249,9 @@ class TrainingRun:
         self._updating = True
         version = record.figures.get(_VERSION)
         known_version = version if isinstance(version, int) else None
-        metrics = self.learner.update(self.rows(transitions), progress, version=known_version)
+        rows = self.rows(transitions)
+        with paused(self.engine) if self.pause_updates else contextlib.nullcontext():
+            metrics = self.learner.update(rows, progress, version=known_version)
         took = {"update_s": round(time.monotonic() - began, 3), "weights_sha256": self._digest()}
         self._line = {**record.figures, **asdict(metrics), **took}
         self.done, self._updating = record.step, False
