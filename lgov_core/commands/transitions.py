@@ -34,7 +34,7 @@ from lgov_core.errors import TransitionError
 
 if TYPE_CHECKING:
     from lgov_core.transitions import CreditRules, Records, Selection, Transition, TransitionSet
-    from lgov_core.transitions.reading.conversations import RecordedConversations
+    from lgov_core.transitions.calls import RecordedConversations
 
 #: Diagnostics of each kind that are written out beside their count.
 _SHOWN: Final = 5
@@ -51,14 +51,14 @@ _Formatted: TypeAlias = tuple[list[dict[str, Any]], Mapping[str, int]]
 
 def _verl(_records: Records, data: TransitionSet) -> _Formatted:
     """A row for each call, as verl's TransferQueue takes them."""
-    from lgov_core.transitions.export.trainer_rows import verl_rows
+    from lgov_core.transitions.rows import verl_rows
 
     return [{"key": row.key, **row.fields, "tag": dict(row.tag)} for row in verl_rows(data)], {}
 
 
 def _trl(_records: Records, data: TransitionSet) -> _Formatted:
     """A row for each rollout, as TRL's ``rollout_func`` returns them (there in columns)."""
-    from lgov_core.transitions.export.trainer_rows import trl_rollouts
+    from lgov_core.transitions.rows import trl_rollouts
 
     rollouts = trl_rollouts(data)
     names = list(rollouts.columns)
@@ -68,7 +68,7 @@ def _trl(_records: Records, data: TransitionSet) -> _Formatted:
 
 def _sft(records: Records, data: TransitionSet) -> _Formatted:
     """Conversations of attempts that succeeded without a denied action."""
-    from lgov_core.transitions.export.messages import denied_attempts, sft_records
+    from lgov_core.transitions.messages import denied_attempts, sft_records
 
     denied = denied_attempts(records.spans)
     conversations = sft_records(data, records.calls, denied=denied, read=_conversations(records))
@@ -77,7 +77,7 @@ def _sft(records: Records, data: TransitionSet) -> _Formatted:
 
 def _preferences(records: Records, data: TransitionSet) -> _Formatted:
     """Pairs of replies to one prompt."""
-    from lgov_core.transitions.export.messages import preference_pairs
+    from lgov_core.transitions.messages import preference_pairs
 
     pairs = preference_pairs(data, records.calls, read=_conversations(records))
     return pairs.records, pairs.left_out
@@ -85,7 +85,7 @@ def _preferences(records: Records, data: TransitionSet) -> _Formatted:
 
 def _prompts(records: Records, data: TransitionSet) -> _Formatted:
     """Attempts as text, for prompt tuning."""
-    from lgov_core.transitions.export.messages import denied_attempts, prompt_records
+    from lgov_core.transitions.messages import denied_attempts, prompt_records
 
     denied, read = denied_attempts(records.spans), _conversations(records)
     prompts = prompt_records(data, records.calls, records.rollouts, records.attempts, denied=denied, read=read)
@@ -93,7 +93,7 @@ def _prompts(records: Records, data: TransitionSet) -> _Formatted:
 
 
 def _conversations(records: Records) -> RecordedConversations:
-    from lgov_core.transitions.reading.conversations import RecordedConversations
+    from lgov_core.transitions.calls import RecordedConversations
 
     return RecordedConversations(records.calls)
 
@@ -129,7 +129,7 @@ class _Choice:
 
     def of(self, data: TransitionSet) -> TransitionSet:
         """``data`` without the attempts that do not fit. Credit stays what it was among all."""
-        from lgov_core.transitions.export.messages import totals_of
+        from lgov_core.transitions.messages import totals_of
         from lgov_core.transitions.transition_set import by_rollout
 
         kept: set[tuple[str, int]] = set()
@@ -306,8 +306,8 @@ def transitions(
 
 def _records(source: str, rollouts: Sequence[str]) -> Records:
     from lgov_core.transitions import read_spans, read_store
-    from lgov_core.transitions.reading.records import of_rollouts
-    from lgov_core.transitions.reading.spans import read_span_lines
+    from lgov_core.transitions.records import of_rollouts
+    from lgov_core.transitions.spans import read_span_lines
 
     if source != "-" and is_store(source):
         with opened_store(source) as store:
@@ -332,7 +332,7 @@ def _records(source: str, rollouts: Sequence[str]) -> Records:
 def _rules(credit: str, discount: float, caps: Sequence[str]) -> CreditRules:
     """The credit rules. Raises `click.UsageError` for an unknown scheme."""
     from lgov_core.transitions import CreditRules
-    from lgov_core.transitions.credit.schemes import check_known
+    from lgov_core.transitions.schemes import check_known
 
     bounds = {name: _cap(name, bound) for name, bound in (pair(text, "DIMENSION=NUMBER") for text in caps)}
     try:
@@ -381,12 +381,12 @@ def _rows(turns: Sequence[Transition], chains: bool) -> list[dict[str, Any]]:
 
 
 def _write_file(out: Path, form: str | None, data: TransitionSet, rows: Sequence[dict[str, Any]]) -> None:
-    from lgov_core.transitions.export.files import write_jsonl, write_parquet
+    from lgov_core.transitions.rows import write_jsonl, write_parquet
 
     if out.suffix == ".jsonl":
         write_jsonl(rows, out)
     elif form == "verl":
-        from lgov_core.transitions.export.trainer_rows import write_verl_parquet
+        from lgov_core.transitions.rows import write_verl_parquet
 
         write_verl_parquet(data, out)
     else:

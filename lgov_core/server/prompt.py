@@ -28,7 +28,7 @@ from lgov_core.train.algorithms.registry import TrainingJob
 from lgov_core.train.prompt_search import Case, PromptSearch, PromptVersion, Scored
 from lgov_core.train.sections import PromptSection
 from lgov_core.train.settings import TrainSettings
-from lgov_core.transitions.reading.conversations import RecordedConversations
+from lgov_core.transitions.calls import RecordedConversations
 from lgov_core.types import Rollout, new_id
 
 #: Every template that was made, one JSON object a line; and the best of them as text.

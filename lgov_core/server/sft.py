@@ -24,7 +24,7 @@ from lgov_core.train.algorithms.registry import TrainingJob
 from lgov_core.train.algorithms.supervised import supervised
 from lgov_core.train.layout.rows import TrainRow
 from lgov_core.transitions import Selection, make_transitions, read_store
-from lgov_core.transitions.export.messages import Keep, denied_attempts
+from lgov_core.transitions.messages import Keep, denied_attempts
 from lgov_core.types import Outcome
 
 #: Where the model that was trained is left: a transformers folder.

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from lgov_core.train.loop.loop import Task
-from lgov_core.transitions.reading.rewards import INTERMEDIATE
+from lgov_core.transitions.build import INTERMEDIATE
 from lgov_core.types import Attempt, Reward
 
 Tasks = Sequence[Mapping[str, Any]]

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any, Final
 
 from lgov_core._util.containers import PrefixIndex, common_prefix
-from lgov_core.transitions.transition_set import Diagnostic, Finding, Transition, by_rollout
+from lgov_core.transitions.transition_set import DataFinding, Diagnostic, Transition, by_rollout
 from lgov_core.types import CapturedCall
 
 
@@ -176,7 +176,7 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class TokenNode:
     """A run of tokens that no sequence parts from in the middle.
 
     ``parent`` is the number of the node above, -1 at a top; ``depth`` how many tokens are above the first of ``ids``
@@ -199,7 +199,7 @@ class TokenTree:
     """
 
     transitions: tuple[Transition, ...]
-    nodes: tuple[Node, ...]
+    nodes: tuple[TokenNode, ...]
 
     @property
     def total(self) -> int:
@@ -230,18 +230,18 @@ def make_tree(transitions: Sequence[Transition]) -> TokenTree:
     )
 
 
-def make_nodes(sequences: Sequence[tuple[int, ...]]) -> tuple[Node, ...]:
+def make_nodes(sequences: Sequence[tuple[int, ...]]) -> tuple[TokenNode, ...]:
     """The trie of token sequences, in depth-first order. What a node serves are numbers of ``sequences``. Pure."""
     tops: dict[int, _Run] = {}
     for index, ids in enumerate(sequences):
         _insert(tops, ids, index)
-    nodes: list[Node] = []
+    nodes: list[TokenNode] = []
     waiting = [(run, -1, 0) for run in reversed(tops.values())]
     while waiting:
         run, parent, depth = waiting.pop()
         stop = depth + len(run.ids)
         waiting.extend((below, len(nodes), stop) for below in reversed(run.below.values()))
-        nodes.append(Node(parent, depth, run.ids, tuple(Served(index, depth, stop) for index in run.serves)))
+        nodes.append(TokenNode(parent, depth, run.ids, tuple(Served(index, depth, stop) for index in run.serves)))
     return tuple(nodes)
 
 
@@ -315,7 +315,7 @@ def _compare(
         if goes_on:
             at = common_prefix(prompt, its_prompt + (earlier.response_ids or ()))
             detail = f"it goes on from {earlier.response_id} in other tokens, from position {at} on"
-            diagnostics.append(Diagnostic(Finding.RETOKENISATION_DRIFT, call.response_id, detail))
+            diagnostics.append(Diagnostic(DataFinding.RETOKENISATION_DRIFT, call.response_id, detail))
             return
 
 

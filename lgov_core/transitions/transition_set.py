@@ -10,7 +10,7 @@ from enum import StrEnum
 from lgov_core.types import Reward, Transition
 
 
-class Finding(StrEnum):
+class DataFinding(StrEnum):
     """A fault of recorded data. Counted and shown; nothing is filled in instead."""
 
     # What a call lacks, or has too much of.
@@ -70,7 +70,7 @@ class Finding(StrEnum):
 class Diagnostic:
     """One finding and what it concerns (a rollout, call, reward or span id)."""
 
-    finding: Finding
+    finding: DataFinding
     subject: str
     detail: str = ""
 

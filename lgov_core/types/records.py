@@ -251,7 +251,7 @@ class CreditRules:
     ``scheme`` is ``return_to_go`` (a turn gets the discounted rewards from it on), ``identical`` (the whole return: the
     Agent Lightning paper's choice), ``step`` (what the turn itself earned), ``gigpo``, ``flow_grpo``, ``gae`` (what a critic
     did not expect; ``gae_lambda`` is its λ, from 0 to 1), or a name that a plugin knows (hook ``lgov_assign_credit``);
-    formulas, sources and biases are in `lgov_core.transitions.credit.schemes`.
+    formulas, sources and biases are in `lgov_core.transitions.schemes`.
     ``discount`` is γ, from 0 to 1. ``baseline`` is what a turn is compared with: ``turn`` the mean over the group's rollouts
     that reached it, ``rollout`` the mean return, ``none`` nothing; means count each rollout once, however many turns it
     has. ``leave_one_out`` leaves a rollout out of the mean that it is compared with: with γ = 1 and ``loss="rollouts"`` the

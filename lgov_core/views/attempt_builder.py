@@ -18,7 +18,7 @@ from lgov_core.store import TraceStore
 from lgov_core.trace import semconv
 from lgov_core.trace.canonical import canonical
 from lgov_core.trace.rollout_spans import attempt_of
-from lgov_core.transitions.reading.conversations import RecordedConversations
+from lgov_core.transitions.calls import RecordedConversations
 from lgov_core.types import BLOCKING, Attempt, CapturedCall, JSONValue, Reward, Rollout, Span
 from lgov_core.views.attempt_view import (
     AgentRun,

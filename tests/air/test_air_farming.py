@@ -21,8 +21,9 @@ from lgov_core.hookspecs import hookimpl
 from lgov_core.plugins import make_plugin_manager
 from lgov_core.reward import AirPlugin, AirRules, RuleSet, shaping
 from lgov_core.scope import RolloutScope
-from lgov_core.transitions import CreditRules, Transition, TransitionSet, assemble, assign_credit, rollout_returns
+from lgov_core.transitions import CreditRules, Transition, TransitionSet, assign_credit, rollout_returns
 from lgov_core.types import Action, Attempt, CapturedCall, Outcome, Point, Reward, Rollout, ToolOutcome
+from tests.transitions.assembled import assemble
 
 LOOK, FILE, ANSWER = range(3)
 TOOLS = {LOOK: "look", FILE: "file"}

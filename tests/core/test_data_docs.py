@@ -11,8 +11,8 @@ import pytest
 
 from lgov_core.store import open_store
 from lgov_core.trace import semconv
-from lgov_core.transitions import Finding
-from lgov_core.transitions.export.trainer_rows import trl_rollouts, verl_rows
+from lgov_core.transitions import DataFinding
+from lgov_core.transitions.rows import trl_rollouts, verl_rows
 from lgov_core.transitions.tokens import make_chains
 from lgov_core.transitions.transition_set import Transition, TransitionSet
 from lgov_core.types import CapturedCall, Outcome, Reward, Rollout
@@ -64,7 +64,7 @@ def test_every_field_of_a_transition_is_documented_once() -> None:
 
 
 def test_every_finding_is_documented_once() -> None:
-    assert sorted(first_column("Diagnostics")) == sorted(finding.value for finding in Finding)
+    assert sorted(first_column("Diagnostics")) == sorted(finding.value for finding in DataFinding)
 
 
 def test_fields_of_chains_and_of_rows_for_others_are_documented() -> None:

@@ -20,7 +20,7 @@ from lgov_core.trace import semconv
 from lgov_core.trace.rollout_spans import rollout_spans
 from lgov_core.trace.sink import StoreSink
 from lgov_core.transitions import (
-    Finding,
+    DataFinding,
     Selection,
     assign_credit,
     build_transitions,
@@ -29,9 +29,9 @@ from lgov_core.transitions import (
     read_store,
     write_parquet,
 )
-from lgov_core.transitions.export.files import read_parquet
-from lgov_core.transitions.export.messages import preference_pairs
-from lgov_core.transitions.reading.records import Records, join
+from lgov_core.transitions.messages import preference_pairs
+from lgov_core.transitions.records import Records, join
+from lgov_core.transitions.rows import read_parquet
 from lgov_core.types import CapturedCall, JSONValue, Outcome, Reward, Rollout, Span
 
 #: The input of a rollout to train on, and of those that measure: as lgov, agent-lightning and a runner write it.
@@ -179,7 +179,7 @@ def test_a_mode_that_is_not_text_is_a_finding(place: Path) -> None:
     for mode in (["test"], {"a": 1}, 3):
         odd = [replace(one, attributes={**one.attributes, semconv.ROLLOUT_MODE: mode}) for one in spans]
         records = read_spans(odd)
-        assert {one.finding for one in records.diagnostics} == {Finding.INVALID_ATTRIBUTE}
+        assert {one.finding for one in records.diagnostics} == {DataFinding.INVALID_ATTRIBUTE}
         assert [one.rollout_id for one in make_transitions(records).transitions] == ["ro_0"]
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lgov_core.transitions import TransitionSet, assign_credit, make_transitions, read_spans
-from lgov_core.transitions.reading.spans import read_span_lines
+from lgov_core.transitions.spans import read_span_lines
 from lgov_core.transitions.tokens import make_chains
 
 AGENTS = ("write", "rewrite", "check")

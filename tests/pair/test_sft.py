@@ -17,7 +17,7 @@ from lgov_core.models import LanguageModel, load_model
 from lgov_core.store import open_store
 from lgov_core.train.algorithms.imitation import choose, imitation_rows, mean_loss
 from lgov_core.transitions import make_transitions, read_store
-from lgov_core.transitions.export.messages import Keep
+from lgov_core.transitions.messages import Keep
 from lgov_core.types import CapturedCall, Outcome, Reward, Rollout
 
 GOOD, BAD = "7 7 7 7", "a b c d e f"

@@ -15,7 +15,7 @@ from lgov_core.train.loop.collecting import UsableSteps
 from lgov_core.train.loop.figures import batch_figures, earned_figures, step_figures
 from lgov_core.train.loop.intervals import grouped_interval, mean_interval, share_interval, t_quantile
 from lgov_core.train.loop.run_files import flat, read_metrics
-from lgov_core.transitions import CreditRules, Diagnostic, Finding, Transition, TransitionSet
+from lgov_core.transitions import CreditRules, DataFinding, Diagnostic, Transition, TransitionSet
 from lgov_core.types import Attempt, Outcome
 
 
@@ -79,7 +79,7 @@ def test_rollouts_of_one_task_are_no_independent_values() -> None:
 
 
 def test_the_figures_of_a_step_by_hand() -> None:
-    data = TransitionSet(TURNS, (Diagnostic(Finding.EXCLUDED_OUTCOME, "x", ""),))
+    data = TransitionSet(TURNS, (Diagnostic(DataFinding.EXCLUDED_OUTCOME, "x", ""),))
     results = [result("a", "a1"), result("a", "a2"), result("b", "b1"), result("b", "b2", Outcome.INFRASTRUCTURE)]
     returns = {("a1", 1): 1.05, ("a2", 1): -0.5, ("b1", 1): 0.0}
     found = step_figures(data, results, returns=returns, dropped_spans=2)
@@ -133,7 +133,7 @@ def test_what_rollouts_earned_by_hand() -> None:
 
 
 def test_the_figures_of_a_step_on_verl_by_hand() -> None:
-    data = TransitionSet(TURNS, (Diagnostic(Finding.EXCLUDED_OUTCOME, "x", ""),))
+    data = TransitionSet(TURNS, (Diagnostic(DataFinding.EXCLUDED_OUTCOME, "x", ""),))
     found = batch_figures(data, [result("a", "a1"), result("a", "a2"), result("b", "b1")], CreditRules())
     assert (found["usable"], found["rollouts"], found["transitions"]) == (3, 3, 4)
     assert found["reward"] == pytest.approx(1 / 3)

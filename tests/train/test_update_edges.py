@@ -22,7 +22,7 @@ from lgov_core.train.layout.layouts import PaddedRows  # noqa: E402
 from lgov_core.train.layout.rows import RowCall, TrainRow, make_rows  # noqa: E402
 from lgov_core.train.loop.joint import JointControl, JointUpdate  # noqa: E402
 from lgov_core.transitions import CreditRules, TransitionSet, assign_credit  # noqa: E402
-from lgov_core.transitions.credit.advantages import penalise_length  # noqa: E402
+from lgov_core.transitions.advantages import penalise_length  # noqa: E402
 
 PLAIN = UpdateConfig(kl=0.0, epochs=1, learning_rate=0.1)
 

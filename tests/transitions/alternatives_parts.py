@@ -9,10 +9,10 @@ from typing import Any
 from lgov_core.transitions import (
     CreditRules,
     TransitionSet,
-    assemble,
     assign_credit,
 )
 from lgov_core.types import Attempt, CapturedCall, Outcome, Reward, Rollout
+from tests.transitions.assembled import assemble
 
 ASK = [{"role": "user", "content": "Who?"}]
 NO_CAP = CreditRules(air_cap=None)

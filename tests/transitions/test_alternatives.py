@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from lgov_core.transitions import (
-    Finding,
-    assemble,
+    DataFinding,
     rollout_returns,
 )
 from lgov_core.types import Attempt, CapturedCall, Outcome, Reward, Rollout, Span
 from tests.transitions.alternatives_parts import ASK, NEXT, THREE, call, credits, final, made, on, said
+from tests.transitions.assembled import assemble
 
 # ---------------------------------------------------------------------- which one it was
 
@@ -153,7 +153,7 @@ def test_a_choice_set_aside_does_not_get_the_final_reward() -> None:
 def test_a_reward_without_a_choice_belongs_to_the_one_used() -> None:
     data = made([*THREE, NEXT], [on("a", None, 0.5)])
     assert [dict(one.rewards) for one in data.transitions] == [{}, {"task": 0.5}, {}, {}]
-    (told,) = [one for one in data.diagnostics if one.finding is Finding.AMBIGUOUS_REWARD_TARGET]
+    (told,) = [one for one in data.diagnostics if one.finding is DataFinding.AMBIGUOUS_REWARD_TARGET]
     assert "it goes to choice 1" in told.detail
 
 
@@ -174,7 +174,7 @@ def test_a_cancelled_choice_is_not_the_one_used() -> None:
 
 def test_a_reward_on_a_choice_that_is_not_there_says_so() -> None:
     data = made([*THREE, NEXT], [on("a", 7, 0.5), final(1.0)])
-    (told,) = [one for one in data.diagnostics if one.finding is Finding.UNKNOWN_REWARD_TARGET]
+    (told,) = [one for one in data.diagnostics if one.finding is DataFinding.UNKNOWN_REWARD_TARGET]
     assert told.detail == "r: there is no choice 7 of call a"
 
 

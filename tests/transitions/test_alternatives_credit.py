@@ -19,9 +19,9 @@ from lgov_core.transitions import (
     rollout_returns,
     write_parquet,
 )
-from lgov_core.transitions.credit.advantages import penalise_length
-from lgov_core.transitions.export.messages import preference_pairs, sft_records, totals_of
-from lgov_core.transitions.export.trainer_rows import trl_rollouts
+from lgov_core.transitions.advantages import penalise_length
+from lgov_core.transitions.messages import preference_pairs, sft_records, totals_of
+from lgov_core.transitions.rows import trl_rollouts
 from lgov_core.transitions.transition_set import line_of
 from tests.transitions.alternatives_parts import (
     ASK,

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lgov_core.errors import TransitionError
-from lgov_core.transitions import CreditRules, Finding, TransitionSet, assign_credit, rollout_returns
+from lgov_core.transitions import CreditRules, DataFinding, TransitionSet, assign_credit, rollout_returns
 
 #: No bound on AIR, for round numbers.
 from tests.transitions.credit_parts import OPEN, credit, group, turn
@@ -227,14 +227,14 @@ def test_a_group_in_which_all_are_alike_learns_nothing_and_says_so(
     rules = CreditRules(scheme=scheme, leave_one_out=leave_one_out, std_floor=std_floor)
     credited = assign_credit(data, rules)
     assert {one.advantages for one in credited.transitions} == {(0.0, 0.0)}
-    assert credited.counts() == {Finding.EQUAL_GROUP: 1}
+    assert credited.counts() == {DataFinding.EQUAL_GROUP: 1}
 
 
 def test_sums_of_the_same_rewards_in_another_order_are_alike() -> None:
     data = group([{"task": 0.1, "style": 0.2}], [{"task": 0.3}])  # 0.1 + 0.2 is not 0.3 in floating point
     credited = assign_credit(data, CreditRules(std_floor=1e-6, deviation="sample", apart=False))
     assert {one.advantages for one in credited.transitions} == {(0.0, 0.0)}
-    assert credited.counts() == {Finding.EQUAL_GROUP: 1}
+    assert credited.counts() == {DataFinding.EQUAL_GROUP: 1}
 
 
 @pytest.mark.parametrize("scheme", ["return_to_go", "step"])
@@ -261,9 +261,9 @@ def test_a_group_of_one_has_nothing_to_compare_and_says_so(scheme: str) -> None:
     rules = CreditRules(scheme=scheme)
     credited = assign_credit(group([1.0, 0.0]), rules)
     assert {one.advantages for one in credited.transitions} == {(0.0, 0.0)}
-    assert credited.counts() == {Finding.SMALL_GROUP: 1}
+    assert credited.counts() == {DataFinding.SMALL_GROUP: 1}
     both = assign_credit(group([1.0], [0.0]), replace(rules, min_group=3))
-    assert both.counts() == {Finding.SMALL_GROUP: 1}
+    assert both.counts() == {DataFinding.SMALL_GROUP: 1}
 
 
 def test_groups_do_not_mix() -> None:

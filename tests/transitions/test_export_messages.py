@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 
 from lgov_core.trace import semconv
-from lgov_core.transitions import assemble, assign_credit
-from lgov_core.transitions.export.messages import (
+from lgov_core.transitions import assign_credit
+from lgov_core.transitions.calls import chat_conversation, threads_of
+from lgov_core.transitions.messages import (
     Keep,
     denied_attempts,
     preference_pairs,
     prompt_records,
     sft_records,
 )
-from lgov_core.transitions.reading.conversations import chat_conversation, threads_of
 from lgov_core.types import Attempt, CapturedCall, Outcome, Reward, Rollout, Span
+from tests.transitions.assembled import assemble
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {}}}]

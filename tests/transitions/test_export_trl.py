@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lgov_core.transitions import TransitionSet
-from lgov_core.transitions.export.trainer_rows import trl_rollouts
+from lgov_core.transitions.rows import trl_rollouts
 from lgov_core.transitions.transition_set import Transition
 from lgov_core.types import Outcome
 

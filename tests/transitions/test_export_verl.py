@@ -11,8 +11,7 @@ import pytest
 from lgov_core.errors import TransitionError
 from lgov_core.store.sqlite import SQLiteStore
 from lgov_core.transitions import TransitionSet, assign_credit
-from lgov_core.transitions.export.files import write_jsonl
-from lgov_core.transitions.export.trainer_rows import transfer_queue_batch, verl_rows, verl_tensors, write_verl_parquet
+from lgov_core.transitions.rows import transfer_queue_batch, verl_rows, verl_tensors, write_jsonl, write_verl_parquet
 from lgov_core.transitions.transition_set import Transition
 from lgov_core.types import Outcome
 

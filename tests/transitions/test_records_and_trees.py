@@ -11,11 +11,10 @@ import pytest
 
 from lgov_core.store.sqlite import SQLiteStore
 from lgov_core.transitions import (
-    Finding,
+    DataFinding,
     Records,
     Selection,
     Transition,
-    assemble,
     assign_credit,
     build_transitions,
     make_chains,
@@ -23,6 +22,7 @@ from lgov_core.transitions import (
 )
 from lgov_core.transitions.tokens import make_tree
 from lgov_core.types import Attempt, CapturedCall, Outcome, Reward, Rollout, Span
+from tests.transitions.assembled import assemble
 
 ROLLOUT = Rollout("r", "t", "run", {}, 0.0)
 ATTEMPT = Attempt("r", 1, 0.0, 9.0, Outcome.SUCCEEDED)
@@ -66,7 +66,7 @@ def test_the_endpoints_tokens_count_and_a_claim_of_others_is_a_finding() -> None
     })  # fmt: skip
     data = assemble([ROLLOUT], [ATTEMPT], CALLS[:1], [FINAL], [SPANS[0], claim])
     assert [(one.prompt_ids, one.response_ids) for one in data.transitions] == [((1,), (2,))]
-    assert data.counts() == {Finding.CLAIM_DIFFERS: 1}
+    assert data.counts() == {DataFinding.CLAIM_DIFFERS: 1}
 
 
 def test_a_span_with_tokens_stands_in_for_a_call_that_was_not_captured() -> None:
@@ -103,7 +103,7 @@ def test_a_call_that_an_agent_made_up_beside_its_recorded_ones_is_left_out_and_g
     )  # fmt: skip
     data = assemble([ROLLOUT], [ATTEMPT], CALLS[:1], [FINAL], [SPANS[0], forged])
     assert [(one.response_id, one.rewards) for one in data.transitions] == [("c1", {"task": 1.0})]
-    assert data.counts() == {Finding.CLAIM_NOT_CAPTURED: 1}
+    assert data.counts() == {DataFinding.CLAIM_NOT_CAPTURED: 1}
     # Where the endpoint recorded nothing, spans from outside are all there is.
     assert [one.response_id for one in assemble([ROLLOUT], [ATTEMPT], [], [FINAL], [forged]).transitions] == ["c9"]
 
@@ -121,11 +121,11 @@ def test_a_rollout_that_only_captured_calls_name_ends_with_its_final_reward() ->
         assert [(one.attempt, one.task_id, one.outcome, one.rewards) for one in data.transitions] == [
             (2, "r", None, {"task": 1.0})
         ]
-        assert data.counts() == {Finding.NO_OUTCOME: 1, Finding.NO_TASK_ID: 1, Finding.OPEN_ATTEMPT: 1}
+        assert data.counts() == {DataFinding.NO_OUTCOME: 1, DataFinding.NO_TASK_ID: 1, DataFinding.OPEN_ATTEMPT: 1}
     data = assemble([], [], CALLS, [replace(FINAL, response_id="c1"), Reward(1.0, "task", "other")])
     assert data.transitions == ()
-    assert data.counts()[Finding.OPEN_ATTEMPT] == 1
-    assert [one.detail for one in data.diagnostics if one.finding is Finding.UNKNOWN_REWARD_TARGET] == [
+    assert data.counts()[DataFinding.OPEN_ATTEMPT] == 1
+    assert [one.detail for one in data.diagnostics if one.finding is DataFinding.UNKNOWN_REWARD_TARGET] == [
         "it names rollout other, which is not on record"
     ]
 
@@ -139,7 +139,7 @@ def test_what_names_no_attempt_is_of_the_last_one_that_captured_calls_name() -> 
     ]
     data = assemble([], [], [*CALLS, again], [FINAL], [replace(outcome, attempt=1)])
     assert [(one.attempt, one.outcome) for one in data.transitions] == [(1, Outcome.FAILED)] * 3
-    assert data.counts() == {Finding.OPEN_ATTEMPT: 1}
+    assert data.counts() == {DataFinding.OPEN_ATTEMPT: 1}
 
 
 def test_what_is_written_while_a_store_is_read_does_no_harm() -> None:
@@ -161,7 +161,7 @@ def test_what_is_written_while_a_store_is_read_does_no_harm() -> None:
     store.finish_attempt("r", 1, Outcome.SUCCEEDED, rewards=[Reward(1.0)])
     data = build_transitions(store)
     assert [(one.rollout_id, one.rewards) for one in data.transitions] == [("r", {"task": 1.0})]
-    assert data.counts() == {Finding.NO_ATTEMPT: 1}
+    assert data.counts() == {DataFinding.NO_ATTEMPT: 1}
 
 
 def sequences(tree: Any, count: int) -> list[tuple[int, ...]]:
@@ -249,4 +249,4 @@ def test_what_is_said_in_another_rollout_changes_nothing_here() -> None:
             assert [one.reward_id for one in both.unassigned if one.rollout_id == "r"] == [
                 one.reward_id for one in alone.unassigned
             ]
-            assert not [one for one in both.diagnostics if one.finding is Finding.CLAIM_DIFFERS]
+            assert not [one for one in both.diagnostics if one.finding is DataFinding.CLAIM_DIFFERS]

@@ -9,7 +9,7 @@ import pytest
 
 from lgov_core.models.tiny import train_tokenizer
 from lgov_core.transitions import assign_credit
-from lgov_core.transitions.export.messages import UnreadableArguments, preference_pairs, sft_records, template_messages
+from lgov_core.transitions.messages import UnreadableArguments, preference_pairs, sft_records, template_messages
 from tests.transitions.test_export_messages import ASK, called, data_of, final, result
 
 #: Reads what the templates of Qwen 2.5 and Llama 3 read: arguments for ``tojson``, and content only where there is some.

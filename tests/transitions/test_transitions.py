@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lgov_core.transitions import CreditRules, Finding, TransitionSet, assemble, assign_credit, write_parquet
+from lgov_core.transitions import CreditRules, DataFinding, TransitionSet, assign_credit, write_parquet
 from lgov_core.types import Attempt, CapturedCall, Outcome, Reward, Rollout
+from tests.transitions.assembled import assemble
 
 
 def rollout(name: str, task: str = "t") -> Rollout:
@@ -97,7 +98,7 @@ def test_the_order_in_which_rewards_arrive_changes_nothing(chance: random.Random
 def test_an_attempt_that_the_machines_ended_is_never_a_reward_of_zero(outcome: Outcome) -> None:
     data = assemble([rollout("a")], [attempt("a", outcome=outcome)], [captured("a", 0)], [])
     assert data.transitions == ()
-    assert data.counts() == {Finding.EXCLUDED_OUTCOME: 1}
+    assert data.counts() == {DataFinding.EXCLUDED_OUTCOME: 1}
 
 
 def test_only_the_last_attempt_counts() -> None:
@@ -113,15 +114,15 @@ def test_only_the_last_attempt_counts() -> None:
 @pytest.mark.parametrize(
     ("call", "finding"),
     [
-        (captured("a", 0, prompt=None), Finding.NO_TOKEN_IDS),
-        (captured("a", 0, reply=None), Finding.NO_TOKEN_IDS),
-        (captured("a", 0, logprobs=None), Finding.NO_LOGPROBS),
-        (captured("a", 0, logprobs=(-0.1,)), Finding.LENGTHS_DIFFER),
-        (captured("a", 0, logprobs=(-0.1, float("nan"))), Finding.LENGTHS_DIFFER),
-        (captured("a", 0, finish="cancelled"), Finding.CANCELLED_REPLY),
+        (captured("a", 0, prompt=None), DataFinding.NO_TOKEN_IDS),
+        (captured("a", 0, reply=None), DataFinding.NO_TOKEN_IDS),
+        (captured("a", 0, logprobs=None), DataFinding.NO_LOGPROBS),
+        (captured("a", 0, logprobs=(-0.1,)), DataFinding.LENGTHS_DIFFER),
+        (captured("a", 0, logprobs=(-0.1, float("nan"))), DataFinding.LENGTHS_DIFFER),
+        (captured("a", 0, finish="cancelled"), DataFinding.CANCELLED_REPLY),
     ],
 )
-def test_a_call_that_cannot_be_trained_on_is_a_finding(call: CapturedCall, finding: Finding) -> None:
+def test_a_call_that_cannot_be_trained_on_is_a_finding(call: CapturedCall, finding: DataFinding) -> None:
     data = assemble([rollout("a")], [attempt("a")], [call, captured("a", 1)], [task_reward("a", 1.0)])
     assert [t.response_id for t in data.transitions] == ["a-1-1"]
     assert data.counts()[finding] == 1
@@ -134,7 +135,7 @@ def test_a_call_that_cannot_be_trained_on_is_a_finding(call: CapturedCall, findi
 def test_it_says_why_log_probabilities_cannot_be_used(logprobs: tuple[float, ...], said: str) -> None:
     call = captured("a", 0, logprobs=logprobs)
     data = assemble([rollout("a")], [attempt("a")], [call, captured("a", 1)], [task_reward("a", 1.0)])
-    assert [one.detail for one in data.diagnostics if one.finding is Finding.LENGTHS_DIFFER] == [said]
+    assert [one.detail for one in data.diagnostics if one.finding is DataFinding.LENGTHS_DIFFER] == [said]
 
 
 def test_unknown_targets_missing_rewards_truncation_and_mixed_weights_are_findings() -> None:
@@ -145,17 +146,17 @@ def test_unknown_targets_missing_rewards_truncation_and_mixed_weights_are_findin
         [tool_reward("a", 9, 0.5)],
     )
     assert data.counts() == {
-        Finding.UNKNOWN_REWARD_TARGET: 1,
-        Finding.NO_FINAL_REWARD: 1,
-        Finding.TRUNCATED_REPLY: 1,
-        Finding.MIXED_WEIGHTS: 1,
+        DataFinding.UNKNOWN_REWARD_TARGET: 1,
+        DataFinding.NO_FINAL_REWARD: 1,
+        DataFinding.TRUNCATED_REPLY: 1,
+        DataFinding.MIXED_WEIGHTS: 1,
     }
     assert [t.truncated for t in data.transitions] == [True, False]
 
 
 def test_open_attempts_and_rollouts_without_calls_are_findings() -> None:
     data = assemble([rollout("a"), rollout("b")], [attempt("a", outcome=None), attempt("b")], [], [])
-    assert data.counts() == {Finding.OPEN_ATTEMPT: 1, Finding.NO_CALLS: 1}
+    assert data.counts() == {DataFinding.OPEN_ATTEMPT: 1, DataFinding.NO_CALLS: 1}
 
 
 def test_return_to_go_minus_the_mean_of_the_rollouts_that_reached_the_turn() -> None:
@@ -232,7 +233,7 @@ def test_a_tiny_deviation_is_not_blown_up() -> None:
 def test_a_group_of_one_has_nothing_to_be_compared_with() -> None:
     credited = assign_credit(build(two_turn_rollout("a", air=0.05, task=1.0)))
     assert all(not any(t.advantages or ()) for t in credited.transitions)
-    assert credited.counts() == {Finding.SMALL_GROUP: 1}
+    assert credited.counts() == {DataFinding.SMALL_GROUP: 1}
 
 
 def test_loss_weights_do_not_change_when_a_rollout_is_split_into_more_rows() -> None:
@@ -265,7 +266,7 @@ def test_parquet_holds_what_the_transitions_hold(tmp_path: object) -> None:
 def test_what_air_takes_back_at_the_end_is_no_final_reward() -> None:
     taken = Reward(-0.1, "air", "a", 1, source="air:end")
     data = build((rollout("a"), attempt("a"), [captured("a", 0)], [tool_reward("a", 0, 0.1), taken]))
-    assert data.counts() == {Finding.NO_FINAL_REWARD: 1}
+    assert data.counts() == {DataFinding.NO_FINAL_REWARD: 1}
     assert data.transitions[0].rewards == {"air": 0.0}
 
 
@@ -273,5 +274,5 @@ def test_what_air_takes_back_at_the_end_is_no_final_reward() -> None:
 def test_a_reward_that_cannot_be_compared_is_a_finding(value: float) -> None:
     rewards = [Reward(value, "task", "r", 1, reward_id="odd"), Reward(1e100, "task", "r", 1, reward_id="large")]
     data = build((rollout("r"), attempt("r"), [captured("r", 0)], rewards))
-    assert data.counts() == {Finding.INVALID_REWARD: 1}
+    assert data.counts() == {DataFinding.INVALID_REWARD: 1}
     assert data.transitions[0].rewards == {"task": 1e100}

@@ -56,7 +56,7 @@ def check_verl() -> None:
 
 def write_tasks(job: VerlJob, tasks: Sequence[Task]) -> Path:
     """Writes the tasks as verl's dataset reads them. Raises `TrainError` for two tasks of one id, or none."""
-    from lgov_core.transitions.export.files import write_table
+    from lgov_core.transitions.rows import write_table
 
     ids = [task.task_id for task in tasks]
     if not ids or len(set(ids)) < len(ids):

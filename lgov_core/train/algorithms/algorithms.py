@@ -67,7 +67,7 @@ def dapo() -> Algorithm:
     Source: Yu et al. 2025, arXiv 2503.14476, eq. 8 to 12. Groups in which all rollouts are alike are not part of the
     batch (``skip_equal``), and further ones are collected in their place (dynamic sampling, section 3.2), here at most
     twice as many as were asked for. Its penalty on long replies is
-    `lgov_core.transitions.credit.advantages.penalise_length`, and off unless used. Biased as GRPO by the deviation.
+    `lgov_core.transitions.advantages.penalise_length`, and off unless used. Biased as GRPO by the deviation.
     """
     return Algorithm(
         "dapo",

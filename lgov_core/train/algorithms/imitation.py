@@ -13,7 +13,7 @@ import torch
 
 from lgov_core.train.layout.logprobs import row_logprobs
 from lgov_core.train.layout.rows import TrainRow, batches_by_length, make_rows
-from lgov_core.transitions.export.messages import Keep, totals_of, unfit
+from lgov_core.transitions.messages import Keep, totals_of, unfit
 from lgov_core.transitions.transition_set import Transition, TransitionSet, by_rollout
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from lgov_core.train.diagnosis.evidence import TASK, Evidence, RecordedRollout, TrainedRollout, groups_of
 from lgov_core.train.loop.intervals import Estimate, grouped_interval, wilson_interval
-from lgov_core.transitions.reading.rewards import INTERMEDIATE
+from lgov_core.transitions.build import INTERMEDIATE
 from lgov_core.types import Severity
 
 #: Rollouts named by one finding.

@@ -10,7 +10,7 @@ from lgov_core.gateway.engine.embedded import EmbeddedEngine
 from lgov_core.gateway.protocol import ANY_MODEL
 from lgov_core.gateway.serving.access import caller
 from lgov_core.train.policy_section import PolicySection
-from lgov_core.transitions.reading.calls import matches
+from lgov_core.transitions.calls import matches
 from lgov_core.wire.exchange import ChatRequest
 
 

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 
 from lgov_core.errors import TrainError
-from lgov_core.transitions.tokens import Node
+from lgov_core.transitions.tokens import TokenNode
 
 Tensor = torch.Tensor
 
@@ -43,7 +43,7 @@ class Segments:
     asked so far, over all passes.
     """
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
+    def __init__(self, nodes: Sequence[TokenNode]) -> None:
         self.sizes = [len(node.ids) for node in nodes]
         self.paths: list[tuple[int, ...]] = []
         for number, node in enumerate(nodes):
@@ -157,7 +157,7 @@ def _compiled_flex() -> Any:
     return torch.compile(flex_attention)
 
 
-def _ends(nodes: Sequence[Node], sizes: Sequence[int]) -> list[int]:
+def _ends(nodes: Sequence[TokenNode], sizes: Sequence[int]) -> list[int]:
     below = list(sizes)  # tokens in a node's subtree; parents come before children
     for number in range(len(nodes) - 1, -1, -1):
         if (parent := nodes[number].parent) >= 0:

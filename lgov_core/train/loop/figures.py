@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from lgov_core.train.loop.intervals import grouped_interval, share_interval
 from lgov_core.transitions import CreditRules, rollout_returns
-from lgov_core.transitions.export.messages import totals_of
+from lgov_core.transitions.messages import totals_of
 from lgov_core.transitions.transition_set import Transition, TransitionSet, by_rollout
 from lgov_core.types import Attempt, CapturedCall
 
@@ -60,7 +60,7 @@ def step_figures(
     ``count`` (tasks); its ``return`` is ``returns``, after the bounds of the channels. ``violation_rate``: the share of
     rollouts with a violation (by the governor's counts, else by penalties). ``response_tokens`` is the mean over calls,
     ``turns`` over rollouts. ``diagnostics`` counts what was found in the
-    records (`Finding`), ``lost_rollouts`` those without a
+    records (`DataFinding`), ``lost_rollouts`` those without a
     usable attempt, ``lost_attempts`` those that the machines broke, ``dropped_spans`` what the store had no room for.
     """
     rollouts = by_rollout(data.transitions)

@@ -15,8 +15,8 @@ from typing import Any
 from lgov_core._util.words import counted
 from lgov_core.errors import TrainError
 from lgov_core.train.loop.collecting import StepRollouts, Task
-from lgov_core.transitions import CreditRules, Finding, TransitionSet
-from lgov_core.transitions.reading.rewards import INTERMEDIATE
+from lgov_core.transitions import CreditRules, DataFinding, TransitionSet
+from lgov_core.transitions.build import INTERMEDIATE
 from lgov_core.types import Attempt
 
 #: The most characters of an error in a note.
@@ -49,7 +49,7 @@ class Round:
     def informative(self) -> list[str]:
         """The groups from which something is learnt, in order."""
         there = {transition.task_id for transition in self.credited.transitions}
-        left_out = self.alike | _groups_with(Finding.SMALL_GROUP, self.credited)
+        left_out = self.alike | _groups_with(DataFinding.SMALL_GROUP, self.credited)
         return [task for task in self.tasks if task in there and task not in left_out]
 
 
@@ -65,10 +65,10 @@ def alike_groups(data: TransitionSet, credit: Callable[[TransitionSet], Transiti
     if any(earned):
         turns = zip(data.transitions, earned, strict=True)
         data = replace(data, transitions=tuple(replace(turn, rewards=rewards) for turn, rewards in turns))
-    return frozenset(_groups_with(Finding.EQUAL_GROUP, credit(data)))
+    return frozenset(_groups_with(DataFinding.EQUAL_GROUP, credit(data)))
 
 
-def _groups_with(finding: Finding, data: TransitionSet) -> set[str]:
+def _groups_with(finding: DataFinding, data: TransitionSet) -> set[str]:
     return {diagnostic.subject for diagnostic in data.diagnostics if diagnostic.finding is finding}
 
 

@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote
 
 from lgov_core.store import TraceStore
 from lgov_core.store.pages import RUNNING, UNKNOWN
-from lgov_core.transitions import Finding
+from lgov_core.transitions import DataFinding
 from lgov_core.transitions.build import CUT_OFF
 from lgov_core.views.attempt_builder import NotRecorded, read_attempt
 from lgov_core.views.attempt_view import (
@@ -148,7 +148,7 @@ class _Timeline:
             else:
                 self._loose.append(decision)
         drifts = [
-            diagnostic for diagnostic in trained.diagnostics if diagnostic.finding is Finding.RETOKENISATION_DRIFT
+            diagnostic for diagnostic in trained.diagnostics if diagnostic.finding is DataFinding.RETOKENISATION_DRIFT
         ]
         self._drifted = {drift.subject for drift in drifts}
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from lgov_core._util.containers import common_prefix
 from lgov_core.errors import ModelError
 from lgov_core.store import TraceStore
-from lgov_core.transitions import Finding
+from lgov_core.transitions import DataFinding
 from lgov_core.transitions.build import CUT_OFF
 from lgov_core.types import CapturedCall
 from lgov_core.views.attempt_builder import NotRecorded
@@ -163,7 +163,7 @@ def _shared(prompt: tuple[int, ...], earlier: Sequence[CapturedCall]) -> int:
 
 def _drift(trained: Trained, call: CapturedCall) -> dict[str, Any] | None:
     for diagnostic in trained.diagnostics:
-        if diagnostic.finding is Finding.RETOKENISATION_DRIFT and diagnostic.subject == call.response_id:
+        if diagnostic.finding is DataFinding.RETOKENISATION_DRIFT and diagnostic.subject == call.response_id:
             position = _POSITION.search(diagnostic.detail)
             return {"at": int(position.group(1)) if position else 0, "detail": diagnostic.detail}
     return None

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from lgov_core.errors import TransitionError
 from lgov_core.store import TraceStore
 from lgov_core.trace.canonical import canonical
-from lgov_core.transitions.reading.span_reading import SpanReading
-from lgov_core.transitions.reading.spans import SpanTree
-from lgov_core.transitions.transition_set import Diagnostic, Finding
+from lgov_core.transitions.span_reading import SpanReading
+from lgov_core.transitions.spans import SpanTree
+from lgov_core.transitions.transition_set import DataFinding, Diagnostic
 from lgov_core.types import Attempt, CapturedCall, Reward, Rollout, Span
 
 _NO_TREE = SpanTree((), [])
@@ -154,7 +154,7 @@ def join(recorded: Records, spans: Iterable[Span]) -> Records:
             origins = [span for span in spanned.origins.get(call.response_id, ()) if span.rollout_id == call.rollout_id]
             if call.response_ids is not None and all(span.claimed for span in origins):
                 diagnostics.append(
-                    Diagnostic(Finding.CLAIM_NOT_CAPTURED, call.response_id, "only a span from outside has it")
+                    Diagnostic(DataFinding.CLAIM_NOT_CAPTURED, call.response_id, "only a span from outside has it")
                 )
                 continue
         # What only describes a reply without its tokens says nothing about a further choice.
@@ -212,7 +212,7 @@ def _with_unannounced(records: Records, announced: Container[str]) -> Records:
         if name not in rollout_ids
     )
     diagnostics = tuple(
-        Diagnostic(Finding.NO_TASK_ID, record.rollout_id, "it is a group of its own") for record in rollouts
+        Diagnostic(DataFinding.NO_TASK_ID, record.rollout_id, "it is a group of its own") for record in rollouts
     )
     return replace(
         records,
@@ -245,7 +245,9 @@ def _joined(
                 call.response_ids,
             ):
                 diagnostics.append(
-                    Diagnostic(Finding.CLAIM_DIFFERS, call.response_id, "a span names other tokens than were captured")
+                    Diagnostic(
+                        DataFinding.CLAIM_DIFFERS, call.response_id, "a span names other tokens than were captured"
+                    )
                 )
     if (agent, rollout_id, tools) == (call.agent, call.rollout_id, call.tool_call_ids):
         return call

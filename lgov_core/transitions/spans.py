@@ -15,7 +15,7 @@ from lgov_core.errors import SpanFileError, TraceError
 from lgov_core.trace import semconv
 from lgov_core.trace.canonical import canonical, from_json, message_of
 from lgov_core.trace.otlp_http import decode_traces
-from lgov_core.transitions.transition_set import Diagnostic, Finding
+from lgov_core.transitions.transition_set import DataFinding, Diagnostic
 from lgov_core.types import JSONValue, Span
 
 #: Operations of model calls that have a reply of tokens.
@@ -59,10 +59,10 @@ class SpanTree:
         self._take(spans, diagnostics)
         for span in self.kept():
             if span.ended_at is None:
-                diagnostics.append(Diagnostic(Finding.OPEN_SPAN, span.span_id, span.name))
+                diagnostics.append(Diagnostic(DataFinding.OPEN_SPAN, span.span_id, span.name))
             if span.parent_id is not None and self._parent(span) is None and _of_interest(span):
                 missing = f"its parent {span.parent_id} is missing"
-                diagnostics.append(Diagnostic(Finding.ORPHAN_SPAN, span.span_id, missing))
+                diagnostics.append(Diagnostic(DataFinding.ORPHAN_SPAN, span.span_id, missing))
         for span in self.kept():
             if id(span) not in self._places:
                 self._walk(span, diagnostics)
@@ -123,7 +123,7 @@ class SpanTree:
             self._index[key], *rest = sorted(candidates, key=_text)
             if rest:
                 detail = f"{len(candidates)} different spans"
-                diagnostics.append(Diagnostic(Finding.DUPLICATE_SPAN, self._index[key].span_id, detail))
+                diagnostics.append(Diagnostic(DataFinding.DUPLICATE_SPAN, self._index[key].span_id, detail))
                 self._others += rest
 
     def _walk(self, span: Span, diagnostics: list[Diagnostic]) -> None:
@@ -159,7 +159,7 @@ class SpanTree:
         self._cut.add(id(circle[first]))
         names = sorted(span.span_id for span in circle)
         detail = f"{len(names)} spans: {', '.join(names[:10])}"
-        diagnostics.append(Diagnostic(Finding.CYCLIC_SPANS, circle[first].span_id, detail))
+        diagnostics.append(Diagnostic(DataFinding.CYCLIC_SPANS, circle[first].span_id, detail))
         return [*circle[first + 1 :], *circle[: first + 1]]
 
 
@@ -376,14 +376,13 @@ def read_span_lines(lines: Iterable[bytes], name: str) -> tuple[list[Span], list
             decoded = decode_traces(line, "application/json", max_inflated=_LONGEST)
         except TraceError as error:
             raise SpanFileError(error.message, path=name, line=number, hint=_HINT) from error
-        if not decoded.spans and not decoded.rejected and not _is_empty_request(line):
+        is_request = line.startswith(b"{") and (
+            b"esourceSpans" in line or b"resource_spans" in line or not line[1:-1].strip()
+        )
+        if not decoded.spans and not decoded.rejected and not is_request:
             raise SpanFileError("no resourceSpans", path=name, line=number, hint=_HINT)
         if decoded.rejected:
             detail = f"{decoded.rejected} spans: {'; '.join(decoded.problems)}"
-            diagnostics.append(Diagnostic(Finding.UNREADABLE_SPAN, f"{name}:{number}", detail))
+            diagnostics.append(Diagnostic(DataFinding.UNREADABLE_SPAN, f"{name}:{number}", detail))
         spans.extend(map(canonical, decoded.spans))
     return spans, diagnostics
-
-
-def _is_empty_request(line: bytes) -> bool:
-    return line.startswith(b"{") and (b"esourceSpans" in line or b"resource_spans" in line or line[1:-1].strip() == b"")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from lgov_core.trace import semconv
-from lgov_core.transitions.reading.conversations import ConversationReader, Message, chat_conversation, threads_of
+from lgov_core.transitions.calls import ConversationReader, Message, chat_conversation, threads_of
 from lgov_core.transitions.transition_set import Transition, TransitionSet, alternatives_of, by_rollout, line_of
 from lgov_core.types import BLOCKING, Attempt, CapturedCall, Outcome, Rollout, Span
 
@@ -27,16 +27,14 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     Templates write the arguments with ``tojson``: most take nothing but an object, and some make of OpenAI's text one that
     is quoted twice, without a word. Raises `UnreadableArguments`.
     """
-    return [_as_read(message) for message in messages]
-
-
-def _as_read(message: Message) -> dict[str, Any]:
-    read = {name: value for name, value in message.items() if value is not None}
-    if message.get("tool_calls"):
-        read["tool_calls"] = [_called(call) for call in message["tool_calls"]]
-    elif "content" not in read:
-        read["content"] = ""
-    return read
+    written: list[dict[str, Any]] = []
+    for message in messages:
+        written.append({name: value for name, value in message.items() if value is not None})
+        if message.get("tool_calls"):
+            written[-1]["tool_calls"] = [_called(call) for call in message["tool_calls"]]
+        else:
+            written[-1].setdefault("content", "")
+    return written
 
 
 def _called(call: Mapping[str, Any]) -> dict[str, Any]:

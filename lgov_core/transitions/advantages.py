@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from lgov_core.errors import TransitionError
-from lgov_core.transitions.credit.schemes import (
+from lgov_core.transitions.schemes import (
     SCHEMES,
     SMALLEST_DEVIATION,
     Channel,
@@ -20,8 +20,8 @@ from lgov_core.transitions.credit.schemes import (
     step,
 )
 from lgov_core.transitions.transition_set import (
+    DataFinding,
     Diagnostic,
-    Finding,
     TransitionSet,
     alternatives_of,
     by_rollout,
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 Rollouts: TypeAlias = Sequence[Sequence[Transition]]
 #: By rollout and turn: the credit, and the advantage of each response token.
 Scores: TypeAlias = list[list[tuple[float, tuple[float, ...]]]]
-#: A rollout, the return and the scores of its turns, and whether it is compared with others.
-_Scored: TypeAlias = tuple[Sequence[Transition], list[float], list[tuple[float, tuple[float, ...]]], bool]
 #: Added to the batch's variance, as verl does: a batch that is all but equal is not blown up without bound.
 _SMALLEST_VARIANCE = 1e-8
 #: An advantage up to this is what sums of the same rewards in another order differ by.
@@ -64,49 +62,79 @@ def assign_credit(
     rules = rules or CreditRules()
     check_known(rules, manager)  # also where no group is compared
     diagnostics = list(data.diagnostics)
-    groups = data.groups()
-    counted: list[list[Transition]] = []
-    scored: list[_Scored] = []
-    for task, rollouts in groups.items():
-        lines = [line for rollout in rollouts if (line := line_of(rollout))]
-        returns = [_all_returns(rollout, rules) for rollout in rollouts]
-        compared = len(lines) >= rules.min_group
-        if compared:
-            scores = _with_set_aside(rollouts, _scores(lines, rules, manager), rules)
-            equal = not any(
-                abs(advantage) > _ROUNDING for rollout in scores for _, tokens in rollout for advantage in tokens
-            )
-            if equal:
-                scores = _spread([[0.0] * len(rollout) for rollout in rollouts], rollouts)
-                diagnostics.append(Diagnostic(Finding.EQUAL_GROUP, task, f"{len(lines)} rollouts"))
-        else:
-            diagnostics.append(Diagnostic(Finding.SMALL_GROUP, task, f"{len(lines)} rollouts"))
-            scores, equal = _spread([[0.0] * len(rollout) for rollout in rollouts], rollouts), True
-        if not (equal and rules.skip_equal):
-            counted += rollouts
-        scored += [(*row, compared) for row in zip(rollouts, returns, scores, strict=True)]
-    tokens = sum(map(_tokens, counted))
-    mean, deviation = _mean_and_deviation(scored) if rules.normalise_batch else (0.0, 1.0)
-    filled: list[Transition] = []
-    for rollout, values, credits, compared in scored:
-        weights = _loss_weights(rollout, rules, max(len(counted), 1), tokens)
-        for transition, value, (credit, advantages), weight in zip(rollout, values, credits, weights, strict=True):
-            target = value
-            if rules.scheme == "gae" and transition.value is not None:
-                # What the critic should have said: it learns from the advantage as it was before the batch's normalisation,
-                # and nothing from what was set aside.
-                target = transition.value if transition.set_aside else credit + transition.value
-            if rules.normalise_batch and compared:
-                middle = 0.0 if transition.set_aside else mean
-                credit = (credit - middle) / deviation if any(transition.response_mask) else 0.0
-                advantages = tuple(
-                    (advantage - middle) / deviation if kept else 0.0
-                    for advantage, kept in zip(advantages, transition.response_mask, strict=True)
-                )
-            filled.append(
-                replace(transition, value_to_go=target, credit=credit, advantages=advantages, loss_weight=weight)
-            )
+    scored = [
+        rollout
+        for task, rollouts in data.groups().items()
+        for rollout in _score_group(task, rollouts, rules, manager, diagnostics)
+    ]
+    counted = sum(rollout.counted for rollout in scored)
+    tokens = sum(_tokens(rollout.turns) for rollout in scored if rollout.counted)
+    normal = _mean_and_deviation(scored) if rules.normalise_batch else None
+    filled = [turn for rollout in scored for turn in _filled(rollout, rules, normal, max(counted, 1), tokens)]
     return TransitionSet(tuple(filled), tuple(diagnostics), data.unassigned)
+
+
+@dataclass(frozen=True, slots=True)
+class _ScoredRollout:
+    """A rollout with the return of each turn, and its credit and advantages. ``compared``: with others of its task;
+    ``counted``: among the rollouts over which the loss is a mean.
+    """
+
+    turns: Sequence[Transition]
+    returns: Sequence[float]
+    scores: Sequence[tuple[float, tuple[float, ...]]]
+    compared: bool
+    counted: bool
+
+
+def _score_group(
+    task: str,
+    rollouts: Sequence[list[Transition]],
+    rules: CreditRules,
+    manager: pluggy.PluginManager | None,
+    diagnostics: list[Diagnostic],
+) -> list[_ScoredRollout]:
+    """Compares the rollouts of one task."""
+    lines = [line for rollout in rollouts if (line := line_of(rollout))]
+    compared = len(lines) >= rules.min_group
+    returns: list[list[float]] = []
+    for rollout in rollouts:
+        own = iter(_returns(line_of(rollout), rules))  # of what was set aside, what it earned itself
+        returns.append([_returns([turn], rules)[0] if turn.set_aside else next(own) for turn in rollout])
+    nothing = _spread([[0.0] * len(rollout) for rollout in rollouts], rollouts)
+    scores, equal = nothing, True
+    if compared:
+        scores = _with_set_aside(rollouts, _scores(lines, rules, manager), rules)
+        equal = not any(abs(value) > _ROUNDING for rollout in scores for _, tokens in rollout for value in tokens)
+    if equal:
+        scores = nothing
+        finding = DataFinding.EQUAL_GROUP if compared else DataFinding.SMALL_GROUP
+        diagnostics.append(Diagnostic(finding, task, f"{len(lines)} rollouts"))
+    counted = not (equal and rules.skip_equal)
+    return [_ScoredRollout(*row, compared, counted) for row in zip(rollouts, returns, scores, strict=True)]
+
+
+def _filled(
+    rollout: _ScoredRollout, rules: CreditRules, normal: tuple[float, float] | None, rollouts: int, tokens: int
+) -> Iterator[Transition]:
+    """The turns with what they are worth; ``normal`` is what the batch's advantages are normalised by, if they are."""
+    weights = _loss_weights(rollout.turns, rules, rollouts, tokens)
+    for turn, value, (credit, advantages), weight in zip(
+        rollout.turns, rollout.returns, rollout.scores, weights, strict=True
+    ):
+        if rules.scheme == "gae" and turn.value is not None:
+            # What the critic should have said: it learns from the advantage as it was before the batch's normalisation,
+            # and nothing from what was set aside.
+            value = turn.value if turn.set_aside else credit + turn.value
+        if normal is not None and rollout.compared:
+            mean, deviation = normal
+            middle = 0.0 if turn.set_aside else mean
+            credit = (credit - middle) / deviation if any(turn.response_mask) else 0.0
+            advantages = tuple(
+                (advantage - middle) / deviation if kept else 0.0
+                for advantage, kept in zip(advantages, turn.response_mask, strict=True)
+            )
+        yield replace(turn, value_to_go=value, credit=credit, advantages=advantages, loss_weight=weight)
 
 
 def rollout_returns(
@@ -132,16 +160,14 @@ def _scores(rollouts: Rollouts, rules: CreditRules, manager: pluggy.PluginManage
                 hint="a difference or a deviation of them is not finite; look for the rule that made them",
             )
         return _spread(credit, rollouts)
-    return [
-        [_of_plugin(tokens, turn) for tokens, turn in zip(answered, rollout, strict=True)]
-        for answered, rollout in zip(ask_plugins(rollouts, rules, manager), rollouts, strict=True)
-    ]
-
-
-def _of_plugin(tokens: Sequence[float], turn: Transition) -> tuple[float, tuple[float, ...]]:
-    kept = [value for value, mask in zip(tokens, turn.response_mask, strict=True) if mask]
-    masked = tuple(value * mask for value, mask in zip(tokens, turn.response_mask, strict=True))
-    return sum(kept) / len(kept) if kept else 0.0, masked
+    scores: Scores = []
+    for answered, rollout in zip(ask_plugins(rollouts, rules, manager), rollouts, strict=True):
+        scores.append([])
+        for tokens, turn in zip(answered, rollout, strict=True):
+            kept = [value for value, mask in zip(tokens, turn.response_mask, strict=True) if mask]
+            masked = tuple(value * mask for value, mask in zip(tokens, turn.response_mask, strict=True))
+            scores[-1].append((sum(kept) / len(kept) if kept else 0.0, masked))
+    return scores
 
 
 def _with_set_aside(rollouts: Rollouts, scores: Scores, rules: CreditRules) -> Scores:
@@ -189,7 +215,11 @@ def _credit(rollouts: Rollouts, rules: CreditRules, scheme: Scheme) -> Turns:
         rewards = [
             _rewards(rollout, scale, rules.channel_weights) for rollout, scale in zip(rollouts, scales, strict=True)
         ]
-        return scheme(Channel(rewards, states, _values(rollouts)), rules)
+        values = [[turn.value for turn in rollout if turn.value is not None] for rollout in rollouts]
+        critic = (
+            values if list(map(len, values)) == list(map(len, rollouts)) else None
+        )  # one that is missing: none at all
+        return scheme(Channel(rewards, states, critic), rules)
     total = [[0.0] * len(rollout) for rollout in rollouts]
     names = sorted({name for rollout in rollouts for turn in rollout for name in turn.rewards})
     for name in names:
@@ -202,12 +232,6 @@ def _credit(rollouts: Rollouts, rules: CreditRules, scheme: Scheme) -> Turns:
             for turn, value in enumerate(credit):
                 row[turn] += weight * value
     return total
-
-
-def _all_returns(rollout: Sequence[Transition], rules: CreditRules) -> list[float]:
-    """The return of each turn of the line; of what was set aside, what it earned itself."""
-    line = iter(_returns(line_of(rollout), rules))
-    return [_returns([turn], rules)[0] if turn.set_aside else next(line) for turn in rollout]
 
 
 def _returns(rollout: Sequence[Transition], rules: CreditRules) -> list[float]:
@@ -258,22 +282,16 @@ def _states(rollout: Sequence[Transition], rules: CreditRules) -> list[Hashable]
     return states
 
 
-def _values(rollouts: Rollouts) -> Turns | None:
-    """The critic's value of each turn; None where one is missing."""
-    values = [[turn.value for turn in rollout if turn.value is not None] for rollout in rollouts]
-    return values if list(map(len, values)) == list(map(len, rollouts)) else None
-
-
-def _mean_and_deviation(scored: Sequence[_Scored]) -> tuple[float, float]:
+def _mean_and_deviation(scored: Sequence[_ScoredRollout]) -> tuple[float, float]:
     """Mean and deviation of the advantages of all trained tokens; the deviation is that of a sample, as in verl.
 
     What was set aside is compared with its own alternatives only, and is not part of the mean.
     """
     values = [
         value
-        for rollout, _, credits, compared in scored
-        if compared
-        for turn, (_, tokens) in zip(rollout, credits, strict=True)
+        for rollout in scored
+        if rollout.compared
+        for turn, (_, tokens) in zip(rollout.turns, rollout.scores, strict=True)
         if not turn.set_aside
         for value, kept in zip(tokens, turn.response_mask, strict=True)
         if kept

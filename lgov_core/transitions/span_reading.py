@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from lgov_core.trace import semconv
-from lgov_core.transitions.reading.spans import (
+from lgov_core.transitions.spans import (
     CALL_OPERATIONS,
     Place,
     SpanTree,
@@ -29,7 +29,7 @@ from lgov_core.transitions.reading.spans import (
     unreadable_tokens,
     version_of,
 )
-from lgov_core.transitions.transition_set import Diagnostic, Finding
+from lgov_core.transitions.transition_set import DataFinding, Diagnostic
 from lgov_core.types import TRAIN_MODE, Attempt, CapturedCall, Outcome, Reward, Rollout, Span, SpanEvent
 
 #: A call in its attempt: its response id and choice.
@@ -95,7 +95,7 @@ def calls_of_spans(
 
 def invalid(span: Span, name: str) -> Diagnostic:
     """The finding that an attribute of ``span`` is not of its kind."""
-    return Diagnostic(Finding.INVALID_ATTRIBUTE, span.span_id, f"{name} is {str(span.attributes.get(name))[:60]!r}")
+    return Diagnostic(DataFinding.INVALID_ATTRIBUTE, span.span_id, f"{name} is {str(span.attributes.get(name))[:60]!r}")
 
 
 def _claims(spans: Sequence[Span], diagnostics: list[Diagnostic]) -> list[tuple[Span, Mapping[str, Any], Tokens]]:
@@ -313,9 +313,9 @@ class SpanReading:
             if semconv.RESPONSE_TOKEN_IDS not in attributes:
                 # A call that was denied, or failed, has no reply to be identified.
                 if semconv.ERROR_TYPE not in attributes and span.ended_at is not None:
-                    self.found.append(Diagnostic(Finding.NO_RESPONSE_ID, span.span_id, span.name))
+                    self.found.append(Diagnostic(DataFinding.NO_RESPONSE_ID, span.span_id, span.name))
                 return
-            self.found.append(Diagnostic(Finding.NO_RESPONSE_ID, span.span_id, "its span's id is used instead"))
+            self.found.append(Diagnostic(DataFinding.NO_RESPONSE_ID, span.span_id, "its span's id is used instead"))
             response_id = span.span_id
         choice = attributes.get(semconv.CHOICE, 0)
         if type(choice) is not int or choice < 0:
@@ -356,9 +356,9 @@ class SpanReading:
                 continue
             tasks = sorted(self._tasks.get(rollout_id, ()))
             if not tasks:
-                self.found.append(Diagnostic(Finding.NO_TASK_ID, rollout_id, "it is a group of its own"))
+                self.found.append(Diagnostic(DataFinding.NO_TASK_ID, rollout_id, "it is a group of its own"))
             elif len(tasks) > 1:
-                self.found.append(Diagnostic(Finding.TASK_IDS_DIFFER, rollout_id, ", ".join(tasks)))
+                self.found.append(Diagnostic(DataFinding.TASK_IDS_DIFFER, rollout_id, ", ".join(tasks)))
             runs = sorted(self._runs.get(rollout_id, ()))
             mode = {"mode": self.held_out[rollout_id]} if rollout_id in self.held_out else {}
             yield Rollout(rollout_id, tasks[0] if tasks else rollout_id, runs[0] if runs else "", mode, started_at)
@@ -387,7 +387,7 @@ class SpanReading:
                 continue
             if len(seen.outcomes) > 1:
                 names = ", ".join(sorted(seen.outcomes))
-                self.found.append(Diagnostic(Finding.OUTCOMES_DIFFER, rollout_id, f"attempt {number}: {names}"))
+                self.found.append(Diagnostic(DataFinding.OUTCOMES_DIFFER, rollout_id, f"attempt {number}: {names}"))
             outcome = next(iter(seen.outcomes)) if len(seen.outcomes) == 1 else None
             running = seen.open and not seen.outcomes and not judged & {(rollout_id, number), (rollout_id, None)}
             yield Attempt(rollout_id, number, seen.started_at, None if running else seen.ended_at, outcome)

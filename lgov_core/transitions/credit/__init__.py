@@ -1,1 +1,0 @@
-"""Credit assignment: distributes rewards over the model calls of a rollout."""

@@ -1,1 +1,0 @@
-"""Writes transitions in the formats of other trainers."""

@@ -1,1 +1,0 @@
-"""Reads a trace into model calls, rewards and conversations."""
