@@ -6,10 +6,11 @@
     def found_something(tool_name, output):
         return 0.1 if output else 0.0
 
-`outcome_rewards.AirPlugin` computes the rewards; `current_rules` has the decorators, `rule_file` reads rules in YAML.
+`outcome_rewards` has `AirPlugin` and the decorators, `rule_file` reads rules in YAML.
 """
 
-from lgov_core.air.current_rules import (
+from lgov_core.air.outcome_rewards import (
+    AirPlugin,
     current,
     on_denied,
     on_model_call,
@@ -19,7 +20,6 @@ from lgov_core.air.current_rules import (
     scope,
     use,
 )
-from lgov_core.air.outcome_rewards import AirPlugin
 from lgov_core.air.rule_file import AIR_FILE_SCHEMA, load_rules, rules_of
 from lgov_core.air.rules import AirRule, AirRules, RuleSet
 

@@ -1,16 +1,39 @@
-"""Rules of automatic intermediate rewards (AIR): a function or a number, and the calls that it is about."""
+"""Rules of automatic intermediate rewards (AIR): a function or a number, and the calls that it is about; checks of amounts."""
 
 from __future__ import annotations
 
 import inspect
+import math
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal, TypeAlias
 
-from lgov_core.air.amounts import amount
 from lgov_core.errors import RewardError
+
+
+def finite(what: str, value: Any) -> float:
+    """``value`` as a finite float. Raises `RewardError`, naming ``what``, for anything else."""
+    if inspect.isawaitable(value):
+        if inspect.iscoroutine(value):
+            value.close()
+        raise RewardError(f"{what} is a coroutine", hint="reward functions are plain functions, not async ones")
+    try:
+        number = math.nan if isinstance(value, str | bytes | bytearray) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise RewardError(f"{what} is {value!r:.100}, not a finite number")
+    return number
+
+
+def amount(what: str, value: Any) -> float:
+    """As `finite`, but a truth value is not a number either."""
+    if isinstance(value, bool):
+        raise RewardError(f"{what} is {value}, not a finite number", hint="write how much it earns or costs")
+    return finite(what, value)
+
 
 #: What a rule is about.
 Event: TypeAlias = Literal["tool_success", "tool_failure", "denied", "model_call"]

@@ -220,7 +220,7 @@ def _short(text: str | None) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class EntrySelection:
     """The entries that fit every field that is set.
 
     ``since`` and ``before`` are Unix times in seconds. ``tool`` and ``agent`` are globs; only entries about a tool call have

@@ -25,7 +25,7 @@ from lgov_core._util.sqlite_file import (
     keep_quiet_across_fork,
     require_same_file,
 )
-from lgov_core.audit.entry import AuditEntry, EntryWriter, Payload, Selection, body_text, entry_of, recordable
+from lgov_core.audit.entry import AuditEntry, EntrySelection, EntryWriter, Payload, body_text, entry_of, recordable
 from lgov_core.audit.record_file import AUDIT_RECORD, erase_texts, erasure_fields, open_record
 from lgov_core.audit.redaction import Redaction
 from lgov_core.audit.signing import Heads, Signer, default_signer, heads_path
@@ -36,7 +36,7 @@ _DOMAIN: Final = b"lgov-audit-v2\0"
 _SALT: Final = 16
 
 
-class Row(NamedTuple):
+class EntryRow(NamedTuple):
     """An entry's columns in the table ``entries``, without its position; `lgov_core.audit.verify` states their format."""
 
     writer: str
@@ -50,7 +50,7 @@ class Row(NamedTuple):
     content: str | None
 
 
-class Chain:
+class EntryChain:
     """The chain of one writer, which it names with a random id. For one thread at a time."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Chain:
 
     def next_row(
         self, entry_id: str, fields: Mapping[str, Any], arguments: Payload | None, content: Payload | None
-    ) -> Row:
+    ) -> EntryRow:
         """The next entry; the chain itself does not move until `append`. Raises `ValueError` as `body_text` does."""
         salt = None if arguments is None and content is None else os.urandom(_SALT)
         seq, body = self._seq + 1, dict(fields)
@@ -74,14 +74,16 @@ class Chain:
         text = body_text({**body, "entry_id": entry_id, "writer": self.writer, "seq": seq})
         stored = (arguments and arguments.stored, content and content.stored)
         row_hash = hashlib.sha256(_DOMAIN + self._hash + text.encode()).digest()
-        return Row(self.writer, seq, fields.get("rollout_id"), text, self._hash, row_hash, salt, *stored)
+        return EntryRow(self.writer, seq, fields.get("rollout_id"), text, self._hash, row_hash, salt, *stored)
 
-    def append(self, row: Row) -> None:
+    def append(self, row: EntryRow) -> None:
         """Moves the end of the chain to a row that has been committed."""
         self._seq, self._hash = row.seq, row.hash
 
 
-_INSERT: Final = f"INSERT INTO entries ({', '.join(Row._fields)}) VALUES ({', '.join('?' * len(Row._fields))})"
+_INSERT: Final = (
+    f"INSERT INTO entries ({', '.join(EntryRow._fields)}) VALUES ({', '.join('?' * len(EntryRow._fields))})"
+)
 _SELECT = "SELECT position, body, prev_hash, hash, arguments, content FROM entries"
 
 
@@ -167,7 +169,7 @@ class AuditLog(EntryWriter):
 
     def _begin_chain(self) -> None:
         self._lock = threading.Lock()
-        self._chain = Chain()
+        self._chain = EntryChain()
         self._unsigned = 0
         self._signed_at = time.monotonic()
 
@@ -200,7 +202,9 @@ class AuditLog(EntryWriter):
         finally:
             self._lock.release()
 
-    def _row(self, entry_id: str, fields: Mapping[str, Any], arguments: Payload | None, content: Payload | None) -> Row:
+    def _row(
+        self, entry_id: str, fields: Mapping[str, Any], arguments: Payload | None, content: Payload | None
+    ) -> EntryRow:
         stamp = {"format": 2, "time_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
         with recordable(str(fields.get("name") or fields["kind"])):
             present = {name: value for name, value in fields.items() if value is not None}
@@ -210,7 +214,7 @@ class AuditLog(EntryWriter):
         digest = self.policy_digest if isinstance(self.policy_digest, str) else self.policy_digest() or ""
         return {"policy_digest": digest, "code_version": self.code_version}
 
-    def _write(self, row: Row) -> None:
+    def _write(self, row: EntryRow) -> None:
         """Writes one entry in a transaction of its own, which is rolled back when anything fails."""
         connection = self._open()
         try:
@@ -220,7 +224,7 @@ class AuditLog(EntryWriter):
                     hint="its triggers were changed; keep a copy, and start a new record",
                 )
         except BaseException:  # unknown whether the entry was written: a new chain
-            self._connection, self._chain = None, Chain()
+            self._connection, self._chain = None, EntryChain()
             connection.close()
             raise
 
@@ -242,7 +246,7 @@ class AuditLog(EntryWriter):
         *,
         entry_id: str | None = None,
         rollout_id: str | None = None,
-        selection: Selection | None = None,
+        selection: EntrySelection | None = None,
         reason: str = "",
     ) -> int:
         """Erases the arguments and texts of one entry, of a rollout or of a selection, and says so in an entry of its own.
@@ -253,11 +257,11 @@ class AuditLog(EntryWriter):
         `AuditError`, also unless exactly one of the three is given, and when someone who reads the record keeps the log from
         being emptied: then the texts are still on the disk, and calling it again finishes.
         """
-        if [entry_id, rollout_id, selection].count(None) != 2 or selection == Selection():
+        if [entry_id, rollout_id, selection].count(None) != 2 or selection == EntrySelection():
             raise AuditError(
                 "erase an entry, a rollout or a selection", hint="name one of them; a selection has a field set"
             )
-        selection = selection or Selection(rollout_id=rollout_id)
+        selection = selection or EntrySelection(rollout_id=rollout_id)
         where, parameter = ("1 OR ?", None) if entry_id is None else ("body LIKE ?", f'%"{entry_id}"%')
         if selection.rollout_id is not None:
             where, parameter = "rollout_id = ?", selection.rollout_id

@@ -30,7 +30,7 @@ from lgov_core.settings import load_settings
 
 if TYPE_CHECKING:
     from lgov_core.audit import AuditEntry, AuditLog
-    from lgov_core.audit.entry import Selection
+    from lgov_core.audit.entry import EntrySelection
     from lgov_core.audit.report import AuditReport
 
 #: Characters of arguments in the table.
@@ -121,7 +121,7 @@ def _verify_folder(path: Path, key: str | None, require_signed: bool, as_json: b
 def show(
     ctx: click.Context,
     path: Path | None,
-    selection: Selection,
+    selection: EntrySelection,
     denied: bool,
     entry_id: str | None,
     counts: bool,
@@ -231,7 +231,7 @@ def erase(
     ctx: click.Context,
     path: Path,
     entry_id: str | None,
-    selection: Selection,
+    selection: EntrySelection,
     reason: str,
     assignments: Mapping[str, str],
     yes: bool,
@@ -244,9 +244,9 @@ def erase(
     the text of --where is in one are counted. Copies, exports and trace stores keep the texts.
     """
     from lgov_core.audit import default_signer
-    from lgov_core.audit.entry import Selection
+    from lgov_core.audit.entry import EntrySelection
 
-    if (entry_id is None) == (selection == Selection()):
+    if (entry_id is None) == (selection == EntrySelection()):
         raise click.UsageError("give --entry, or options such as --where rollout=ID, --where text=TEXT or --before")
     if as_json and not yes:
         raise click.UsageError("--json does not prompt: give --yes with it")
@@ -268,7 +268,7 @@ def erase(
     ctx.exit(Exit.OK if count else Exit.FINDING)
 
 
-def _question(path: Path, entry_id: str | None, selection: Selection) -> str:
+def _question(path: Path, entry_id: str | None, selection: EntrySelection) -> str:
     """The question before erasing, which says how much it is."""
     if entry_id is not None:
         return f"Erase the texts of {entry_id} for good?"
@@ -277,7 +277,7 @@ def _question(path: Path, entry_id: str | None, selection: Selection) -> str:
     return f"Erase the texts of {counted(count, 'entry', 'entries')} for good?"
 
 
-def _entries_with_texts(record: AuditLog, entry_id: str | None, selection: Selection) -> list[AuditEntry]:
+def _entries_with_texts(record: AuditLog, entry_id: str | None, selection: EntrySelection) -> list[AuditEntry]:
     return [
         entry
         for entry in record.entries()

@@ -21,7 +21,7 @@ from lgov_core.settings import load_settings
 
 if TYPE_CHECKING:
     from lgov_core.audit import AuditLog, Signer
-    from lgov_core.audit.entry import Selection
+    from lgov_core.audit.entry import EntrySelection
     from lgov_core.authoring.replay import RecordedAction
     from lgov_core.store import RolloutQueue
 
@@ -150,12 +150,12 @@ def entries_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return with_selection
 
 
-def selection_of(where: Where, since: float | None, before: float | None) -> Selection:
+def selection_of(where: Where, since: float | None, before: float | None) -> EntrySelection:
     """The entries of an audit record that the options choose."""
-    from lgov_core.audit.entry import Selection
+    from lgov_core.audit.entry import EntrySelection
 
     values = {name: single(where, name) for name in ENTRY_FIELDS}
-    return Selection(
+    return EntrySelection(
         rollout_id=values["rollout"],
         session_id=values["session"],
         tool=values["tool"],

@@ -87,7 +87,7 @@ def explain(
         ctx.exit(_explain_access(file, access, preset, as_json))
     if action_text is None or access is not None:
         raise click.UsageError("give one of --action and --access")
-    from lgov_core.authoring.cases import action_of, parse_object
+    from lgov_core.authoring.replay import action_of, parse_object
     from lgov_core.policies import dry_run, load_policy_file
     from lgov_core.policies.policy_set import explain as explain_action
 
@@ -197,7 +197,7 @@ def _why(decision: Decision) -> str:
 @click.pass_context
 def pins(ctx: click.Context, file: Path, approve: str | None, as_json: bool) -> None:
     """Show the tools pinned in FILE, the `store` of a rule with `use: pinned`; exit status 1 where changes wait."""
-    from lgov_core.policies.tools.pinned import PinnedTools, digest_of_definition
+    from lgov_core.policies.tools import PinnedTools, digest_of_definition
 
     with closing(PinnedTools(file)) as tools:
         if approve is not None:

@@ -17,8 +17,7 @@ from lgov_core.settings import without_password
 
 if TYPE_CHECKING:
     from lgov_core.authoring import Suggestion
-    from lgov_core.authoring.cases import Case
-    from lgov_core.authoring.replay import Change, RecordedAction, Replay
+    from lgov_core.authoring.replay import Change, PolicyCase, RecordedAction, Replay
     from lgov_core.governor import Governor
     from lgov_core.policies import PolicySet
     from lgov_core.types import Decision
@@ -56,11 +55,11 @@ def evaluate(ctx: click.Context, file: Path, source: str, limit: int, as_json: b
 
 
 def _judge_cases(file: Path, cases: Path, as_json: bool) -> Exit:
-    from lgov_core.authoring.cases import read_cases
+    from lgov_core.authoring.replay import read_cases
     from lgov_core.policies import dry_run
     from lgov_core.policies.loader import fresh_policies
 
-    judged: list[tuple[Case, Decision]] = []
+    judged: list[tuple[PolicyCase, Decision]] = []
     lines: list[dict[str, Any]] = []
     with dry_run(), _Bench(fresh_policies(file)) as bench:
         for case in read_cases(cases):
@@ -94,7 +93,7 @@ class _Bench:
         self._independent = self._new_governor(policies())
         self._sequences: dict[str, Governor] = {}
 
-    def governor(self, case: Case) -> Governor:
+    def governor(self, case: PolicyCase) -> Governor:
         """The governor for ``case``: that of its sequence, or one that has forgotten the cases before."""
         if case.sequence is not None:
             if case.sequence not in self._sequences:
@@ -119,7 +118,7 @@ class _Bench:
             governor.close()
 
 
-def _case_fields(case: Case, decision: Decision) -> dict[str, Any]:
+def _case_fields(case: PolicyCase, decision: Decision) -> dict[str, Any]:
     return {
         "id": case.case_id,
         "effect": decision.effect.label,
@@ -137,7 +136,7 @@ def _case_row(line: Mapping[str, Any]) -> tuple[object, ...]:
     return line["id"], line["expect"], line["effect"], where, line["reason"], "" if line["ok"] else "MISMATCH"
 
 
-def _summary(judged: list[tuple[Case, Decision]]) -> dict[str, int]:
+def _summary(judged: list[tuple[PolicyCase, Decision]]) -> dict[str, int]:
     """Counts: cases that expect a deny and those of them that were blocked; the others and the false alarms in them."""
     malicious = [decision.blocks for case, decision in judged if case.blocked]
     benign = [decision.blocks for case, decision in judged if not case.blocked]

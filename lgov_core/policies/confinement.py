@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from lgov_core._util.words import suggest_name
 from lgov_core.errors import PolicyFileError
-from lgov_core.policies.content.credential_names import SECRET_NAMES
+from lgov_core.policies.content.secrets import SECRET_NAMES
 from lgov_core.policies.document import Place, read_yaml
 
 #: Variables that go into a box whose rules have ``environment``: what a program needs to start and to reach its model.

@@ -13,9 +13,8 @@ from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.loader import load_policy_file
 from lgov_core.policies.policy_set import PolicySet
 from lgov_core.policies.reload import ReloadingPolicySet
-from lgov_core.policies.sql.names import known_dialect
+from lgov_core.policies.sql.names import Mode, known_dialect
 from lgov_core.policies.sql.policy import FROM_TOOL, SQLPolicy
-from lgov_core.policies.sql.rules import Mode
 from lgov_core.types import Action, Decision, Point, Policy, Severity
 
 Preset: TypeAlias = Literal["strict", "read_only", "guarded", "permissive"]

@@ -9,20 +9,18 @@ from typing import Any, Final, cast
 
 from lgov_core.errors import PluginError
 from lgov_core.plugins import make_plugin_manager
-from lgov_core.policies.approvals.approval import ApprovalPolicy
-from lgov_core.policies.budgets.cost import CostControlPolicy
-from lgov_core.policies.budgets.loop import LoopPolicy
-from lgov_core.policies.budgets.rate import RateLimitPolicy
+from lgov_core.policies.approval import ApprovalPolicy
 from lgov_core.policies.content.pii import PIIPolicy
 from lgov_core.policies.content.secrets import SecretsPolicy
-from lgov_core.policies.network.egress import EgressPolicy
-from lgov_core.policies.paths.path import PathPolicy
+from lgov_core.policies.cost import CostControlPolicy
+from lgov_core.policies.counting import LoopPolicy, RateLimitPolicy
+from lgov_core.policies.egress import EgressPolicy
+from lgov_core.policies.path import PathPolicy
 from lgov_core.policies.policy_set import ConstantPolicy
-from lgov_core.policies.provenance.policy import ProvenancePolicy
+from lgov_core.policies.provenance import ProvenancePolicy
 from lgov_core.policies.shell import ShellPolicy
 from lgov_core.policies.sql.policy import SQLPolicy
-from lgov_core.policies.tools.pinned import PinnedToolsPolicy
-from lgov_core.policies.tools.tool import ToolPolicy
+from lgov_core.policies.tools import PinnedToolsPolicy, ToolPolicy
 from lgov_core.types import Effect, Policy, PolicyFactory
 
 

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from lgov_core.air.amounts import finite
+from lgov_core.air.rules import finite
 from lgov_core.errors import RewardError
 from lgov_core.hookspecs import hookimpl
 from lgov_core.rl_governance.adapt import JudgedRollout, adapt_rollout

@@ -6,7 +6,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Any, Final, Self, cast
 
-from lgov_core.air.amounts import amount
+from lgov_core.air.rules import amount
 from lgov_core.errors import RewardError
 from lgov_core.rl_governance.adapt import priced_violation
 from lgov_core.types import SEVERITY_PENALTIES

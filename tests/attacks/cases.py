@@ -1,6 +1,6 @@
 """The attack cases: one JSON Lines file a kind and threat, judged with the settings of ``policies.yaml``.
 
-A row is a case as `lgov_core.authoring.cases` reads it, without ``expect``: what is malicious must be denied, what is
+A row is a case as `lgov_core.authoring.replay` reads it, without ``expect``: what is malicious must be denied, what is
 benign allowed. ``policy`` names a setting of the kind where it has several. Rows of ``*_sequences.jsonl`` say what they
 expect, and those of one ``sequence`` are judged in order by the same policies.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from lgov_core.authoring.cases import action_of
+from lgov_core.authoring.replay import action_of
 from lgov_core.policies import PolicySet, load_policies
 from lgov_core.types import Action
 from tests.attacks import shell_cases

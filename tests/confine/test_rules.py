@@ -10,7 +10,7 @@ from lgov_core.confine.plan import make_plan
 from lgov_core.errors import InstrumentationError, PolicyFileError
 from lgov_core.policies import load_policy_file
 from lgov_core.policies.confinement import read_confinement
-from lgov_core.policies.content.credential_names import SECRET_NAMES
+from lgov_core.policies.content.secrets import SECRET_NAMES
 
 
 def policy(folder: Path, confine: str) -> Path:

@@ -14,7 +14,7 @@ import pytest
 from lgov_core.errors import PolicyError
 from lgov_core.governor.linear_pattern import MAX_STEPS, LinearPattern, pattern_steps
 from lgov_core.policies import ConstantPolicy, PolicySet, Rule
-from lgov_core.policies.tools.tool import ToolPolicy
+from lgov_core.policies.tools import ToolPolicy
 from lgov_core.types import Action, Effect, Point
 
 #: Those on which RE2 takes longest for their size: its states are too many to be kept, and it goes through all of them.

@@ -1,19 +1,136 @@
-"""ContentPolicy: looks at every string of an action, and denies it or takes out what it found."""
+"""ContentPolicy: looks at every string of an action for the patterns of a table, and denies it or takes out what it found."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, ClassVar, Final, Literal, get_args
 
 from lgov_core.errors import PolicyError
 from lgov_core.governor.options import one_of, positive_integer, string_tuple, surely_matches
-from lgov_core.policies.base import BoundedPolicy
-from lgov_core.policies.content.findings import Check, Finding, look_through
-from lgov_core.policies.content.pattern_file import load_patterns
-from lgov_core.policies.content.text_views import written_number
+from lgov_core.policies.base import BoundedPolicy, DataFile
+from lgov_core.policies.content.text_views import decoded_runs, plain_view, unescaped_view, written_number
 from lgov_core.types import Action, Decision, Point, Severity
+
+#: A value given to a name: ``name = value``, ``"name": "value"``, ``--name value``, ``name: value``. The name is found by its
+#: last word; what follows it is anchored there, so nothing is tried twice.
+_NAMED_VALUE: Final = (
+    r"(?i)(?:%s)s?(?:_(?:prod|dev|staging|stage|live|test|main|\d{1,2})|\d{1,2})?"
+    r"(?:\s{0,4}[\"'\]`]){0,2}(?:\s{0,3}(?:=>|:=|==?|:)\s{0,3}(?:[bru]{0,2}[\"'`])?|>)([^\s\"'`<]{6,160})"
+)
+_BODY: Final = r"(?<![A-Za-z0-9])(?:%s)(?![A-Za-z0-9])"
+
+
+@cache
+def load_patterns(file: str, check_of: Callable[[Mapping[str, Any]], Check | None]) -> tuple[Pattern, ...]:
+    """The patterns of a file beside this module, read once; ``check_of`` gives the check of a row."""
+    data = DataFile("lgov_core.policies.content", file)
+    patterns: list[Pattern] = []
+    for row in data.content["patterns"]:
+        if "regex" in row:
+            regex = data.written_out(row["regex"])
+        else:
+            body = data.written_out(row.get("body") or row["names"])
+            regex = (_BODY if "body" in row else _NAMED_VALUE) % body
+        patterns.append(Pattern(row["kind"], re.compile(regex), tuple(row.get("hints", ())), check_of(row)))
+    return tuple(patterns)
+
+
+#: Characters to the left of a value in which the word that gives it its meaning may stand.
+CONTEXT = 64
+#: Characters before a value at which the shape that it is a part of may begin.
+LOOK_BACK = 320
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ContentFinding:
+    """``text[start:end]`` is something of ``kind``."""
+
+    start: int
+    end: int
+    kind: str
+
+
+_DIGIT = re.compile(r"\d")
+
+#: Gets (text, start, end) of a match; returns the end of what is really there (it may be shorter), or None for nothing.
+Check = Callable[[str, int, int], int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A shape that values of a kind have.
+
+    Runs in linear time: ``regex`` begins with a literal or a look-behind that keeps it from starting anew inside a run of
+    its own characters, and no repeat in it is nested in another that takes the same characters. It is only tried when one
+    of ``hints`` (lower case) occurs in the lower-cased text; none means that a digit must. The value is group 1 where
+    there is one.
+    """
+
+    kind: str
+    regex: re.Pattern[str]
+    hints: tuple[str, ...] = ()
+    check: Check | None = None
+
+    def find(self, text: str, start: int) -> Iterator[ContentFinding]:
+        """The values from ``start`` on, from left to right."""
+        group = 1 if self.regex.groups else 0
+        # The name that a value is given to may stand before `start`.
+        position = max(0, start - LOOK_BACK) if group else start
+        while (match := self.regex.search(text, position)) is not None:
+            begin = match.start(group)
+            # The next match may begin one character on, so that what is found at a place depends on no other match.
+            position = match.start() + 1
+            if begin < start:
+                continue
+            end = match.end(group) if self.check is None else self.check(text, begin, match.end(group))
+            if end is not None:
+                yield ContentFinding(begin, end, self.kind)
+                position = position if group else end
+
+
+def _find_all(patterns: Sequence[Pattern], text: str, start: int) -> Iterator[ContentFinding]:
+    """Everything that any of the patterns finds in ``text`` from ``start`` on."""
+    lowered, has_digit = text.lower(), _DIGIT.search(text) is not None
+    for pattern in patterns:
+        if any(hint in lowered for hint in pattern.hints) if pattern.hints else has_digit:
+            yield from pattern.find(text, start)
+
+
+def left_of(text: str, start: int, characters: int = CONTEXT) -> str:
+    """The text before ``start``, at most ``characters`` of it."""
+    return text[max(0, start - characters) : start]
+
+
+def look_through(text: str, patterns: Sequence[Pattern], start: int = 0) -> list[ContentFinding]:
+    """Returns the findings in all views of ``text`` from ``start`` on, as places in ``text``, merged where they overlap."""
+    plain = plain_view(text)
+    begin = plain.place(start)
+    findings = [ContentFinding(*plain.span(f.start, f.end), f.kind) for f in _find_all(patterns, plain.text, begin)]
+    unescaped = unescaped_view(plain.text)
+    if unescaped is not None:
+        for f in _find_all(patterns, unescaped.text, unescaped.place(begin)):
+            findings.append(ContentFinding(*plain.span(*unescaped.span(f.start, f.end)), f.kind))
+    for run_start, run_end, decoded in decoded_runs(plain.text, begin):
+        first = next(_find_all(patterns, decoded, 0), None)
+        if first is not None:
+            findings.append(ContentFinding(*plain.span(run_start, run_end), first.kind))
+    return merged(findings)
+
+
+def merged(findings: Iterable[ContentFinding]) -> list[ContentFinding]:
+    """The findings in order, overlapping ones as one: it is called what the first, and of those the longest, is called."""
+    together: list[ContentFinding] = []
+    for finding in sorted(findings, key=lambda f: (f.start, -f.end)):
+        if together and finding.start < together[-1].end:
+            last = together[-1]
+            together[-1] = ContentFinding(last.start, max(last.end, finding.end), last.kind)
+        else:
+            together.append(finding)
+    return together
+
 
 ContentAction = Literal["deny", "redact"]
 
@@ -105,7 +222,7 @@ class ContentPolicy(BoundedPolicy):
             text=text if text != action.text else None,
         )
 
-    def find(self, text: str, start: int = 0) -> list[Finding]:
+    def find(self, text: str, start: int = 0) -> list[ContentFinding]:
         """Returns the findings in ``text`` from ``start`` on, in order and without overlaps; the text before it is context."""
         findings = look_through(text, self._patterns, start)
         return [f for f in findings if not surely_matches(text[f.start : f.end].casefold(), self._allow)]

@@ -1,4 +1,4 @@
-"""SecretsPolicy: keys, tokens and passwords stay out of actions and results."""
+"""SecretsPolicy: keys, tokens and passwords stay out of actions and results. Names of files that hold such things."""
 
 from __future__ import annotations
 
@@ -11,11 +11,28 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from lgov_core.policies.content.check_digits import base58_checked
-from lgov_core.policies.content.content import ContentPolicy
-from lgov_core.policies.content.findings import Check, left_of
-from lgov_core.policies.data import DataFile
+from lgov_core.governor.options import names
+from lgov_core.policies.base import DataFile
+from lgov_core.policies.content.content import Check, ContentPolicy, left_of
+from lgov_core.policies.content.pii import base58_checked
 from lgov_core.types import Severity
+
+#: Globs, in lower case. One with a slash is for a name within a folder of the other name.
+CREDENTIAL_NAMES: Final = names(
+    """
+    .ssh .gnupg .aws .azure .kube .docker .password-store .netrc _netrc .pgpass .my.cnf .git-credentials .npmrc
+    .pypirc .env .env.* .envrc .vault-token .htpasswd .s3cfg .boto id_rsa* id_dsa* id_ecdsa* id_ed25519*
+    authorized_keys *.kdbx *.p12 *.pfx *.jks *.jceks *.bks *.keystore *.ppk *.p8 *.agekey
+    login.keychain* credentials.json service-account*.json cookies.sqlite
+    secrets.yml secrets.yaml secrets.json .terraformrc wallet.dat key4.db logins.json terraform.tfstate
+    .cargo/credentials* .config/gcloud .config/gh .config/rclone *.key privkey*.pem *[-_]key.pem key.pem
+    *private*.pem *keypair*.pem secrets.toml *[-_]credentials.json *adminsdk*.json .terraform.d .m2/settings.xml
+    kubeconfig .gem/credentials .pulumi
+    """
+)
+#: With those that are no more than likely to hold one: closed for the tools of agents and in boxes, where nothing else is lost.
+SECRET_NAMES: Final = (*CREDENTIAL_NAMES, *names("*.env *_history *.pem"))
+
 
 _DATA: Final = DataFile("lgov_core.policies.content", "secret_formats.yaml")
 _re = _DATA.pattern

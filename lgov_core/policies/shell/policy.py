@@ -13,17 +13,24 @@ from typing import Any, Literal, cast, get_args
 from lgov_core.errors import PolicyError
 from lgov_core.governor.options import argument_names, string_tuple
 from lgov_core.policies.base import BoundedPolicy
-from lgov_core.policies.shell.call import NO_INPUT, Call, Input, files_of, printed_by, read_call
-from lgov_core.policies.shell.checks import check_word, default_table
-from lgov_core.policies.shell.syntax import parse
+from lgov_core.policies.shell.calls import (
+    NO_INPUT,
+    Call,
+    Input,
+    check_word,
+    default_table,
+    files_of,
+    printed_by,
+    read_call,
+)
+from lgov_core.policies.shell.syntax import BELOW, HOME, UNKNOWN, ShellRefusal, is_wild, parse, shown, unclear, unknown
 from lgov_core.policies.shell.table import FREE, Entry, Table, names, regex
-from lgov_core.policies.shell.values import BELOW, HOME, UNKNOWN, Refused, is_wild, shown, unclear, unknown
 from lgov_core.policies.shell.walk import Walk
 from lgov_core.policies.shell.workspace import Workspace
 from lgov_core.types import Action, Decision, Point, Severity
 
 
-class Session:
+class ShellRun:
     """One judgement of one text. Used by one thread."""
 
     def __init__(self, table: Table, folder: str, writable: Sequence[str], *, lenient: bool) -> None:
@@ -34,7 +41,7 @@ class Session:
         self.unknown: list[str] = []
 
     def judge(self, text: str) -> None:
-        """Judges the text. Raises `Refused`."""
+        """Judges the text. Raises `ShellRefusal`."""
         self._walk.statement(parse(text), NO_INPUT)
 
     def _run(self, words: Sequence[str], stdin: Input) -> list[str]:
@@ -66,7 +73,7 @@ class Session:
                 raise unknown(f"{name[:60]!r} is not a known command; add it to commands of the policy.")
             entry = self._table.entry(command)
             return [UNKNOWN] if self._asks_for_help(entry, args) else self._judge(entry, args, stdin)
-        except Refused as refused:
+        except ShellRefusal as refused:
             if refused.rule != "shell-unknown" or not self._lenient:
                 raise
             self.unknown.append(refused.reason)
@@ -130,7 +137,7 @@ class Session:
         if use == "sql":  # the first operand is the database; what -cmd runs comes before the input
             named = bool(call.words_of("sql")) and "-cmd" not in call.options
         if use == "always" and stdin != NO_INPUT:
-            raise Refused("shell-program", f"{call.entry.name} would run what it reads; give it no input.")
+            raise ShellRefusal("shell-program", f"{call.entry.name} would run what it reads; give it no input.")
         elif use == "applied":
             self._check_applied(call)
         elif use not in ("", "words", "always") and not named:
@@ -141,14 +148,18 @@ class Session:
                 return
             if stdin.source == "file" or UNKNOWN in "".join(stdin.values):
                 instead = "write the statement out" if use == "sql" else "name a file"
-                raise Refused("shell-program", f"{call.entry.name} would run what comes from elsewhere; {instead}.")
+                raise ShellRefusal(
+                    "shell-program", f"{call.entry.name} would run what comes from elsewhere; {instead}."
+                )
             for text in stdin.values:
                 self._check(call, use, text)
 
     def _check_applied(self, call: Call) -> None:
         """Judges a patch that is read from the input."""
         if call.input.source == "pipe" and call.operands[:1] in ([], ["-"]):
-            raise Refused("shell-program", f"{call.entry.name} would apply what comes from elsewhere; name a file.")
+            raise ShellRefusal(
+                "shell-program", f"{call.entry.name} would apply what comes from elsewhere; name a file."
+            )
         for text in call.input.values if call.input.source == "text" else ():
             for path in re.findall(r"^\+\+\+ (?:[ab]/)?([^\t\n]+)", text, re.MULTILINE) or [UNKNOWN]:
                 self._workspace.write(path)
@@ -170,7 +181,7 @@ class Session:
         elif call.entry.stdin == "words":
             self._with_input_words(call, words)
         elif kind == "tool" and "/" in words[0]:
-            raise Refused("shell-network", f"{shown(words[0])} is not the name of a known tool.")
+            raise ShellRefusal("shell-network", f"{shown(words[0])} is not the name of a known tool.")
         else:
             before = self._workspace.state.copy()
             self._run(words, call.input)
@@ -297,12 +308,12 @@ class ShellPolicy(BoundedPolicy):
             return self.deny("shell-too-deep", reason, Severity.MEDIUM)
 
     def _judge_text(self, text: str) -> Decision:
-        from lgov_core.policies.shell.policy import Session
+        from lgov_core.policies.shell.policy import ShellRun
 
-        session = Session(self._table or default_table(), self.cwd, self.writable, lenient=self.unknown != "deny")
+        session = ShellRun(self._table or default_table(), self.cwd, self.writable, lenient=self.unknown != "deny")
         try:
             session.judge(text)
-        except Refused as refused:
+        except ShellRefusal as refused:
             return self.deny(refused.rule, refused.reason, _SEVERITY.get(refused.rule, Severity.MEDIUM))
         if session.unknown and self.unknown == "escalate":
             return self.escalate("shell-unknown", session.unknown[0], Severity.MEDIUM)

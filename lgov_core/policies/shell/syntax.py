@@ -1,28 +1,214 @@
-"""Parses a shell text into a syntax tree, and refuses what the parser may read differently from the shell."""
+"""Parses a shell text into a syntax tree, and refuses what the parser may read differently from the shell.
+
+Words are values with placeholders for unknown text; quotes, escapes and braces are bash's.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lgov_core.governor.options import names
-from lgov_core.policies.shell.values import Refused, unclear
 
 if TYPE_CHECKING:
     import tree_sitter
 
+
+#: Commands of one text, those of the texts inside it included.
+MAX_COMMANDS = 1_000
+#: Steps of one judgement, of about a microsecond each.
+MAX_STEPS = 150_000
+#: Shells inside shells, functions inside functions.
+MAX_DEPTH = 6
+
+
+class ShellRefusal(Exception):
+    """A reason to deny: ``rule`` is a stable slug, ``reason`` a sentence for the model."""
+
+    def __init__(self, rule: str, reason: str) -> None:
+        super().__init__(reason)
+        self.rule, self.reason = rule, reason
+
+
+def unclear(reason: str) -> ShellRefusal:
+    """Something in the text whose meaning cannot be read for certain."""
+    return ShellRefusal("shell-unclear", reason)
+
+
+def unknown(reason: str) -> ShellRefusal:
+    """A command, option or program text that the table does not know."""
+    return ShellRefusal("shell-unknown", reason)
+
+
+class Budget:
+    """Counts down the steps and commands of one judgement. Made for one judgement, used by one thread."""
+
+    def __init__(self) -> None:
+        self.steps, self.commands, self.depth = MAX_STEPS, MAX_COMMANDS, 0
+
+    def spend(self, steps: int) -> None:
+        """Counts steps. Raises `ShellRefusal` beyond `MAX_STEPS`."""
+        self.steps -= steps
+        if self.steps < 0:
+            raise ShellRefusal(
+                "shell-too-deep", "The command takes too much work to judge; split it into smaller ones."
+            )
+
+    def command(self, words: Sequence[str]) -> None:
+        """Counts a command and its words. Raises `ShellRefusal` beyond `MAX_COMMANDS`."""
+        self.spend(sum(map(len, words)) // 8)
+        self.commands -= 1
+        if self.commands < 0:
+            raise ShellRefusal("shell-too-deep", "The text runs too many commands; write fewer.")
+
+    @contextmanager
+    def nested(self) -> Generator[None, None, None]:
+        """Counts an inner shell or function call. Raises `ShellRefusal` beyond `MAX_DEPTH`."""
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise ShellRefusal(
+                "shell-too-deep", "Shells or functions call each other too deeply; write the commands out."
+            )
+        yield
+        self.depth -= 1
+
+
+#: Any text at all.
+UNKNOWN = "\ue000"
+#: Wildcards, or a name without a slash that a command prints: ``*`` and ``?``.
+STAR, ANY = "\ue001", "\ue002"
+#: Folders below a folder, any number of them and each with its slash: ``find src`` prints ``src/`` + BELOW + STAR.
+BELOW = "\ue009"
+#: Between two arguments of one word.
+BREAK = "\ue007"
+OPEN, CLOSE, COMMA, TILDE, CLASS = "\ue003", "\ue004", "\ue005", "\ue006", "\ue008"
+#: What ``<(...)`` becomes: a file with what its commands print.
+PIPE = f"/dev/fd/{UNKNOWN}"
+#: The home folder of the user, which is not known here.
+HOME = "/~"
+#: The ``PATH`` that is set: folders of installed programs.
+INSTALLED = "/usr/bin"
+
+_ACTIVE = {"*": STAR, "?": ANY, "[": CLASS, "{": OPEN, "}": CLOSE, ",": COMMA}
+_INERT = str.maketrans({OPEN: "{", CLOSE: "}", COMMA: ",", TILDE: "~"})
+_RANGE = re.compile(r"(?:-?\d{1,4}\.\.-?\d{1,4}|([A-Za-z])\.\.([A-Za-z]))(?:\.\.-?\d{1,4})?")
+#: Readings of one word, and characters of all its readings together.
+MAX_READINGS, MAX_CHARACTERS = 64, 60_000
+_GLOBS = str.maketrans({"*": STAR, "?": ANY, "[": CLASS})
+_SPACE = re.compile(r"[ \t\n]+")
+_WILD = re.compile(f"[{UNKNOWN}{STAR}{ANY}{BELOW}]")
+
+
+def is_wild(word: str) -> bool:
+    """Returns whether a word holds a placeholder, so that it may be several things."""
+    return _WILD.search(word) is not None
+
+
+def literal(word: str) -> str:
+    """A word without its placeholders."""
+    return _WILD.sub("", word)
+
+
+def as_glob(word: str) -> str:
+    """A word as a glob of `fnmatch`."""
+    return word.replace(BELOW, "*").replace(STAR, "*").replace(ANY, "?")
+
+
+def unquoted(value: str) -> str:
+    """A value as part of a word without quotes: it is split at spaces, and its wildcards are expanded."""
+    # A value that is not known, or a list of files, may be several words.
+    if BELOW in value:
+        value = f"{value} {value}"
+    return _SPACE.sub(BREAK, value.translate(_GLOBS)).replace(UNKNOWN, UNKNOWN + BREAK + UNKNOWN)
+
+
+def shown(word: str) -> str:
+    """A word for a message, its placeholders as the characters they replace."""
+    return repr(as_glob(word.replace(UNKNOWN, "$…").replace(BELOW, "**/").replace(HOME, "~"))[:80])
+
+
+def marked(text: str) -> str:
+    """Source outside quotes: escapes undone, special characters replaced by placeholders."""
+    text = TILDE + text[1:] if text.startswith("~") else text
+    return re.sub(r"\\(.?)|[*?[{},]", lambda match: _ACTIVE.get(match[0]) or match[1] or "\\", text, flags=re.DOTALL)
+
+
+def ansi_c(text: str) -> str:
+    """The inside of ``$'...'``, which has no escapes other than of a line end, a tab, a quote and a backslash."""
+    return re.sub(r"\\(.)", lambda match: {"n": "\n", "t": "\t"}.get(match[1], match[1]), text, flags=re.DOTALL)
+
+
+def in_quotes(text: str) -> str:
+    """Source inside of double quotes, its escapes undone."""
+    return re.sub(r'\\([$`"\\\n])', lambda match: "" if match[1] == "\n" else match[1], text)
+
+
+def trimmed(value: str, operator: str) -> str:
+    """``${name%suffix}``, ``${name#prefix}``, ``${name%%,*}`` with literals; UNKNOWN for the rest."""
+    if operator == "##*/" and UNKNOWN not in value:
+        return value.rpartition("/")[2]
+    match = re.fullmatch(r"(%%?|##?)([\w./\-]+)", operator)
+    if match is None or UNKNOWN in value:
+        return UNKNOWN
+    return value.removesuffix(match[2]) if match[1][0] == "%" else value.removeprefix(match[2])
+
+
+def braces(word: str) -> list[str]:
+    """Brace expansion. An incomplete brace is literal text."""
+    done: list[str] = []
+    waiting = [word]
+    while waiting:
+        current = waiting.pop()
+        close = current.find(CLOSE)
+        start = current.rfind(OPEN, 0, close) if close >= 0 else -1
+        if start < 0:
+            (waiting if close >= 0 else done).append(current.replace(CLOSE, "}", 1))
+            continue
+        before, inner, after = current[:start], current[start + 1 : close], current[close + 1 :]
+        span = _RANGE.fullmatch(inner)
+        if COMMA in inner:
+            items = inner.split(COMMA)
+        elif span is not None:
+            low, high = sorted((ord(span[1] or "1"), ord(span[2] or "1")))
+            items = [chr(code) for code in range(low, high + 1)]  # for numbers: 1
+        elif ".." in inner:
+            raise unclear("A range in braces that is not understood; write it more simply.")
+        else:
+            waiting.append(f"{before}{{{inner}}}{after}")
+            continue
+        if (len(items) + len(waiting) + len(done)) * len(current) > MAX_CHARACTERS or len(items) > 4 * MAX_READINGS:
+            raise ShellRefusal("shell-too-deep", "A brace expansion makes too many words; write fewer.")
+        waiting.extend(before + item + after for item in reversed(items))
+    return done
+
+
+def finished(field: str) -> str:
+    """An argument with its tilde, brackets and other special characters restored."""
+    if field.startswith(TILDE):
+        rest = field[1:]
+        field = HOME + rest if rest[:1] in ("", "/") else f"/home/{rest}" if rest[:1].isalpha() else UNKNOWN + rest
+    if "=" in field or ":" in field:  # name=~/x, and some shells and programs expand --option=~/x
+        field = re.sub(f"(?<=[=:])[~{TILDE}](?=/|:|$)", HOME, field)
+    if CLASS in field:
+        inside, closing, rest = field.rpartition("]")
+        field = (re.sub(f"{CLASS}[^]]*]", ANY, inside + closing) + rest).replace(CLASS, "[")
+    return field.translate(_INERT)
+
+
 _WORD_TYPES = """word string raw_string ansi_c_string translated_string number concatenation simple_expansion expansion
     command_substitution process_substitution arithmetic_expansion brace_expression regex extglob_pattern array
     subscript variable_name test_operator special_variable_name string_content file_descriptor"""
-#: Node types that are words, or parts of one.
+#: SyntaxNode types that are words, or parts of one.
 WORDS = frozenset(names(_WORD_TYPES))
 _WORD_ENDS = (WORDS - {"file_descriptor"}) | {"command_name"}
 REDIRECTS = frozenset({"file_redirect", "herestring_redirect", "heredoc_redirect"})
-#: Node types with several words side by side, where the parser may miss the end of one.
+#: SyntaxNode types with several words side by side, where the parser may miss the end of one.
 _LISTS = frozenset({"for_statement", "array", "declaration_command", "file_redirect", "case_statement", "command"})
-#: Node types that hold text of their own between their children.
+#: SyntaxNode types that hold text of their own between their children.
 _OPEN_TEXT = frozenset({"string", "heredoc_body", "expansion", "regex", "concatenation", "ansi_c_string", "raw_string"})
 #: A character beyond U+FFFF where the parser looks for digits, ``{1..3}``: it reads outside of a table.
 _FAR_LETTER = re.compile(rb"(\{[0-9.]*)[\xf0-\xf4][\x80-\xbf]{3}")
@@ -50,7 +236,7 @@ _QUOTING = frozenset({"raw_string", "ansi_c_string", "comment", "heredoc_body"})
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class SyntaxNode:
     """A node of the syntax tree, copied from the parser's, which are slow to walk."""
 
     type: str
@@ -60,31 +246,31 @@ class Node:
     field: str | None
     is_named: bool
     depth: int
-    children: list[Node] = dataclasses.field(default_factory=list["Node"])
+    children: list[SyntaxNode] = dataclasses.field(default_factory=list["SyntaxNode"])
 
     def __post_init__(self) -> None:
         if self.type == "word" and "\n" in self.text.replace("\\\n", ""):
             raise unclear("A word over several lines is not understood; put it in quotes.")
         if self.depth > MAX_NESTING:
-            raise Refused("shell-too-deep", "The command is nested too deeply; write it more simply.")
+            raise ShellRefusal("shell-too-deep", "The command is nested too deeply; write it more simply.")
 
     @property
-    def named(self) -> list[Node]:
+    def named(self) -> list[SyntaxNode]:
         """The named children."""
         return [child for child in self.children if child.is_named]
 
-    def first(self, role: str) -> Node | None:
+    def first(self, role: str) -> SyntaxNode | None:
         """The first child of a field or a type."""
         return next(iter(self.every(role)), None)
 
-    def every(self, role: str) -> list[Node]:
+    def every(self, role: str) -> list[SyntaxNode]:
         """The children of a field or a type."""
         return [child for child in self.children if role in (child.field, child.type)]
 
-    def walk(self) -> list[Node]:
+    def walk(self) -> list[SyntaxNode]:
         """The node and all below it, in the order of the text."""
-        nodes: list[Node] = []
-        waiting: list[Node] = [self]
+        nodes: list[SyntaxNode] = []
+        waiting: list[SyntaxNode] = [self]
         while waiting:
             node = waiting.pop()
             nodes.append(node)
@@ -92,8 +278,8 @@ class Node:
         return nodes
 
 
-def parse(text: str) -> Node:
-    """The syntax tree of ``text``, read as bash. Raises `Refused` for what is not bash or may be read in two ways."""
+def parse(text: str) -> SyntaxNode:
+    """The syntax tree of ``text``, read as bash. Raises `ShellRefusal` for what is not bash or may be read in two ways."""
     import tree_sitter
     import tree_sitter_bash
 
@@ -104,12 +290,14 @@ def parse(text: str) -> Node:
         raise unclear("Put a space before a backslash at the end of a line.")
     source = text.encode()
     if sum(map(source.count, _OPENING)) > MAX_OPENING:
-        raise Refused("shell-too-deep", "The command holds too many opening brackets or pipes; write less at a time.")
+        raise ShellRefusal(
+            "shell-too-deep", "The command holds too many opening brackets or pipes; write less at a time."
+        )
     # Another letter of as many bytes in its place changes nothing in the tree.
     parser = tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
     raw = parser.parse(_FAR_LETTER.sub(b"\\1" + "××".encode(), source)).root_node
     if raw.has_error:
-        raise Refused("shell-unparsable", "The command is not complete or not understood; write it more simply.")
+        raise ShellRefusal("shell-unparsable", "The command is not complete or not understood; write it more simply.")
     root = _copied(raw, source)
     nodes = root.walk()
     _check_gaps(nodes, source)
@@ -124,11 +312,11 @@ def parse(text: str) -> Node:
     return root
 
 
-def _copied(raw: tree_sitter.Node, source: bytes) -> Node:
+def _copied(raw: tree_sitter.SyntaxNode, source: bytes) -> SyntaxNode:
     """The tree below ``raw``. A list inside a list (``(a && b) && c``) becomes one, however long it is."""
     cursor = raw.walk()
-    root: Node | None = None  # the first one
-    above: list[Node] = []
+    root: SyntaxNode | None = None  # the first one
+    above: list[SyntaxNode] = []
     while True:
         node = cursor.node
         assert node is not None
@@ -138,7 +326,7 @@ def _copied(raw: tree_sitter.Node, source: bytes) -> Node:
         else:
             start, end, depth = node.start_byte, node.end_byte, parent.depth + 1 if parent is not None else 0
             text = source[start:end].decode(errors="replace")
-            here = Node(node.type, text, start, end, cursor.field_name, node.is_named, depth)
+            here = SyntaxNode(node.type, text, start, end, cursor.field_name, node.is_named, depth)
             root = root or here
             if parent is not None:
                 parent.children.append(here)
@@ -152,13 +340,13 @@ def _copied(raw: tree_sitter.Node, source: bytes) -> Node:
             _hand_down(above.pop(), source)
 
 
-def _hand_down(node: Node, source: bytes) -> None:
+def _hand_down(node: SyntaxNode, source: bytes) -> None:
     """Gives the redirections behind a pipeline or list to its last command, whose they are."""
     body = node.first("body") if node.type == "redirected_statement" else None
     while body is not None and body.type in ("pipeline", "list", "negated_command"):
         last = body.children[-1]
         text = source[last.start : node.end].decode(errors="replace")
-        inner = Node(node.type, text, last.start, node.end, last.field, True, last.depth)
+        inner = SyntaxNode(node.type, text, last.start, node.end, last.field, True, last.depth)
         inner.children = [last, *(child for child in node.children if child is not body)]
         last.field = "body"
         body.children[-1] = inner
@@ -166,13 +354,13 @@ def _hand_down(node: Node, source: bytes) -> None:
         node, body = inner, last
 
 
-def _check_gaps(nodes: list[Node], source: bytes) -> None:
+def _check_gaps(nodes: list[SyntaxNode], source: bytes) -> None:
     """Refuses an escaped space that the parser took for a gap between words, and words with no gap between them."""
     for node in nodes:
         if node.type in _OPEN_TEXT:
             continue
         before = node.start
-        previous: Node | None = None
+        previous: SyntaxNode | None = None
         for child in node.children:
             gap = source[before : child.start].replace(b"\\\n", b"").strip()
             if gap and not (gap == b"-" and node.type == "redirected_statement"):
@@ -185,7 +373,7 @@ def _check_gaps(nodes: list[Node], source: bytes) -> None:
             before, previous = child.end, child
 
 
-def _check_heredoc(node: Node, source: bytes) -> None:
+def _check_heredoc(node: SyntaxNode, source: bytes) -> None:
     """Refuses a here-document whose lines the parser took for words of the command."""
     start, body = node.first("heredoc_start"), node.first("heredoc_body")
     line = source.find(b"\n", start.end if start is not None else node.end)
@@ -203,7 +391,7 @@ def _check_heredoc(node: Node, source: bytes) -> None:
             raise unclear("A here-document that is not understood; write it more simply.")
 
 
-def _check_substitutions(nodes: list[Node], source: bytes) -> None:
+def _check_substitutions(nodes: list[SyntaxNode], source: bytes) -> None:
     """Refuses a backtick, ``$(``, ``${`` or ``$[`` that the tree does not show as what the shell takes it for."""
     understood: set[int] = set()
     quoted: list[tuple[int, int]] = []

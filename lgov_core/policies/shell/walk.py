@@ -10,9 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from lgov_core.policies.shell.call import NO_INPUT, Input
-from lgov_core.policies.shell.syntax import REDIRECTS, WORDS, Node, parse
-from lgov_core.policies.shell.values import BREAK, UNKNOWN, Refused, is_wild, unclear
+from lgov_core.policies.shell.calls import NO_INPUT, Input
+from lgov_core.policies.shell.syntax import (
+    BREAK,
+    REDIRECTS,
+    UNKNOWN,
+    WORDS,
+    ShellRefusal,
+    SyntaxNode,
+    is_wild,
+    parse,
+    unclear,
+)
 from lgov_core.policies.shell.words import State, Words
 from lgov_core.policies.shell.workspace import Workspace
 
@@ -25,20 +34,20 @@ class Redirected:
 
     stdin: Input
     words: list[list[list[str]]] = field(default_factory=list[list[list[str]]])
-    behind: list[Node] = field(default_factory=list[Node])
+    behind: list[SyntaxNode] = field(default_factory=list[SyntaxNode])
 
 
 class Effects:
-    """Judges assignments, tests and redirections of one text in its current state. Each method raises `Refused`.
+    """Judges assignments, tests and redirections of one text in its current state. Each method raises `ShellRefusal`.
 
     ``substitute`` judges the commands of a substitution and returns what they may print.
     """
 
-    def __init__(self, workspace: Workspace, words: Words, substitute: Callable[[Node], list[str]]) -> None:
+    def __init__(self, workspace: Workspace, words: Words, substitute: Callable[[SyntaxNode], list[str]]) -> None:
         self._workspace, self._state = workspace, workspace.state
         self._words, self._substitute = words, substitute
 
-    def assign(self, node: Node, *, prefix: bool = False) -> tuple[str, list[str]]:
+    def assign(self, node: SyntaxNode, *, prefix: bool = False) -> tuple[str, list[str]]:
         """Judges an assignment, and gives the variable its values unless it is a ``prefix`` of a command."""
         name, value = node.children[0].text, node.first("value")
         if re.fullmatch(r"\w+", name) is None or (value is not None and value.type == "array"):
@@ -52,7 +61,7 @@ class Effects:
         (self._workspace.check_variable if prefix else self._workspace.assign)(name, *values)
         return name, values
 
-    def declare(self, node: Node) -> None:
+    def declare(self, node: SyntaxNode) -> None:
         """Judges ``export``, ``local``, ``declare`` and the like."""
         command, shows = node.children[0].text, True
         for child in node.named:
@@ -72,9 +81,9 @@ class Effects:
                 if equals or command == "local":
                     self._workspace.assign(name, value)
         if shows:
-            raise Refused("shell-secret", "All variables of the environment, secrets among them, are not shown.")
+            raise ShellRefusal("shell-secret", "All variables of the environment, secrets among them, are not shown.")
 
-    def unset(self, node: Node) -> None:
+    def unset(self, node: SyntaxNode) -> None:
         """Judges ``unset``: of variables only."""
         for child in node.named:
             if re.fullmatch(r"\w+|-v", child.text) is None:
@@ -83,14 +92,14 @@ class Effects:
                 self._workspace.check_variable(child.text, "", UNKNOWN)
                 self._state.assign(child.text, [""])
 
-    def arithmetic(self, node: Node) -> None:
+    def arithmetic(self, node: SyntaxNode) -> None:
         """Judges ``(( ... ))``. Variables that it may change hold numbers from then on."""
         self._words.arithmetic(node)
         for name in {inner.text for inner in node.walk() if inner.type in ("variable_name", "word")}:
             if re.match(r"[A-Za-z_]", name):
                 self._workspace.check_variable(name, "1")
 
-    def test(self, node: Node, above: frozenset[str] = frozenset()) -> None:
+    def test(self, node: SyntaxNode, above: frozenset[str] = frozenset()) -> None:
         """Judges ``[ ... ]`` and ``[[ ... ]]``; ``above`` are the operators that hold for the whole of ``node``."""
         operators = above | {child.text for child in node.children if child.type in ("test_operator", "[[")}
         compares = "[[" in operators and operators & {"-eq", "-ne", "-lt", "-le", "-gt", "-ge"}
@@ -109,7 +118,7 @@ class Effects:
             if compares and not all(re.fullmatch(r"-?\d+", value) for value in values):
                 raise unclear("It is not certain that this is a number; the shell may run what it holds.")
 
-    def redirect(self, nodes: Sequence[Node], stdin: Input) -> Redirected:
+    def redirect(self, nodes: Sequence[SyntaxNode], stdin: Input) -> Redirected:
         """Judges redirections in their order."""
         redirected = Redirected(stdin)
         for node in nodes:
@@ -127,7 +136,7 @@ class Effects:
                 raise unclear(f"{node.type.replace('_', ' ')} behind a redirection is not understood.")
         return redirected
 
-    def _file(self, node: Node, redirected: Redirected) -> None:
+    def _file(self, node: SyntaxNode, redirected: Redirected) -> None:
         operator = next((child.type for child in node.children if not child.is_named), "")
         targets = [child for child in node.named if child.type != "file_descriptor"]
         redirected.words.extend(self._words.readings(child) for child in targets[1:])
@@ -143,7 +152,7 @@ class Effects:
             return
         for path in (word for reading in self._words.readings(target) for word in reading):
             if path.startswith(("/dev/tcp", "/dev/udp")):
-                raise Refused("shell-network", "A network connection through /dev/tcp is not allowed.")
+                raise ShellRefusal("shell-network", "A network connection through /dev/tcp is not allowed.")
             if operator in ("<", "<&"):
                 self._workspace.read(path)
                 redirected.stdin = Input("file")
@@ -152,7 +161,7 @@ class Effects:
             else:
                 raise unclear(f"The redirection {operator} is not understood; use <, > or >>.")
 
-    def _heredoc(self, node: Node, redirected: Redirected) -> None:
+    def _heredoc(self, node: SyntaxNode, redirected: Redirected) -> None:
         start, body = node.first("heredoc_start"), node.first("heredoc_body")
         text = [""]
         if body is not None:
@@ -214,8 +223,8 @@ class Walk:
         self._state.positional = before.positional
         return [UNKNOWN]
 
-    def statement(self, node: Node, stdin: Input) -> list[str]:
-        """Judges one statement. Raises `Refused`."""
+    def statement(self, node: SyntaxNode, stdin: Input) -> list[str]:
+        """Judges one statement. Raises `ShellRefusal`."""
         kind = node.type
         self._budget.spend(3)
         if kind == "compound_statement" and node.text.startswith("(("):
@@ -234,7 +243,7 @@ class Walk:
             raise unclear(f"{kind.replace('_', ' ')} is not understood; write it more simply.")
         return NOTHING
 
-    def _sequence(self, children: Sequence[Node], stdin: Input) -> list[str]:
+    def _sequence(self, children: Sequence[SyntaxNode], stdin: Input) -> list[str]:
         printed = NOTHING
         for child, behind in zip_longest(children, children[1:]):
             if child.is_named and child.type not in ("comment", "heredoc_body", "heredoc_end"):
@@ -245,14 +254,14 @@ class Walk:
                 self._state.settle()
         return printed
 
-    def _apart(self, children: Sequence[Node], stdin: Input) -> list[str]:
+    def _apart(self, children: Sequence[SyntaxNode], stdin: Input) -> list[str]:
         """Judges statements that run in a process of their own: they change nothing here."""
         before = self._state.copy()
         printed = self._sequence(children, stdin)
         self._state.replace(before)
         return printed
 
-    def _branch(self, children: Sequence[Node], stdin: Input) -> list[str]:
+    def _branch(self, children: Sequence[SyntaxNode], stdin: Input) -> list[str]:
         """Judges statements that may be skipped."""
         before = self._state.copy()
         printed = self._sequence(children, stdin)
@@ -278,7 +287,7 @@ class Walk:
                         self._state.assign(name, [UNKNOWN])
         return printed
 
-    def _on_list(self, node: Node, stdin: Input) -> list[str]:
+    def _on_list(self, node: SyntaxNode, stdin: Input) -> list[str]:
         printed, operator = NOTHING, ""
         skipped: State | None = None  # the state where a right side has not run
         for child in node.children:
@@ -301,7 +310,7 @@ class Walk:
             self._state.merge(skipped)
         return printed
 
-    def _on_pipeline(self, node: Node, stdin: Input) -> list[str]:
+    def _on_pipeline(self, node: SyntaxNode, stdin: Input) -> list[str]:
         printed = NOTHING
         for stage in node.named:
             if stage.type != "comment":
@@ -309,7 +318,7 @@ class Walk:
                 stdin = Input("pipe", printed)
         return printed
 
-    def _on_if_statement(self, node: Node, stdin: Input) -> list[str]:
+    def _on_if_statement(self, node: SyntaxNode, stdin: Input) -> list[str]:
         conditions = node.every("condition")
         printed = self._sequence(conditions, stdin)
         clauses = node.every("elif_clause") + node.every("else_clause")
@@ -318,12 +327,12 @@ class Walk:
             printed = _both(printed, self._branch(body, stdin))
         return printed
 
-    def _on_while_statement(self, node: Node, stdin: Input) -> list[str]:
+    def _on_while_statement(self, node: SyntaxNode, stdin: Input) -> list[str]:
         if any(child.type == "&" for clause in node.children for child in clause.children):
-            raise Refused("shell-dangerous", "A loop that starts processes in the background may start too many.")
+            raise ShellRefusal("shell-dangerous", "A loop that starts processes in the background may start too many.")
         return self._loop(lambda: self._sequence(node.children, stdin))
 
-    def _on_for_statement(self, node: Node, stdin: Input) -> list[str]:
+    def _on_for_statement(self, node: SyntaxNode, stdin: Input) -> list[str]:
         name = node.every("variable")[0].text
         nodes = node.every("value")
         values = [field for value in nodes for reading in self._words.readings(value) for field in reading]
@@ -338,7 +347,7 @@ class Walk:
 
         return self._loop(run)
 
-    def _on_case_statement(self, node: Node, stdin: Input) -> list[str]:
+    def _on_case_statement(self, node: SyntaxNode, stdin: Input) -> list[str]:
         printed = NOTHING
         for value in node.every("value"):
             self._words.values(value)
@@ -350,7 +359,7 @@ class Walk:
             printed = _both(printed, self._branch(body, stdin))
         return printed
 
-    def _on_function_definition(self, node: Node, stdin: Input) -> list[str]:
+    def _on_function_definition(self, node: SyntaxNode, stdin: Input) -> list[str]:
         name = node.every("name")[0].text
         is_taken = name in self._state.functions or self._known(name) is not None
         if is_taken or re.fullmatch(r"[A-Za-z_][\w-]*", name) is None:
@@ -358,7 +367,7 @@ class Walk:
         self._state.functions[name] = node.every("body")[0]
         return NOTHING
 
-    def _on_redirected_statement(self, node: Node, stdin: Input) -> list[str]:
+    def _on_redirected_statement(self, node: SyntaxNode, stdin: Input) -> list[str]:
         body = node.first("body")
         redirected = self._effects.redirect([child for child in node.named if child is not body], stdin)
         if body is None:
@@ -376,9 +385,9 @@ class Walk:
             printed = self._apart([child], Input("pipe", printed))
         return printed
 
-    def _on_command(self, node: Node, stdin: Input, extra: Sequence[list[list[str]]] = ()) -> list[str]:
+    def _on_command(self, node: SyntaxNode, stdin: Input, extra: Sequence[list[list[str]]] = ()) -> list[str]:
         words: list[list[list[str]]] = []
-        redirects: list[Node] = []
+        redirects: list[SyntaxNode] = []
         prefixes: dict[str, list[str]] = {}
         for child in node.children:
             if child.type == "variable_assignment":
@@ -415,7 +424,7 @@ class Walk:
             merged = self._state.copy()
         return list(dict.fromkeys(printed))
 
-    def _substitution(self, node: Node) -> list[str]:
+    def _substitution(self, node: SyntaxNode) -> list[str]:
         """Judges the commands of ``$(...)`` or ``<(...)``; what a line that they print may be."""
         stdin = Input("pipe") if node.text.startswith(">(") else NO_INPUT
         if any(child.type in REDIRECTS for child in node.named):

@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, product
 from math import prod
 
-from lgov_core.policies.shell.syntax import Node
-from lgov_core.policies.shell.table import names, regex
-from lgov_core.policies.shell.values import (
+from lgov_core.policies.shell.syntax import (
     BREAK,
     HOME,
     INSTALLED,
@@ -18,7 +16,8 @@ from lgov_core.policies.shell.values import (
     MAX_READINGS,
     PIPE,
     UNKNOWN,
-    Refused,
+    ShellRefusal,
+    SyntaxNode,
     ansi_c,
     braces,
     finished,
@@ -28,6 +27,7 @@ from lgov_core.policies.shell.values import (
     unclear,
     unquoted,
 )
+from lgov_core.policies.shell.table import names, regex
 
 #: Values of one variable beyond which it may hold anything, and folders beyond which a text is refused.
 MAX_VALUES, MAX_FOLDERS = 48, 48
@@ -45,7 +45,7 @@ class State:
         #: Folders it is still in where a ``cd`` has failed.
         self.failed: tuple[str, ...] = ()
         #: Functions that are made for certain.
-        self.functions: dict[str, Node] = {}
+        self.functions: dict[str, SyntaxNode] = {}
         #: Whether variables have been read from a file of secrets.
         self.sourced = False
         #: The arguments of the current function or script: ``$1``, ``$2``, ... None where they are not known.
@@ -72,7 +72,7 @@ class State:
             self.assign(name, [*self.variables.get(name, [UNKNOWN]), *other.variables.get(name, [UNKNOWN])])
         self.folders = _distinct(self.folders, other.folders)
         if len(self.folders) > MAX_FOLDERS:
-            raise Refused("shell-too-deep", "The command may be in too many folders; write it more simply.")
+            raise ShellRefusal("shell-too-deep", "The command may be in too many folders; write it more simply.")
         self.failed = _distinct(self.failed, other.failed)
         return (self.variables, self.folders, self.functions) != before
 
@@ -90,7 +90,7 @@ class State:
         if name in self.variables:
             return self.variables[name]
         if regex("variables", "secret").fullmatch(name):
-            raise Refused("shell-secret", f"${name} of the environment is a secret, which is not shown or sent.")
+            raise ShellRefusal("shell-secret", f"${name} of the environment is a secret, which is not shown or sent.")
         if name in names("variables", "numbers"):
             return ["1"]
         positional = self.positional
@@ -100,7 +100,7 @@ class State:
             return [positional[int(name) - 1] if int(name) <= len(positional) else ""]
         fixed = {"!": "$!", "HOME": HOME, "TMPDIR": "/tmp", "IFS": " ", "PATH": INSTALLED}
         if self.sourced and name not in (*fixed, "PWD", "USER", "?", "#", "0", "@", "*"):
-            raise Refused(
+            raise ShellRefusal(
                 "shell-secret", f"${name} may come from the secrets that were read, which are not shown or sent."
             )
         return list(self.folders) if name == "PWD" else [fixed.get(name, UNKNOWN)]
@@ -113,7 +113,7 @@ class State:
         self.failed = _distinct(self.failed, self.folders)
         self.folders = _distinct(there)
         if len(self.failed) > MAX_FOLDERS or sum(map(len, there)) > MAX_PATHS:
-            raise Refused("shell-too-deep", "The command goes to too many folders; write it more simply.")
+            raise ShellRefusal("shell-too-deep", "The command goes to too many folders; write it more simply.")
 
     def settle(self) -> None:
         """Marks the end of a statement that does not stop the text where it fails: a failed ``cd`` changed nothing."""
@@ -124,7 +124,7 @@ def _distinct(*folders: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(folder for some in folders for folder in some))
 
 
-#: Node types that are their own text, apart from quotes and wildcards.
+#: SyntaxNode types that are their own text, apart from quotes and wildcards.
 _PLAIN = frozenset((
     "word", "number", "regex", "extglob_pattern", "variable_name", "test_operator", "special_variable_name", "brace_expression",
 ))  # fmt: skip
@@ -138,10 +138,10 @@ class Words:
     ``run`` judges the commands of a substitution and returns what they may print.
     """
 
-    def __init__(self, state: State, run: Callable[[Node], list[str]], spend: Callable[[int], None]) -> None:
+    def __init__(self, state: State, run: Callable[[SyntaxNode], list[str]], spend: Callable[[int], None]) -> None:
         self._state, self._run, self._spend = state, run, spend
 
-    def readings(self, node: Node) -> list[list[str]]:
+    def readings(self, node: SyntaxNode) -> list[list[str]]:
         """The lists of arguments that ``node`` may become."""
         readings: dict[tuple[str, ...], None] = {}
         for reading in self._evaluated(node, quoted=False):
@@ -153,18 +153,18 @@ class Words:
     def commands(self, words: Sequence[list[list[str]]]) -> list[list[str]]:
         """Every command that ``words``, each with its readings, may become."""
         if prod(map(len, words)) > MAX_READINGS:
-            raise Refused("shell-too-deep", "A command may become too many things; write it more simply.")
+            raise ShellRefusal("shell-too-deep", "A command may become too many things; write it more simply.")
         return [list(chain.from_iterable(chosen)) for chosen in product(*words)]
 
-    def values(self, node: Node) -> list[str]:
+    def values(self, node: SyntaxNode) -> list[str]:
         """The values of a variable after ``name=node``: no splitting, no braces."""
         return [finished(value).replace(BREAK, " ") for value in dict.fromkeys(self._evaluated(node, quoted=True))]
 
-    def body(self, node: Node) -> list[str]:
+    def body(self, node: SyntaxNode) -> list[str]:
         """The texts that a here-document that is not quoted may become."""
         return self._joined(node, node.start, node.end, in_quotes, quoted=True)
 
-    def arithmetic(self, node: Node) -> None:
+    def arithmetic(self, node: SyntaxNode) -> None:
         """Evaluates the operands below an arithmetic node. Refuses values that the shell would evaluate further."""
         for child in node.named:
             if child.type in ("word", "variable_name", "number") and re.fullmatch(r"[\w#]+", child.text):
@@ -179,7 +179,7 @@ class Words:
             if not all(re.fullmatch(r"(?:-?\d+)?", value) for value in values):
                 raise unclear(f"It is not certain that {child.text[:40]!r} is a number; the shell may run its value.")
 
-    def _evaluated(self, node: Node, *, quoted: bool) -> list[str]:
+    def _evaluated(self, node: SyntaxNode, *, quoted: bool) -> list[str]:
         kind = node.type
         if kind in _PLAIN:
             return [marked(node.text)]
@@ -207,7 +207,9 @@ class Words:
             return ["1"]
         raise unclear(f"A word of kind {kind.replace('_', ' ')} is not followed; write it more simply.")
 
-    def _joined(self, node: Node, start: int, end: int, literal: Callable[[str], str], *, quoted: bool) -> list[str]:
+    def _joined(
+        self, node: SyntaxNode, start: int, end: int, literal: Callable[[str], str], *, quoted: bool
+    ) -> list[str]:
         """The readings of a node with text of its own between its children; ``literal`` undoes the quotes of that text."""
         source, at = node.text.encode(), start - node.start
         parts: list[list[str]] = []
@@ -228,7 +230,7 @@ class Words:
         values = self._state.values(name)
         return values if quoted else [unquoted(value) for value in values]
 
-    def _expansion(self, node: Node, *, quoted: bool) -> list[str]:
+    def _expansion(self, node: SyntaxNode, *, quoted: bool) -> list[str]:
         match = _EXPANSION.fullmatch(node.text)
         if match is None or (match[3] and (match[1] or match[3][0] not in ":-+=?#%/^,")):
             raise unclear("Indirect and transforming expansions are not followed; write the value out.")
@@ -256,7 +258,7 @@ class Words:
             self._evaluated(child, quoted=True)
         return [trimmed(value, rest) for value in values]
 
-    def _alternative(self, node: Node, *, quoted: bool, others: list[str]) -> list[str]:
+    def _alternative(self, node: SyntaxNode, *, quoted: bool, others: list[str]) -> list[str]:
         """The readings of the word behind ``:-``, and ``others``."""
         inner = [child for child in node.named if child.type not in ("variable_name", "special_variable_name")]
         readings = self._product([self._evaluated(child, quoted=quoted) for child in inner])
@@ -267,5 +269,5 @@ class Words:
         size = 1 + sum(max(map(len, alternatives), default=0) for alternatives in parts)
         self._spend(count)
         if count > MAX_READINGS or count * size > MAX_CHARACTERS:
-            raise Refused("shell-too-deep", "A word may become too many things; write it more simply.")
+            raise ShellRefusal("shell-too-deep", "A word may become too many things; write it more simply.")
         return ["".join(reading) for reading in product(*parts)]

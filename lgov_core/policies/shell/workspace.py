@@ -11,9 +11,8 @@ from fnmatch import fnmatchcase, translate
 from functools import lru_cache
 from itertools import pairwise
 
-from lgov_core.policies.content.credential_names import CREDENTIAL_NAMES
-from lgov_core.policies.shell.table import allowed_values, globs, names, regex
-from lgov_core.policies.shell.values import (
+from lgov_core.policies.content.secrets import CREDENTIAL_NAMES
+from lgov_core.policies.shell.syntax import (
     ANY,
     BELOW,
     HOME,
@@ -21,13 +20,14 @@ from lgov_core.policies.shell.values import (
     STAR,
     UNKNOWN,
     Budget,
-    Refused,
+    ShellRefusal,
     as_glob,
     is_wild,
     literal,
     shown,
     unclear,
 )
+from lgov_core.policies.shell.table import allowed_values, globs, names, regex
 from lgov_core.policies.shell.words import State
 
 _SCRATCH = ("/tmp", "/var/tmp")
@@ -39,7 +39,9 @@ _CREDENTIALS = re.compile("|".join(map(translate, CREDENTIAL_NAMES)))
 
 
 class Workspace:
-    """The effects that one text has, and may have, on files and variables. Each check raises `Refused`. Used by one thread.
+    """The effects that one text has, and may have, on files and variables; used by one thread.
+
+    Each check raises `ShellRefusal`.
 
     ``writable`` are folders in which files may be changed, ``home`` is the folder in which the text starts.
     """
@@ -89,7 +91,7 @@ class Workspace:
     def tree(self, word: str) -> None:
         """Refuses a folder that is read as a whole when there are secrets in it."""
         if any(regex("paths", "holding_secrets").fullmatch(path) for path in self._paths(word)):
-            raise Refused("shell-secret", f"{shown(word)} holds secrets somewhere below; name the files.")
+            raise ShellRefusal("shell-secret", f"{shown(word)} holds secrets somewhere below; name the files.")
 
     def argument(self, word: str) -> None:
         """Refuses an argument of a project's own program that names a secret or a place outside of the project."""
@@ -103,7 +105,9 @@ class Workspace:
     def inside(self, word: str) -> None:
         """Refuses what may lie outside of the project and the writable folders."""
         if not all(map(self._is_ours, self._paths(word))):
-            raise Refused("shell-write", f"{shown(word)} lies outside of {', '.join((self.home, *self.writable))}.")
+            raise ShellRefusal(
+                "shell-write", f"{shown(word)} lies outside of {', '.join((self.home, *self.writable))}."
+            )
 
     def enter(self, word: str) -> None:
         """Goes to a folder of the project or a writable one, for one command that fails where the folder is missing."""
@@ -123,16 +127,16 @@ class Workspace:
         for path in self._paths(word):
             self.budget.spend(20 + len(path) // 8)
             if not any(_inside(path, root) for root in self.writable):
-                raise Refused("shell-write", f"{shown(word)} lies outside of {', '.join(self.writable)}.")
+                raise ShellRefusal("shell-write", f"{shown(word)} lies outside of {', '.join(self.writable)}.")
             below = self._relative(path).split("/")
             if any(_is_protected(name) for name in (*below, *("/".join(pair) for pair in pairwise(below)))):
-                raise Refused("shell-write", f"{shown(word)} makes other programs run what is in it.")
+                raise ShellRefusal("shell-write", f"{shown(word)} makes other programs run what is in it.")
             if not may_be_secret and _is_secret("/".join(below)):
                 raise _secret(word)
             if track:
                 self.changed |= _inside(path, self.home) and not globs("outputs").match(below[-1])
                 if BELOW in path:
-                    raise Refused("shell-write", f"{shown(word)} may be any file; name the files.")
+                    raise ShellRefusal("shell-write", f"{shown(word)} may be any file; name the files.")
                 self.written.add(path)
                 self.built.discard(path)
 
@@ -146,30 +150,34 @@ class Workspace:
         """Refuses what is not one file (or, when ``recursive``, a tree that a build makes again) in a writable folder."""
         try:
             self.write(word, track=False)
-        except Refused as refused:
+        except ShellRefusal as refused:
             rule = "shell-delete" if refused.rule == "shell-write" else refused.rule
-            raise Refused(rule, refused.reason) from None
+            raise ShellRefusal(rule, refused.reason) from None
         self._keep_roots(word)
         for path in self._paths(word):
             if recursive and any(_inside(moved, path) or _inside(path, moved) for moved in self.moved):
-                raise Refused("shell-delete", f"{shown(word)} is or holds what this text moves.")
+                raise ShellRefusal("shell-delete", f"{shown(word)} is or holds what this text moves.")
             if BELOW in path and not self.exact:
-                raise Refused("shell-delete", "A name with a space would be several; use find -delete or xargs -0.")
+                raise ShellRefusal(
+                    "shell-delete", "A name with a space would be several; use find -delete or xargs -0."
+                )
             if self._is_scratch(path) or any(map(_is_regenerable, self._relative(path).split("/"))):
                 continue
             folder, _, name = path.rpartition("/")
             deep = STAR in folder or BELOW in path
             left_over = as_glob(name.replace(BELOW, "")) in names("files", "left_overs")
             if is_wild(path) and not left_over and (deep or name[:1] in (STAR, ANY, UNKNOWN)):
-                raise Refused("shell-delete", f"{shown(word)} may be anything; name the files.")
+                raise ShellRefusal("shell-delete", f"{shown(word)} may be anything; name the files.")
             if recursive and regex("paths", "one_file").fullmatch(name) is None:
-                raise Refused("shell-delete", f"Removing the tree {shown(word)} cannot be undone; remove single files.")
+                raise ShellRefusal(
+                    "shell-delete", f"Removing the tree {shown(word)} cannot be undone; remove single files."
+                )
 
     def _keep_roots(self, word: str) -> None:
         """Refuses devices, and folders that the text works in."""
         holds = any(_inside(root, path) for path in self._paths(word) for root in self._roots())
         if holds or word in names("files", "sinks"):
-            raise Refused("shell-delete", f"{shown(word)} is a device or the working folder, or holds it.")
+            raise ShellRefusal("shell-delete", f"{shown(word)} is a device or the working folder, or holds it.")
 
     def _is_scratch(self, path: str) -> bool:
         """Returns whether a path surely lies in ``/tmp``, and is not where the text works."""
@@ -193,21 +201,23 @@ class Workspace:
             return
         for path in paths:
             if is_wild(path) or "://" in word or not _inside(path, self.home) or ".git" in path.split("/"):
-                raise Refused("shell-program", f"{shown(word)} is not a program of {self.home}.")
+                raise ShellRefusal("shell-program", f"{shown(word)} is not a program of {self.home}.")
         self.unwritten(word)
         self.unchanged(word, self.changed)
 
     def unchanged(self, word: str, changed: bool) -> None:
         """Refuses a program that runs files of the project which the same text has changed or fetched."""
         if changed or self.fetched:
-            raise Refused(
+            raise ShellRefusal(
                 "shell-program", f"{shown(word)} may run what this text changes or fetches; make it a call of its own."
             )
 
     def unwritten(self, word: str) -> None:
         """Refuses a program that the same text has written, or may have fetched."""
         if self.fetched or not self.written.isdisjoint(self._paths(word)):
-            raise Refused("shell-program", f"{shown(word)} may be what this text writes or fetches; look at it first.")
+            raise ShellRefusal(
+                "shell-program", f"{shown(word)} may be what this text writes or fetches; look at it first."
+            )
 
     def is_secret(self, word: str) -> bool:
         """Returns whether a file is known to hold secrets."""
@@ -219,7 +229,9 @@ class Workspace:
             folder = os.path.normpath(folder)
             written = any(_inside(path, folder) or _inside(folder, path) for path in self.written)
             if self._is_ours(folder) and (written or self.fetched):
-                raise Refused("shell-program", f"A program in {shown(folder)} may be what this text writes or fetches.")
+                raise ShellRefusal(
+                    "shell-program", f"A program in {shown(folder)} may be what this text writes or fetches."
+                )
 
     def modules(self, named: Iterable[str]) -> None:
         """Refuses Python that looks for modules in the current folder, where the text has written one of its own.
@@ -230,12 +242,12 @@ class Workspace:
         here = [f"{path}/".removeprefix(f"{folder}/").rstrip("/") for folder in folders for path in self.written]
         own = {re.split(r"[./]", path, maxsplit=1)[0] for path in here if path.endswith((".py", ".pyc", ".so"))}
         if self.unpacked or "" in here or own & {*sys.stdlib_module_names, *named}:
-            raise Refused("shell-program", "Python may import what this text writes; make it a call of its own.")
+            raise ShellRefusal("shell-program", "Python may import what this text writes; make it a call of its own.")
 
     def at_home(self, word: str) -> None:
         """Refuses what may lie outside of the folder that the text starts in: programs and settings come from there."""
         if not all(_inside(path, self.home) for path in self._paths(word)):
-            raise Refused("shell-program", f"{shown(word)} lies outside of {self.home}, where programs are.")
+            raise ShellRefusal("shell-program", f"{shown(word)} lies outside of {self.home}, where programs are.")
 
     def build(self, word: str) -> None:
         """A program that a compiler writes; the text may run it unless it has written or fetched sources."""
@@ -260,7 +272,9 @@ class Workspace:
         if name.isupper() and not closed and any(map(self._leads_away, values)):
             closed, allowed = True, "(?!)"
         if closed and not all(re.fullmatch(allowed, value) for value in values):
-            raise Refused("shell-environment", f"Setting {name[:40]} changes what other programs run; leave it out.")
+            raise ShellRefusal(
+                "shell-environment", f"Setting {name[:40]} changes what other programs run; leave it out."
+            )
 
     def _leads_away(self, value: str) -> bool:
         """Returns whether a value that programs may read from the environment is an option, a setting or a place elsewhere."""
@@ -295,8 +309,8 @@ class Workspace:
         return posixpath.relpath(path, root)
 
 
-def _secret(word: str) -> Refused:
-    return Refused("shell-secret", f"{shown(word)} holds keys, credentials or private history.")
+def _secret(word: str) -> ShellRefusal:
+    return ShellRefusal("shell-secret", f"{shown(word)} holds keys, credentials or private history.")
 
 
 def _is_regenerable(name: str) -> bool:

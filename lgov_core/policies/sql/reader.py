@@ -13,13 +13,18 @@ from lgov_core.policies.sql import tree as sql_tree
 from lgov_core.policies.sql import where as sql_where
 from lgov_core.policies.sql.names import (
     Refusal,
+    SQLRules,
     denied_function,
+    denied_names,
     denied_statement,
     denied_table,
+    folded,
+    may_mean,
+    names,
+    stored_name,
     unbounded_write,
     unparsable,
 )
-from lgov_core.policies.sql.rules import Settings, denied_names, folded, may_mean, names, stored_name
 from lgov_core.policies.sql.text import (
     MYSQL_FAMILY,
     OPENINGS,
@@ -67,7 +72,7 @@ _SAMPLES = ("BERNOULLI", "SYSTEM")
 class TreeChecks:
     """The checks of one policy's settings in one dialect. Every method raises `Refusal`; immutable."""
 
-    def __init__(self, settings: Settings, dialect: str, keywords: frozenset[str]) -> None:
+    def __init__(self, settings: SQLRules, dialect: str, keywords: frozenset[str]) -> None:
         self.settings = settings
         self.dialect = dialect
         self._exactly_denied = {glob for glob in settings.denied_tables if not set(glob) & set("*?[.")} - keywords
@@ -283,7 +288,7 @@ class ReadText:
 class Reader:
     """Reads texts in one dialect. Immutable; safe to share between threads. Loads the parser when it is made."""
 
-    def __init__(self, settings: Settings, dialect: str) -> None:
+    def __init__(self, settings: SQLRules, dialect: str) -> None:
         self.settings = settings
         self.dialect = dialect
         self._lexicon = Lexicon(dialect)

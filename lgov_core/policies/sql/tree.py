@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from sqlglot import exp
 
-from lgov_core.policies.sql.names import kind_of_class, pattern, words
-from lgov_core.policies.sql.rules import folded, may_mean, stored_name
+from lgov_core.policies.sql.names import folded, kind_of_class, may_mean, pattern, stored_name, words
 
 if TYPE_CHECKING:
     from sqlglot import Token, exp

@@ -1,0 +1,289 @@
+"""ApprovalPolicy: a person or a callback has to approve exactly this call."""
+
+from __future__ import annotations
+
+import contextvars
+import inspect
+import json
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, get_args
+
+from lgov_core._util.json_text import NotCanonical, canonical_json, fingerprint
+from lgov_core.errors import PolicyError
+from lgov_core.governor.judging import caller_gone
+from lgov_core.governor.options import file_path, matches_any, one_of, positive_number, string_tuple
+from lgov_core.policies.approval_requests import ApprovalRequest, ApprovalRequests, Notice, answer_command
+from lgov_core.policies.base import BoundedPolicy, in_dry_run
+from lgov_core.policies.counting import NOT_MADE, Judgements, Per, checked_clock, count_key, decided, now_of
+from lgov_core.types import Action, Decision, Effect, Point, Severity, ToolOutcome, new_id
+
+#: Is asked about one call, and answers True or False; anything else is no.
+Approver = Callable[[ApprovalRequest], bool | Awaitable[bool]]
+
+#: How often a call that waits looks for the answer, in seconds.
+_LOOKS_EVERY_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The findings of one judgement: about which call, the request behind it, and the answer."""
+
+    digest: str
+    request: ApprovalRequest
+    decision: Decision
+    is_new: bool = False
+
+
+class ApprovalPolicy(BoundedPolicy):
+    """Lets a tool be called only after a person or a callback has approved exactly that call.
+
+    ``tools`` are globs for the tools that need an approval. An approval is for one call of this tool, with these arguments,
+    by this agent, and lapses after ``expires_s`` seconds; ``per`` binds it to the rollout, session, attempt or agent too. With
+    ``global``, the default, it holds for any of them, so that a program that is run again can use what was approved after
+    its last run. A change of this rule's name or options makes every call a new request.
+
+    Without ``approver`` the call escalates: it does not run, and the model reads the id of the request. The request waits
+    in ``pending()`` until `approve` or `reject` answers it; with ``store`` (a path, or `ApprovalRequests`) another program
+    can answer, through the same file. The same call, made again, is then evaluated by every policy. With ``wait_s`` the
+    call itself first waits up to that many seconds for the answer.
+
+    ``approver`` (in Python) is a function or coroutine function that gets a copy of the arguments and has ``timeout_s``
+    seconds. True approves; False, anything else, an exception and a timeout deny.
+
+    Each new request is logged with the command that answers it. ``command`` (a list of words) is run with the request as
+    JSON on standard input, and ``webhook`` (a web address) gets it by POST; both contain the arguments.
+
+    The rule is evaluated after all others, on the arguments as the transforms left them, and only if no other denies.
+
+    May be called from several threads at once. Fails closed. Raises `PolicyError` for an option without a meaning, and
+    from the methods for people.
+    """
+
+    permits = True
+    #: Sets and governors ask it after all others.
+    deferred: ClassVar[bool] = True
+    bounded = False  # a callback is waited for, and so is a file
+
+    def __init__(
+        self,
+        tools: Sequence[str] = ("*",),
+        *,
+        approver: Approver | None = None,
+        timeout_s: float = 300.0,
+        expires_s: float = 3600.0,
+        wait_s: float = 0.0,
+        per: Per = "global",
+        command: Sequence[str] = (),
+        webhook: str | None = None,
+        store: ApprovalRequests | str | os.PathLike[str] | None = None,
+        clock: Callable[[], float] = time.time,
+        name: str = "ApprovalPolicy",
+    ) -> None:
+        self.name = name
+        self.tools = string_tuple(name, "tools", tools)
+        self.per = one_of(name, "per", per, get_args(Per))
+        self.expires_s = positive_number(name, "expires_s", expires_s)
+        self._answer_s = positive_number(name, "timeout_s", timeout_s)
+        self.wait_s = 0.0 if wait_s == 0 else positive_number(name, "wait_s", wait_s)
+        # The governor waits a little longer than the policy.
+        self.timeout_s = self._answer_s + 2 if approver is not None else self.wait_s + 2 if self.wait_s else None
+        notice = Notice.of(name, command, webhook)
+        if approver is not None and not callable(approver):  # pyright: ignore[reportUnnecessaryComparison]
+            raise PolicyError(f"{name}: approver is {approver!r}", hint="give a function")
+        self._approver = approver
+        self._clock = checked_clock(name, clock)
+        if isinstance(store, ApprovalRequests):
+            self.requests = store
+        else:
+            path = None if store is None or in_dry_run() else file_path(name, "store", store)
+            self.requests = ApprovalRequests(path, clock=clock, notices=(notice,), quiet=in_dry_run())
+        self._settings = fingerprint([name, self.per, self.expires_s, list(self.tools)])
+        self._judgements = Judgements()
+        self._used = Judgements()
+
+    # ------------------------------------------------------------------ judging
+
+    def judge(self, action: Action) -> Decision | None:
+        """An allow for an approved call, else a deny or an escalate; None for what needs no approval."""
+        if action.point is not Point.PRE_TOOL_CALL or not matches_any(action.name, self.tools):
+            return None
+        try:
+            content = self._content(action)
+            digest = fingerprint(content)
+        except (NotCanonical, RecursionError) as error:
+            reason = f"This call cannot be approved, because {error}. Use plain JSON values as arguments."
+            return self.deny("approval-arguments", reason)
+        inquiry: _Asked | None = self._judgements.note(action)
+        if inquiry is not None and inquiry.digest == digest:
+            return inquiry.decision  # this very call, in this very judgement
+        if inquiry is not None:
+            self._undo(inquiry)
+        try:
+            inquiry = (
+                self._ask_person(content, digest, action.rollout_id)
+                if self._approver is None
+                else self._ask_approver(content, digest)
+            )
+        except PolicyError as error:
+            return self.deny("approval-store", f"Approvals cannot be read, so nothing is approved: {error.message}")
+        if inquiry is None:
+            return self.deny("approval-full", "Too many calls are waiting for approval. Do something else.")
+        self._judgements.begin(action, inquiry)
+        return inquiry.decision
+
+    def _content(self, action: Action) -> dict[str, Any]:
+        return {
+            "format": 1,
+            "policy": self._settings,
+            "point": action.point.value,
+            "kind": action.kind,
+            "name": action.name,
+            "agent": action.agent,
+            "arguments": action.arguments,
+            "scope": {self.per: count_key(action, self.per)},
+        }
+
+    def _ask_person(self, content: dict[str, Any], digest: str, rollout_id: str | None) -> _Asked | None:
+        answer = self._answered_request(content, digest, rollout_id)
+        if answer is None:
+            return None
+        request, is_new = answer
+        if fingerprint(content) != digest:  # the caller changed the arguments while it waited
+            if request.state == "approved":
+                self.requests.give_back(request.request_id)
+            decision = self.deny("approval-changed", "The arguments changed while approval was asked for")
+        elif request.state == "approved":
+            decision = self._approved(request, request.answered_by or "?")
+        elif request.state == "rejected":
+            comment = f": {request.reason}" if request.reason else ""
+            decision = self.deny("approval-rejected", f"{request.answered_by} rejected this call{comment}")
+        else:
+            late = f"; there was no answer within {self.wait_s:g} s" if self.wait_s else ""
+            reason = f"a person has to approve this call first (request {request.request_id}){late}"
+            decision = self.escalate("approval-pending", reason, Severity.MEDIUM)
+        if self.requests.place:
+            decision = decision.changed(approval=answer_command(self.requests.place, request.request_id))
+        return _Asked(digest, request, decision, is_new)
+
+    def _answered_request(
+        self, content: dict[str, Any], digest: str, rollout_id: str | None
+    ) -> tuple[ApprovalRequest, bool] | None:
+        """The request for this call and whether it is new, once it is answered, or after ``wait_s`` seconds."""
+        gone, end, is_new = caller_gone(), time.monotonic() + self.wait_s, False
+        while True:
+            waits_s = max(end - time.monotonic(), 0.0)
+            answer = self.requests.ask(
+                content,
+                digest,
+                expires_s=self.expires_s,
+                rollout_id=rollout_id,
+                waits_s=0.0 if gone.is_set() else waits_s,
+            )
+            if answer is None:
+                return None
+            is_new = is_new or answer[1]
+            if answer[0].state == "approved" and gone.is_set():
+                self.requests.give_back(answer[0].request_id)
+            if answer[0].state != "pending" or waits_s == 0 or gone.is_set():
+                return answer[0], is_new
+            gone.wait(min(waits_s, _LOOKS_EVERY_S))
+
+    def _ask_approver(self, content: dict[str, Any], digest: str) -> _Asked:
+        now = now_of(self.name, self._clock)
+        copy = json.loads(canonical_json(content))
+        request = ApprovalRequest(new_id("apr"), digest, copy, now, "pending", now + self._answer_s)
+        answer = _answer_of(self._approver, request, self._answer_s)
+        # The caller might have changed the arguments while the approver was deciding.
+        if fingerprint(content) != digest:
+            decision = self.deny("approval-changed", "The arguments changed while approval was asked for")
+        elif answer is True:
+            decision = self._approved(request, "the approver")
+        elif answer is False:
+            decision = self.deny("approval-rejected", "The approver rejected this call")
+        else:
+            decision = self.deny("approval-failed", f"The approver gave no answer: {answer}")
+        return _Asked(digest, request, decision)
+
+    def _approved(self, request: ApprovalRequest, by: str) -> Decision:
+        return Decision(Effect.ALLOW, self.name, "approved", f"{by} approved it (request {request.request_id})")
+
+    # ------------------------------------------------------------------ after the call
+
+    def observe(self, event: Any) -> None:
+        """Gives an approval back, or withdraws a request, when the call was not made because of something else."""
+        if isinstance(event, ToolOutcome):
+            used: _Asked | None = self._used.end(event.action)
+            if used is not None and event.status in NOT_MADE:
+                self._undo(used)
+            return
+        judged = decided(event)
+        if judged is None or judged[0].point is not Point.PRE_TOOL_CALL:
+            return
+        action, decision = judged
+        inquiry: _Asked | None = self._judgements.end(action)
+        if inquiry is None:
+            return
+        if not decision.blocks:
+            self._used.begin(action, inquiry)
+        elif inquiry.decision.effect is Effect.ALLOW or (inquiry.is_new and decision.effect is Effect.DENY):
+            self._undo(inquiry)
+
+    def _undo(self, inquiry: _Asked) -> None:
+        if self._approver is not None:
+            return
+        if inquiry.decision.effect is Effect.ALLOW:
+            self.requests.give_back(inquiry.request.request_id)
+        elif inquiry.is_new:
+            self.requests.withdraw(inquiry.request.request_id)
+
+    def continue_from(self, previous: object) -> None:
+        """Goes on with the requests of ``previous``, the policy that this one replaces, when they are in memory.
+
+        Approvals hold on only if name and settings are the same.
+        """
+        if isinstance(previous, ApprovalPolicy) and previous.requests.path is None and self.requests.path is None:
+            self.requests = previous.requests
+
+    # ------------------------------------------------------------------ for people
+
+    def pending(self) -> list[ApprovalRequest]:
+        """The requests that wait for an answer, oldest first."""
+        return self.requests.pending()
+
+    def approve(self, request_id: str, *, by: str) -> ApprovalRequest:
+        """Approves a pending request in the name of ``by``. Raises `PolicyError` when it is not pending any more."""
+        return self.requests.approve(request_id, by=by)
+
+    def reject(self, request_id: str, *, by: str, reason: str = "") -> ApprovalRequest:
+        """Rejects a pending request; the model reads ``reason``. Raises `PolicyError` when it is not pending any more."""
+        return self.requests.reject(request_id, by=by, reason=reason)
+
+
+def _answer_of(approver: Any, request: ApprovalRequest, timeout_s: float) -> object:
+    """True or False as the approver says, or in words why there is no answer. A late answer is not waited for."""
+    answers: list[object] = []
+
+    def ask() -> None:
+        import asyncio
+
+        try:
+            answer = approver(request)
+            if inspect.isawaitable(answer):
+                answer = asyncio.run(_awaited(answer))
+            answers.append(answer if isinstance(answer, bool) else f"it answered {type(answer).__name__}, not a bool")
+        except BaseException as error:  # noqa: BLE001 - whatever it raises is a no
+            answers.append(f"it raised {type(error).__name__}")
+
+    # A thread of its own: the callback may wait for a person, and a coroutine needs a loop that is not running yet.
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(ask,), name="lgov-approver", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    return answers[0] if answers else f"not within {timeout_s:g} s"
+
+
+async def _awaited(answer: Awaitable[Any]) -> Any:
+    return await answer

@@ -1,1 +1,0 @@
-"""The ``approval`` policy and the requests that wait for a person."""

@@ -1,1 +1,0 @@
-"""The ``cost``, ``rate`` and ``loop`` policies, and the ledger they count in."""

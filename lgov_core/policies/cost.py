@@ -1,0 +1,331 @@
+"""CostControlPolicy: budgets of money, tokens, calls and time."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, get_args
+
+from lgov_core.errors import PolicyError
+from lgov_core.governor.options import file_path, one_of, positive_integer, positive_number
+from lgov_core.policies.base import BoundedPolicy, in_dry_run
+from lgov_core.policies.counting import (
+    COMMON,
+    NOT_MADE,
+    Judgements,
+    Per,
+    checked_clock,
+    count_key,
+    decided,
+    now_of,
+)
+from lgov_core.policies.ledger import (
+    NANO,
+    Amount,
+    Balance,
+    BudgetLimits,
+    Lack,
+    Ledger,
+    Price,
+    cost_table,
+    find,
+    most_input_tokens,
+    most_output_tokens,
+    price_of,
+    price_table,
+    tokens_used,
+)
+from lgov_core.types import Action, Decision, Effect, ModelCallFailed, Point, ToolOutcome
+
+#: Kept with a judgement for which something was set aside.
+_RESERVED: Final = "reserved"
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """The amounts that a budget has spent, and has set aside for calls under way. ``seconds`` since its first action."""
+
+    cost_usd: float
+    tokens: int
+    calls: int
+    reserved_cost_usd: float
+    reserved_tokens: int
+    reserved_calls: int
+    seconds: float
+
+
+class CostControlPolicy(BoundedPolicy):
+    """Keeps what agents spend within a budget.
+
+    ``max_cost_usd``, ``max_tokens`` (prompts and replies), ``max_calls`` (of models and tools together; a rule's ``on``
+    narrows it) and ``max_seconds`` (since the budget's first action) are the limits, each for one ``per``: ``rollout``
+    (all its attempts), ``attempt``, ``session``, ``agent`` or ``global``. Actions without the id in question share one
+    budget. At least one limit must be given.
+
+    Before a model call the most that it may use is reserved, so that calls at the same time cannot overspend together:
+    a token for every ``bytes_per_token`` bytes of the prompt, ``prompt_overhead_tokens`` for what is not visible here
+    (tool definitions, images), and the reply's own limit or else ``max_output_tokens``. After the call its reported usage
+    is spent instead, or all of the reservation where it reports none. What was reserved is given back when another policy
+    denies the call, or when it could not be made.
+
+    ``prices`` maps model names or globs to ``{"input": dollars, "output": dollars}`` for a million tokens. A model
+    without a price is denied when there is a ``max_cost_usd``, unless ``unknown_model_price`` is given. ``tool_costs``
+    maps tool names or globs to dollars a call; other tools cost nothing.
+
+    ``ledger`` is the path of a SQLite file (made when missing) that several processes spend from; policies of the same
+    name share what is in it. Without it the budgets are in the memory of this process, ``max_budgets`` of them: see
+    `Ledger` for what happens beyond. ``clock`` gives seconds (monotonic; wall time with a file, which outlives it).
+
+    A limit is not a permission: within its budget the policy has no opinion. May be called from several threads at once.
+    Fails closed. Raises `PolicyError` when made with something that has no meaning.
+    """
+
+    reads_replies: ClassVar[bool] = False  # only their usage
+    default_points: ClassVar[tuple[Point, ...]] = (
+        Point.PRE_MODEL_CALL,
+        Point.POST_MODEL_CALL,
+        Point.PRE_TOOL_CALL,
+        Point.POST_TOOL_CALL,
+    )
+
+    def __init__(
+        self,
+        max_cost_usd: float | None = None,
+        max_tokens: int | None = None,
+        max_calls: int | None = None,
+        max_seconds: float | None = None,
+        *,
+        per: Per = "rollout",
+        prices: Mapping[str, Any] | None = None,
+        unknown_model_price: Mapping[str, float] | tuple[float, float] | None = None,
+        tool_costs: Mapping[str, float] | None = None,
+        max_output_tokens: int = 4096,
+        prompt_overhead_tokens: int = 0,
+        bytes_per_token: float = 1.0,
+        ledger: str | os.PathLike[str] | None = None,
+        max_budgets: int = 100_000,
+        clock: Callable[[], float] | None = None,
+        name: str = "CostControlPolicy",
+    ) -> None:
+        self.name = name
+        self.per = one_of(name, "per", per, get_args(Per))
+        self.limits = _limits(name, max_cost_usd, max_tokens, max_calls, max_seconds)
+        self.prices: dict[str, Price] = price_table(name, "prices", prices if prices is not None else {})
+        self.unknown_model_price = (
+            None if unknown_model_price is None else price_of(name, "unknown_model_price", unknown_model_price)
+        )
+        self.tool_costs = cost_table(name, "tool_costs", tool_costs if tool_costs is not None else {})
+        self.max_output_tokens = positive_integer(name, "max_output_tokens", max_output_tokens)
+        self.bytes_per_token = positive_number(name, "bytes_per_token", bytes_per_token)
+        overhead = prompt_overhead_tokens
+        self.prompt_overhead_tokens = overhead and positive_integer(name, "prompt_overhead_tokens", overhead)
+        in_memory = ledger is None or in_dry_run()
+        path = None if in_memory else file_path(name, "ledger", ledger)
+        self._ledger = Ledger(path, name, max_budgets=positive_integer(name, "max_budgets", max_budgets))
+        usual = time.monotonic if in_memory else time.time
+        self._clock = checked_clock(name, usual if clock is None else clock)
+        # A file may have to be waited for, so the governor watches the time.
+        self.bounded = in_memory
+        self._judgements = Judgements()
+        self._asked_before_models = False
+
+    # ------------------------------------------------------------------ judging
+
+    def judge(self, action: Action) -> Decision | None:
+        """A deny when the budget does not reach for the call; otherwise None, and what the call may use is set aside."""
+        if action.point is Point.PRE_MODEL_CALL:
+            self._asked_before_models = True
+            return self._before_model(action)
+        if action.point is Point.PRE_TOOL_CALL:
+            return self._reserve(action, Amount(find(self.tool_costs, action.name) or 0, 0, 1))
+        if action.point is Point.POST_MODEL_CALL:
+            return self._settle(action, self._actual(action))
+        if action.point is Point.POST_TOOL_CALL:
+            return self._settle(action, None)
+        return None
+
+    def _before_model(self, action: Action) -> Decision | None:
+        try:
+            prompt = most_input_tokens(action.arguments, self.bytes_per_token) + self.prompt_overhead_tokens
+            reply = most_output_tokens(action.arguments, self.max_output_tokens)
+        except (ValueError, TypeError, RecursionError):
+            return self.deny("cost-unclear", "The size of this prompt cannot be determined, so neither can its cost.")
+        price = self._price(action.name)
+        if price is None and self.limits.nano_usd is not None:
+            return self.deny(
+                "cost-price",
+                f"There is a budget in dollars, but no price for the model {action.name[:80]!r}: it must be given in prices,"
+                " or as unknown_model_price",
+            )
+        cost = 0 if price is None else price.nano_usd(prompt, reply)
+        return self._reserve(action, Amount(cost, prompt + reply, 1))
+
+    def _price(self, model: str) -> Price | None:
+        price: Price | None = find(self.prices, model)
+        return self.unknown_model_price if price is None else price
+
+    def _actual(self, action: Action) -> Amount | None:
+        used = tokens_used(action.arguments)
+        if used is None:
+            return None
+        price = self._price(action.name)
+        if price is None and self.limits.nano_usd is not None:
+            return None  # a price that vanished between the two points: what was set aside is the better figure
+        return Amount(0 if price is None else price.nano_usd(*used), sum(used), 1)
+
+    def _reserve(self, action: Action, amount: Amount) -> Decision | None:
+        again = self._judgements.note(action) is _RESERVED
+        key = count_key(action, self.per)
+        try:
+            short = self._ledger.reserve(
+                key, action.operation_id, amount, self.limits, now_of(self.name, self._clock), again=again
+            )
+        except PolicyError as error:
+            return self.deny("cost-ledger", f"The budget cannot be read, so nothing may be spent: {error.message}")
+        if short is not None:
+            return self._refuse(action, amount, *short)
+        self._judgements.begin(action, _RESERVED)
+        return None
+
+    def _settle(self, action: Action, actual: Amount | None) -> Decision | None:
+        if not self._judgements.begin(action):
+            return None
+        key, now = count_key(action, self.per), now_of(self.name, self._clock)
+        try:
+            if action.operation_id is not None:
+                self._ledger.settle(key, action.operation_id, actual, now)
+            elif actual is not None and not self._asked_before_models:
+                # The policy is not asked before calls, so nothing was set aside for this one.
+                self._ledger.settle(key, f"unasked {id(action)} {now}", actual, now)
+        except PolicyError as error:
+            # The call is over, and what was set aside for it stays spent: nothing gets cheaper by this.
+            return Decision(
+                Effect.WARN, self.name, "cost-ledger", f"What the call used is not booked: {error.message}."
+            )
+        return None
+
+    # ------------------------------------------------------------------ refusing
+
+    def _refuse(self, action: Action, amount: Amount, lack: Lack, balance: Balance) -> Decision:
+        total, limits = balance.total, self.limits
+        if self.per == "global":
+            whose = "all actions"
+        else:
+            common = count_key(action, self.per) == COMMON
+            whose = f"all actions without a {self.per}" if common else f"this {self.per}"
+        match lack:
+            case "seconds":
+                spent_time = f"The time of {whose} is up: {balance.elapsed_s:.1f} of {limits.seconds:g} s"
+                return self.deny("time-budget", f"{spent_time}. Finish with what you have.")
+            case "budgets":
+                reason = "Too many budgets at once, so none can be opened; raise max_budgets or use a ledger file"
+                return self.deny("cost-budgets", reason)
+            case "closed":
+                return self.deny("cost-closed", f"The budget of {whose} was closed when it ended; begin a new one")
+            case "cost":
+                figures = _figures(total.nano_usd / NANO, (limits.nano_usd or 0) / NANO, amount.nano_usd / NANO, "USD")
+            case "tokens":
+                figures = _figures(total.tokens, limits.tokens or 0, amount.tokens, "tokens")
+            case "calls":
+                figures = _figures(total.calls, limits.calls or 0, amount.calls, "calls")
+        reason = f"The budget of {whose} does not reach: {figures}. Finish with what you have."
+        return self.deny(f"{lack.removesuffix('s')}-budget", reason)
+
+    # ------------------------------------------------------------------ after the call
+
+    def observe(self, event: Any) -> None:
+        """Gives back what was set aside for a call that was not made, and closes the budget of what has ended."""
+        if isinstance(event, ToolOutcome):
+            operation = event.action.operation_id
+            if operation is not None and event.action.point is Point.PRE_TOOL_CALL:
+                if event.status in NOT_MADE:
+                    self._ledger.release(operation)
+                else:
+                    self._ledger.settle(
+                        count_key(event.action, self.per), operation, None, now_of(self.name, self._clock)
+                    )
+            return
+        if isinstance(event, ModelCallFailed):
+            # What may have run may be charged: it stays set aside, which is as good as spent.
+            if event.refused and event.action.operation_id is not None:
+                self._ledger.release(event.action.operation_id)
+            return
+        judged = decided(event)
+        if judged is None:
+            return
+        action, decision = judged
+        # Only what this very judgement set aside: an operation id that is used twice must not free the call before.
+        reserved = self._judgements.end(action) is _RESERVED
+        if action.point in (Point.PRE_MODEL_CALL, Point.PRE_TOOL_CALL):
+            if reserved and decision.blocks and action.operation_id is not None:
+                self._ledger.release(action.operation_id)
+        elif action.point is Point.AGENT_SHUTDOWN and self.per in ("rollout", "attempt"):
+            self._ledger.ended(count_key(action, self.per))
+
+    def release(self, operation_id: str) -> None:
+        """Gives back what was set aside for a call that, as the caller knows, was never made and never charged."""
+        self._ledger.release(operation_id)
+
+    def continue_from(self, previous: object) -> None:
+        """Goes on with the budgets of ``previous``, the policy that this one replaces. Another file keeps its own.
+
+        Raises `PolicyError` when what was spent cannot be taken over.
+        """
+        if not isinstance(previous, CostControlPolicy) or previous.per != self.per:
+            raise PolicyError(
+                f"{self.name}: what was spent was not counted per {self.per}",
+                hint="give the rule another name to begin anew",
+            )
+        if previous._ledger.path is not None:
+            return
+        if self._ledger.path is not None:
+            raise PolicyError(
+                f"{self.name}: what was spent is in memory, not in the ledger", hint="restart the program to begin anew"
+            )
+        self._ledger, self._judgements = previous._ledger, previous._judgements
+        self._clock = previous._clock
+
+    # ------------------------------------------------------------------ for people
+
+    def spent(self, scope_id: str | None = None) -> Spent:
+        """Returns the amounts spent by the rollout (or session, or agent) ``scope_id``, or by all of them together.
+
+        The budget of actions without an id is called ``""``; that of an attempt ``ROLLOUT/1``. All figures are of one
+        moment. Callable from any thread. Raises `PolicyError` when the ledger file cannot be read.
+        """
+        balance = self._ledger.balance(scope_id, now_of(self.name, self._clock))
+        spent, reserved = balance.spent, balance.reserved
+        return Spent(
+            spent.nano_usd / NANO, spent.tokens, spent.calls,
+            reserved.nano_usd / NANO, reserved.tokens, reserved.calls, balance.elapsed_s,
+        )  # fmt: skip
+
+    def reset(self, scope_id: str | None = None) -> None:
+        """Starts the budget of ``scope_id``, or every one, anew. Callable from any thread.
+
+        What calls under way use is spent from the new budget when they say so.
+        """
+        self._ledger.reset(scope_id)
+
+
+def _limits(name: str, cost: object, tokens: object, calls: object, seconds: object) -> BudgetLimits:
+    if cost is None and tokens is None and calls is None and seconds is None:
+        raise PolicyError(f"{name}: there is no limit", hint="give max_cost_usd, max_tokens, max_calls or max_seconds")
+    return BudgetLimits(
+        None if cost is None else int(positive_number(name, "max_cost_usd", cost) * NANO),
+        None if tokens is None else positive_integer(name, "max_tokens", tokens),
+        None if calls is None else positive_integer(name, "max_calls", calls),
+        None if seconds is None else positive_number(name, "max_seconds", seconds),
+    )
+
+
+def _figures(total: float, limit: float, needed: float, unit: str) -> str:
+    def said(amount: float) -> str:
+        return f"{amount:,}" if isinstance(amount, int) else f"{amount:.6f}".rstrip("0").rstrip(".")
+
+    remaining = said(max(limit - total, 0))
+    return (
+        f"{said(total)} of {said(limit)} {unit} are spent or set aside, {remaining} left; this may take {said(needed)}"
+    )

@@ -1,0 +1,409 @@
+"""Policies that count calls: `LoopPolicy` and `RateLimitPolicy`, and what every policy that keeps count shares.
+
+Shared are whose count it is, the clock, and which judgements are still going on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, ClassVar, Final, Literal, get_args
+
+from lgov_core._util.containers import BoundedDict
+from lgov_core._util.json_text import NotCanonical, fingerprint
+from lgov_core._util.sqlite_file import keep_quiet_across_fork
+from lgov_core.errors import PolicyError
+from lgov_core.governor.options import matches_any, one_of, positive_integer, positive_number, string_tuple
+from lgov_core.policies.base import BoundedPolicy
+from lgov_core.types import Action, Decision, ModelCallFailed, Point, Severity, ToolOutcome
+
+#: Whose calls are counted together.
+Per = Literal["rollout", "attempt", "session", "agent", "global"]
+#: The count of the actions that carry no id of the kind that is counted by: they share one.
+COMMON: Final = ""
+#: Judgements that may be going on at the same time and still be recognised.
+MAX_JUDGEMENTS: Final = 65_536
+#: Outcomes of tool calls that were never made: what was set aside for them is given back.
+NOT_MADE: Final = frozenset({"denied", "invalid_args", "unknown_tool"})
+_LONGEST_KEY: Final = 200
+
+
+def checked_clock(owner: str, clock: Callable[[], float]) -> Callable[[], float]:
+    """``clock`` when it is a function. Raises `PolicyError`."""
+    if not callable(clock):
+        raise PolicyError(f"{owner}: clock is {clock!r}", hint="give a function that returns seconds")
+    return clock
+
+
+def now_of(owner: str, clock: Callable[[], float]) -> float:
+    """The time that ``clock`` says. Raises `PolicyError` when it says none: a NaN is neither before nor after anything."""
+    now = clock()
+    if isinstance(now, bool) or not isinstance(now, int | float) or not math.isfinite(now):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise PolicyError(f"{owner}: the clock says {now!r}", hint="give a function that returns seconds")
+    return now
+
+
+def count_key(action: Action, per: str) -> str:
+    """Whose count ``action`` goes to.
+
+    An action without the id in question goes to `COMMON`, which is one count for all of its kind: without an id there is
+    less to spend, never more.
+    """
+    ids = {
+        "rollout": action.rollout_id,
+        "attempt": action.rollout_id and f"{action.rollout_id}/{action.attempt or 1}",
+        "session": action.session_id,
+        "agent": action.agent,
+        "tool": action.name,
+    }.get(per)
+    if not ids:
+        return COMMON
+    key = str(ids)
+    # Names are the caller's, of any length; the count must not keep them whole.
+    return key if len(key) <= _LONGEST_KEY else "sha256:" + hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()
+
+
+def decided(event: Any) -> tuple[Action, Decision] | None:
+    """The action and the decision when ``event`` is a decision that was taken and committed, else None."""
+    if isinstance(event, ToolOutcome | ModelCallFailed):
+        return None
+    action, decision = getattr(event, "action", None), getattr(event, "decision", None)
+    return (action, decision) if isinstance(action, Action) and isinstance(decision, Decision) else None
+
+
+class SharedState:
+    """A lock that survives forks: a child gets the counts as they were, and a lock of its own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        keep_quiet_across_fork(self)
+
+    def before_fork(self) -> None:
+        """Stops counting, so that no child gets a half-made count. Called by the interpreter."""
+        self._lock.acquire()
+
+    def after_fork_in_parent(self) -> None:
+        """Lets counting go on. Called by the interpreter."""
+        self._lock.release()
+
+    def after_fork_in_child(self) -> None:
+        """Gives the child a lock of its own. Called by the interpreter."""
+        self._lock = threading.Lock()
+
+
+class Judgements(SharedState):
+    """Which operations are being judged, so that one that is judged again is not counted again.
+
+    A governor judges an action once more when a transform has changed it, and a policy may stand in several rules. Both
+    show the same point and operation id until the decision is taken. An action without an operation id is always new.
+    Holds `MAX_JUDGEMENTS`, then forgets the oldest. May be called from several threads at once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._going_on: BoundedDict[tuple[str, str], Any] = BoundedDict(MAX_JUDGEMENTS)
+
+    def begin(self, action: Action, note: Any = None) -> bool:
+        """Keeps ``note`` with the judgement; whether this is the first time that it is seen."""
+        if action.operation_id is None:
+            return True
+        key = (action.point.value, action.operation_id)
+        with self._lock:
+            first = key not in self._going_on
+            self._going_on.put(key, note)
+            return first
+
+    def note(self, action: Action) -> Any:
+        """Returns the value kept with this judgement, or None."""
+        if action.operation_id is None:
+            return None
+        with self._lock:
+            return self._going_on.get((action.point.value, action.operation_id))
+
+    def end(self, action: Action) -> Any:
+        """Forgets the judgement, because the decision was taken; returns what was kept with it."""
+        if action.operation_id is None:
+            return None
+        with self._lock:
+            return self._going_on.pop((action.point.value, action.operation_id))
+
+
+class CountingPolicy(BoundedPolicy):
+    """Base of policies that count what they judge until the decision is taken. ``counts`` names what holds the count."""
+
+    counts: ClassVar[tuple[str, ...]]
+    per: str = ""
+
+    def __init__(self) -> None:
+        self.judgements = Judgements()
+
+    def observe(self, event: Any) -> None:
+        """Ends the judgement of a decision that was taken."""
+        judged = decided(event)
+        if judged is not None:
+            self.judgements.end(judged[0])
+
+    def continue_from(self, previous: object) -> None:
+        """Goes on with the counts of ``previous``, which this one replaces. Raises `PolicyError` when it counted else."""
+        if not isinstance(previous, type(self)) or previous.per != self.per:
+            what = f"per {self.per}" if self.per else "in the same way"
+            raise PolicyError(f"{self.name}: calls were not counted {what}", hint="give the rule another name")
+        for name in ("judgements", *self.counts):
+            setattr(self, name, getattr(previous, name))
+
+
+#: The longest cycle that is looked for, in calls.
+LONGEST_CYCLE: Final = 8
+#: Rollouts whose calls are remembered at once; the one that has been quiet for longest is forgotten first.
+MAX_ROLLOUTS: Final = 10_000
+
+
+class LoopPolicy(CountingPolicy):
+    """Denies a tool call that the agent keeps repeating.
+
+    The same call is the same tool with the same arguments. It may be made ``max_repeats`` times in a row, and so may a
+    cycle of up to eight calls (A, B, A, B, ...); what would repeat it once more is denied. With ``window`` the same call
+    may also be made only ``max_repeats`` times among the last ``window`` calls. Tools that fit a glob in ``ignore`` are
+    neither counted nor denied. ``abort_after`` such denials in a rollout end the run.
+
+    Counted for each attempt at a rollout; without one, for each session, agent, or all together. A call that another
+    policy denies counts too. Remembers the calls of the ten thousand rollouts that were active last.
+
+    A limit is not a permission: where nothing is repeated the policy has no opinion. May be called from several threads at
+    once. Raises `PolicyError` when made with something that has no meaning.
+    """
+
+    counts = ("_histories",)
+
+    def __init__(
+        self,
+        max_repeats: int = 3,
+        *,
+        window: int | None = None,
+        ignore: Sequence[str] = (),
+        abort_after: int | None = None,
+        name: str = "LoopPolicy",
+    ) -> None:
+        super().__init__()
+        self.name = name
+        self.max_repeats = positive_integer(name, "max_repeats", max_repeats)
+        self.window = None if window is None else positive_integer(name, "window", window)
+        self.ignore = string_tuple(name, "ignore", ignore)
+        self.abort_after = None if abort_after is None else positive_integer(name, "abort_after", abort_after)
+        self._kept = max(self.window or 0, LONGEST_CYCLE * self.max_repeats)
+        self._histories = _Histories()
+
+    def judge(self, action: Action) -> Decision | None:
+        """A deny that tells the agent that it repeats itself, or None."""
+        if action.point is not Point.PRE_TOOL_CALL or matches_any(action.name, self.ignore):
+            return None
+        call, again = _call(action), not self.judgements.begin(action)
+        with self._histories.of(_whose(action)) as history:
+            if again:
+                history.take_back(action.operation_id)
+            cycle = self._cycle(history, call)
+            history.add(action.operation_id, call, self._kept, made=cycle is None)
+            if cycle is None:
+                return None
+            history.denied += 1
+            denied = history.denied
+        if cycle == 0:
+            repetition = f"was made {self.max_repeats} times in the last {self.window} calls"
+        elif cycle == 1:
+            repetition = f"was made {self.max_repeats} times in a row"
+        else:
+            repetition = f"goes round in a cycle of {cycle} calls, {self.max_repeats} times already"
+        reason = (
+            f"You are repeating yourself: this call of {action.name[:80]} {repetition}. Do something else, or answer."
+        )
+        decision = self.deny("loop", reason, Severity.MEDIUM)
+        ends = self.abort_after is not None and denied >= self.abort_after
+        return replace(decision, rule="loop-abort", abort=True, severity=Severity.HIGH) if ends else decision
+
+    def _cycle(self, history: _History, call: str) -> int | None:
+        """The length of the cycle that ``call`` would begin once more; 0 for too often in the window; None for none."""
+        tried, carried_out = [past_call for _, past_call in history.tried], [past_call for _, past_call in history.made]
+        for length in range(1, LONGEST_CYCLE + 1):
+            needed = length * self.max_repeats
+            if len(tried) < needed:
+                break
+            tail = [*tried[-needed:], call]
+            if all(tail[at] == tail[at + length] for at in range(needed + 1 - length)):
+                return length
+        recent = carried_out[max(0, len(carried_out) + 1 - self.window) :] if self.window is not None else []
+        return 0 if recent.count(call) >= self.max_repeats else None
+
+    def observe(self, event: Any) -> None:
+        """Ends the judgement of a decision that was taken, and forgets a rollout that ended."""
+        super().observe(event)
+        judged = decided(event)
+        if judged is not None and judged[0].point is Point.AGENT_SHUTDOWN:
+            self._histories.drop(_whose(judged[0]))
+
+    def reset(self) -> None:
+        """Forgets every call."""
+        self._histories.clear()
+
+
+class _History:
+    """The last calls of one rollout, oldest first, each with its operation id.
+
+    Those that were denied here were tried all the same: a cycle goes on until the agent does something else.
+    """
+
+    def __init__(self) -> None:
+        self.tried: list[tuple[str | None, str]] = []
+        self.made: list[tuple[str | None, str]] = []
+        self.denied = 0
+
+    def add(self, operation: str | None, call: str, kept: int, *, made: bool) -> None:
+        for calls in (self.tried, self.made) if made else (self.tried,):
+            calls.append((operation, call))
+            del calls[:-kept]
+
+    def take_back(self, operation: str | None) -> None:
+        """Forgets what this operation was counted as: it is being judged again, perhaps in another form."""
+        for calls in (self.tried, self.made):
+            places = [at for at, (made_by, _) in enumerate(calls) if made_by == operation]
+            if places:
+                del calls[places[-1]]
+
+
+class _Histories(SharedState):
+    """The histories of the rollouts that were active last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._by_key: BoundedDict[str, _History] = BoundedDict(MAX_ROLLOUTS)
+
+    @contextmanager
+    def of(self, key: str) -> Generator[_History]:
+        """The history of one rollout, exclusive for as long as the block lasts."""
+        with self._lock:
+            history = self._by_key.get(key) or _History()
+            self._by_key.put(key, history)
+            yield history
+
+    def drop(self, key: str) -> None:
+        with self._lock:
+            self._by_key.pop(key)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._by_key = BoundedDict(MAX_ROLLOUTS)
+
+
+def _whose(action: Action) -> str:
+    for per in ("attempt", "session", "agent"):
+        if key := count_key(action, per):
+            return f"{per} {key}"
+    return COMMON
+
+
+def _call(action: Action) -> str:
+    try:
+        return fingerprint([action.kind, action.name, action.arguments])
+    except NotCanonical:
+        # Objects are distinguished by their repr: two that look the same are the same call.
+        try:
+            digest = hashlib.sha256(repr(action.arguments).encode("utf-8", "replace")).hexdigest()
+        except Exception as error:  # noqa: BLE001 - a repr may raise anything; all that do are the same call then
+            digest = type(error).__name__
+        return f"{action.kind} {action.name[:200]} {digest}"
+
+
+RatePer = Literal["agent", "session", "rollout", "global", "tool"]
+#: Points at which something is about to begin. Elsewhere there is nothing left to hold back.
+COUNTED: Final = frozenset({Point.AGENT_STARTUP, Point.INPUT, Point.PRE_MODEL_CALL, Point.PRE_TOOL_CALL})
+
+
+class RateLimitPolicy(CountingPolicy):
+    """Lets ``max_calls`` calls through every ``per_seconds`` seconds.
+
+    A token bucket: it holds ``burst`` calls (``max_calls`` unless given) and fills up evenly. There is one for each agent,
+    session, rollout or tool (``per``), or one for all (``global``), and for each point: tool calls and model calls do not
+    use up each other's. Actions without the id in question share one. What is denied here uses nothing up; what another
+    policy denies does, since it was tried. Points at which nothing begins are ignored.
+
+    ``clock`` gives seconds and never goes back. A bucket that is full is forgotten, so memory is bounded by the calls of
+    one period; beyond ``max_buckets`` at once new ones are denied.
+
+    A limit is not a permission: within it the policy has no opinion. May be called from several threads at once. Raises
+    `PolicyError` when made with something that has no meaning.
+    """
+
+    counts = ("_buckets", "_clock")
+
+    def __init__(
+        self,
+        max_calls: int,
+        per_seconds: float,
+        *,
+        per: RatePer = "agent",
+        burst: int | None = None,
+        max_buckets: int = 100_000,
+        clock: Callable[[], float] = time.monotonic,
+        name: str = "RateLimitPolicy",
+    ) -> None:
+        super().__init__()
+        self.name = name
+        self.max_calls = positive_integer(name, "max_calls", max_calls)
+        self.per_seconds = positive_number(name, "per_seconds", per_seconds)
+        self.per = one_of(name, "per", per, get_args(RatePer))
+        self.burst = self.max_calls if burst is None else positive_integer(name, "burst", burst)
+        self.max_buckets = positive_integer(name, "max_buckets", max_buckets)
+        self._clock = checked_clock(name, clock)
+        self._buckets = _Buckets()
+
+    def judge(self, action: Action) -> Decision | None:
+        """A deny that says when to try again, or None."""
+        if action.point not in COUNTED or self.judgements.note(action) == "counted":
+            return None
+        key = (action.point.value, count_key(action, self.per))
+        interval_s = self.per_seconds / self.max_calls
+        wait = self._buckets.take(key, now_of(self.name, self._clock), interval_s, self.burst, self.max_buckets)
+        if wait is None:
+            self.judgements.begin(action, "counted")
+            return None
+        if math.isinf(wait):
+            return self.deny("rate-buckets", "Too many are limited at once, so no more can be; raise max_buckets")
+        whose = f"one {self.per}" if key[1] != COMMON else "all together"
+        after_s = math.ceil(wait * 10) / 10
+        reason = f"At most {self.max_calls} in {self.per_seconds:g} s for {whose}. Try again in {after_s:g} s."
+        return self.deny("rate-limit", reason, Severity.MEDIUM)
+
+    def reset(self) -> None:
+        """Fills every bucket."""
+        self._buckets.clear()
+
+
+class _Buckets(SharedState):
+    """Token buckets by key. A bucket is kept as the moment at which it will be full."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._full_at: dict[tuple[str, str], float] = {}
+
+    def take(self, key: tuple[str, str], now: float, interval_s: float, burst: int, most: int) -> float | None:
+        """Takes one call out; or says after how many seconds there will be one (infinite: no room for the bucket)."""
+        with self._lock:
+            full_at = max(self._full_at.get(key, now), now)
+            wait = full_at + interval_s - now - interval_s * burst
+            # A hair more than exact, so that sums of many small intervals do not lose a call.
+            if wait > interval_s * 1e-6:
+                return wait
+            if key not in self._full_at and len(self._full_at) >= most:
+                self._full_at = {name: moment for name, moment in self._full_at.items() if moment > now}
+                if len(self._full_at) >= most:
+                    return math.inf
+            self._full_at[key] = full_at + interval_s
+            return None
+
+    def clear(self) -> None:
+        with self._lock:
+            self._full_at.clear()

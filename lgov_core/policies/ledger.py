@@ -1,0 +1,454 @@
+"""The ledger of budgets, in a SQLite file that processes share or in memory; amounts, limits, token counts and prices.
+
+The user says what models and tools cost. lgov ships no prices: they change, and a wrong one is worse than none.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sqlite3
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from lgov_core._util.sqlite_file import FileKind, describe, file_identity, open_sqlite, require_same_file
+from lgov_core.errors import PolicyError
+from lgov_core.policies.counting import SharedState
+
+#: One US dollar. Money is counted in whole billionths of one, so that sums are exact.
+NANO: Final = 1_000_000_000
+
+Lack: TypeAlias = Literal["cost", "tokens", "calls", "seconds", "budgets", "closed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """Something to spend: billionths of a US dollar, tokens and calls."""
+
+    nano_usd: int = 0
+    tokens: int = 0
+    calls: int = 0
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(self.nano_usd + other.nano_usd, self.tokens + other.tokens, self.calls + other.calls)
+
+    def __sub__(self, other: Amount) -> Amount:
+        return Amount(self.nano_usd - other.nano_usd, self.tokens - other.tokens, self.calls - other.calls)
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetLimits:
+    """The most that a budget may spend; None means no limit. ``seconds`` since its first action."""
+
+    nano_usd: int | None = None
+    tokens: int | None = None
+    calls: int | None = None
+    seconds: float | None = None
+
+    def lack(self, total: Amount, elapsed_s: float) -> Lack | None:
+        """Returns the first amount that would not suffice, or None."""
+        if self.seconds is not None and elapsed_s >= self.seconds:
+            return "seconds"
+        if self.nano_usd is not None and total.nano_usd > self.nano_usd:
+            return "cost"
+        if self.tokens is not None and total.tokens > self.tokens:
+            return "tokens"
+        if self.calls is not None and total.calls > self.calls:
+            return "calls"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """A budget at one moment: what is spent for good, what is set aside for calls under way, and its age in seconds."""
+
+    spent: Amount = Amount()
+    reserved: Amount = Amount()
+    elapsed_s: float = 0.0
+
+    @property
+    def total(self) -> Amount:
+        """Spent and set aside together: what limits are compared with."""
+        return self.spent + self.reserved
+
+
+#: Where adapters and endpoints write how long a reply may be, and how many replies are asked for.
+_MOST: Final = ("max_output_tokens", "max_completion_tokens", "max_tokens", "max_new_tokens")
+_REPLIES: Final = ("n", "best_of")
+_OPTIONS: Final = ("options", "settings", "model_settings", "sampling")
+#: More tokens than this are not a count of anything.
+_ABSURD: Final = 2**40
+
+
+def most_input_tokens(arguments: Mapping[str, Any], bytes_per_token: float) -> int:
+    """An upper bound for the tokens of a prompt: the bytes of everything in it as JSON, ``bytes_per_token`` to a token.
+
+    No byte-level tokenizer makes more than one token of a byte. Raises `ValueError` or `RecursionError` for what has no
+    JSON form.
+    """
+    text = json.dumps(_with_text_keys(arguments), ensure_ascii=False, default=_other)
+    return math.ceil(len(text.encode("utf-8", "surrogatepass")) / bytes_per_token)
+
+
+def most_output_tokens(arguments: Mapping[str, Any], otherwise: int) -> int:
+    """The most tokens that the reply may have: what the call itself says, or ``otherwise``; times the replies asked for."""
+    places = [arguments, *(arguments[name] for name in _OPTIONS if isinstance(arguments.get(name), Mapping))]
+    limits = [count for holder in places for name in _MOST if (count := _count(holder.get(name))) is not None]
+    replies = [count for holder in places for name in _REPLIES if (count := _count(holder.get(name))) is not None]
+    return max(limits, default=otherwise) * max(replies, default=1)
+
+
+def tokens_used(arguments: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The tokens of prompt and reply that a finished call says it used; None when it does not say anything usable.
+
+    A call that says it used nothing at all says nothing usable: every prompt has a token.
+    """
+    usage = arguments.get("usage")
+    if not isinstance(usage, Mapping):
+        return None
+    read, written = usage.get("input_tokens"), usage.get("output_tokens")
+    if type(read) is not int or type(written) is not int:
+        return None
+    return (read, written) if min(read, written) >= 0 and 0 < read + written < _ABSURD else None
+
+
+def _count(value: object) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        return None
+    return math.ceil(min(value, _ABSURD))  # a limit beyond all measure is not a small one
+
+
+def _with_text_keys(value: Mapping[Any, Any]) -> dict[str, Any]:
+    return {str(key): item for key, item in value.items()}
+
+
+def _other(value: object) -> Any:
+    return _with_text_keys(value) if isinstance(value, Mapping) else repr(value)
+
+
+_HINT = "write {input: 2.5, output: 10}: US dollars for a million tokens"
+_MILLION = 1_000_000
+
+
+class Price(NamedTuple):
+    """Of a model: US dollars for a million tokens of the prompt and of the reply."""
+
+    input: float
+    output: float
+
+    def nano_usd(self, input_tokens: int, output_tokens: int) -> int:
+        """The price of the given numbers of tokens in billionths of a dollar, rounded up."""
+        return math.ceil((input_tokens * self.input + output_tokens * self.output) * (NANO // _MILLION))
+
+
+def price_of(owner: str, option: str, value: object) -> Price:
+    """A price from ``{"input": ..., "output": ...}`` or two numbers. Raises `PolicyError`."""
+    if isinstance(value, Mapping) and set(value) == {"input", "output"}:
+        numbers: list[object] = [value["input"], value["output"]]
+    elif isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2:
+        numbers = list(value)
+    else:
+        raise PolicyError(f"{owner}: {option} is not a price: {value!r}", hint=_HINT)
+    return Price(*(_dollars(owner, option, number) for number in numbers))
+
+
+def price_table(owner: str, option: str, value: object) -> dict[str, Price]:
+    """Prices by model name or glob. Raises `PolicyError`."""
+    return {glob: price_of(owner, f"{option}: {glob}", price) for glob, price in _table(owner, option, value)}
+
+
+def cost_table(owner: str, option: str, value: object) -> dict[str, int]:
+    """Billionths of a dollar for one call, by tool name or glob. Raises `PolicyError`."""
+    return {
+        glob: math.ceil(_dollars(owner, f"{option}: {glob}", dollars) * NANO)
+        for glob, dollars in _table(owner, option, value)
+    }
+
+
+def find(table: Mapping[str, Any], name: str) -> Any:
+    """The entry for ``name``: its own, or that of the longest glob that fits it; None when there is none."""
+    if name in table:
+        return table[name]
+    fitting = [glob for glob in table if fnmatchcase(name, glob)]
+    return table[max(fitting, key=len)] if fitting else None
+
+
+def _table(owner: str, option: str, value: object) -> list[tuple[str, object]]:
+    if not isinstance(value, Mapping):
+        raise PolicyError(
+            f"{owner}: {option} must map names to dollars, not {value!r}", hint=f"write {option}: {{...}}"
+        )
+    for name in value:
+        if not isinstance(name, str) or not name:
+            raise PolicyError(f"{owner}: {option} names {name!r}, which is not text", hint="put it in quotes")
+    return list(value.items())
+
+
+def _dollars(owner: str, option: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _MILLION:
+        raise PolicyError(f"{owner}: {option} costs {value!r}", hint="write US dollars, 0 or more, as a number")
+    return float(value)
+
+
+BUSY_TIMEOUT_S: Final = 1.5
+
+
+class SharedDatabase(SharedState):
+    """A database of ``kind`` in the file at ``path``, which is made (mode 0600) when it is missing, or in memory.
+
+    Each change is one transaction. Waits `BUSY_TIMEOUT_S` for other threads and processes at most. May be used from
+    several threads at once, and after a fork: a child opens the file anew, or goes on with a copy of the memory. Raises
+    the kind's error when the file cannot be used.
+    """
+
+    def __init__(self, kind: FileKind, path: str | os.PathLike[str] | None, *, more: tuple[str, ...] = ()) -> None:
+        self.path = None if path is None else Path(path)
+        self._kind = kind
+        self._identity: tuple[int, int] | None = None
+        self._connection: sqlite3.Connection | None = None
+        self._memory_schema = (*kind.schema, *more)
+        self._open()
+        super().__init__()
+
+    def close(self) -> None:
+        """Closes the file; the next call opens it again. What is kept in memory is gone."""
+        with self._lock:
+            self._disconnect()
+
+    @contextmanager
+    def transaction(self) -> Generator[sqlite3.Connection]:
+        """A connection within a transaction, committed at the end of the block and rolled back by an exception."""
+        name = self.path or Path(":memory:")
+        if not self._lock.acquire(timeout=BUSY_TIMEOUT_S):
+            raise self._kind.error(f"{self._kind.what} {name}: other threads held it for {BUSY_TIMEOUT_S:g} s")
+        try:
+            connection = self._open()
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+        except (sqlite3.Error, OSError, OverflowError) as error:
+            if self.path is not None:
+                self._disconnect()
+            raise describe(self._kind, name, error) from error
+        finally:
+            self._lock.release()
+
+    def _open(self) -> sqlite3.Connection:
+        if self.path is None:
+            if self._connection is None:
+                self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+                for statement in self._memory_schema:
+                    self._connection.execute(statement)
+            return self._connection
+        if self._identity is not None:
+            require_same_file(self._kind, self.path, self._identity)
+        if self._connection is None:
+            self._connection = open_sqlite(
+                self._kind, self.path, busy_timeout_s=BUSY_TIMEOUT_S, expected=self._identity
+            )
+            self._identity = file_identity(self.path)
+        return self._connection
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def before_fork(self) -> None:
+        """Closes the file, so that no child inherits the connection. Called by the interpreter."""
+        super().before_fork()
+        if self.path is not None:
+            self._disconnect()
+
+
+#: Reservations in memory that may wait for their settlement; the oldest one beyond counts as spent.
+MAX_OPEN: Final = 100_000
+
+LEDGER: Final = FileKind(
+    what="budget ledger",
+    application_id=int.from_bytes(b"lgvB"),
+    version=1,
+    schema=(
+        """CREATE TABLE budgets (
+            owner TEXT NOT NULL, key TEXT NOT NULL,
+            nano_usd INTEGER NOT NULL, tokens INTEGER NOT NULL, calls INTEGER NOT NULL,
+            reserved_nano_usd INTEGER NOT NULL, reserved_tokens INTEGER NOT NULL, reserved_calls INTEGER NOT NULL,
+            since REAL NOT NULL, until REAL NOT NULL,
+            PRIMARY KEY (owner, key)
+        ) WITHOUT ROWID""",
+        """CREATE TABLE reservations (
+            owner TEXT NOT NULL, operation TEXT NOT NULL, key TEXT NOT NULL,
+            nano_usd INTEGER NOT NULL, tokens INTEGER NOT NULL, calls INTEGER NOT NULL,
+            PRIMARY KEY (owner, operation)
+        )""",
+    ),
+    error=PolicyError,
+)
+
+_MOVE = (
+    "UPDATE budgets SET nano_usd = nano_usd + ?, tokens = tokens + ?, calls = calls + ?,"
+    " reserved_nano_usd = reserved_nano_usd + ?, reserved_tokens = reserved_tokens + ?,"
+    " reserved_calls = reserved_calls + ? WHERE owner = ? AND key = ?"
+)
+_COLUMNS = "nano_usd, tokens, calls, reserved_nano_usd, reserved_tokens, reserved_calls, since, until"
+#: What a ledger in memory has beside the tables of the file, so that its budgets can be dropped.
+_IN_MEMORY: Final = ("CREATE TABLE ended (key TEXT UNIQUE)", "CREATE TABLE dropped (key TEXT PRIMARY KEY)")
+
+
+class Ledger(SharedDatabase):
+    """The budgets of the policy called ``owner``, in the file at ``path`` or, without one, in memory.
+
+    Any number of processes, and of policies with different names, may use one file. What a process that died had set aside
+    stays set aside, since it is unknown whether it was spent, until `reset`. In memory there are ``max_budgets`` at most.
+    When they are used up, those that have ended are dropped, oldest first; one that comes back after that is refused,
+    because what it had spent is not known any more, and so is a new one when none has ended. See `SharedDatabase`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None, owner: str, *, max_budgets: int = 100_000) -> None:
+        self.owner = owner
+        self.max_budgets = max_budgets
+        super().__init__(LEDGER, path, more=_IN_MEMORY)
+
+    def reserve(
+        self, key: str, operation: str | None, amount: Amount, limits: BudgetLimits, now: float, *, again: bool = False
+    ) -> tuple[Lack, Balance] | None:
+        """Sets ``amount`` aside for a call, or says what is lacking, with the budget's balance, and changes nothing.
+
+        ``key`` names the budget, ``operation`` the call, ``now`` is the policy's clock in seconds. ``again`` replaces what
+        the operation had set aside before. Without an operation the amount is spent at once.
+        """
+        with self.transaction() as connection:
+            refusal = self._open_budget(connection, key)
+            if refusal is not None:
+                return refusal, Balance()
+            balance = self._balance(connection, key, now)
+            before = self._reserved(connection, operation)
+            replaced = before[1] if before is not None and again and before[0] == key else None
+            total = balance.total + amount if replaced is None else balance.total - replaced + amount
+            lack = limits.lack(total, balance.elapsed_s)
+            if lack is not None:
+                return lack, balance
+            if operation is None:
+                self._move(connection, key, amount, Amount())
+                return None
+            self._close(connection, operation, None if replaced is None else Amount())
+            self._move(connection, key, Amount(), amount)
+            connection.execute(
+                "INSERT INTO reservations VALUES (?, ?, ?, ?, ?, ?)",
+                (self.owner, operation, key, amount.nano_usd, amount.tokens, amount.calls),
+            )
+            self._spend_oldest(connection)
+            return None
+
+    def settle(self, key: str, operation: str, actual: Amount | None, now: float) -> None:
+        """Spends what was set aside for the operation: ``actual`` of it, or all where None.
+
+        What was never set aside is spent from ``key`` when ``actual`` says how much.
+        """
+        with self.transaction() as connection:
+            if self._close(connection, operation, actual):
+                return
+            if actual is not None and self._open_budget(connection, key) is None:
+                self._balance(connection, key, now)
+                self._move(connection, key, actual, Amount())
+
+    def release(self, operation: str) -> None:
+        """Gives back what was set aside for the operation, if anything still is."""
+        with self.transaction() as connection:
+            self._close(connection, operation, Amount())
+
+    def balance(self, key: str | None, now: float) -> Balance:
+        """One budget, or the sum of all; its age is then that of the oldest."""
+        query = f"SELECT {_COLUMNS} FROM budgets WHERE owner = ? AND key = coalesce(?, key)"
+        with self.transaction() as connection:
+            rows = connection.execute(query, (self.owner, key)).fetchall()
+        spent = reserved = Amount()
+        for row in rows:
+            spent, reserved = spent + Amount(*row[:3]), reserved + Amount(*row[3:6])
+        return Balance(spent, reserved, max((max(row[7], now) - row[6] for row in rows), default=0.0))
+
+    def reset(self, key: str | None) -> None:
+        """Forgets one budget, or all, with what was set aside."""
+        with self.transaction() as connection:
+            for table in ("budgets", "reservations"):
+                connection.execute(f"DELETE FROM {table} WHERE owner = ? AND key = coalesce(?, key)", (self.owner, key))
+            for table in ("ended", "dropped") if self.path is None else ():
+                connection.execute(f"DELETE FROM {table} WHERE key = coalesce(?, key)", (key,))
+
+    def ended(self, key: str) -> None:
+        """Notes that no more is expected from a budget, so that it may be dropped from memory."""
+        if self.path is None:
+            with self.transaction() as connection:
+                connection.execute("INSERT OR REPLACE INTO ended SELECT key FROM budgets WHERE key = ?", (key,))
+
+    # ------------------------------------------------------------------ within a transaction
+
+    def _open_budget(self, connection: sqlite3.Connection, key: str) -> Lack | None:
+        """Makes room in memory for a budget that may be new; says why there is none."""
+        if self.path is not None:
+            return None
+        if connection.execute("SELECT 1 FROM budgets WHERE key = ?", (key,)).fetchone():
+            connection.execute("DELETE FROM ended WHERE key = ?", (key,))  # it goes on after all
+            return None
+        if connection.execute("SELECT 1 FROM dropped WHERE key = ?", (key,)).fetchone():
+            return "closed"
+        if connection.execute("SELECT count(*) FROM budgets").fetchone()[0] < self.max_budgets:
+            return None
+        (dropped,) = connection.execute("SELECT count(*) FROM dropped").fetchone()
+        oldest = connection.execute(
+            "SELECT key FROM ended JOIN budgets USING (key) WHERE reserved_calls = 0 ORDER BY ended.rowid LIMIT 1"
+        ).fetchone()
+        if oldest is None or dropped >= 10 * self.max_budgets:
+            return "budgets"
+        connection.execute("DELETE FROM budgets WHERE key = ?", oldest)
+        connection.execute("DELETE FROM ended WHERE key = ?", oldest)
+        connection.execute("INSERT INTO dropped VALUES (?)", oldest)
+        return None
+
+    def _spend_oldest(self, connection: sqlite3.Connection) -> None:
+        """Spends the oldest reservation in memory when there are too many."""
+        if self.path is None and connection.execute("SELECT count(*) FROM reservations").fetchone()[0] > MAX_OPEN:
+            (operation,) = connection.execute("SELECT operation FROM reservations ORDER BY rowid LIMIT 1").fetchone()
+            self._close(connection, operation, None)
+
+    def _balance(self, connection: sqlite3.Connection, key: str, now: float) -> Balance:
+        connection.execute(
+            f"INSERT INTO budgets (owner, key, {_COLUMNS}) VALUES (?, ?, 0, 0, 0, 0, 0, 0, ?, ?)"
+            " ON CONFLICT DO UPDATE SET until = max(until, excluded.until)",
+            (self.owner, key, now, now),
+        )
+        row = connection.execute(
+            f"SELECT {_COLUMNS} FROM budgets WHERE owner = ? AND key = ?", (self.owner, key)
+        ).fetchone()
+        return Balance(Amount(*row[:3]), Amount(*row[3:6]), row[7] - row[6])
+
+    def _reserved(self, connection: sqlite3.Connection, operation: str | None) -> tuple[str, Amount] | None:
+        row = connection.execute(
+            "SELECT key, nano_usd, tokens, calls FROM reservations WHERE owner = ? AND operation = ?",
+            (self.owner, operation),
+        ).fetchone()
+        return None if row is None else (row[0], Amount(*row[1:]))
+
+    def _move(self, connection: sqlite3.Connection, key: str, spent: Amount, reserved: Amount) -> None:
+        amounts = (spent.nano_usd, spent.tokens, spent.calls, reserved.nano_usd, reserved.tokens, reserved.calls)
+        connection.execute(_MOVE, (*amounts, self.owner, key))
+
+    def _close(self, connection: sqlite3.Connection, operation: str, spent: Amount | None) -> bool:
+        """Ends a reservation: ``spent`` of it is spent, or all where None. Whether there was one."""
+        reservation = self._reserved(connection, operation)
+        if reservation is None:
+            return False
+        key, reserved = reservation
+        self._move(connection, key, reserved if spent is None else spent, Amount() - reserved)
+        connection.execute("DELETE FROM reservations WHERE owner = ? AND operation = ?", (self.owner, operation))
+        return True

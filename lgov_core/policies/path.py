@@ -1,0 +1,434 @@
+"""PathPolicy: keeps the paths that a tool is given inside some folders."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import translate
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from lgov_core.errors import PolicyDenied, PolicyError
+from lgov_core.governor.options import argument_names, names, string_tuple
+from lgov_core.policies.base import BoundedPolicy, Unclear
+from lgov_core.policies.content.secrets import SECRET_NAMES
+from lgov_core.types import Action, Decision, Point, Severity
+
+MAX_PATH_BYTES = 4096
+MAX_NAME_BYTES = 255
+#: Times a text may be percent-encoded over itself before its meaning is unclear.
+MAX_DECODINGS = 4
+
+#: Letters that look like a separator or a dot and that normalisation leaves as they are.
+_LOOKALIKES = frozenset(
+    "\u0337\u0338\u2044\u2215\u29f8\u29f6\u2571\u27cb\u2216\u29f5\u29f9\u2572\u27cd\u20e5\u1735\u3033\u2cc6\u2f03"
+    "\u3002\ua4f8\u0701\u0702\u06d4\u2cf9\ua60e"
+)
+#: Kinds of invisible character: controls, formats (direction marks, zero width), lone surrogates, private use,
+#: unassigned, line and paragraph separators.
+_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+://|(?:file|jar|data|smb|nfs|dav|gopher|php|expect|zip):", re.I)
+_DRIVE = re.compile(r"[A-Za-z]:")
+_STREAM = re.compile(r"::|:\$|\.[A-Za-z0-9]{1,8}:")
+_VARIABLE = re.compile(r"\$[\w{(\[@*#?!$'\"-]|`|%[A-Za-z_][A-Za-z0-9_()]*%")
+_ENTITY = re.compile(r"&(?:#\d+|#x[0-9a-f]+|[a-z][a-z0-9]*);", re.I)
+_BRACES = re.compile(r"\{[^{}]*(?:,|\.\.)[^{}]*\}")
+_DEVICES = re.compile(r"(?:con|nul|aux|prn|conin\$|conout\$|com[0-9]|lpt[0-9])(?:\..*)?", re.I)
+
+_SHORT_NAME = re.compile(r"[^.~]{1,6}~\d(?:\.[^.]{0,3})?")
+
+
+def plain_path(text: str) -> tuple[str, ...]:
+    """``text`` and what else a program may make of it (percent-encoding undone, Unicode normalised): POSIX paths, all.
+
+    Raises `Unclear` when no such reading is beyond doubt.
+
+    That is: no control or invisible characters, no backslash, drive, UNC share, stream, device or short name (``GIT~1``), no
+    URL, no ``~``, variable, wildcard or brace to expand, no second reading when percent-encoding is undone or Unicode is
+    normalised, no name that begins or ends with a space or ends with a dot.
+    """
+    _as_written(text)
+    decoded = _decoded(text)
+    if decoded != text:
+        if decoded.count("/") != text.count("/") or _has_dots(decoded) != _has_dots(text):
+            raise Unclear("path-encoded", "Write the path without percent-encoding.")
+        _as_written(decoded)
+    return tuple(dict.fromkeys((text, decoded, unicodedata.normalize("NFKC", decoded))))
+
+
+def _as_written(text: str) -> None:
+    if not text.strip():
+        raise Unclear("path-missing", "The path is empty; write one.")
+    try:
+        length = len(text.encode())
+    except UnicodeEncodeError:
+        raise Unclear("path-characters", "The path holds characters that are not text.") from None
+    if length > MAX_PATH_BYTES:
+        raise Unclear("path-too-long", f"The path is longer than {MAX_PATH_BYTES} bytes.")
+    _characters(text)
+    _expansions(text)
+    for name in text.split("/"):
+        _name(name)
+
+
+def _characters(text: str) -> None:
+    if any(unicodedata.category(letter) in _UNSEEN and not _joins(text, at) for at, letter in enumerate(text)):
+        raise Unclear("path-characters", "The path holds control or invisible characters; leave them out.")
+    if "\\" in text:
+        raise Unclear("path-windows", "Write the path with forward slashes; a backslash is not accepted.")
+    if _DRIVE.match(text) or text.startswith("//") or _STREAM.search(text):
+        raise Unclear("path-windows", "Drives, network shares and streams are not accepted; write a POSIX path.")
+    if _SCHEME.match(text):
+        raise Unclear("path-url", "Write a path, not a URL.")
+    normal = unicodedata.normalize("NFKC", text)
+    marks = "/\\.~:$%*?"
+    if _LOOKALIKES.intersection(text) or any(normal.count(mark) != text.count(mark) for mark in marks):
+        raise Unclear("path-lookalike", "The path holds characters that only look like a slash or a dot.")
+
+
+def _joins(text: str, at: int) -> bool:
+    """Returns whether the invisible character at ``at`` is a joiner that an emoji, an Arabic or an Indic word needs."""
+    if text[at] not in "\u200c\u200d" or not 0 < at < len(text) - 1:
+        return False
+    before, after = text[at - 1], text[at + 1]
+    if unicodedata.combining(before) == 9:  # a virama: the joiner says how the letters around it are shaped
+        return True
+    if text[at] == "\u200d" and unicodedata.category(after) == "So":
+        return (
+            unicodedata.category(before) == "So" or before in "\ufe0f\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
+        )
+    return all(unicodedata.bidirectional(letter) == "AL" for letter in (before, after))
+
+
+def _expansions(text: str) -> None:
+    if text.startswith("~"):
+        raise Unclear("path-expansion", "~ is not expanded; write the path out.")
+    if _VARIABLE.search(text):
+        raise Unclear("path-expansion", "Variables and commands in a path are not expanded; write the path out.")
+    if "*" in text or "?" in text or _BRACES.search(text):
+        raise Unclear("path-expansion", "Wildcards are not expanded; name one file or folder.")
+    if _ENTITY.search(text) or re.search(r"%u[0-9a-fA-F]{4}", text):
+        raise Unclear("path-encoded", "Write the path without character codes.")
+
+
+def _name(name: str) -> None:
+    if name in ("", ".", ".."):
+        return
+    if len(name.encode()) > MAX_NAME_BYTES:
+        raise Unclear("path-too-long", f"A name in the path is longer than {MAX_NAME_BYTES} bytes.")
+    if name != name.strip() or name.endswith("."):
+        raise Unclear("path-characters", "A name in the path begins or ends with a space, or ends with a dot.")
+    if name.startswith("..") and not name.strip(".;"):
+        raise Unclear("path-characters", f"{name!r} is not a name.")
+    if _DEVICES.fullmatch(name) is not None:
+        raise Unclear("path-windows", f"{name!r} names a device on some systems; choose another name.")
+    if "~" in name and _SHORT_NAME.fullmatch(name) is not None:  # GIT~1 is .git there
+        raise Unclear("path-windows", f"{name!r} is the short name of another file on some systems; write it out.")
+
+
+def _decoded(text: str) -> str:
+    """``text`` with percent-encoding undone until nothing changes."""
+    for _ in range(MAX_DECODINGS):
+        if re.search(r"%[0-9a-fA-F]{2}", text) is None:
+            return text
+        try:
+            text = unquote_to_bytes(text).decode()
+        except UnicodeDecodeError:
+            raise Unclear("path-encoded", "The percent-encoding in the path is not UTF-8.") from None
+    raise Unclear("path-encoded", "The path is percent-encoded over and over.")
+
+
+def _has_dots(text: str) -> int:
+    return sum(name in (".", "..") for name in text.split("/"))
+
+
+#: Arguments that are taken for paths when ``argument`` is not given.
+PATH_ARGUMENTS = names(
+    """
+    path paths file files filename filenames file_name file_path file_paths filepath directory dir folder dirname
+    folder_path dir_path directory_path root_dir source src source_path src_path destination dest dst destination_path
+    dest_path target_path target_file input_path input_file output_path output_file old_path new_path
+    """
+)
+#: Those that name nothing else, as ``source`` does in a cell of a notebook; and as ``path`` does in a JSON patch.
+_IN_MAPPINGS = tuple(name for name in PATH_ARGUMENTS if any(word in name for word in ("file", "dir", "folder", "path")))
+_LAST_WORDS = frozenset(names("path file filename filepath dir directory folder"))
+_PATCH_STEPS = ("add", "remove", "replace", "move", "copy", "test")
+_WORD_ENDS = re.compile(r"[_-]|(?<=[a-z0-9])(?=[A-Z])")
+_IN_PATCHES = tuple(name for name in _IN_MAPPINGS if "file" in name or "dir" in name or "folder_" in name)
+#: Arguments that say from which folder relative paths count.
+FOLDER_ARGUMENTS = names(
+    "cwd chdir working_directory working_dir workdir work_dir base_dir basedir base_directory base_path root root_path"
+)
+#: Names that stay closed although they lie inside a root, unless ``deny`` says otherwise: keys, credentials, history.
+DENIED_NAMES = (*SECRET_NAMES, ".git")
+#: Templates, public keys and certificates, which are there to be read.
+_OPEN_NAMES = (
+    *(".env.example", ".env.sample", ".env.template", ".env.dist", "id_*.pub"),
+    *("example.env", "sample.env", "template.env", "*.example.env"),
+    *("cert.pem", "*[-_]cert.pem", "ca.pem", "cacert.pem", "chain.pem", "fullchain.pem"),
+)
+MAX_LINKS = 40
+MAX_PATHS = 1000
+MAX_VALUES = 100_000
+_KERNEL = ("/proc", "/dev", "/sys")
+
+
+class PathPolicy(BoundedPolicy):
+    """Lets a tool use only paths inside ``roots``, however a path is written.
+
+    ``roots`` are folders; a relative one counts from the policy file's folder, in Python from the working directory. A root
+    that is a symbolic link counts as its target. A root that does not exist yet is looked up again on every call. ``cwd`` is
+    the folder in which the tool resolves relative paths (the first root unless given): **give the tool the same one**, or
+    let it open the result of `resolve`.
+
+    ``argument`` names the arguments that hold a path or a list of paths. Unless given they have one of the usual names
+    (``path``, ``file``, ``filename``, ``directory``, ...: `PATH_ARGUMENTS`) or end in one (``log_file``), also in mappings
+    inside of arguments. Each that is present is checked; a call without any is denied; arguments with other names are not
+    checked. If an argument names the folder for relative paths (``cwd``, ``working_directory``, ...: `FOLDER_ARGUMENTS`),
+    paths are checked from there as well.
+
+    ``deny`` are globs, letter case ignored, for names that are closed inside the roots too (`DENIED_NAMES` unless given;
+    ``[]`` for none). A glob with a slash is compared with the whole path below the root.
+
+    Programs must agree on what a path means: `plain_path` lists what is refused, Windows paths among it. The path is checked
+    as written, with percent-encoding undone and Unicode normalised, with ``..`` resolved, and with every symbolic link
+    followed, also below a file that does not exist yet; all of these must be inside a root. Links into ``/proc``, ``/dev``
+    and ``/sys``, devices, sockets and pipes are refused.
+
+    What it cannot see: a link inside a root that changes between the check and the call (open with ``O_NOFOLLOW`` or
+    ``openat2(RESOLVE_BENEATH)`` what `resolve` returns, or let no other program write there), a hard link to a file
+    outside, a bind mount.
+
+    Judges ``pre_tool_call``; has no opinion on hand-offs and agents. The number of file system calls is bounded, their
+    duration is not. May be called from several threads at once. Fails closed. Raises `PolicyError` for an option without
+    a meaning.
+    """
+
+    permits = True
+
+    def __init__(
+        self,
+        *,
+        roots: Sequence[str],
+        argument: str | Sequence[str] | None = None,
+        cwd: str | None = None,
+        deny: Sequence[str] = DENIED_NAMES,
+        name: str = "path",
+    ) -> None:
+        self.name = name
+        folders = (roots,) if isinstance(roots, str) else string_tuple(name, "roots", roots)
+        if not folders:
+            raise PolicyError(f"{name}: roots is empty", hint="name the folders that the tool may touch")
+        self.roots = tuple(_folder(name, "roots", root) for root in folders)
+        self.cwd = self.roots[0] if cwd is None else _folder(name, "cwd", cwd)
+        self.arguments = PATH_ARGUMENTS if argument is None else argument_names(name, argument, "the path")
+        self._named = argument is not None
+        self.denied = tuple(_folded(glob) for glob in string_tuple(name, "deny", deny))
+        self._is_denied = _any_of(self.denied)
+
+    def judge(self, action: Action) -> Decision | None:
+        """The verdict on a tool call that carries a path; None at other points."""
+        if action.point is not Point.PRE_TOOL_CALL or action.kind in ("handoff", "agent"):
+            return None
+        try:
+            texts = [text for value in self._values(action.arguments) for text in _texts(value)]
+            folders = [
+                str(action.arguments[name]) for name in FOLDER_ARGUMENTS if action.arguments.get(name) is not None
+            ]
+            moved = [f"{folder}/{text}" for folder in folders for text in texts if not os.path.isabs(text)]
+        except Unclear as unclear:
+            return self.deny(unclear.rule, unclear.reason, Severity.MEDIUM)
+        if not texts:
+            names = " or ".join(self.arguments) if self._named else "path"
+            return self.deny("path-missing", f"Give the path as text in the argument {names}.", Severity.MEDIUM)
+        if len(texts) > MAX_PATHS:
+            return self.deny("path-too-many", f"Give at most {MAX_PATHS} paths at a time.", Severity.MEDIUM)
+        for text in (*folders, *texts, *moved):
+            decision = self.judge_path(text)
+            if decision.blocks:
+                return decision
+        return self.allow()
+
+    def _values(self, arguments: Mapping[str, Any]) -> Iterator[Any]:
+        """The values that name paths. Raises `Unclear`."""
+        values = [arguments[name] for name in self.arguments if name in arguments]
+        if self._named:
+            yield from values
+            return
+        yield from (value for value in values if value is not None)  # an optional path that was left out names nothing
+        yield from _within({name: value for name, value in arguments.items() if name not in self.arguments})
+
+    def judge_path(self, text: str) -> Decision:
+        """The verdict on one path."""
+        try:
+            self._real(text)
+        except Unclear as unclear:
+            outside = unclear.rule in ("path-outside", "path-denied")
+            return self.deny(unclear.rule, unclear.reason, Severity.HIGH if outside else Severity.MEDIUM)
+        except OSError as error:
+            what = error.strerror or type(error).__name__
+            return self.deny("path-unreadable", f"The path cannot be checked: {what}.", Severity.MEDIUM)
+        return self.allow()
+
+    def resolve(self, text: str) -> Path:
+        """The absolute path, free of symbolic links as of now, that ``text`` names. Raises `PolicyDenied`."""
+        decision = self.judge_path(text)
+        if decision.blocks:
+            raise PolicyDenied(decision)
+        return Path(self._real(text))
+
+    # ------------------------------------------------------------------ one path
+
+    def _real(self, text: str) -> str:
+        _, *others = plain_path(text)
+        for other in others:  # a tool may take it for any of them
+            self._place(other)
+        return self._place(text)
+
+    def _place(self, text: str) -> str:
+        whole = os.path.join(self.cwd, text)
+        written = os.path.normpath(whole)
+        places = [(root, _followed(root)) for root in self.roots]
+        self._check_names(written, {root for alternatives in places for root in alternatives}, text)
+        real = _followed(whole, watch=not any(_inside(written, kernel) for kernel in _KERNEL))
+        self._check_names(real, {root for _, root in places}, text)
+        _check_kind(real)
+        return real
+
+    def _check_names(self, path: str, roots: set[str], text: str) -> None:
+        holding = [root for root in roots if _inside(path, root)]
+        if not holding:
+            own_roots = ", ".join(self.roots[:3])
+            raise Unclear("path-outside", f"{text[:80]!r} leads outside of {own_roots}; stay inside.")
+        if any(_inside(path, kernel) and not _inside(root, kernel) for kernel in _KERNEL for root in holding):
+            raise Unclear("path-outside", f"{text[:80]!r} leads into the kernel's own file systems.")
+        below = os.path.relpath(path, max(holding, key=len))
+        for name in _chain(_folded(below)):
+            if self._is_denied(name) and not _is_open(name):
+                raise Unclear("path-denied", f"{text[:80]!r} is closed by name; choose another file.")
+
+
+def _any_of(globs: Sequence[str]) -> Callable[[str], object]:
+    """A test of a name against all of ``globs`` at once."""
+    return re.compile("|".join(map(translate, globs)) or r"(?!)").match
+
+
+_is_open = _any_of(_OPEN_NAMES)
+
+
+def _folder(owner: str, option: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise PolicyError(f"{owner}: {option} holds {value!r}, which is not a folder", hint="write an absolute path")
+    if "\0" in value or "$" in value:
+        raise PolicyError(f"{owner}: {option} holds {value!r}, which is not a folder", hint="write the path out")
+    absolute = os.path.abspath(os.path.expanduser(value))  # the author of a policy may write ~, the model may not
+    if os.path.exists(absolute) and not os.path.isdir(absolute):
+        raise PolicyError(f"{owner}: {option} holds {value!r}, which is a file", hint="name the folder it lies in")
+    return absolute
+
+
+def _within(value: Any) -> Iterator[Any]:
+    """Yields the values under names that only files and folders have in mappings: options, or one of several edits, say."""
+    waiting, looked_at = [value], 0
+    while waiting:
+        item, looked_at = waiting.pop(), looked_at + 1
+        if looked_at > MAX_VALUES:
+            raise Unclear(
+                "path-too-many", f"The arguments hold more than {MAX_VALUES} values, so they were not looked at."
+            )
+        if isinstance(item, Mapping):
+            patch = item is not value and item.get("op") in _PATCH_STEPS
+            named = _IN_PATCHES if patch else _IN_MAPPINGS
+            for name, inner in item.items():
+                by_word = not patch and isinstance(inner, str) and _last_word(name) in _LAST_WORDS
+                if by_word or (name in named and inner is not None):
+                    yield inner
+                else:
+                    waiting.append(inner)
+        elif isinstance(item, list | tuple):
+            waiting.extend(item)
+
+
+def _last_word(name: Any) -> str:
+    return _WORD_ENDS.split(name)[-1].lower() if isinstance(name, str) else ""
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | tuple) and all(isinstance(item, str | os.PathLike | Mapping) for item in value):
+        for item in value:
+            yield from _texts(item)
+    elif isinstance(value, Mapping) and any(name in PATH_ARGUMENTS for name in value):  # one of several files to write
+        for name in PATH_ARGUMENTS:
+            if value.get(name) is not None:
+                yield from _texts(value[name])
+    else:
+        raise Unclear("path-missing", "Give each path as text.")
+
+
+def _folded(text: str) -> str:
+    return unicodedata.normalize("NFKC", text).casefold().replace("\u200c", "").replace("\u200d", "")
+
+
+def _inside(path: str, root: str) -> bool:
+    return path == root or path.startswith(root.rstrip("/") + "/")
+
+
+def _chain(below: str) -> Iterator[str]:
+    """Every name in a relative path, and every beginning and inner run of two names, for globs with a slash."""
+    parts = below.split("/")
+    yield from parts
+    for end in range(2, len(parts) + 1):
+        yield "/".join(parts[:end])
+        yield "/".join(parts[end - 2 : end])
+
+
+def _followed(path: str, *, watch: bool = False) -> str:
+    """``path`` with every symbolic link replaced by what it points to, as the kernel does it: ``..`` after the link.
+
+    ``watch`` refuses a link that passes through the kernel's file systems, where what it means depends on who looks.
+    What does not exist has no links in it. Raises OSError when a folder may not be looked into.
+    """
+    waiting = [name for name in reversed(path.split("/")) if name not in ("", ".")]
+    done = "/"
+    links = 0
+    while waiting:
+        name = waiting.pop()
+        if name == "..":
+            done = os.path.dirname(done)
+            continue
+        here = os.path.join(done, name)
+        if watch and links and here in _KERNEL:
+            raise Unclear("path-outside", "A link in the path leads into the kernel's own file systems.")
+        try:
+            linked = stat.S_ISLNK(os.lstat(here).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            linked = False
+        if not linked:
+            done = here
+            continue
+        links += 1
+        if links > MAX_LINKS:
+            raise Unclear("path-outside", "The symbolic links in the path lead in circles.")
+        target = os.readlink(here)
+        if target.startswith("/"):
+            done = "/"
+        waiting.extend(name for name in reversed(target.split("/")) if name not in ("", "."))
+    return done
+
+
+def _check_kind(real: str) -> None:
+    try:
+        mode = os.lstat(real).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise Unclear("path-denied", "It is a device, a socket or a pipe, not a file.")

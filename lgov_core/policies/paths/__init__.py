@@ -1,1 +1,0 @@
-"""The ``path`` policy: which files a tool may name."""

@@ -1,1 +1,0 @@
-"""The ``provenance`` policy: values must come from the user."""

@@ -1,0 +1,518 @@
+"""Reads one command by its entry in the table (options, values, operands, what it prints), and checks each word by its kind.
+
+Kinds that are patterns are in ``commands.yaml``; each check raises `ShellRefusal`.
+"""
+
+from __future__ import annotations
+
+import ast
+import posixpath
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from lgov_core.policies.shell.syntax import (
+    ANY,
+    BELOW,
+    HOME,
+    STAR,
+    UNKNOWN,
+    ShellRefusal,
+    is_wild,
+    shown,
+    unclear,
+    unknown,
+)
+from lgov_core.policies.shell.table import Entry, Kind, Table, data, names, pattern, regex
+from lgov_core.policies.shell.workspace import Workspace
+
+#: What a flag may carry behind ``=``: a word that names no file elsewhere.
+_PLAIN_VALUE = re.compile(r"[\w.,:+%@-]*")
+
+
+@dataclass
+class Input:
+    """The input of a command; ``values`` are the texts that its lines may be."""
+
+    #: ``file``: a redirected file or nothing, ``text``: known text, ``pipe``: another command's output.
+    source: str = "file"
+    values: list[str] = field(default_factory=lambda: [UNKNOWN])
+
+
+NO_INPUT = Input("file", [""])
+
+
+@dataclass
+class Call:
+    """A command as its entry reads it: ``checks`` are its words with their kinds."""
+
+    entry: Entry
+    input: Input
+    checks: list[tuple[Kind, str]] = field(default_factory=list[tuple[Kind, str]])
+    #: Commands that it runs: the kind they are given as, and their words.
+    commands: list[tuple[str, list[str]]] = field(default_factory=list[tuple[str, list[str]]])
+    operands: list[str] = field(default_factory=list[str])
+    options: set[str] = field(default_factory=set[str])
+    #: Whether an option that acts precedes one that selects the files.
+    late: bool = False
+
+    def words_of(self, kind: str) -> list[str]:
+        """The words of one kind."""
+        return [word for check, word in self.checks if check.name == kind]
+
+
+def read_call(table: Table, entry: Entry, words: Sequence[str], stdin: Input) -> Call:
+    """Reads ``words`` (without the command's name). Raises `ShellRefusal` for an option that the entry does not know."""
+    call = Call(entry, stdin)
+    rest = list(words)
+    while True:
+        operands, rest, verbatim = _Reader(call, rest).read()
+        if not call.entry.sub or not rest:
+            break
+        sub_entry = table.sub(call.entry, rest[0])
+        if sub_entry is not None:
+            rest.pop(0)
+        else:
+            sub_entry = table.sub(call.entry, "*")
+        if sub_entry is None:
+            raise unknown(f"{call.entry.name} {rest[0][:40]} is not known; add it to commands of the policy.")
+        call.entry = sub_entry
+    call.entry = table.switched(call.entry, call.options)
+    call.operands = [*operands, *verbatim]
+    _assign_kinds(call, call.entry.after or (), verbatim)
+    _assign_kinds(call, call.entry.args, operands)
+    return call
+
+
+class _Reader:
+    """Takes the options out of a list of words."""
+
+    def __init__(self, call: Call, words: list[str]) -> None:
+        self.call, self.entry, self.words = call, call.entry, words
+        self.operands: list[str] = []
+
+    def read(self) -> tuple[list[str], list[str], list[str]]:
+        """The operands; where the entry has sub-commands, the words from its name on; and what follows ``--``."""
+        entry, words = self.entry, self.words
+        signs = ("-", "+") if any(flag.startswith("+") for flag in entry.flags) else ("-",)  # bash +O extglob
+        if entry.dashless and words and not words[0].startswith("-"):
+            words[:] = self._undashed(words[0], words[1:])
+        while words:
+            word = words.pop(0)
+            if word == "--":
+                if entry.sub:
+                    raise unclear("Options before -- are not followed here; leave it out.")
+                return (self.operands, [], words) if entry.after is not None else (self.operands + words, [], [])
+            text = entry.plain and entry.any and not entry.flags.issuperset(f"-{letter}" for letter in word[1:])
+            if word.startswith(signs) and word != "-" and not text:  # text: echo ---
+                self._option(word)
+                continue
+            if word.startswith(UNKNOWN) and not entry.plain:
+                raise unclear("It is not clear whether a word is an option; write it out, or put -- before it.")
+            if entry.sub:
+                return self.operands, [word, *words], []
+            self.operands.append(word)
+            if entry.first or self._ends():
+                return self.operands + words, [], []
+        return self.operands, [], []
+
+    def _undashed(self, letters: str, rest: list[str]) -> list[str]:
+        """``cfv a.tar b`` as ``-c -f a.tar -v b``: values follow all letters, in their order."""
+        dashed: list[str] = []
+        for option in (f"-{letter}" for letter in letters):
+            dashed.append(option)
+            if option in self.entry.values and rest:
+                dashed.append(rest.pop(0))
+        return dashed + rest
+
+    def _ends(self) -> bool:
+        """Returns whether all further words are taken as they are."""
+        at = len(self.operands) - 1
+        kinds = self.entry.args
+        if at < len(kinds) and kinds[at].count == "!":
+            return True
+        return at + 1 < len(kinds) and kinds[at + 1].count == "!" and kinds[at + 1].name != "command"
+
+    def _option(self, word: str) -> None:
+        name, equals, value = word.partition("=")
+        entry, kind = self.entry, self.entry.values.get(name)
+        if word in entry.flags:
+            return self._note(word)
+        if kind is not None and (equals or entry.long or name.startswith("--") or len(name) == 2):
+            self._note(name)
+            return self._value(name, kind, value if equals else None)
+        if name in entry.flags and (not equals or _PLAIN_VALUE.fullmatch(value)):
+            return self._note(name)
+        if not word.startswith("--") and not entry.long and self._cluster(word):
+            return None
+        if re.fullmatch(r"-\d+", word) and "-#" in entry.flags:
+            return None
+        if entry.any:
+            self.call.checks.append((Kind("argument"), word))
+            return None
+        raise unknown(f"{entry.name} {shown(name)[1:-1]} is not an option that is known here; leave it out.")
+
+    def _cluster(self, word: str) -> bool:
+        """Options of one letter, ``-xzf``; whether all are known."""
+        options = [f"-{letter}" for letter in word[1:]]
+        at = next((at for at, option in enumerate(options) if option in self.entry.values), len(options))
+        if not self.entry.flags.issuperset(options[:at]):
+            return False
+        for option in options[: at + 1]:
+            self._note(option)
+        if at < len(options):
+            self._value(options[at], self.entry.values[options[at]], word[at + 2 :] or None)
+        return True
+
+    def _note(self, option: str) -> None:
+        self.call.options.add(option)
+        if option in self.entry.acts:
+            self.call.checks.append((self.entry.acts[option], option))
+
+    def _value(self, option: str, kind: Kind, value: str | None) -> None:
+        words = self.words
+        if kind.count == "!":
+            self.call.commands.append((kind.name, [*([value] if value else []), *words]))
+            words.clear()
+        elif kind.name == "exec":
+            end = next((at for at, word in enumerate(words) if word in (";", "+")), None)
+            if end is None:
+                raise unclear(f"The command behind {option} does not end.")
+            self.call.commands.append(("exec", words[:end]))
+            del words[: end + 1]
+        elif value is not None or kind.count != "?":
+            if value is None and not words:
+                raise unclear(f"{option} has no value.")
+            self.call.late |= kind.name == "found" and bool(self.call.commands or self.call.words_of("delfound"))
+            self.call.checks.append((kind, words.pop(0) if value is None else value))
+
+
+def _assign_kinds(call: Call, kinds: Sequence[Kind], operands: list[str]) -> None:
+    """Gives each operand its kind: those at the start, those at the end, and the repeated one between."""
+    at = next((at for at, kind in enumerate(kinds) if kind.count in ("*", "!")), len(kinds))
+    lead, repeated, trail = kinds[:at], kinds[at : at + 1], kinds[at + 1 :]
+    count = len(operands)
+    if repeated and repeated[0].count == "!" and repeated[0].name in ("command", "module", "environment", "tool"):
+        if count > at:
+            call.commands.append((repeated[0].name, operands[at:]))
+        operands, repeated = operands[:at], ()
+    elif not repeated and count > at:
+        if not call.entry.any:
+            raise unknown(f"{call.entry.name} takes fewer words than this; leave {shown(operands[at])} out.")
+        repeated = (Kind("argument"),)
+    more = count - at - len(trail)
+    assigned = [*lead[: max(count - len(trail), 0)], *([*repeated] * max(more, 0)), *trail[max(-more - at, 0) :]]
+    call.checks.extend(zip(assigned, operands, strict=False))
+
+
+def files_of(call: Call) -> list[str]:
+    """Words that stand for the files that a search finds."""
+    named = [*call.words_of("tree"), *call.words_of("look"), *call.words_of("read")]
+    roots = [root for root in named if root not in ("(", ")", "!", ",")] or ["."]
+    negated = call.late or {"-not", "-o", "-or"} & call.options or {"!", ","} & set(call.operands)
+    patterns = [re.sub(r"\[[^]]+\]", ANY, name).replace("*", STAR).replace("?", ANY) for name in call.words_of("found")]
+    return [
+        f"{root.rstrip('/') or '/'}/{BELOW}{pattern}".replace("//", "/")
+        for root in roots
+        for pattern in (patterns if patterns and not negated else [*patterns, STAR])
+    ]
+
+
+def printed_by(workspace: Workspace, call: Call) -> list[str]:
+    """The texts that a line of the output may be, by the entry's ``prints``: for the first option given, or without one."""
+    prints = call.entry.prints
+    kind = next((prints[option] for option in prints if option in call.options), prints.get("", "text"))
+    return _PRINTED[kind](workspace, call)
+
+
+def _names_files(call: Call) -> bool:
+    """Returns whether files may be named beside their counts: ``wc`` names one file too."""
+    files = call.words_of("read")[int(call.entry.name != "wc") :]
+    return bool(files or call.words_of("tree")) or any(map(is_wild, call.operands))
+
+
+_PRINTED: dict[str, Callable[[Workspace, Call], list[str]]] = {
+    "text": lambda workspace, call: [UNKNOWN],
+    "nothing": lambda workspace, call: [""],
+    "name": lambda workspace, call: [STAR],
+    "number": lambda workspace, call: ["1"],
+    "count": lambda workspace, call: [UNKNOWN if _names_files(call) else "1"],
+    "folder": lambda workspace, call: list(workspace.state.folders),
+    "home": lambda workspace, call: [workspace.home],
+    "temp": lambda workspace, call: ["/tmp/tmp.1234"],
+    "files": lambda workspace, call: [UNKNOWN] if call.commands else files_of(call),
+    "listed": lambda workspace, call: [f"./{BELOW}{STAR}"],
+    "operands": lambda workspace, call: [*call.operands, BELOW + STAR],
+    "same": lambda workspace, call: (
+        [UNKNOWN] if call.words_of("read") or call.input.source == "file" else call.input.values
+    ),
+    "words": lambda workspace, call: [UNKNOWN if "\\" in "".join(call.operands) else " ".join(call.operands)],
+}
+
+
+@lru_cache(1)
+def _allowed() -> tuple[tuple[type[ast.AST], ...], Mapping[str, tuple[str, ...]]]:
+    """The node types that a program may have, and the names that it may use of each module."""
+    modules = {module: tuple(listed.split()) for module, listed in data()["python"]["modules"].items()}
+    return tuple(getattr(ast, name) for name in names("python", "syntax")), modules
+
+
+def check_python(text: str, workspace: Workspace) -> None:
+    """Refuses a Python program unless it uses nothing but its own names and those of ``python`` in ``commands.yaml``.
+
+    ``open`` is given a literal name, and judged as if the command named the file.
+    """
+    workspace.budget.spend(50 + 20 * len(text))
+    try:
+        if is_wild(text):
+            raise _not_judged("text that is not known")
+        nodes = list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise _not_judged("what is not understood") from None
+    syntax, module_names = _allowed()
+    builtins, methods = names("python", "builtins"), names("python", "methods")
+    modules, imported = _imported(nodes, module_names)
+    workspace.modules(name.partition(".")[0] for name in modules.values())
+    own = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    own |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    if own & {"open", *modules, *imported, *builtins}:
+        raise _not_judged("a name with two meanings")
+    callees = {id(node.func): node for node in nodes if isinstance(node, ast.Call)}
+    allowed = {*own, *imported, *builtins, *modules}
+    for node in nodes:
+        if not isinstance(node, syntax):
+            raise _not_judged(type(node).__name__)
+        if isinstance(node, ast.Name) and node.id not in allowed:
+            if node.id != "open" or id(node) not in callees:
+                raise _not_judged(node.id)
+            _check_open(callees[id(node)], workspace)
+        elif isinstance(node, ast.Attribute):
+            used = methods
+            if isinstance(node.value, ast.Name) and node.value.id in modules:
+                used = (*module_names.get(modules[node.value.id], ()), *names("python", "versions"))
+            elif isinstance(node.value, ast.Name | ast.Attribute):
+                used = (*methods, *module_names["datetime"])
+            if not isinstance(node.ctx, ast.Load) or node.attr not in used:
+                raise _not_judged(node.attr)
+
+
+def _imported(nodes: list[ast.AST], allowed: Mapping[str, tuple[str, ...]]) -> tuple[dict[str, str], set[str]]:
+    """The modules by their names here, and names taken out of modules."""
+    modules: dict[str, str] = {}
+    imported: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            modules.update({alias.asname or alias.name: alias.name for alias in node.names})
+        elif isinstance(node, ast.ImportFrom):
+            if any(alias.name not in allowed.get(node.module or "", ()) for alias in node.names):
+                raise _not_judged(f"{node.module}")
+            imported.update(alias.asname or alias.name for alias in node.names)
+    return modules, imported
+
+
+def _not_judged(what: str) -> ShellRefusal:
+    return unknown(f"The Python program uses {what[:40]}, which is not judged; put it into a file of the project.")
+
+
+def _check_open(call: ast.Call, workspace: Workspace) -> None:
+    arguments = [*call.args, *(each.value for each in call.keywords if each.arg in ("mode", "encoding", "newline"))]
+    words = [
+        argument.value
+        for argument in arguments
+        if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+    ]
+    if not call.args or len(words) != len(call.args) + len(call.keywords):
+        raise _not_judged("open without a plain name")
+    workspace.read(words[0])
+    if re.search(r"[wax+]", "".join(word for word in words[1:] if re.fullmatch(r"[rwaxbt+]+", word))):
+        workspace.write(words[0])
+
+
+Check = Callable[[Workspace, Call, str], object]
+_URL = re.compile(r"(?:https?://)?([A-Za-z0-9_.-]+|\[::1\])(?::\d+)?(?:/.*|\?.*|)", re.DOTALL | re.IGNORECASE)
+_LOCAL = re.compile(r"localhost|127(?:\.\d{1,3}){3}|0\.0\.0\.0|\[::1\]|host\.docker\.internal", re.IGNORECASE)
+
+
+def check_word(workspace: Workspace, call: Call, kind: str, word: str) -> None:
+    """Checks a word as ``kind``: a pattern of the table with further checks, or one of `CHECKS`."""
+    entry = pattern(kind)
+    if entry is None:
+        CHECKS[kind](workspace, call, word)
+        return
+    rule, expression, further = entry
+    workspace.budget.spend(50 + 10 * len(word) if kind == "sed" else 5 + len(word) // 4)
+    if expression.fullmatch(word) is None:
+        raise ShellRefusal(
+            rule, f"{call.entry.name} may not be given {shown(word)} here: as {kind} it is not understood."
+        )
+    for name in further:
+        check_word(workspace, call, name, word)
+
+
+def _url(workspace: Workspace, call: Call, word: str) -> None:
+    """An address that is read; data is sent to this machine only."""
+    match = _URL.fullmatch(word)
+    if match is None:
+        raise ShellRefusal("shell-network", f"{shown(word)} is not a plain http address that may be read.")
+    check_word(workspace, call, "host", match[1])
+    if _LOCAL.fullmatch(match[1]) is not None:
+        return
+    if call.words_of("local") or any(method not in ("GET", "HEAD") for method in call.words_of("method")):
+        raise ShellRefusal("shell-network", f"Data is not sent to {match[1][:60]}; the network may only be read from.")
+    if is_wild(word):
+        raise ShellRefusal("shell-network", f"The address {shown(word)} carries what is not written out.")
+    workspace.fetched = True
+
+
+def _download(workspace: Workspace, call: Call, word: str) -> None:
+    _url(workspace, call, word)
+    workspace.write(re.split(r"[?#]", word)[0].rstrip("/").rpartition("/")[2] or "index.html")
+
+
+def _own(workspace: Workspace, call: Call, word: str) -> None:
+    """A file of the project that may be run: ``tests/test_a.py::test_one``, ``./cmd/...``."""
+    path = word.partition("::")[0].removesuffix("/...")
+    if re.search(r"[@\\{}$|<>]|://", path) or path == "-":
+        raise ShellRefusal("shell-network", f"{shown(word)} is not surely a file of this folder.")
+    if path not in (".", "..."):
+        workspace.at_home(path)
+        workspace.mention(path)
+        workspace.unwritten(path)
+
+
+def _patch(workspace: Workspace, call: Call, word: str) -> None:
+    workspace.inside(word)
+    workspace.mention(word)
+    workspace.changed = True
+    if workspace.fetched:
+        raise ShellRefusal("shell-program", f"{shown(word)} may be what this text fetches; look at it first.")
+
+
+def _unpack(workspace: Workspace, call: Call, word: str) -> None:
+    """An archive, or the folder into which it is unpacked: files of the project change."""
+    workspace.read(word)
+    workspace.inside(".")
+    workspace.changed = True
+    workspace.unpacked |= not {"-d", "-C", "--directory"} & call.options
+
+
+def _script(workspace: Workspace, call: Call, word: str) -> None:
+    if word == "-" and not call.entry.stdin:
+        raise unclear("A program that is read from the input is not known.")
+    if word.endswith("/activate") and regex("paths", "tools").fullmatch(posixpath.dirname(word)):
+        workspace.inside(word)
+        workspace.unwritten(word)
+    elif word != "-" and call.entry.name in ("source", ".") and not workspace.shows:
+        workspace.project_file(word)
+        workspace.state.sourced |= workspace.is_secret(word)
+    elif word != "-":
+        workspace.program(word)
+
+
+def _delete_found(workspace: Workspace, call: Call, word: str) -> None:
+    workspace.exact, before = True, workspace.exact
+    for file in files_of(call):
+        workspace.delete(file)
+    workspace.exact = before
+
+
+def _read_value(workspace: Workspace, call: Call, word: str) -> None:
+    workspace.mention(word)
+    name, at, path = word.rpartition("@")
+    if at and name in ("", f"{word.partition('=')[0]}="):
+        workspace.read(path)
+        workspace.inside(path)
+
+
+def _setting(workspace: Workspace, call: Call, word: str) -> None:
+    """``NAME=value`` for another process, or the name of a variable or target to hand on."""
+    name, equals, value = word.partition("=")
+    if equals and call.entry.name in ("make", "rake"):
+        if re.search(r"[;|`\n$&<>]", value):
+            raise unclear(f"{name[:40]} holds more than a value.")
+        workspace.argument(value)
+        workspace.check_variable(name.rstrip(":+?"), value)
+    elif not equals:
+        if call.entry.name not in ("make", "rake"):
+            workspace.state.values(name)
+        workspace.argument(name)
+
+
+def _filled(workspace: Workspace, call: Call, word: str) -> None:
+    """A variable that is given the next line of the input."""
+    check_word(workspace, call, "variable", word)
+    whole = len(call.words_of("filled")) == 1 and not {"-n", "-N", "-d", "-t"} & call.options
+    if whole and call.input.source != "file" and not any("\\" in value for value in call.input.values):
+        values = [line.strip() for value in call.input.values for line in value.split("\n")]
+    else:
+        values = [UNKNOWN]
+    workspace.assign(word, *values)
+
+
+def _volume(workspace: Workspace, call: Call, word: str) -> None:
+    """``folder:place`` or ``name:place`` of a container."""
+    source = word.partition(":")[0]
+    if re.fullmatch(r"[A-Za-z0-9][\w.-]*", source) is None or ":" not in word:
+        if source == UNKNOWN or source.startswith(HOME):
+            raise ShellRefusal("shell-dangerous", f"{shown(word)} gives a container a folder outside of this one.")
+        check_word(workspace, call, "inside", source)
+
+
+def _choice(workspace: Workspace, call: Call, word: str) -> None:
+    raise unknown(f"{shown(word)} is not among what {call.entry.name} may be given here.")
+
+
+#: Options of ``tar`` that make an archive, of files in the folder of ``-C``.
+_PACKS = {"-c", "--create"}
+#: Kinds of words that the session runs as commands, or that are any text.
+_TEXTS = ("text", "positional", "look", "eval", "module", "command", "tool", "exec", "environment", "shell")
+#: Every kind of word that is not a pattern, and the further checks of those that are.
+CHECKS: dict[str, Check] = {
+    **dict.fromkeys(_TEXTS, lambda workspace, call, word: None),
+    "one": _choice,
+    "read": lambda workspace, call, word: workspace.read(word),
+    "whole": lambda workspace, call, word: workspace.tree(word),
+    "tree_here": lambda workspace, call, word: call.words_of("tree") or workspace.tree("."),
+    "data": _read_value,
+    "local": _read_value,
+    "mention": lambda workspace, call, word: workspace.mention(word),
+    "argument": lambda workspace, call, word: workspace.argument(word),
+    "within": lambda workspace, call, word: workspace.inside(word),
+    "inhere": lambda workspace, call, word: {"-C", "--directory"} & call.options or _unpack(workspace, call, "."),
+    "unpack": _unpack,
+    "filter": lambda workspace, call, word: word.startswith("!") or workspace.mention(word),
+    "own": _own,
+    "local_package": lambda workspace, call, word: (
+        _own(workspace, call, word.partition("[")[0]) if word[:1] in (".", "/") else None
+    ),
+    "patch": _patch,
+    "chdir": lambda workspace, call, word: workspace.enter(word),
+    "write": lambda workspace, call, word: workspace.write(word),
+    "append": lambda workspace, call, word: workspace.write(word, may_be_secret=True),
+    "changed": lambda workspace, call, word: workspace.write(word, track=False),
+    "build": lambda workspace, call, word: workspace.build(word),
+    "move": lambda workspace, call, word: workspace.move(word),
+    "delete": lambda workspace, call, word: workspace.delete(word),
+    "deltree": lambda workspace, call, word: workspace.delete(word, recursive=True),
+    "delfound": _delete_found,
+    "archive": lambda workspace, call, word: (workspace.write if _PACKS & call.options else workspace.read)(word),
+    "unpacked": lambda workspace, call, word: (workspace.inside if _PACKS & call.options else workspace.write)(word),
+    "script": _script,
+    "set": lambda workspace, call, word: workspace.check_variable(*word.split("=", 1)),
+    "value": lambda workspace, call, word: workspace.state.values(word),
+    "setting": _setting,
+    "filled": _filled,
+    "go": lambda workspace, call, word: workspace.state.go(word),
+    "python": lambda workspace, call, word: check_python(word, workspace),
+    "url": _url,
+    "fetched": lambda workspace, call, word: _url(workspace, call, word) if "/" in word else None,
+    "download": _download,
+    "volume": _volume,
+}
+
+
+@lru_cache(1)
+def default_table() -> Table:
+    """The table of ``commands.yaml``."""
+    return Table(CHECKS)

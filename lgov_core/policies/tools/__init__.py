@@ -1,1 +1,0 @@
-"""The ``tool`` policy: which tools exist, and the JSON schemas of their arguments."""
