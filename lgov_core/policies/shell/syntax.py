@@ -312,7 +312,7 @@ def parse(text: str) -> SyntaxNode:
     return root
 
 
-def _copied(raw: tree_sitter.SyntaxNode, source: bytes) -> SyntaxNode:
+def _copied(raw: tree_sitter.Node, source: bytes) -> SyntaxNode:
     """The tree below ``raw``. A list inside a list (``(a && b) && c``) becomes one, however long it is."""
     cursor = raw.walk()
     root: SyntaxNode | None = None  # the first one
