@@ -10,7 +10,8 @@ from autogen_core import CancellationToken, Component, ComponentModel
 from autogen_core.code_executor import CodeBlock, CodeExecutor, CodeResult
 from pydantic import BaseModel
 
-from lgov_autogen.current_governor import GovernedComponent, acting_governor, behind
+from lgov_autogen.current_governor import GovernedComponent, behind
+from lgov_autogen.instrumentor import INSTRUMENTOR
 from lgov_autogen.tools import note_abort, tool_action
 from lgov_core.instrumentation import Governor, arun_flow
 from lgov_core.instrumentation.live_span import covered_call
@@ -78,7 +79,9 @@ async def execute_code_blocks(
     executor: Any, own: Callable[..., Any], code_blocks: list[CodeBlock], cancellation_token: CancellationToken
 ) -> CodeResult:
     """``CodeExecutor.execute_code_blocks`` in an instrumented process; ``own`` is the executor's own method."""
-    return await govern_code(acting_governor(), code_blocks, lambda blocks: own(blocks, cancellation_token), executor)
+    return await govern_code(
+        INSTRUMENTOR.governor, code_blocks, lambda blocks: own(blocks, cancellation_token), executor
+    )
 
 
 def _is_evaluated(governor: Governor, blocks: Sequence[CodeBlock]) -> bool:

@@ -8,21 +8,11 @@ from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
 
+from lgov_autogen.instrumentor import INSTRUMENTOR
 from lgov_core.errors import InstrumentationError
 from lgov_core.instrumentation import Governor
-from lgov_core.instrumentation.framework import Instrumentor
-
-#: The versions that the tests run against.
-TESTED = {"autogen-agentchat": ">=0.7.5,<0.8", "autogen-core": ">=0.7.5,<0.8"}
-
-INSTRUMENTOR = Instrumentor("AutoGen", TESTED)
 
 _LOADING: contextvars.ContextVar[Governor | None] = contextvars.ContextVar("lgov_autogen_loading", default=None)
-
-
-def acting_governor() -> Governor | None:
-    """The governor of a running self-test, else that of the instrumented process, else None."""
-    return INSTRUMENTOR.governor
 
 
 @contextmanager
@@ -47,7 +37,7 @@ class GovernedComponent:
     @property
     def governor(self) -> Governor:
         """The governor that is asked. Raises `InstrumentationError` without one."""
-        governor = self._own_governor if self._own_governor is not None else acting_governor()
+        governor = self._own_governor if self._own_governor is not None else INSTRUMENTOR.governor
         if governor is None:
             raise InstrumentationError(
                 f"{type(self).__name__} has no governor, so it does nothing",

@@ -14,7 +14,8 @@ from autogen_core import Component, ComponentModel
 from autogen_core.models import ChatCompletionClient, CreateResult, LLMMessage
 from pydantic import BaseModel
 
-from lgov_autogen.current_governor import GovernedComponent, acting_governor, behind
+from lgov_autogen.current_governor import GovernedComponent, behind
+from lgov_autogen.instrumentor import INSTRUMENTOR
 from lgov_autogen.model_calls import AutoGenCall, CallMemory, ProgramCall
 from lgov_autogen.proposals import ProposedCalls, results_in
 from lgov_autogen.runs import Run, ensure_run
@@ -172,4 +173,4 @@ class GovernedChatCompletionClient(
 
 def _evaluated_when_run(governor: Governor, tool: Any) -> bool:
     """In a process that is not instrumented only a governed workbench evaluates calls when they run."""
-    return acting_governor() is governor or is_governed_schema(tool, governor)
+    return INSTRUMENTOR.governor is governor or is_governed_schema(tool, governor)

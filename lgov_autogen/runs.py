@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from lgov_autogen.current_governor import acting_governor
+from lgov_autogen.instrumentor import INSTRUMENTOR
 from lgov_autogen.messages import FRAMEWORK
 from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Governor, semconv
@@ -109,7 +109,7 @@ def _run_of(governor: Governor, name: str, owner: object) -> tuple[Run, LiveSpan
 
 async def on_messages(agent: Any, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """``BaseChatAgent.on_messages`` inside a run; ``own`` is the agent's own method."""
-    governor = acting_governor()
+    governor = INSTRUMENTOR.governor
     if governor is None or _is_own_method(agent):
         return await own(*args, **kwargs)
     run, span = _run_of(governor, str(agent.name), agent)
@@ -125,7 +125,7 @@ async def on_messages(agent: Any, own: Callable[..., Any], *args: Any, **kwargs:
 
 def on_messages_stream(agent: Any, own: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncGenerator[Any]:
     """``BaseChatAgent.on_messages_stream`` inside a run; an aborted run ends at the next event."""
-    governor = acting_governor()
+    governor = INSTRUMENTOR.governor
     events: AsyncGenerator[Any] = own(*args, **kwargs)
     if governor is None or _is_own_method(agent):
         return events
@@ -134,7 +134,7 @@ def on_messages_stream(agent: Any, own: Callable[..., Any], *args: Any, **kwargs
 
 def run_team_stream(team: Any, own: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncGenerator[Any]:
     """``BaseGroupChat.run_stream`` inside a run; the members' runs are below it."""
-    governor = acting_governor()
+    governor = INSTRUMENTOR.governor
     events: AsyncGenerator[Any] = own(*args, **kwargs)
     return events if governor is None else _events_in(*_run_of(governor, str(team.name), None), events)
 

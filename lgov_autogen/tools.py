@@ -14,7 +14,7 @@ from typing import Any
 from autogen_agentchat.tools import AgentTool, TeamTool
 
 from lgov_autogen._internals import is_handoff
-from lgov_autogen.current_governor import acting_governor
+from lgov_autogen.instrumentor import INSTRUMENTOR
 from lgov_autogen.messages import FRAMEWORK, RAW_ARGUMENTS
 from lgov_autogen.runs import current_run, end_at_next_step
 from lgov_core.errors import PolicyDenied
@@ -248,11 +248,11 @@ async def run_json(
     tool: Any, own: Callable[..., Any], args: Any, cancellation_token: Any, call_id: str | None = None
 ) -> Any:
     """``BaseTool.run_json`` in an instrumented process; ``own`` is the tool's own method."""
-    return await _ToolCall(acting_governor(), tool, tool.name, args, cancellation_token, call_id).result(own)
+    return await _ToolCall(INSTRUMENTOR.governor, tool, tool.name, args, cancellation_token, call_id).result(own)
 
 
 def run_json_stream(
     tool: Any, own: Callable[..., Any], args: Any, cancellation_token: Any, call_id: str | None = None
 ) -> AsyncGenerator[Any]:
     """``BaseStreamTool.run_json_stream`` in an instrumented process."""
-    return _ToolCall(acting_governor(), tool, tool.name, args, cancellation_token, call_id).events(own)
+    return _ToolCall(INSTRUMENTOR.governor, tool, tool.name, args, cancellation_token, call_id).events(own)

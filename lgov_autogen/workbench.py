@@ -23,7 +23,8 @@ from autogen_core.tools import (
 from pydantic import BaseModel
 
 from lgov_autogen._internals import carry_context, observe_errors, tool_in, tools_of
-from lgov_autogen.current_governor import GovernedComponent, acting_governor, behind
+from lgov_autogen.current_governor import GovernedComponent, behind
+from lgov_autogen.instrumentor import INSTRUMENTOR
 from lgov_autogen.runs import end_at_next_step
 from lgov_autogen.tools import Emit, GovernedCall, Run, kind_of, note_abort, tool_action
 from lgov_core.errors import PolicyDenied
@@ -107,7 +108,9 @@ async def call_tool(
     call_id: str | None = None,
 ) -> ToolResult:
     """``Workbench.call_tool`` in an instrumented process; ``own`` is the workbench's own method."""
-    return await WorkbenchCall(acting_governor(), workbench, name, arguments, cancellation_token, call_id).result(own)
+    return await WorkbenchCall(INSTRUMENTOR.governor, workbench, name, arguments, cancellation_token, call_id).result(
+        own
+    )
 
 
 def call_tool_stream(
@@ -119,7 +122,7 @@ def call_tool_stream(
     call_id: str | None = None,
 ) -> AsyncGenerator[Any]:
     """``StreamWorkbench.call_tool_stream`` in an instrumented process."""
-    return WorkbenchCall(acting_governor(), workbench, name, arguments, cancellation_token, call_id).events(own)
+    return WorkbenchCall(INSTRUMENTOR.governor, workbench, name, arguments, cancellation_token, call_id).events(own)
 
 
 class GovernedWorkbenchConfig(BaseModel):

@@ -15,7 +15,9 @@ from lgov_core.errors import PluginError
 
 #: Adapters that ship with lgov. Names, not entry points: an entry point whose framework is missing would make the whole
 #: group fail to load, while these modules import no framework until they are instrumented.
-BUILTIN_ADAPTERS = ("lgov_langchain.plugin", "lgov_autogen.plugin", "lgov_openai_agents.plugin", "lgov_openai.plugin")
+BUILTIN_ADAPTERS = tuple(
+    f"{package}.instrumentor" for package in ("lgov_langchain", "lgov_autogen", "lgov_openai_agents", "lgov_openai")
+)
 
 ENTRY_POINT_GROUP = "lgov"
 

@@ -30,7 +30,7 @@ from lgov_core.instrumentation import Flow, arun_flow, either, foreign, run_flow
 from lgov_core.instrumentation.framework import flow_method
 from lgov_core.instrumentation.streams import Emit, StreamFlow, arun_stream, reading_error, run_stream
 from lgov_langchain._internals import combine_llm_outputs
-from lgov_langchain.current_governor import acting_governor
+from lgov_langchain.instrumentor import INSTRUMENTOR
 from lgov_langchain.model_calls import ModelPrompt, ModelReply, Result, attributed, govern_model_call
 from lgov_langchain.process_handler import SentCall, agent_above, is_covered
 
@@ -66,7 +66,7 @@ def wrap_stream(stream: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(stream)
     def governed_stream(self: BaseChatModel, input: Any, config: Any = None, **kwargs: Any) -> Any:
-        governor = acting_governor()
+        governor = INSTRUMENTOR.governor
         messages = _as_messages(input) if governor is not None else []
         if governor is None or is_covered(governor, messages):
             return stream(self, input, config, **kwargs)
@@ -94,7 +94,7 @@ def _generate_flows(
     generate: Callable[..., Any], model: BaseChatModel, prompts: list[list[BaseMessage]], args: Any, kwargs: Any
 ) -> list[Flow[LLMResult]] | None:
     """A flow for each call; None if no call is to be evaluated here."""
-    governor = acting_governor()
+    governor = INSTRUMENTOR.governor
     if governor is None or all(is_covered(governor, messages) for messages in prompts):
         return None
     above = agent_above(governor, callbacks=args[1] if len(args) > 1 else kwargs.get("callbacks"))

@@ -30,7 +30,7 @@ from lgov_core.instrumentation.tool_call import own_arguments
 from lgov_langchain import messages
 from lgov_langchain import messages as tool_results
 from lgov_langchain.callback import LgovCallbackHandler, enforceable, raise_denial
-from lgov_langchain.current_governor import acting_governor
+from lgov_langchain.instrumentor import INSTRUMENTOR
 from lgov_langchain.runs import is_pause, running_config
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class ChangedCallHandler(BaseCallbackHandler):
         """A tool is about to run. Raises `DeniedToolError` if it must not, `PolicyDenied` if the decision says abort."""
         call = covered_call()
         # A tool that a tool calls begins below that tool's run, not where the evaluated call was to begin.
-        if call is None or call.place != parent_run_id or call.action is None or call.governor is acting_governor():
+        if call is None or call.place != parent_run_id or call.action is None or call.governor is INSTRUMENTOR.governor:
             return
         name, call_id = (serialized or {}).get("name") or "tool", kwargs.get("tool_call_id")
         arguments = inputs if inputs is not None else {"input": input_str}
@@ -173,7 +173,7 @@ class ChangedCallHandler(BaseCallbackHandler):
 
 def _evaluate_if_changed(prompt: list[BaseMessage]) -> None:
     sent = current_sent_call()
-    if sent is None or sent.call.governor is acting_governor():
+    if sent is None or sent.call.governor is INSTRUMENTOR.governor:
         return
     governor = sent.call.governor
     if not model_call_covered(governor) or is_covered(governor, prompt):
@@ -203,7 +203,7 @@ class ProcessHandler(LgovCallbackHandler):
     @property
     def observer(self) -> Governor | None:
         """The governor of an instrumented process; None in any other."""
-        return acting_governor()
+        return INSTRUMENTOR.governor
 
     def message_decisions(self, governor: Governor) -> MessageDecisionCache:
         """The decisions of ``governor`` on what users said. Any thread may ask."""

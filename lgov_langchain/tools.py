@@ -27,7 +27,7 @@ from lgov_core.instrumentation.tool_call import ToolReading, tool_flow
 from lgov_core.types import Action, Point
 from lgov_langchain._internals import handled_error_types, node_options, tool_function
 from lgov_langchain.callback import DeniedToolError
-from lgov_langchain.current_governor import acting_governor
+from lgov_langchain.instrumentor import INSTRUMENTOR
 from lgov_langchain.messages import answer, denial_message, kind_of, result_reading
 from lgov_langchain.process_handler import agent_span, expect_call_below, inside, process_handler
 from lgov_langchain.runs import FRAMEWORK, agent_name, is_pause
@@ -103,7 +103,7 @@ class _UncoveredCall:
 
 def _uncovered_call(tool: BaseTool, tool_input: Any, args: Any, options: Mapping[str, Any]) -> _UncoveredCall | None:
     """The call if it is to be evaluated here, or None if it was evaluated before, or no governor is instrumented."""
-    governor = acting_governor()
+    governor = INSTRUMENTOR.governor
     if governor is None:
         return None
     call_id, config, outer = options.get("tool_call_id"), options.get("config"), covered_call()

@@ -3,76 +3,72 @@
 `instrument` wraps ``OpenAI.request`` and ``AsyncOpenAI.request``, through which each call of every client goes: Azure's and the
 module's own client too, clients made before, and those that frameworks make for themselves. A model call inside one that
 a framework's adapter has evaluated is passed on.
+
+`lgov_openai.patching` does it; this module imports no framework.
 """
 
 from __future__ import annotations
 
-import asyncio
-import atexit
-from typing import TYPE_CHECKING
+from lgov_core.instrumentation.framework import MODES, Gap, Instrumentor, whole_surface
 
-from lgov_core.errors import InstrumentationError
-from lgov_core.instrumentation.framework import Instrumentor, Patches, in_fresh_thread
-from lgov_core.types import Point
+INSTRUMENTOR = Instrumentor(
+    name="openai",
+    title="openai",
+    modules=("openai",),
+    tested={"openai": ">=3.15,<4"},
+    patching="lgov_openai.patching",
+    # Tools are functions of the program, so a call is evaluated when the model proposes it, and its result when the program
+    # sends it. A denied text takes the place of the reply; the model is not asked again.
+    surface=whole_surface(),
+    unsupported={
+        (mode, shape): f"plain openai has no {shape}: agents that call agents are the program's own loops"
+        for mode in MODES
+        for shape in ("hand-off", "agent-as-tool")
+    },
+    gaps=(
+        Gap(
+            "calls the model did not propose",
+            "Tools are functions of the program: a call that it makes on its own, or with other arguments than the model"
+            " proposed, is not evaluated.",
+        ),
+        Gap(
+            "hosted tools",
+            "Tools that the model's server runs itself (web search, code interpreter, a remote MCP server) have run when the"
+            " reply comes.",
+        ),
+        Gap(
+            "replies that are fetched later",
+            "A response that was made in the background, or stored, reaches the program by retrieve() without evaluation.",
+            ("retrieve",),
+        ),
+        Gap(
+            "connections that stay open",
+            "Realtime sessions and the Responses API over a websocket do not use the client's HTTP client.",
+        ),
+        Gap(
+            "runs on the server",
+            "Assistants, agents, batches and other runs on the server are not model calls of this process.",
+            ("create_and_poll", "create_and_run", "create_and_run_poll", "submit_tool_outputs"),
+        ),
+        Gap(
+            "other kinds of requests",
+            "Completions of a plain prompt, embeddings, images, audio and moderation are not evaluated, in either direction.",
+        ),
+        Gap(
+            "other ways to a model",
+            "Requests that a program sends without the openai client (httpx, requests, other libraries) are not evaluated.",
+            ("post", "urlopen"),
+        ),
+    ),
+)
 
-if TYPE_CHECKING:
-    from lgov_core.instrumentation import Governor
+instrument = INSTRUMENTOR.instrument
+"""Puts every openai client in this process under its governor, and proves it by a self-test.
 
-#: The versions that the tests run against.
-TESTED = {"openai": ">=3.15,<4"}
+Raises `InstrumentationError` where that cannot be done: then the process must not run agents.
+"""
 
-INSTRUMENTOR = Instrumentor("openai", TESTED)
+uninstrument = INSTRUMENTOR.uninstrument
+"""Undoes `instrument` and forgets all conversations."""
 
-
-def instrument(governor: Governor) -> None:
-    """Governs every openai client of this process by ``governor``, and proves it by a self-test.
-
-    Raises `InstrumentationError` if openai is missing, and as `Instrumentor.instrument` does.
-    """
-    INSTRUMENTOR.instrument(governor, _patch, _self_test)
-
-
-def uninstrument() -> None:
-    """Undoes `instrument` and forgets all conversations."""
-    INSTRUMENTOR.uninstrument()
-
-
-def _patch(patches: Patches) -> None:
-    from openai import AsyncOpenAI, OpenAI
-
-    from lgov_openai.client import Interceptor, wrapped_request
-
-    interceptor = Interceptor(lambda: INSTRUMENTOR.governor)
-    patches.undo_by(interceptor.forget)
-    atexit.register(interceptor.end_recordings)
-    patches.undo_by(lambda: atexit.unregister(interceptor.end_recordings))
-    for cls in (OpenAI, AsyncOpenAI):
-        patches.replace(cls, "request", wrapped_request(cls.request, (interceptor,)))
-
-
-def _self_test() -> None:
-    """Raises `InstrumentationError` if a proposed call reaches the program although a probe governor denies all calls.
-
-    Runs in this thread: while openai is being imported (``lgov run`` instruments it then) another thread could not import
-    what it needs. In a running event loop the asynchronous half needs a thread, so that it is left out during the import.
-    """
-    import openai
-
-    from lgov_openai.probe import aungoverned_ways, ungoverned_ways
-
-    with INSTRUMENTOR.denying_everything(only=frozenset({Point.PRE_TOOL_CALL})):
-        ways = ungoverned_ways()
-        if not _loop_is_running():
-            ways += asyncio.run(aungoverned_ways())
-        elif not getattr(openai.__spec__, "_initializing", False):
-            in_fresh_thread(lambda: ways.extend(asyncio.run(aungoverned_ways())))
-    if ways:
-        raise InstrumentationError(f"a denied probe call reached the program all the same ({', '.join(ways)})")
-
-
-def _loop_is_running() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+lgov_framework = INSTRUMENTOR.lgov_framework

@@ -1,7 +1,8 @@
-"""The declarations of a framework package, and how it instruments its framework: patches that can be undone, and a self-test.
+"""What an adapter declares of its framework, and how that is instrumented: patches that can be undone, and a self-test.
 
-An adapter declares its surface and its gaps, and makes one `Instrumentor`, to which it gives a function that patches the
-framework, and a self-test. The patches look up `Instrumentor.governor` at each call: without one they only call through.
+An adapter declares what it can do in one `Instrumentor`, whose bound methods are its plug-in's hook ``lgov_framework`` and its
+``instrument`` and ``uninstrument``. A module that is imported only when the framework is instrumented patches it and tests
+that the patches hold. They look up `Instrumentor.governor` at each call: without one they only call through.
 `wrap_methods` and its like patch every class below a base class, also those that are defined later.
 """
 
@@ -11,12 +12,14 @@ import contextvars
 import functools
 import importlib
 import importlib.metadata
+import importlib.util
 import inspect
 import re
 import threading
 import warnings
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Container, Generator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import pluggy
@@ -106,21 +109,53 @@ class Patches:
             self._undo.pop()()
 
 
+@dataclass(eq=False, kw_only=True)
 class Instrumentor:
-    """The governor of a framework in this process. All methods may be called from any thread.
+    """What an adapter declares, and the governor of its framework in this process. All methods may be called from any thread.
 
-    ``framework`` is its name in messages; ``tested`` maps its distributions to the version ranges that the tests cover.
+    The fields but these are those of `Adapter`; an adapter sets nothing else. ``title`` is the framework's name in messages.
+    ``patching`` names the module that imports the framework. It has ``patch(patches)``, which patches it, and
+    ``self_test(instrumentor)``, which tries each way to a tool or a model while everything is denied
+    (`denying_everything`), and returns the names of those on which a probe got through all the same. ``installed`` says
+    whether the framework can be imported; by default it is one of ``modules``. ``self_test_in_thread``: the self-test runs
+    event loops, so it needs a thread in which none is running. Such a thread cannot import a module that is being imported.
     """
 
-    def __init__(self, framework: str, tested: Mapping[str, str]) -> None:
-        self.framework = framework
-        self.tested = tested
+    name: str
+    title: str
+    modules: tuple[str, ...]
+    tested: Mapping[str, str]
+    surface: Mapping[Point, Surface]
+    patching: str
+    installed: Callable[[], bool] | None = None
+    unsupported: Mapping[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+    gaps: tuple[Gap, ...] = ()
+    conflicts: tuple[Conflict, ...] = ()
+    self_test_in_thread: bool = False
+
+    def __post_init__(self) -> None:
         self._lock = threading.RLock()
         self._instrumented: tuple[Governor, Patches] | None = None
         self._begun: Patches | None = None  # those of an instrument() that has not ended yet
         self._governor: Governor | None = None
         self._probe: contextvars.ContextVar[Governor | None] = contextvars.ContextVar(
-            f"lgov_probe_{framework}", default=None
+            f"lgov_probe_{self.name}", default=None
+        )
+
+    @hookspecs.hookimpl
+    def lgov_framework(self) -> Adapter:
+        """The adapter, for the plug-in that has this as its hook."""
+        return Adapter(
+            name=self.name,
+            modules=self.modules,
+            tested=self.tested,
+            surface=self.surface,
+            installed=self.installed or (lambda: any(map(can_be_imported, self.modules))),
+            instrument=self.instrument,
+            uninstrument=self.uninstrument,
+            unsupported=self.unsupported,
+            gaps=self.gaps,
+            conflicts=self.conflicts,
         )
 
     @property
@@ -129,54 +164,74 @@ class Instrumentor:
         probe = self._probe.get()
         return self._governor if probe is None else probe
 
-    def instrument(self, governor: Governor, patch: Callable[[Patches], None], self_test: Callable[[], None]) -> None:
-        """Patches the framework and tests that the patches hold.
+    def instrument(self, governor: Governor) -> None:
+        """Puts every agent, tool and model of the framework in this process under ``governor``, and proves it by a self-test.
 
         A second call with the same governor changes nothing. Warns of versions outside the tested range. Raises
-        `InstrumentationError` when another governor is instrumented, or when ``patch`` or ``self_test`` raises; then
-        nothing stays patched and the process must not run agents.
-
-        ``patch`` imports the framework, and under ``lgov run`` that import instruments it from inside: then that governor is
-        the instrumented one, and this call fails.
+        `InstrumentationError` when the framework is missing, when another governor is instrumented, or when a patch or the
+        self-test fails; then nothing stays patched and the process must not run agents.
         """
         with self._lock:
             if self._is_instrumented_by(governor):
                 return
             for problem in outside_tested_range(self.tested):
-                warnings.warn(problem, stacklevel=3)
+                warnings.warn(problem, stacklevel=2)
             if self._begun is not None:
                 self._begun.undo()
             patches = self._begun = Patches()
             try:
-                patch(patches)
+                patching = self._patching()
+                # Under ``lgov run`` importing the framework instruments it from inside; then that governor has it.
                 if self._is_instrumented_by(governor):
-                    patches.undo()
                     return
+                patching.patch(patches)
                 self._governor = governor
-                self_test()
+                self._prove(patching)
             except BaseException as error:
                 self._governor = None if self._instrumented is None else self._instrumented[0]
                 patches.undo()
                 if isinstance(error, InstrumentationError) or not isinstance(error, Exception):
                     raise
                 raise InstrumentationError(
-                    f"{self.framework} cannot be governed here: {type(error).__name__}: {error}",
+                    f"{self.title} cannot be governed here: {type(error).__name__}: {error}",
                     hint=f"lgov is tested with {', '.join(f'{name}{range_}' for name, range_ in self.tested.items())}",
                 ) from error
             finally:
                 self._begun = None
             self._instrumented = governor, patches
 
+    def _patching(self) -> Any:
+        """The module that patches, after the framework: what importing it instruments needs that module whole."""
+        for name in filter(can_be_imported, self.modules):
+            importlib.import_module(name)
+        return importlib.import_module(self.patching)
+
+    def _prove(self, patching: Any) -> None:
+        """Raises `InstrumentationError` where a probe gets through, or the self-test cannot be made."""
+        ways: list[str] = []
+
+        def self_test() -> None:
+            ways.extend(patching.self_test(self))
+
+        if self.self_test_in_thread:
+            in_fresh_thread(self_test)
+        else:
+            self_test()
+        if ways:
+            raise InstrumentationError(
+                f"{self.title} cannot be governed here: denied probes got through ({', '.join(dict.fromkeys(ways))})"
+            )
+
     def _is_instrumented_by(self, governor: Governor) -> bool:
         """Returns whether ``governor`` is instrumented. Raises `InstrumentationError` when another one is."""
         if self._instrumented is not None and self._instrumented[0] is not governor:
             raise InstrumentationError(
-                f"{self.framework} is already governed by another governor", hint="call uninstrument() first"
+                f"{self.title} is already governed by another governor", hint="call uninstrument() first"
             )
         return self._instrumented is not None
 
     def uninstrument(self) -> None:
-        """Undoes `instrument`; does nothing when nothing is instrumented."""
+        """Undoes `instrument`; does nothing when nothing is instrumented. Runs that are going on are no longer governed."""
         with self._lock:
             instrumented, self._instrumented, self._governor = self._instrumented, None, None
             if instrumented is not None:
@@ -211,6 +266,11 @@ class _DenyEverything:
         if self._only is not None and action.point not in self._only:
             return None
         return Decision(Effect.DENY, policy=self.name, reason="the self-test denies everything")
+
+
+def can_be_imported(name: str) -> bool:
+    """Returns whether there is a module ``name``; does not import it."""
+    return importlib.util.find_spec(name) is not None
 
 
 def outside_tested_range(

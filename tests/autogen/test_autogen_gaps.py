@@ -11,7 +11,7 @@ from autogen_core import CancellationToken
 from autogen_core.models import CreateResult, RequestUsage
 from autogen_core.tools import FunctionTool
 
-from lgov_autogen.plugin import lgov_framework
+from lgov_autogen.instrumentor import lgov_framework
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.types import Point
 from tests.autogen.autogen_parts import at, deny, playing

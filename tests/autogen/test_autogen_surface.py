@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from lgov_autogen.plugin import SURFACE
+from lgov_autogen.instrumentor import INSTRUMENTOR
 from lgov_core.types import Point
 from tests import surfaces
 from tests.autogen.autogen_parts import WAYS, playing
@@ -39,4 +39,4 @@ async def test_what_is_declared_is_what_can_be_done(point: Point, mode: str, way
 
 
 def test_no_point_is_declared_that_was_not_tried() -> None:
-    assert set(SURFACE) == set(surfaces.WORDS)
+    assert set(INSTRUMENTOR.surface) == set(surfaces.WORDS)

@@ -14,12 +14,12 @@ from tests.commands.cli_runner import lgov
 
 def test_plugins_lists_the_built_in_adapters() -> None:
     found = {plugin["name"]: plugin for plugin in json.loads(lgov("doctor", "--json").stdout)["plugins"]}
-    assert found["lgov_langchain.plugin"] == {
-        "name": "lgov_langchain.plugin",
+    assert found["lgov_langchain.instrumentor"] == {
+        "name": "lgov_langchain.instrumentor",
         "builtin": True,
         "hooks": ["lgov_framework"],
     }
-    assert "lgov_langchain.plugin" in lgov("doctor").stdout
+    assert "lgov_langchain.instrumentor" in lgov("doctor").stdout
 
 
 def test_a_plugin_that_cannot_be_loaded_is_a_finding(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,11 +85,11 @@ def test_no_exported_name_loads_anything_heavy(name: str) -> None:
     [
         "lgov_core.integrations.agent_hooks",
         "lgov_langchain",
-        "lgov_langchain.plugin",
-        "lgov_autogen.plugin",
-        "lgov_openai_agents.plugin",
+        "lgov_langchain.instrumentor",
+        "lgov_autogen.instrumentor",
+        "lgov_openai_agents.instrumentor",
         "lgov_openai",
-        "lgov_openai.plugin",
+        "lgov_openai.instrumentor",
         "lgov_core.process.run",
     ],
 )

@@ -9,11 +9,11 @@ from langchain.agents import create_agent
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.tools import BaseTool, tool
 from langgraph.prebuilt import ToolNode
+from lgov_langchain.current_governor import TESTED
 from scripted import ModelServer, says
 
 from lgov_core.instrumentation.framework import outside_tested_range
 from lgov_langchain import _internals
-from lgov_langchain.current_governor import TESTED
 
 
 @tool

@@ -18,7 +18,7 @@ from scripted import Judging, ModelServer, Witness, allow, calls, deny, make_gov
 from lgov_core.instrumentation.framework import MODES, SHAPES, Surface
 from lgov_core.types import Action, Decision, Effect, Point
 from lgov_langchain import instrument, uninstrument
-from lgov_langchain.plugin import SURFACE, lgov_framework
+from lgov_langchain.instrumentor import INSTRUMENTOR, lgov_framework
 
 ran: list[str] = []
 
@@ -135,7 +135,7 @@ def test_what_is_declared_is_what_can_be_done(
         sync=by_mode["sync"] == by_mode["async"],
         stream=by_mode["streaming"] == by_mode["async"],
     )
-    assert found == SURFACE[point]
+    assert found == INSTRUMENTOR.surface[point]
 
 
 def test_no_cell_is_left_out() -> None:

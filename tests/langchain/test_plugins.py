@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from lgov_core.types import Point
-from lgov_langchain.plugin import lgov_framework as langchain
+from lgov_langchain.instrumentor import lgov_framework as langchain
 
 
 def test_asking_for_adapters_imports_no_framework() -> None:

@@ -15,7 +15,7 @@ from lgov_core.governor import Governor
 from lgov_core.testing import ScriptedModelServer, ScriptedReply
 from lgov_core.types import Action, Decision
 from lgov_openai import instrument, uninstrument
-from lgov_openai.plugin import GAPS
+from lgov_openai.instrumentor import INSTRUMENTOR
 from tests.cells import NoErasing, Seen, asks
 from tests.openai import openai_programs as programs
 from tests.openai.rules import USER, chat
@@ -148,7 +148,7 @@ def test_a_call_of_the_program_itself_is_not_evaluated(instrumented, seen, tmp_p
             file.unlink()
     assert not file.exists()
     assert [one.action.name for one in seen.decisions()] == ["look"]
-    assert GAPS[0].name == "calls the model did not propose"
+    assert INSTRUMENTOR.gaps[0].name == "calls the model did not propose"
 
 
 @pytest.mark.gap("openai", "other ways to a model")

@@ -14,8 +14,7 @@ from lgov_core.governor import Governor
 from lgov_core.testing import ScriptedModelServer
 from lgov_core.types import Point
 from lgov_openai import instrument, uninstrument
-from lgov_openai import instrumentor as instrumentation
-from lgov_openai.plugin import lgov_framework
+from lgov_openai.instrumentor import INSTRUMENTOR, lgov_framework
 from tests.cells import asks, says
 from tests.openai import openai_programs as programs
 from tests.openai.rules import chat
@@ -50,7 +49,7 @@ def test_instrumentation_fails_where_a_probe_gets_through(governor, monkeypatch)
 
     monkeypatch.setattr(client.Interceptor, "steps", passes_on)
     with pytest.raises(
-        InstrumentationError, match=r"reached the program.*chat\.completions\.create.*responses\.create"
+        InstrumentationError, match=r"denied probes got through.*chat\.completions\.create.*responses\.create"
     ):
         instrument(governor)
     assert openai.OpenAI.request.__qualname__ == "SyncAPIClient.request"
@@ -62,7 +61,7 @@ async def test_instrumentation_inside_a_running_loop(governor):
 
 
 def test_untested_versions_warn_and_two_governors_raise(governor, monkeypatch):
-    monkeypatch.setitem(instrumentation.TESTED, "openai", ">=99")
+    monkeypatch.setattr(INSTRUMENTOR, "tested", {"openai": ">=99"})
     with pytest.warns(UserWarning, match=r"openai 3\.\S+ is outside the range lgov was tested with \(>=99\)"):
         instrument(governor)
     try:
@@ -87,7 +86,7 @@ class Gone:
 sys.meta_path.insert(0, Gone())
 from lgov_core.errors import InstrumentationError
 from lgov_core.governor import Governor
-from lgov_openai.plugin import lgov_framework
+from lgov_openai.instrumentor import INSTRUMENTOR, lgov_framework
 try:
     lgov_framework().instrument(Governor([]))
 except InstrumentationError as error:

@@ -12,7 +12,7 @@ from lgov_core.governor import Governor
 from lgov_core.testing import ScriptedModelServer
 from lgov_core.types import Point
 from lgov_openai import govern_client, instrument, uninstrument
-from lgov_openai.plugin import SURFACE
+from lgov_openai.instrumentor import INSTRUMENTOR
 from tests import surfaces
 from tests.openai import openai_programs as programs
 
@@ -64,4 +64,4 @@ def test_the_declared_surface_is_what_works(point: Point, mode: str, way: str, a
 
 
 def test_every_declared_point_is_tried() -> None:
-    assert set(SURFACE) == set(surfaces.WORDS)
+    assert set(INSTRUMENTOR.surface) == set(surfaces.WORDS)

@@ -24,7 +24,7 @@ from cells_agents import MODELS, make_governor
 from mcp.types import Tool
 
 from lgov_openai_agents import LgovTracingProcessor, _internals
-from lgov_openai_agents.self_test import _ProbeServer
+from lgov_openai_agents.patching import _ProbeServer
 
 
 @function_tool

@@ -14,7 +14,7 @@ from cells_agents import MODELS, instrumented, make_governor, run_with
 from lgov_core.testing import ScriptedModelServer
 from lgov_core.types import Point
 from lgov_openai_agents import LgovRunner
-from lgov_openai_agents.plugin import SURFACE
+from lgov_openai_agents.instrumentor import INSTRUMENTOR
 from tests import surfaces
 
 
@@ -57,4 +57,4 @@ def test_what_is_declared_is_what_can_be_done(point: Point, mode: str, way: str,
 
 
 def test_no_point_is_declared_that_was_not_tried() -> None:
-    assert set(SURFACE) == set(surfaces.WORDS)
+    assert set(INSTRUMENTOR.surface) == set(surfaces.WORDS)

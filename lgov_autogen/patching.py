@@ -1,4 +1,4 @@
-"""Proves that an instrumented process governs AutoGen: probes of every path must not get through a governor that denies all."""
+"""How AutoGen is patched in an instrumented process, and the proof: probes of every path must not get through a denial."""
 
 from __future__ import annotations
 
@@ -8,36 +8,66 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequ
 from contextlib import contextmanager
 from typing import Any, cast
 
-from autogen_agentchat.agents import AssistantAgent
+from autogen_agentchat.agents import AssistantAgent, BaseChatAgent
 from autogen_agentchat.base import TaskResult
 from autogen_agentchat.messages import BaseChatMessage
+from autogen_agentchat.teams import BaseGroupChat
 from autogen_core import CancellationToken, FunctionCall
 from autogen_core.code_executor import CodeBlock, CodeExecutor, CodeResult
 from autogen_core.models import ChatCompletionClient, CreateResult, RequestUsage, SystemMessage
-from autogen_core.tools import BaseStreamTool, FunctionTool, StaticStreamWorkbench, StaticWorkbench
+from autogen_core.tools import BaseStreamTool, BaseTool, FunctionTool, StaticStreamWorkbench, StaticWorkbench, Workbench
 from opentelemetry import context, trace
 from pydantic import BaseModel
 
+from lgov_autogen import _internals, code_executor, model_client, runs, workbench
+from lgov_autogen import tools as tool_calls
 from lgov_autogen.code_executor import GovernedCodeExecutor
+from lgov_autogen.instrumentor import INSTRUMENTOR
 from lgov_autogen.model_client import GovernedChatCompletionClient
-from lgov_core.errors import InstrumentationError
 from lgov_core.instrumentation import Governor
-from lgov_core.instrumentation.framework import Instrumentor
+from lgov_core.instrumentation.framework import Instrumentor, Patches, governed_method, governed_stream, wrap_methods
 from lgov_core.instrumentation.live_span import LiveSpan
 
 _NAME = "lgov_probe"
 
 
-def check_all_paths(instrumentation: Instrumentor) -> None:
-    """Raises `InstrumentationError` if a probe tool, model or code block runs although everything is denied.
+def patch(patches: Patches) -> None:
+    """Wraps the methods of every class that defines one."""
+    # Whatever an agent of this process runs is evaluated when it runs, whether it was offered or not.
+    calls = model_client.ModelCalls(lambda governor, tool: True)
 
-    Not to be called from a running event loop.
-    """
-    with instrumentation.denying_everything() as governor, _outside_traces():
+    def create(client: Any, own: Any, messages: Any, **options: Any) -> Any:
+        return calls.create(INSTRUMENTOR.governor, client, own, messages, options)
+
+    def create_stream(client: Any, own: Any, messages: Any, **options: Any) -> Any:
+        return calls.create_stream(INSTRUMENTOR.governor, client, own, messages, options)
+
+    methods: dict[type, dict[str, Callable[..., Any]]] = {
+        ChatCompletionClient: {"create": create},
+        Workbench: {"call_tool": workbench.call_tool},
+        BaseTool: {"run_json": tool_calls.run_json},
+        CodeExecutor: {"execute_code_blocks": code_executor.execute_code_blocks},
+        BaseChatAgent: {"on_messages": runs.on_messages},
+    }
+    streams: dict[type, dict[str, Callable[..., Any]]] = {
+        ChatCompletionClient: {"create_stream": create_stream},
+        Workbench: {"call_tool_stream": workbench.call_tool_stream},
+        BaseTool: {"run_json_stream": tool_calls.run_json_stream},
+        BaseChatAgent: {"on_messages_stream": runs.on_messages_stream},
+        BaseGroupChat: {"run_stream": runs.run_team_stream},
+    }
+    for wrap, by_class in ((governed_method, methods), (governed_stream, streams)):
+        for base, governed in by_class.items():
+            wrap_methods(patches, base, {name: wrap(govern) for name, govern in governed.items()})
+    patches.replace(FunctionTool, "run", _internals.wrap_function_run(FunctionTool.run))
+
+
+def self_test(instrumentor: Instrumentor) -> list[str]:
+    """Tries probes of every path; returns the names of those that got through. Not for a running event loop."""
+    with instrumentor.denying_everything() as governor, _outside_traces():
         probes = _Probes(governor)
         asyncio.run(probes.try_everything())
-    if probes.ran:
-        raise InstrumentationError(f"denied probes ran all the same ({', '.join(dict.fromkeys(probes.ran))})")
+    return probes.ran
 
 
 @contextmanager
@@ -99,7 +129,7 @@ class _Probes:
                 result = await agent.run(task="x")
         last = result.messages[-1] if isinstance(result, TaskResult) else None
         if not isinstance(last, BaseChatMessage) or "DENIED" not in last.to_text():
-            raise InstrumentationError("an agent did not read that its tool call was denied")
+            self.ran.append(f"the denial of a tool call, which {self.by} did not read")
 
     # ------------------------------------------------------------------ probes: real subclasses, made after the patching
 
