@@ -24,7 +24,7 @@ from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import BoundedDict, Flow, Governor
 from lgov_core.instrumentation.conversation_memory import MAX_REMEMBERED
 from lgov_core.instrumentation.live_span import covered_call
-from lgov_core.instrumentation.tool_call import ToolCall, ToolReading, tool_flow
+from lgov_core.instrumentation.tool_call import GovernedToolCall, ToolReading, tool_flow
 from lgov_core.types import Action, Decision, Kind, ToolOutcome, ToolStatus, new_id
 
 
@@ -54,7 +54,7 @@ class _PendingCall:
     """A permitted call that the agent runs unobserved; its span and outcome wait for the result in a later prompt."""
 
     call: FunctionCall
-    governed: ToolCall
+    governed: GovernedToolCall
     decision: Decision
 
 
@@ -104,7 +104,7 @@ class ProposedCalls:
         self, governor: Governor, call: FunctionCall, agent: str | None
     ) -> Flow[tuple[Decision, FunctionCall]]:
         """Judges a call that the agent will run unobserved. Beyond `MAX_REMEMBERED` the oldest span stays open."""
-        governed = ToolCall(governor, _action(call, "function", agent))
+        governed = GovernedToolCall(governor, _action(call, "function", agent))
         decision = yield from governed.judge_flow()
         if decision.blocks:
             if decision.abort:

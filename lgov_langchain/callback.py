@@ -17,7 +17,7 @@ from lgov_core.errors import PolicyDenied, PolicyError
 from lgov_core.instrumentation import readable_json, semconv
 from lgov_core.instrumentation.live_span import covered_call, current_span, model_call_covered
 from lgov_core.instrumentation.model_call import ModelCall
-from lgov_core.instrumentation.tool_call import ToolCall
+from lgov_core.instrumentation.tool_call import GovernedToolCall
 from lgov_core.types import Action, Decision, Effect, Point
 from lgov_langchain._internals import keep_reply_ids
 from lgov_langchain.messages import as_mappings, input_texts, kind_of, model_reading, result_reading
@@ -47,11 +47,11 @@ class CallbackEnforcement:
 
     def __init__(self, governor: Governor) -> None:
         self._governor = governor
-        self._open: dict[Hashable, tuple[ToolCall, Decision]] = {}
+        self._open: dict[Hashable, tuple[GovernedToolCall, Decision]] = {}
 
     def permit(self, run_id: Hashable, action: Action, above: LiveSpan | None) -> LiveSpan:
         """Evaluates a call before it runs and returns its span. Raises `DeniedToolError` if it must not run."""
-        call = ToolCall(self._governor, action, above)
+        call = GovernedToolCall(self._governor, action, above)
         decision = self._governor.decide(call.action)
         enforced = enforceable(decision, "arguments")
         if enforced.blocks:
@@ -275,7 +275,7 @@ class LgovCallbackHandler(BaseCallbackHandler):
         if self._enforcement is not None:
             self.tree.begin(run_id, above, inside=self._enforcement.permit(run_id, action, parent))
         else:
-            self.tree.begin(run_id, above, span=ToolCall(observer, action, parent).span)
+            self.tree.begin(run_id, above, span=GovernedToolCall(observer, action, parent).span)
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """A tool returned. Raises `DeniedToolError` if the model must not read the result and nothing else stopped it."""

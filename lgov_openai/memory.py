@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from lgov_core.instrumentation import BoundedDict
 from lgov_core.instrumentation.conversation_memory import MAX_PER_MARK, MAX_REMEMBERED, MessageDecisionCache, TurnMemory
-from lgov_core.instrumentation.tool_call import ToolCall
+from lgov_core.instrumentation.tool_call import GovernedToolCall
 from lgov_core.scope import RolloutScope, current_scope
 from lgov_core.types import Decision
 from lgov_core.wire.content import JSON
@@ -66,7 +66,7 @@ class ReplyParents:
 class PendingCall:
     """A call that the program may make. ``prefix`` is the digest of the transcript before its turn."""
 
-    call: ToolCall
+    call: GovernedToolCall
     decision: Decision
     identity: tuple[str | None, str, str]
     prefix: str

@@ -11,7 +11,7 @@ from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Flow, either, run_flow, wait
 from lgov_core.instrumentation.model_call import ModelCall, reply_limit
 from lgov_core.instrumentation.model_flow import Choice, ModelPort, ReplyPart, settle_flow
-from lgov_core.instrumentation.tool_call import ToolCall
+from lgov_core.instrumentation.tool_call import GovernedToolCall
 from lgov_core.scope import current_scope
 from lgov_core.types import Action, Decision, Effect, Point, ToolOutcome, ToolStatus
 from lgov_core.wire.content import JSON, read_arguments, with_texts, with_total_usage
@@ -45,7 +45,7 @@ def judge_turn_flow(
     protocol, memory = request.protocol, request.memory
     denied: list[Proposal] = []
     denials: list[Decision] = []
-    allowed: list[tuple[Proposal, ToolCall, Decision]] = []
+    allowed: list[tuple[Proposal, GovernedToolCall, Decision]] = []
     for proposal in turn.proposals:
         call, decision = yield from _evaluate_call(request, proposal, run_id)
         if decision.blocks:
@@ -78,13 +78,15 @@ def judge_turn_flow(
     return ProgramTurn(allowed_turn, results), denials
 
 
-def _evaluate_call(request: RequestEvaluation, proposal: Proposal, run_id: str) -> Flow[tuple[ToolCall, Decision]]:
+def _evaluate_call(
+    request: RequestEvaluation, proposal: Proposal, run_id: str
+) -> Flow[tuple[GovernedToolCall, Decision]]:
     governor = request.governor
     action = tool_action(Point.PRE_TOOL_CALL, proposal.name, proposal.call_id, proposal).changed(run_id=run_id)
     unreadable = proposal.arguments is None
     if unreadable:
         action = action.changed(arguments=read_arguments(proposal.raw, unique_keys=False) or {}, text=proposal.raw)
-    call = ToolCall(governor, action)
+    call = GovernedToolCall(governor, action)
     if unreadable and governor.evaluates(Point.PRE_TOOL_CALL):
         reason = f"the arguments of {proposal.name} are not one JSON object with each key once; write them anew"
         decision = Decision(Effect.DENY, "lgov", "unreadable-arguments", reason)
@@ -97,7 +99,12 @@ def _evaluate_call(request: RequestEvaluation, proposal: Proposal, run_id: str) 
 
 
 def _recorded(
-    request: RequestEvaluation, call: ToolCall, decision: Decision, status: ToolStatus, error_type: str, error: str
+    request: RequestEvaluation,
+    call: GovernedToolCall,
+    decision: Decision,
+    status: ToolStatus,
+    error_type: str,
+    error: str,
 ) -> Flow[None]:
     """Records the outcome of a call that no tool can answer. The result that the program sends is not that of a tool."""
     started_at = call.started_at

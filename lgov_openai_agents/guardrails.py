@@ -25,7 +25,7 @@ from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Governor
 from lgov_core.instrumentation.live_span import LiveSpan, covered_call
 from lgov_core.instrumentation.model_call import ModelCall
-from lgov_core.instrumentation.tool_call import ToolCall, ToolReading
+from lgov_core.instrumentation.tool_call import GovernedToolCall, ToolReading
 from lgov_core.types import Action, Decision, Effect, Point, ToolOutcome
 from lgov_openai_agents.invokers import is_governed
 from lgov_openai_agents.items import (
@@ -63,7 +63,7 @@ class LgovToolGuardrails:
         self.governor = governor
         self.before = ToolInputGuardrail[Any](self._before, _NAME)
         self.after = ToolOutputGuardrail[Any](self._after, _NAME)
-        self._permitted: weakref.WeakKeyDictionary[Any, tuple[ToolCall, Decision]] = weakref.WeakKeyDictionary()
+        self._permitted: weakref.WeakKeyDictionary[Any, tuple[GovernedToolCall, Decision]] = weakref.WeakKeyDictionary()
 
     async def _before(self, data: ToolInputGuardrailData) -> ToolGuardrailFunctionOutput:
         if current_run(self.governor) is not None:
@@ -72,7 +72,7 @@ class LgovToolGuardrails:
         arguments = arguments_of(context.tool_arguments)
         name, call_id = context.qualified_tool_name, context.tool_call_id
         action = tool_action(self.governor, name, "function", arguments, data, call_id=call_id, agent=data.agent)
-        call = ToolCall(self.governor, action)
+        call = GovernedToolCall(self.governor, action)
         decision = await self.governor.adecide(call.action)
         if not decision.blocks and decision.arguments is None:
             self._permitted[context] = call, decision

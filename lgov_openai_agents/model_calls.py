@@ -35,7 +35,7 @@ from lgov_openai_agents.proposals import (
     next_request,
     without_denied_tools_flow,
 )
-from lgov_openai_agents.runs import AgentRun, RunMemory, parent_in
+from lgov_openai_agents.runs import RunMemory, SdkRun, parent_in
 
 Ask = Callable[[ModelRequest], AsyncIterator[Any]]
 
@@ -51,7 +51,7 @@ class AgentsCall(ModelPort[ModelResponse, None]):
     """
 
     def __init__(
-        self, governor: Governor, model: Any, request: ModelRequest, ask: Ask, run: AgentRun | None, agent: str | None
+        self, governor: Governor, model: Any, request: ModelRequest, ask: Ask, run: SdkRun | None, agent: str | None
     ) -> None:
         self.governor = governor
         self._model = model

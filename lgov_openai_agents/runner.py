@@ -20,7 +20,7 @@ from lgov_core.instrumentation.framework import flow_method
 from lgov_openai_agents._internals import agent_of, paused_agent
 from lgov_openai_agents.invokers import governed_tool
 from lgov_openai_agents.models import GovernedModel, GovernedModelProvider
-from lgov_openai_agents.runs import AgentRun, RunMemory, TrackingHooks, current_run, entering, new_run
+from lgov_openai_agents.runs import RunMemory, SdkRun, TrackingHooks, current_run, entering, new_run
 from lgov_openai_agents.tools import observed_server
 
 
@@ -241,7 +241,7 @@ def wrap_run_method(
 class _Call:
     """The arguments of a call of ``Runner``, and the run that it is in, if it is governed."""
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], run: AgentRun | None) -> None:
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], run: SdkRun | None) -> None:
         self.args = args
         self.kwargs = kwargs
         self._run = run
@@ -256,7 +256,7 @@ class _Call:
         return result
 
 
-def _end_with(run: AgentRun, task: asyncio.Task[Any]) -> None:
+def _end_with(run: SdkRun, task: asyncio.Task[Any]) -> None:
     run.end(asyncio.CancelledError() if task.cancelled() else task.exception())
 
 

@@ -42,7 +42,7 @@ class RunMemory:
         ]
 
 
-class AgentRun:
+class SdkRun:
     """One run of an agent and those it hands over to; made for each run, never shared between two.
 
     ``agent`` is the name of the agent that acts now, ``span`` its span: attributes and not context variables, because
@@ -53,7 +53,7 @@ class AgentRun:
     has still to call the SDK for it.
     """
 
-    def __init__(self, governor: Governor, agent: Any, outer: AgentRun | None, memory: RunMemory) -> None:
+    def __init__(self, governor: Governor, agent: Any, outer: SdkRun | None, memory: RunMemory) -> None:
         self.governor = governor
         self.outer = outer
         self.agent = agent_name(agent)
@@ -100,16 +100,16 @@ def agent_span(governor: Governor, name: str | None, parent: LiveSpan | None = N
     return LiveSpan(governor, semconv.INVOKE_AGENT, name or "", attributes, parent=parent)
 
 
-_RUN: contextvars.ContextVar[AgentRun | None] = contextvars.ContextVar("lgov_agents_run", default=None)
+_RUN: contextvars.ContextVar[SdkRun | None] = contextvars.ContextVar("lgov_agents_run", default=None)
 
 
-def current_run(governor: Governor) -> AgentRun | None:
+def current_run(governor: Governor) -> SdkRun | None:
     """The run that ``governor`` governs and the running code belongs to, or None."""
     run = _RUN.get()
     return run if run is not None and run.governor is governor else None
 
 
-def outer_run(governor: Governor) -> AgentRun | None:
+def outer_run(governor: Governor) -> SdkRun | None:
     """The run that a run which begins here is in: the current one, or that in which the running thread was started."""
     run = inherited(_RUN)
     return run if run is not None and run.governor is governor else None
@@ -139,13 +139,13 @@ def tool_action(
     )
 
 
-def parent_in(run: AgentRun | None) -> LiveSpan | None:
+def parent_in(run: SdkRun | None) -> LiveSpan | None:
     """The span of the agent that acts in ``run``, as a parent; None where the current span is the parent already."""
     return run.span if run is not None and run.span is not run.root and current_span() is run.root else None
 
 
 @contextmanager
-def entering(run: AgentRun) -> Generator[AgentRun]:
+def entering(run: SdkRun) -> Generator[SdkRun]:
     """Makes ``run`` the current one inside the block, and in the tasks that are started there."""
     token = _RUN.set(run)
     try:
@@ -155,9 +155,9 @@ def entering(run: AgentRun) -> Generator[AgentRun]:
         _RUN.reset(token)
 
 
-def new_run(governor: Governor, agent: Any, input: Any, memory: RunMemory) -> AgentRun:
+def new_run(governor: Governor, agent: Any, input: Any, memory: RunMemory) -> SdkRun:
     """The run of ``agent`` that is about to begin. ``given`` is its input; that of a paused run was evaluated before."""
-    run = AgentRun(governor, paused_agent(input) or agent, outer_run(governor), memory)
+    run = SdkRun(governor, paused_agent(input) or agent, outer_run(governor), memory)
     run.input_evaluated = not isinstance(input, (str, Sequence))
     return run
 
@@ -165,7 +165,7 @@ def new_run(governor: Governor, agent: Any, input: Any, memory: RunMemory) -> Ag
 class TrackingHooks(RunHooks[Any]):
     """Notes who acts in ``run`` and passes everything on to the program's own hooks."""
 
-    def __init__(self, run: AgentRun, inner: Any) -> None:
+    def __init__(self, run: SdkRun, inner: Any) -> None:
         self._run = run
         self._inner = inner if inner is not None else RunHooks()
         for name in ("on_agent_end", "on_llm_end", "on_handoff", "on_tool_start", "on_tool_end"):

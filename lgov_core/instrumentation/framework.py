@@ -60,15 +60,20 @@ def whole_surface(*, sync: bool = True, not_streamed: Collection[Point] = ()) ->
 
 
 def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of ``package``, whose public names are looked up when they are first used.
+    """``__getattr__`` and ``__dir__`` of an adapter's ``package``, whose public names are looked up when they are first used.
 
-    ``modules`` says in which module of the package each name is. So importing the package imports no framework.
+    ``modules`` says in which module of the package each name is. So importing the package imports no framework; a name does,
+    before the module that has it: under ``lgov run`` that import instruments the framework, for which that module must be
+    whole. The package's module ``instrumentor`` has its `Instrumentor`, by the name ``INSTRUMENTOR``.
     """
 
     def find(name: str) -> Any:
-        if name in modules:
-            return getattr(importlib.import_module(f"{package}.{modules[name]}"), name)
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        instrumentor = importlib.import_module(f"{package}.instrumentor")
+        if modules[name] != "instrumentor":
+            instrumentor.INSTRUMENTOR.import_framework()
+        return getattr(importlib.import_module(f"{package}.{modules[name]}"), name)
 
     def names() -> list[str]:
         return sorted({*vars(importlib.import_module(package)), *modules})
@@ -180,10 +185,11 @@ class Instrumentor:
                 self._begun.undo()
             patches = self._begun = Patches()
             try:
-                patching = self._patching()
-                # Under ``lgov run`` importing the framework instruments it from inside; then that governor has it.
+                # First the framework: under ``lgov run`` its import instruments it from inside, and that governor has it then.
+                self.import_framework()
                 if self._is_instrumented_by(governor):
                     return
+                patching = importlib.import_module(self.patching)
                 patching.patch(patches)
                 self._governor = governor
                 self._prove(patching)
@@ -200,11 +206,10 @@ class Instrumentor:
                 self._begun = None
             self._instrumented = governor, patches
 
-    def _patching(self) -> Any:
-        """The module that patches, after the framework: what importing it instruments needs that module whole."""
+    def import_framework(self) -> None:
+        """Imports the framework's top-level modules, as far as they are installed."""
         for name in filter(can_be_imported, self.modules):
             importlib.import_module(name)
-        return importlib.import_module(self.patching)
 
     def _prove(self, patching: Any) -> None:
         """Raises `InstrumentationError` where a probe gets through, or the self-test cannot be made."""

@@ -64,7 +64,7 @@ def _own(value: Any) -> Any:
     return [_own(element) for element in value] if type(value) is list else value
 
 
-class ToolCall:
+class GovernedToolCall:
     """One tool call in progress: its actions, its outcome and its span.
 
     `tool_flow` uses it in the right order. An adapter that does not see the tool run (the model proposes a call, and
@@ -186,7 +186,7 @@ def tool_flow(
     true (the framework only interrupts the run) records nothing. A decision that says abort raises `PolicyDenied`,
     unless ``raise_abort`` is false. ``parent`` is the parent span, if not the current one. Fails closed.
     """
-    call = ToolCall(governor, action, parent)
+    call = GovernedToolCall(governor, action, parent)
     decision = yield from call.judge_flow()
     if decision.blocks:
         return _ended(decision, raise_abort, ran=False)

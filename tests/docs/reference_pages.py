@@ -17,7 +17,7 @@ from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
-from types import SimpleNamespace, UnionType
+from types import ModuleType, SimpleNamespace, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import click
@@ -251,6 +251,12 @@ def metrics() -> str:
     return table(("metric", "kind", "meaning"), sorted(set(rows)))
 
 
+def _module_of(package: ModuleType, name: str) -> str:
+    """The module that defines a public name; the bound methods of an adapter's instrumentor are in its own module."""
+    thing = getattr(package, name)
+    return f"{package.__name__}.instrumentor" if inspect.ismethod(thing) else thing.__module__
+
+
 def api() -> str:
     """The public names of the packages, for mkdocstrings."""
     homes: dict[str, list[str]] = {}
@@ -261,7 +267,7 @@ def api() -> str:
         parts += [f"## {home}", *(f"::: {home}.{name}" for name in names)]
     for package in ADAPTERS:
         module = import_module(package)
-        parts += [f"## {package}", *(f"::: {getattr(module, name).__module__}.{name}" for name in module.__all__)]
+        parts += [f"## {package}", *(f"::: {_module_of(module, name)}.{name}" for name in module.__all__)]
     return "\n\n".join(parts)
 
 

@@ -9,11 +9,11 @@ from langchain.agents import create_agent
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.tools import BaseTool, tool
 from langgraph.prebuilt import ToolNode
-from lgov_langchain.current_governor import TESTED
 from scripted import ModelServer, says
 
 from lgov_core.instrumentation.framework import outside_tested_range
 from lgov_langchain import _internals
+from lgov_langchain.instrumentor import INSTRUMENTOR
 
 
 @tool
@@ -24,7 +24,10 @@ def add(a: int) -> int:
 
 def test_the_installed_versions_are_those_the_internals_are_for() -> None:
     assert outside_tested_range(_internals.VERSIONS) == []
-    assert {**TESTED, "langchain-openai": _internals.VERSIONS["langchain-openai"]} == {**_internals.VERSIONS, **TESTED}
+    assert {**INSTRUMENTOR.tested, "langchain-openai": _internals.VERSIONS["langchain-openai"]} == {
+        **_internals.VERSIONS,
+        **INSTRUMENTOR.tested,
+    }
 
 
 def test_the_options_of_a_tool_node() -> None:
