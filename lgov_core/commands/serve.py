@@ -119,7 +119,7 @@ def _serving(settings: Settings, engine: Engine, keys: KeyRing | None) -> Genera
             click.echo("note: no store is set, so nothing is recorded (--store)", err=True)
         gate = None
         if settings.policy is not None:
-            from lgov_core.gateway.policy.gate import open_gate
+            from lgov_core.gateway.policy_gate import open_gate
             from lgov_core.governance import Governance
 
             gate = open_gate(Governance.from_settings(settings), store=recorded)

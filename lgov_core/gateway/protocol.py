@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -110,6 +110,7 @@ class GateRequest:
     an object, or the text where it is not one), on a tool's ``tool_call_id``. ``max_tokens`` is a count of tokens.
     ``tools`` are the definitions that the model gets. ``fields`` is what the request says besides, in the form of its own
     API: every text in it that is not part of ``messages``. ``operation_id`` is the same before and after the call.
+    ``fixed`` gives the numbers of the messages that have no place for a text, which a gate must leave as they are.
     """
 
     model: str
@@ -122,6 +123,7 @@ class GateRequest:
     tools: Sequence[Any] = ()
     fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
     operation_id: str = field(default_factory=lambda: new_id("op"))
+    fixed: Callable[[], Set[int]] = field(default=frozenset[int], repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,11 @@
-"""Remembers, from one model call to the next, what was decided on users' messages, and what a program did not receive.
+"""Remembers, from one model call to the next, what was decided on messages, whose they are, and what a program did not get.
 
 A program sends its whole transcript with each model call, or a framework keeps it.
 
 `MessageDecisionCache`: a message that was denied reached no model, and one that was rewritten reached it in its new form; the
 same must hold for every later call, and no message is judged twice.
+
+`OpeningTexts`: which texts in the user's role are the user's, where only model calls are seen.
 
 `TurnMemory`: what was removed from a reply (a denied call, rounds in which the model read denials) is inserted again at its
 place, so that the model reads what it wrote. The place is found by what marks the entries that the program did receive
@@ -17,19 +19,18 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from lgov_core._util.containers import BoundedDict
-from lgov_core.flow import Flow
+from lgov_core.flow import Flow, in_thread, wait
 from lgov_core.governor import Governor
 from lgov_core.scope import RolloutScope, current_scope
 from lgov_core.types import Action, Decision
 
 #: How many messages are remembered; the oldest are forgotten first.
 MAX_REMEMBERED = 20_000
-
-_Key: TypeAlias = tuple[str | None, str]
 
 
 class Instead(NamedTuple):
@@ -45,7 +46,9 @@ class UserText:
 
     An earlier one is judged only if no policy here has judged it; ``answer`` is what the agent replied to it. ``prefix``
     identifies the transcript up to it: what was allowed there is not judged again, however new. ``nested``: another agent
-    wrote it.
+    wrote it. ``once``: what was allowed in this attempt is not judged again there, however new. ``result_of`` is set for
+    the result of a tool, which stands in the transcript as a user's text does: the call (``id``, ``name``, ``args``) that
+    it answers. A denial takes its place, and the request is sent.
     """
 
     text: str
@@ -53,15 +56,17 @@ class UserText:
     answer: str | None = None
     prefix: Hashable = None
     nested: bool = False
+    once: bool = False
+    result_of: Mapping[str, Any] | None = None
 
 
 class MessageDecisionCache:
-    """The decisions on user messages, by rollout. Callable from any thread or task."""
+    """The decisions on user messages and tool results, by attempt at a rollout. Callable from any thread or task."""
 
     def __init__(self) -> None:
-        self._allowed: BoundedDict[_Key, str] = BoundedDict(MAX_REMEMBERED)
-        self._rewritten: BoundedDict[_Key, str] = BoundedDict(MAX_REMEMBERED)
-        self._denied: BoundedDict[_Key, str] = BoundedDict(MAX_REMEMBERED)
+        self._allowed: BoundedDict[bytes, str] = BoundedDict(MAX_REMEMBERED)
+        self._rewritten: BoundedDict[bytes, str] = BoundedDict(MAX_REMEMBERED)
+        self._denied: BoundedDict[bytes, str] = BoundedDict(MAX_REMEMBERED)
         self._prefixes: BoundedDict[Hashable, bool] = BoundedDict(MAX_REMEMBERED)
 
     def judge_flow(
@@ -72,37 +77,33 @@ class MessageDecisionCache:
         What was denied or rewritten is replaced by `instead_of` in this and every later request.
         """
         for text in texts:
-            if (text.prefix is not None and text.prefix in self._prefixes) or (not text.new and self._knows(text)):
+            key, is_result = _key(text.text, _role(text)), text.result_of is not None
+            allowed = key in self._allowed if text.once else text.prefix is not None and text.prefix in self._prefixes
+            if allowed or (not text.new and self._knows(key, text.answer)):
                 continue
             decision = yield from governor.decision_flow(action(text))
             if not decision.blocks:
                 if text.prefix is not None:
                     self._prefixes.put(text.prefix, True)
-                self.let_through(text.text, decision.text)
-            elif text.new or decision.abort:
-                self.denied(text.text, decision.denial_message())
+                self._let_through(key, decision.text)
+            elif decision.abort or decision.fault or (text.new and not is_result):
+                self._denied.put(key, decision.denial_message())
                 return decision
-            else:  # from a transcript that lgov did not see grow: the denial replaces it
-                self._rewritten.put(_key(text.text), decision.denial_message())
+            else:  # a result, or from a transcript that lgov did not see grow: the denial replaces it
+                self._rewritten.put(key, decision.denial_message(after=is_result))
         return None
 
-    def let_through(self, text: str, instead: str | None) -> None:
-        """Notes that ``text`` was allowed, unchanged or with ``instead`` in its place."""
-        self._allowed.put(_key(text), "")
+    def _let_through(self, key: bytes, instead: str | None) -> None:
+        self._allowed.put(key, "")
         if instead is not None:
-            self._rewritten.put(_key(text), instead)
+            self._rewritten.put(key, instead)
         else:
-            self._rewritten.pop(_key(text))
+            self._rewritten.pop(key)
 
-    def _knows(self, text: UserText) -> bool:
+    def _knows(self, key: bytes, answer: str | None) -> bool:
         """Returns whether the text was judged here."""
-        key, answer = _key(text.text), text.answer
         judged = key in self._allowed or key in self._rewritten
         return judged or (answer is not None and self._denied.get(key) == answer)
-
-    def denied(self, text: str, denial: str) -> None:
-        """Notes that ``text`` was answered with ``denial`` and reached no model."""
-        self._denied.put(_key(text), denial)
 
     def instead_of(self, transcript: Callable[[], Sequence[tuple[str, str]]]) -> Mapping[int, Instead]:
         """The replacements by position: the new form of a rewritten message, the denial of a denied one.
@@ -115,28 +116,86 @@ class MessageDecisionCache:
         instead: dict[int, Instead] = {}
         unanswered: list[tuple[int, str]] = []
         for position, (role, text) in enumerate(transcript()):
-            if role == "user":
-                unanswered.append((position, text))
-                new = self._rewritten.get(_key(text))
-                if new is not None:
-                    instead[position] = Instead(new, denied=False)
-            elif role == "assistant":
+            if role == "assistant":
                 denied = (at for at, question in unanswered if self._denied.get(_key(question)) == text)
                 instead.update((at, Instead(text, denied=True)) for at in denied)
                 unanswered.clear()
+            elif role in ("user", "tool"):
+                new = self._rewritten.get(_key(text, role))
+                if new is not None:
+                    instead[position] = Instead(new, denied=False)
+                if role == "user":
+                    unanswered.append((position, text))
         return instead
 
 
-def _key(text: str) -> _Key:
+def _role(text: UserText) -> str:
+    return "user" if text.result_of is None else "tool"
+
+
+def _key(text: str, role: str = "user") -> bytes:
+    """A digest of the text, the role that it has and the attempt that the running code is in: texts may be long."""
     scope = current_scope()
-    return (scope.rollout_id if scope is not None else None), text
+    identity = f"{scope.rollout_id}\0{scope.attempt}\0{role}\0" if scope is not None else f"{role}\0"
+    return hashlib.blake2b((identity + text).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+#: The number of attempts whose opening texts are remembered, and of texts of one.
+_MAX_ATTEMPTS: Final = 16_384
+_MAX_OPENING_TEXTS: Final = 512
+
+
+@dataclass(slots=True)
+class _Opening:
+    """The marks of an attempt's opening texts; ``open`` until the first reply."""
+
+    open: bool
+    texts: set[int] = field(default_factory=set[int])
+
+
+class OpeningTexts:
+    """Knows the texts with which attempts began: those in the user's role in the calls before the first reply.
+
+    What comes after a reply, in whatever role, may be what a model wrote to another agent, or what a tool returned. An
+    attempt of which ``has_begun`` (it may block) knows earlier calls, and this object nothing, has none. For one event loop.
+    """
+
+    def __init__(self, has_begun: Callable[[str, int], bool]) -> None:
+        self._has_begun = has_begun
+        self._attempts: BoundedDict[tuple[str, int], _Opening] = BoundedDict(_MAX_ATTEMPTS)
+
+    def among_flow(
+        self, messages: Sequence[Mapping[str, Any]], rollout_id: str | None, attempt: int | None
+    ) -> Flow[list[str]]:
+        """The user's texts among ``messages`` (``role``, ``content``).
+
+        Of a call that is no part of a rollout those before the first reply in it.
+        """
+        spoken = [message for message in messages if message["role"] != "system"]
+        if rollout_id is None or attempt is None:
+            return [message["content"] for message in takewhile(lambda message: message["role"] == "user", spoken)]
+        texts = [message["content"] for message in spoken if message["role"] == "user" and message["content"]]
+        key = (rollout_id, attempt)
+        if (opening := self._attempts.get(key)) is None:
+            begun = yield from wait(in_thread(self._has_begun, rollout_id, attempt))
+            if (opening := self._attempts.get(key)) is None:
+                self._attempts.put(key, opening := _Opening(open=not begun))
+        if opening.open and len(opening.texts) < _MAX_OPENING_TEXTS:
+            opening.texts.update(map(hash, texts[:_MAX_OPENING_TEXTS]))
+        return [text for text in texts if hash(text) in opening.texts]
+
+    def replied(self, rollout_id: str | None, attempt: int | None) -> None:
+        """Notes that a model has replied in the attempt."""
+        if rollout_id is not None and attempt is not None:
+            opening = self._attempts.get((rollout_id, attempt))
+            if opening is not None:
+                opening.open = False
 
 
 E = TypeVar("E")
 E_contra = TypeVar("E_contra", contravariant=True)
 
-#: How many turns and owed answers are remembered, of each; the oldest are dropped.
-#: How many of them may share one mark: some servers give each reply the same ids.
+#: How many turns may share one mark: some servers give each reply the same ids.
 MAX_PER_MARK = 256
 
 

@@ -334,3 +334,18 @@ class LiveSpan:
             trace_id=self.trace_id,
         )
         self.observer.observe(span)
+
+
+class UnseenSpan(LiveSpan):
+    """Stands for the span of a call that another process, or the endpoint's record, has: it is never shown."""
+
+    __slots__ = ()
+
+    def __init__(self, observer: Governor) -> None:
+        self.observer, self.operation, self.name, self.attributes = observer, "", "", {}
+        self.scope = self.trace_id = self.parent_id = None
+        self.span_id = self.run_id = ""
+        self.ended, self._otel, self._unrecorded, self.started_at = True, None, None, 0.0
+
+    def set(self, attributes: Mapping[str, JSONValue]) -> None:
+        """Does nothing."""

@@ -11,7 +11,7 @@ from lgov_core.errors import PolicyDenied
 from lgov_core.flow import Flow
 from lgov_core.governor import Governor
 from lgov_core.instrumentation.conversation_memory import UserText
-from lgov_core.instrumentation.live_span import LiveSpan
+from lgov_core.instrumentation.live_span import LiveSpan, UnseenSpan
 from lgov_core.trace import semconv
 from lgov_core.types import Action, Decision, JSONValue, ModelCallFailed, Point, Source
 from lgov_core.wire.exchange import unclear_ids
@@ -63,12 +63,20 @@ class ModelCall:
             run_id=self.span.run_id,
         )
 
+    @classmethod
+    def unseen(cls, governor: Governor, action: Action) -> ModelCall:
+        """A call that has no span: the process that makes it, or the endpoint's record, has one. ``action`` names it."""
+        call = cls.__new__(cls)
+        call.governor, call.span, call._action = governor, UnseenSpan(governor), action
+        call._further, call._context, call._first = {}, {}, None
+        return call
+
     def user_text(self, text: UserText) -> Action:
         """A text in the user's role, to be judged before the model sees it."""
         if not text.nested:
             return self._text_action(Point.INPUT, text.text, "user")
         action = self._text_action(Point.INPUT, text.text, "agent")
-        return action.changed(parent_id=self.span.parent_id or self.span.span_id)
+        return action.changed(parent_id=self.span.parent_id or self.span.span_id or None)
 
     def request(
         self,
@@ -96,17 +104,24 @@ class ModelCall:
         """The call with other messages than `request` had, to be judged in its place."""
         return self.request(messages, **self._further)
 
-    def judge_request_flow(self, action: Action, take: Callable[[Sequence[Mapping[str, Any]]], None]) -> Flow[Decision]:
+    def judge_request_flow(
+        self,
+        action: Action,
+        take: Callable[[Sequence[Mapping[str, Any]]], None],
+        take_fields: Callable[[Any], None] | None = None,
+    ) -> Flow[Decision]:
         """Judges the request ``action``, as `request` or `changed_request` made it.
 
-        ``take`` gets the messages of a transform. Where it raises (they are not messages that can be sent), the call is
-        denied, on record, as ``lgov/unclear-transform``.
+        ``take`` gets the messages of a transform, ``take_fields`` its ``fields``, where the request has any. Where they
+        raise (it is not what can be sent), the call is denied, on record, as ``lgov/unclear-transform``.
         """
         decision = yield from self.governor.decision_flow(action)
         if decision.blocks or decision.arguments is None:
             return decision
         try:
             take(_message_list(decision.arguments.get("messages")))
+            if take_fields is not None and "fields" in action.arguments:
+                take_fields(decision.arguments.get("fields"))
         except Exception:  # noqa: BLE001 - whatever it is, the messages are not sent
             reason = "a policy rewrote the messages in a way that cannot be sent"
             return self.governor.refuse(action, "unclear-transform", reason)
@@ -123,10 +138,14 @@ class ModelCall:
         if decision.abort:
             raise PolicyDenied(decision)
 
-    def failed(self, error: BaseException) -> None:
-        """Ends the span of a call without a reply, and shows the failure to stateful policies."""
+    def failed(self, error: BaseException, *, refused: bool | None = None) -> None:
+        """Ends the span of a call without a reply, and shows the failure to stateful policies.
+
+        ``refused``: the model certainly did not run; None reads that from the error.
+        """
         self.span.end(error)
-        self.governor.observe(ModelCallFailed(self._action, type(error).__name__, was_refused(error)))
+        refused = was_refused(error) if refused is None else refused
+        self.governor.observe(ModelCallFailed(self._action, type(error).__name__, refused))
 
     def ended(self, error: BaseException | None = None) -> None:
         """Ends the span of a call that brought nothing to judge, or was not sent for ``error``."""
@@ -204,6 +223,8 @@ class ModelCall:
             text=text,
             agent=call.agent,
             framework=call.framework,
+            rollout_id=call.rollout_id,
+            attempt=call.attempt,
             source=source,
             native=call.native,
             span_id=self.span.parent_id,
@@ -212,7 +233,7 @@ class ModelCall:
 
 
 def reply_limit(*limits: Any) -> dict[str, int]:
-    """The limit on the reply's tokens, as an argument of `ModelCall.request`: the first of ``found`` that is one."""
+    """The limit on the reply's tokens, as an argument of `ModelCall.request`: the first of ``limits`` that is one."""
     limit = next((value for value in limits if type(value) is int and value > 0), None)
     return {} if limit is None else {"max_output_tokens": limit}
 

@@ -13,6 +13,8 @@ says nothing about policy. `lgov_core.instrumentation.tool_call.tool_flow` is th
 6. Where acts were denied, the model reads why and is asked again, at most `MAX_ROUNDS` times (`ModelPort.ask_again`).
 7. `ModelPort.deliver` makes what the program gets.
 
+Where others send the request (the endpoint's routes do), 1 to 3 are `judge_request_flow` and 5 to 7 `settle_flow`.
+
 A denial takes the place of what it denies; a decision that says abort is raised as `PolicyDenied`. Fails closed.
 """
 
@@ -102,6 +104,9 @@ class ModelPort(ABC, Generic[C, R]):
     def take_messages(self, new_messages: Sequence[Mapping[str, Any]]) -> None:
         """Sends ``new_messages``, of a transform, instead. Raises where they are not messages that can be sent."""
 
+    def take_fields(self, new_fields: Any) -> None:
+        """Sends the argument ``fields`` of a transform instead, where `request` has one. Raises where it cannot be sent."""
+
     @abstractmethod
     def send_flow(self, call: ModelCall) -> Flow[Sequence[ReplyPart[C]] | None]:
         """Sends the request inside the call's span; the reply, read in full.
@@ -173,7 +178,7 @@ def model_flow(port: ModelPort[C, R]) -> Flow[R]:
 
 
 def settle_flow(port: ModelPort[C, R], call: ModelCall, parts: Sequence[ReplyPart[C]] | None) -> Flow[R]:
-    """The rest of `model_flow` for a reply that arrives later than `ModelPort.send_flow` returned."""
+    """The rest of `model_flow`, for a reply that another sent for, or that came after `ModelPort.send_flow` returned."""
     return (yield from _settle_flow(port, call, parts))
 
 
@@ -204,14 +209,20 @@ def _settle_flow(port: ModelPort[C, R], call: ModelCall, answer: _Answer[C]) -> 
         return (yield from port.deliver_flow(choices))
 
 
-def _ask_flow(port: ModelPort[C, R], call: ModelCall, *, first: bool) -> Flow[_Answer[C]]:
-    """Judges and sends one request: the reply, or the decision by which it was not sent."""
+def judge_request_flow(port: ModelPort[C, R], call: ModelCall, *, first: bool = True) -> Flow[Decision | None]:
+    """Judges one request up to sending it: the decision by which it must not be sent, or None."""
     with port.judging():
         refusal = (yield from port.judge_input_flow(call)) if first else None
         if refusal is None:
             yield from port.judge_offers_flow(call)
-            decision = yield from call.judge_request_flow(port.request(call), port.take_messages)
+            decision = yield from call.judge_request_flow(port.request(call), port.take_messages, port.take_fields)
             refusal = decision if decision.blocks else None
+    return refusal
+
+
+def _ask_flow(port: ModelPort[C, R], call: ModelCall, *, first: bool) -> Flow[_Answer[C]]:
+    """Judges and sends one request: the reply, or the decision by which it was not sent."""
+    refusal = yield from judge_request_flow(port, call, first=first)
     if refusal is None:
         try:
             return (yield from port.send_flow(call))

@@ -348,6 +348,11 @@ class Exchange:
         """The call with its messages in chat form, as policies read it. Raises `EndpointError` (400)."""
         return self.api.readable(self.request) if self.native else self.request
 
+    def fixed(self) -> frozenset[int]:
+        """The numbers of the messages of `readable` that have no place for another text."""
+        places = self.api.places(self.body, len(self.before))
+        return frozenset(number for number, path in enumerate(places) if path is None)
+
     def changed(self, body: Body, texts: Mapping[int, str]) -> Exchange:
         """The call with another ``body``, and other ``texts`` in the messages of `readable` with these numbers.
 

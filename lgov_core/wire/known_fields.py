@@ -12,7 +12,6 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, cast
 
-from lgov_core.errors import EndpointError
 from lgov_core.wire.fields import only_known
 
 
@@ -190,19 +189,3 @@ def _rest(value: Any, read: Any) -> Any:
         name: _rest(item, fields.get(name)) for name, item in cast("dict[str, Any]", value).items() if name != "type"
     }
     return {name: item for name, item in rest.items() if item is not None} or None
-
-
-def with_texts(body: Any, before: Any, after: Any) -> Any:
-    """``body`` with the texts that differ between ``before``, what `texts_beside_messages` gave, and ``after``.
-
-    Raises `EndpointError` (403) for another change: it cannot be carried over.
-    """
-    if before == after:
-        return body
-    if isinstance(before, Mapping) and isinstance(after, Mapping) and before.keys() == after.keys():
-        return {**body, **{name: with_texts(body[name], before[name], after[name]) for name in before}}
-    if isinstance(before, list) and isinstance(after, list | tuple) and len(cast("list[Any]", before)) == len(after):
-        return [with_texts(*each) for each in zip(body, before, after, strict=True)]
-    if isinstance(before, str) and isinstance(after, str):
-        return after
-    raise EndpointError("a policy changed more of the request than its texts, which cannot be carried over", status=403)

@@ -143,7 +143,7 @@ def serve_endpoint(upstream: str, folder: Path, what: str) -> None:
         store.add_rollouts([Rollout("r1", task_id="t", run_id="r", input={})])
         store.start_attempt("r1", 1)
     if what == "full":
-        from lgov_core.gateway.policy.gate import open_gate
+        from lgov_core.gateway.policy_gate import open_gate
         from lgov_core.governance import Governance
 
         (folder / "policy.yaml").write_text(POLICY)

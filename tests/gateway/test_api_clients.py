@@ -13,7 +13,7 @@ import pytest
 
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.engine.embedded import EmbeddedEngine
-from lgov_core.gateway.policy.gate import PolicyGate
+from lgov_core.gateway.policy_gate import PolicyGate
 from lgov_core.gateway.protocol import Engine, Gate
 from lgov_core.gateway.server import EndpointServer
 from lgov_core.gateway.serving.keys import KeyRing

@@ -11,7 +11,7 @@ import anthropic
 import openai
 import pytest
 
-from lgov_core.gateway.policy.gate import open_gate
+from lgov_core.gateway.policy_gate import open_gate
 from lgov_core.governance import Governance
 from lgov_core.store.sqlite import SQLiteStore
 from lgov_core.testing import ScriptedCall, ScriptedReply

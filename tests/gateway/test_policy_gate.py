@@ -12,7 +12,7 @@ import pytest
 
 from lgov_core.audit import AuditLog
 from lgov_core.errors import PolicyFileError
-from lgov_core.gateway.policy.gate import PolicyGate, open_gate
+from lgov_core.gateway.policy_gate import PolicyGate, open_gate
 from lgov_core.governance import Governance
 from lgov_core.governor import Governor
 from lgov_core.policies import BoundedPolicy

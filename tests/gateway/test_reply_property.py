@@ -12,7 +12,7 @@ import openai
 import pytest
 from hypothesis import Phase, given, settings
 
-from lgov_core.gateway.policy.gate import PolicyGate
+from lgov_core.gateway.policy_gate import PolicyGate
 from lgov_core.governor import Governor
 from lgov_core.testing import ScriptedReply
 from lgov_core.types import Point

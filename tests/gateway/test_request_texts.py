@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from lgov_core.gateway.app import create_app
-from lgov_core.gateway.policy.gate import PolicyGate
+from lgov_core.gateway.policy_gate import PolicyGate
 from lgov_core.gateway.server import EndpointServer
 from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.gateway.upstream.engine import UpstreamEngine
@@ -18,6 +18,7 @@ from lgov_core.governor import Governor
 from lgov_core.policies.content.secrets import SecretsPolicy
 from lgov_core.testing import ScriptedReply
 from lgov_core.types import Action, Decision, Point
+from tests.cells import Seen
 from tests.gateway.test_gate_routes import ALL, Rules
 
 KEY = "AKIA" + "IOSFODNN7EXAMPLQ"
@@ -212,19 +213,59 @@ def test_a_refusal_in_a_reply_is_judged(stage, streamed: bool) -> None:
 
 
 class Rewriting(SecretsPolicy):
-    """Puts a number where a text was."""
+    """Puts something that cannot be sent in the place of the arguments."""
+
+    def __init__(self, rewritten: dict[str, Any]) -> None:
+        super().__init__()
+        self._rewritten = rewritten
 
     def judge(self, action: Action) -> Decision | None:
-        if action.point is not Point.PRE_MODEL_CALL or action.arguments["fields"]["user"] == 7:
+        if action.point is not Point.PRE_MODEL_CALL or action.arguments.items() >= self._rewritten.items():
             return None
-        return self.transform("x", "x", arguments={**action.arguments, "fields": {"user": 7}})
+        return self.transform("x", "x", arguments={**action.arguments, **self._rewritten})
 
 
-def test_a_change_that_is_no_text_is_refused(stage) -> None:
-    gate = PolicyGate(Governor([Rewriting()]))
+def test_what_a_policy_rewrote_so_that_it_cannot_be_sent_is_a_recorded_denial(stage) -> None:
+    message = {"role": "user", "content": "a"}
+    rewritten: list[dict[str, Any]] = [
+        {"fields": {"user": 7}},
+        {"fields": None},
+        {"messages": "a"},
+        {"messages": []},
+        {"messages": [message, message]},
+        {"messages": [{**message, "role": "system"}]},
+        {"messages": [{**message, "content": 7}]},
+    ]
+    for changes in rewritten:
+        seen = Seen()
+        gate = PolicyGate(Governor([Rewriting(changes)], plugins=[seen]))
+        serving = stage([], gate=gate)
+        reply = httpx.post(f"{serving.base_url}/chat/completions", json={**PLAIN["chat/completions"], "user": "a"})
+        said = reply.json()["choices"][0]["message"]["content"]
+        assert (reply.status_code, "lgov/unclear-transform" in said) == (200, True), changes
+        assert [decision.decision.rule for decision in seen.decisions(Point.PRE_MODEL_CALL)][-1] == "unclear-transform"
+        gate.close()
+
+
+def test_a_text_put_where_the_request_has_no_place_for_one_is_a_recorded_denial(stage) -> None:
+    class Inserting(SecretsPolicy):
+        """Gives every message a text."""
+
+        def judge(self, action: Action) -> Decision | None:
+            if action.point is not Point.PRE_MODEL_CALL or all(m["content"] for m in action.arguments["messages"]):
+                return None
+            messages = [{**message, "content": message["content"] or "b"} for message in action.arguments["messages"]]
+            return self.transform("x", "x", arguments={**action.arguments, "messages": messages})
+
+    seen = Seen()
+    gate = PolicyGate(Governor([Inserting()], plugins=[seen]))
     serving = stage([], gate=gate)
-    reply = httpx.post(f"{serving.base_url}/chat/completions", json={**PLAIN["chat/completions"], "user": "a"})
-    assert (reply.status_code, "changed more of the request" in reply.text) == (403, True)
+    called = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+    answered = {"type": "function_call_output", "call_id": "c1", "output": "a"}
+    body = {"model": "m", "input": [{"role": "user", "content": "a"}, called, answered]}
+    reply = httpx.post(f"{serving.base_url}/responses", json=body)
+    assert (reply.status_code, "lgov/unclear-transform" in reply.text) == (200, True)
+    assert [decision.decision.rule for decision in seen.decisions(Point.PRE_MODEL_CALL)][-1] == "unclear-transform"
     gate.close()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from lgov_core.gateway.policy.gate import PolicyGate
+from lgov_core.gateway.policy_gate import PolicyGate
 from lgov_core.governor import Governor
 from lgov_core.policies import ProvenancePolicy
 from lgov_core.testing import call

@@ -23,7 +23,7 @@ import httpx
 
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.engine.reply_codec import Generated
-from lgov_core.gateway.policy.gate import PolicyGate
+from lgov_core.gateway.policy_gate import PolicyGate
 from lgov_core.gateway.server import EndpointServer
 from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.gateway.upstream.engine import UpstreamEngine

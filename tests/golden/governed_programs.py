@@ -404,7 +404,7 @@ def endpoint(api: str, mode: str) -> Callable[[Governor, str, Case], Iterator[st
 @contextmanager
 def _endpoint(governor: Governor, base_url: str) -> Iterator[str]:
     from lgov_core.gateway.app import create_app
-    from lgov_core.gateway.policy.gate import PolicyGate
+    from lgov_core.gateway.policy_gate import PolicyGate
     from lgov_core.gateway.server import EndpointServer
     from lgov_core.gateway.serving.keys import KeyRing
     from lgov_core.gateway.upstream.engine import UpstreamEngine

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from lgov_core._util.containers import BoundedDict
 from lgov_core.errors import EndpointError, LgovError
-from lgov_core.gateway.policy.gate_calls import (
+from lgov_core.gateway.policy_gate import (
     changed_exchange,
     changes_of,
     gate_replies,
@@ -196,7 +196,7 @@ class ApiRoutes:
     async def _admit(self, gate: Gate, call: ReceivedCall) -> tuple[ReceivedCall, GateRequest]:
         """The call as it may be made, and as it was judged. What policies cannot read is refused."""
         exchange = call.exchange
-        judged = gate_request(exchange.readable, exchange.api.route, exchange.body, call.who)
+        judged = gate_request(exchange.readable, exchange.api.route, exchange.body, call.who, exchange.fixed)
         admitted = await gate.admit(judged)
         if admitted is judged:
             return call, judged

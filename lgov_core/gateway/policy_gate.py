@@ -1,0 +1,547 @@
+"""Policy at the endpoint, for agents whose own process is not governed: judges what models read and write.
+
+`open_gate` makes a `PolicyGate` for a policy file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from lgov_core._util.json_text import json_object
+from lgov_core.errors import EndpointError, LgovError, PolicyDenied
+from lgov_core.flow import Flow, arun_flow
+from lgov_core.gateway.protocol import GateRefusal, GateReply, GateRequest
+from lgov_core.gateway.serving.access import Attribution
+from lgov_core.governor import Governor, ObservedDecision
+from lgov_core.hookspecs import hookimpl
+from lgov_core.instrumentation.conversation_memory import MessageDecisionCache, OpeningTexts, UserText
+from lgov_core.instrumentation.model_call import ModelCall, reply_limit
+from lgov_core.instrumentation.model_flow import Choice, ModelPort, ReplyPart, judge_request_flow, settle_flow
+from lgov_core.scope import RolloutScope, enter_scope
+from lgov_core.types import Action, Decision, Effect, Kind, Point, ToolOutcome, new_id
+from lgov_core.wire.apis import Exchange
+from lgov_core.wire.content import read_arguments, token_usage, with_texts
+from lgov_core.wire.exchange import Changes, ChatRequest, ChoiceChange, Completion, ToolCall
+from lgov_core.wire.fields import shown
+from lgov_core.wire.known_fields import texts_beside_messages
+from lgov_core.wire.turns import ModelReading
+
+if TYPE_CHECKING:
+    from lgov_core.audit import AuditLog
+    from lgov_core.governance import Governance
+    from lgov_core.store import TraceStore
+
+T = TypeVar("T")
+
+
+class PolicyGate:
+    """A `Gate` that asks a governor. Fails closed.
+
+    Judged are: each text of the user and each result of a tool, once, before a model first reads it (``input``,
+    ``post_tool_call``); the call (``pre_model_call``); each choice of the reply (``post_model_call``) and each tool call
+    proposed in it (``pre_tool_call``); and the text of a reply without tool calls (``output``). Every decision is
+    committed first; ``input``, ``post_tool_call`` and ``output`` are left out where no rule covers them.
+
+    A denied tool call is not in what the agent gets, and the text of the reply gives the reason; a denied reply is the
+    denial alone; a denied result is replaced by the denial in what the model reads. A denied model call is a
+    `GateRefusal` with status 200: an answer with the reason. So is one whose messages a policy rewrote in a way that
+    cannot be sent (``unclear-transform``). It is 403 where the decision says abort, and 503 where the judgement failed,
+    or where calls in the reply cannot be told apart (``unreadable-reply``).
+
+    A text that a policy rewrote is rewritten in every later call of the same attempt too; one that was forgotten is
+    judged again. The user's are the texts in the user's role before the first reply of an attempt (`OpeningTexts`), which
+    a ``store`` knows of attempts that began before this process. For one event loop.
+    """
+
+    def __init__(self, governor: Governor, *, owns: Sequence[AuditLog] = (), store: TraceStore | None = None) -> None:
+        def has_begun(rollout_id: str, attempt: int) -> bool:
+            return store is not None and any(call.attempt == attempt for call in store.calls([rollout_id]))
+
+        self.governor = governor
+        self.user_texts = OpeningTexts(has_begun)
+        self.text_decisions = MessageDecisionCache()
+        self._owns = tuple(owns)
+
+    def close(self) -> None:
+        """Closes the governor and what the gate owns: the audit record."""
+        self.governor.close()
+        for owned in self._owns:
+            owned.close()
+
+    async def admit(self, request: GateRequest) -> GateRequest:
+        """The call as it may be made. Raises `GateRefusal`."""
+        call = EndpointCall(self, request)
+        refusal = await _judged(judge_request_flow(call, call.begin()))
+        if refusal is not None:
+            raise _refusal(refusal)
+        return call.request_sent
+
+    async def failed(self, request: GateRequest, error: BaseException) -> None:
+        """An admitted call brought no reply: what budgets reserved for it is given back."""
+        EndpointCall(self, request).begin().failed(error, refused=isinstance(error, LgovError))
+
+    def reads_replies(self) -> bool:
+        """Returns whether a rule reads texts of the model."""
+        return self.governor.reads_replies()
+
+    async def release(self, request: GateRequest, replies: Sequence[GateReply]) -> Sequence[GateReply]:
+        """The replies as the agent may get them. Raises `GateRefusal`."""
+        if any(reply.text or reply.tool_calls or reply.reasoning for reply in replies):
+            self.user_texts.replied(request.rollout_id, request.attempt)
+        call = EndpointCall(self, request)
+        parts = [ReplyPart(_reading(reply), [reply]) for reply in replies]
+        return await _judged(settle_flow(call, call.begin(), parts))
+
+
+async def _judged(flow: Flow[T]) -> T:
+    """What the flow of a call returns. Raises `GateRefusal`, whatever goes wrong."""
+    try:
+        return await arun_flow(flow)
+    except GateRefusal:
+        raise
+    except PolicyDenied as denied:
+        raise _refusal(denied.decision) from denied
+    except Exception as error:
+        text = f"DENIED by policy lgov/gate-failed: the judgement of this call failed ({type(error).__name__})."
+        raise GateRefusal(text, status=503) from error
+
+
+def _refusal(decision: Decision) -> GateRefusal:
+    is_failure = decision.fault and decision.rule != "unclear-transform"  # which is what a policy wrote
+    status = 503 if is_failure else 403 if decision.abort else 200
+    return GateRefusal(decision.denial_message(), status=status, decision_id=decision.decision_id)
+
+
+class EndpointCall(ModelPort[GateReply, "list[GateReply]"]):
+    """One model call on its way through the endpoint: a port of `lgov_core.instrumentation.model_flow`.
+
+    A choice is one of the reply. The endpoint's routes send the call between the two halves of the flow. Its agent gets
+    the denials, and goes on or not: the model is not asked again here.
+    """
+
+    def __init__(self, gate: PolicyGate, request: GateRequest) -> None:
+        self.governor = gate.governor
+        self._gate = gate
+        self._request = request
+        #: The call as policies left it, so far.
+        self.request_sent = request
+
+    def judging(self) -> AbstractContextManager[Any]:
+        """See `ModelPort.judging`: the attempt to which what is decided belongs."""
+        request = self._request
+        if request.rollout_id is None or request.attempt is None:
+            return nullcontext()
+        return enter_scope(RolloutScope(request.rollout_id, request.attempt))
+
+    def begin(self) -> ModelCall:
+        """See `ModelPort.begin`: the endpoint's record has the call, so no span is opened."""
+        return ModelCall.unseen(
+            self.governor,
+            self._action(Point.PRE_MODEL_CALL, self._request.model, "model", operation_id=self._request.operation_id),
+        )
+
+    def _action(self, point: Point, name: str, kind: Kind, **fields: Any) -> Action:
+        request = self._request
+        fields = {"arguments": {}, **fields, "rollout_id": request.rollout_id, "attempt": request.attempt}
+        return Action(point, name, kind, agent=request.agent, framework="endpoint", **fields)
+
+    # ------------------------------------------------------------------ the request
+
+    def judge_input_flow(self, call: ModelCall) -> Flow[Decision | None]:
+        """Judges the texts of users and the results of tools that no policy has judged in this attempt."""
+        messages, decisions = self._request.messages, self._gate.text_decisions
+        roles = {role for role, point in _JUDGED_ROLES.items() if self.governor.covers(point)}
+        users = frozenset((yield from self._user_texts_flow())) if "user" in roles else frozenset[str]()
+
+        def action(text: UserText) -> Action:
+            answered = text.result_of
+            if answered is None:
+                return call.user_text(text)
+            arguments = answered["args"] if isinstance(answered["args"], Mapping) else {}
+            details = {"arguments": arguments, "call_id": answered["id"], "context": {"tool_status": "ok"}}
+            return self._action(
+                Point.POST_TOOL_CALL, answered["name"], "function", text=text.text, source="tool", **details
+            )
+
+        texts = self._texts(roles, users)
+        if (refusal := (yield from decisions.judge_flow(self.governor, texts, action))) is not None:
+            return refusal
+        instead = decisions.instead_of(lambda: [(message["role"], message["content"]) for message in messages])
+        self._change_texts({at: replacement.text for at, replacement in instead.items()})
+        return None
+
+    def _user_texts_flow(self) -> Flow[list[str]]:
+        request = self._request
+        if request.route == "embeddings":  # what is to be embedded is nobody's request
+            return []
+        return (yield from self._gate.user_texts.among_flow(request.messages, request.rollout_id, request.attempt))
+
+    def _texts(self, roles: Collection[str], users: Collection[str]) -> Iterator[UserText]:
+        messages = self._request.messages
+        since = max((at + 1 for at, message in enumerate(messages) if message["role"] == "assistant"), default=0)
+        calls: dict[str, Mapping[str, Any]] = {}
+        for at, message in enumerate(messages):
+            calls.update({call["id"]: call for call in message.get("tool_calls", ())})
+            role, text = message["role"], message["content"]
+            if role not in roles or not text:
+                continue
+            if role == "tool":
+                answered = calls.get(message.get("tool_call_id", "")) or {"id": None, "name": "unknown", "args": {}}
+                yield UserText(text, at >= since, once=True, result_of=answered)
+            else:
+                answer = next((after["content"] for after in messages[at + 1 :] if after["role"] == "assistant"), None)
+                yield UserText(text, at >= since, answer, once=True, nested=text not in users)
+
+    def _change_texts(self, texts: Mapping[int, str]) -> None:
+        """Puts ``texts`` into the messages with these numbers. Raises `ValueError` where a message has no place for one."""
+        messages = self.request_sent.messages
+        texts = {at: text for at, text in texts.items() if messages[at]["content"] != text}
+        if not texts:
+            return
+        if not self._request.fixed().isdisjoint(texts):
+            raise ValueError("a policy changed a message that has no place for a text")
+        changed = [{**message, "content": texts.get(at, message["content"])} for at, message in enumerate(messages)]
+        self.request_sent = replace(self.request_sent, messages=changed)
+
+    def request(self, call: ModelCall) -> Action:
+        """See `ModelPort.request`."""
+        request = self.request_sent
+        further: dict[str, Any] = reply_limit(request.max_tokens)
+        if request.fields:
+            further["fields"] = request.fields
+        return call.request(request.messages, tools=request.tools, **further)
+
+    def take_messages(self, new_messages: Sequence[Mapping[str, Any]]) -> None:
+        """See `ModelPort.take_messages`: only texts may differ."""
+        texts: dict[int, str] = {}
+        for at, (old, new) in enumerate(zip(self.request_sent.messages, new_messages, strict=True)):
+            if not isinstance(new.get("content"), str) or {**old, "content": ""} != {**new, "content": ""}:
+                raise ValueError("a policy changed more of a message than its text")
+            texts[at] = new["content"]
+        self._change_texts(texts)
+
+    def take_fields(self, new_fields: Any) -> None:
+        """See `ModelPort.take_fields`: only texts may differ."""
+        fields = self.request_sent.fields
+        if new_fields != fields:
+            self.request_sent = replace(self.request_sent, fields=with_texts(fields, fields, new_fields))
+
+    def send_flow(self, call: ModelCall) -> Flow[Sequence[ReplyPart[GateReply]] | None]:
+        """Not used: the endpoint's routes send the call."""
+        raise NotImplementedError
+        yield
+
+    # ------------------------------------------------------------------ the reply
+
+    def with_text(self, choice: GateReply, text: str) -> GateReply:
+        """See `ModelPort.with_text`."""
+        return replace(choice, text=text)
+
+    def denied(self, choice: GateReply | None, decision: Decision, text: str) -> GateReply:
+        """See `ModelPort.denied`. Raises `GateRefusal` where the judgement failed."""
+        if choice is None or decision.fault:
+            raise _refusal(decision)
+        return replace(choice, text=text, tool_calls=(), reasoning="")
+
+    def judge_acts_flow(self, call: ModelCall, choice: Choice[GateReply]) -> Flow[Choice[GateReply]]:
+        """Judges the reasoning and the tool calls of the choice; the denials of calls stand below its text."""
+        reply = choice.reply
+        reasoning = yield from self._reasoning_flow(call, reply)
+        kept, denials = yield from self._calls_flow(reply)
+        text = "\n".join(filter(None, [reply.text, *denials]))
+        return replace(
+            choice, reply=replace(reply, text=text, tool_calls=kept, reasoning=reasoning), final=bool(denials)
+        )
+
+    def answer(self, choice: GateReply) -> str | None:
+        """See `ModelPort.answer`."""
+        judged = choice.text and not choice.tool_calls and self.governor.covers(Point.OUTPUT)
+        return choice.text if judged else None
+
+    def deliver_flow(self, choices: Sequence[Choice[GateReply]] | None) -> Flow[list[GateReply]]:
+        """Returns the choices; one that was not changed is the same object as before."""
+        return [
+            choice.received if choice.received == choice.reply and choice.received is not None else choice.reply
+            for choice in choices or ()
+        ]
+        yield
+
+    def _decided_flow(self, action: Action) -> Flow[Decision]:
+        """The decision. Raises `GateRefusal` for one that says abort, or a judgement that failed."""
+        decision = yield from self.governor.decision_flow(action)
+        if decision.blocks and (decision.fault or decision.abort):
+            raise _refusal(decision)
+        return decision
+
+    def _reasoning_flow(self, call: ModelCall, reply: GateReply) -> Flow[str]:
+        """The reasoning beside the text, judged as a reply of its own: empty if a policy denies or would change it."""
+        reasoning = reply.reasoning
+        if not reasoning:
+            return ""
+        reading = ModelReading(reasoning, response_id=reply.response_id, finish_reason=reply.finish_reason)
+        actions = [call.reply(reading)]
+        if self.governor.covers(Point.OUTPUT):
+            actions.append(call.output(reasoning))
+        for action in actions:
+            decision = yield from self._decided_flow(action)
+            if decision.blocks or decision.text not in (None, reasoning):
+                return ""
+        return reasoning
+
+    def _calls_flow(self, reply: GateReply) -> Flow[tuple[tuple[ToolCall, ...], list[str]]]:
+        """The calls that the agent may get, and the denials of the others."""
+        kept: list[ToolCall] = []
+        denials: list[str] = []
+        user_texts = (yield from self._user_texts_flow()) if reply.tool_calls else []
+        for call in reply.tool_calls:
+            arguments = read_arguments(call.arguments)
+            action = self._action(
+                Point.PRE_TOOL_CALL,
+                call.name,
+                "function",
+                arguments=arguments or {},
+                call_id=call.call_id or None,
+                operation_id=new_id("op"),
+                context={"user_text": user_texts},
+            )
+            if arguments is None:
+                reason = f"the arguments of {call.name} are not one JSON object with each key once; write them again"
+                decision = Decision(Effect.DENY, "lgov", "unreadable-arguments", reason)
+                unread = replace(action, text=call.arguments)
+                outcome = ToolOutcome(unread, "invalid_args", "", "InvalidToolCall", reason, decision)
+            else:
+                decision = yield from self.governor.decision_flow(action)
+                outcome = ToolOutcome(action, "denied", decision=decision)
+            if not decision.blocks:
+                changed = decision.arguments
+                kept.append(call if changed is None else replace(call, arguments=json.dumps(dict(changed))))
+                continue
+            yield from self.governor.record_flow(outcome)
+            if decision.fault or decision.abort:
+                raise _refusal(decision)
+            denials.append(decision.denial_message())
+        return tuple(kept), denials
+
+
+_JUDGED_ROLES: Final = {"user": Point.INPUT, "tool": Point.POST_TOOL_CALL}
+
+
+def _reading(reply: GateReply) -> ModelReading:
+    """A choice as policies read it. A call alone (of a legacy reply) needs no id."""
+    arguments = [read_arguments(call.arguments) for call in reply.tool_calls]
+    calls: list[dict[str, Any]] = [
+        {"id": call.call_id, "name": call.name, "args": call.arguments if parsed is None else parsed}
+        for call, parsed in zip(reply.tool_calls, arguments, strict=True)
+    ]
+    if len(calls) == 1 and not calls[0]["id"]:
+        del calls[0]["id"]
+    counts = {"input_tokens": reply.prompt_tokens, "output_tokens": reply.completion_tokens}
+    return ModelReading(
+        text=reply.text,
+        tool_calls=calls,
+        usage=token_usage(counts, *counts),
+        response_id=reply.response_id,
+        finish_reason=reply.finish_reason,
+        unreadable=reply.unreadable,
+    )
+
+
+def open_gate(governance: Governance, *, store: TraceStore | None = None) -> PolicyGate:
+    """A gate that judges by the policy file of ``governance`` and commits its decisions to its record.
+
+    With a ``store``, which stays the caller's, what was denied or changed is written there as spans and rewards, whatever
+    store ``governance`` names. The caller closes the gate. Raises `LgovError` for a file that does not load or a record that
+    cannot be opened.
+    """
+    from lgov_core.air import AirPlugin
+    from lgov_core.audit import AuditLog
+
+    plugins = [] if store is None else [AirPlugin(governance.reward_rules()), _DenialSink(store, governance.content)]
+    # The recorded calls have the content.
+    opened = replace(governance, store=None, content=False).open(plugins=plugins, rewards=False)
+    assert isinstance(opened.audit, AuditLog)  # nothing serves inside a box
+    return PolicyGate(opened.governor, owns=[opened.audit], store=store)
+
+
+class _DenialSink:
+    """Writes what policies denied or changed, or would have in shadow mode, to the store.
+
+    What they allowed is in the audit record. Decisions have their reasons; arguments and results are in the recorded calls, as
+    policies left them, and not in these spans.
+    """
+
+    def __init__(self, store: TraceStore, content: bool) -> None:
+        from lgov_core.trace.sink import StoreSink
+
+        self._decisions = StoreSink(store, content=content)
+        self._others = StoreSink(store, content=False)
+
+    @hookimpl
+    def lgov_observe(self, event: Any) -> None:
+        """See `lgov_core.hookspecs.lgov_observe`."""
+        if not isinstance(event, ObservedDecision):
+            self._others.lgov_observe(event)
+        elif event.decision.effect > Effect.ALLOW or event.decision.unenforced:
+            self._decisions.lgov_observe(event)
+
+
+#: Roles that policies can read.
+_ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
+#: Parts of a message without text. Other kinds are refused: a model might read text in them that policies do not see.
+_NO_TEXT = frozenset(("image_url", "input_audio", "audio_url", "video_url"))
+
+
+def gate_request(
+    request: ChatRequest,
+    route: str,
+    body: Mapping[str, Any],
+    who: Attribution,
+    fixed: Callable[[], Set[int]] = frozenset[int],
+) -> GateRequest:
+    """The call as policies see it: the messages of ``request``, and what ``body``, the client's own, says besides.
+
+    ``fixed`` is that of the `GateRequest`. Raises `EndpointError` (400) for what they cannot read.
+    """
+    return GateRequest(
+        model=request.model,
+        messages=[_plain_message(message) for message in request.messages],
+        route=route,
+        max_tokens=request.max_tokens,
+        rollout_id=who.rollout_id,
+        attempt=who.attempt,
+        agent=who.agent,
+        tools=request.tools,
+        fields=texts_beside_messages(route, body),
+        fixed=fixed,
+    )
+
+
+def _plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    if message["role"] not in _ROLES or message.get("function_call"):
+        what = "a function_call" if message.get("function_call") else f"the role {shown(message['role'])}"
+        raise EndpointError(
+            f"policies cannot read a message with {what}", hint=f"roles are {', '.join(sorted(_ROLES))}; use tool_calls"
+        )
+    role = "system" if message["role"] == "developer" else message["role"]
+    seen: dict[str, Any] = {"role": role, "content": _content_text(message.get("content"))}
+    if calls := message.get("tool_calls"):
+        written = [call["function"].get("arguments") or "{}" for call in calls]
+        seen["tool_calls"] = [
+            {
+                "id": call.get("id") or "",
+                "name": call["function"]["name"],
+                "args": text if (arguments := json_object(text)) is None else arguments,
+            }
+            for call, text in zip(calls, written, strict=True)
+        ]
+    if message.get("tool_call_id") is not None:
+        seen["tool_call_id"] = message["tool_call_id"]
+    return seen
+
+
+def _content_text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if content is not None and not isinstance(content, list):
+        raise EndpointError(f"policies cannot read the content {shown(content)}", hint="send text, or a list of parts")
+    return "".join(map(_text_of_part, content or ()))
+
+
+def _text_of_part(content_part: Any) -> str:
+    if isinstance(content_part, str):  # which some servers take
+        return content_part
+    kind = content_part.get("type") if isinstance(content_part, dict) else None
+    texts = (
+        [content_part[name] for name in ("text", "refusal") if content_part.get(name) is not None]
+        if kind is not None
+        else []
+    )
+    if kind in _NO_TEXT and not texts:
+        return ""
+    if kind not in ("text", "refusal") or not texts or not all(isinstance(text, str) for text in texts):
+        raise EndpointError(f"policies cannot read a part of a message: {shown(content_part)}", hint="send it as text")
+    return "".join(texts)
+
+
+def changed_exchange(exchange: Exchange, before: GateRequest, after: GateRequest) -> Exchange:
+    """The call with the texts that a gate changed. Raises `EndpointError` (403) for other changes."""
+    if len(before.messages) != len(after.messages):
+        raise EndpointError("a policy added or took away messages, which cannot be carried over", status=403)
+    pairs = enumerate(zip(before.messages, after.messages, strict=True))
+    texts = {index: str(new["content"]) for index, (old, new) in pairs if new["content"] != old["content"]}
+    try:
+        body = with_texts(exchange.body, before.fields, after.fields)
+    except ValueError as error:
+        raise EndpointError("a policy changed more of the request than its texts", status=403) from error
+    return exchange.changed(body, texts)
+
+
+def gate_replies(completion: Completion) -> list[GateReply]:
+    """The choices as policies see them."""
+    thoughts = _reasoning(completion)
+    return [
+        GateReply(
+            choice.response_id,
+            choice.content or "",
+            choice.tool_calls,
+            choice.finish_reason,
+            completion.prompt_tokens if number == 0 else None,
+            sum(each.completion_tokens for each in completion.choices) if number == 0 else None,
+            thoughts.get(number, ""),
+            choice.unreadable,
+        )
+        for number, choice in enumerate(completion.choices)
+    ]
+
+
+def _reasoning(completion: Completion) -> dict[int, str]:
+    """The model's thoughts and refusals, which the upstream's own reply shows beside the text, by choice."""
+    raw: Mapping[str, Any] = completion.raw or {}
+    choices = sorted(raw.get("choices") or (), key=lambda part_of_reply: part_of_reply.get("index") or 0)
+    thoughts = {number: _thoughts(part_of_reply.get("message") or {}) for number, part_of_reply in enumerate(choices)}
+    blocks = [
+        part_of_reply
+        for part_of_reply in (*(raw.get("output") or ()), *(raw.get("content") or ()))
+        if isinstance(part_of_reply, dict)
+    ]
+    for block in blocks:
+        if block.get("type") in ("reasoning", "thinking"):
+            thoughts[0] = thoughts.get(0, "") + _thoughts(block)
+    return thoughts
+
+
+def _thoughts(holder: Mapping[str, Any]) -> str:
+    audio = holder.get("audio")
+    texts = [holder.get(name) for name in ("reasoning_content", "reasoning", "thinking", "refusal")]
+    texts.append(audio.get("transcript") if isinstance(audio, dict) else None)
+    if holder.get("type") == "reasoning":
+        parts = [*(holder.get("summary") or ()), *(holder.get("content") or ())]
+        texts += [content_part.get("text") for content_part in parts if isinstance(content_part, dict)]
+    return "\n".join(text for text in texts if isinstance(text, str) and text)
+
+
+def changes_of(before: Sequence[GateReply], after: Sequence[GateReply], passed: str = "") -> Changes:
+    """The changes of a gate, by the number of the choice. A text that the client has got in part goes on from there."""
+    changes: dict[int, ChoiceChange] = {}
+    for number, (old, new) in enumerate(zip(before, after, strict=True)):
+        if old is new:
+            continue
+        released = list(new.tool_calls)
+        calls: dict[int, ToolCall] = {}
+        for position, call in enumerate(old.tool_calls):
+            if released and (released[0].call_id, released[0].name) == (call.call_id, call.name):
+                calls[position] = released.pop(0)
+        if released:
+            raise EndpointError("a gate released a call that the model did not make", status=503)
+        text = new.text if new.text.startswith(passed) else f"{passed}\n{new.text}"
+        changes[number] = ChoiceChange(text, text == old.text, calls, new.reasoning == old.reasoning)
+    return changes
+
+
+def refusal_completion(text: str, response_id: str, model: str) -> Completion:
+    """A refusal as a finished reply of one choice. It has no tokens: no model wrote it."""
+    return Completion(response_id, model, text, text, (), "stop", None, None, None, None, 0, 0)
