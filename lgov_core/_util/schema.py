@@ -8,6 +8,7 @@ into those.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -18,6 +19,7 @@ T = TypeVar("T")
 
 _WHERE: Final = re.compile(r" - at `\$(.*)`\Z", re.DOTALL)
 _STEP: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
+_WORDS: Final = {"BoolType": "true or false", "IntType": "a whole number", "FloatType": "a number", "StrType": "text"}
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`\Z", re.DOTALL)
 
 
@@ -66,15 +68,36 @@ def _description(schema: Any, path: tuple[str | int, ...]) -> str | None:
 
     kind: Any = inspect.type_info(schema)
     description: str | None = None
+    several = False
     for step in (*path, None):
         while isinstance(kind, inspect.Metadata | inspect.UnionType):
             if isinstance(kind, inspect.Metadata):
                 description = (kind.extra_json_schema or {}).get("description", description)
                 kind = kind.type
             else:
-                kind = next((item for item in kind.types if isinstance(item, inspect.Metadata)), kind.types[0])
+                types = [item for item in kind.types if not isinstance(item, inspect.NoneType)]
+                described = next((item for item in types if isinstance(item, inspect.Metadata)), None)
+                kind, several = described or types[0], described is None and len(types) > 1
         if isinstance(kind, inspect.StructType) and isinstance(step, str):
             kind = next((item.type for item in kind.fields if item.encode_name == step), None)
         elif step is not None:
             kind = getattr(kind, "item_type", None)
-    return description
+    return description or (None if several else _words(kind))
+
+
+def _words(kind: Any) -> str | None:
+    """The values of a simple type in words, with the bounds of a number."""
+    from msgspec import inspect
+
+    if isinstance(kind, inspect.LiteralType):
+        return f"one of {', '.join(map(str, kind.values))}"
+    if isinstance(kind, inspect.CustomType) and kind.cls is Path:
+        return "the path of a file"
+    words = next((text for simple, text in _WORDS.items() if type(kind).__name__ == simple), None)
+    if words is None or not isinstance(kind, inspect.IntType | inspect.FloatType):
+        return words
+    limits = {"at least": kind.ge, "above": kind.gt, "at most": kind.le, "below": kind.lt}
+    bounds = [
+        f"{word} {limit:g}" for word, limit in limits.items() if limit is not None and abs(limit) < sys.float_info.max
+    ]
+    return " ".join([words, *([" and ".join(bounds)] if bounds else [])])

@@ -1,4 +1,5 @@
-"""The sections of ``config.yaml``: a section is a frozen dataclass, a key one of its fields. Loads nothing heavy.
+"""The sections of ``config.yaml``: a section is a frozen dataclass, a key one of its fields, whose type says which values are
+allowed. Loads nothing heavy.
 
 The text below each field is its row of ``docs/reference/training-settings.md``. A default of None means that the algorithm,
 the engine or the command decides; the text says how.
@@ -6,39 +7,117 @@ the engine or the command decides; the text says how.
 
 from __future__ import annotations
 
+import functools
+import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 
-from lgov_core.errors import SettingsError
-from lgov_core.train.bounds import bounded
-from lgov_core.train.policy_section import PolicySection
+from msgspec import Meta
+
+from lgov_core._util.schema import Mistake, checked
+from lgov_core.errors import SettingsError, TrainError
+
+#: The largest number: infinity and what is not a number are above it.
+FINITE: Final = sys.float_info.max
+
+Text = Annotated[str, Meta(pattern=r"\S")]
+Names = Annotated[tuple[Text, ...], Meta(description="a list of texts")]
+#: A count that may be 0.
+Whole = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=1)]
+Number = Annotated[float, Meta(ge=-FINITE, le=FINITE)]
+AtLeast0 = Annotated[float, Meta(ge=0.0, le=FINITE)]
+Above0 = Annotated[float, Meta(gt=0.0, le=FINITE)]
+
+
+def check_values(value: Any) -> None:
+    """Raises `TrainError` for a field of a dataclass with a value that its ``Annotated`` or ``Literal`` type does not allow."""
+    for name, kind in _checked_kinds(type(value)).items():
+        try:
+            checked(getattr(value, name), kind)
+        except Mistake as mistake:
+            raise TrainError(
+                f"{type(value).__name__}.{name} must be {mistake.expected}, not {getattr(value, name)!r}"
+            ) from None
+
+
+@functools.cache
+def _checked_kinds(owner: type) -> Mapping[str, Any]:
+    hints = get_type_hints(owner, include_extras=True)
+    return {
+        name: hint
+        for name, hint in hints.items()
+        if any(get_origin(kind) in (Annotated, Literal) for kind in (hint, *get_args(hint)))
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySection:
+    """A policy of ``training.policies``: it answers ``agents`` (names or globs), and is not trained when ``frozen``."""
+
+    agents: Names
+    frozen: bool = False
+
+
+#: The name of a policy is a part of the names of its weights.
+_POLICY_NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def read_policies(value: Any, what: str) -> dict[str, PolicySection]:
+    """The policies that ``value`` names: ``NAME: {agents: [...], frozen: true}``, ``NAME: frozen`` or ``NAME:`` alone.
+
+    Without agents a policy answers the agent of its name. Raises `SettingsError`, which begins with ``what``.
+    """
+    if not isinstance(value, Mapping):
+        raise SettingsError(f"{what} is {value!r}", hint="write names of policies below it")
+    policies = {str(name): _read_policy(str(name), raw, what) for name, raw in value.items()}
+    if policies and all(policy.frozen for policy in policies.values()):
+        raise SettingsError(f"{what} are all frozen", hint="leave frozen out for those that are to be trained")
+    return policies
+
+
+def _read_policy(name: str, raw: Any, what: str) -> PolicySection:
+    keys: Any = {"frozen": True} if raw == "frozen" else {} if raw is None else raw
+    if isinstance(keys, Mapping) and not keys.keys() - {"agents", "frozen"} and _POLICY_NAME.fullmatch(name):
+        try:
+            policy = checked({"agents": [name], **keys}, PolicySection)
+        except Mistake:
+            pass
+        else:
+            if policy.agents:
+                return policy
+    raise SettingsError(
+        f"{what}: {name} is {raw!r}",
+        hint="write NAME: {agents: [...]} or NAME: frozen; a name has letters, digits, - and _",
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSection:
     """The model that is trained, and what samples it."""
 
-    name: str | None = None
+    name: Text | None = None
     """``tiny``, ``smollm2``, a transformers folder, or a hub name."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """The type that sampling and the update compute in. ``auto``: bfloat16 where the processor has it and the model has at
     least ten million parameters, else float32."""
-    lora_rank: int | None = bounded(None, least=0)
+    lora_rank: Whole | None = None
     """Rank of the adapters (LoRA); 0 trains all weights. Default: 16 from ten million parameters on, and always with the engine
     vllm; else 0. With ``--backend verl``: 0."""
-    max_new_tokens: int = bounded(256, least=1)
+    max_new_tokens: Count = 256
     """Maximum tokens of a reply. A prompt may be as long as the model's context."""
-    max_batch: int = bounded(64, least=1)
+    max_batch: Count = 64
     """Maximum number of calls that the embedded engine decodes together."""
-    tool_format: str | None = None
+    tool_format: Text | None = None
     """How tools are written in the prompt: ``hermes``, ``examples``, ``compact`` or ``json``. Default: the model's."""
-    served_as: str | None = None
+    served_as: Text | None = None
     """A further name of the model at the endpoint."""
     engine: Literal["embedded", "vllm"] = "embedded"
     """The engine that samples: ``embedded``, in the trainer's process, or ``vllm``."""
-    engine_url: str | None = None
+    engine_url: Text | None = None
     """Base URL of a vLLM that runs already, and reads this machine's files. Default: lgov starts one."""
 
 
@@ -46,44 +125,44 @@ class ModelSection:
 class TrainingSection:
     """The batch of an update, and how the update is made."""
 
-    algorithm: str = "grpo"
+    algorithm: Text = "grpo"
     """``grpo``, ``dr_grpo``, ``dapo``, ``gspo``, ``cispo``, ``rloo``, ``reinforce++``, ``ppo`` or ``gdpo``; ``sft`` and
     ``prompt`` learn without reinforcement."""
-    learning_rate: float | None = bounded(None, above=0.0)
+    learning_rate: Above0 | None = None
     """Learning rate of AdamW. Default: 2e-4; with ``--backend verl`` 1e-6, with adapters there 1e-5."""
-    batch_size: int = bounded(32, least=1)
+    batch_size: Count = 32
     """Tasks of one update."""
-    group_size: int = bounded(8, least=1)
+    group_size: Count = 8
     """Rollouts of each task: the group that an advantage compares."""
-    kl_coef: float | None = bounded(None, least=0.0)
+    kl_coef: AtLeast0 | None = None
     """β, the weight of the KL to the first weights. 0: no KL, and none is measured. Default: the algorithm's (0.02 or 0)."""
-    epochs: int = bounded(1, least=1)
+    epochs: Count = 1
     """Passes over the tasks."""
-    steps: int | None = bounded(None, least=0)
+    steps: Whole | None = None
     """Maximum number of updates; 0 only runs the test tasks. Default: as many as ``epochs`` make."""
-    update_epochs: int | None = bounded(None, least=1)
+    update_epochs: Count | None = None
     """Passes over the rollouts of one update. Default: 2; 1 for ``rloo``."""
-    max_grad_norm: float | None = bounded(None, above=0.0)
+    max_grad_norm: Above0 | None = None
     """Maximum norm of the gradient. Default: 1."""
-    tokens_per_batch: int | None = bounded(None, least=1)
+    tokens_per_batch: Count | None = None
     """Maximum tokens of one forward pass, padding included. Changes memory, not what is learned. Default: 2048."""
     packing: Literal["auto", "tree", "rows"] = "auto"
     """Lets the update compute shared prefixes once: ``tree`` yes, ``rows`` no, ``auto`` where it saves enough."""
-    max_staleness: int | None = bounded(None, least=0)
+    max_staleness: Whole | None = None
     """How many updates older the weights of a rollout may be than those it trains; above 0 rollouts continue during the
     update. Default: 0; 1 with the engine vllm."""
-    max_extra_groups: int | None = bounded(None, least=0)
+    max_extra_groups: Whole | None = None
     """Maximum number of groups of other tasks that an update collects in place of groups in which all rollouts are alike.
     Default: twice ``batch_size`` for ``dapo``, else 0."""
-    discount: float | None = bounded(None, least=0.0, most=1.0)
+    discount: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     """Discount factor of later rewards, for each turn. Default: 1."""
-    evaluate_every: int = bounded(0, least=0)
+    evaluate_every: Whole = 0
     """Run the test tasks every N updates. 0: only before the first and after the last."""
-    checkpoint_every: int = bounded(5, least=1)
+    checkpoint_every: Count = 5
     """Write a checkpoint every N updates, and after the last."""
     keep_weights: bool = False
     """Keep every version of the weights that was served, so that ``lgov demo --verify`` can recompute what was captured."""
-    agents: tuple[str, ...] = ()
+    agents: Names = ()
     """Names or globs of the agents whose calls are trained on. Default: all."""
     policies: Mapping[str, PolicySection] = field(default_factory=dict[str, PolicySection])
     """Adapters of their own for agents that share the model, by name: the ``agents`` of each, or ``frozen`` for the model
@@ -99,7 +178,7 @@ class TrainingSection:
 class RuntimeSection:
     """Where agents run, and what is done around them."""
 
-    nworkers: int = bounded(4, least=1)
+    nworkers: Count = 4
     """Rollouts that run at a time."""
     workers: Literal["threads", "processes"] | None = None
     """Run rollouts in threads of the client, or in processes. Default: processes for ``lgov train``, threads for ``Client``."""
@@ -111,9 +190,9 @@ class RuntimeSection:
     """Policy file under which agents run. Default: nothing is judged."""
     confine: bool = False
     """Run worker processes in a box of the kernel's."""
-    timeout_s: float = bounded(600.0, above=0.0)
+    timeout_s: Above0 = 600.0
     """Seconds that an attempt may take."""
-    max_attempts: int = bounded(3, least=1)
+    max_attempts: Count = 3
     """Maximum tries of a rollout when a machine or a timeout breaks it."""
 
     def refuse_confinement(self) -> None:
@@ -139,17 +218,17 @@ class DataSection:
 class SftSection:
     """Which recorded rollouts ``--algorithm sft`` imitates."""
 
-    outcomes: tuple[str, ...] = ("succeeded",)
+    outcomes: Names = ("succeeded",)
     """Outcomes that an attempt may have ended with."""
-    min_reward: float | None = None
+    min_reward: Number | None = None
     """Least sum of an attempt's rewards in ``dimension``. Default: any."""
-    dimension: str = "task"
+    dimension: Text = "task"
     """The dimension of rewards that ``min_reward`` and ``top_share`` compare."""
-    top_share: float = bounded(1.0, above=0.0, most=1.0)
+    top_share: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
     """Share of each task's best attempts that is taken."""
     compliant: bool = True
     """Leave out attempts in which an act was denied."""
-    held_out: float = bounded(0.1, least=0.0, most=0.5)
+    held_out: Annotated[float, Meta(ge=0.0, le=0.5)] = 0.1
     """Share of the tasks that is measured and not trained on."""
     include_held_out: bool = False
     """Also imitate rollouts of mode test, val or eval."""
@@ -161,27 +240,27 @@ class PromptSection:
 
     template: Path | None = None
     """File with the prompt to begin with."""
-    name: str = "prompt"
+    name: Text = "prompt"
     """Name under which agents find it in ``resource.prompts``."""
-    critic_url: str | None = None
+    critic_url: Text | None = None
     """Base URL of the OpenAI-compatible model that criticises and rewrites."""
-    critic_model: str = "gpt-4.1-mini"
+    critic_model: Text = "gpt-4.1-mini"
     """Name of that model."""
-    critic_key_env: str = "OPENAI_API_KEY"
+    critic_key_env: Text = "OPENAI_API_KEY"
     """Environment variable with its key."""
-    upstream: str | None = None
+    upstream: Text | None = None
     """Base URL of the model that agents ask. Default: the model of ``model.name``."""
-    rounds: int = bounded(3, least=1)
+    rounds: Count = 3
     """Rounds of the search."""
-    beam: int = bounded(2, least=1)
+    beam: Count = 2
     """The best templates that each round goes on from."""
-    candidates: int = bounded(3, least=1)
+    candidates: Count = 3
     """New templates that a round makes of each of them."""
-    tasks: int = bounded(16, least=1)
+    tasks: Count = 16
     """Tasks on which a round scores every template."""
-    repeats: int = bounded(1, least=1)
+    repeats: Count = 1
     """Rollouts of each of these tasks."""
-    budget: int | None = bounded(None, least=1)
+    budget: Count | None = None
     """Maximum number of rollouts. Default: as many as the rounds make."""
 
 
@@ -189,37 +268,37 @@ class PromptSection:
 class VerlSection:
     """For ``--backend verl``: see [beyond one machine](../how-to/scale.md#settings)."""
 
-    nodes: int = bounded(1, least=1)
+    nodes: Count = 1
     """Nodes of the Ray cluster."""
-    gpus: int = bounded(1, least=1)
+    gpus: Count = 1
     """GPUs of each node."""
-    server: str = "vllm"
+    server: Text = "vllm"
     """The engine that samples: ``vllm`` or ``sglang``."""
-    tensor_parallel: int = bounded(1, least=1)
+    tensor_parallel: Count = 1
     """GPUs of one server."""
-    gpu_memory: float = bounded(0.5, above=0.0, below=1.0)
+    gpu_memory: Annotated[float, Meta(gt=0.0, lt=1.0)] = 0.5
     """Share of a GPU's memory that the server takes; the trainer has the rest."""
-    address: str | None = None
+    address: Text | None = None
     """Address of a Ray cluster, or ``auto``. Default: one is started here."""
-    tokens_per_gpu: int = bounded(16384, least=1)
+    tokens_per_gpu: Count = 16384
     """Maximum tokens of one forward pass on a GPU."""
     offload: bool = False
     """Keep parameters and optimiser states in the CPU's memory while they are not used."""
-    mini_batches: int = bounded(1, least=1)
+    mini_batches: Count = 1
     """Optimiser steps of one pass."""
-    max_ratio_weight: float | None = bounded(2.0, above=0.0)
+    max_ratio_weight: Above0 | None = 2.0
     """Maximum weight that corrects between server and trainer; null: no correction."""
     recompute: bool = True
     """Compute the old policy's log-probabilities again; false takes the server's, without correction."""
-    context_tokens: int = bounded(8192, least=1)
+    context_tokens: Count = 8192
     """Maximum tokens of a conversation; longer ones are left out and counted."""
-    temperature: float = bounded(1.0, above=0.0)
+    temperature: Above0 = 1.0
     """Temperature at which agents must sample; calls at another are left out and counted."""
-    overrides: tuple[str, ...] = ()
+    overrides: Names = ()
     """Settings of verl's own, as its command line takes them."""
-    listen: str | None = None
+    listen: Text | None = None
     """Address and port of the endpoint. Default: a free port of this machine."""
-    key_secret_file: str | None = None
+    key_secret_file: Text | None = None
     """File with the secret of the endpoint's keys, relative to the working folder; needed where other machines reach it."""
 
 
@@ -231,13 +310,13 @@ class VllmSection:
     """Interpreter of the environment that has vLLM."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Type of vLLM's copy of the model. Default: ``model.dtype``."""
-    gpu_memory: float = bounded(0.5, above=0.0, below=1.0)
+    gpu_memory: Annotated[float, Meta(gt=0.0, lt=1.0)] = 0.5
     """Share of a GPU's memory that vLLM takes."""
-    context_tokens: int | None = bounded(None, least=1)
+    context_tokens: Count | None = None
     """Maximum tokens of prompt and reply together. Default: the model's own."""
-    start_s: float = bounded(600.0, above=0.0)
+    start_s: Above0 = 600.0
     """Seconds that a start may take."""
     sleep: bool = False
     """vLLM leaves its GPU memory to each update; `training.max_staleness` is then 0 unless it is set."""
-    arguments: tuple[str, ...] = ()
+    arguments: Names = ()
     """Further arguments of ``vllm serve``; they win over lgov's."""

@@ -4,26 +4,27 @@ Later sources win over earlier ones::
 
     default  <  config.yaml  <  LIGHTNING_MODEL_PATH, LIGHTNING_RL_ALGORITHM  <  flags
 
-The sections are the dataclasses of `lgov_core.train.sections`: the type of a field says what may be written there, and `Bound`
-which values. An unknown key, a wrong type and a value out of bounds are errors that name the file and the line.
+The sections are the dataclasses of `lgov_core.train.sections`: the type of a field says which values are allowed there. An
+unknown key, a wrong type and a value out of bounds are errors that name the file and the line, the variable or the flag.
 """
 
 from __future__ import annotations
 
-import math
+import contextlib
 import os
 import types
-import typing
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from lgov_core._util.schema import Mistake, checked
 from lgov_core._util.words import suggest_name
-from lgov_core.errors import LgovError, PolicyFileError, SettingsError
-from lgov_core.policies.document import Place, read_yaml
-from lgov_core.train.bounds import Bound, choices_of, kind_of
-from lgov_core.train.policy_section import read_policies
+from lgov_core.errors import PolicyFileError, SettingsError
+from lgov_core.policies.document import read_yaml
 from lgov_core.train.sections import (
     DataSection,
     ModelSection,
@@ -33,6 +34,7 @@ from lgov_core.train.sections import (
     TrainingSection,
     VerlSection,
     VllmSection,
+    read_policies,
 )
 
 #: Environment variables, and the section and key that each sets.
@@ -65,9 +67,8 @@ class TrainSettings:
 
     def with_values(self, section: str, **values: Any) -> TrainSettings:
         """A copy with keys of one section set; None values count as not given. Raises `SettingsError` as a flag would."""
-        chosen = {name: value for name, value in values.items() if value is not None}
-        flags = {(section, name): value for name, value in chosen.items()}
-        return _assigned(self, flags, {setting: f"{setting[0]}.{setting[1]}" for setting in flags}, Path())
+        given = {name: value for name, value in values.items() if value is not None}
+        return _with_document(self, {section: given}, ".".join)
 
     def as_json(self) -> dict[str, Any]:
         """The settings as JSON values, by section."""
@@ -92,30 +93,38 @@ def load_train_settings(
     """
     settings = TrainSettings()
     if path is not None:
-        settings = _from_file(settings, Path(path))
+        document, where = _read_file(Path(path))
+        settings = _with_document(settings, document, where, Path(path).parent)
     variables = os.environ if environ is None else environ
-    values = {setting: variables[name] for name, setting in VARIABLES.items() if variables.get(name)}
-    settings = _assigned(settings, values, {setting: name for name, setting in VARIABLES.items()}, Path())
-    chosen = {setting: value for setting, value in (flags or {}).items() if value is not None}
-    settings = _assigned(settings, chosen, {setting: _flag(setting) for setting in chosen}, Path())
-    return _with_assignments(settings, assignments or {})
-
-
-def _with_assignments(settings: TrainSettings, assignments: Mapping[str, str]) -> TrainSettings:
-    sections = [section.name for section in fields(settings)]
+    for name, (section, key) in VARIABLES.items():
+        if variables.get(name):
+            settings = _with_document(settings, {section: {key: variables[name]}}, lambda _, name=name: name)
+    document = _by_section({setting: value for setting, value in (flags or {}).items() if value is not None})
+    settings = _with_document(settings, document, lambda path: _flag(*path))
     values: dict[tuple[str, str], Any] = {}
-    for name, text in assignments.items():
+    for name, text in (assignments or {}).items():
         section, dot, key = name.partition(".")
-        if section not in sections or not dot:
-            raise _unknown(f"setting {name}", f"--set {name}", section, sections)
         try:
             values[section, key], _ = read_yaml(text, f"--set {name}")
         except PolicyFileError as error:
             raise SettingsError(error.message, hint=error.hint) from error
-    return _assigned(settings, values, {(section, key): f"--set {section}.{key}" for section, key in values}, Path())
+        if not dot:
+            raise _unknown(f"setting {name}", f"--set {name}", section, _SECTIONS)
+    return _with_document(settings, _by_section(values), lambda path: f"--set {'.'.join(path)}")
 
 
-def _from_file(settings: TrainSettings, path: Path) -> TrainSettings:
+def _by_section(values: Mapping[tuple[str, str], Any]) -> dict[str, dict[str, Any]]:
+    document: dict[str, dict[str, Any]] = {}
+    for (section, key), value in values.items():
+        document.setdefault(section, {})[key] = value
+    return document
+
+
+#: Returns where a section, or a key of it, was set.
+_Where = Callable[[tuple[str, ...]], str]
+
+
+def _read_file(path: Path) -> tuple[Mapping[Any, Any], _Where]:
     source = str(path)
     try:
         document, lines = read_yaml(path.read_bytes().decode("utf-8-sig"), source)
@@ -125,85 +134,99 @@ def _from_file(settings: TrainSettings, path: Path) -> TrainSettings:
         raise SettingsError(f"there is no file {source}", hint="check the path of the settings") from error
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{source} cannot be read as UTF-8 text: {error}") from error
-    if document is None:
-        return settings
-    if not isinstance(document, dict):
+    if document is not None and not isinstance(document, dict):
         raise SettingsError(f"{source}: the settings are not a mapping", hint="write sections such as training:")
 
-    def where(setting: Place) -> str:
-        line = next((lines[setting[:end]] for end in range(len(setting), -1, -1) if setting[:end] in lines), None)
+    def where(path: tuple[str, ...]) -> str:
+        line = next((lines[path[:end]] for end in range(len(path), -1, -1) if path[:end] in lines), None)
         return source if line is None else f"{source}:{line}"
 
-    sections = [section.name for section in fields(settings)]
-    values: dict[tuple[str, str], Any] = {}
-    for name, section in document.items():
-        if name not in sections:
-            raise _unknown(f"section {name}", where((name,)), name, sections)
-        if section is None:
-            continue
-        if not isinstance(section, dict):
-            raise SettingsError(
-                f"{where((name,))}: {name} is {section!r}, not a section", hint=f"write keys below {name}:"
-            )
-        values |= {(name, key): value for key, value in section.items()}
-    return _assigned(settings, values, {setting: where(setting) for setting in values}, path.parent)
+    return document or {}, where
 
 
-def _assigned(
-    settings: TrainSettings, values: Mapping[tuple[str, str], Any], origins: Mapping[tuple[str, str], str], base: Path
-) -> TrainSettings:
-    """``settings`` with ``values``, each checked; paths are relative to ``base``."""
-    for (section, key), value in values.items():
-        origin = origins[section, key]
-        present = getattr(settings, section)
-        by_name = {field.name: field for field in fields(present)}
-        if key not in by_name:
-            raise _unknown(f"setting {section}.{key}", origin, key, list(by_name))
-        kind, optional = kind_of(type(present), key)
-        bound = by_name[key].metadata.get("bound")
-        read = None if value is None and optional else _read(value, kind, bound, f"{origin}: {section}.{key}", base)
-        settings = replace(settings, **{section: replace(present, **{key: read})})
-    return settings
-
-
-def _read(value: Any, kind: Any, bound: Bound | None, what: str, base: Path) -> Any:
-    if typing.get_origin(kind) is Mapping:
-        return read_policies(value, what)
-    if typing.get_origin(kind) is tuple:
-        items: list[Any] = list(value) if isinstance(value, list | tuple) else [value]
-        return tuple(_read(item, str, bound, what, base) for item in items)
-    if choices := choices_of(kind):
-        if value not in choices:
-            raise SettingsError(f"{what} is {value!r}", hint=f"write one of {', '.join(choices)}")
-        return value
-    accepted, words = _KINDS[kind]
-    try:
-        if not isinstance(value, accepted) or isinstance(value, bool) != (kind is bool) or not str(value).strip():
-            raise ValueError
-        read = kind(value)
-        if (kind is float and not math.isfinite(read)) or (bound is not None and not bound.fits(read)):
-            raise ValueError
-    except (ValueError, OverflowError) as error:
-        text = "" if bound is None else f" {bound}"
-        raise SettingsError(f"{what} is {value!r}", hint=f"write {words}{text}") from error
-    return base / read.expanduser() if isinstance(read, Path) else read
-
-
-#: By the type of a setting: the types of the values that are read, and the words for them.
-_KINDS: Final[Mapping[Any, tuple[Any, str]]] = {
-    str: (str, "text"),
-    int: (int, "a whole number"),
-    float: (int | float | str, "a number"),  # YAML 1.1 reads 5e-7, without a point, as text
-    bool: (bool, "true or false"),
-    Path: ((str, os.PathLike), "the path of a file"),
+_SECTIONS: Final[Mapping[str, Any]] = get_type_hints(TrainSettings)
+#: The types of the keys of each section.
+_KINDS: Final[Mapping[str, Mapping[str, Any]]] = {
+    name: get_type_hints(section, include_extras=True) for name, section in _SECTIONS.items()
 }
 
 
-def _unknown(what: str, origin: str, name: str, allowed: list[str]) -> LgovError:
+def _struct(name: str, kinds: Mapping[str, Any]) -> type[msgspec.Struct]:
+    """A schema in which everything may be left out."""
+    named = [(key, Union[kind, UnsetType], UNSET) for key, kind in kinds.items()]  # noqa: UP007 - made at run time
+    return msgspec.defstruct(name, named, forbid_unknown_fields=True)
+
+
+#: Policies have shorter forms, which `read_policies` knows.
+_SCHEMA: Final = _struct(
+    "SettingsFile",
+    {
+        section: _struct(section, {**kinds, "policies": Any} if "policies" in kinds else kinds)
+        for section, kinds in _KINDS.items()
+    },
+)
+
+
+def _with_document(
+    settings: TrainSettings, document: Mapping[Any, Any], where: _Where, base: Path | None = None
+) -> TrainSettings:
+    """``settings`` with the values of sections, each checked; paths are relative to ``base``. Raises `SettingsError`."""
+    raw = {
+        str(section): {str(key): _plain(value, _KINDS.get(section, {}).get(key)) for key, value in keys.items()}
+        if isinstance(keys, Mapping)
+        else keys
+        for section, keys in document.items()
+        if keys is not None
+    }
+    try:
+        read = checked(raw, _SCHEMA, base=base)
+    except Mistake as mistake:
+        raise _wrong(mistake, raw, where) from None
+    for section, keys in raw.items():
+        values = {key: getattr(getattr(read, section), key) for key in keys}
+        if "policies" in values:
+            values["policies"] = read_policies(
+                values["policies"], f"{where((section, 'policies'))}: {section}.policies"
+            )
+        settings = replace(settings, **{section: replace(getattr(settings, section), **values)})
+    return settings
+
+
+def _plain(value: Any, kind: Any) -> Any:
+    """A value in the form in which the schema has it: a single name is a list of it, and text may be a number.
+
+    YAML 1.1 reads 5e-7, without a point, as text.
+    """
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, str):
+        kinds = [getattr(member, "__origin__", member) for member in (kind, *get_args(kind))]
+        if any(get_origin(member) is tuple for member in kinds):
+            return [value]
+        if float in kinds:
+            with contextlib.suppress(ValueError):
+                return float(value)
+    return value
+
+
+def _wrong(mistake: Mistake, raw: Mapping[str, Any], where: _Where) -> SettingsError:
+    path = tuple(str(step) for step in mistake.path[:2])
+    if mistake.unknown is not None:
+        path = (*path, mistake.unknown)
+        names = _SECTIONS if len(path) == 1 else _KINDS[path[0]]
+        return _unknown(f"{'section' if len(path) == 1 else 'setting'} {'.'.join(path)}", where(path), path[-1], names)
+    if len(path) == 1:
+        name = path[0]
+        return SettingsError(f"{where(path)}: {name} is {raw[name]!r}, not a section", hint=f"write keys below {name}:")
+    section, key = path
+    return SettingsError(f"{where(path)}: {section}.{key} must be {mistake.expected}, not {raw[section][key]!r}")
+
+
+def _unknown(what: str, origin: str, name: str, allowed: Collection[str]) -> SettingsError:
     return SettingsError(
-        f"{origin}: there is no {what}", hint=suggest_name(str(name), allowed, f"there are {', '.join(allowed)}")
+        f"{origin}: there is no {what}", hint=suggest_name(name, allowed, f"there are {', '.join(allowed)}")
     )
 
 
-def _flag(setting: tuple[str, str]) -> str:
-    return f"--{'vllm-' if setting[0] == 'vllm' else ''}{setting[1].replace('_', '-')}"
+def _flag(section: str, key: str) -> str:
+    return f"--{'vllm-' if section == 'vllm' else ''}{key.replace('_', '-')}"

@@ -35,7 +35,7 @@ def test_what_fits_is_made(tmp_path: Path) -> None:
         ({"rules": [{"name": "a"}, {"name": ""}]}, ("rules", 1, "name"), "a name", None),
         ({"rules": [{"name": "a", "weight": True}]}, ("rules", 0, "weight"), "a number of 0 or more", None),
         ({"rules": {}}, ("rules",), "a list of rules", None),
-        ({"plain": "3"}, ("plain",), "int, got str", None),
+        ({"plain": "3"}, ("plain",), "a whole number", None),
         ({"rules": [{"name": "a", "wait": 1}]}, ("rules", 0), "one of the names that are known here", "wait"),
         ({"rule": []}, (), "one of the names that are known here", "rule"),
     ],

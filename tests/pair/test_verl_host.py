@@ -200,9 +200,9 @@ def test_left_to_themselves(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("verl: {gpu: 2}", r"there is no setting verl.gpu \(did you mean gpus\?\)"),
-        ("verl: {gpus: two}", "verl.gpus is 'two' .write a whole number"),
-        ("verl: {offload: 1}", "verl.offload is 1 .write true or false"),
-        ("verl: {overrides: [1]}", "verl.overrides is 1 .write text"),
+        ("verl: {gpus: two}", "verl.gpus must be a whole number at least 1, not 'two'"),
+        ("verl: {offload: 1}", "verl.offload must be true or false, not 1"),
+        ("verl: {overrides: [1]}", "verl.overrides must be a list of texts, not .1."),
         ("verl: {listen: '0.0.0.0:8321'}", "0.0.0.0 can be reached from other machines and no keys"),
         ("verl: {listen: anywhere}", "verl.listen is 'anywhere'"),
         ("training: {algorithm: ppo}", "ppo trains a critic"),

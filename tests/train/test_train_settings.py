@@ -70,7 +70,7 @@ def test_paths_in_the_file_are_relative_to_it(tmp_path: Path) -> None:
         ("training:\n  discount: 1.5\n", 2, "at most 1"),
         ("training:\n  epochs: true\n", 2, "a whole number"),
         ("runtime:\n  air_enabled: 1\n", 2, "true or false"),
-        ("runtime:\n  workers: fibers\n", 2, "one of threads, processes"),
+        ("runtime:\n  workers: fibers\n", 2, "one of processes, threads"),
         ("model: smollm2\n", 1, "write keys below model:"),
         ("training:\n  epochs: 1\n  epochs: 2\n", 3, "given twice"),
         ("training:\n  epochs: [1\n", 3, "not YAML"),
@@ -87,7 +87,7 @@ def test_what_is_wrong_is_told_with_its_line(tmp_path: Path, text: str, line: in
 
 
 def test_a_variable_and_a_flag_are_named_when_they_are_wrong() -> None:
-    with pytest.raises(SettingsError, match=r"^--epochs: training\.epochs is 0"):
+    with pytest.raises(SettingsError, match=r"^--epochs: training\.epochs must be a whole number at least 1, not 0"):
         load_train_settings(flags={("training", "epochs"): 0}, environ={})
     with pytest.raises(SettingsError, match=r"there is no file /no/such\.yaml"):
         load_train_settings("/no/such.yaml", environ={})

@@ -309,7 +309,7 @@ def test_models_that_cannot_be_packed_are_run_row_by_row() -> None:
         with pytest.raises(TrainError, match="trie"):
             layout_for("tree", module)
     assert why_not_packed(llama()) is None
-    with pytest.raises(TrainError, match="packing must be one of auto, tree, rows"):
+    with pytest.raises(TrainError, match="packing must be one of auto, rows, tree"):
         UpdateConfig(packing="heap")  # type: ignore[arg-type]
 
 

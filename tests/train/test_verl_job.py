@@ -223,15 +223,15 @@ def test_settings_as_hydra_writes_them() -> None:
     [
         ({"steps": 0}, "VerlJob.steps must be a whole number at least 1, not 0"),
         ({"group": 1}, "VerlJob.group is 1"),
-        ({"verl": {"temperature": 0.0}}, "temperature must be above 0"),
+        ({"verl": {"temperature": 0.0}}, "temperature must be a number above 0"),
         ({"verl": {"context_tokens": 100}, "reply_tokens": 100}, "leave no room for a prompt"),
         ({"tasks_per_step": 5, "verl": {"mini_batches": 2}}, "2 mini_batches cannot be made of 5"),
         ({"verl": {"tokens_per_gpu": 4096}}, "does not fit tokens_per_gpu 4096"),
         ({"verl": {"gpus": 3, "tensor_parallel": 2}}, "does not divide 3 GPUs"),
-        ({"verl": {"gpu_memory": 1.0}}, "gpu_memory must be above 0 and below 1"),
-        ({"update": {"loss": "ppo"}}, "loss must be one of clip, .*, not 'ppo'"),
-        ({"update": {"kl": -1.0}}, "kl must be at least 0"),
-        ({"update": {"dual_clip": 1.0}}, "dual_clip must be above 1"),
+        ({"verl": {"gpu_memory": 1.0}}, "gpu_memory must be a number above 0 and below 1"),
+        ({"update": {"loss": "ppo"}}, "loss must be one of cispo, .*, not 'ppo'"),
+        ({"update": {"kl": -1.0}}, "kl must be a number at least 0"),
+        ({"update": {"dual_clip": 1.0}}, "dual_clip must be a number above 1"),
     ],
 )
 def test_values_without_meaning(changes: dict[str, Any], says: str) -> None:

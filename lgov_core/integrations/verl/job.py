@@ -12,11 +12,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import Annotated, Any, Final, Literal, Protocol
+
+from msgspec import Meta
 
 from lgov_core.errors import SettingsError, TrainError
-from lgov_core.train.bounds import Bound, bounded, check_bounds
-from lgov_core.train.sections import VerlSection
+from lgov_core.train.sections import FINITE, Above0, AtLeast0, Count, VerlSection, Whole, check_values
 from lgov_core.types import Attempt, CreditRules, Rollout
 
 
@@ -32,22 +33,22 @@ class VerlUpdate:
     learning rate. ``lora_rank`` 0 trains all weights; else adapters on every linear layer, with alpha twice the rank.
     """
 
-    learning_rate: float = bounded(1e-6, above=0.0)
+    learning_rate: Above0 = 1e-6
     loss: Literal["clip", "gspo", "cispo", "plain"] = "clip"
-    clip_low: float = bounded(0.2, least=0.0)
-    clip_high: float = bounded(0.28, least=0.0)
-    dual_clip: float = bounded(10.0, above=1.0)
-    kl: float = bounded(0.0, least=0.0)
-    entropy: float = bounded(0.0, least=0.0)
-    epochs: int = bounded(1, least=1)
-    max_grad_norm: float = bounded(1.0, above=0.0)
-    weight_decay: float = bounded(0.0, least=0.0)
-    warmup_steps: int = bounded(0, least=0)
+    clip_low: AtLeast0 = 0.2
+    clip_high: AtLeast0 = 0.28
+    dual_clip: Annotated[float, Meta(gt=1.0, le=FINITE)] = 10.0
+    kl: AtLeast0 = 0.0
+    entropy: AtLeast0 = 0.0
+    epochs: Count = 1
+    max_grad_norm: Above0 = 1.0
+    weight_decay: AtLeast0 = 0.0
+    warmup_steps: Whole = 0
     schedule: Literal["constant", "cosine"] = "constant"
-    lora_rank: int = bounded(0, least=0)
+    lora_rank: Whole = 0
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        check_values(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,23 +78,23 @@ class VerlJob:
     store: str
     host: str
     options: Mapping[str, Any]
-    steps: int = field(metadata={"bound": Bound(least=1)})
-    tasks_per_step: int = bounded(16, least=1)
-    group: int = bounded(8, least=1)
+    steps: Count
+    tasks_per_step: Count = 16
+    group: Count = 8
     seed: int = 0
     agents: tuple[str, ...] = ()
     credit: CreditRules = field(default_factory=CreditRules)
     update: VerlUpdate = field(default_factory=VerlUpdate)
     verl: VerlSection = field(default_factory=VerlSection)
-    reply_tokens: int = bounded(1024, least=1)
+    reply_tokens: Count = 1024
     tool_format: str | None = None
     served_as: str | None = None
     checkpoint_every: int = 10
     stated: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
-        check_bounds(self)
-        check_bounds(self.verl)
+        check_values(self)
+        check_values(self.verl)
         verl, gpus = self.verl, self.verl.nodes * self.verl.gpus
         if self.group < self.credit.min_group:
             hint = f"{self.credit.min_group} or more rollouts of a task can be compared"

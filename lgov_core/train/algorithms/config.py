@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from lgov_core.errors import TrainError
-from lgov_core.train.bounds import bounded, check_bounds
+from lgov_core.train.sections import FINITE, Above0, AtLeast0, Count, Whole, check_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,39 +48,39 @@ class UpdateConfig:
     Raises `TrainError` for a value without meaning.
     """
 
-    learning_rate: float = bounded(2e-4, above=0.0)
-    epochs: int = bounded(2, least=1)
-    kl: float = bounded(0.02, least=0.0)
-    clip_low: float = bounded(0.2, least=0.0)
-    clip_high: float = bounded(0.28, least=0.0)
-    max_grad_norm: float = bounded(1.0, above=0.0)
-    tokens_per_batch: int = bounded(2048, least=1)
+    learning_rate: Above0 = 2e-4
+    epochs: Count = 2
+    kl: AtLeast0 = 0.02
+    clip_low: AtLeast0 = 0.2
+    clip_high: AtLeast0 = 0.28
+    max_grad_norm: Above0 = 1.0
+    tokens_per_batch: Count = 2048
     loss: Literal["clip", "sequence", "cispo", "plain"] = "clip"
-    dual_clip: float | None = bounded(None, above=1.0)
-    entropy: float = bounded(0.0, least=0.0)
-    minibatches: int = bounded(1, least=1)
-    stop_kl: float | None = bounded(None, above=0.0)
-    beta1: float = bounded(0.9, least=0.0, below=1.0)
-    beta2: float = bounded(0.95, least=0.0, below=1.0)
-    weight_decay: float = bounded(0.0, least=0.0)
+    dual_clip: Annotated[float, Meta(gt=1.0, le=FINITE)] | None = None
+    entropy: AtLeast0 = 0.0
+    minibatches: Count = 1
+    stop_kl: Above0 | None = None
+    beta1: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.9
+    beta2: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.95
+    weight_decay: AtLeast0 = 0.0
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: int = bounded(0, least=0)
-    total_steps: int | None = bounded(None, least=1)
-    final_rate: float = bounded(0.1, least=0.0)
+    warmup_steps: Whole = 0
+    total_steps: Count | None = None
+    final_rate: AtLeast0 = 0.1
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
     correction: Literal["stale", "always", "never"] = "stale"
-    importance_cap: float = bounded(2.0, above=0.0)
-    drop_older_than: int | None = bounded(None, least=0)
-    max_kl: float = bounded(5.0, above=0.0)
+    importance_cap: Above0 = 2.0
+    drop_older_than: Whole | None = None
+    max_kl: Above0 = 5.0
     critic: bool = False
-    value_clip: float | None = bounded(0.2, above=0.0)
-    value_rate: float = bounded(1e-3, above=0.0)
-    value_width: int = bounded(64, least=1)
+    value_clip: Above0 | None = 0.2
+    value_rate: Above0 = 1e-3
+    value_width: Count = 64
     seed: int = 0
     packing: Literal["auto", "tree", "rows"] = "auto"
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        check_values(self)
         if self.schedule != "constant" and self.total_steps is None:
             raise TrainError(
                 f"UpdateConfig.schedule {self.schedule} needs total_steps", hint="give the number of updates of the run"

@@ -9,7 +9,7 @@ from lgov_core.errors import EndpointError
 from lgov_core.gateway.engine.embedded import EmbeddedEngine
 from lgov_core.gateway.protocol import ANY_MODEL
 from lgov_core.gateway.serving.access import caller
-from lgov_core.train.policy_section import PolicySection
+from lgov_core.train.sections import PolicySection
 from lgov_core.transitions.calls import matches
 from lgov_core.wire.exchange import ChatRequest
 

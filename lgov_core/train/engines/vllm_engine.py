@@ -21,7 +21,7 @@ from lgov_core.gateway.upstream.token_engine import TokenEngine, TokenPrompt
 from lgov_core.train.engines.policy_engine import policy_of
 from lgov_core.train.engines.vllm_policy import Version, VllmPolicy, VllmWeights
 from lgov_core.train.engines.vllm_server import AttachedVllm, VllmOptions, VllmServer, authorization
-from lgov_core.train.policy_section import PolicySection
+from lgov_core.train.sections import PolicySection
 from lgov_core.wire.exchange import ChatRequest
 
 if TYPE_CHECKING:
