@@ -73,7 +73,7 @@ def approvals(
 
 def _file_of_settings() -> Path:
     """The one file of approval requests in the policy file of the settings. Raises `click.UsageError` for none or several."""
-    from lgov_core.views.pages.approvals import approval_files
+    from lgov_core.views.governance import approval_files
 
     policy = load_settings().policy
     files = [] if policy is None else [path for path in approval_files(policy) if path.is_file()]

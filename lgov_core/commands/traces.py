@@ -85,7 +85,7 @@ def view(
     from elsewhere): the printed address opens it once. Ctrl-C ends it. With --export no server is started.
     """
     try:
-        from lgov_core.views.pages.approvals import approval_files
+        from lgov_core.views.governance import approval_files
         from lgov_core.views.web.app import served_window
         from lgov_core.views.web.window import Window, WindowOptions
     except ImportError as error:
@@ -141,7 +141,7 @@ def mounted_window(
 ) -> MountedWindow | None:
     """A window on ``place``, which may be empty still; approvals are found in the policy files. None without a web server."""
     try:
-        from lgov_core.views.pages.approvals import approval_files
+        from lgov_core.views.governance import approval_files
         from lgov_core.views.web.app import MountedWindow
         from lgov_core.views.web.window import Window, WindowOptions
     except ImportError:  # trained without the extra gateway

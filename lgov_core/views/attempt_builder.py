@@ -21,7 +21,7 @@ from lgov_core.trace.rollout_spans import attempt_of
 from lgov_core.transitions.calls import RecordedConversations
 from lgov_core.types import BLOCKING, Attempt, CapturedCall, JSONValue, Reward, Rollout, Span
 from lgov_core.views.attempt_view import (
-    AgentRun,
+    AgentSpan,
     AttemptView,
     Message,
     ModelStep,
@@ -71,13 +71,13 @@ class AgentTree:
         response = None if span is None else span.attributes.get(semconv.RESPONSE_ID)
         return None if response is None else str(response)
 
-    def _run(self, span: Span) -> AgentRun:
+    def _run(self, span: Span) -> AgentSpan:
         parent = self.run_of(span)
         depth, above, passed = 0, parent, {span.span_id}
         while above is not None and above not in passed:
             passed.add(above)
             depth, above = depth + 1, self.run_of(self._spans[above])
-        return AgentRun(span.span_id, _name(span), parent, depth, span.started_at, span.ended_at)
+        return AgentSpan(span.span_id, _name(span), parent, depth, span.started_at, span.ended_at)
 
 
 def _name(span: Span) -> str:

@@ -98,8 +98,8 @@ class ModelStep:
 
 
 @dataclass(frozen=True, slots=True)
-class AgentRun:
-    """One run of an agent, from its span. ``parent`` is the run that it is inside of; ``depth`` counts those. Unix seconds."""
+class AgentSpan:
+    """A run of an agent, by its span. ``parent`` is the run that it is inside of; ``depth`` counts those. Unix seconds."""
 
     span_id: str
     name: str
@@ -131,7 +131,7 @@ class AttemptView:
     rewards: tuple[RewardLine, ...]
     loose_rewards: tuple[RewardLine, ...]
     opened: bool = True
-    agents: tuple[AgentRun, ...] = ()
+    agents: tuple[AgentSpan, ...] = ()
 
     @property
     def tokens(self) -> tuple[int | None, int | None]:

@@ -12,7 +12,6 @@ from rich.text import Text
 
 from lgov_core.views.attempt_view import (
     AttemptView,
-    Message,
     ModelStep,
     RecordedDecision,
     RewardLine,
@@ -61,7 +60,7 @@ def _parts(view: AttemptView, tail: int, everything: bool) -> Iterable[Renderabl
         for tool in view.loose_tools:
             yield from _tool(tool, tail, everything)
     yield Rule(Text("end"), align="left")
-    yield _field("outcome", _outcome(view))
+    yield _field("outcome", view.outcome.value if view.outcome is not None else "running" if view.opened else "unknown")
     yield _field("tokens", _tokens(*view.tokens))
     if view.error:
         yield _field("error", view.error, tail)
@@ -69,12 +68,6 @@ def _parts(view: AttemptView, tail: int, everything: bool) -> Iterable[Renderabl
         yield _field("result", json.dumps(view.result, ensure_ascii=False, default=str), tail)
     yield from _rewards(view.rewards, "reward")
     yield from _rewards(view.loose_rewards, "reward of no known call")
-
-
-def _outcome(view: AttemptView) -> str:
-    if view.outcome is not None:
-        return view.outcome.value
-    return "running" if view.opened else "unknown"
 
 
 def _step(step: ModelStep, tail: int, everything: bool) -> Iterable[RenderableType]:
@@ -85,7 +78,7 @@ def _step(step: ModelStep, tail: int, everything: bool) -> Iterable[RenderableTy
     agent = f"{_plain(step.agent)}  " if step.agent else ""
     yield Rule(Text(f"turn {step.turn}{choice}  {agent}{_plain(step.model)}  {origin}  {tokens}"), align="left")
     for message in step.seen:
-        yield _message(message, tail)
+        yield _field(f"{message.role} said" if message.role == "user" else message.role, message.text, tail)
     unanswered = not step.captured and step.finish_reason not in _FINISHED
     if step.wrote or not (step.tools or unanswered):
         yield _field("model wrote", step.wrote, tail, style="bold")
@@ -122,10 +115,6 @@ def _decision(decision: RecordedDecision) -> RenderableType:
     style = _EFFECT_STYLES.get(decision.would or decision.effect, "")
     effect = f"{decision.effect} (would {decision.would})" if decision.would else decision.effect
     return _field("decision", Text.assemble((_plain(effect), style), _plain(text + severity + where)))
-
-
-def _message(message: Message, tail: int) -> RenderableType:
-    return _field(f"{message.role} said" if message.role == "user" else message.role, message.text, tail)
 
 
 def _rewards(rewards: Sequence[RewardLine], label: str) -> Iterable[RenderableType]:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from lgov_core.types import Outcome
-from lgov_core.views.pages import lists
-from lgov_core.views.pages import sources as open_source
+from lgov_core.views import lists
+from lgov_core.views import sources as open_source
 from tests.web.browser import expect
 from tests.web.recorded_run import recording
 from tests.web.served import served

@@ -10,8 +10,8 @@ import pytest
 
 from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.store import RolloutQueue
-from lgov_core.views.web.access import WindowAccess
 from lgov_core.views.web.app import ANSWERS
+from lgov_core.views.web.protocol import WindowAccess
 from tests.window.conftest import Opened
 from tests.window.recorded_rollouts import record
 

@@ -15,7 +15,7 @@ from lgov_core.governor import Governor
 from lgov_core.policies import load_policy_file
 from lgov_core.policies.approval_requests import ApprovalRequests
 from lgov_core.types import Action, Point
-from lgov_core.views.pages.approvals import approval_files
+from lgov_core.views.governance import approval_files
 from tests.window.conftest import Browser, Opened
 from tests.window.recorded_rollouts import record
 

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from lgov_core.store import RolloutQueue
-from lgov_core.views.web.bundle import one_page
-from lgov_core.views.web.export import write_report
+from lgov_core.views.web.export import one_page, write_report
 from lgov_core.views.web.protocol import WindowError
 from lgov_core.views.web.window import Window
 from tests.window.recorded_rollouts import record, record_rollout

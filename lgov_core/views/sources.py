@@ -21,10 +21,9 @@ from lgov_core.settings import without_password
 from lgov_core.store import RolloutQueue, open_store
 from lgov_core.store.pages import StorePages
 from lgov_core.views.attempt_builder import NotRecorded
-from lgov_core.views.pages.decisions import RecordAlone
-from lgov_core.views.pages.timeline import text_of
-from lgov_core.views.pages.tokens import TokenTexts, find_tokenizer
-from lgov_core.views.pages.training import TrainedBatches
+from lgov_core.views.governance import RecordAlone
+from lgov_core.views.timeline import text_of
+from lgov_core.views.training import TokenTexts, TrainedBatches, find_tokenizer
 
 #: The application ids of lgov's files.
 _STORE: Final = b"lgvS"

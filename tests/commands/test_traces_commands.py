@@ -33,9 +33,7 @@ def call(response_id: str, rollout_id: str | None, at: float, prompt: tuple[int,
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    (tmp_path / ".git").mkdir()
-    monkeypatch.chdir(tmp_path)
+def store(tmp_path: Path) -> str:
     place = str(tmp_path / "store.sqlite")
     with open_store(place) as made:  # type: ignore[attr-defined]
         made.add_rollouts([Rollout("told", "t1", "run1", {"q": 1}, 1000.0), Rollout("other", "t2", "run2", {}, 1500.0)])

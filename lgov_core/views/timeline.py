@@ -17,7 +17,7 @@ from lgov_core.transitions import DataFinding
 from lgov_core.transitions.build import CUT_OFF
 from lgov_core.views.attempt_builder import NotRecorded, read_attempt
 from lgov_core.views.attempt_view import (
-    AgentRun,
+    AgentSpan,
     AttemptView,
     ModelStep,
     RecordedDecision,
@@ -25,7 +25,7 @@ from lgov_core.views.attempt_view import (
     ToolStep,
     routine,
 )
-from lgov_core.views.pages.training import Trained
+from lgov_core.views.training import Trained, call_name
 
 Text: TypeAlias = dict[str, Any]
 #: Characters of a text in a page, and in one answer of `read_text`.
@@ -123,11 +123,6 @@ _OF_STEP: Final = (
 Rewrites = Mapping[str, Mapping[str, Any]]
 
 
-def call_name(response_id: str, choice: int) -> str:
-    """The name of a call in an address."""
-    return f"{response_id}:{choice}"
-
-
 def timeline(
     store: TraceStore, view: AttemptView, trained: Trained, rewrites: Rewrites, first: int, count: int
 ) -> dict[str, Any]:
@@ -138,7 +133,7 @@ def timeline(
 class _Timeline:
     def __init__(self, view: AttemptView, trained: Trained, rewrites: Rewrites) -> None:
         self._view, self._trained, self._rewrites = view, trained, rewrites
-        self._runs: dict[str | None, AgentRun] = {run.span_id: run for run in view.agents}
+        self._runs: dict[str | None, AgentSpan] = {run.span_id: run for run in view.agents}
         calls = {step.response_id for step in view.steps}
         self._of_call: dict[str, list[RecordedDecision]] = defaultdict(list)
         self._loose: list[RecordedDecision] = []
@@ -250,5 +245,5 @@ class _Timeline:
         return text_of(value, text_ref(self._view.rollout_id, self._view.attempt, path))
 
 
-def _fields(value: AgentRun | RecordedDecision | RewardLine) -> dict[str, Any]:
+def _fields(value: AgentSpan | RecordedDecision | RewardLine) -> dict[str, Any]:
     return {field.name: getattr(value, field.name) for field in fields(value)}
