@@ -125,7 +125,7 @@ def launch() -> None:
     """Makes the box, has the code that stands on standard input run in it, and writes how it ended. In a process of its own."""
     from lgov_core.confine import box
     from lgov_core.confine.layers import BEST_EFFORT
-    from lgov_core.confine.plan import make_plan
+    from lgov_core.confine.plan import Outside, make_plan
     from lgov_core.policies.confinement import ConfineRules
 
     arguments = json.loads(sys.argv[1])
@@ -136,7 +136,7 @@ def launch() -> None:
     sys.path[:] = [path for path in sys.path if path.startswith((sys.prefix, sys.base_prefix))]
     rules = ConfineRules(write=(folder,), model=False, memory=arguments["memory"], file_size=MAX_FILE)
     try:
-        plan = make_plan(rules, None, audit=Path(arguments["audit"]), private=str(private), checked=False, own=True)
+        plan = make_plan(rules, None, Outside(Path(arguments["audit"]), str(private)), checked=False, own=True)
         placed = box.start(replace(plan, folder=os.path.realpath(folder)), strict=True, ports=[])
     except InstrumentationError as error:
         hint = error.hint and error.hint.removesuffix(f"; {BEST_EFFORT}")

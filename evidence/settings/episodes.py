@@ -12,7 +12,7 @@ from typing import Any
 
 from lgov_core import air
 from lgov_core.air import AirRules, RuleSet
-from lgov_core.client.outcomes import is_infrastructure
+from lgov_core.client.attempts import is_infrastructure
 from lgov_core.client.tasks import Resource, Task
 from lgov_core.client.wire import Report
 from lgov_core.types import Outcome, Reward

@@ -4,29 +4,139 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import inspect
 import logging
 import math
+import os
+import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from lgov_core.air import AirPlugin, RuleSet
-from lgov_core.client.outcomes import DENIED_BY_FAILURE, outcome_of
 from lgov_core.client.tasks import Resource, Task
 from lgov_core.client.wire import Assignment, Report
-from lgov_core.errors import ArgumentError, InstrumentationError
+from lgov_core.errors import ArgumentError, AuditError, InstrumentationError, PolicyDenied, StoreError
 from lgov_core.governance import Governance, OpenGovernance
 from lgov_core.governor import Governor, ObservedDecision
 from lgov_core.hookspecs import hookimpl
 from lgov_core.instrumentation.endpoint_headers import ENDPOINT_VARIABLE
 from lgov_core.plugins import register
-from lgov_core.process.environment_variables import environment_variable
 from lgov_core.scope import RolloutScope, carry_into_threads
 from lgov_core.trace.sink import StoreSink
 from lgov_core.types import Outcome, Point, Reward, Severity, Span
+
+_LOCK = threading.Lock()
+#: By name: what the variable was before the first block, and the values of the open blocks, oldest first.
+_OPEN: dict[str, tuple[str | None, list[tuple[object, str]]]] = {}
+
+
+@contextlib.contextmanager
+def environment_variable(name: str, value: str) -> Generator[None]:
+    """Within the block the variable is ``value``.
+
+    Blocks of several threads may overlap and end in any order: the newest of those that are open holds, and after the last
+    the variable is what it was before the first.
+    """
+    mine = object()
+    with _LOCK:
+        _, values = _OPEN.setdefault(name, (os.environ.get(name), []))
+        values.append((mine, value))
+        os.environ[name] = value
+    try:
+        yield
+    finally:
+        with _LOCK:
+            before, values = _OPEN[name]
+            values[:] = [entry for entry in values if entry[0] is not mine]
+            if not values:
+                del _OPEN[name]
+            value_now = values[-1][1] if values else before
+            if value_now is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value_now
+
+
+#: The error of an attempt in which acts were denied by a failure, not by the policy.
+DENIED_BY_FAILURE: Final = "a policy or the audit record failed, so acts were denied that the policy may allow"
+
+#: Exception classes (by package and name, for no framework may be imported here) that speak of the endpoint or of the
+#: way to it, not of what the agent asked.
+_INFRASTRUCTURE = {
+    (package, name)
+    for package in ("openai", "anthropic")
+    for name in (
+        "APIConnectionError",
+        "APITimeoutError",
+        "AuthenticationError",
+        "InternalServerError",
+        "PermissionDeniedError",
+        "RateLimitError",
+    )
+}
+
+#: What the operating system says when it has run out of something, or has lost a device or a network. A missing file
+#: or a forbidden one is not among them: those an agent's own tool may ask for.
+_EXHAUSTED = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+    errno.EAGAIN,
+    errno.EIO,
+    errno.EROFS,
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+}
+_SQLITE_EXHAUSTED = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM}
+
+
+def is_infrastructure(error: BaseException) -> bool:
+    """True if ``error``, or what caused it, speaks of the machines (connection, memory, disk) rather than of the agent.
+
+    Follows ``raise ... from`` and exceptions that were raised while another was handled (unless ``from None``).
+    """
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        if _speaks_of_machines(current):
+            return True
+        hidden = current.__suppress_context__ and current.__cause__ is None
+        current = None if hidden else current.__cause__ or current.__context__
+    return False
+
+
+def outcome_of(error: Exception) -> tuple[Outcome, str]:
+    """The outcome of an attempt whose agent raised ``error``, and its text.
+
+    A timeout that a tool raised says nothing about the agent either, but is an outcome of its own.
+    """
+    if isinstance(error, PolicyDenied):
+        return Outcome.BLOCKED, str(error)
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, TimeoutError):
+        return Outcome.TIMEOUT, text
+    return Outcome.INFRASTRUCTURE if is_infrastructure(error) else Outcome.FAILED, text
+
+
+def _speaks_of_machines(error: BaseException) -> bool:
+    if isinstance(error, ConnectionError | MemoryError | StoreError | AuditError):
+        return True
+    if isinstance(error, OSError) and error.errno in _EXHAUSTED:
+        return True
+    if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF in _SQLITE_EXHAUSTED:
+        return True
+    return any((kind.__module__.partition(".")[0], kind.__name__) in _INFRASTRUCTURE for kind in type(error).__mro__)
+
 
 Agent = Callable[[Resource, Task], Any]
 
@@ -74,7 +184,7 @@ class Notebook:
                 kept[1].append(span)
 
 
-class Tally:
+class AttemptCounts:
     """Counts per attempt what the governor decided: model calls let through, tool calls, and violations attempted.
 
     ``faults`` counts what was denied because a policy failed or the decision could not be put on record.
@@ -136,7 +246,7 @@ class AgentRunner:
         governed = governor is None and governance.policy is not None
         self._governs = governed or governor is not None
         self._notebook = Notebook()
-        self._tally = Tally()
+        self._tally = AttemptCounts()
         self._stack, self._arms = contextlib.ExitStack(), contextlib.ExitStack()
         self._lock = threading.Lock()
         self._running, self._closed = 0, False

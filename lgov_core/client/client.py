@@ -16,12 +16,10 @@ from typing import Any, Final, Literal, cast
 
 from lgov_core import air
 from lgov_core.air import AirRules, RuleSet
-from lgov_core.client.agent_name import load_agent, name_of
 from lgov_core.client.attempts import Agent, AgentRunner, check_agent
-from lgov_core.client.connection import Connection
-from lgov_core.client.result import Display, TrainResult
-from lgov_core.client.tasks import read_tasks
-from lgov_core.client.wire import ENDED, PROTOCOL, Assignment, Report
+from lgov_core.client.result import TrainingBar, TrainResult
+from lgov_core.client.tasks import load_agent, name_of, read_tasks
+from lgov_core.client.wire import ENDED, PROTOCOL, Assignment, Report, ServerConnection
 from lgov_core.client.workers import Done, ProcessWorkers, ThreadWorkers, Workers
 from lgov_core.errors import ArgumentError, ClientError, LgovError, TaskError, TrainError
 from lgov_core.governance import Governance
@@ -43,7 +41,8 @@ class Client:
 
     ``url`` is the server's address (default: the variable ``AGENT_LIGHTNING_SERVER_URL``), ``key`` its admin key where it
     wants one (default: ``LIGHTNING_SERVER_KEY``). ``patience_s`` is how long a server may be away. Nothing is sent before
-    it is needed. ``exit_on_interrupt``: see `train`.
+    it is needed. ``exit_on_interrupt``: see `train`. ``first_hand`` is `TrainingServer.first_hand_key`, for the program that
+    started the server: spans of its rollouts are then kept with their content, as what happened and not as claims.
     """
 
     def __init__(
@@ -54,16 +53,19 @@ class Client:
         patience_s: float = 60.0,
         quiet: bool = False,
         exit_on_interrupt: bool = True,
+        first_hand: str | None = None,
     ) -> None:
         address = url or os.environ.get("AGENT_LIGHTNING_SERVER_URL")
         if not address:
             raise ClientError(
                 "no server is named", hint="Client('http://localhost:8000'), or set AGENT_LIGHTNING_SERVER_URL"
             )
-        self._connection = Connection(address, key=key or os.environ.get("LIGHTNING_SERVER_KEY"), patience_s=patience_s)
+        self._connection = ServerConnection(
+            address, key=key or os.environ.get("LIGHTNING_SERVER_KEY"), patience_s=patience_s, first_hand=first_hand
+        )
         self._quiet = quiet
         self._exit_on_interrupt = exit_on_interrupt
-        self._greeted = self._first_hand = False
+        self._greeted, self._first_hand = False, first_hand is not None
 
     @property
     def url(self) -> str:
@@ -92,24 +94,23 @@ class Client:
         agent: Agent | str,
         nworkers: int = 4,
         *,
-        workers: Literal["threads", "processes"] | int = "threads",
+        workers: Literal["threads", "processes", "confined"] | int = "threads",
         policy: str | os.PathLike[str] | None = None,
         audit: str | os.PathLike[str] | None = None,
         air_enabled: bool = True,
         auto_instrumentation: bool = True,
-        confine: bool = False,
     ) -> TrainResult:
         """Runs ``agent(resource, task)`` on the uploaded tasks until the server has trained its model.
 
         The agent returns its reward, a finite number (or several by name: ``{"task": 1.0, "style": 0.2}``), or a
         `lgov_core.client.wire.Report`; it may be a coroutine function, or the name of one, as ``module:function`` or
         ``file.py:function``. ``nworkers`` rollouts run at a time, in threads or in processes (the agent must then be found by
-        name). A number of ``workers`` is that of processes that share them, each running its part in threads. ``policy``
-        is a policy file under which installed frameworks are governed; without one agents are only watched. ``audit`` is
-        the record. What the settings (``lgov.toml``) say about the record, its key, redaction and timeouts holds here
-        too. With ``air_enabled`` the AIR rules in use (`lgov_core.air`), or those of the setting ``air``, or the built-in
-        values, reward single calls. With ``confine`` each worker process runs in a box of its own, by the rules of the
-        policy file, or the preset ``workspace`` without one; its record is kept outside (`docs/how-to/confinement.md`).
+        name). A number of ``workers`` is that of processes that share them, each running its part in threads; ``confined``
+        are processes each in a box of its own, by the rules of the policy file, or the preset ``workspace`` without one,
+        with their record outside (`docs/how-to/confinement.md`). ``policy`` is a policy file under which installed
+        frameworks are governed; without one agents are only watched. ``audit`` is the record. What the settings
+        (``lgov.toml``) say about the record, its key, redaction and timeouts holds here too. With ``air_enabled`` the AIR
+        rules in use (`lgov_core.air`), or those of the setting ``air``, or the built-in values, reward single calls.
 
         Continues the server's unfinished run if there is one. An attempt whose worker crashed or hung is tried again.
         Raises `TrainError` when the server cannot continue or the agent returns no rewards, `ClientError` when the
@@ -129,8 +130,6 @@ class Client:
             check_agent(agent)
         elif not processes:
             agent = load_agent(agent)
-        if confine and workers != "processes":
-            raise ArgumentError("confine needs a process for each rollout", hint="workers='processes'")
         governance = Governance.from_settings().under(
             None if policy is None else Path(policy), None if audit is None else Path(audit)
         )
@@ -143,7 +142,7 @@ class Client:
             if processes:
                 governing = replace(governance, store=None).as_json()
                 settings = {**options, "governance": governing, "agent": name, "rules": air_enabled, "content": content}
-                return ProcessWorkers(settings, nworkers, done, processes=processes, confine=confine)
+                return ProcessWorkers(settings, nworkers, done, processes=processes, confine=workers == "confined")
             runner = AgentRunner(cast("Agent", agent), governance=governance, rules=rules, content=content, **options)
             open_things.callback(runner.close)
             return ThreadWorkers(runner, nworkers, done)
@@ -169,7 +168,7 @@ class Client:
             open_things.callback(session.release)
             open_things.callback(chosen.close)
             open_things.enter_context(session.heartbeats(chosen))
-            display = open_things.enter_context(Display(quiet=self._quiet))
+            display = open_things.enter_context(TrainingBar(quiet=self._quiet))
             return _run(session, chosen, display)
 
     def stop(self) -> None:
@@ -188,7 +187,7 @@ class Client:
                 f"this client protocol {PROTOCOL}",
                 hint="install the same version of lgov on both sides",
             )
-        self._greeted, self._first_hand = True, about.get("first_hand") is True
+        self._greeted = True
 
 
 class TrainingInterrupted(SystemExit, KeyboardInterrupt):
@@ -198,7 +197,7 @@ class TrainingInterrupted(SystemExit, KeyboardInterrupt):
 class _Session:
     """The requests of a client in training to its server."""
 
-    def __init__(self, connection: Connection, run_id: str) -> None:
+    def __init__(self, connection: ServerConnection, run_id: str) -> None:
         self.connection = connection
         self.run_id = run_id
         self.worker_id = new_id("client")
@@ -287,7 +286,7 @@ class _Session:
             thread.join(timeout=15.0)
 
 
-def _run(session: _Session, workers: Workers, display: Display) -> TrainResult:
+def _run(session: _Session, workers: Workers, display: TrainingBar) -> TrainResult:
     """Hands work to the workers until the run has ended."""
     seen = 0
     while True:
@@ -323,9 +322,11 @@ def _processes(workers: str | int, nworkers: int) -> int:
     """The number of worker processes that ``workers`` of `Client.train` asks for; 0 for threads."""
     if isinstance(workers, int) and not isinstance(workers, bool) and workers >= 1:
         return min(workers, nworkers)
-    if workers not in ("threads", "processes"):
-        raise ArgumentError(f"workers is {workers!r}", hint="write threads, processes, or a number of processes")
-    return nworkers if workers == "processes" else 0
+    if workers not in ("threads", "processes", "confined"):
+        raise ArgumentError(
+            f"workers is {workers!r}", hint="write threads, processes, confined, or a number of processes"
+        )
+    return 0 if workers == "threads" else nworkers
 
 
 def rules_in_use(governance: Governance, default: AirRules | None = None) -> RuleSet:

@@ -61,7 +61,7 @@ def _columns(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     }
 
 
-class Display:
+class TrainingBar:
     """One bar over the updates of a run; a line now and then where standard error is not a terminal. Nothing when ``quiet``."""
 
     def __init__(self, *, quiet: bool = False) -> None:

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import http.client
+import json
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Final, cast
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+from urllib.parse import urlsplit
 
+import msgspec
+
+import lgov_core
+from lgov_core._util.schema import checked
+from lgov_core.errors import ClientError
 from lgov_core.types import Outcome, Reward, Span, SpanEvent
 
 #: Of this form of talking. A client and a server of different numbers do not work together.
 PROTOCOL: Final = 1
 PROTOCOL_HEADER: Final = "x-lgov-protocol"
 VERSION_HEADER: Final = "x-lgov-version"
+#: Has the server's `first_hand_key`: what comes with it is kept as seen there, not as a claim.
+FIRST_HAND_HEADER: Final = "x-lgov-first-hand"
 
 #: States of a run after which nothing comes.
 ENDED: Final = frozenset({"done", "failed", "stopped"})
@@ -67,65 +80,146 @@ class Report:
     @classmethod
     def of_json(cls, value: Mapping[str, Any]) -> Report:
         """Reads what `as_json` wrote. Raises ValueError for anything else."""
-        try:
-            return cls(
-                Outcome(value["outcome"]),
-                tuple(map(_read_reward, value["rewards"])),
-                tuple(map(_read_span, value["spans"])),
-                None if value["error"] is None else str(value["error"]),
-                {str(name): int(count) for name, count in value["counts"].items()},
-                dict(value["result"]),
-            )
-        except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"no report of an attempt: {error!r}") from error
+        return checked(value, ReportBody).report()
 
 
-_REWARD: Final = tuple(field.name for field in fields(Reward))
+class _EventBody(msgspec.Struct, frozen=True, array_like=True):
+    name: str
+    at: float
+    attributes: dict[str, Any]
 
 
-def _read_reward(value: Any) -> Reward:
-    raw = _mapping(value, "a reward")
-    texts = ("rollout_id", "response_id", "tool_call_id", "source", "reward_id")
-    if isinstance(raw.get("value"), bool) or not isinstance(raw.get("value"), int | float):
-        raise ValueError("the value of a reward is not a number")
-    if not isinstance(raw.get("dimension"), str) or any(not isinstance(raw.get(name), str | None) for name in texts):
-        raise ValueError("the names in a reward are not text")
-    return Reward(**{name: raw[name] for name in _REWARD if raw.get(name) is not None})
+class _SpanBody(msgspec.Struct, frozen=True):
+    name: str
+    span_id: str
+    started_at: float
+    ended_at: float | None
+    attributes: dict[str, Any]
+    rollout_id: str | None
+    attempt: int | None
+    parent_id: str | None
+    trace_id: str | None
+    events: list[_EventBody]
+
+    def span(self) -> Span:
+        """The span, as a claim: it came from outside."""
+        values: dict[str, Any] = {name: getattr(self, name) for name in self.__struct_fields__}
+        values["events"] = tuple(SpanEvent(event.name, event.at, event.attributes) for event in self.events)
+        return Span(**values, claimed=True)
+
+
+class ReportBody(msgspec.Struct, frozen=True, kw_only=True):
+    """What `Report.as_json` writes."""
+
+    outcome: Outcome
+    rewards: list[Reward]
+    spans: list[_SpanBody]
+    error: str | None
+    counts: dict[str, int]
+    result: dict[str, Any]
+
+    def report(self) -> Report:
+        """The report; its spans are claims."""
+        spans = tuple(span.span() for span in self.spans)
+        return Report(self.outcome, tuple(self.rewards), spans, self.error, self.counts, self.result)
 
 
 def _span_json(span: Span) -> dict[str, Any]:
     events = [[event.name, event.at, dict(event.attributes)] for event in span.events]
-    names = ("name", "span_id", "started_at", "ended_at", "rollout_id", "attempt", "parent_id", "trace_id")
-    return {**{name: getattr(span, name) for name in names}, "attributes": dict(span.attributes), "events": events}
+    values = {name: getattr(span, name) for name in _SpanBody.__struct_fields__}
+    return {**values, "attributes": dict(span.attributes), "events": events}
 
 
-def _read_span(value: Any) -> Span:
-    """The span that `_span_json` wrote, as a claim: it came from outside."""
-    raw = _mapping(value, "a span")
-    if not isinstance(raw.get("name"), str) or not isinstance(raw.get("span_id"), str):
-        raise ValueError("a span without name or id")
-    if not isinstance(raw.get("started_at"), int | float) or not isinstance(raw.get("ended_at"), int | float | None):
-        raise ValueError("the times of a span are not numbers")
+#: Answers after which the same request may be sent again.
+_AGAIN: Final = frozenset({429, 500, 502, 503, 504})
+_LOOPBACK: Final = ("127.", "localhost", "::1")
+
+
+class ServerConnection:
+    """Requests to one server, from any thread.
+
+    ``key`` is an admin key. A request that meets no server, or a busy one, is repeated for up to ``patience_s``
+    seconds: every request of the protocol may be sent twice. Raises `ClientError`: no server, another version, or a
+    refusal. ``first_hand`` is for `FIRST_HAND_HEADER`.
+    """
+
+    def __init__(
+        self, url: str, *, key: str | None = None, patience_s: float = 60.0, first_hand: str | None = None
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ClientError(f"{url!r} is not a server's URL", hint="such as http://localhost:8000")
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.patience_s = patience_s
+        self._headers = {
+            "content-type": "application/json",
+            PROTOCOL_HEADER: str(PROTOCOL),
+            VERSION_HEADER: lgov_core.__version__,
+            **({} if key is None else {"authorization": f"Bearer {key}"}),
+            **({} if first_hand is None else {FIRST_HAND_HEADER: first_hand}),
+        }
+        # What a machine says to itself goes through no proxy.
+        own = parts.hostname.startswith(_LOOPBACK)
+        self._opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if own else []))
+
+    def get(self, path: str) -> dict[str, Any]:
+        """The answer to ``GET path``."""
+        return self._ask("GET", path, None, 30.0, None)
+
+    def post(
+        self, path: str, body: Mapping[str, Any], *, timeout_s: float = 30.0, patience_s: float | None = None
+    ) -> dict[str, Any]:
+        """The answer to ``POST path`` with a JSON object."""
+        return self._ask("POST", path, json.dumps(body, allow_nan=False).encode(), timeout_s, patience_s)
+
+    def _ask(
+        self, method: str, path: str, body: bytes | None, timeout_s: float, patience_s: float | None
+    ) -> dict[str, Any]:
+        patience = self.patience_s if patience_s is None else patience_s
+        until, pause = time.monotonic() + patience, 0.05
+        while True:
+            request = urllib.request.Request(f"{self.url}{path}", body, self._headers, method=method)
+            try:
+                with self._opener.open(request, timeout=timeout_s) as answer:
+                    return _object(answer.read())
+            except urllib.error.HTTPError as error:
+                refused = self._refused(error, path)
+                if error.code not in _AGAIN or time.monotonic() + pause > until:
+                    raise refused from None
+            except (OSError, http.client.HTTPException) as error:
+                if time.monotonic() + pause > until:
+                    reason = getattr(error, "reason", None) or error
+                    raise ClientError(
+                        f"there is no answer from {self.url}: {reason}",
+                        hint="is the server running? check the address, or AGENT_LIGHTNING_SERVER_URL",
+                    ) from error
+            time.sleep(pause)
+            pause = min(pause * 2, 2.0)
+
+    def _refused(self, error: urllib.error.HTTPError, path: str) -> ClientError:
+        raw = error.read()
+        try:
+            document: Any = json.loads(raw)
+            detail = document.get("error") or document.get("detail") or document
+            message = detail.get("message") if isinstance(detail, dict) else detail
+        except (ValueError, AttributeError):
+            message = raw[:200].decode(errors="replace")
+        if error.code == 404 and path == "/train/about":
+            return ClientError(
+                f"{self.url} is not a training server", status=404, hint="start one with python -m lgov_core.server"
+            )
+        if error.code in (401, 403):
+            return ClientError(
+                f"{self.url} refuses the key: {message}", status=error.code, hint="pass key=, an admin key"
+            )
+        return ClientError(f"{self.url} refuses: {message}", status=error.code)
+
+
+def _object(raw: bytes) -> dict[str, Any]:
     try:
-        events = tuple(SpanEvent(str(name), float(at), dict(more)) for name, at, more in raw.get("events") or ())
-    except (TypeError, ValueError) as error:
-        raise ValueError("the events of a span cannot be read") from error
-    return Span(
-        raw["name"],
-        raw["span_id"],
-        float(raw["started_at"]),
-        None if raw.get("ended_at") is None else float(raw["ended_at"]),
-        _mapping(raw.get("attributes", {}), "the attributes of a span"),
-        raw.get("rollout_id"),
-        raw.get("attempt"),
-        raw.get("parent_id"),
-        raw.get("trace_id"),
-        events,
-        claimed=True,
-    )
-
-
-def _mapping(value: Any, what: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{what} is not an object")
-    return cast("Mapping[str, Any]", value)
+        value = json.loads(raw)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise ClientError("the server's reply is not a JSON object", hint="is this a training server of lgov?")
+    return value

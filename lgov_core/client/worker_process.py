@@ -16,8 +16,8 @@ from dataclasses import replace
 from typing import Any, BinaryIO, NoReturn
 
 from lgov_core import air
-from lgov_core.client.agent_name import load_agent
 from lgov_core.client.attempts import AgentRunner
+from lgov_core.client.tasks import load_agent
 from lgov_core.client.wire import Assignment, Report
 from lgov_core.client.workers import ThreadWorkers
 from lgov_core.errors import InstrumentationError, LgovError

@@ -137,8 +137,7 @@ def evaluate(
     if checkpoint is None or tasks is None or agent is None:
         raise click.UsageError("give CHECKPOINT, TASKS and --agent, or --compare with two evaluations")
     wait_without_spinning()
-    from lgov_core.client.agent_name import load_agent
-    from lgov_core.client.tasks import read_tasks
+    from lgov_core.client.tasks import load_agent, read_tasks
 
     read = read_tasks(tasks)
     function = load_agent(agent)

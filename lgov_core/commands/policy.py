@@ -128,11 +128,11 @@ def _explain_access(file: Path, target: str, preset: str | None, as_json: bool) 
 
 def _path_access(file: Path, path: Path, preset: str | None) -> tuple[str, str]:
     from lgov_core.commands.options import record_or_setting
-    from lgov_core.confine.plan import make_plan
+    from lgov_core.confine.plan import Outside, make_plan
     from lgov_core.policies.confinement import read_confinement
 
     policy = read_confinement(file)
-    plan = make_plan(policy.with_preset(preset), policy, audit=record_or_setting(None), private="", checked=False)
+    plan = make_plan(policy.with_preset(preset), policy, Outside(record_or_setting(None), ""), checked=False)
     return plan.access(str(path.absolute()))
 
 

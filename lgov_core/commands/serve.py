@@ -207,8 +207,7 @@ def _vllm(settings: Settings, training: TrainSettings) -> AbstractContextManager
     from lgov_core.governance import DEFAULT_AUDIT
     from lgov_core.models import load_model, model_source
     from lgov_core.models.precision import dtype_for
-    from lgov_core.server.engines import vllm_options
-    from lgov_core.server.recipe import device_for
+    from lgov_core.server.recipe import device_for, vllm_options
     from lgov_core.train.engines.vllm_engine import open_vllm
 
     return open_vllm(

@@ -135,20 +135,23 @@ def train(
 
 def _serve(settings: TrainSettings, server: _Server, folder: Path | None, store: str | None, *, resume: bool) -> int:
     """Trains on what clients report, until SIGINT or SIGTERM; returns the exit status."""
-    from lgov_core.server.command import run_server
+    from lgov_core.server.command import Listening, run_server
 
     assert server.serve is not None
     host, port = server.serve
-    return run_server(
-        settings,
-        gpus=server.gpus,
+    listening = Listening(
         host=host,
         port=port,
+        gpus=server.gpus,
         folder=folder,
         store=store,
         key_secret_file=server.key_secret_file,
         show_admin_key=server.show_admin_key,
         resume=resume,
+    )
+    return run_server(
+        settings,
+        listening,
         say=say_on_stderr,
         mount=lambda target, store: mounted_window(str(target), store=store),
     )

@@ -19,9 +19,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from lgov_core.confine import namespaces, privileges, root
-from lgov_core.confine.layers import Layers, lock_down
-from lgov_core.confine.plan import Plan
+from lgov_core.confine import root
+from lgov_core.confine.layers import Layers, close_files, die_with_parent, enter_namespaces, keep_environment, lock_down
+from lgov_core.confine.plan import BoxPlan
 from lgov_core.errors import InstrumentationError
 
 _NOT_MADE = 78
@@ -58,7 +58,7 @@ class Box:
         return _wait_for(self.pid)
 
 
-def start(plan: Plan, *, strict: bool, ports: Iterable[int]) -> Box | Inside:
+def start(plan: BoxPlan, *, strict: bool, ports: Iterable[int]) -> Box | Inside:
     """Makes the box. Returns twice: a `Box` outside, and, once that is released, an `Inside` in the program's process.
 
     ``ports`` (0: any) are where the box's loopback listens for the outside. The calling process must have one thread.
@@ -101,11 +101,11 @@ def _in_child(work: Callable[[], int | Inside], channel: socket.socket) -> Insid
     os._exit(_NOT_MADE)
 
 
-def _keep(channel: socket.socket, plan: Plan, layers: Layers, ports: list[int]) -> int | Inside:
+def _keep(channel: socket.socket, plan: BoxPlan, layers: Layers, ports: list[int]) -> int | Inside:
     os.setsid()  # the terminal's signals come through `Box.wait`, and none of the box's reach the group outside
-    privileges.close_files(channel.fileno())
-    layers.put("namespaces", namespaces.enter)
-    privileges.die_with_parent()  # after what may change credentials, which would undo it
+    close_files(channel.fileno())
+    layers.put("namespaces", enter_namespaces)
+    die_with_parent()  # after what may change credentials, which would undo it
     pid = os.fork()
     if pid == 0:
         return _in_child(lambda: _first(channel, plan, layers, ports), channel)
@@ -113,10 +113,10 @@ def _keep(channel: socket.socket, plan: Plan, layers: Layers, ports: list[int]) 
     return _wait_for(pid)
 
 
-def _first(channel: socket.socket, plan: Plan, layers: Layers, ports: list[int]) -> int | Inside:
-    privileges.die_with_parent()
+def _first(channel: socket.socket, plan: BoxPlan, layers: Layers, ports: list[int]) -> int | Inside:
+    die_with_parent()
     if plan.rules.environment is not None:
-        privileges.keep_environment(plan.rules.environment)  # here: the program can read that of this process, too
+        keep_environment(plan.rules.environment)  # here: the program can read that of this process, too
     apart = "namespaces" in layers.held
     listeners = [socket.create_server(("127.0.0.1", port)) for port in ports if apart or port == 0]
     numbers = [listener.getsockname()[1] for listener in listeners]
@@ -143,7 +143,7 @@ def _first(channel: socket.socket, plan: Plan, layers: Layers, ports: list[int])
         return _wait_for(pid)
     rooted = "root" in layers.held
     if not rooted:
-        privileges.die_with_parent()
+        die_with_parent()
     os.environ["TMPDIR"] = tempfile.tempdir = "/tmp" if rooted else f"{plan.private}/tmp"
     return Inside(numbers)
 

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from lgov_core._util.json_text import canonical_json, fingerprint
 from lgov_core.audit.entry import PAYLOAD_LIMIT, EntryWriter, Payload
-from lgov_core.confine.proxy import POLICY, Attempts, Connection
+from lgov_core.confine.proxy import POLICY, AskedConnection, Attempts
 from lgov_core.errors import AuditError, LgovError, PolicyError
 from lgov_core.governor import ObservedDecision
 from lgov_core.policies.approval import ApprovalPolicy
@@ -241,7 +241,9 @@ class BrokeredLog(EntryWriter):
     def connections(self, rollout_id: str, attempt: int, *, content: bool = True) -> list[Span]:
         """Spans of the connections that the box asked for since the last call; none when the broker does not answer."""
         try:
-            connections = [Connection(*connection) for connection in self._broker.ask({"do": "trace"})["connections"]]
+            connections = [
+                AskedConnection(*connection) for connection in self._broker.ask({"do": "trace"})["connections"]
+            ]
         except (OSError, ValueError):
             return []  # they are on record
         return [

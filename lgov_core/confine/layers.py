@@ -1,19 +1,180 @@
-"""The layers of a box: which are in force, and giving up for good what the rules do not allow."""
+"""The layers of a box, and giving up for good what its rules do not allow: namespaces, limits, capabilities, Landlock, seccomp.
+
+What each version of Landlock's interface adds (linux/landlock.h, kernel):
+
+| ABI | kernel | adds |
+|---|---|---|
+| 1 | 5.13 | reading, writing, executing, making and removing files |
+| 2 | 5.19 | moving and linking between folders (before, always refused) |
+| 3 | 6.2 | truncating |
+| 4 | 6.7 | binding and connecting TCP ports |
+| 5 | 6.10 | ioctl on devices |
+| 6 | 6.12 | signals and abstract unix sockets stay inside |
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+import fcntl
+import os
+import resource
+import signal
+import socket
+import stat
+import struct
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Final, TypeVar
 
-from lgov_core.confine import landlock, namespaces, privileges, root, seccomp
-from lgov_core.confine.plan import Plan
+from lgov_core.confine import root, seccomp
+from lgov_core.confine.plan import BoxPlan
+from lgov_core.confine.seccomp import call
 from lgov_core.errors import InstrumentationError
+from lgov_core.policies.confinement import ConfineRules
+
+# linux/sched.h
+_NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = (
+    0x00020000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000,
+)  # fmt: skip
+_SIOCSIFFLAGS, _IFF_UP_AND_RUNNING = 0x8914, 0x1 | 0x40  # linux/sockios.h, linux/if.h
+NAMESPACES_FIX: Final = (
+    "allow unprivileged user namespaces: sysctl kernel.apparmor_restrict_unprivileged_userns=0 or"
+    " kernel.unprivileged_userns_clone=1; in Docker run with --security-opt seccomp=unconfined --security-opt"
+    " systempaths=unconfined"
+)
+
+
+def enter_namespaces() -> None:
+    """Moves this process, which must have one thread, into new namespaces; its next child is their first process.
+
+    The user keeps their number inside. The network is a loopback interface alone. Raises `OSError`.
+    """
+    uid, gid = os.geteuid(), os.getegid()
+    call("unshare", _NEWUSER | _NEWNS | _NEWNET | _NEWIPC | _NEWPID | _NEWUTS)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+        Path(f"/proc/self/{name}").write_text(text, encoding="ascii")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as anything:
+        fcntl.ioctl(anything, _SIOCSIFFLAGS, struct.pack("16sH14s", b"lo", _IFF_UP_AND_RUNNING, b""))
+
+
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38  # linux/prctl.h
+_CAPABILITY_VERSION_3: Final = 0x20080522  # linux/capability.h
+_CLOSE_ALL: Final = 0xFFFFFFFF
+
+
+def die_with_parent() -> None:
+    """Has the kernel kill this process when the process that started it ends."""
+    call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def drop_capabilities() -> None:
+    """Sets no_new_privs (set-user-id programs run as anybody's) and gives up every capability."""
+    call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    call("capset", struct.pack("Ii", _CAPABILITY_VERSION_3, 0), bytes(24))
+
+
+def close_files(*keep: int) -> None:
+    """Closes every file that was inherited, but for standard input, output and error, and ``keep``."""
+    first = 3
+    for handle in (*sorted(keep), _CLOSE_ALL):
+        if handle > first:
+            call("close_range", first, handle - 1 if handle != _CLOSE_ALL else _CLOSE_ALL, 0)
+        first = handle + 1
+
+
+def keep_environment(names: Iterable[str]) -> None:
+    """Leaves this process the variables that one of the globs ``names`` matches, also in what /proc shows of it."""
+    kept = {name: text for name, text in os.environ.items() if any(fnmatchcase(name, glob) for glob in names)}
+    os.environ.clear()
+    with open("/proc/self/stat", encoding="ascii") as file:
+        start, end = map(int, file.read().rpartition(")")[2].split()[47:49])  # env_start and env_end of proc(5)
+    ctypes.memset(start, 0, end - start)
+    os.environ.update(kept)
+
+
+def set_limits(rules: ConfineRules) -> None:
+    """Sets the limits of ``rules``, hard. Raises `OSError` for one that the kernel would not hold, or that is above its own."""
+    if rules.processes is not None and os.geteuid() == 0:
+        raise OSError("the kernel does not limit the processes of user 0")  # copy_process() in kernel/fork.c
+    limits = {
+        resource.RLIMIT_NPROC: rules.processes,
+        resource.RLIMIT_AS: rules.memory,
+        resource.RLIMIT_CPU: rules.cpu,
+        resource.RLIMIT_NOFILE: rules.files,
+        resource.RLIMIT_FSIZE: rules.file_size,
+        resource.RLIMIT_CORE: 0,
+    }
+    for kind, value in limits.items():
+        if value is not None:
+            try:
+                resource.setrlimit(kind, (value, value))
+            except ValueError as error:
+                raise OSError(f"a limit of {value} is above the one in force: {error}") from error
+
+
+#: Landlock's rights: what every folder or file of a box gives, by kind (LANDLOCK_ACCESS_FS_*).
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+MAKE_CHAR, MAKE_BLOCK, REFER, TRUNCATE, IOCTL_DEV = 1 << 6, 1 << 11, 1 << 13, 1 << 14, 1 << 15
+READ: Final = EXECUTE | READ_FILE | READ_DIR
+WRITE: Final = (1 << 15) - 1 & ~MAKE_CHAR & ~MAKE_BLOCK
+DEVICE: Final = READ_FILE | WRITE_FILE | TRUNCATE | IOCTL_DEV
+_ON_FILES: Final = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
+#: Rights on files that each ABI knows.
+_KNOWN: Final[Mapping[int, int]] = {1: REFER - 1, 2: (REFER << 1) - 1, 3: (TRUNCATE << 1) - 1, 5: (IOCTL_DEV << 1) - 1}
+_BIND_TCP, _CONNECT_TCP = 1, 2  # LANDLOCK_ACCESS_NET_*
+_SCOPES: Final = 1 | 2  # LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET, LANDLOCK_SCOPE_SIGNAL
+_PATH_BENEATH, _NET_PORT, _VERSION = 1, 2, 1
+
+#: The lowest ABI of Landlock of a strict box, and that from which nothing is missing.
+STRICT_ABI: Final = 4
+FULL_ABI: Final = 6
+
+
+def landlock_abi() -> int:
+    """The version of the kernel's interface. Raises `OSError` where there is none, or it is switched off."""
+    return call("landlock_create_ruleset", None, 0, _VERSION)
+
+
+def restrict_files(rights: Mapping[str, int], ports: Iterable[int] | None) -> int:
+    """Leaves this process ``rights`` by path, and connecting to ``ports`` (None: to all). Returns the ABI used.
+
+    Needs no_new_privs. A path that is not there is left out. Raises `OSError`.
+    """
+    version = landlock_abi()
+    handled = next(mask for least, mask in reversed(_KNOWN.items()) if version >= least)
+    net = 0 if ports is None or version < 4 else _BIND_TCP | _CONNECT_TCP
+    scopes = _SCOPES if version >= 6 else 0
+    attribute = struct.pack("QQQ", handled, net, scopes)[: 24 if version >= 6 else 16 if version >= 4 else 8]
+    ruleset = call("landlock_create_ruleset", attribute, len(attribute), 0)
+    try:
+        for path, granted in rights.items():
+            _add_path(ruleset, path, granted & handled)
+        for port in ports or () if net else ():
+            call("landlock_add_rule", ruleset, _NET_PORT, struct.pack("QQ", _CONNECT_TCP, port), 0)
+        call("landlock_restrict_self", ruleset, 0)
+    finally:
+        os.close(ruleset)
+    return version
+
+
+def _add_path(ruleset: int, path: str, granted: int) -> None:
+    try:
+        handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        granted &= -1 if stat.S_ISDIR(os.fstat(handle).st_mode) else _ON_FILES
+        call("landlock_add_rule", ruleset, _PATH_BENEATH, struct.pack("=Qi", granted, handle), 0, about=path)
+    finally:
+        os.close(handle)
+
 
 T = TypeVar("T")
 BEST_EFFORT = "or run with --confine=best-effort, which goes on without it"
 _FIXES = {
-    "namespaces": namespaces.FIX,
+    "namespaces": NAMESPACES_FIX,
     "root": root.FIX,
     "landlock": "use Linux 6.7 or later with landlock among its security modules (boot parameter lsm=)",
     "capabilities": "use Linux 5.9 or later",
@@ -49,25 +210,25 @@ class Layers:
         self.missing[name] = why
 
 
-def lock_down(plan: Plan, layers: Layers, ports: list[int]) -> int | None:
+def lock_down(plan: BoxPlan, layers: Layers, ports: list[int]) -> int | None:
     """Gives up for good what the rules do not allow; returns the descriptor of `lgov_core.confine.seccomp.install`."""
-    layers.put("limits", lambda: privileges.limit(plan.rules))
-    layers.put("capabilities", privileges.drop_capabilities)
+    layers.put("limits", lambda: set_limits(plan.rules))
+    layers.put("capabilities", drop_capabilities)
     apart, rooted = "namespaces" in layers.held, "root" in layers.held
     # Without a root of the box's own, what would lie at a private folder's place there is the user's.
     mounts = {path: mount for path, mount in plan.mounts.items() if rooted or mount.source == path}
-    rights = {path: landlock.WRITE if mount.writable else landlock.READ for path, mount in mounts.items()}
-    rights |= {f"/dev/{name}": landlock.DEVICE for name in root.DEVICES} | {"/proc": landlock.READ}
+    rights = {path: WRITE if mount.writable else READ for path, mount in mounts.items()}
+    rights |= {f"/dev/{name}": DEVICE for name in root.DEVICES} | {"/proc": READ}
     if rooted:
-        rights |= {"/": landlock.READ_DIR, "/dev/pts": landlock.WRITE | landlock.IOCTL_DEV, "/dev/shm": landlock.WRITE}
+        rights |= {"/": READ_DIR, "/dev/pts": WRITE | IOCTL_DEV, "/dev/shm": WRITE}
     else:
-        rights |= {f"{plan.private}/tmp": landlock.WRITE}
-    layers.put("landlock", lambda: landlock.restrict(rights, None if apart else ports))
+        rights |= {f"{plan.private}/tmp": WRITE}
+    layers.put("landlock", lambda: restrict_files(rights, None if apart else ports))
     if "landlock" in layers.held:
-        version = landlock.abi()
+        version = landlock_abi()
         layers.held["landlock"] = f"ABI {version}"
-        if version < landlock.STRICT_ABI:
-            layers.without("landlock ABI", f"the kernel has ABI {version}, and {landlock.STRICT_ABI} is needed")
+        if version < STRICT_ABI:
+            layers.without("landlock ABI", f"the kernel has ABI {version}, and {STRICT_ABI} is needed")
     if not rooted and "landlock" not in layers.held:
         raise InstrumentationError(
             "confinement: neither a root of its own nor landlock can be had, so no file would be out of reach",

@@ -111,7 +111,7 @@ class Mount(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BoxPlan:
     """One box. All paths are real ones; ``links`` are symbolic links by which others may be named.
 
     ``mounts`` is in order: a folder before what is in it. ``hidden`` is made unreadable, and what is ``kept_out`` among it
@@ -143,22 +143,31 @@ class Plan:
         return ("write", f"{holders[-1]} may be changed") if mount.writable else ("read", f"{holders[-1]} is read-only")
 
 
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What a box has to do with outside: the record at ``audit`` and the files ``apart`` (the record's key and heads), whose
+    folders it must not show, its folder ``private``, and ``forwards``, ports of this machine.
+    """
+
+    audit: Path
+    private: str
+    apart: tuple[str, ...] = ()
+    forwards: tuple[int, ...] = ()
+
+
 def make_plan(
     rules: ConfineRules,
     policy: ConfinedPolicy | None,
+    outside: Outside,
     *,
-    audit: Path,
-    private: str,
-    apart: Iterable[str] = (),
     program: Path | None = None,
-    forwards: Iterable[int] = (),
     checked: bool = True,
     own: bool = False,
-) -> Plan:
+) -> BoxPlan:
     """The plan for a program in the working folder; ``policy`` None is for one that no policy file governs.
 
-    Whatever the rules say, the program cannot change lgov's own files, nor see the folders of the record at ``audit``, of the
-    approvals and of the files ``apart``. What programs outside take orders from is writable only where ``write`` names it
+    Whatever the rules say, the program cannot change lgov's own files, nor see the folders of the record, of the
+    approvals and of the files apart. What programs outside take orders from is writable only where ``write`` names it
     itself, unless what may be written is the program's ``own``, which no program outside uses. Raises `InstrumentationError`
     where a rule names what is not there or, with ``checked``, the program could not run.
     """
@@ -171,7 +180,7 @@ def make_plan(
             raise InstrumentationError(f"confine: write holds {path}, which does not exist", hint="make it first")
         modes[path] = True
     protected = () if policy is None else (*_SETTINGS, policy.source.path)
-    kept_apart = (str(audit), *apart, *filter(None, policy.approval_stores() if policy else ()))
+    kept_apart = (str(outside.audit), *outside.apart, *filter(None, policy.approval_stores() if policy else ()))
     modes.update({os.path.abspath(path): False for path in protected if os.path.exists(path)})
     _refuse_links((*rules.read, *rules.write, *sensitive.orders, *map(os.path.abspath, protected)), rules.write)
     links: dict[str, str] = {}
@@ -183,9 +192,11 @@ def make_plan(
     mounts = {path: Mount(path, writable) for path, writable in real.items()}
     for mount_point, folder in (("/tmp", "tmp"), (os.path.realpath(os.path.expanduser("~")), "home")):
         if mount_point != "/" and not any(_within(mount_point, path) for path in real):
-            mounts[mount_point] = Mount(f"{private}/{folder}", True)
+            mounts[mount_point] = Mount(f"{outside.private}/{folder}", True)
     folder = os.path.realpath(os.getcwd())
-    plan = Plan(rules, folder, private, dict(sorted(mounts.items())), links, hidden, kept_out, tuple(forwards))
+    plan = BoxPlan(
+        rules, folder, outside.private, dict(sorted(mounts.items())), links, hidden, kept_out, outside.forwards
+    )
     for what, needed in (("the working folder", plan.folder), ("the program", program)):
         if checked and needed is not None and plan.access(str(needed))[0] not in ("read", "write"):
             raise InstrumentationError(

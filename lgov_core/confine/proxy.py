@@ -87,7 +87,7 @@ def _printable(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class AskedConnection:
     """An attempt to reach ``place`` (``host:port``), allowed by ``rule`` or denied; ``entry_id`` is its audit entry's."""
 
     place: str
@@ -123,7 +123,7 @@ class Attempts:
     rollout_id: str | None
     allowed: Counter[str] = field(default_factory=Counter)
     denied: Counter[str] = field(default_factory=Counter)
-    untraced: list[Connection] = field(default_factory=list[Connection])
+    untraced: list[AskedConnection] = field(default_factory=list[AskedConnection])
     _lock: Any = field(default_factory=threading.Lock)
 
     def commit(self, place: str, rule: str | None, why: str) -> None:
@@ -132,7 +132,7 @@ class Attempts:
         Code in the box wrote ``place``, and it is shown on a terminal: what is not printable is escaped.
         """
         place, why = _printable(place), _printable(why)
-        connection = Connection(place, rule, why)
+        connection = AskedConnection(place, rule, why)
         connection = replace(connection, entry_id=self.log.commit(*connection.decided(self.rollout_id)))
         counts = self.denied if rule is None else self.allowed
         with self._lock:
@@ -140,7 +140,7 @@ class Attempts:
                 self.untraced.append(connection)
             counts[place if place in counts or len(counts) < MAX_PLACES else "others"] += 1
 
-    def take_untraced(self) -> list[Connection]:
+    def take_untraced(self) -> list[AskedConnection]:
         """Returns ``untraced`` and empties it."""
         with self._lock:
             taken, self.untraced = self.untraced, []
@@ -157,7 +157,7 @@ MAX_NAME: Final = 255
 _CHUNK: Final = 64 << 10
 
 
-class Refused(Exception):
+class NotConnected(Exception):
     """A connection that is not made: the status and the reason that the client reads."""
 
     def __init__(self, status: int, reason: str) -> None:
@@ -223,9 +223,9 @@ class Proxy:
                 parts, host, port = _destination(verb, target)
             except ValueError as error:
                 self._attempts.commit(target[:MAX_NAME], None, str(error))
-                raise Refused(400, str(error)) from error
+                raise NotConnected(400, str(error)) from error
             server = self._connect(host, port)
-        except Refused as refused:
+        except NotConnected as refused:
             text = f"lgov: {refused}\n"
             head = f"HTTP/1.1 {refused.status} Refused\r\ncontent-type: text/plain\r\ncontent-length: {len(text)}"
             client.sendall(f"{head}\r\nconnection: close\r\n\r\n{text}".encode())
@@ -243,18 +243,18 @@ class Proxy:
         place, rule = f"{name[:MAX_NAME]}:{port}", self._reach.rule(name, port)
         if rule is None:
             self._attempts.commit(place, None, "no rule allows it")
-            raise Refused(
+            raise NotConnected(
                 403, f"{place} may not be reached from the box; confine: connect in the policy file names what may"
             )
         try:
             addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, ValueError) as error:
             self._attempts.commit(place, None, f"the name is not known: {error}")
-            raise Refused(502, f"{place}: {error}") from error
+            raise NotConnected(502, f"{place}: {error}") from error
         for _, _, _, _, address in addresses:
             if why := closed_address(host, rule, str(address[0])):
                 self._attempts.commit(place, None, f"its address {address[0]} is {why}")
-                raise Refused(403, f"{place} is at {address[0]}, which is {why}; name the host itself to allow it")
+                raise NotConnected(403, f"{place} is at {address[0]}, which is {why}; name the host itself to allow it")
         self._attempts.commit(place, rule, f"{self._reach.places[rule]} allows it")
         for family, kind, protocol, _, address in addresses:
             server = socket.socket(family, kind, protocol)
@@ -265,7 +265,7 @@ class Proxy:
                 server.close()
             else:
                 return server
-        raise Refused(502, f"{place} cannot be reached")
+        raise NotConnected(502, f"{place} cannot be reached")
 
 
 def _read_head(client: socket.socket) -> tuple[bytes, bytes]:
@@ -273,7 +273,7 @@ def _read_head(client: socket.socket) -> tuple[bytes, bytes]:
     while b"\r\n\r\n" not in data:
         piece = client.recv(4096)
         if not piece or len(data) > MAX_HEAD:
-            raise Refused(400, "the head of the request is not whole")
+            raise NotConnected(400, "the head of the request is not whole")
         data += piece
     head, _, rest = data.partition(b"\r\n\r\n")
     return head, rest
@@ -282,7 +282,7 @@ def _read_head(client: socket.socket) -> tuple[bytes, bytes]:
 def _request_line(head: bytes) -> tuple[str, str, str]:
     parts = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
     if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
-        raise Refused(400, "the request line cannot be read")
+        raise NotConnected(400, "the request line cannot be read")
     return parts[0], parts[1], parts[2]
 
 

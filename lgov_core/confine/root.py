@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from lgov_core.confine.plan import Plan
+from lgov_core.confine.plan import BoxPlan
 from lgov_core.confine.seccomp import call
 from lgov_core.policies.confinement import MARK
 
@@ -81,7 +81,7 @@ FIX: Final = (
 )
 
 
-def enter(plan: Plan) -> None:
+def enter(plan: BoxPlan) -> None:
     """Makes the root of ``plan`` and moves this process, the first of its namespaces, into it. Raises `OSError`."""
     new = f"{plan.private}/root"
     os.mkdir(new)

@@ -214,7 +214,7 @@ _ANSWER: Final = struct.Struct("QqiI")  # id, value, error, flags
 
 
 @dataclass(slots=True)
-class Denials:
+class RefusedCalls:
     """Answers the refused calls of one box with EPERM. ``counts`` are by name."""
 
     log: EntryWriter

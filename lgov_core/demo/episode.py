@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Final
 
 from lgov_core.air import AirRules, RuleSet, use
-from lgov_core.client.outcomes import is_infrastructure
+from lgov_core.client.attempts import is_infrastructure
 from lgov_core.client.tasks import Resource, Task
 from lgov_core.client.wire import Report
 from lgov_core.demo.company import PROTECTED_TABLES, Question, copy_for_rollout

@@ -20,7 +20,6 @@ from lgov_core.demo.progress import Display
 from lgov_core.demo.report import Recorded, RunReport
 from lgov_core.demo.warm_start import ImperfectLog, denials_of, smollm2_model, tiny_model
 from lgov_core.errors import TrainError
-from lgov_core.server import ServerOptions
 from lgov_core.server.local import serving
 from lgov_core.store import open_store
 from lgov_core.train.algorithms.algorithms import algorithm
@@ -79,9 +78,8 @@ def _train(spec: RunSpec, template: Path, display: Display) -> None:
     """Serves the model, and runs the agent on the questions until it is trained."""
     plan = spec.plan
     chosen = replace(algorithm("grpo"), credit=spec.credit, update=plan.update)
-    options = ServerOptions(first_hand=True)
-    with serving(_settings(spec), spec.folder, options=options, resume=spec.resume, algorithm=chosen) as server:
-        client = Client(server.url, quiet=display.quiet, exit_on_interrupt=False)
+    with serving(_settings(spec), spec.folder, resume=spec.resume, algorithm=chosen) as server:
+        client = Client(server.url, quiet=display.quiet, exit_on_interrupt=False, first_hand=server.first_hand_key)
         client.upload_data(
             _training_tasks(spec, template), _tasks(f"held-out/{spec.seed}", "held_out", plan.evaluations, template)
         )

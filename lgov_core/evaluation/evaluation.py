@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lgov_core.air import RuleSet
-from lgov_core.client.abandoned_threads import as_they_end
-from lgov_core.client.attempts import Agent
+from lgov_core.client.attempts import Agent, AgentRunner
 from lgov_core.client.wire import Report
 from lgov_core.governance import Governance
 from lgov_core.models import LanguageModel
-from lgov_core.server.local_rollouts import LocalRollouts, open_rollouts
+from lgov_core.server.rollouts import RolloutPlan, open_rollouts
 from lgov_core.train.engines.policy_engine import PolicyEngine
 from lgov_core.train.loop.intervals import Estimate, grouped_interval, mean_interval, share_interval
 from lgov_core.types import Outcome, Rollout, new_id
@@ -118,30 +116,32 @@ def evaluate(
     abandoned, and KeyboardInterrupt propagates.
     """
     plan = plan or EvaluationPlan()
-    governance = Governance.from_settings().under(plan.policy)
     folder.mkdir(parents=True, exist_ok=True)
+    governance = Governance.from_settings().under(plan.policy, folder / "audit.db")
     engine = PolicyEngine(model, max_batch=plan.max_batch, max_new_tokens=plan.max_new_tokens, seed=plan.seed)
-    with contextlib.ExitStack() as opened:
-        rollouts = opened.enter_context(
-            open_rollouts(
-                agent,
-                engine,
-                folder,
-                model=model.name,
-                timeout_s=plan.timeout_s,
-                governance=governance,
-                rules=plan.rules,
-            )
-        )
-        run = functools.partial(_sample, rollouts, new_id("eval"), plan.max_attempts)
-        samples = [(number, task) for number, task in enumerate(tasks) for _ in range(plan.samples)]
-        reports: dict[int, list[tuple[Report, int]]] = {number: [] for number, _ in samples}
-        running = opened.enter_context(contextlib.closing(as_they_end(run, samples, plan.workers, name="lgov-eval")))
-        for done, (at, report) in enumerate(running, 1):
-            reports[samples[at][0]].append(report)
+    run_id = new_id("eval")
+    samples = [
+        Rollout(new_id("ro"), f"task-{number:06d}", run_id, {"task": dict(task), "mode": "test"})
+        for number, task in enumerate(tasks)
+        for _ in range(plan.samples)
+    ]
+    reports: dict[str, list[tuple[Report, int]]] = {rollout.task_id: [] for rollout in samples}
+    with (
+        open_rollouts(
+            engine,
+            folder,
+            lambda url: AgentRunner(agent, endpoint=url, governance=governance, rules=plan.rules, content=True),
+            model=model.name,
+            plan=RolloutPlan(plan.workers, plan.timeout_s, plan.max_attempts),
+        ) as rollouts,
+        contextlib.closing(rollouts.run(samples)) as running,
+    ):
+        for done, (rollout, report, attempt) in enumerate(running, 1):
+            calls = sum(call.attempt == attempt for call in rollouts.store.calls([rollout.rollout_id]))
+            reports[rollout.task_id].append((report, calls))
             if progress is not None:
                 progress(done, len(samples))
-    return EvaluationResult(tuple(_score(reports[number]) for number in sorted(reports)), str(folder / "store.sqlite"))
+    return EvaluationResult(tuple(map(_score, reports.values())), str(folder / "store.sqlite"))
 
 
 def difference(after: EvaluationResult, before: EvaluationResult, channel: str) -> Estimate:
@@ -151,20 +151,6 @@ def difference(after: EvaluationResult, before: EvaluationResult, channel: str) 
         if new.rewards and old.rewards:
             gaps.append(_mean(new.rewards, channel) - _mean(old.rewards, channel))
     return mean_interval(gaps)
-
-
-def _sample(
-    rollouts: LocalRollouts, run_id: str, max_attempts: int, sample: tuple[int, Mapping[str, Any]]
-) -> tuple[Report, int]:
-    """The report of the last try of a task, which is given with its number, and how many model calls it made."""
-    number, task = sample
-    rollout = Rollout(new_id("ro"), f"task-{number:06d}", run_id, {"task": dict(task), "mode": "test"})
-    rollouts.store.add_rollouts([rollout])
-    report, attempt = Report(Outcome.INFRASTRUCTURE, error="it was never begun"), 0
-    while not report.outcome.trainable and attempt < max_attempts:
-        attempt += 1
-        report = rollouts.run(rollout, attempt)
-    return report, sum(call.attempt == attempt for call in rollouts.store.calls([rollout.rollout_id]))
 
 
 def _score(reports: Sequence[tuple[Report, int]]) -> Score:

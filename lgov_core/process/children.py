@@ -33,7 +33,7 @@ from lgov_core.policies import approval_requests
 from lgov_core.process.governed import (
     Blocked,
     FrameworkGuard,
-    Tally,
+    JudgedCounts,
     append_report,
     end_process,
     installed_adapters,
@@ -225,7 +225,7 @@ class _Child:
         self.scope = RolloutScope(**inherited["scope"])
         self.reports = Path(inherited["reports"])
         self.manager = make_plugin_manager()
-        self.tally = Tally()
+        self.tally = JudgedCounts()
         self.tally.reports = self.reports
         self.opened: OpenGovernance | None = None
         self.pid = os.getpid()

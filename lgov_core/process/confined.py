@@ -29,9 +29,9 @@ from lgov_core.types import new_id
 
 if TYPE_CHECKING:
     from lgov_core.confine.box import Box, Layers
-    from lgov_core.confine.plan import Plan
+    from lgov_core.confine.plan import BoxPlan
     from lgov_core.confine.proxy import Attempts, Reach
-    from lgov_core.confine.seccomp import Denials
+    from lgov_core.confine.seccomp import RefusedCalls
     from lgov_core.policies import ApprovalRequests
     from lgov_core.policies.confinement import ConfinedPolicy, ConfineRules
 
@@ -106,25 +106,19 @@ def _start(
     *,
     strict: bool,
     program: Path | None,
-) -> tuple[Box, Plan, Reach, str] | RunOptions:
+) -> tuple[Box, BoxPlan, Reach, str] | RunOptions:
     """Makes the box. Returns the options of the program in the program's process, and what the outside needs outside."""
     from lgov_core.confine import box
-    from lgov_core.confine.plan import make_plan
+    from lgov_core.confine.plan import Outside, make_plan
     from lgov_core.confine.proxy import make_reach, model_endpoints
 
     governance = options.governance
     reach = make_reach(rules, model_endpoints(options.endpoint))
     for name in ("tmp", "home"):
         (private / name).mkdir()
-    plan = make_plan(
-        rules,
-        confined,
-        audit=governance.audit,
-        apart=[str(file) for file in (governance.audit_key, governance.heads) if file is not None],
-        private=str(private),
-        program=program,
-        forwards=reach.forwards(),
-    )
+    apart = tuple(str(file) for file in (governance.audit_key, governance.heads) if file is not None)
+    outside = Outside(governance.audit, str(private), apart, reach.forwards())
+    plan = make_plan(rules, confined, outside, program=program)
     token = secrets.token_hex(16)
     placed = box.start(plan, strict=strict, ports=[*plan.forwards, 0, 0])
     if isinstance(placed, box.Box):
@@ -135,12 +129,12 @@ def _start(
 
 
 def _run_outside(
-    placed: Box, plan: Plan, reach: Reach, token: str, options: RunOptions, confined: ConfinedPolicy | None
+    placed: Box, plan: BoxPlan, reach: Reach, token: str, options: RunOptions, confined: ConfinedPolicy | None
 ) -> int:
     """Keeps the record, the approvals and the proxy until the program has ended; returns its status."""
     from lgov_core.confine.broker import BoxBroker
     from lgov_core.confine.proxy import POLICY, Attempts, Proxy
-    from lgov_core.confine.seccomp import Denials
+    from lgov_core.confine.seccomp import RefusedCalls
 
     with closing(placed.channel), ExitStack() as opened:  # a box that is not released ends
         log = options.governance.open_record("" if confined is None else confined.digest)
@@ -152,7 +146,7 @@ def _run_outside(
         log.append("confinement", {**about, **fields}, arguments=None, content={})
         if placed.layers.missing:
             say(_summary(placed.layers))
-        denials = Denials(log, options.rollout_id)
+        denials = RefusedCalls(log, options.rollout_id)
         if placed.refused is not None:
             denials.serve(placed.refused)
         proxy = Proxy(reach, attempts)
@@ -173,7 +167,7 @@ def _close(log: Any) -> None:
         say(str(error))
 
 
-def _fields(layers: Layers, plan: Plan) -> dict[str, Any]:
+def _fields(layers: Layers, plan: BoxPlan) -> dict[str, Any]:
     rules = {name: value for name, value in asdict(plan.rules).items() if value not in (None, ())}
     return {"strict": layers.strict, "layers": layers.held, "missing": layers.missing, "rules": rules}
 
@@ -185,7 +179,12 @@ def _summary(layers: Layers) -> str:
 
 
 def _report(
-    layers: Layers, attempts: Attempts, denials: Denials, fields: Mapping[str, Any], status: int, options: RunOptions
+    layers: Layers,
+    attempts: Attempts,
+    denials: RefusedCalls,
+    fields: Mapping[str, Any],
+    status: int,
+    options: RunOptions,
 ) -> None:
     """Writes what the box held and what was asked of it to standard error. Outside, where the program cannot change it."""
     connections = {"allowed": dict(attempts.allowed), "denied": dict(attempts.denied)}

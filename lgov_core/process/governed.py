@@ -231,7 +231,7 @@ class _InstrumentingLoader(Loader):
 CANNOT_GOVERN = 78
 
 
-class Tally:
+class JudgedCounts:
     """Counts what was judged: by framework, point and effect (``would-deny`` and so on in shadow mode). Safe in any thread.
 
     ``blocked`` names what was blocked. A forked child counts in memory of its own, and may end without a word; so each of
@@ -277,7 +277,7 @@ class GovernedProcess:
         manager = make_plugin_manager()
         adapters = installed_adapters(manager)
         self.governance = governance
-        self.tally = Tally()
+        self.tally = JudgedCounts()
         self.opened = governance.open(plugins=[self.tally, *plugins], manager=manager)
         self.guard = FrameworkGuard(adapters, lambda: self.governor, refuse)
 

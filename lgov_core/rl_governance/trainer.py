@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from lgov_core.air import AirRules
 from lgov_core.client import Client, Resource, Task, TrainResult, read_tasks
-from lgov_core.client.attempts import AgentRunner, check_agent
+from lgov_core.client.attempts import AgentRunner, check_agent, environment_variable
 from lgov_core.client.client import Done, TaskFile, rules_in_use
 from lgov_core.client.wire import Report
 from lgov_core.client.workers import ThreadWorkers, Workers
 from lgov_core.errors import ArgumentError, KernelError, SettingsError, TaskError
 from lgov_core.governance import Governance
 from lgov_core.governor import Governor
-from lgov_core.process.environment_variables import environment_variable
 from lgov_core.rl_governance.kernel import KernelSpace
 from lgov_core.scope import current_scope, enter_scope
 from lgov_core.train.settings import TrainSettings, load_train_settings

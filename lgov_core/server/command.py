@@ -2,38 +2,101 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from lgov_core._util.files import open_to_others
+from lgov_core._util.words import counted
+from lgov_core.client.result import TrainingBar, TrainResult
 from lgov_core.errors import LgovError, SettingsError
 from lgov_core.models.precision import wait_without_spinning
-from lgov_core.server.progress import ENDING, interrupted
 from lgov_core.train.settings import TrainSettings, load_train_settings
 
 if TYPE_CHECKING:
     from lgov_core.gateway.server import MountedApp
+    from lgov_core.server.coordinator import Coordinator
+    from lgov_core.server.run_state import RunState
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
+#: Seconds between two looks at the run.
+_PAUSE_S = 0.5
+#: Said at once after Ctrl-C.
+ENDING: Final = "ending after the update in progress; once more ends at once"
+
+
+@contextlib.contextmanager
+def shown_progress(coordinator: Coordinator) -> Generator[None]:
+    """Shows each run of ``coordinator`` until the block ends, as its clients show it."""
+    over = threading.Event()
+    thread = threading.Thread(target=_watch, args=(coordinator, over), name="lgov-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _watch(coordinator: Coordinator, over: threading.Event) -> None:
+    last: RunState | None = None
+    while not over.wait(_PAUSE_S):
+        run = coordinator.run
+        if run is not None and run is not last:
+            _show(run, over)
+            last = run
+
+
+def _show(run: RunState, over: threading.Event) -> None:
+    metrics: list[dict[str, Any]] = []
+    with TrainingBar() as display:
+        while True:
+            ended = run.ended or over.is_set()  # before it is asked: nothing is missed then
+            progress = run.progress(len(metrics))
+            metrics += progress["metrics"]
+            display.show(progress, progress["metrics"])
+            if ended:
+                break
+            over.wait(_PAUSE_S)
+        summary = progress["error"] or TrainResult(run.run_id, metrics)
+        display.say(f"training {progress['state']}: {summary}")
+
+
+def interrupted(folder: Path, updates: int | None) -> str:
+    """Said at the end: what is kept, and how to continue. ``updates`` is None while the training was getting ready."""
+    if updates is None:
+        return "interrupted while it was getting ready; nothing has changed, run the same command again"
+    kept = counted(updates, "update is kept", "updates are kept")
+    return f"interrupted; {kept}, continue with --resume --folder {folder}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening:
+    """Where a server listens and keeps its run, as its command line says; without ``folder`` in a new one below ``runs/``."""
+
+    host: str
+    port: int
+    gpus: int | None
+    folder: Path | None
+    store: str | None
+    key_secret_file: Path | None
+    show_admin_key: bool
+    resume: bool
+
+
 def run_server(
     settings: TrainSettings,
+    listening: Listening,
     *,
-    gpus: int | None,
-    host: str,
-    port: int,
-    folder: Path | None,
-    store: str | None,
-    key_secret_file: Path | None,
-    show_admin_key: bool,
-    resume: bool,
     say: Callable[[str], None],
     mount: Callable[[Path, str | None], MountedApp | None] | None = None,
 ) -> int:
@@ -43,6 +106,7 @@ def run_server(
     SIGINT becomes a KeyboardInterrupt that says what is kept and how to continue. ``mount`` makes, of the folder and the
     store, what is served beside the endpoint.
     """
+    folder, store, resume = listening.folder, listening.store, listening.resume
     if resume and folder is None:
         raise SettingsError("--resume needs the folder of the run", hint="give --folder")
     target = folder or Path("runs") / time.strftime("server-%Y%m%d-%H%M%S")
@@ -51,21 +115,17 @@ def run_server(
     server: TrainingServer | None = None
     try:
         from lgov_core.gateway.serving.keys import KeyRing
-        from lgov_core.server.progress import shown_progress
         from lgov_core.server.training import ServerOptions, TrainingServer
 
-        keys = None if key_secret_file is None else KeyRing(_secret(key_secret_file))
-        if show_admin_key and keys is None:
+        keys = None if listening.key_secret_file is None else KeyRing(_secret(listening.key_secret_file))
+        if listening.show_admin_key and keys is None:
             raise SettingsError("there is no admin key without keys", hint="give --key-secret-file")
-        with TrainingServer(
-            settings,
-            folder=target,
-            options=ServerOptions(host, port, store, keys, gpus, None if mount is None else mount(target, store)),
-            resume=resume,
-        ) as server:
+        mounted = None if mount is None else mount(target, store)
+        options = ServerOptions(listening.host, listening.port, store, keys, listening.gpus, mounted)
+        with TrainingServer(settings, folder=target, options=options, resume=resume) as server:
             stop, sigint = _on_signals(say)
             say(f"training server on {server.url}, everything goes to {target}")
-            if show_admin_key and keys is not None:
+            if listening.show_admin_key and keys is not None:
                 say(f"admin key {keys.admin}")
             with shown_progress(server.coordinator):
                 server.serve(stop)
@@ -180,7 +240,7 @@ def server_command(
     }  # fmt: skip
     try:
         settings = load_train_settings(config, flags=flags)
-        status = run_server(settings, say=lambda line: click.echo(line, err=True), **more)
+        status = run_server(settings, Listening(**more), say=lambda line: click.echo(line, err=True))
     except LgovError as error:
         click.echo(f"error: {error}", err=True)
         status = 2 if isinstance(error, SettingsError) else 1

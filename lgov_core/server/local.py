@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from lgov_core.client import Client, TrainResult
-from lgov_core.client.agent_name import load_agent
 from lgov_core.client.attempts import Agent
-from lgov_core.client.tasks import read_tasks
+from lgov_core.client.tasks import load_agent, read_tasks
 from lgov_core.gateway.protocol import Engine
-from lgov_core.server.progress import ENDING, interrupted
+from lgov_core.server.command import ENDING, interrupted
 from lgov_core.server.recipe import agent_name_of, client_options, task_file
 from lgov_core.server.training import ServerOptions, TrainingServer
 from lgov_core.train.algorithms.algorithms import Algorithm
@@ -50,7 +49,9 @@ def run_local(job: TrainingJob) -> Mapping[str, Any]:
 
 def _trained(job: TrainingJob, agent: Agent, server: TrainingServer) -> TrainResult:
     settings = job.settings
-    client = Client(server.url, exit_on_interrupt=False)
+    # An agent in a box is not trusted with what is kept of it: its spans are claims.
+    first_hand = None if settings.runtime.confine else server.first_hand_key
+    client = Client(server.url, exit_on_interrupt=False, first_hand=first_hand)
     try:
         # One that was interrupted before it had any tasks gets them now.
         if settings.data.train is not None and not (job.resume and server.coordinator.tasks.of("train")):

@@ -3,33 +3,130 @@
 from __future__ import annotations
 
 import contextlib
-import functools
+import http.client
 import json
 import math
 import os
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
+from urllib.parse import urlsplit
 
 from lgov_core._util.files import atomic_write
-from lgov_core.client.abandoned_threads import as_they_end
-from lgov_core.client.agent_name import load_agent
+from lgov_core.client.attempts import AgentRunner
 from lgov_core.client.client import rules_in_use
-from lgov_core.client.tasks import Resource, Task, read_tasks
+from lgov_core.client.tasks import Resource, Task, load_agent, read_tasks
 from lgov_core.errors import SettingsError, TrainError
 from lgov_core.gateway.protocol import Engine
 from lgov_core.governance import Governance
-from lgov_core.server.critic import ChatCritic
-from lgov_core.server.local_rollouts import LocalRollouts, open_rollouts
 from lgov_core.server.recipe import agent_name_of, device_for, load, task_file
+from lgov_core.server.rollouts import LocalRollouts, RolloutPlan, open_rollouts
 from lgov_core.train.algorithms.registry import TrainingJob
 from lgov_core.train.prompt_search import Case, PromptSearch, PromptVersion, Scored
 from lgov_core.train.sections import PromptSection
 from lgov_core.train.settings import TrainSettings
 from lgov_core.transitions.calls import RecordedConversations
 from lgov_core.types import Rollout, new_id
+
+_CRITICISE: Final = """\
+A prompt template tells a model how to do a task. Below are the template and cases in which it earned little.
+Say in at most three sentences what about the template makes such cases go wrong. Do not rewrite it.{again}
+
+<template>
+{template}
+</template>
+
+{cases}"""
+
+_REWRITE: Final = """\
+Rewrite the prompt template below so that it answers the criticism. Keep every name in braces exactly as it is, each at
+least once, and add no others. Keep it short. Write the new template between <template> and </template>, and nothing else.
+
+<template>
+{template}
+</template>
+
+<criticism>
+{criticism}
+</criticism>"""
+
+#: Characters shown of a conversation and of a task.
+_SHOWN: Final = 1500
+
+
+class ChatCritic:
+    """A critic at ``base_url`` (with ``/v1``). ``seed`` and temperature 0.7 go with every call. For one thread.
+
+    Raises `TrainError` when the critic cannot be reached or refuses: without it there is no search.
+    """
+
+    def __init__(self, base_url: str, model: str, *, key: str | None, seed: int, timeout_s: float = 120.0) -> None:
+        self._url, self._model, self._seed = base_url.rstrip("/") + "/chat/completions", model, seed
+        self._headers = {"content-type": "application/json"}
+        if key is not None:
+            self._headers["authorization"] = f"Bearer {key}"
+        self._timeout_s = timeout_s
+        self.calls = 0
+
+    def criticise(self, template: str, cases: Sequence[Case], number: int) -> str:
+        """See `Critic`."""
+        again = "" if number == 0 else f" Name another fault than {number} others would name first."
+        cases_text = "\n\n".join(_in_words(case) for case in cases) or "(no case is on record)"
+        return self._asked(_CRITICISE.format(template=template, cases=cases_text, again=again))
+
+    def rewrite(self, template: str, criticism: str) -> str:
+        """See `Critic`."""
+        return between(self._asked(_REWRITE.format(template=template, criticism=criticism)))
+
+    def _asked(self, text: str) -> str:
+        body: dict[str, Any] = {
+            "model": self._model, "messages": [{"role": "user", "content": text}],
+            "temperature": 0.7, "seed": self._seed + self.calls,
+        }  # fmt: skip
+        self.calls += 1
+        try:
+            status, answer = self._posted(json.dumps(body))
+            if not 200 <= status < 300:
+                raise TrainError(
+                    f"the critic refused: {status} {answer[:200].decode(errors='replace')}",
+                    hint="check prompt.critic_url, prompt.critic_model and the key",
+                )
+            content = json.loads(answer)["choices"][0]["message"]["content"]
+        except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
+            raise TrainError(
+                f"the critic at {self._url} gave no answer: {type(error).__name__}: {error}",
+                hint="check prompt.critic_url",
+            ) from error
+        return content if isinstance(content, str) else ""
+
+    def _posted(self, body: str) -> tuple[int, bytes]:
+        """The status and the body of the answer; a redirection is not followed, so that the key goes nowhere else."""
+        url = urlsplit(self._url)
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise ValueError("that is not the URL of a web server")
+        connect = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
+        with closing(connect(url.netloc, timeout=self._timeout_s)) as connection:
+            connection.request("POST", url.path, body, self._headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+
+
+def between(text: str) -> str:
+    """The text between the last <template> and </template>; empty where they are missing."""
+    _, opened, rest = text.rpartition("<template>")
+    inner, closed, _ = rest.partition("</template>")
+    return inner.strip() if opened and closed else ""
+
+
+def _in_words(case: Case) -> str:
+    reply = f"\n<said>\n{case.said[-_SHOWN:]}\n</said>" if case.said else ""
+    error = f"\n<error>{case.error[:_SHOWN]}</error>" if case.error else ""
+    task = json.dumps(dict(case.task), ensure_ascii=False)[:_SHOWN]
+    return f"<case reward={case.reward:g}>\n<task>{task}</task>{reply}{error}\n</case>"
+
 
 #: Every template that was made, one JSON object a line; and the best of them as text.
 VERSIONS_FILE: Final = "prompts.jsonl"
@@ -55,8 +152,8 @@ def run_prompt(job: TrainingJob) -> Mapping[str, Any]:
 
 def _searched(job: TrainingJob) -> Mapping[str, Any]:
     settings, section = job.settings, job.settings.prompt
-    first, critic_url = _template(section), section.critic_url
-    if critic_url is None:
+    first = _template(section)
+    if section.critic_url is None:
         raise SettingsError("there is no critic", hint="prompt.critic_url: the base URL of an OpenAI-compatible model")
     settings.runtime.refuse_confinement()
     tasks = read_tasks(task_file(job))
@@ -65,21 +162,9 @@ def _searched(job: TrainingJob) -> Mapping[str, Any]:
     if (job.folder / VERSIONS_FILE).exists():
         raise SettingsError(f"{job.folder} holds a search already", hint="choose another --folder")
     job.folder.mkdir(parents=True, exist_ok=True)
-    critic = ChatCritic(
-        critic_url,
-        section.critic_model,
-        key=os.environ.get(section.critic_key_env) or None,
-        seed=settings.training.seed,
-    )
-    runtime = settings.runtime
-    engine, model = _engine(settings)
-    scorer = _Scorer(agent, settings)
-    governance = Governance.from_settings().under(runtime.policy)
-    rules = rules_in_use(governance) if runtime.air_enabled else None
-    with open_rollouts(
-        scorer.agent, engine, job.folder, model=model, timeout_s=runtime.timeout_s, governance=governance,
-        rules=rules, instrument=runtime.auto_instrumentation,
-    ) as scorer.rollouts:  # fmt: skip
+    key = os.environ.get(section.critic_key_env) or None
+    critic = ChatCritic(section.critic_url, section.critic_model, key=key, seed=settings.training.seed)
+    with _open_scorer(agent, settings, job.folder) as scorer:
 
         def score(template: str, numbers: Sequence[int]) -> Scored:
             return scorer.scored(template, [tasks[number] for number in numbers] * section.repeats, "train")
@@ -107,9 +192,7 @@ def _searched(job: TrainingJob) -> Mapping[str, Any]:
             changed=changed,
         )
         best = search.run()
-        held_out = [None, None]
-        if test:
-            held_out = [scorer.scored(template, test, "test").mean for template in (first, best.template)]
+        held_out = [scorer.scored(template, test, "test").mean if test else None for template in (first, best.template)]
     return {
         "folder": str(job.folder),
         "best_version": best.version,
@@ -122,52 +205,77 @@ def _searched(job: TrainingJob) -> Mapping[str, Any]:
     }
 
 
-class _Scorer:
-    """Runs an agent with one template or another, and records it. For one thread; the agent's threads call `agent`."""
+@contextlib.contextmanager
+def _open_scorer(agent: Any, settings: TrainSettings, folder: Path) -> Generator[_Scorer]:
+    runtime = settings.runtime
+    engine, model = _engine(settings)
+    governance = Governance.from_settings().under(runtime.policy, folder / "audit.db")
+    rules = rules_in_use(governance) if runtime.air_enabled else None
+    template = _Template(agent, settings.prompt.name)
+    with open_rollouts(
+        engine,
+        folder,
+        lambda url: AgentRunner(
+            template.agent,
+            endpoint=url,
+            governance=governance,
+            rules=rules,
+            instrument=runtime.auto_instrumentation,
+            content=True,
+        ),
+        model=model,
+        plan=RolloutPlan(runtime.nworkers, runtime.timeout_s),
+    ) as rollouts:
+        yield _Scorer(rollouts, template)
 
-    def __init__(self, agent: Any, settings: TrainSettings) -> None:
-        self._agent, self._settings = agent, settings
-        self._template = ""
-        self._run_id = new_id("prompt")
-        self.rollouts: LocalRollouts | None = None
-        self.count = 0
+
+class _Template:
+    """The template that is being scored, and the user's agent with it; the agent's threads call `agent`."""
+
+    def __init__(self, agent: Any, name: str) -> None:
+        self._agent, self._name = agent, name
+        self.text = ""
 
     def agent(self, resource: Resource, task: Task) -> Any:
-        """The user's agent with the template that is being scored."""
-        return self._agent(replace(resource, prompts={self._settings.prompt.name: self._template}), task)
+        """Calls the user's agent."""
+        return self._agent(replace(resource, prompts={self._name: self.text}), task)
+
+
+class _Scorer:
+    """Scores templates by rollouts, which it records. For one thread."""
+
+    def __init__(self, rollouts: LocalRollouts, template: _Template) -> None:
+        self._rollouts, self._template = rollouts, template
+        self._run_id = new_id("prompt")
+        self.count = 0
 
     def scored(self, template: str, tasks: Sequence[Mapping[str, Any]], mode: str) -> Scored:
         """Returns what the agent earns with ``template``. Attempts that machines failed do not count."""
-        assert self.rollouts is not None
-        self._template = template
+        self._template.text = template
         rollouts = [
             Rollout(new_id("ro"), f"{mode}-{number:06d}", self._run_id, cast("Any", {"mode": mode, "task": dict(task)}))
             for number, task in enumerate(tasks)
         ]
-        self.rollouts.store.add_rollouts(rollouts)
         self.count += len(rollouts)
-        run = functools.partial(self.rollouts.run, result={"template": template})
-        with contextlib.closing(
-            as_they_end(run, rollouts, self._settings.runtime.nworkers, name="lgov-prompt")
-        ) as running:
-            by_place = dict(running)
-        reports = [by_place[index] for index in range(len(rollouts))]
-        replies = self._said(self.rollouts, [rollout.rollout_id for rollout in rollouts])
+        with contextlib.closing(self._rollouts.run(rollouts, {"template": template})) as running:
+            reports = {rollout.rollout_id: report for rollout, report, _ in running}
+        replies = self._replies(list(reports))
         cases: list[Case] = []
-        for rollout, task, report in zip(rollouts, tasks, reports, strict=True):
+        for rollout, task in zip(rollouts, tasks, strict=True):
+            report = reports[rollout.rollout_id]
             if report.outcome.trainable:
                 reward = math.fsum(reward.value for reward in report.rewards if reward.dimension == "task")
                 cases.append(Case(task, reward, replies.get(rollout.rollout_id, ""), report.error))
         if not cases:
-            why = next((report.error for report in reports if report.error), "no attempt ended")
+            why = next((report.error for report in reports.values() if report.error), "no attempt ended")
             raise TrainError(
                 f"none of {len(reports)} rollouts could be used: {why}", hint="run the agent by itself first"
             )
         return Scored(math.fsum(case.reward for case in cases) / len(cases), tuple(cases), len(rollouts))
 
-    def _said(self, rollouts: LocalRollouts, rollout_ids: Sequence[str]) -> dict[str, str]:
+    def _replies(self, rollout_ids: Sequence[str]) -> dict[str, str]:
         """Returns what the model said in each rollout, call after call."""
-        calls = sorted(rollouts.store.calls(rollout_ids), key=lambda call: call.started_at)
+        calls = sorted(self._rollouts.store.calls(rollout_ids), key=lambda call: call.started_at)
         read = RecordedConversations(calls)
         lines: dict[str, list[str]] = {}
         for call in calls:

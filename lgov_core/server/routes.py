@@ -3,77 +3,126 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import hmac
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Annotated, Any, Final, TypeVar, cast
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 import lgov_core
-from lgov_core.client.wire import ENDED, PROTOCOL, PROTOCOL_HEADER, VERSION_HEADER
+from lgov_core._util.json_text import fast_json, wire_bytes
+from lgov_core.client.wire import (
+    ENDED,
+    FIRST_HAND_HEADER,
+    PROTOCOL,
+    PROTOCOL_HEADER,
+    VERSION_HEADER,
+    ReportBody,
+)
 from lgov_core.errors import ClientError, EndpointError, LgovError
-from lgov_core.gateway.routes.bodies import read_body
+from lgov_core.gateway.routes.bodies import checked_body, read_body
 from lgov_core.gateway.serving.access import Access, RuledRoute
 from lgov_core.server.coordinator import Coordinator
+
+T = TypeVar("T")
 
 _MAX_BODY: Final = 8 * 1024 * 1024
 _LONGEST_WAIT_S: Final = 20.0
 
 
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200, description="a text of at most 200 characters")]
+Count = Annotated[int, msgspec.Meta(ge=0, description="a whole number from 0")]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6, description="a number of seconds")]
+
+
+class _Nothing(msgspec.Struct, frozen=True):
+    """What a request without content says; the name of a client is not kept."""
+
+
+class _Upload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    upload: Name
+    split: Name
+    tasks: Annotated[list[Any], msgspec.Meta(description="a list")]
+
+
+class _Commit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    upload: Name
+    train: Count
+    test: Count
+
+
+class _Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    worker_id: Name
+    limit: Count
+    lease_s: Seconds
+    wait_s: Seconds
+    run: Name
+    after: Count
+
+
+class _Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    worker_id: Name
+    lease_s: Seconds
+    attempts: Annotated[list[tuple[str, int]], msgspec.Meta(description="a list of rollout ids and numbers")]
+
+
+class _Finish(ReportBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    worker_id: Name
+    rollout_id: Name
+    attempt: Count
+    error: str | None = None
+
+
+class _Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    worker_id: Name
+    reason: str = "the client gave it back"
+
+
 def train_routes(does: Coordinator) -> list[RuledRoute]:
     """The routes, each with its rule, for one event loop."""
 
-    def add_data(body: Mapping[str, Any]) -> Any:
-        tasks = body.get("tasks")
-        if not isinstance(tasks, list):
-            raise EndpointError("'tasks' must be a list", status=422)
-        return does.add_data(_text(body, "upload"), _text(body, "split"), tasks)
-
-    def commit(body: Mapping[str, Any]) -> Any:
-        return does.commit_data(_text(body, "upload"), {name: _whole(body, name) for name in ("train", "test")})
-
-    def heartbeat(body: Mapping[str, Any]) -> Any:
-        return does.heartbeat(_text(body, "worker_id"), _number(body, "lease_s"), _attempts(body))
-
-    def finish(body: Mapping[str, Any]) -> Any:
-        return does.finish(_text(body, "worker_id"), _text(body, "rollout_id"), _whole(body, "attempt"), body)
-
-    def release(body: Mapping[str, Any]) -> Any:
-        return does.release(_text(body, "worker_id"), str(body.get("reason") or "the client gave it back")[:500])
+    def finish(body: _Finish, request: Request) -> Any:
+        key = request.headers.get(FIRST_HAND_HEADER, "")
+        first_hand = hmac.compare_digest(key.encode(), does.first_hand_key.encode())
+        return does.finish(body.worker_id, body.rollout_id, body.attempt, body.report(), first_hand=first_hand)
 
     table: Sequence[tuple[str, str, Callable[[Request], Any]]] = [
-        ("GET", "/train/about", _in_thread(lambda body: does.about())),  # also for clients of another version
-        ("POST", "/train/data", _in_thread(add_data)),  # a part of the tasks
-        ("POST", "/train/data/commit", _in_thread(commit)),  # makes an upload the server's tasks
-        ("POST", "/train/start", _in_thread(lambda body: does.start())),  # the run that continues, or a new one
-        (
-            "POST",
-            "/train/claim",
-            lambda request: _claim(does, request),
-        ),  # attempts, and the run; waits
-        ("POST", "/train/heartbeat", _in_thread(heartbeat)),  # the attempts that a client runs
-        ("POST", "/train/finish", _in_thread(finish)),  # how an attempt ended
-        ("POST", "/train/release", _in_thread(release)),  # a client leaves; its attempts are taken back
-        ("POST", "/train/stop", _in_thread(lambda body: does.stop())),  # ends the run after the update in progress
+        # also for clients of another version
+        ("GET", "/train/about", _in_thread(_Nothing, lambda body, _: does.about())),
+        # a part of the tasks, and what makes an upload the server's tasks
+        ("POST", "/train/data", _in_thread(_Upload, lambda body, _: does.add_data(body.upload, body.split, body.tasks))),
+        ("POST", "/train/data/commit", _in_thread(_Commit, lambda body, _: does.commit_data(
+            body.upload, {"train": body.train, "test": body.test}))),
+        # the run that continues, or a new one
+        ("POST", "/train/start", _in_thread(_Nothing, lambda body, _: does.start())),
+        # attempts, and the run; waits
+        ("POST", "/train/claim", lambda request: _claim(does, request)),
+        # the attempts that a client runs, and how one ended
+        ("POST", "/train/heartbeat", _in_thread(_Heartbeat, lambda body, _: does.heartbeat(
+            body.worker_id, body.lease_s, body.attempts))),
+        ("POST", "/train/finish", _in_thread(_Finish, finish)),
+        # a client leaves; its attempts are taken back
+        ("POST", "/train/release", _in_thread(_Release, lambda body, _: does.release(body.worker_id, body.reason[:500]))),
+        # ends the run after the update in progress
+        ("POST", "/train/stop", _in_thread(_Nothing, lambda body, _: does.stop())),
         ("GET", "/train/progress", lambda request: _progress(does, request)),  # the state of the run
-    ]
+    ]  # fmt: skip
     return [
         RuledRoute(path, _answered(handler), methods=[method], access=Access.ADMIN) for method, path, handler in table
     ]
 
 
 async def _claim(does: Coordinator, request: Request) -> Any:
-    body = await _object(request)
-    worker, limit, lease_s = _text(body, "worker_id"), _whole(body, "limit"), _number(body, "lease_s")
-    run_id, after = _text(body, "run"), _whole(body, "after")
-    until = time.monotonic() + min(_number(body, "wait_s"), _LONGEST_WAIT_S)
+    body = await _body(request, _Claim)
+    until = time.monotonic() + min(body.wait_s, _LONGEST_WAIT_S)
     while True:
         seen = does.enqueued
-        progress = await asyncio.to_thread(does.progress, run_id, after)
-        assignments = await asyncio.to_thread(does.claim, worker, limit, lease_s)
-        if assignments or progress["state"] in ENDED or limit < 1 or time.monotonic() >= until:
+        progress = await asyncio.to_thread(does.progress, body.run, body.after)
+        assignments = await asyncio.to_thread(does.claim, body.worker_id, body.limit, body.lease_s)
+        if assignments or progress["state"] in ENDED or body.limit < 1 or time.monotonic() >= until:
             return {"assignments": assignments, "progress": progress}
         look = min(until, time.monotonic() + 1.0)  # what waits for another try becomes due by itself
         while does.enqueued == seen and time.monotonic() < look:
@@ -87,9 +136,9 @@ async def _progress(does: Coordinator, request: Request) -> Any:
     return await asyncio.to_thread(does.progress, None, int(after))
 
 
-def _in_thread(handle: Callable[[Mapping[str, Any]], Any]) -> Callable[[Request], Any]:
+def _in_thread(schema: type[T], handle: Callable[[T, Request], Any]) -> Callable[[Request], Any]:
     async def handler(request: Request) -> Any:
-        return await asyncio.to_thread(handle, await _object(request))
+        return await asyncio.to_thread(handle, await _body(request, schema), request)
 
     return handler
 
@@ -121,44 +170,16 @@ def _check_protocol(headers: Mapping[str, str]) -> None:
         )
 
 
-async def _object(request: Request) -> Mapping[str, Any]:
+async def _body(request: Request, schema: type[T]) -> T:
     raw = await read_body(request, _MAX_BODY)
     try:
-        body: Any = json.loads(raw or b"{}")
+        body: Any = fast_json(raw or b"{}")
     except (ValueError, RecursionError) as error:
         raise EndpointError(f"the request is not JSON: {error}", status=422) from error
     if not isinstance(body, dict):
         raise EndpointError("the request must be a JSON object", status=422)
-    return cast("Mapping[str, Any]", body)
-
-
-def _attempts(body: Mapping[str, Any]) -> list[tuple[str, int]]:
-    try:
-        return [(str(rollout_id), int(attempt)) for rollout_id, attempt in body["attempts"]]
-    except (KeyError, TypeError, ValueError) as error:
-        raise EndpointError("'attempts' must be a list of rollout ids and numbers", status=422) from error
-
-
-def _text(body: Mapping[str, Any], name: str) -> str:
-    value = body.get(name)
-    if not isinstance(value, str) or not value or len(value) > 200:
-        raise EndpointError(f"{name!r} must be a text", status=422)
-    return value
-
-
-def _whole(body: Mapping[str, Any], name: str) -> int:
-    value = body.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise EndpointError(f"{name!r} must be a whole number from 0", status=422)
-    return value
-
-
-def _number(body: Mapping[str, Any], name: str) -> float:
-    value = body.get(name)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1e6:
-        raise EndpointError(f"{name!r} must be a number of seconds", status=422)
-    return float(value)
+    return checked_body(cast("Mapping[str, Any]", body), schema, request.url.path, status=422)
 
 
 def _json(content: Any, status: int = 200) -> Response:
-    return Response(json.dumps(content, allow_nan=False), status, media_type="application/json")
+    return Response(wire_bytes(content), status, media_type="application/json")

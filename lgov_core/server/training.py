@@ -18,14 +18,22 @@ from lgov_core.gateway.protocol import Engine
 from lgov_core.gateway.server import EndpointServer, MountedApp, is_loopback
 from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.models.precision import SMALL
-from lgov_core.server.collect import QueueCollector, Stopped
-from lgov_core.server.coordinator import Coordinator
-from lgov_core.server.engines import open_engine
-from lgov_core.server.key_path import KeyInPath, kept_keys
-from lgov_core.server.recipe import algorithm_for, device_for, extra_groups_for, load, with_exact_model
+from lgov_core.server.coordinator import Coordinator, QueueCollector, Stopped
+from lgov_core.server.recipe import algorithm_for, device_for, extra_groups_for, load, open_engine, with_exact_model
+from lgov_core.server.rollouts import KeyInPath, kept_keys
 from lgov_core.server.routes import train_routes
-from lgov_core.server.run_state import RunState, begin, only_trainer, read_start
-from lgov_core.server.task_order import batch_of, common_rewards, further_of, numbered, settled_tasks, updates_of
+from lgov_core.server.run_state import (
+    RunState,
+    batch_of,
+    begin,
+    common_rewards,
+    further_of,
+    numbered,
+    only_trainer,
+    read_start,
+    settled_tasks,
+    updates_of,
+)
 from lgov_core.store import RolloutConfig, RolloutQueue, open_store
 from lgov_core.train.algorithms.algorithms import Algorithm
 from lgov_core.train.loop.collecting import UsableSteps
@@ -43,8 +51,6 @@ class ServerOptions:
 
     ``store`` is a trace store (default: ``store.sqlite`` in the folder). ``keys`` must be required on an address that other
     machines can reach. ``gpus`` as in `lgov_core.server.recipe.device_for`. ``mounted`` is served beside the endpoint.
-    ``first_hand`` is for a server whose only client is the program that started it: spans in its reports are kept as what
-    happened, with their content, not as claims.
     """
 
     host: str = "127.0.0.1"
@@ -53,7 +59,6 @@ class ServerOptions:
     keys: KeyRing | None = None
     gpus: int | None = None
     mounted: MountedApp | None = None
-    first_hand: bool = False
 
 
 class TrainingServer:
@@ -95,6 +100,11 @@ class TrainingServer:
     def url(self) -> str:
         """``http://host:port``."""
         return self._endpoint.url
+
+    @property
+    def first_hand_key(self) -> str:
+        """For a `Client` in this process (``first_hand``), which then reports what it saw itself."""
+        return self.coordinator.first_hand_key
 
     @property
     def updates(self) -> int:
@@ -161,7 +171,6 @@ class TrainingServer:
             "model": model.name,
             "algorithm": chosen.name,
             "folder": str(self.folder),
-            "first_hand": self.options.first_hand,
         }
         keys = self.options.keys or kept_keys(self.folder)
         self.coordinator = Coordinator(

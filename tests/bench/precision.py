@@ -48,8 +48,7 @@ def measure(model: Path | str, load: Load, dtype: str) -> str:
     """A line with tokens a second of sampling and of an update, drift, and what was chosen for ``auto``."""
     import torch
 
-    from lgov_core.server.engines import open_engine
-    from lgov_core.server.recipe import algorithm_for, with_exact_model
+    from lgov_core.server.recipe import algorithm_for, open_engine, with_exact_model
     from lgov_core.server.recipe import load as load_settings_model
     from lgov_core.train.settings import load_train_settings
 

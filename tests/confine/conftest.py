@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lgov_core.confine import landlock
+from lgov_core.confine import layers
 
 LGOV = (sys.executable, "-c", "from lgov_core.cli import main; main()")
 POLICY = "version: 1\nrules: [{use: allow}]\nconfine: "
@@ -29,10 +29,10 @@ def why_not() -> str | None:
     if subprocess.run([unshare, "-Urnpf", "--mount-proc", "true"], capture_output=True, check=False).returncode:
         return "the kernel gives no user namespaces here, or they may not mount /proc"
     try:
-        version = landlock.abi()
+        version = layers.landlock_abi()
     except OSError as error:
         return f"the kernel has no Landlock here: {error}"
-    return None if version >= landlock.STRICT_ABI else f"the kernel has Landlock ABI {version}"
+    return None if version >= layers.STRICT_ABI else f"the kernel has Landlock ABI {version}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from lgov_core.confine import landlock
+from lgov_core.confine import layers
 from tests.confine.attacks import BY_DESIGN
 from tests.confine.conftest import LGOV, Workspace
 from tests.confine.test_box_attacks import attacked, outside, prepared  # noqa: F401 - fixtures
@@ -60,9 +60,9 @@ def test_a_strict_box_names_the_layer_that_is_missing(workspace: Workspace) -> N
 #: Runs a command where neither namespaces nor Landlock are to be had.
 WITHOUT_BOTH = """
 import os, sys
-from lgov_core.confine import privileges, seccomp
+from lgov_core.confine import layers, seccomp
 seccomp.DENIED = (*seccomp.DENIED, "landlock_create_ruleset")
-privileges.drop_capabilities()
+layers.drop_capabilities()
 seccomp._install(seccomp.build(unix_sockets=True, observed=False), 0)
 os.execv(sys.argv[1], sys.argv[1:])
 """
@@ -79,7 +79,7 @@ def test_what_would_hold_no_file_is_refused_at_best_effort_too(workspace: Worksp
 
 
 def test_best_effort_holds_with_what_there_is(attacked: Workspace, outside: dict[str, object]) -> None:  # noqa: F811
-    if (version := landlock.abi()) < landlock.FULL_ABI:
+    if (version := layers.landlock_abi()) < layers.FULL_ABI:
         pytest.skip(f"Landlock ABI {version} leaves signals and abstract sockets open besides")
     done = run(attacked, prepared(outside), "--confine=best-effort")
     box = json.loads(done.stderr.splitlines()[-1])["confinement"]

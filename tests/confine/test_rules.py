@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lgov_core.confine.plan import make_plan
+from lgov_core.confine.plan import Outside, make_plan
 from lgov_core.errors import InstrumentationError, PolicyFileError
 from lgov_core.policies import load_policy_file
 from lgov_core.policies.confinement import read_confinement
@@ -45,7 +45,7 @@ def test_a_preset_hides_the_names_that_are_closed_for_tools(tmp_path: Path, monk
         (tmp_path / str(at) / name).parent.mkdir(parents=True)
         (tmp_path / str(at) / name).write_text("x")
     found = read_confinement(policy(tmp_path, "{preset: workspace}"))
-    plan = make_plan(found.with_preset(None), found, audit=tmp_path / ".lgov" / "audit.db", private="/nowhere")
+    plan = make_plan(found.with_preset(None), found, Outside(tmp_path / ".lgov" / "audit.db", "/nowhere"))
     shown = [path for path in tmp_path.rglob("*") if path.is_file() and plan.access(str(path))[0] != "hidden"]
     assert [path.name for path in shown] == ["policy.yaml", "open.txt"]
 
@@ -101,7 +101,7 @@ def test_a_link_that_code_in_a_box_may_have_made_shows_nothing(tmp_path: Path, m
     (work / "out").mkdir()
 
     def plan() -> None:
-        make_plan(found.with_preset(None), found, audit=work / ".lgov" / "audit.db", private="")
+        make_plan(found.with_preset(None), found, Outside(work / ".lgov" / "audit.db", ""))
 
     (work / ".git" / "hooks").symlink_to("../scripts")
     plan()

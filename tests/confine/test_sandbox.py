@@ -115,9 +115,10 @@ def test_without_a_box_nothing_is_run(tmp_path: Path, monkeypatch: pytest.Monkey
     """A Python whose kernel gives no namespaces: here, one inside of which the call fails."""
     site = tmp_path / "lgov_core"
     shutil.copytree(Path(sandbox.__file__).parent, site, ignore=shutil.ignore_patterns("__pycache__"))
-    (site / "confine" / "namespaces.py").write_text(
-        "FIX = 'ask the kernel'\ndef enter():\n    raise OSError('no namespaces here')\n"
-    )
+    with (site / "confine" / "layers.py").open("a") as file:
+        file.write("_FIXES['namespaces'] = 'ask the kernel'\n")
+    with (site / "confine" / "box.py").open("a") as file:
+        file.write("def enter_namespaces():\n    raise OSError('no namespaces here')\n")
     monkeypatch.setattr(sandbox.lgov_core, "__file__", str(site / "__init__.py"))
     box = sandbox.create()
     with pytest.raises(InstrumentationError, match=r"no sandbox: .*namespaces cannot be had") as raised:

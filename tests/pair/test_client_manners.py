@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lgov_core import Client
-from lgov_core.client.connection import Connection
+from lgov_core.client.wire import ServerConnection
 from lgov_core.errors import ClientError
 from lgov_core.server.training import TrainingServer
 from lgov_core.types import Outcome
@@ -53,17 +53,17 @@ def answering(*statuses: int) -> Generator[tuple[str, list[str]]]:
 @pytest.mark.parametrize("busy", [429, 500, 502, 503, 504])
 def test_a_busy_server_is_asked_again_as_long_as_there_is_patience(busy: int) -> None:
     with answering(busy, busy, 200) as (url, asked):
-        assert Connection(url, patience_s=60.0).get("/train/progress") == {"fine": True}
+        assert ServerConnection(url, patience_s=60.0).get("/train/progress") == {"fine": True}
         assert len(asked) == 3
     with answering(busy) as (url, asked), pytest.raises(ClientError, match="come back"):
-        Connection(url, patience_s=0.0).get("/train/progress")
+        ServerConnection(url, patience_s=0.0).get("/train/progress")
     assert len(asked) == 1
 
 
 @pytest.mark.parametrize("refused", [401, 404, 409, 422])
 def test_what_is_refused_is_not_asked_again(refused: int) -> None:
     with answering(refused, 200) as (url, asked), pytest.raises(ClientError, match="come back"):
-        Connection(url, patience_s=60.0).get("/train/progress")
+        ServerConnection(url, patience_s=60.0).get("/train/progress")
     assert len(asked) == 1
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lgov_core import Client
-from lgov_core.client import connection, wire
+from lgov_core.client import wire
 from lgov_core.errors import ArgumentError, ClientError, EndpointError, SettingsError, TaskError, TrainError
 from lgov_core.gateway.server import EndpointServer
 from lgov_core.gateway.serving.keys import KeyRing
@@ -161,7 +161,7 @@ def test_a_server_of_another_version_is_named_with_its_version(serve: Serve, mon
     with pytest.raises(ClientError, match=f"speaks protocol {wire.PROTOCOL}, this client protocol {wire.PROTOCOL + 1}"):
         client.upload_data(TASKS)
     assert about["protocol"] == wire.PROTOCOL
-    monkeypatch.setattr(connection, "PROTOCOL", 99)
+    monkeypatch.setattr(wire, "PROTOCOL", 99)
     stranger = Client(client.url, quiet=True)
     with pytest.raises(ClientError, match="install the same version of lgov on both sides"):
         stranger._connection.post("/train/start", {"client": "c"})

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lgov_core import Client
-from lgov_core.client import agent_name
+from lgov_core.client.tasks import load_agent, name_of
 from lgov_core.client.wire import Assignment
 from lgov_core.client.workers import ProcessWorkers
 from lgov_core.errors import ArgumentError, TrainError
@@ -153,24 +153,24 @@ def test_a_run_of_which_nothing_can_be_used_fails_and_says_why(serve: Serve) -> 
 
 
 def test_a_process_finds_agents_of_modules_and_files_and_no_others(tmp_path: Path) -> None:
-    assert agent_name.name_of(agents.digits) == "tests.pair.pair_agents:digits"
-    assert agent_name.load_agent("tests.pair.pair_agents:digits") is agents.digits
+    assert name_of(agents.digits) == "tests.pair.pair_agents:digits"
+    assert load_agent("tests.pair.pair_agents:digits") is agents.digits
     (tmp_path / "mine.py").write_text(
         "def agent(resource, task):\n    return 1.0\n\nif __name__ == '__main__':\n    raise SystemExit('not a program here')\n"
     )
     before = list(sys.path)
-    found = agent_name.load_agent(f"{tmp_path / 'mine.py'}:agent")
+    found = load_agent(f"{tmp_path / 'mine.py'}:agent")
     assert found(None, None) == 1.0
-    assert agent_name.name_of(found) == f"{tmp_path / 'mine.py'}:agent"
+    assert name_of(found) == f"{tmp_path / 'mine.py'}:agent"
     sys.path[:] = before
     with pytest.raises(ArgumentError, match="workers='threads'"):
-        agent_name.name_of(lambda resource, task: 1.0)
+        name_of(lambda resource, task: 1.0)
     for name, said in [
         ("agent", "names no agent"), ("no.such.module:agent", "no module no.such.module"),
         (f"{tmp_path / 'none.py'}:agent", "there is no file"), ("tests.pair.pair_agents:no_agent", "has no function no_agent"),
     ]:  # fmt: skip
         with pytest.raises(ArgumentError, match=said):
-            agent_name.load_agent(name)
+            load_agent(name)
 
 
 def test_a_module_that_cannot_be_imported_is_told_instead_of_being_started_again_and_again(
@@ -180,7 +180,7 @@ def test_a_module_that_cannot_be_imported_is_told_instead_of_being_started_again
         "import os\n\ndef agent(resource, task):\n    return 1.0\n\nif 'LIGHTNING_CLIENT_WORKER' in os.environ:\n"
         "    raise RuntimeError('no database here')\n"
     )
-    agent = agent_name.load_agent(f"{tmp_path / 'broken_agent.py'}:agent")
+    agent = load_agent(f"{tmp_path / 'broken_agent.py'}:agent")
     with pytest.raises(TrainError, match="RuntimeError: no database here"):
         train(
             serve(steps=1), agent, [{"question": "digits"}], workers="processes", nworkers=1, auto_instrumentation=False

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lgov_core import Client, sandbox
-from lgov_core.client.agent_name import load_agent
+from lgov_core.client.tasks import load_agent
 from lgov_core.errors import InstrumentationError
 from lgov_core.server.training import TrainingServer
 from tests.pair.habits import habits_model

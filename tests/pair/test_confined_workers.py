@@ -1,4 +1,4 @@
-"""`Client.train(..., confine=True)`: each worker process in a box of its own, its record outside."""
+"""`Client.train(..., workers="confined")`: each worker process in a box of its own, its record outside."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pytest
 
 from lgov_core import Client
 from lgov_core.audit import AuditLog, verify
-from lgov_core.client.agent_name import load_agent
-from lgov_core.errors import ArgumentError, SettingsError, TrainError
+from lgov_core.client.tasks import load_agent
+from lgov_core.errors import SettingsError, TrainError
+from lgov_core.server.recipe import client_options
 from lgov_core.server.training import TrainingServer
 from lgov_core.trace import semconv
 from lgov_core.train.settings import load_train_settings
@@ -68,8 +69,8 @@ def train(server: TrainingServer, work: Path, **options: Any) -> Any:
     client = Client(server.url, quiet=True)
     client.upload_data([{"question": "digits please", "outside": str(work.parent / "outside")}])
     agent = load_agent(f"{work / 'mine.py'}:agent")
-    options = {"workers": "processes", "policy": "policy.yaml", **options}
-    return client.train(agent, 1, confine=True, **options)
+    options = {"workers": "confined", "policy": "policy.yaml", **options}
+    return client.train(agent, 1, **options)
 
 
 def test_workers_are_confined_and_their_record_is_outside(
@@ -103,9 +104,9 @@ def test_workers_that_cannot_be_confined_are_not_run(serve: Serve, work: Path) -
     assert not (work / "ran").exists()
 
 
-def test_threads_cannot_be_confined(serve: Serve, work: Path) -> None:
-    with pytest.raises(ArgumentError, match="a process for each rollout"):
-        train(serve(steps=1), work, workers="threads")
-    settings = load_train_settings(flags={("runtime", "confine"): True}, environ={})
+def test_threads_cannot_be_confined(work: Path) -> None:
+    flags = {("runtime", "confine"): True}
+    assert client_options(load_train_settings(flags=flags, environ={}), work)["workers"] == "confined"
+    threads = load_train_settings(flags={**flags, ("runtime", "workers"): "threads"}, environ={})
     with pytest.raises(SettingsError, match="worker processes"):
-        settings.runtime.refuse_confinement()
+        client_options(threads, work)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lgov_core import Client
-from lgov_core.server.task_order import batch_of, common_rewards, settled_tasks
+from lgov_core.server.run_state import batch_of, common_rewards, settled_tasks
 from lgov_core.server.training import TrainingServer
 from lgov_core.train.loop.run_files import read_metrics, train_lines
 from lgov_core.types import Attempt, Outcome, Reward

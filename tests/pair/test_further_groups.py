@@ -14,7 +14,7 @@ from lgov_core import Client
 from lgov_core.errors import SettingsError
 from lgov_core.server.local import serving
 from lgov_core.server.recipe import extra_groups_for
-from lgov_core.server.task_order import batch_of, further_of
+from lgov_core.server.run_state import batch_of, further_of
 from lgov_core.server.training import TrainingServer
 from lgov_core.store import open_store
 from lgov_core.train.algorithms.algorithms import algorithm

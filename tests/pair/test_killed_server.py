@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from lgov_core import Client
-from lgov_core.client.connection import Connection
 from lgov_core.client.result import TrainResult
+from lgov_core.client.wire import ServerConnection
 from lgov_core.server.run_state import RunState
 from lgov_core.server.training import TrainingServer
 from lgov_core.store import QueueEntry, open_store
@@ -210,5 +210,5 @@ def test_a_client_finds_its_run_as_soon_as_the_server_is_there(model_folder: Pat
     run = RunState(tmp_path / "run", first=0, steps=1)
     body = {"worker_id": "client_1", "limit": 1, "lease_s": 30.0, "wait_s": 0.0, "run": run.run_id, "after": 0}
     with TrainingServer(settings(model_folder), folder=tmp_path / "run", resume=True) as server:  # it trains not yet
-        answer = Connection(server.url, patience_s=0.0).post("/train/claim", body)
+        answer = ServerConnection(server.url, patience_s=0.0).post("/train/claim", body)
     assert (answer["assignments"], answer["progress"]["state"]) == ([], "starting")

@@ -12,8 +12,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from lgov_core.client.attempts import Tally
-from lgov_core.client.outcomes import is_infrastructure
+from lgov_core.client.attempts import AttemptCounts, is_infrastructure
 from lgov_core.client.worker_process import govern_imports
 from lgov_core.errors import AuditError, InstrumentationError, PolicyDenied, StoreError
 from lgov_core.governor import Governor
@@ -174,7 +173,7 @@ def test_an_endpoint_that_is_too_late_or_not_there() -> None:
 
 def test_the_tally_counts_per_attempt_and_forgets(tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_text(READ_ONLY)
-    tally = Tally()
+    tally = AttemptCounts()
     governor = Governor(load_policy_file(tmp_path / "policy.yaml"), plugins=[tally])
 
     def act(rollout: str, attempt: int, query: str) -> None:
@@ -228,7 +227,7 @@ def test_a_policy_that_fails_is_no_violation_of_the_agents(tmp_path: Path) -> No
             ([PolicySet.of(Breaks()).in_shadow()], {"tool_calls": 1, "denied": 0, "violations": 0}),
             ([Breaks(), Denies()], {"tool_calls": 1, "denied": 1, "violations": 0}),
         ):
-            tally = Tally()
+            tally = AttemptCounts()
             governor = Governor(policies, plugins=[tally], timeout_s=0.2)
             governor.decide(act)
             assert tally.take("a", 1) == counts

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lgov_core import Client
-from lgov_core.server import progress
+from lgov_core.server import command
 from tests.pair import pair_agents as agents
 
 TASKS = [{"question": "digits 1"}, {"question": "digits 2"}]
@@ -32,9 +32,9 @@ def unhurried(resource: Any, task: Any) -> float:
 def test_the_server_shows_how_a_training_goes_on(
     serve: Serve, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(command, "_PAUSE_S", 0.01)
     server = serve()
-    with progress.shown_progress(server.coordinator):
+    with command.shown_progress(server.coordinator):
         client = Client(server.url, quiet=True)
         client.upload_data(TASKS)
         client.train(unhurried)

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from lgov_core.cli import cli
 from lgov_core.errors import TrainError
-from lgov_core.server.critic import ChatCritic, between
+from lgov_core.server.prompt import ChatCritic, between
 from lgov_core.store import open_store
 from lgov_core.testing import ScriptedModelServer, ScriptedReply
 from lgov_core.train.prompt_search import Case, PromptSearch, Scored, placeholders

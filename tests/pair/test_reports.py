@@ -19,7 +19,7 @@ TASKS = [{"question": "digits"}]
 
 def test_a_report_is_of_its_own_attempt_counts_once_and_has_to_be_one(serve: Callable[..., TrainingServer]) -> None:
     server = serve(steps=1, batch_size=1, group_size=2)
-    client = Client(server.url, quiet=True)
+    client = Client(server.url, quiet=True, first_hand="guessed")  # makes no claim a fact
     client.upload_data(TASKS)
     post = client._connection.post
     run = post("/train/start", {"client": "c"})["run"]
@@ -45,8 +45,10 @@ def test_a_report_is_of_its_own_attempt_counts_once_and_has_to_be_one(serve: Cal
         with pytest.raises(ClientError, match="is of another attempt"):
             finish(replace(report, rewards=(own, wrong)))
     for changes in ({"outcome": "fine"}, {"rewards": [{"value": "1", "dimension": "task"}]}, {"counts": None}):
-        with pytest.raises(ClientError, match="the report cannot be read"):
+        with pytest.raises(ClientError, match=r"must be|missing required field .counts."):
             finish(report, **changes)
+    with pytest.raises(ClientError, match="'extra' is not a field that /train/finish knows"):
+        finish(report, extra=1)
     unknown = {"rollout_id": "nobody's", "rewards": [], "spans": []}
     with pytest.raises(ClientError, match="the report cannot be kept"):
         finish(report, **unknown)
@@ -65,3 +67,9 @@ def test_a_report_is_of_its_own_attempt_counts_once_and_has_to_be_one(serve: Cal
     assert post("/train/claim", {**claim, "wait_s": 0.0})["assignments"] == [], "who has gone is given nothing"
     (again,) = post("/train/claim", {**claim, "worker_id": "v", "limit": 1})["assignments"]
     assert (again["rollout_id"], again["attempt"]) == (other[0], other[1] + 1)
+    # What a client of the server's own process saw is kept as what happened.
+    seen = Report(Outcome.FAILED, (), (replace(span, span_id="c" * 16, rollout_id=other[0], attempt=other[1] + 1),))
+    names = {"worker_id": "v", "rollout_id": other[0], "attempt": other[1] + 1}
+    within = Client(server.url, quiet=True, first_hand=server.first_hand_key)._connection.post
+    assert within("/train/finish", {**names, **seen.as_json()}) == {"accepted": True}
+    assert [one.claimed for one in server.store.spans() if one.span_id == "c" * 16] == [False]

@@ -375,6 +375,7 @@ def test_lgov_train_runs_a_training_from_files(model_folder: Path, tmp_path: Pat
     assert "\ntime: " in done.stderr
     store = open_store(tmp_path / "run" / "store.sqlite", make=False)
     assert len(list(store.calls())) == 2 * 4 + 2 * 2
+    assert [span for span in store.spans() if span.claimed] == [], "the program that trains has seen it itself"
     store.close()
 
 

@@ -24,7 +24,7 @@ from lgov_core.client.wire import Assignment, Report
 from lgov_core.client.workers import ThreadWorkers
 from lgov_core.errors import StoreError
 from lgov_core.governance import Governance
-from lgov_core.server.collect import QueueCollector
+from lgov_core.server.coordinator import QueueCollector
 from lgov_core.store import RolloutConfig, open_store
 from lgov_core.store.sqlite import SQLiteStore
 from lgov_core.train.loop.loop import Task

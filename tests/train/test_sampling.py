@@ -21,7 +21,7 @@ from lgov_core.errors import TrainError  # noqa: E402
 from lgov_core.gateway.engine.embedded import EmbeddedEngine  # noqa: E402
 from lgov_core.gateway.server import EndpointServer  # noqa: E402
 from lgov_core.models import LanguageModel, build_tiny  # noqa: E402
-from lgov_core.server.collect import QueueCollector  # noqa: E402
+from lgov_core.server.coordinator import QueueCollector  # noqa: E402
 from lgov_core.train.algorithms.algorithms import algorithm  # noqa: E402
 from lgov_core.train.algorithms.update import PolicyUpdate  # noqa: E402
 from lgov_core.train.loop.collecting import OpenStep  # noqa: E402

@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, TypeVar
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from lgov_core.errors import EndpointError, ScopeError
-from lgov_core.gateway.routes.bodies import json_response, read_object
+from lgov_core.gateway.routes.bodies import checked_body, json_response, read_object
 from lgov_core.gateway.serving.access import Access, RuledRoute
 from lgov_core.gateway.serving.capture import Counters
 from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.gateway.serving.limits import Admission
 from lgov_core.gateway.serving.metrics import CONTENT_TYPE, Metrics
-from lgov_core.wire.fields import flag, number, only_known, text
 
 _MAX_BODY = 64 * 1024
-_LONGEST_DRAIN_S = 3600.0
+T = TypeVar("T")
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600, description="a number of seconds from 0 to 3600")]
+
+
+class _Pause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    drain_s: Seconds = 60.0
+    retry_after_s: Seconds = 5.0
+    reason: Annotated[str, msgspec.Meta(description="a text")] | None = None
+
+
+class _Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    weights_version: Annotated[int, msgspec.Meta(ge=0, description="a whole number from 0")] | None = None
+
+
+class _Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    rollout_id: Annotated[str, msgspec.Meta(description="a text")]
+    attempt: Annotated[int, msgspec.Meta(ge=1, description="a whole number from 1, or null: all attempts")] | None = (
+        None
+    )
+    expires_at: Annotated[float, msgspec.Meta(ge=0, le=1e12, description="a time in Unix seconds")] | None = None
+    final_reward: Annotated[bool, msgspec.Meta(description="true or false")] = False
 
 
 class AdminRoutes:
@@ -55,34 +74,24 @@ class AdminRoutes:
         ``drain_s`` (60) is how long it waits for that; ``drained`` in the answer says whether they have. Calls that wait
         too long get ``reason`` and a ``retry-after`` of ``retry_after_s`` (5) seconds.
         """
-        body = await _object(request, "drain_s", "reason", "retry_after_s")
-        drain_s = number(body, "drain_s", 60.0, low=0, high=_LONGEST_DRAIN_S) or 0.0
-        retry_after_s = number(body, "retry_after_s", 5.0, low=0, high=3600) or 0.0
-        reason = text(body, "reason")
-        state = await self._admission.pause(drain_s=drain_s, reason=reason, retry_after_s=retry_after_s)
+        body = await _checked(request, _Pause)
+        state = await self._admission.pause(drain_s=body.drain_s, reason=body.reason, retry_after_s=body.retry_after_s)
         return json_response(asdict(state))
 
     async def resume(self, request: Request) -> Response:
         """``POST /admin/resume``: lets calls in again; ``weights_version`` (a whole number) is recorded with each."""
-        body = await _object(request, "weights_version")
-        version = number(body, "weights_version", None, low=0, whole=True)
-        return json_response(asdict(self._admission.resume(weights_version=None if version is None else int(version))))
+        body = await _checked(request, _Resume)
+        return json_response(asdict(self._admission.resume(weights_version=body.weights_version)))
 
     async def issue(self, request: Request) -> Response:
         """``POST /admin/keys``: a key for ``rollout_id`` and ``attempt`` (null: all of them).
 
         ``expires_at`` is in Unix seconds; ``final_reward`` lets its bearer give the attempt its final reward.
         """
-        body = await _object(request, "rollout_id", "attempt", "expires_at", "final_reward")
-        rollout_id, attempt = text(body, "rollout_id"), number(body, "attempt", None, low=1, whole=True)
-        if rollout_id is None:
-            raise EndpointError("a key is for a 'rollout_id' (text) and an 'attempt' (a number, or null)")
+        body = await _checked(request, _Key)
         try:
             key = self._keys.issue(
-                rollout_id,
-                None if attempt is None else int(attempt),
-                expires_at=number(body, "expires_at", None, low=0, high=1e12),
-                final_reward=flag(body, "final_reward"),
+                body.rollout_id, body.attempt, expires_at=body.expires_at, final_reward=body.final_reward
             )
         except ScopeError as error:
             raise EndpointError(str(error)) from error
@@ -93,8 +102,6 @@ class AdminRoutes:
         return Response(self._metrics.exposition(), headers={"content-type": CONTENT_TYPE})
 
 
-async def _object(request: Request, *names: str) -> Mapping[str, Any]:
-    """The body, with no field but ``names``: a misspelt one would make a key without expiry, or lose a version."""
+async def _checked(request: Request, schema: type[T]) -> T:
     body = await read_object(request, _MAX_BODY)
-    only_known(body, names, f"{request.method} {request.url.path}")
-    return body
+    return checked_body(body, schema, f"{request.method} {request.url.path}")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from lgov_core._util.json_text import wire_bytes
+from lgov_core._util.schema import Mistake, checked
 from lgov_core.errors import EndpointError
 from lgov_core.gateway.protocol import ReceivedBody
+
+T = TypeVar("T")
 
 ROLLOUT_PREFIX = "/rollout/{rollout_id}/attempt/{attempt}"
 
@@ -40,6 +43,22 @@ async def read_body(request: Request, limit: int) -> bytes:
 async def read_object(request: Request, limit: int) -> Mapping[str, Any]:
     """The JSON object in the request's body, ``{}`` for an empty one; errors as of `read_body` and `LimitedRequest.parse`."""
     return await request.scope["lgov.request"].parse(await read_body(request, limit) or b"{}")
+
+
+def checked_body(body: Mapping[str, Any], schema: type[T], whose: str, *, status: int = 400) -> T:
+    """``body`` as an instance of ``schema``; null stands for a field that is left out.
+
+    Raises `EndpointError` of ``status`` that names the field, also for one that the schema does not know: a misspelt one would
+    make a key without expiry, or lose a version.
+    """
+    try:
+        return checked({name: value for name, value in body.items() if value is not None}, schema)
+    except Mistake as mistake:
+        where = ".".join(map(str, mistake.path)) or "the request"
+        if mistake.unknown is not None:
+            problem = f"{mistake.unknown!r} is not a field that {whose} knows"
+            raise EndpointError(problem, status=status, hint="leave it out: nothing is dropped silently") from mistake
+        raise EndpointError(f"{where!r} must be {mistake.expected}", status=status) from mistake
 
 
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -17,8 +17,7 @@ from typing import Any, Final, cast
 from lgov_core.audit import default_signer
 from lgov_core.audit.signing import default_key_path
 from lgov_core.client import Client
-from lgov_core.client.agent_name import load_agent
-from lgov_core.client.tasks import read_tasks
+from lgov_core.client.tasks import load_agent, read_tasks
 from lgov_core.errors import ClientError, LgovError, SettingsError, TrainError
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.protocol import Engine
@@ -28,11 +27,10 @@ from lgov_core.integrations.verl.checkpoints import Steps
 from lgov_core.integrations.verl.job import VerlJob, VerlUpdate, check_overrides
 from lgov_core.integrations.verl.run import VerlReport, check_verl, run_verl
 from lgov_core.models.load import model_place
-from lgov_core.server.collect import QueueCollector, Stopped
-from lgov_core.server.coordinator import Coordinator, Tasks
-from lgov_core.server.key_path import KeyInPath
-from lgov_core.server.progress import interrupted
+from lgov_core.server.command import interrupted
+from lgov_core.server.coordinator import Coordinator, QueueCollector, Stopped, Tasks
 from lgov_core.server.recipe import agent_name_of, algorithm_for, client_options, extra_groups_for, task_file
+from lgov_core.server.rollouts import KeyInPath
 from lgov_core.server.routes import train_routes
 from lgov_core.server.run_state import RunState, only_trainer
 from lgov_core.store import RolloutConfig, RolloutQueue

@@ -135,7 +135,7 @@ _MOST_USELESS: Final = 2
 
 
 class Collector(Protocol):
-    """Has rollouts run by agents: by clients that ask for work (`lgov_core.server.collect.QueueCollector`)."""
+    """Has rollouts run by agents: by clients that ask for work (`lgov_core.server.coordinator.QueueCollector`)."""
 
     def gone(self, rollout_ids: Sequence[str]) -> set[str]:
         """Those of the rollouts of a run that was killed that can neither be resumed nor be trained on."""

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from lgov_core.process.environment_variables import environment_variable
+from lgov_core.client.attempts import environment_variable
 
 NAME = "A_VARIABLE_OF_A_TEST"
 
