@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lgov_core.transitions import TransitionSet, assign_credit, make_transitions, read_spans
 from lgov_core.transitions.spans import read_span_lines
 from lgov_core.transitions.tokens import make_chains
+from tests.slow import examples
 
 AGENTS = ("write", "rewrite", "check")
 OUTCOMES = ("succeeded", "failed", "blocked", "infrastructure", None)
@@ -89,7 +90,7 @@ def converted(lines: list[str]) -> tuple[Any, ...]:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(traces(), st.randoms(use_true_random=False))
 def test_any_order_and_any_batching_of_arrival_give_the_same(
     spans: list[dict[str, Any]], chance: random.Random

@@ -26,6 +26,7 @@ from lgov_core.hookspecs import hookimpl
 from lgov_core.plugins import make_plugin_manager
 from lgov_core.policies import ApprovalPolicy, BoundedPolicy, CostControlPolicy, PolicySet, RateLimitPolicy, Rule
 from lgov_core.types import Action, Decision, Effect, Point, Severity
+from tests.slow import examples
 
 #: Longer than any answer takes; what hangs is tested apart.
 TIMEOUT_S = 60.0
@@ -239,7 +240,7 @@ def judged(governor: Governor, act: Action) -> Generator[Decision]:
         governor.close()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(voices, max_size=4), st.sampled_from(("deny", "allow")), tools, argument_maps)
 @example(
     [Voice("mutates and allows", True, ("*",), {"field": "arguments.n", "gt": 0}, "rule")], "deny", "run", {"n": 1}
@@ -323,7 +324,7 @@ def test_a_real_record_that_is_closed_denies(tmp_path: Path) -> None:
         assert decision.rule == "audit-failed"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.sampled_from([None, 3, b"run", ["run"], {"a": 1}, object()]), st.sampled_from(("deny", "allow")), globs)
 def test_an_action_that_makes_no_sense_is_denied(name: Any, default: str, tools: tuple[str, ...]) -> None:
     voice = Voice("allow", True, tools, None, "rule")

@@ -17,6 +17,7 @@ from lgov_core.wire.exchange import unclear_ids
 from lgov_openai import govern_client
 from tests.cells import Seen
 from tests.random_replies import CALLS, FRESH_IDS, Rules, chat_reply, on_record, responses_reply
+from tests.slow import examples
 
 #: Id, name, and the text that the program gets: arguments as JSON, or the input of a custom tool.
 Handed = list[tuple[str | None, str, str, bool]]
@@ -68,7 +69,7 @@ def items_in(items: Any) -> Handed:
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("api", ["chat", "responses"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(calls=CALLS | FRESH_IDS, early=FRESH_IDS)
 def test_a_program_gets_only_calls_on_record(api: str, streamed: bool, calls: Any, early: Any) -> None:
     replies = [chat_reply(calls, streamed) if api == "chat" else responses_reply(calls, early, streamed)]

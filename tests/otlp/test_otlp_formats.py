@@ -38,11 +38,12 @@ from tests.otlp.otlp_parts import (
     spans,
     text,
 )
+from tests.slow import examples
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @given(given=st.lists(spans.filter(fixed_point), max_size=4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_what_goes_out_comes_back(protocol: Protocol, given: list[Span]) -> None:
     found = decode_traces(sent(given, protocol), CONTENT_TYPE_OF[protocol])
     # Spans of one scope stand together: the order within each is kept.
@@ -346,7 +347,7 @@ attribute_lists = st.lists(
     st.lists(st.fixed_dictionaries({}, optional={"attributes": attribute_lists}), max_size=2),
     st.dictionaries(KEYS, anything),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_whatever_is_sent_nothing_but_refusals_come_of_it(spans: list[Any], further: dict[str, Any]) -> None:
     try:
         found = decode_traces(request_of({**IDS, **further}, *({**IDS, **span} for span in spans)))
@@ -363,7 +364,7 @@ def test_whatever_is_sent_nothing_but_refusals_come_of_it(spans: list[Any], furt
 
 
 @given(st.binary(max_size=60))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_any_bytes_as_protobuf(body: bytes) -> None:
     with contextlib.suppress(TraceError):
         assert all(span.claimed for span in decode_traces(body, "application/x-protobuf"))

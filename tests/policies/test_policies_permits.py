@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from lgov_core.policies import PolicySet, Rule, SecretsPolicy, load_policies
 from lgov_core.types import Action, Effect, Point
+from tests.slow import examples
 
 
 def act(name: str = "run_sql", point: Point = Point.PRE_TOOL_CALL, **more: Any) -> Action:
@@ -50,7 +51,7 @@ ARGUMENTS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     st.lists(st.sampled_from(PERMITTING), max_size=4),
     st.lists(st.sampled_from(RESTRICTING), min_size=1, max_size=3),

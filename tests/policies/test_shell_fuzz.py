@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from lgov_core.policies import ShellPolicy
 from lgov_core.policies.shell import MAX_CHARACTERS
 from tests.policies.shell_texts import Composer, makes_the_file
+from tests.slow import examples
 
 #: Nothing may be written, so that every text that makes a file must be denied.
 POLICY = ShellPolicy(cwd="/srv/project", writable=["/nowhere"])
@@ -36,7 +37,7 @@ def test_the_composed_texts_run_their_command(tmp_path: Path) -> None:
     assert sum(makes_the_file(text, tmp_path) for text in texts) > 0.7 * len(texts)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.text(max_size=80))
 def test_no_text_raises(text: str) -> None:
     POLICY.judge_command(text)
@@ -45,7 +46,7 @@ def test_no_text_raises(text: str) -> None:
 SIGNS = ["ls", ";", "&&", "|", "(", ")", "$(", "`", "'", '"', "{", "}", "\n", "<<E", "E", "x=1", "$x", ">f", " "]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(st.sampled_from(SIGNS)))
 def test_nothing_behind_a_destructive_command_allows_it(parts: list[str]) -> None:
     assert POLICY.judge_command("rm -rf /srv\n" + " ".join(parts)).blocks

@@ -22,6 +22,7 @@ from lgov_core.store.database import GroupCommitWriter
 from lgov_core.store.folding import CHAIN, FOLDED_ROW, FoldIndex, FoldingWriter, Unfolding
 from lgov_core.store.sqlite import TRACE_STORE, SQLiteDatabase, SQLiteStore, SQLiteTransaction
 from lgov_core.types import CapturedCall, Reward
+from tests.slow import examples
 from tests.store.conversations import Conversation, call, stored_bytes
 
 
@@ -279,7 +280,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[SQLiteStor
 NUMBER = iter(range(10**9))
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)
 def test_folded_calls_come_back_as_plain_ones_would(places: list[SQLiteStore], steps: list[Any]) -> None:
     example = next(NUMBER)
