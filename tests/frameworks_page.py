@@ -25,7 +25,7 @@ from lgov_core.process.governed import installed_adapters
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/reference/frameworks.md"
 KINDS = ("cell", "surface", "gap")
-FOLDERS = ("langchain", "autogen", "openai_agents", "openai", "e2e")
+FOLDERS = ("contract", "langchain", "autogen", "openai_agents", "openai", "e2e")
 
 
 def adapters() -> list[Adapter]:

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from autogen_agentchat.conditions import MaxMessageTermination
-from autogen_agentchat.teams import Swarm
 from autogen_agentchat.tools import AgentTool
 from autogen_core import CancellationToken
 from autogen_core.models import AssistantMessage, CreateResult, FunctionExecutionResult, UserMessage
@@ -24,88 +22,6 @@ def eraser(cell: Cell) -> Any:
         return cell.erase(path)
 
     return erase_file
-
-
-def look(path: str) -> str:
-    """Looks at a file."""
-    return f"looked at {path}"
-
-
-async def tool_cell(folder: Path, way: str, stream: bool) -> None:
-    with open_cell(folder, asks(("c1", "erase_file", {"path": str(folder / "precious.txt")})), says(ANSWER)) as cell:
-        with governed(way, cell.governor, cell.base_url) as parts:
-            answer = await answer_of(parts.agent("clerk", [eraser(cell)], stream=stream), "tidy up", stream=stream)
-        cell.check(answer, agent_span=parts.instrumented)
-        assert {one.action.agent for one in cell.seen.decisions()} == {"clerk"}
-
-
-@pytest.mark.cell("autogen", "async", "tool")
-@pytest.mark.parametrize("way", WAYS)
-async def test_a_denied_tool_does_not_run(tmp_path: Path, way: str) -> None:
-    await tool_cell(tmp_path, way, False)
-
-
-@pytest.mark.cell("autogen", "streaming", "tool")
-@pytest.mark.parametrize("way", WAYS)
-async def test_a_denied_tool_does_not_run_streamed(tmp_path: Path, way: str) -> None:
-    await tool_cell(tmp_path, way, True)
-
-
-async def parallel_cell(folder: Path, way: str, stream: bool) -> None:
-    path = str(folder / "precious.txt")
-    calls = asks(("c1", "look", {"path": path}), ("c2", "erase_file", {"path": path}), ("c3", "look", {"path": "x"}))
-    with open_cell(folder, calls, says(ANSWER)) as cell:
-        with governed(way, cell.governor, cell.base_url) as parts:
-            agent = parts.agent("clerk", [eraser(cell), look], stream=stream)
-            answer = await answer_of(agent, "tidy up", stream=stream)
-        outcomes = {one.action.call_id: one.status for one in cell.seen.outcomes}
-        assert outcomes == {"c1": "ok", "c2": "denied", "c3": "ok"}
-        results = {
-            m["tool_call_id"]: m["content"] for m in cell.server.requests[-1].body["messages"] if m["role"] == "tool"
-        }
-        assert results["c1"] == f"looked at {path}"
-        assert results["c3"] == "looked at x"
-        assert "DENIED" in results["c2"]
-        cell.check(answer, agent_span=parts.instrumented)
-
-
-@pytest.mark.cell("autogen", "async", "parallel tools")
-@pytest.mark.parametrize("way", WAYS)
-async def test_one_of_three_parallel_tools_is_denied(tmp_path: Path, way: str) -> None:
-    await parallel_cell(tmp_path, way, False)
-
-
-@pytest.mark.cell("autogen", "streaming", "parallel tools")
-@pytest.mark.parametrize("way", WAYS)
-async def test_one_of_three_parallel_tools_is_denied_streamed(tmp_path: Path, way: str) -> None:
-    await parallel_cell(tmp_path, way, True)
-
-
-async def handoff_cell(folder: Path, way: str, stream: bool) -> None:
-    """The other agent would erase the file with its first breath; it never gets the word."""
-    path = str(folder / "precious.txt")
-    replies = [asks(("c1", "transfer_to_eraser", {})), says(ANSWER)]
-    with open_cell(folder, *replies, denied=["transfer_to_eraser"]) as cell:
-        with governed(way, cell.governor, cell.base_url) as parts:
-            clerk = parts.agent("clerk", stream=stream, handoffs=["eraser"])
-            other = parts.agent("eraser", [eraser(cell)], stream=stream, handoffs=["clerk"])
-            team = Swarm([clerk, other], termination_condition=MaxMessageTermination(2))
-            answer = await answer_of(team, f"erase {path}", stream=stream)
-        (decision,) = cell.seen.decisions()
-        assert decision.action.kind == "handoff"
-        cell.check(answer, agent_span=parts.instrumented)
-
-
-@pytest.mark.cell("autogen", "async", "hand-off")
-@pytest.mark.parametrize("way", WAYS)
-async def test_a_denied_handoff_does_not_happen(tmp_path: Path, way: str) -> None:
-    await handoff_cell(tmp_path, way, False)
-
-
-@pytest.mark.cell("autogen", "streaming", "hand-off")
-@pytest.mark.parametrize("way", WAYS)
-async def test_a_denied_handoff_does_not_happen_streamed(tmp_path: Path, way: str) -> None:
-    await handoff_cell(tmp_path, way, True)
 
 
 async def agent_tool_cell(folder: Path, way: str, stream: bool) -> None:

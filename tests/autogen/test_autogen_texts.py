@@ -13,7 +13,6 @@ from autogen_agentchat.tools import AgentTool
 from autogen_core import FunctionCall, Image
 from autogen_core.models import (
     AssistantMessage,
-    CreateResult,
     FunctionExecutionResult,
     FunctionExecutionResultMessage,
     LLMMessage,
@@ -110,17 +109,6 @@ async def test_a_rewritten_answer_is_rewritten_in_every_piece(way: str, stream: 
     if stream:
         chunks = [event.content for event in events if isinstance(event, ModelClientStreamingChunkEvent)]
         assert "".join(chunks) == "the pin is ****"
-
-
-@BOTH
-async def test_an_allowed_stream_keeps_its_pieces(way: str) -> None:
-    with playing(way, FINE, says("one two three")) as (parts, _seen, server):
-        got = [item async for item in parts.client().create_stream([UserMessage(content="count", source="user")])]
-    chunks = [item for item in got if isinstance(item, str)]
-    assert len(chunks) > 1
-    assert "".join(chunks) == "one two three"
-    assert isinstance(got[-1], CreateResult)
-    assert server.requests[0].body["stream"] is True
 
 
 @BOTH

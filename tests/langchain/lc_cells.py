@@ -11,9 +11,8 @@ from typing import Any
 
 from langchain_core.messages import AIMessageChunk, ToolMessage
 from langchain_core.tools import StructuredTool, tool
-from langgraph.graph import END, MessagesState, StateGraph
+from langgraph.graph import MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
-from langgraph.types import Command
 
 import lgov_langchain
 from lgov_langchain import LgovCallbackHandler, LgovMiddleware, wrap_tool_node
@@ -98,25 +97,6 @@ def make_agent(cell: Cell, way: str, mode: str, tools: list[Any], name: str = "c
     from langchain.agents import create_agent
 
     return create_agent(chat_model(cell, mode), tools, name=name, middleware=middleware(cell, way))
-
-
-def make_handoff(cell: Cell, way: str, mode: str) -> Any:
-    """Two stations; the clerk may hand over to one that erases."""
-
-    @tool
-    def transfer_to_eraser() -> Command[Any]:
-        """Hands the conversation over to the eraser."""
-        return Command(goto="eraser", graph=Command.PARENT)
-
-    def eraser(state: MessagesState) -> Any:
-        cell.erase(str(cell.file))
-        return {}
-
-    graph = StateGraph(MessagesState)
-    graph.add_node("clerk", make_agent(cell, way, mode, [transfer_to_eraser]), destinations=("eraser", END))
-    graph.add_node("eraser", eraser)
-    graph.set_entry_point("clerk")
-    return graph.compile(name="office")
 
 
 def make_agent_as_tool(cell: Cell, way: str, mode: str, inner: Any) -> Any:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from lc_cells import (
-    MODES,
     bare_loop,
     erase_tool,
     handlers,
@@ -15,13 +14,11 @@ from lc_cells import (
     make_agent,
     make_agent_as_tool,
     make_graph,
-    make_handoff,
     mcp_tools,
     note,
     run_graph,
 )
 
-from lgov_core.trace import semconv
 from tests.cells import ANSWER, asks, open_cell, says
 
 WAYS = pytest.mark.parametrize("way", ["explicit", "instrumented"])
@@ -37,46 +34,6 @@ def modes(shape: str) -> Any:
             for mode, is_async in runs
         ],
     )
-
-
-def test_every_mode_is_here() -> None:
-    assert {"sync", "async", "streaming"} == set(MODES)
-
-
-@WAYS
-@modes("tool")
-def test_tool(tmp_path: Path, mode: str, is_async: bool, way: str) -> None:
-    path = str(tmp_path / "precious.txt")
-    with open_cell(tmp_path, asks(("c1", "erase_file", {"path": path})), says(ANSWER)) as cell, instrumented(cell, way):
-        agent = make_agent(cell, way, mode, [erase_tool(cell, is_async=is_async)])
-        cell.check(run_graph(agent, mode, is_async=is_async))
-
-
-@WAYS
-@modes("parallel tools")
-def test_parallel_tools(tmp_path: Path, mode: str, is_async: bool, way: str) -> None:
-    path = str(tmp_path / "precious.txt")
-    both = asks(("c1", "erase_file", {"path": path}), ("c2", "note", {"text": "hello"}))
-    with open_cell(tmp_path, both, says(ANSWER)) as cell, instrumented(cell, way):
-        agent = make_agent(cell, way, mode, [erase_tool(cell), note])
-        cell.check(run_graph(agent, mode, is_async=is_async), ran=["note"])
-        results = {
-            m["tool_call_id"]: m["content"] for m in cell.server.requests[-1].body["messages"] if m["role"] == "tool"
-        }
-        assert results["c2"] == "noted hello"
-        assert "DENIED" in results["c1"]
-
-
-@WAYS
-@modes("hand-off")
-def test_handoff(tmp_path: Path, mode: str, is_async: bool, way: str) -> None:
-    replies = asks(("c1", "transfer_to_eraser", {})), says(ANSWER)
-    with open_cell(tmp_path, *replies, denied=["transfer_to_eraser"]) as cell, instrumented(cell, way):
-        cell.check(run_graph(make_handoff(cell, way, mode), mode, is_async=is_async))
-        (denied,) = [one for one in cell.seen.outcomes if one.status == "denied"]
-        assert denied.action.kind == "handoff"
-        names = [span.name for span in cell.seen.spans if span.name.startswith(semconv.INVOKE_AGENT)]
-        assert "invoke_agent clerk" in names
 
 
 @WAYS

@@ -17,7 +17,7 @@ from tests.openai import openai_programs as programs
 
 WAYS = ("one line", "instrumented")
 
-SYNC_CHAT = (programs.chat_create, programs.chat_parse, programs.chat_raw, programs.chat_streaming_response)
+SYNC_CHAT = (programs.chat_parse, programs.chat_raw, programs.chat_streaming_response)
 SYNC_RESPONSES = (programs.response_create, programs.response_parse, programs.response_beta)
 
 
@@ -70,14 +70,6 @@ def test_the_clients_own_tool_runner(way: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.cell("openai", "async", "tool")
-async def test_async_chat(way: str, tmp_path: Path) -> None:
-    with open_cell(tmp_path, one_call(tmp_path), says(ANSWER)) as cell, governed(way, cell) as on:
-        client = on(programs.aclient(cell.base_url))
-        answer = await programs.achat_loop(programs.achat_create, client, tools_of(cell))
-        cell.check(answer, agent_span=False)
-
-
-@pytest.mark.cell("openai", "async", "tool")
 async def test_the_async_clients_own_tool_runner(way: str, tmp_path: Path) -> None:
     with open_cell(tmp_path, one_call(tmp_path), says(ANSWER)) as cell, governed(way, cell) as on:
         answer = await programs.arun_tools(on(programs.aclient(cell.base_url)), tools_of(cell))
@@ -85,7 +77,7 @@ async def test_the_async_clients_own_tool_runner(way: str, tmp_path: Path) -> No
 
 
 @pytest.mark.cell("openai", "streaming", "tool")
-@pytest.mark.parametrize("ask", [programs.chat_chunks, programs.chat_stream_helper], ids=lambda ask: ask.__name__)
+@pytest.mark.parametrize("ask", [programs.chat_stream_helper], ids=lambda ask: ask.__name__)
 def test_streamed_chat(ask: Any, way: str, tmp_path: Path) -> None:
     with open_cell(tmp_path, one_call(tmp_path), says(ANSWER)) as cell, governed(way, cell) as on:
         answer = programs.chat_loop(ask, on(programs.client(cell.base_url)), tools_of(cell))
@@ -93,7 +85,7 @@ def test_streamed_chat(ask: Any, way: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.cell("openai", "streaming", "tool")
-@pytest.mark.parametrize("ask", [programs.achat_chunks, programs.achat_stream_helper], ids=lambda ask: ask.__name__)
+@pytest.mark.parametrize("ask", [programs.achat_stream_helper], ids=lambda ask: ask.__name__)
 async def test_async_streamed_chat(ask: Any, way: str, tmp_path: Path) -> None:
     with open_cell(tmp_path, one_call(tmp_path), says(ANSWER)) as cell, governed(way, cell) as on:
         client = on(programs.aclient(cell.base_url))
@@ -134,27 +126,11 @@ def test_parallel_in_the_tool_runner(way: str, tmp_path: Path) -> None:
         cell.check(answer, ran=["look"], agent_span=False)
 
 
-@pytest.mark.cell("openai", "async", "parallel tools")
-async def test_async_parallel(way: str, tmp_path: Path) -> None:
-    with open_cell(tmp_path, two_calls(tmp_path), says(ANSWER)) as cell, governed(way, cell) as on:
-        client = on(programs.aclient(cell.base_url))
-        answer = await programs.aresponse_loop(programs.aresponse_create, client, tools_of(cell))
-        cell.check(answer, ran=["look"], agent_span=False)
-
-
 @pytest.mark.cell("openai", "streaming", "parallel tools")
-@pytest.mark.parametrize("ask", [programs.chat_chunks, programs.chat_stream_helper], ids=lambda ask: ask.__name__)
+@pytest.mark.parametrize("ask", [programs.chat_stream_helper], ids=lambda ask: ask.__name__)
 def test_streamed_parallel_chat(ask: Any, way: str, tmp_path: Path) -> None:
     with open_cell(tmp_path, two_calls(tmp_path), says(ANSWER)) as cell, governed(way, cell) as on:
         answer = programs.chat_loop(ask, on(programs.client(cell.base_url)), tools_of(cell))
-        cell.check(answer, ran=["look"], agent_span=False)
-
-
-@pytest.mark.cell("openai", "streaming", "parallel tools")
-async def test_async_streamed_parallel(way: str, tmp_path: Path) -> None:
-    with open_cell(tmp_path, two_calls(tmp_path), says(ANSWER)) as cell, governed(way, cell) as on:
-        client = on(programs.aclient(cell.base_url))
-        answer = await programs.achat_loop(programs.achat_chunks, client, tools_of(cell))
         cell.check(answer, ran=["look"], agent_span=False)
 
 

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import warnings
-
 import openai
 import pytest
 
 from lgov_core.errors import InstrumentationError
-from lgov_core.governor import Governor
 from lgov_core.testing import ScriptedModelServer
-from lgov_core.types import Point
 from lgov_openai import instrument, uninstrument
-from lgov_openai.instrumentor import INSTRUMENTOR, lgov_framework
 from tests.cells import asks, says
 from tests.openai import openai_programs as programs
 from tests.openai.rules import chat
@@ -53,54 +46,3 @@ def test_instrumentation_fails_where_a_probe_gets_through(governor, monkeypatch)
     ):
         instrument(governor)
     assert openai.OpenAI.request.__qualname__ == "SyncAPIClient.request"
-
-
-async def test_instrumentation_inside_a_running_loop(governor):
-    instrument(governor)
-    uninstrument()
-
-
-def test_untested_versions_warn_and_two_governors_raise(governor, monkeypatch):
-    monkeypatch.setattr(INSTRUMENTOR, "tested", {"openai": ">=99"})
-    with pytest.warns(UserWarning, match=r"openai 3\.\S+ is outside the range lgov was tested with \(>=99\)"):
-        instrument(governor)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            instrument(governor)
-        other = Governor([])
-        with pytest.raises(InstrumentationError, match="already governed"):
-            instrument(other)
-        other.close()
-    finally:
-        uninstrument()
-
-
-def test_without_openai_instrumentation_raises():
-    program = """
-import sys
-class Gone:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "openai":
-            raise ModuleNotFoundError("No module named 'openai'", name="openai")
-sys.meta_path.insert(0, Gone())
-from lgov_core.errors import InstrumentationError
-from lgov_core.governor import Governor
-from lgov_openai.instrumentor import INSTRUMENTOR, lgov_framework
-try:
-    lgov_framework().instrument(Governor([]))
-except InstrumentationError as error:
-    print(error)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert "openai cannot be governed here: ModuleNotFoundError" in done.stdout
-
-
-def test_the_adapter_is_declared():
-    adapter = lgov_framework()
-    assert (adapter.name, adapter.modules, adapter.installed()) == ("openai", ("openai",), True)
-    assert set(adapter.surface) == {
-        point for point in Point if point not in (Point.AGENT_STARTUP, Point.AGENT_SHUTDOWN)
-    }
-    assert all(adapter.unsupported[mode, shape] for mode in ("sync", "async", "streaming")
-               for shape in ("hand-off", "agent-as-tool"))  # fmt: skip

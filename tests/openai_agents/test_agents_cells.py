@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import Agent, FunctionTool, Model, ModelSettings, ModelTracing, RunConfig, handoff
+from agents import Agent, FunctionTool, Model, ModelSettings, ModelTracing, RunConfig
 from agents.mcp import MCPServerStdio
 from agents.tool_context import ToolContext
 from cells import ANSWER, asks, open_cell, says
-from cells_agents import MODELS, eraser, governed, read_clock
+from cells_agents import MODELS, eraser, governed
 
 from lgov_core.instrumentation.tool_call import failure_status
 from lgov_openai_agents import GovernedModel, governed_tool
@@ -33,46 +33,6 @@ def cells(shape: str, modes: tuple[str, ...] = MODES) -> Any:
 ways = pytest.mark.parametrize(
     ("way", "model"), [("instrumented", "responses"), ("instrumented", "chat"), ("runner", "responses")]
 )
-
-
-@cells("tool")
-@ways
-def test_a_denied_tool(tmp_path: Path, mode: str, way: str, model: str) -> None:
-    call = ("c1", "erase_file", {"path": str(tmp_path / "precious.txt")})
-    with open_cell(tmp_path, asks(call), says(ANSWER)) as cell, governed(way, cell) as how:
-        agent = Agent(name="cleaner", model=MODELS[model](cell), tools=[eraser(cell)])
-        result = how.run(mode, agent, "tidy up")
-        cell.check(result.final_output)
-
-
-@cells("parallel tools")
-@ways
-def test_parallel_tools_of_which_one_is_denied(tmp_path: Path, mode: str, way: str, model: str) -> None:
-    erase = ("c1", "erase_file", {"path": str(tmp_path / "precious.txt")})
-    with open_cell(tmp_path, asks(erase, ("c2", "read_clock", {})), says(ANSWER)) as cell, governed(way, cell) as how:
-        agent = Agent(name="cleaner", model=MODELS[model](cell), tools=[eraser(cell), read_clock])
-        result = how.run(mode, agent, "tidy up")
-        cell.check(result.final_output, ran=["read_clock"])
-
-
-@cells("hand-off")
-@ways
-def test_a_denied_hand_off(tmp_path: Path, mode: str, way: str, model: str) -> None:
-    with (
-        open_cell(
-            tmp_path, asks(("c1", "transfer_to_eraser", {})), says(ANSWER), denied=["transfer_to_eraser"]
-        ) as cell,
-        governed(way, cell) as how,
-    ):
-        began: list[Any] = []
-        other = Agent(name="eraser", model=MODELS[model](cell), tools=[eraser(cell)])
-        agent = Agent(
-            name="cleaner", model=MODELS[model](cell), handoffs=[handoff(other, on_handoff=lambda _: began.append(1))]
-        )
-        result = how.run(mode, agent, "tidy up")
-        cell.check(result.final_output)
-        assert began == []
-        assert result.last_agent.name == "cleaner"
 
 
 @cells("agent-as-tool")

@@ -32,7 +32,6 @@ from cells_agents import (
 )
 
 from lgov_core.air import AirPlugin
-from lgov_core.errors import PolicyDenied
 from lgov_core.testing import ScriptedModelServer
 from lgov_core.trace import semconv
 from lgov_core.types import Action, Decision, Point
@@ -217,23 +216,6 @@ def test_a_tool_that_takes_too_long_is_a_timeout(way: Any, seen: Seen) -> None:
         assert "timed out" in last_prompt(server)
     assert result.final_output == ANSWER
     assert [outcome.status for outcome in seen.outcomes] == ["timeout"]
-
-
-def test_abort_ends_the_run(way: Any) -> None:
-    def judge(action: Action) -> Decision | None:
-        return deny("stop at once", abort=True) if action.point is Point.PRE_TOOL_CALL else None
-
-    ran: list[int] = []
-
-    @function_tool
-    def act() -> str:
-        """Acts."""
-        ran.append(1)
-        return "acted"
-
-    with ScriptedModelServer([asks(("c1", "act", {}))]) as server, pytest.raises(PolicyDenied, match="stop at once"):
-        way(make_governor(judge), Agent(name="a", model=chat_model(server), tools=[act]))
-    assert ran == []
 
 
 def test_a_tool_inside_a_tool_is_a_call_of_its_own(seen: Seen) -> None:

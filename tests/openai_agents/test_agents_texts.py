@@ -237,19 +237,6 @@ def test_a_streamed_reply_is_held_until_it_is_judged(point: Point, kind: str) ->
     assert "secret" not in "".join(texts)
 
 
-def test_a_stream_that_is_allowed_keeps_its_pieces() -> None:
-    async def go(server: ScriptedModelServer) -> list[str]:
-        result = Runner.run_streamed(Agent(name="a", model=chat_model(server)), "go", run_config=CONFIG)
-        return [
-            event.data.delta
-            async for event in result.stream_events()
-            if event.type == "raw_response_event" and event.data.type == "response.output_text.delta"
-        ]
-
-    with ScriptedModelServer([says("one two three")]) as server, instrumented(make_governor(lambda action: None)):
-        assert asyncio.run(go(server)) == ["one", " two", " three"]
-
-
 def test_a_denied_answer_of_an_agent_with_a_type_is_an_error() -> None:
     """The denial is no value of that type, so it cannot stand for the answer."""
     with (
