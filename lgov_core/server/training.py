@@ -19,7 +19,15 @@ from lgov_core.gateway.server import EndpointServer, MountedApp, is_loopback
 from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.models.precision import SMALL
 from lgov_core.server.coordinator import Coordinator, QueueCollector, Stopped
-from lgov_core.server.recipe import algorithm_for, device_for, extra_groups_for, load, open_engine, with_exact_model
+from lgov_core.server.recipe import (
+    Sampling,
+    algorithm_for,
+    device_for,
+    extra_groups_for,
+    load,
+    open_engine,
+    with_exact_model,
+)
 from lgov_core.server.rollouts import KeyInPath, kept_keys
 from lgov_core.server.routes import train_routes
 from lgov_core.server.run_state import (
@@ -127,7 +135,6 @@ class TrainingServer:
         if self._resume and start.dtype is not None and self.settings.model.dtype == "auto":
             self.settings = self.settings.with_values("model", dtype=start.dtype)
         self.settings = settings = with_exact_model(self.settings, device)
-        training = settings.training
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self._resume and (self.folder / "checkpoints").exists():
             raise SettingsError(
@@ -136,7 +143,7 @@ class TrainingServer:
         chosen = self._algorithm or algorithm_for(settings)
         self._extra_groups = extra_groups_for(settings, chosen)
         opened.enter_context(only_trainer(self._place))
-        store = opened.enter_context(contextlib.closing(open_store(self._place)))
+        self.store: RolloutQueue = opened.enter_context(contextlib.closing(open_store(self._place)))
         model = load(settings, device)
         start_sha256 = weights_digest(model.module.state_dict().items())
         name, dtype = str(settings.model.name), settings.model.dtype
@@ -144,18 +151,32 @@ class TrainingServer:
         sampling = open_engine(settings, model, self.folder, opened)
         self._engine_figures = sampling.figures
         self._small = model.module.num_parameters() < SMALL
-        config = RolloutConfig(
-            max_attempts=settings.runtime.max_attempts, timeout_s=settings.runtime.timeout_s, retry_delay_s=0.5
-        )
         self._stop = threading.Event()
-        self._collector = QueueCollector(store, config, self._is_stopped)
-        self.store: RolloutQueue = store
-        self._loop = TrainingLoop(
+        runtime = settings.runtime
+        config = RolloutConfig(max_attempts=runtime.max_attempts, timeout_s=runtime.timeout_s, retry_delay_s=0.5)
+        self._collector = QueueCollector(self.store, config, self._is_stopped)
+        self._loop = self._new_loop(chosen, sampling, start_sha256)
+        keys = self.options.keys or kept_keys(self.folder)
+        self.coordinator = Coordinator(
+            self.folder,
+            self.store,
+            keys,
+            self._collector,
+            loop_id=self._loop_id,
+            about={"model": model.name, "algorithm": chosen.name, "folder": str(self.folder)},
+            timeout_s=runtime.timeout_s,
+        )
+        self._continue()
+        self._start_endpoint(opened, sampling.engine, keys)
+
+    def _new_loop(self, chosen: Algorithm, sampling: Sampling, start_sha256: str) -> TrainingLoop:
+        settings, training = self.settings, self.settings.training
+        return TrainingLoop(
             run_id=self._loop_id,
             policy=sampling.policy,
             learner=sampling.learner(chosen.update),
             engine=sampling.control,
-            store=store,
+            store=self.store,
             pool=self._collector,
             folder=self.folder,
             credit=chosen.credit,
@@ -167,30 +188,19 @@ class TrainingServer:
             max_extra_groups=self._extra_groups,
             seal=self._lineage(start_sha256).seal,
         )
-        about = {
-            "model": model.name,
-            "algorithm": chosen.name,
-            "folder": str(self.folder),
-        }
-        keys = self.options.keys or kept_keys(self.folder)
-        self.coordinator = Coordinator(
-            self.folder,
-            store,
-            keys,
-            self._collector,
-            loop_id=self._loop_id,
-            about=about,
-            timeout_s=settings.runtime.timeout_s,
-        )
+
+    def _continue(self) -> None:
+        """Takes up what an earlier process left, before clients can ask: they find the run again, and no cancelled work."""
         if self._resume:
             self._loop.resume()
         # Rollouts collected for the update in progress are kept; the rest are cancelled.
         self._collector.cancel_left(self._loop_id, self._loop.open_rollouts() if self._resume else ())
-        # Done before the endpoint starts, so that clients of the run find it again and get no cancelled attempts.
         self._left = RunState.unfinished(self.folder) if self._resume else None
         if self._left is not None:
             self.coordinator.begin(self._left, resumed=True)
-        app = create_app([sampling.engine, *self._engines], store, keys=keys, more=train_routes(self.coordinator))
+
+    def _start_endpoint(self, opened: contextlib.ExitStack, engine: Engine, keys: KeyRing) -> None:
+        app = create_app([engine, *self._engines], self.store, keys=keys, more=train_routes(self.coordinator))
         self._endpoint = EndpointServer(cast(Any, KeyInPath(app)), host=self.options.host, port=self.options.port)
         mounted = self.options.mounted
         if mounted is not None:
