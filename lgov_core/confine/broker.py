@@ -7,6 +7,7 @@ take away. The two sides exchange one JSON object a message, with its length in 
 
 from __future__ import annotations
 
+import functools
 import hmac
 import json
 import os
@@ -14,7 +15,7 @@ import socket
 import struct
 import threading
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, astuple, replace
 from pathlib import Path
@@ -27,7 +28,6 @@ from lgov_core.errors import AuditError, LgovError, PolicyError
 from lgov_core.governor import ObservedDecision
 from lgov_core.policies.approval import ApprovalPolicy
 from lgov_core.policies.approval_requests import ApprovalRequest, ApprovalRequests
-from lgov_core.policies.counting import Per
 from lgov_core.policies.loader import load_policy_file
 from lgov_core.policies.policy_set import PolicySet
 from lgov_core.policies.registry import available_policies
@@ -317,21 +317,12 @@ def open_in_box(address: str, policy: Path, redact: tuple[str, ...]) -> tuple[Po
     """The policies of a file and the record, with the broker at ``address`` behind both. Raises `PolicyFileError`."""
     broker = Broker(address)
 
-    def approval(
-        tools: Sequence[str] = ("*",),
-        *,
-        timeout_s: float = 300.0,
-        expires_s: float = 3600.0,
-        wait_s: float = 0.0,
-        per: Per = "global",
-        command: Sequence[str] = (),
-        webhook: str | None = None,
-        store: str = "",
-        name: str = "ApprovalPolicy",
-    ) -> ApprovalPolicy:
-        del command, webhook  # the broker notifies
-        kept: Any = {"store": BrokeredRequests(broker, store), "wait_s": wait_s, "per": per, "name": name}
-        return ApprovalPolicy(tools, timeout_s=timeout_s, expires_s=expires_s, **kept)
+    @functools.wraps(ApprovalPolicy)  # its options
+    def approval(*tools: Any, store: str = "", **options: Any) -> ApprovalPolicy:
+        own = {
+            name: value for name, value in options.items() if name not in ("command", "webhook")
+        }  # the broker notifies
+        return ApprovalPolicy(*tools, store=BrokeredRequests(broker, store), **own)
 
     policies = load_policy_file(policy, registry={**available_policies(), "approval": approval})
     return policies, BrokeredLog(broker, redact=redact or None)
