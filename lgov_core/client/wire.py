@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 import lgov_core
+from lgov_core._util.json_text import json_object
 from lgov_core._util.schema import checked
 from lgov_core.errors import ClientError
 from lgov_core.types import Outcome, Reward, Span, SpanEvent
@@ -71,7 +72,14 @@ class Report:
         return {
             "outcome": self.outcome.value,
             "rewards": [asdict(reward) for reward in self.rewards],
-            "spans": [_span_json(span) for span in self.spans],
+            "spans": [
+                {
+                    **{name: getattr(span, name) for name in _SpanBody.__struct_fields__},
+                    "attributes": dict(span.attributes),
+                    "events": [[event.name, event.at, dict(event.attributes)] for event in span.events],
+                }
+                for span in self.spans
+            ],
             "error": self.error,
             "counts": dict(self.counts),
             "result": dict(self.result),
@@ -122,12 +130,6 @@ class ReportBody(msgspec.Struct, frozen=True, kw_only=True):
         """The report; its spans are claims."""
         spans = tuple(span.span() for span in self.spans)
         return Report(self.outcome, tuple(self.rewards), spans, self.error, self.counts, self.result)
-
-
-def _span_json(span: Span) -> dict[str, Any]:
-    events = [[event.name, event.at, dict(event.attributes)] for event in span.events]
-    values = {name: getattr(span, name) for name in _SpanBody.__struct_fields__}
-    return {**values, "attributes": dict(span.attributes), "events": events}
 
 
 #: Answers after which the same request may be sent again.
@@ -181,7 +183,11 @@ class ServerConnection:
             request = urllib.request.Request(f"{self.url}{path}", body, self._headers, method=method)
             try:
                 with self._opener.open(request, timeout=timeout_s) as answer:
-                    return _object(answer.read())
+                    reply = json_object(answer.read())
+                if reply is None:
+                    hint = "is this a training server of lgov?"
+                    raise ClientError("the server's reply is not a JSON object", hint=hint)
+                return reply
             except urllib.error.HTTPError as error:
                 refused = self._refused(error, path)
                 if error.code not in _AGAIN or time.monotonic() + pause > until:
@@ -213,13 +219,3 @@ class ServerConnection:
                 f"{self.url} refuses the key: {message}", status=error.code, hint="pass key=, an admin key"
             )
         return ClientError(f"{self.url} refuses: {message}", status=error.code)
-
-
-def _object(raw: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(raw)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise ClientError("the server's reply is not a JSON object", hint="is this a training server of lgov?")
-    return value

@@ -87,18 +87,14 @@ def _open_runner(options: dict[str, Any], output: int, broker: str | None) -> Ag
             content=options.get("content", False),
         )
         if guarded:
-            govern_imports(runner.governor, _refuse)
+            # The process ends, for it must not run ungoverned agents; the client starts no other.
+            govern_imports(runner.governor, lambda reason: end_process(lambda: say(reason)))
         return runner
     except LgovError as error:
         _send(output, {"error": error.message, "hint": error.hint})
     except Exception as error:  # noqa: BLE001 - the client reports whatever the agent's module raises
         _send(output, {"error": f"the agent's module raised {type(error).__name__}: {error}", "hint": None})
     sys.exit(1)
-
-
-def _refuse(reason: str) -> NoReturn:
-    """Ends the process, which must not run ungoverned agents; the client starts no other."""
-    end_process(lambda: say(reason))
 
 
 def _run_alone(runner: AgentRunner, waiting: queue.SimpleQueue[bytes], output: int) -> NoReturn:

@@ -139,9 +139,11 @@ def _run_outside(
     with closing(placed.channel), ExitStack() as opened:  # a box that is not released ends
         log = options.governance.open_record("" if confined is None else confined.digest)
         opened.callback(_close, log)
-        stores = {store: _requests(store, rules) for store, rules in _stores(confined).items()}
+        stores = {store: _requests(store, asking) for store, asking in _stores(confined).items()}
         attempts = Attempts(log, options.rollout_id)
-        fields = _fields(placed.layers, plan)
+        rules = {name: value for name, value in asdict(plan.rules).items() if value not in (None, ())}
+        layers = placed.layers
+        fields = {"strict": layers.strict, "layers": layers.held, "missing": layers.missing, "rules": rules}
         about = {"rollout_id": options.rollout_id, "policy": POLICY, "rule": "box", "reason": _summary(placed.layers)}
         log.append("confinement", {**about, **fields}, arguments=None, content={})
         if placed.layers.missing:
@@ -165,11 +167,6 @@ def _close(log: Any) -> None:
         log.close()
     except LgovError as error:
         say(str(error))
-
-
-def _fields(layers: Layers, plan: BoxPlan) -> dict[str, Any]:
-    rules = {name: value for name, value in asdict(plan.rules).items() if value not in (None, ())}
-    return {"strict": layers.strict, "layers": layers.held, "missing": layers.missing, "rules": rules}
 
 
 def _summary(layers: Layers) -> str:

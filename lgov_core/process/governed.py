@@ -75,9 +75,9 @@ class BlockedActions:
 
     def add(self, action: Action, decision: Decision) -> None:
         """Takes note of a decision, if it blocks or would outside shadow mode."""
-        for part in decision.parts or (decision,):
-            if part.approval and not part.blocks:
-                self._answered(part.approval)
+        answered = {part.approval for part in decision.parts or (decision,) if part.approval and not part.blocks}
+        for key in [key for key, kind in self._kinds.items() if kind.approval in answered]:
+            self._kinds.pop(key, None)
         block = decision if decision.blocks else decision.unenforced
         if block is None or not block.blocks:
             return
@@ -95,10 +95,6 @@ class BlockedActions:
                 kind.reason, kind.decision_id = other.reason, other.decision_id
             elif len(self._kinds) < MAX_KINDS:
                 self._kinds[other.key] = other
-
-    def _answered(self, approval: str) -> None:
-        for key in [key for key, kind in self._kinds.items() if kind.approval == approval]:
-            self._kinds.pop(key, None)
 
     def as_json(self) -> list[dict[str, Any]]:
         """The kinds as JSON values."""

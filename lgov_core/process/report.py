@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,7 +103,11 @@ class RunReport:
         judged = [name for name in (*self.frameworks, *elsewhere) if name in self.judged]
         # A framework below others (the openai client, say) has no decisions where those judge.
         for framework in judged or self.frameworks:
-            lines.append(f"{framework}: judged {_in_words(self.judged.get(framework, {}))}")
+            points = self.judged.get(framework, {})
+            counts = [
+                counted(sum(points[point].values()), *words) for point, words in _WORDS.items() if point in points
+            ]
+            lines.append(f"{framework}: judged {', '.join(counts) or 'nothing'}")
         for framework, points in self.uncovered.items():
             lines.append(f"{framework}: cannot block at {', '.join(points)}")
         lines += blocked_lines(self.blocked, self.audit)
@@ -159,11 +163,6 @@ def blocked_lines(blocked: Sequence[Blocked], audit: str) -> list[str]:
 def _started(count: int) -> str:
     what = "Python process{} that the program started {}"
     return counted(count, what.format("", "was"), what.format("es", "were"))
-
-
-def _in_words(points: Mapping[str, Mapping[str, int]]) -> str:
-    parts = [counted(sum(points[point].values()), *words) for point, words in _WORDS.items() if point in points]
-    return ", ".join(parts) or "nothing"
 
 
 def cannot_block(adapter: Adapter) -> list[str]:

@@ -38,22 +38,22 @@ ENDING: Final = "ending after the update in progress; once more ends at once"
 def shown_progress(coordinator: Coordinator) -> Generator[None]:
     """Shows each run of ``coordinator`` until the block ends, as its clients show it."""
     over = threading.Event()
-    thread = threading.Thread(target=_watch, args=(coordinator, over), name="lgov-progress", daemon=True)
+
+    def watch() -> None:
+        last: RunState | None = None
+        while not over.wait(_PAUSE_S):
+            run = coordinator.run
+            if run is not None and run is not last:
+                _show(run, over)
+                last = run
+
+    thread = threading.Thread(target=watch, name="lgov-progress", daemon=True)
     thread.start()
     try:
         yield
     finally:
         over.set()
         thread.join()
-
-
-def _watch(coordinator: Coordinator, over: threading.Event) -> None:
-    last: RunState | None = None
-    while not over.wait(_PAUSE_S):
-        run = coordinator.run
-        if run is not None and run is not last:
-            _show(run, over)
-            last = run
 
 
 def _show(run: RunState, over: threading.Event) -> None:

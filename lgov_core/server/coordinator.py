@@ -102,18 +102,18 @@ class QueueCollector:
                 continue
 
     def _results(self, rollouts: Sequence[Rollout]) -> list[Attempt]:
+        """The last attempt at each rollout, with its task and an outcome."""
         last: dict[str, Attempt] = {}
         for attempt in self._store.attempts([rollout.rollout_id for rollout in rollouts]):
             if attempt.rollout_id not in last or attempt.attempt > last[attempt.rollout_id].attempt:
                 last[attempt.rollout_id] = attempt
-        return [_result(rollout, last.get(rollout.rollout_id)) for rollout in rollouts]
-
-
-def _result(rollout: Rollout, attempt: Attempt | None) -> Attempt:
-    """The last attempt at a rollout, with its task and an outcome."""
-    if attempt is None:
-        attempt = Attempt(rollout.rollout_id, 1, rollout.created_at, error="it was never begun")
-    return replace(attempt, task_id=rollout.task_id, outcome=attempt.outcome or Outcome.INFRASTRUCTURE)
+        results: list[Attempt] = []
+        for rollout in rollouts:
+            never_begun = Attempt(rollout.rollout_id, 1, rollout.created_at, error="it was never begun")
+            attempt = last.get(rollout.rollout_id, never_begun)
+            outcome = attempt.outcome or Outcome.INFRASTRUCTURE
+            results.append(replace(attempt, task_id=rollout.task_id, outcome=outcome))
+        return results
 
 
 _SPLITS: Final = ("train", "test")

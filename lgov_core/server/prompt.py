@@ -175,7 +175,9 @@ def _searched(job: TrainingJob) -> Mapping[str, Any]:
             return chance.sample(range(len(tasks)), min(section.tasks, len(tasks)))
 
         def changed(versions: Sequence[PromptVersion]) -> None:
-            _write(job.folder, versions, search.best)
+            lines = "".join(json.dumps(version.as_json(), ensure_ascii=False) + "\n" for version in versions)
+            atomic_write(job.folder / VERSIONS_FILE, lines.encode())
+            atomic_write(job.folder / BEST_FILE, f"{search.best.template}\n".encode())
             last = versions[-1]
             job.say(f"{len(versions)} versions; best is version {search.best.version} with {search.best.score or 0.0:.3f}; "
                     f"the newest is version {last.version}, made from {last.parent}")  # fmt: skip
@@ -312,9 +314,3 @@ def _template(section: PromptSection) -> str:
     if not text.strip():
         raise SettingsError(f"the template {section.template} is empty", hint="write the prompt that is used today")
     return text.strip()
-
-
-def _write(folder: Path, versions: Sequence[PromptVersion], best: PromptVersion) -> None:
-    lines = "".join(json.dumps(version.as_json(), ensure_ascii=False) + "\n" for version in versions)
-    for name, text in ((VERSIONS_FILE, lines), (BEST_FILE, best.template + "\n")):
-        atomic_write(folder / name, text.encode())

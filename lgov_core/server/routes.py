@@ -89,6 +89,12 @@ def train_routes(does: Coordinator) -> list[RuledRoute]:
         first_hand = hmac.compare_digest(key.encode(), does.first_hand_key.encode())
         return does.finish(body.worker_id, body.rollout_id, body.attempt, body.report(), first_hand=first_hand)
 
+    async def progress(request: Request) -> Any:
+        after = request.query_params.get("after", "0")
+        if not after.isdigit():
+            raise EndpointError("'after' must be a whole number", status=422)
+        return await asyncio.to_thread(does.progress, None, int(after))
+
     table: Sequence[tuple[str, str, Callable[[Request], Any]]] = [
         # also for clients of another version
         ("GET", "/train/about", _in_thread(_Nothing, lambda body, _: does.about())),
@@ -108,7 +114,7 @@ def train_routes(does: Coordinator) -> list[RuledRoute]:
         ("POST", "/train/release", _in_thread(_Release, lambda body, _: does.release(body.worker_id, body.reason[:500]))),
         # ends the run after the update in progress
         ("POST", "/train/stop", _in_thread(_Nothing, lambda body, _: does.stop())),
-        ("GET", "/train/progress", lambda request: _progress(does, request)),  # the state of the run
+        ("GET", "/train/progress", progress),  # the state of the run
     ]  # fmt: skip
     return [
         RuledRoute(path, _answered(handler), methods=[method], access=Access.ADMIN) for method, path, handler in table
@@ -127,13 +133,6 @@ async def _claim(does: Coordinator, request: Request) -> Any:
         look = min(until, time.monotonic() + 1.0)  # what waits for another try becomes due by itself
         while does.enqueued == seen and time.monotonic() < look:
             await asyncio.sleep(0.02)
-
-
-async def _progress(does: Coordinator, request: Request) -> Any:
-    after = request.query_params.get("after", "0")
-    if not after.isdigit():
-        raise EndpointError("'after' must be a whole number", status=422)
-    return await asyncio.to_thread(does.progress, None, int(after))
 
 
 def _in_thread(schema: type[T], handle: Callable[[T, Request], Any]) -> Callable[[Request], Any]:

@@ -291,13 +291,14 @@ class TrainingServer:
                 continue
             step = self._loop.done - run.first
             later = range(step + 1, min(step + self.settings.max_staleness + 1, run.steps))
+            batch, seed = self._batch(run, step), f"{training.seed}/{run.first}"
             iteration = self._loop.iterate(
-                self._batch(run, step),
+                batch,
                 training.group_size,
                 self._stage,
                 self._train_figures,
                 [self._batch(run, number) for number in later],
-                self._further(run, step),
+                further_of(self.coordinator.tasks.of("train"), batch, step, seed, self._extra_groups),
             )
             run.add(self._loop.run.line)
             run.at(self._loop.done - run.first)
@@ -326,10 +327,6 @@ class TrainingServer:
         per_epoch = updates_of(self.coordinator.tasks.of("train"), self.settings.training.batch_size)
         last = run.first + step // per_epoch * per_epoch - self.settings.max_staleness
         return settled_tasks(line for line in self._loop.run.metrics.lines() if run.first < line["step"] <= last)
-
-    def _further(self, run: RunState, step: int) -> list[Task]:
-        seed = f"{self.settings.training.seed}/{run.first}"
-        return further_of(self.coordinator.tasks.of("train"), self._batch(run, step), step, seed, self._extra_groups)
 
     def _evaluate(self, run: RunState) -> None:
         """Every held-out task once, sampled as in training: greedy decoding hides what a policy would do."""
