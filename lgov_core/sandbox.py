@@ -32,7 +32,7 @@ MAX_RESULT, MAX_FILE = 1_000_000, 1 << 28  # in bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Execution:
+class CodeExecution:
     """The exit code of a run (128 and the signal that ended it), and what it printed, errors too: 1,000,000 bytes at most."""
 
     exit_code: int
@@ -46,7 +46,7 @@ class Process:
     folder: Path
     memory: int
 
-    def code_run(self, code: str, *, timeout: float = 60.0) -> Execution:
+    def code_run(self, code: str, *, timeout: float = 60.0) -> CodeExecution:
         """Runs Python ``code`` as a program of its own, with this Python and its packages, and waits until it has ended.
 
         It can read and change the sandbox's folder, in which it starts; files that it leaves there are there the next time.
@@ -64,7 +64,7 @@ class Process:
         finally:
             private.remove()
 
-    def _run(self, code: str, timeout: float, private: Path) -> Execution:
+    def _run(self, code: str, timeout: float, private: Path) -> CodeExecution:
         governed = os.environ.get(VARIABLE)
         arguments = {
             "folder": str(self.folder),
@@ -85,14 +85,14 @@ class Process:
             try:
                 process.communicate(code.encode(), timeout)
             except subprocess.TimeoutExpired:
-                return Execution(TIMED_OUT, _text(output))
+                return CodeExecution(TIMED_OUT, _text(output))
             finally:
                 process.kill()  # and the kernel ends the box
                 process.wait()
         ending: dict[str, Any] = json.loads(ended.read_bytes()) if ended.exists() else {"message": _text(output)}
         if "exit_code" not in ending:
             raise InstrumentationError(f"no sandbox: {ending['message']}", hint=ending.get("hint"))
-        return Execution(ending["exit_code"], _text(output))
+        return CodeExecution(ending["exit_code"], _text(output))
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ class NearGap:
 
 
 @dataclass(slots=True)
-class RunReport:
+class ClosingReport:
     """How a governed run went. ``judged`` counts by framework, point and effect; it holds the children's too.
 
     ``would_deny`` of the ``allowed`` decisions would have blocked outside shadow mode. ``blocked`` names what was blocked,

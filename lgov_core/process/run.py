@@ -199,7 +199,7 @@ class GovernedRun:
 
     def _close(self) -> bool:
         """Closes everything and writes the report; returns True if the status is not 0 for the children."""
-        from lgov_core.process.report import RunReport, cannot_block, near_gaps
+        from lgov_core.process.report import ClosingReport, cannot_block, near_gaps
 
         process, options, guard = self.process, self.options, self.process.guard
         children = read_reports(self.reports)
@@ -221,7 +221,7 @@ class GovernedRun:
         adapters = [adapter for adapter in guard.adapters if adapter.name in guard.instrumented]
         process.tally.blocked.merge(children.blocked)
         store = options.governance.store
-        report = RunReport(
+        report = ClosingReport(
             frameworks=list(guard.instrumented),
             judged=as_counts(judged),
             allowed=judged.total() - denied,

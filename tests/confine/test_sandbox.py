@@ -45,7 +45,7 @@ def box() -> Iterator[sandbox.Sandbox]:
 
 @needs_box
 def test_code_runs_and_its_output_is_the_result(box: sandbox.Sandbox) -> None:
-    assert box.process.code_run("print(6 * 7)") == sandbox.Execution(0, "42")
+    assert box.process.code_run("print(6 * 7)") == sandbox.CodeExecution(0, "42")
     failed = box.process.code_run("print('before')\n1 / 0")
     assert failed.exit_code == 1
     assert failed.result.startswith("before\n")

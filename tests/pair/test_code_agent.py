@@ -84,9 +84,9 @@ def test_a_code_agent_in_a_sandbox(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     code_run = sandbox.Process.code_run
-    done: list[sandbox.Execution] = []
+    done: list[sandbox.CodeExecution] = []
 
-    def noted(process: sandbox.Process, code: str) -> sandbox.Execution:
+    def noted(process: sandbox.Process, code: str) -> sandbox.CodeExecution:
         done.append(code_run(process, code))
         return done[-1]
 
