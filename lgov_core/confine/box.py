@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 from lgov_core.confine import root
@@ -150,7 +151,12 @@ def _first(channel: socket.socket, plan: BoxPlan, layers: Layers, ports: list[in
 
 def _wait_for(pid: int) -> int:
     """Waits for ``pid``, collecting other children on the way and handing signals on to it; returns its exit status."""
-    before = {number: signal.signal(number, lambda received, _: _kill(pid, received)) for number in _FORWARDED}
+
+    def hand_on(number: int, _frame: FrameType | None) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+    before = {number: signal.signal(number, hand_on) for number in _FORWARDED}
     try:
         while True:
             ended, status = os.waitpid(-1, 0)
@@ -160,10 +166,3 @@ def _wait_for(pid: int) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _kill(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return

@@ -235,7 +235,11 @@ class Proxy:
             server.sendall(rest)
         else:
             path = parts._replace(scheme="", netloc="", fragment="").geturl() or "/"
-            server.sendall(_for_server(verb, path, version, head) + rest)
+            # One request a connection, since the next may be for another host.
+            dropped = (b"connection:", b"proxy-")
+            lines = [line for line in head.split(b"\r\n")[1:] if not line.lower().startswith(dropped)]
+            first = f"{verb} {path} {version}".encode("latin-1")
+            server.sendall(b"\r\n".join([first, *lines, b"connection: close", b"", b""]) + rest)
         return server
 
     def _connect(self, host: str, port: int) -> socket.socket:
@@ -293,12 +297,6 @@ def _destination(verb: str, target: str) -> tuple[SplitResult, str, int]:
     if not parts.hostname or not port or (verb != "CONNECT" and parts.scheme != "http"):
         raise ValueError("the proxy takes CONNECT host:port, and requests with a whole http:// URL")
     return parts, parts.hostname.lower().rstrip("."), port
-
-
-def _for_server(verb: str, path: str, version: str, head: bytes) -> bytes:
-    """The head for the server: one request a connection, since the next may be for another host."""
-    lines = [line for line in head.split(b"\r\n")[1:] if not line.lower().startswith((b"connection:", b"proxy-"))]
-    return b"\r\n".join([f"{verb} {path} {version}".encode("latin-1"), *lines, b"connection: close", b"", b""])
 
 
 def _pump(source: socket.socket, target: socket.socket) -> None:

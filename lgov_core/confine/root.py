@@ -90,7 +90,11 @@ def enter(plan: BoxPlan) -> None:
     hidden = {True: f"{new}{MARK}/folder", False: f"{new}{MARK}/file"}
     os.makedirs(hidden[True])
     os.close(os.open(hidden[False], os.O_CREAT, 0o000))
-    _devices(new)
+    os.makedirs(f"{new}/dev")
+    for name in DEVICES:
+        _bind(f"/dev/{name}", f"{new}/dev/{name}")
+    for name, target in _DEV_LINKS.items():
+        os.symlink(target, f"{new}/dev/{name}")
     for path, mount in plan.mounts.items():
         _bind(mount.source, new + path)
         device = stat.S_ISCHR(os.stat(mount.source).st_mode)
@@ -116,14 +120,6 @@ def enter(plan: BoxPlan) -> None:
     call("pivot_root", b".", b".")
     call("umount2", b".", _MNT_DETACH)  # of the two on top of each other, the old one
     os.chdir(plan.folder)
-
-
-def _devices(new: str) -> None:
-    os.makedirs(f"{new}/dev")
-    for name in DEVICES:
-        _bind(f"/dev/{name}", f"{new}/dev/{name}")
-    for name, target in _DEV_LINKS.items():
-        os.symlink(target, f"{new}/dev/{name}")
 
 
 def _bind(source: str, target: str) -> None:
