@@ -21,9 +21,8 @@ from lgov_core.instrumentation.endpoint_headers import endpoint_headers
 from lgov_core.scope import current_scope
 from lgov_core.types import new_id
 from lgov_core.wire.chat_turns import ChatProtocol
-from lgov_core.wire.content import JSON, read_events
 from lgov_core.wire.responses_turns import ResponsesProtocol
-from lgov_core.wire.turns import MessageProtocol, ModelReading, Turn
+from lgov_core.wire.turns import JSON, MessageProtocol, ModelReading, Turn, read_events
 
 _PROTOCOLS: tuple[tuple[str, MessageProtocol], ...] = (
     ("/chat/completions", ChatProtocol()),

@@ -12,8 +12,7 @@ from lgov_core.instrumentation.conversation_memory import MAX_PER_MARK, MAX_REME
 from lgov_core.instrumentation.tool_call import GovernedToolCall
 from lgov_core.scope import RolloutScope, current_scope
 from lgov_core.types import Decision
-from lgov_core.wire.content import JSON
-from lgov_core.wire.turns import MessageProtocol, Proposal
+from lgov_core.wire.turns import JSON, MessageProtocol, Proposal
 from lgov_openai.streamed_replies import HeldCalls, Recording
 
 

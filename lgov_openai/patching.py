@@ -14,9 +14,8 @@ from openai import AsyncOpenAI, OpenAI
 from lgov_core.instrumentation.framework import Instrumentor, Patches, in_fresh_thread
 from lgov_core.types import Point
 from lgov_core.wire.chat_turns import ChatProtocol
-from lgov_core.wire.content import JSON
 from lgov_core.wire.responses_turns import ResponsesProtocol
-from lgov_core.wire.turns import MessageProtocol
+from lgov_core.wire.turns import JSON, MessageProtocol
 from lgov_openai.client import Interceptor, wrapped_request
 from lgov_openai.instrumentor import INSTRUMENTOR
 

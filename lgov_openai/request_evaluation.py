@@ -12,8 +12,7 @@ from lgov_core.instrumentation.live_span import LiveSpan, started_span
 from lgov_core.instrumentation.tool_call import ToolReading
 from lgov_core.scope import current_scope
 from lgov_core.types import Action, Decision, Point, new_id
-from lgov_core.wire.content import JSON, read_arguments
-from lgov_core.wire.turns import MessageProtocol, Proposal
+from lgov_core.wire.turns import JSON, MessageProtocol, Proposal, read_arguments
 from lgov_openai.memory import EntryReader, Memory
 
 FRAMEWORK = "openai"

@@ -15,7 +15,7 @@ from functools import cache, partial
 from typing import Any, Protocol
 
 from lgov_core.instrumentation import Flow, arun_flow, run_flow
-from lgov_core.wire.content import JSON, read_events
+from lgov_core.wire.turns import JSON, read_events
 from lgov_openai.http_messages import Reply, library_of
 
 

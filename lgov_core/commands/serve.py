@@ -32,9 +32,9 @@ from lgov_core.settings import Settings, load_settings, without_password
 from lgov_core.train.settings import TrainSettings, load_train_settings
 
 if TYPE_CHECKING:
+    from lgov_core.gateway.access import KeyRing
     from lgov_core.gateway.protocol import Engine
     from lgov_core.gateway.server import EndpointServer
-    from lgov_core.gateway.serving.keys import KeyRing
     from lgov_core.views.web.app import MountedWindow
 
 
@@ -105,8 +105,8 @@ def serve(
 @contextlib.contextmanager
 def _serving(settings: Settings, engine: Engine, keys: KeyRing | None) -> Generator[EndpointServer]:
     """The running endpoint with its store and policy; all of them are closed at the end."""
+    from lgov_core.gateway.limits import Limits
     from lgov_core.gateway.server import EndpointServer
-    from lgov_core.gateway.serving.limits import Limits
 
     with contextlib.ExitStack() as open_things:
         recorded = None
@@ -174,8 +174,8 @@ def _keys(settings: Settings, admin_keys_file: Path | None, *, show_admin_key: b
 
     ``show_admin_key``: the admin key will be printed, which requires keys.
     """
+    from lgov_core.gateway.access import AdminKeyFile, KeyRing
     from lgov_core.gateway.server import is_loopback
-    from lgov_core.gateway.serving.keys import AdminKeyFile, KeyRing
 
     path = settings.key_secret_file
     if path is None:
@@ -231,7 +231,7 @@ def _engine(settings: Settings, *, dtype: str) -> Engine:
         )
     if settings.upstream is not None:
         try:
-            from lgov_core.gateway.upstream.engine import UpstreamEngine
+            from lgov_core.gateway.upstream import UpstreamEngine
         except ImportError as error:
             raise EndpointError(f"the endpoint needs {error.name}", hint="pip install 'lgov[gateway]'") from error
         urls = [url.strip() for url in settings.upstream.split(",")]

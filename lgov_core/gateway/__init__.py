@@ -4,11 +4,11 @@ Engines answer (`Engine`: the embedded one, an upstream one, or your own), `Endp
 issues keys that are bound to one attempt. The web server and the clients are imported when they are first used.
 """
 
+from lgov_core.gateway.access import AdminKeyFile, KeyRing
+from lgov_core.gateway.limits import Limits
 from lgov_core.gateway.policy_gate import PolicyGate, open_gate
 from lgov_core.gateway.protocol import ANY_MODEL, Engine, Gate, GateRefusal, GateReply, GateRequest
 from lgov_core.gateway.server import EndpointServer
-from lgov_core.gateway.serving.keys import AdminKeyFile, KeyRing
-from lgov_core.gateway.serving.limits import Limits
 from lgov_core.wire.exchange import ChatRequest, Completion, StreamPiece, ToolCall
 
 __all__ = [

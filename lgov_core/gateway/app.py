@@ -1,29 +1,292 @@
-"""The training endpoint as an ASGI application."""
+"""The training endpoint as an ASGI application, with the routes beside those of the model APIs.
+
+These are spans over OTLP, health, metrics, and what an administrator asks: `lgov_core.gateway.api_routes` has the others.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import importlib
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Annotated, Final, TypeAlias, TypeVar
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 
-from lgov_core.errors import EndpointError, LgovError
+from lgov_core.errors import EndpointError, LgovError, ScopeError, TraceError
+from lgov_core.gateway.access import (
+    ATTEMPT_HEADER,
+    ROLLOUT_HEADER,
+    Access,
+    Attribution,
+    Guard,
+    KeyGrant,
+    KeyRing,
+    RuledRoute,
+    attribute,
+    bearer_key,
+)
+from lgov_core.gateway.api_routes import ApiRoutes
+from lgov_core.gateway.capture import Capture, Counters
+from lgov_core.gateway.limits import (
+    CONTENT_TYPE,
+    ROLLOUT_PREFIX,
+    Admission,
+    BodyBudget,
+    Limits,
+    Metrics,
+    Reading,
+    checked_body,
+    json_response,
+    read_body,
+    read_object,
+)
 from lgov_core.gateway.protocol import Engine, Gate
-from lgov_core.gateway.routes.admin_routes import AdminRoutes
-from lgov_core.gateway.routes.api_routes import ApiRoutes
-from lgov_core.gateway.routes.otlp_route import TracesRoute
-from lgov_core.gateway.serving.access import Guard, RuledRoute
-from lgov_core.gateway.serving.capture import Capture
-from lgov_core.gateway.serving.keys import KeyRing
-from lgov_core.gateway.serving.limits import Admission, BodyBudget, Limits
-from lgov_core.gateway.serving.metrics import Metrics, Reading
-from lgov_core.gateway.upstream.registered_models import RegisteredModels
+from lgov_core.gateway.upstream import RegisteredModels
 from lgov_core.store import TraceStore
+from lgov_core.trace import semconv
+from lgov_core.trace.canonical import states_result
+from lgov_core.trace.otlp_http import (
+    CONTENT_TYPE_OF,
+    Protocol,
+    answered_in,
+    decode_traces,
+    protocol_of,
+    response_body,
+    status_body,
+)
+from lgov_core.types import Span
+
+#: Seconds after which exporters retry when the store fails.
+_RETRY_AFTER_S = 5
+
+#: A decompressed body may be this many times the limit, and never longer than `_MAX_INFLATED` bytes.
+_INFLATION = 8
+_MAX_INFLATED = 32 * 1024 * 1024
+#: Requests decoded at the same time: decoding takes CPU, and several times the body in memory.
+_AT_ONCE = 2
+_PROBLEMS_SHOWN = 5
+_PATH = "/v1/traces"
+
+Handler: TypeAlias = Callable[[Request, Exception], Awaitable[Response]]
+
+
+class TracesRoute:
+    """The handler, for one event loop. ``max_body`` is in bytes, as sent.
+
+    The sender is named by the key, the headers and the path, as for a model call. In a request of an attempt, spans that
+    name no rollout become its own; those that name another are refused and counted, as is one that states the attempt's
+    final reward or outcome, unless the key may give rewards. The admin key may send spans of any rollout.
+
+    Spans are stored as claims (`Span.claimed`). The answer comes after the commit, in the request's own format: 200 with the
+    number of rejected spans, or a ``google.rpc.Status``. A store that cannot write is a 503, which exporters try again.
+    """
+
+    def __init__(self, store: TraceStore | None, keys: KeyRing, *, max_body: int) -> None:
+        self._store = store
+        self._keys = keys
+        self._max_body = max_body
+        self._places = asyncio.Semaphore(_AT_ONCE)
+        #: How many spans were stored, could not be read, and were not the sender's to send.
+        self._counts: dict[str, int] = {"stored": 0, "unreadable": 0, "refused": 0}
+
+    def routes(self) -> list[RuledRoute]:
+        """The routes that an application mounts."""
+        return [
+            RuledRoute(f"{prefix}{_PATH}", self.receive, methods=["POST"], access=Access.AGENT)
+            for prefix in ("", ROLLOUT_PREFIX)
+        ]
+
+    def refusing(self, on_error: Handler) -> Handler:
+        """``on_error``, except that what this route refuses is answered as OTLP has it, also where others refuse it."""
+
+        async def answer(request: Request, error: Exception) -> Response:
+            if isinstance(error, LgovError) and request.url.path.endswith(_PATH):
+                return _refusal(answered_in(request.headers.get("content-type")), error)
+            return await on_error(request, error)
+
+        return answer
+
+    def readings(self) -> Iterable[Reading]:
+        """The metrics of the route."""
+        yield (
+            "counter",
+            "lgov_received_spans",
+            "Spans received over OTLP, by what was done with them.",
+            "what",
+            dict(self._counts),
+        )
+
+    async def receive(self, request: Request) -> Response:
+        """``POST .../v1/traces``."""
+        content_type = request.headers.get("content-type")
+        protocol = answered_in(content_type)
+        try:
+            grant = self._keys.check(bearer_key(request.headers))
+            who = self._sender(request, grant)
+            protocol = protocol_of(content_type)
+            if self._store is None:
+                raise EndpointError("this endpoint keeps no record", status=501, hint="start it with a store")
+            body = await read_body(request, self._max_body)
+            encoding = request.headers.get("content-encoding")
+            async with self._places:
+                rejected, problems = await asyncio.to_thread(
+                    self._keep, self._store, body, protocol, encoding, who, grant
+                )
+        except LgovError as error:
+            return _refusal(protocol, error)
+        return Response(response_body(protocol, rejected, problems), media_type=CONTENT_TYPE_OF[protocol])
+
+    def _sender(self, request: Request, grant: KeyGrant) -> Attribution:
+        """The sender. With a key of all attempts at a rollout the spans may name their attempt."""
+        named = ATTEMPT_HEADER in request.headers or ROLLOUT_HEADER in request.headers or request.path_params
+        if grant.rollout_id is not None and grant.attempt is None and not named:
+            return Attribution(grant.rollout_id, None)
+        return attribute(request.headers, request.path_params, grant, allow_unattributed=True)
+
+    def _keep(
+        self,
+        store: TraceStore,
+        body: bytes,
+        protocol: Protocol,
+        encoding: str | None,
+        who: Attribution,
+        grant: KeyGrant,
+    ) -> tuple[int, list[str]]:
+        limit = max(self._max_body, min(self._max_body * _INFLATION, _MAX_INFLATED))
+        traces = decode_traces(body, CONTENT_TYPE_OF[protocol], encoding, max_inflated=limit)
+        refused: Counter[str] = Counter()
+        spans: list[Span] = []
+        for span in traces:
+            if (why := _why_not(span, who, grant)) is not None:
+                refused[why] += 1
+            elif who.rollout_id is None:
+                spans.append(span)
+            else:
+                attempt = span.attempt if who.attempt is None else who.attempt
+                spans.append(replace(span, rollout_id=who.rollout_id, attempt=attempt))
+        self._counts["stored"] += store.add_spans(spans)
+        self._counts["unreadable"] += traces.rejected
+        self._counts["refused"] += refused.total()
+        problems = [f"{why} ({count} spans)" for why, count in refused.most_common(_PROBLEMS_SHOWN)]
+        return traces.rejected + refused.total(), [*traces.problems, *problems]
+
+
+def _why_not(span: Span, who: Attribution, grant: KeyGrant) -> str | None:
+    """Why a span is not the sender's to send, or None."""
+    if who.rollout_id is None:
+        return None
+    named = span.rollout_id is not None or semconv.names_rollout(span.attributes)
+    if named and span.rollout_id != who.rollout_id:
+        return f"the request belongs to rollout {who.rollout_id}, the span to another"
+    if who.attempt is not None and span.attempt not in (None, who.attempt):
+        return f"the request belongs to attempt {who.attempt}, the span to another"
+    if not grant.may_judge and states_result(span):
+        return "the key of an attempt does not give its final reward or its outcome"
+    return None
+
+
+def _refusal(protocol: Protocol, error: LgovError) -> Response:
+    status = error.status if isinstance(error, EndpointError | TraceError) else 503
+    headers = {"retry-after": str(_RETRY_AFTER_S)} if status == 503 else {}
+    return Response(status_body(protocol, status, str(error)), status, headers, CONTENT_TYPE_OF[protocol])
+
+
+_MAX_BODY = 64 * 1024
+T = TypeVar("T")
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600, description="a number of seconds from 0 to 3600")]
+
+
+class _Pause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    drain_s: Seconds = 60.0
+    retry_after_s: Seconds = 5.0
+    reason: Annotated[str, msgspec.Meta(description="a text")] | None = None
+
+
+class _Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    weights_version: Annotated[int, msgspec.Meta(ge=0, description="a whole number from 0")] | None = None
+
+
+class _Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    rollout_id: Annotated[str, msgspec.Meta(description="a text")]
+    attempt: Annotated[int, msgspec.Meta(ge=1, description="a whole number from 1, or null: all attempts")] | None = (
+        None
+    )
+    expires_at: Annotated[float, msgspec.Meta(ge=0, le=1e12, description="a time in Unix seconds")] | None = None
+    final_reward: Annotated[bool, msgspec.Meta(description="true or false")] = False
+
+
+class AdminRoutes:
+    """The handlers, for one event loop. All take an admin key, except ``/healthz``, which shows nothing."""
+
+    def __init__(self, admission: Admission, metrics: Metrics, keys: KeyRing, counters: Counters) -> None:
+        self._admission = admission
+        self._metrics = metrics
+        self._keys = keys
+        self._counters = counters
+
+    def routes(self) -> list[RuledRoute]:
+        """The routes, each with its rule."""
+        posts = {"pause": self.pause, "resume": self.resume, "keys": self.issue}
+        return [
+            *(RuledRoute(f"/admin/{name}", posts[name], methods=["POST"], access=Access.ADMIN) for name in posts),
+            RuledRoute("/admin/state", self.state, methods=["GET"], access=Access.ADMIN),
+            RuledRoute("/metrics", self.metrics, methods=["GET"], access=Access.ADMIN),
+            RuledRoute("/healthz", self.health, methods=["GET"], access=Access.OPEN),
+        ]
+
+    async def state(self, request: Request) -> Response:
+        """``GET /admin/state``: calls that run and wait, whether it is paused, the version of the weights, the counters."""
+        return json_response({**asdict(self._admission.state()), "counters": self._counters.as_dict()})
+
+    async def health(self, request: Request) -> Response:
+        """``GET /healthz``: answers as long as the endpoint does; needs no key."""
+        return json_response({"status": "ok"})
+
+    async def pause(self, request: Request) -> Response:
+        """``POST /admin/pause``: holds new calls and answers when the running ones have ended.
+
+        ``drain_s`` (60) is how long it waits for that; ``drained`` in the answer says whether they have. Calls that wait
+        too long get ``reason`` and a ``retry-after`` of ``retry_after_s`` (5) seconds.
+        """
+        body = await _checked(request, _Pause)
+        state = await self._admission.pause(drain_s=body.drain_s, reason=body.reason, retry_after_s=body.retry_after_s)
+        return json_response(asdict(state))
+
+    async def resume(self, request: Request) -> Response:
+        """``POST /admin/resume``: lets calls in again; ``weights_version`` (a whole number) is recorded with each."""
+        body = await _checked(request, _Resume)
+        return json_response(asdict(self._admission.resume(weights_version=body.weights_version)))
+
+    async def issue(self, request: Request) -> Response:
+        """``POST /admin/keys``: a key for ``rollout_id`` and ``attempt`` (null: all of them).
+
+        ``expires_at`` is in Unix seconds; ``final_reward`` lets its bearer give the attempt its final reward.
+        """
+        body = await _checked(request, _Key)
+        try:
+            key = self._keys.issue(
+                body.rollout_id, body.attempt, expires_at=body.expires_at, final_reward=body.final_reward
+            )
+        except ScopeError as error:
+            raise EndpointError(str(error)) from error
+        return json_response({"key": key})
+
+    async def metrics(self, request: Request) -> Response:
+        """``GET /metrics``, in the text format of Prometheus."""
+        return Response(self._metrics.exposition(), headers={"content-type": CONTENT_TYPE})
+
+
+async def _checked(request: Request, schema: type[T]) -> T:
+    body = await read_object(request, _MAX_BODY)
+    return checked_body(body, schema, f"{request.method} {request.url.path}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,8 @@
 """Policy at the endpoint, for agents whose own process is not governed: judges what models read and write.
 
-`open_gate` makes a `PolicyGate` for a policy file.
+`EndpointCall` is a port of `lgov_core.instrumentation.model_flow`, in which the order of judging is. `open_gate` makes a
+`PolicyGate` for a policy file. `gate_request`, `gate_replies`, `changed_exchange` and `changes_of` convert calls and replies
+for any gate.
 """
 
 from __future__ import annotations
@@ -14,21 +16,20 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from lgov_core._util.json_text import json_object
 from lgov_core.errors import EndpointError, LgovError, PolicyDenied
 from lgov_core.flow import Flow, arun_flow
+from lgov_core.gateway.access import Attribution
+from lgov_core.gateway.capture import DenialSink
 from lgov_core.gateway.protocol import GateRefusal, GateReply, GateRequest
-from lgov_core.gateway.serving.access import Attribution
-from lgov_core.governor import Governor, ObservedDecision
-from lgov_core.hookspecs import hookimpl
+from lgov_core.governor import Governor
 from lgov_core.instrumentation.conversation_memory import MessageDecisionCache, OpeningTexts, UserText
 from lgov_core.instrumentation.model_call import ModelCall, reply_limit
 from lgov_core.instrumentation.model_flow import Choice, ModelPort, ReplyPart, judge_request_flow, settle_flow
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.types import Action, Decision, Effect, Kind, Point, ToolOutcome, new_id
 from lgov_core.wire.apis import Exchange
-from lgov_core.wire.content import read_arguments, token_usage, with_texts
+from lgov_core.wire.chat import reasoning_of
 from lgov_core.wire.exchange import Changes, ChatRequest, ChoiceChange, Completion, ToolCall
-from lgov_core.wire.fields import shown
-from lgov_core.wire.known_fields import texts_beside_messages
-from lgov_core.wire.turns import ModelReading
+from lgov_core.wire.fields import shown, texts_beside_messages
+from lgov_core.wire.turns import ModelReading, read_arguments, token_usage, with_texts
 
 if TYPE_CHECKING:
     from lgov_core.audit import AuditLog
@@ -360,33 +361,11 @@ def open_gate(governance: Governance, *, store: TraceStore | None = None) -> Pol
     from lgov_core.air import AirPlugin
     from lgov_core.audit import AuditLog
 
-    plugins = [] if store is None else [AirPlugin(governance.reward_rules()), _DenialSink(store, governance.content)]
+    plugins = [] if store is None else [AirPlugin(governance.reward_rules()), DenialSink(store, governance.content)]
     # The recorded calls have the content.
     opened = replace(governance, store=None, content=False).open(plugins=plugins, rewards=False)
     assert isinstance(opened.audit, AuditLog)  # nothing serves inside a box
     return PolicyGate(opened.governor, owns=[opened.audit], store=store)
-
-
-class _DenialSink:
-    """Writes what policies denied or changed, or would have in shadow mode, to the store.
-
-    What they allowed is in the audit record. Decisions have their reasons; arguments and results are in the recorded calls, as
-    policies left them, and not in these spans.
-    """
-
-    def __init__(self, store: TraceStore, content: bool) -> None:
-        from lgov_core.trace.sink import StoreSink
-
-        self._decisions = StoreSink(store, content=content)
-        self._others = StoreSink(store, content=False)
-
-    @hookimpl
-    def lgov_observe(self, event: Any) -> None:
-        """See `lgov_core.hookspecs.lgov_observe`."""
-        if not isinstance(event, ObservedDecision):
-            self._others.lgov_observe(event)
-        elif event.decision.effect > Effect.ALLOW or event.decision.unenforced:
-            self._decisions.lgov_observe(event)
 
 
 #: Roles that policies can read.
@@ -482,7 +461,7 @@ def changed_exchange(exchange: Exchange, before: GateRequest, after: GateRequest
 
 def gate_replies(completion: Completion) -> list[GateReply]:
     """The choices as policies see them."""
-    thoughts = _reasoning(completion)
+    thoughts = reasoning_of(completion)
     return [
         GateReply(
             choice.response_id,
@@ -496,32 +475,6 @@ def gate_replies(completion: Completion) -> list[GateReply]:
         )
         for number, choice in enumerate(completion.choices)
     ]
-
-
-def _reasoning(completion: Completion) -> dict[int, str]:
-    """The model's thoughts and refusals, which the upstream's own reply shows beside the text, by choice."""
-    raw: Mapping[str, Any] = completion.raw or {}
-    choices = sorted(raw.get("choices") or (), key=lambda part_of_reply: part_of_reply.get("index") or 0)
-    thoughts = {number: _thoughts(part_of_reply.get("message") or {}) for number, part_of_reply in enumerate(choices)}
-    blocks = [
-        part_of_reply
-        for part_of_reply in (*(raw.get("output") or ()), *(raw.get("content") or ()))
-        if isinstance(part_of_reply, dict)
-    ]
-    for block in blocks:
-        if block.get("type") in ("reasoning", "thinking"):
-            thoughts[0] = thoughts.get(0, "") + _thoughts(block)
-    return thoughts
-
-
-def _thoughts(holder: Mapping[str, Any]) -> str:
-    audio = holder.get("audio")
-    texts = [holder.get(name) for name in ("reasoning_content", "reasoning", "thinking", "refusal")]
-    texts.append(audio.get("transcript") if isinstance(audio, dict) else None)
-    if holder.get("type") == "reasoning":
-        parts = [*(holder.get("summary") or ()), *(holder.get("content") or ())]
-        texts += [content_part.get("text") for content_part in parts if isinstance(content_part, dict)]
-    return "\n".join(text for text in texts if isinstance(text, str) and text)
 
 
 def changes_of(before: Sequence[GateReply], after: Sequence[GateReply], passed: str = "") -> Changes:

@@ -114,7 +114,7 @@ def run_server(
     say(f"loading {settings.model.name or 'the model'}")
     server: TrainingServer | None = None
     try:
-        from lgov_core.gateway.serving.keys import KeyRing
+        from lgov_core.gateway.access import KeyRing
         from lgov_core.server.training import ServerOptions, TrainingServer
 
         keys = None if listening.key_secret_file is None else KeyRing(_secret(listening.key_secret_file))

@@ -17,7 +17,7 @@ from lgov_core._util.files import atomic_write
 from lgov_core.client.tasks import read_tasks
 from lgov_core.client.wire import PROTOCOL, Assignment, Report
 from lgov_core.errors import EndpointError, RewardError, StoreError
-from lgov_core.gateway.serving.keys import KeyRing
+from lgov_core.gateway.access import KeyRing
 from lgov_core.server.rollouts import model_path
 from lgov_core.server.run_state import RunState
 from lgov_core.store import QueueEntry, RolloutConfig, RolloutQueue, RolloutState

@@ -293,7 +293,7 @@ def _engine(settings: TrainSettings) -> tuple[Engine, str]:
     """The engine that answers the agent, and the model's name."""
     upstream = settings.prompt.upstream
     if upstream is not None:
-        from lgov_core.gateway.upstream.engine import UpstreamEngine
+        from lgov_core.gateway.upstream import UpstreamEngine
 
         engine = UpstreamEngine([upstream], api_key=os.environ.get("OPENAI_API_KEY") or None)
         return engine, settings.model.name or "model"

@@ -20,10 +20,10 @@ from lgov_core._util.files import atomic_write
 from lgov_core.client.attempts import AgentRunner
 from lgov_core.client.wire import Assignment, Report
 from lgov_core.client.workers import ThreadWorkers
+from lgov_core.gateway.access import KeyRing
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.protocol import Engine
 from lgov_core.gateway.server import EndpointServer
-from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.store import TraceStore, open_store
 from lgov_core.types import Rollout
 

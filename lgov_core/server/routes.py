@@ -23,8 +23,8 @@ from lgov_core.client.wire import (
     ReportBody,
 )
 from lgov_core.errors import ClientError, EndpointError, LgovError
-from lgov_core.gateway.routes.bodies import checked_body, read_body
-from lgov_core.gateway.serving.access import Access, RuledRoute
+from lgov_core.gateway.access import Access, RuledRoute
+from lgov_core.gateway.limits import checked_body, read_body
 from lgov_core.server.coordinator import Coordinator
 
 T = TypeVar("T")

@@ -13,10 +13,10 @@ from typing import Any, Self, cast
 from lgov_core._util.words import counted
 from lgov_core.audit import default_signer
 from lgov_core.errors import EndpointError, LgovError, SettingsError, TrainError
+from lgov_core.gateway.access import KeyRing
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.protocol import Engine
 from lgov_core.gateway.server import EndpointServer, MountedApp, is_loopback
-from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.models.precision import SMALL
 from lgov_core.server.coordinator import Coordinator, QueueCollector, Stopped
 from lgov_core.server.recipe import (

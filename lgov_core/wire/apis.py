@@ -20,7 +20,7 @@ from lgov_core.wire.chat import (
     read_completion,
     wants_usage,
 )
-from lgov_core.wire.chat_stream import StreamAssembler, stream_of
+from lgov_core.wire.chat_turns import StreamAssembler, stream_of
 from lgov_core.wire.completions import (
     CompletionsWriter,
     changed_text_reply,
@@ -30,8 +30,7 @@ from lgov_core.wire.completions import (
     readable_prompts,
     text_events,
 )
-from lgov_core.wire.content import with_text_at
-from lgov_core.wire.exchange import Changes, ChatRequest, Completion, Place
+from lgov_core.wire.exchange import Assembler, Changes, ChatRequest, Completion, Place
 from lgov_core.wire.fields import flag, model_name, number
 from lgov_core.wire.messages import (
     MessagesAssembler,
@@ -53,7 +52,7 @@ from lgov_core.wire.responses import (
 )
 from lgov_core.wire.responses_stream import ResponsesAssembler
 from lgov_core.wire.responses_stream import stream_of as response_stream_of
-from lgov_core.wire.sse import Assembler
+from lgov_core.wire.turns import with_text_at
 
 Body = Mapping[str, Any]
 Message = Mapping[str, Any]

@@ -372,3 +372,29 @@ def _tool_calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
 
 def _piece(chunk: dict[str, Any]) -> StreamPiece:
     return StreamPiece(wire_text(chunk), event=chunk)
+
+
+def reasoning_of(completion: Completion) -> dict[int, str]:
+    """The model's thoughts and refusals, which the upstream's own reply shows beside the text, by choice."""
+    raw: Mapping[str, Any] = completion.raw or {}
+    choices = sorted(raw.get("choices") or (), key=lambda part_of_reply: part_of_reply.get("index") or 0)
+    thoughts = {number: _thoughts(part_of_reply.get("message") or {}) for number, part_of_reply in enumerate(choices)}
+    blocks = [
+        part_of_reply
+        for part_of_reply in (*(raw.get("output") or ()), *(raw.get("content") or ()))
+        if isinstance(part_of_reply, dict)
+    ]
+    for block in blocks:
+        if block.get("type") in ("reasoning", "thinking"):
+            thoughts[0] = thoughts.get(0, "") + _thoughts(block)
+    return thoughts
+
+
+def _thoughts(holder: Mapping[str, Any]) -> str:
+    audio = holder.get("audio")
+    texts = [holder.get(name) for name in ("reasoning_content", "reasoning", "thinking", "refusal")]
+    texts.append(audio.get("transcript") if isinstance(audio, dict) else None)
+    if holder.get("type") == "reasoning":
+        parts = [*(holder.get("summary") or ()), *(holder.get("content") or ())]
+        texts += [content_part.get("text") for content_part in parts if isinstance(content_part, dict)]
+    return "\n".join(text for text in texts if isinstance(text, str) and text)

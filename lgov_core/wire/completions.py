@@ -17,11 +17,9 @@ from lgov_core.wire.chat import (
     wants_usage,
     weights_version,
 )
-from lgov_core.wire.exchange import Changes, ChatRequest, Completion, Place
-from lgov_core.wire.fields import model_name, number, only_known, refuse, shown, text
-from lgov_core.wire.known_fields import FIELDS, accepted_fields
+from lgov_core.wire.exchange import DONE, Changes, ChatRequest, Completion, Place, frame
+from lgov_core.wire.fields import FIELDS, accepted_fields, model_name, number, only_known, refuse, shown, text
 from lgov_core.wire.reply_writer import ChunkWriter
-from lgov_core.wire.sse import DONE, frame
 
 _WHOSE = "completions that are translated to chat"
 #: Fields that a chat completion has too.

@@ -1,4 +1,9 @@
-"""The JSON of requests and replies: fields read strictly (what is wrong is named, what cannot be honoured is refused)."""
+"""The JSON of requests and replies: fields read strictly (what is wrong is named, what cannot be honoured is refused).
+
+`FIELDS` is the one table of what an API has: the readers of the APIs, the engines with a tokenizer of their own, and the
+reference page are made from it. A field that is not in it is refused where the endpoint reads the request: nothing is
+dropped silently.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,9 @@ import json
 import math
 import re
 from collections.abc import Collection, Mapping
-from typing import Any, NoReturn, cast
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Final, NoReturn, cast
 
 from lgov_core._util.json_text import fast_json
 from lgov_core.errors import EndpointError
@@ -159,3 +166,179 @@ def _refuse_constant(name: str) -> NoReturn:
 #: A string, with its end or without, or what comes before a value.
 _MARKS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[,\[{]', re.DOTALL)
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+class Use(StrEnum):
+    """The use of a field."""
+
+    #: The engine reads, samples or writes by it.
+    ASKED = "asked"
+    #: Without effect on what is sampled; the reply repeats it, or the endpoint goes by it itself.
+    KEPT = "kept"
+    #: Without effect on what is sampled here; a server behind the endpoint that is asked in the same API gets it.
+    FORWARDED = "forwarded"
+    #: Without effect at all where the call is translated: it stands in the record.
+    RECORDED = "recorded"
+    #: Answered with 400 where the call is translated.
+    REFUSED = "refused"
+
+
+def _uses(**names: str) -> Mapping[str, Use]:
+    return MappingProxyType({name: Use(use) for use, words in names.items() for name in words.split()})
+
+
+#: By API, the fields of a request's body and their use.
+FIELDS: Final[Mapping[str, Mapping[str, Use]]] = MappingProxyType(
+    {
+        "chat": _uses(
+            asked="frequency_penalty logit_bias logprobs max_completion_tokens max_tokens messages min_p modalities model n"
+            " parallel_tool_calls presence_penalty reasoning_effort repetition_penalty response_format return_token_ids seed"
+            " stop stream stream_options temperature tool_choice tools top_k top_logprobs top_p verbosity",
+            forwarded="metadata prediction prompt_cache_key prompt_cache_options prompt_cache_retention safety_identifier"
+            " service_tier store user",
+        ),
+        "completions": _uses(
+            asked="frequency_penalty logit_bias logprobs max_tokens min_p model n presence_penalty prompt repetition_penalty"
+            " return_token_ids seed stop stream stream_options temperature top_k top_p",
+            forwarded="user",
+            refused="best_of echo suffix",
+        ),
+        "responses": _uses(
+            asked="include input instructions max_output_tokens model parallel_tool_calls previous_response_id reasoning"
+            " stream stream_options temperature text tool_choice tools top_logprobs top_p",
+            kept="metadata store truncation user",
+            recorded="prompt_cache_key prompt_cache_options prompt_cache_retention safety_identifier service_tier",
+            refused="background conversation context_management max_tool_calls moderation prompt",
+        ),
+        "messages": _uses(
+            asked="max_tokens messages model output_config stop_sequences stream system temperature tool_choice tools top_k"
+            " top_p",
+            recorded="cache_control metadata service_tier thinking",
+            refused="container context_management inference_geo mcp_servers speed",
+        ),
+        "embeddings": _uses(asked="dimensions encoding_format input model", forwarded="user"),
+    }
+)
+
+
+def fields_with(api: str, *uses: Use) -> tuple[str, ...]:
+    """The fields of ``api`` that have one of ``uses``, in the order of the table."""
+    return tuple(name for name, use in FIELDS[api].items() if use in uses)
+
+
+def accepted_fields(api: str) -> frozenset[str]:
+    """The fields of ``api`` that a translated call may have."""
+    return frozenset(fields_with(api, Use.ASKED, Use.KEPT, Use.FORWARDED, Use.RECORDED))
+
+
+_WHOSE: Final = "an endpoint with a policy"
+#: Policies get the value as part of a message.
+_READ: Final = "read"
+#: An image or a recording, which holds no text that policies could read; any other value is a text.
+_MEDIA: Final = "media"
+_MEDIA_BYTES: Final = re.compile(
+    r"(?:data:[a-z]+/[a-z0-9.+-]+;base64,)?(?:iVBORw0KGgo|/9j/|R0lGOD|UklGR|SUQz|//[suvw])[A-Za-z0-9+/]*={0,2}"
+)
+_TEXT: Final = {"text": _READ}
+_CALL: Final = {"id": _READ, "function": {"": {"name": _READ, "arguments": _READ}}}
+_CHAT_PARTS: Final = {
+    "str": _READ,
+    "text": {"text": _READ, "refusal": _READ},
+    "refusal": {"text": _READ, "refusal": _READ},
+    "image_url": {"image_url": {"": {"url": _MEDIA}}},
+    "input_audio": {"input_audio": {"": {"data": _MEDIA}}},
+}
+_CHAT_MESSAGE: Final = {
+    "role": _READ,
+    "content": _CHAT_PARTS,
+    "tool_calls": {"": _CALL, "function": _CALL},
+    "tool_call_id": _READ,
+}
+_RESPONSE_PARTS: Final = {
+    "str": _READ,
+    **dict.fromkeys(("input_text", "output_text", "text"), _TEXT),
+    "refusal": {"refusal": _READ},
+    "input_image": {"image_url": _MEDIA},
+}
+_RESPONSE_MESSAGE: Final = {"role": _READ, "content": _RESPONSE_PARTS}
+_RESPONSE_ITEMS: Final = {
+    "str": _READ,
+    "": _RESPONSE_MESSAGE,
+    "message": _RESPONSE_MESSAGE,
+    "function_call": {"call_id": _READ, "name": _READ, "arguments": _READ},
+    "function_call_output": {"call_id": _READ, "output": _RESPONSE_PARTS},
+}
+_BLOCKS: Final = {
+    "str": _READ,
+    "text": _TEXT,
+    "image": {"source": {"base64": {"data": _MEDIA}, "url": {}}},
+    "tool_use": {"id": _READ, "name": _READ, "input": _READ},
+}
+_RESULT: Final = {"tool_result": {"tool_use_id": _READ, "content": _BLOCKS}}
+#: By route and field, which parts of it policies get as messages: by the type of an object ("" for none) and its fields.
+_READ_AS_MESSAGES: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
+    {
+        "chat": {"messages": {"": _CHAT_MESSAGE}},
+        "completions": {"prompt": {"str": _READ}, "suffix": _READ},
+        "responses": {"input": _RESPONSE_ITEMS, "instructions": _READ},
+        "messages": {"messages": {"": {"role": _READ, "content": {**_BLOCKS, **_RESULT}}}, "system": _BLOCKS},
+        "embeddings": {"input": {"str": _READ}},
+    }
+)
+#: Sampling parameters of vLLM and SGLang beyond the API: forwarded where they hold numbers and flags alone.
+_EXTENSIONS: Final = frozenset((
+    "add_generation_prompt", "add_special_tokens", "allowed_token_ids", "best_of", "continue_final_message",
+    "echo", "ignore_eos", "include_reasoning", "include_stop_str_in_output", "length_penalty", "min_new_tokens", "min_tokens",
+    "no_stop_trim", "priority", "prompt_logprobs", "return_tokens_as_token_ids", "separate_reasoning",
+    "skip_special_tokens", "spaces_between_special_tokens", "stop_token_ids", "stream_reasoning",
+    "truncate_prompt_tokens", "use_beam_search",
+))  # fmt: skip
+#: APIs whose fields are checked here; those of the Responses and the Messages API are where they are read.
+_CHECKED: Final = ("chat", "completions", "embeddings")
+_KNOWN_OF_MESSAGE: Final = (
+    "annotations", "audio", "content", "function_call", "name", "parsed", "reasoning", "reasoning_content", "refusal",
+    "role", "tool_call_id", "tool_calls",
+)  # fmt: skip
+
+
+def texts_beside_messages(route: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Everything in ``body`` that policies do not get as messages, except numbers and flags, in the form of the body.
+
+    In a list, None stands for an element of which nothing is left. Raises `EndpointError` (400) that names a field which
+    is not known: what cannot be read is not forwarded.
+    """
+    if route in _CHECKED:
+        extensions = (name for name in _EXTENSIONS & body.keys() if route != "embeddings" and _numbers(body[name]))
+        only_known(body, {*FIELDS[route], *extensions}, _WHOSE)
+    for index, message in enumerate(body["messages"] if route == "chat" else ()):
+        only_known(message, _KNOWN_OF_MESSAGE, f"messages[{index}] at {_WHOSE}")
+    plain = {"model": _READ, **_READ_AS_MESSAGES[route]}
+    beside = {name: _rest(value, plain.get(name)) for name, value in body.items()}
+    return {name: value for name, value in beside.items() if not isinstance(value, int | float | None)}
+
+
+def _numbers(value: Any) -> bool:
+    return all(
+        isinstance(number, int | float) for number in (cast("list[Any]", value) if isinstance(value, list) else [value])
+    )
+
+
+def _rest(value: Any, read: Any) -> Any:
+    """Returns the rest of ``value``; None for nothing."""
+    if read is None:
+        return value
+    if read == _READ or (isinstance(value, str) and read != _MEDIA and "str" in read):
+        return None
+    if isinstance(value, list):
+        rest_of_items = [_rest(item, read) for item in cast("list[Any]", value)]
+        return rest_of_items if any(item is not None for item in rest_of_items) else None
+    if read == _MEDIA:
+        return None if isinstance(value, str) and _MEDIA_BYTES.fullmatch(value) else value
+    kind = cast("dict[str, Any]", value).get("type") if isinstance(value, dict) else None
+    fields: Mapping[str, Any] | None = read.get(kind or "") if isinstance(kind, str | None) else None
+    if fields is None or not isinstance(value, dict):
+        return value
+    rest = {
+        name: _rest(item, fields.get(name)) for name, item in cast("dict[str, Any]", value).items() if name != "type"
+    }
+    return {name: item for name, item in rest.items() if item is not None} or None

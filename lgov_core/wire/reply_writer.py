@@ -14,9 +14,8 @@ from typing import Any, Literal, Protocol
 from lgov_core.errors import LgovError, UpstreamError
 from lgov_core.types import new_id
 from lgov_core.wire.chat import completion_body, read_completion
-from lgov_core.wire.chat_stream import StreamAssembler, begins_another, longer_name
-from lgov_core.wire.exchange import ChatRequest, Completion, StreamPiece
-from lgov_core.wire.sse import DONE, Assembler, frame, read_event
+from lgov_core.wire.chat_turns import StreamAssembler, begins_another, longer_name
+from lgov_core.wire.exchange import DONE, Assembler, ChatRequest, Completion, StreamPiece, frame, read_event
 
 # A chunk with a finish reason tells the client that it has everything, so it is held until the call is recorded.
 _FINISHES = re.compile(r'"finish_reason"\s*:\s*"')

@@ -10,10 +10,18 @@ from lgov_core.errors import EndpointError, LgovError, UpstreamError
 from lgov_core.types import new_id
 from lgov_core.wire import fields
 from lgov_core.wire.chat import read_chat_request
-from lgov_core.wire.exchange import Changes, ChatRequest, Completion, Place, ToolCall, text_completion, unreadable_parts
-from lgov_core.wire.known_fields import Use, accepted_fields, fields_with
+from lgov_core.wire.exchange import (
+    Changes,
+    ChatRequest,
+    Completion,
+    Place,
+    ToolCall,
+    frame,
+    text_completion,
+    unreadable_parts,
+)
+from lgov_core.wire.fields import Use, accepted_fields, fields_with
 from lgov_core.wire.reply_writer import Item, TranslatedWriter
-from lgov_core.wire.sse import frame
 
 Message = dict[str, Any]
 

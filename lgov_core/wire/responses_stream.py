@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from lgov_core._util.json_text import wire_text
-from lgov_core.wire.content import JSON, text_of
-from lgov_core.wire.sse import Assembler
+from lgov_core.wire.exchange import Assembler
+from lgov_core.wire.turns import JSON, text_of
 
 #: Where in an item a text is: the field, and the number of the part.
 _Place: TypeAlias = tuple[str, Any]

@@ -1,4 +1,4 @@
-"""The Responses API: the items of a request's input, the output of a reply, the typed events of a stream."""
+"""The Responses API as transcripts: the items of a request's input, and of the output of a reply."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lgov_core.types import Kind, new_id
-from lgov_core.wire.content import (
+from lgov_core.wire.responses_stream import is_text, passed_items, response_of, stream_of
+from lgov_core.wire.turns import (
     JSON,
+    ModelReading,
+    Proposal,
+    Turn,
     content_with_text,
     read_arguments,
     text_key,
     text_of,
     texts,
     token_usage,
+    unclear_call,
     without,
 )
-from lgov_core.wire.responses_stream import is_text, passed_items, response_of, stream_of
-from lgov_core.wire.turns import ModelReading, Proposal, Turn, unclear_call
 
 _INSTRUCTIONS = "lgov.instructions"
 _KINDS: Mapping[str, Kind] = {

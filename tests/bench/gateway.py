@@ -129,10 +129,10 @@ async def serve_upstream(delay_s: float, prompt_tokens: int, tokens: int) -> Non
 
 def serve_endpoint(upstream: str, folder: Path, what: str) -> None:
     """The endpoint with everything (``full``), or with what is named; runs until its input ends."""
+    from lgov_core.gateway.access import KeyRing
     from lgov_core.gateway.app import create_app
     from lgov_core.gateway.server import EndpointServer
-    from lgov_core.gateway.serving.keys import KeyRing
-    from lgov_core.gateway.upstream.engine import UpstreamEngine
+    from lgov_core.gateway.upstream import UpstreamEngine
     from lgov_core.store import open_store
     from lgov_core.types import Rollout
 

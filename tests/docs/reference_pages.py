@@ -28,9 +28,9 @@ from lgov_core import hookspecs
 from lgov_core import settings as settings_module
 from lgov_core.cli import cli
 from lgov_core.commands.group import _MEANING, Exit, LazyGroup, exit_of
+from lgov_core.gateway.access import KeyRing
 from lgov_core.gateway.app import create_app
-from lgov_core.gateway.serving.keys import KeyRing
-from lgov_core.gateway.upstream.engine import UpstreamEngine
+from lgov_core.gateway.upstream import UpstreamEngine
 from lgov_core.policies import BUILTIN_POLICIES
 from lgov_core.policies.registry import options_of
 from lgov_core.policies.schema import policy_file_schema
@@ -38,7 +38,7 @@ from lgov_core.store import open_store
 from lgov_core.trace import semconv
 from lgov_core.train import sections as sections_module
 from lgov_core.train.settings import TrainSettings
-from lgov_core.wire.known_fields import FIELDS
+from lgov_core.wire.fields import FIELDS
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs/reference"

@@ -26,7 +26,7 @@ from episodes import ALLOW_ALL, READ_ONLY, Bench, clerk, named  # noqa: E402
 
 from lgov_core.audit import verify  # noqa: E402
 from lgov_core.gateway.server import EndpointServer  # noqa: E402
-from lgov_core.gateway.upstream.engine import UpstreamEngine  # noqa: E402
+from lgov_core.gateway.upstream import UpstreamEngine  # noqa: E402
 from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply  # noqa: E402
 from lgov_core.train.loop.collecting import new_rollouts  # noqa: E402
 from lgov_core.transitions import build_transitions  # noqa: E402

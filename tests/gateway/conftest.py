@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
+from lgov_core.gateway.access import KeyRing
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.engine.embedded import EmbeddedEngine
 from lgov_core.gateway.server import EndpointServer
-from lgov_core.gateway.serving.keys import KeyRing
-from lgov_core.gateway.upstream.engine import UpstreamEngine
+from lgov_core.gateway.upstream import UpstreamEngine
 from lgov_core.store.sqlite import SQLiteStore
 from lgov_core.testing import ScriptedModelServer
 from lgov_core.types import Rollout

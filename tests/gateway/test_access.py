@@ -14,10 +14,9 @@ import httpx
 import pytest
 
 from lgov_core.errors import EndpointError
+from lgov_core.gateway.access import Access, AdminKeyFile, KeyRing, RuledRoute
 from lgov_core.gateway.app import create_app
-from lgov_core.gateway.serving.access import Access, RuledRoute
-from lgov_core.gateway.serving.keys import AdminKeyFile, KeyRing
-from lgov_core.gateway.upstream.engine import UpstreamEngine
+from lgov_core.gateway.upstream import UpstreamEngine
 from tests.gateway.conftest import SECRET, until
 
 RING = KeyRing(SECRET)

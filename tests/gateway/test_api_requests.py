@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from lgov_core.gateway.serving.limits import Limits
+from lgov_core.gateway.limits import Limits
 from tests.gateway.conftest import error_in
 
 USER = {"role": "user", "content": "hi"}

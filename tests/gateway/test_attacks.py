@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from lgov_core.cli import cli
+from lgov_core.gateway.access import KeyRing
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.protocol import GateRefusal
 from lgov_core.gateway.server import EndpointServer
-from lgov_core.gateway.serving.keys import KeyRing
-from lgov_core.gateway.upstream.engine import UpstreamEngine
+from lgov_core.gateway.upstream import UpstreamEngine
 from lgov_core.transitions import build_transitions
 from tests.gateway.conftest import SECRET
 from tests.gateway.test_gate_routes import ALL, USER, Rules

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from lgov_core.errors import EndpointError, ScopeError
-from lgov_core.gateway.serving.keys import KeyRing
+from lgov_core.gateway.access import KeyRing
 from tests.gateway.conftest import SECRET
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "x"}]}

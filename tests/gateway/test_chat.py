@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from lgov_core.gateway.serving.limits import Limits
+from lgov_core.gateway.limits import Limits
 from lgov_core.models.tool_formats import ParsedCall
 from lgov_core.testing import ScriptedCall, ScriptedReply, call, token_logprob
 

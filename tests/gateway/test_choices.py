@@ -11,10 +11,10 @@ import httpx
 import openai
 import pytest
 
+from lgov_core.gateway.access import KeyRing
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.engine.embedded import EmbeddedEngine
 from lgov_core.gateway.server import EndpointServer
-from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.testing import ScriptedReply, token_logprob
 from lgov_core.transitions import assign_credit, build_transitions
 from lgov_core.types import Outcome, Reward

@@ -16,7 +16,7 @@ from lgov_core.testing import ScriptedModelServer
 CHILD = """
 import sys
 from lgov_core.gateway.server import EndpointServer
-from lgov_core.gateway.upstream.engine import UpstreamEngine
+from lgov_core.gateway.upstream import UpstreamEngine
 from lgov_core.store.sqlite import SQLiteStore
 from lgov_core.types import Rollout
 

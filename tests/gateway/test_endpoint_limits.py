@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from lgov_core.errors import EndpointError
-from lgov_core.gateway.serving.limits import Limits
+from lgov_core.gateway.limits import Limits
 from lgov_core.testing import ScriptedReply
 from tests.gateway.conftest import until
 
@@ -179,7 +179,7 @@ def test_a_field_that_is_not_known_is_refused(serve, route, body):
 
 
 async def test_a_cancelled_waiter_passes_its_place_on():
-    from lgov_core.gateway.serving.limits import Admission
+    from lgov_core.gateway.limits import Admission
 
     admission = Admission(Limits(max_running=1, wait_s=30))
     await admission.enter()

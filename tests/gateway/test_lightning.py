@@ -8,10 +8,10 @@ import threading
 import httpx
 import pytest
 
+from lgov_core.gateway.access import KeyRing
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.server import EndpointServer
-from lgov_core.gateway.serving.keys import KeyRing
-from lgov_core.gateway.upstream.engine import UpstreamEngine
+from lgov_core.gateway.upstream import UpstreamEngine
 from lgov_core.integrations.agent_lightning.rollouts import RUN_ID
 from lgov_core.testing import ScriptedModelServer, ScriptedReply
 from lgov_core.types import Outcome

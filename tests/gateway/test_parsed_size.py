@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from lgov_core.errors import EndpointError
-from lgov_core.gateway.serving.limits import Limits
+from lgov_core.gateway.limits import Limits
 from lgov_core.wire.fields import count_values
 
 UNITS = (b"[],", b'"",', b'{"a":1},', b'{"":{}},', b"1,", b'"\\"",')

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from lgov_core.gateway.serving.access import ATTEMPT_HEADER, ROLLOUT_HEADER
+from lgov_core.gateway.access import ATTEMPT_HEADER, ROLLOUT_HEADER
 from lgov_core.testing import ScriptedCall, ScriptedReply
 from lgov_core.transitions.calls import RecordedConversations, threads_of
 

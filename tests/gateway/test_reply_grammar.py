@@ -16,10 +16,10 @@ import torch
 pytest.importorskip("llguidance")
 
 from lgov_core.errors import EndpointError
+from lgov_core.gateway.access import KeyRing
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.engine.embedded import EmbeddedEngine
 from lgov_core.gateway.server import EndpointServer
-from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.models import LanguageModel, build_tiny
 from lgov_core.store.sqlite import SQLiteStore
 from lgov_core.wire.exchange import ChatRequest, Completion

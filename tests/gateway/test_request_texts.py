@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
+from lgov_core.gateway.access import KeyRing
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.policy_gate import PolicyGate
 from lgov_core.gateway.server import EndpointServer
-from lgov_core.gateway.serving.keys import KeyRing
-from lgov_core.gateway.upstream.engine import UpstreamEngine
+from lgov_core.gateway.upstream import UpstreamEngine
 from lgov_core.governor import Governor
 from lgov_core.policies.content.secrets import SecretsPolicy
 from lgov_core.testing import ScriptedReply

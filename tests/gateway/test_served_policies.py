@@ -13,11 +13,11 @@ import torch
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 
 from lgov_core.errors import EndpointError, ModelError
+from lgov_core.gateway.access import KeyRing
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.engine.embedded import EmbeddedEngine
 from lgov_core.gateway.protocol import paused
 from lgov_core.gateway.server import EndpointServer
-from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.models import LanguageModel
 from lgov_core.store.sqlite import SQLiteStore
 from lgov_core.wire.exchange import Completion

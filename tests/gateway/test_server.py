@@ -15,9 +15,9 @@ import openai
 import pytest
 
 from lgov_core.errors import EndpointError
+from lgov_core.gateway.access import KeyRing
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.server import EndpointServer
-from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.types import new_id
 from lgov_core.wire.chat import completion_pieces
 from lgov_core.wire.exchange import ChatRequest, Completion, StreamPiece, ToolCall
@@ -218,7 +218,7 @@ def test_stop_lets_a_running_request_end(store):
 FOREVER = """
 import sys
 from lgov_core.gateway.server import EndpointServer
-from lgov_core.gateway.upstream.engine import UpstreamEngine
+from lgov_core.gateway.upstream import UpstreamEngine
 server = EndpointServer([UpstreamEngine("http://127.0.0.1:9/v1")], port=int(sys.argv[1]))
 server.serve_forever()
 """

@@ -13,7 +13,7 @@ import torch
 
 from lgov_core.errors import EndpointError, UpstreamError
 from lgov_core.gateway.server import EndpointServer
-from lgov_core.gateway.upstream.token_engine import Generated, TokenEngine, TokenPrompt
+from lgov_core.gateway.token_engine import Generated, TokenEngine, TokenPrompt
 from lgov_core.models import LanguageModel, load_model
 from lgov_core.store.sqlite import SQLiteStore
 from lgov_core.wire.exchange import ChatRequest

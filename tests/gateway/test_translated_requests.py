@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from lgov_core.gateway.serving.keys import KeyRing
+from lgov_core.gateway.access import KeyRing
 from lgov_core.testing import ScriptedCall, ScriptedReply
 from tests.gateway.conftest import SECRET
 

@@ -10,10 +10,10 @@ import openai
 import pytest
 
 from lgov_core.errors import EndpointError, UpstreamError
+from lgov_core.gateway.access import KeyRing
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.server import EndpointServer
-from lgov_core.gateway.serving.keys import KeyRing
-from lgov_core.gateway.upstream.engine import UpstreamEngine
+from lgov_core.gateway.upstream import UpstreamEngine
 from lgov_core.testing import ScriptedModelServer, ScriptedReply
 from lgov_core.wire.chat import read_completion
 

@@ -12,11 +12,11 @@ import httpx
 import pytest
 
 from lgov_core.errors import EndpointError
+from lgov_core.gateway.access import KeyRing
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.server import EndpointServer
-from lgov_core.gateway.serving.keys import KeyRing
-from lgov_core.gateway.upstream.engine import UpstreamEngine
-from lgov_core.gateway.upstream.pool import UpstreamPool
+from lgov_core.gateway.upstream import UpstreamEngine
+from lgov_core.gateway.upstream_pool import UpstreamPool
 from lgov_core.testing import ScriptedModelServer, ScriptedReply
 from tests.gateway.conftest import until
 

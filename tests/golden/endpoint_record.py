@@ -21,13 +21,13 @@ from typing import Any
 
 import httpx
 
+from lgov_core.gateway.access import KeyRing
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.engine.reply_codec import Generated
 from lgov_core.gateway.policy_gate import PolicyGate
 from lgov_core.gateway.server import EndpointServer
-from lgov_core.gateway.serving.keys import KeyRing
-from lgov_core.gateway.upstream.engine import UpstreamEngine
-from lgov_core.gateway.upstream.token_engine import TokenEngine, TokenPrompt
+from lgov_core.gateway.token_engine import TokenEngine, TokenPrompt
+from lgov_core.gateway.upstream import UpstreamEngine
 from lgov_core.governor import Governor, ObservedDecision
 from lgov_core.hookspecs import hookimpl
 from lgov_core.models import build_tiny

@@ -403,11 +403,11 @@ def endpoint(api: str, mode: str) -> Callable[[Governor, str, Case], Iterator[st
 
 @contextmanager
 def _endpoint(governor: Governor, base_url: str) -> Iterator[str]:
+    from lgov_core.gateway.access import KeyRing
     from lgov_core.gateway.app import create_app
     from lgov_core.gateway.policy_gate import PolicyGate
     from lgov_core.gateway.server import EndpointServer
-    from lgov_core.gateway.serving.keys import KeyRing
-    from lgov_core.gateway.upstream.engine import UpstreamEngine
+    from lgov_core.gateway.upstream import UpstreamEngine
 
     engine = UpstreamEngine(base_url, timeout_s=20, speaks=("chat", "responses", "messages"))
     keys = KeyRing(b"0123456789abcdef0123456789abcdef", required=False)

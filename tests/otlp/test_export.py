@@ -20,9 +20,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from lgov_core.cli import cli
 from lgov_core.errors import TraceError
-from lgov_core.gateway.routes.otlp_route import TracesRoute
+from lgov_core.gateway.access import KeyRing
+from lgov_core.gateway.app import TracesRoute
 from lgov_core.gateway.server import EndpointServer
-from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.store import TraceStore, open_store
 from lgov_core.trace import semconv
 from lgov_core.trace.otlp_export import Collector, export_spans, send_spans, with_ids

@@ -22,9 +22,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.trace import StatusCode
 
 from lgov_core.cli import cli
-from lgov_core.gateway.routes.otlp_route import TracesRoute
+from lgov_core.gateway.access import KeyRing
+from lgov_core.gateway.app import TracesRoute
 from lgov_core.gateway.server import EndpointServer
-from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.store import TraceStore, open_store
 from lgov_core.trace import semconv
 from lgov_core.types import Rollout, Span

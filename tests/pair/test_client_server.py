@@ -13,8 +13,8 @@ import pytest
 from lgov_core import Client
 from lgov_core.client import wire
 from lgov_core.errors import ArgumentError, ClientError, EndpointError, SettingsError, TaskError, TrainError
+from lgov_core.gateway.access import KeyRing
 from lgov_core.gateway.server import EndpointServer
-from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.server.training import ServerOptions, TrainingServer
 from lgov_core.store import open_store
 from tests.pair import pair_agents as agents
@@ -172,7 +172,7 @@ def test_a_server_that_is_none_and_one_that_does_not_train() -> None:
         Client("http://127.0.0.1:9", patience_s=0.0).upload_data(TASKS)
     with pytest.raises(ClientError, match="not a server's URL"):
         Client("localhost")
-    from lgov_core.gateway.upstream.engine import UpstreamEngine
+    from lgov_core.gateway.upstream import UpstreamEngine
 
     with (
         EndpointServer([UpstreamEngine("http://127.0.0.1:9/v1")]) as endpoint,

@@ -13,7 +13,7 @@ import pytest
 from lgov_core.client import Resource, Task
 from lgov_core.client.attempts import Agent, AgentRunner
 from lgov_core.client.wire import Assignment
-from lgov_core.gateway.serving.keys import KeyRing
+from lgov_core.gateway.access import KeyRing
 from lgov_core.governance import Governance
 from lgov_core.server.rollouts import LocalRollouts, RolloutPlan
 from lgov_core.store import TraceStore, open_store

@@ -18,7 +18,7 @@ from lgov_core.client import Client
 from lgov_core.client.wire import PROTOCOL, PROTOCOL_HEADER
 from lgov_core.errors import SettingsError, TrainError
 from lgov_core.gateway.protocol import ANY_MODEL
-from lgov_core.gateway.upstream.token_engine import Generated, TokenEngine, TokenPrompt
+from lgov_core.gateway.token_engine import Generated, TokenEngine, TokenPrompt
 from lgov_core.integrations.verl.job import VerlJob
 from lgov_core.integrations.verl.training import CoordinatorHost, coordinator_options, keep_tasks, verl_job
 from lgov_core.models import LanguageModel, load_model

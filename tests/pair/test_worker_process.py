@@ -24,7 +24,7 @@ from lgov_core.client.wire import Assignment, Report
 from lgov_core.client.workers import ProcessWorkers
 from lgov_core.errors import TrainError
 from lgov_core.gateway.server import EndpointServer
-from lgov_core.gateway.upstream.engine import UpstreamEngine
+from lgov_core.gateway.upstream import UpstreamEngine
 from lgov_core.governance import Governance
 from lgov_core.store import open_store
 from lgov_core.store.sqlite import SQLiteStore

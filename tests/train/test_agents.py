@@ -15,9 +15,9 @@ openai = pytest.importorskip("openai")
 
 
 from lgov_core.errors import TrainError  # noqa: E402
+from lgov_core.gateway.access import KeyRing  # noqa: E402
 from lgov_core.gateway.engine.embedded import EmbeddedEngine  # noqa: E402
 from lgov_core.gateway.server import EndpointServer  # noqa: E402
-from lgov_core.gateway.serving.keys import KeyRing  # noqa: E402
 from lgov_core.models import build_tiny  # noqa: E402
 from lgov_core.store.sqlite import SQLiteStore  # noqa: E402
 from lgov_core.train.algorithms.config import UpdateConfig  # noqa: E402

@@ -11,8 +11,8 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
+from lgov_core.gateway.access import KeyRing
 from lgov_core.gateway.server import EndpointServer
-from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.policies import ApprovalRequests
 from lgov_core.views.web.app import MountedWindow
 from lgov_core.views.web.window import Window

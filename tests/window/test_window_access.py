@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from lgov_core.gateway.serving.keys import KeyRing
+from lgov_core.gateway.access import KeyRing
 from lgov_core.store import RolloutQueue
 from lgov_core.views.web.app import ANSWERS
 from lgov_core.views.web.protocol import WindowAccess

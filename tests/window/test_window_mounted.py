@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from lgov_core.commands import traces as mounted_window
-from lgov_core.gateway.serving.keys import KeyRing
+from lgov_core.gateway.access import KeyRing
 from lgov_core.store import open_store
 from lgov_core.testing import ScriptedModelServer
 from lgov_core.train.algorithms import registry

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 from lgov_core.errors import EndpointError, ModelError
-from lgov_core.gateway.engine.generation import Decoder
-from lgov_core.gateway.engine.sampling import Row
+from lgov_core.gateway.engine.generation import Decoder, Row
 
 logger = logging.getLogger(__name__)
 

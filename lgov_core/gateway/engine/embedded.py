@@ -8,8 +8,15 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from lgov_core.errors import EndpointError, ModelError
-from lgov_core.gateway.engine.reply_codec import Generated, Prompt, ReplyCodec, check_fields
-from lgov_core.gateway.engine.reply_grammar import GrammarConstraint, Grammars, reply_grammar
+from lgov_core.gateway.engine.reply_codec import (
+    Generated,
+    GrammarConstraint,
+    Grammars,
+    Prompt,
+    ReplyCodec,
+    check_fields,
+    reply_grammar,
+)
 from lgov_core.models.precision import SMALL
 from lgov_core.wire.chat import completion_pieces
 from lgov_core.wire.exchange import ChatRequest, Completion, StreamPiece
@@ -18,8 +25,8 @@ if TYPE_CHECKING:
     import torch
 
     from lgov_core.gateway.engine.decode_worker import DecodeWorker
+    from lgov_core.gateway.engine.generation import Row
     from lgov_core.gateway.engine.lora import LoraAdapters
-    from lgov_core.gateway.engine.sampling import Row
     from lgov_core.models import LanguageModel
 
 #: Below this a temperature is greedy: dividing by it would leave the range of float32.
@@ -67,7 +74,7 @@ class EmbeddedEngine:
     """Answers chat completions with a `LanguageModel`, as an `lgov_core.gateway.protocol.Engine` and its `EngineControl`.
 
     A request for what it cannot do, such as an image, is refused (400). Replies in JSON (``response_format``) and demanded
-    tool calls (``tool_choice``) are drawn within a grammar (`lgov_core.gateway.engine.reply_grammar`); their
+    tool calls (``tool_choice``) are drawn within a grammar (`lgov_core.gateway.engine.reply_codec`); their
     log-probabilities stay those of the whole distribution, as with ``top_p``.
 
     One thread decodes up to ``max_batch`` calls together, which join and leave between two tokens; a call that finds
@@ -257,7 +264,7 @@ class EmbeddedEngine:
 
     def _rows(self, request: ChatRequest, policy: str, prompt: Prompt, count: int) -> list[Row]:
         """One row of at most ``count`` tokens for each choice. The first one has the request's own seed."""
-        from lgov_core.gateway.engine.sampling import Row, draw_uniforms
+        from lgov_core.gateway.engine.generation import Row, draw_uniforms
 
         if count < 1:
             raise EndpointError(f"max_tokens must be at least 1, not {count}")

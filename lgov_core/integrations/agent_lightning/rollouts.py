@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from lgov_core.errors import EndpointError
-from lgov_core.gateway.serving.keys import KeyGrant
+from lgov_core.gateway.access import KeyGrant
 from lgov_core.integrations.agent_lightning import values
 from lgov_core.integrations.agent_lightning.values import LightningRollout, attempt_number, unprocessable
 from lgov_core.scope import RolloutScope

@@ -13,14 +13,12 @@ from starlette.responses import Response
 
 from lgov_core._util.json_text import json_object
 from lgov_core.errors import EndpointError, LgovError
+from lgov_core.gateway.access import Access, KeyGrant, RuledRoute, grant_of
+from lgov_core.gateway.api_routes import ApiRoutes
 from lgov_core.gateway.app import EndpointParts
+from lgov_core.gateway.limits import Admission, AdmissionState, json_response, read_body, read_object, retry_headers
 from lgov_core.gateway.protocol import UpstreamRejection
-from lgov_core.gateway.routes.api_routes import ApiRoutes
-from lgov_core.gateway.routes.bodies import json_response, read_body, read_object
-from lgov_core.gateway.serving.access import Access, RuledRoute, grant_of
-from lgov_core.gateway.serving.keys import KeyGrant
-from lgov_core.gateway.serving.limits import Admission, AdmissionState, retry_headers
-from lgov_core.gateway.upstream.registered_models import RegisteredModels
+from lgov_core.gateway.upstream import RegisteredModels
 from lgov_core.integrations.agent_lightning.rollouts import LightningRollouts
 from lgov_core.integrations.agent_lightning.values import attempt_number, unprocessable
 

@@ -26,7 +26,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from lgov_core.errors import TrainError, UpstreamError
 from lgov_core.gateway.protocol import ANY_MODEL
-from lgov_core.gateway.upstream.token_engine import Generated, TokenEngine, TokenPrompt
+from lgov_core.gateway.token_engine import Generated, TokenEngine, TokenPrompt
 from lgov_core.integrations.verl.checkpoints import Steps, only_job
 from lgov_core.integrations.verl.job import ESTIMATOR, Host, VerlJob
 from lgov_core.integrations.verl.rows import QueueRow, QueueRows, mini_batch_tasks, queue_rows

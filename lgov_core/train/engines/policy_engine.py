@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from lgov_core.errors import EndpointError
+from lgov_core.gateway.access import caller
 from lgov_core.gateway.engine.embedded import EmbeddedEngine
 from lgov_core.gateway.protocol import ANY_MODEL
-from lgov_core.gateway.serving.access import caller
 from lgov_core.train.sections import PolicySection
 from lgov_core.transitions.calls import matches
 from lgov_core.wire.exchange import ChatRequest

@@ -16,8 +16,8 @@ import aiohttp
 
 from lgov_core.errors import EndpointError, SettingsError, UpstreamError
 from lgov_core.gateway.engine.reply_codec import Generated
-from lgov_core.gateway.serving.metrics import Reading
-from lgov_core.gateway.upstream.token_engine import TokenEngine, TokenPrompt
+from lgov_core.gateway.limits import Reading
+from lgov_core.gateway.token_engine import TokenEngine, TokenPrompt
 from lgov_core.train.engines.policy_engine import policy_of
 from lgov_core.train.engines.vllm_policy import Version, VllmPolicy, VllmWeights
 from lgov_core.train.engines.vllm_server import AttachedVllm, VllmOptions, VllmServer, authorization

@@ -110,7 +110,7 @@ class VllmOptions:
             # Raw log-probabilities ignore the temperature; a model's own settings would change how tokens are drawn.
             "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm",
             *(self._adapters() if self.rank else []),
-            # Reads the grammars of `lgov_core.gateway.engine.reply_grammar`.
+            # Reads the grammars of `lgov_core.gateway.engine.reply_codec`.
             "--structured-outputs-config", json.dumps({"backend": "guidance"}),
             "--disable-uvicorn-access-log", *self.arguments,
         ]  # fmt: skip

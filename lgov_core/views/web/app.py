@@ -25,8 +25,8 @@ from starlette.types import ASGIApp
 
 import lgov_core
 from lgov_core.errors import LgovError
+from lgov_core.gateway.access import KeyRing
 from lgov_core.gateway.server import EndpointServer, served_alone
-from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.views.attempt_builder import read_attempt
 from lgov_core.views.attempt_view import AttemptView
 from lgov_core.views.governance import (

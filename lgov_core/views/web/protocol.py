@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lgov_core.errors import EndpointError, LgovError, StoreError
-from lgov_core.gateway.serving.keys import KeyRing
+from lgov_core.gateway.access import KeyRing
 from lgov_core.store.database import QueryTooSlow
 from lgov_core.store.pages import Filters
 from lgov_core.train.loop.run_files import finite

@@ -16,6 +16,9 @@ from starlette.responses import Response
 
 from lgov_core._util.containers import BoundedDict
 from lgov_core.errors import EndpointError, LgovError
+from lgov_core.gateway.access import Access, Attribution, RuledRoute, attribute, grant_of
+from lgov_core.gateway.capture import Capture, ReceivedCall, StreamedReply, as_lgov_error
+from lgov_core.gateway.limits import ROLLOUT_PREFIX, json_response, read_object, retry_headers
 from lgov_core.gateway.policy_gate import (
     changed_exchange,
     changes_of,
@@ -33,19 +36,13 @@ from lgov_core.gateway.protocol import (
     UpstreamRejection,
     speaks,
 )
-from lgov_core.gateway.routes.bodies import ROLLOUT_PREFIX, json_response, read_object
-from lgov_core.gateway.serving.access import Access, Attribution, RuledRoute, attribute, grant_of
-from lgov_core.gateway.serving.capture import Capture, ReceivedCall
-from lgov_core.gateway.serving.limits import retry_headers
-from lgov_core.gateway.serving.streaming import StreamedReply, as_lgov_error
 from lgov_core.types import new_id
 from lgov_core.wire.apis import APIS, MESSAGES, RESPONSES, Api, Exchange, api_of
-from lgov_core.wire.content import read_events
 from lgov_core.wire.exchange import Completion, StreamPiece
-from lgov_core.wire.fields import model_name, shown
-from lgov_core.wire.known_fields import texts_beside_messages
+from lgov_core.wire.fields import model_name, shown, texts_beside_messages
 from lgov_core.wire.messages import read_messages_request
 from lgov_core.wire.responses import chat_messages, input_messages
+from lgov_core.wire.turns import read_events
 
 
 class ApiRoutes:

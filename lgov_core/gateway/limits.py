@@ -1,15 +1,28 @@
-"""The sizes, times and places that one client, and all of them together, may use, and the calls that are let in."""
+"""The sizes, times and places that one client, and all of them together, may use; the calls that are let in; their counts.
+
+Counts are for Prometheus. They never hold content: no ids, no texts, no keys.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import Response
+
+from lgov_core._util.json_text import wire_bytes
+from lgov_core._util.schema import Mistake, checked
 from lgov_core.errors import EndpointError
+from lgov_core.gateway.protocol import ReceivedBody
 from lgov_core.wire.fields import count_values, read_json
 
 if TYPE_CHECKING:
@@ -277,3 +290,138 @@ class Admission:
 
     def _busy(self, message: str, status: int) -> Busy:
         return Busy(message, status=status, retry_after_s=self._retry_after_s if self.paused else 1.0)
+
+
+T = TypeVar("T")
+
+ROLLOUT_PREFIX = "/rollout/{rollout_id}/attempt/{attempt}"
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The request's body. Raises `EndpointError` (413) for one of more than ``limit`` bytes.
+
+    A body that is moderately too long is read to its end and thrown away, since a client that is cut off while it
+    sends does not see the answer.
+    """
+    parts: list[bytes] = []
+    size = 0
+    more = True
+    while more and size <= 8 * limit:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise EndpointError("the client disconnected while it was sending its request")
+        chunk, more = message.get("body", b""), message.get("more_body", False)
+        size += len(chunk)
+        if size <= limit:
+            parts.append(chunk)
+    if size > limit:
+        raise EndpointError(f"the request has more than {limit} bytes", status=413)
+    return b"".join(parts)
+
+
+async def read_object(request: Request, limit: int) -> Mapping[str, Any]:
+    """The JSON object in the request's body, ``{}`` for an empty one; errors as of `read_body` and `LimitedRequest.parse`."""
+    return await request.scope["lgov.request"].parse(await read_body(request, limit) or b"{}")
+
+
+def checked_body(body: Mapping[str, Any], schema: type[T], whose: str, *, status: int = 400) -> T:
+    """``body`` as an instance of ``schema``; null stands for a field that is left out.
+
+    Raises `EndpointError` of ``status`` that names the field, also for one that the schema does not know: a misspelt one would
+    make a key without expiry, or lose a version.
+    """
+    try:
+        return checked({name: value for name, value in body.items() if value is not None}, schema)
+    except Mistake as mistake:
+        where = ".".join(map(str, mistake.path)) or "the request"
+        if mistake.unknown is not None:
+            problem = f"{mistake.unknown!r} is not a field that {whose} knows"
+            raise EndpointError(problem, status=status, hint="leave it out: nothing is dropped silently") from mistake
+        raise EndpointError(f"{where!r} must be {mistake.expected}", status=status) from mistake
+
+
+def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """``content`` as a JSON response; a body that an upstream wrote goes out byte for byte."""
+    if isinstance(content, ReceivedBody):
+        return Response(content.received, status, media_type="application/json")
+    return Response(wire_bytes(content), status, headers, media_type="application/json")
+
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+#: Upper bounds of the buckets of times, in seconds.
+_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+#: One metric, read when the metrics are asked for: counter or gauge, name, help, label (None for no label), and its
+#: values by label.
+Reading = tuple[str, str, str, str | None, Mapping[str, float]]
+
+
+class Metrics(Collector):
+    """Counts requests and their times by route; everything else is read from its source. For one event loop."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._sources: list[Callable[[], Iterable[Reading]]] = [self._of_admission]
+        self._registry = registry = CollectorRegistry(auto_describe=False)
+        self._requests = Counter(
+            "lgov_requests", "Requests that were answered, by route and status.", ["route", "status"], registry=registry
+        )
+        self._running = Gauge(
+            "lgov_requests_in_flight", "Requests that are being answered, by route.", ["route"], registry=registry
+        )
+        self._took, self._first = (
+            Histogram(name, what, ["route"], buckets=_BUCKETS, registry=registry)
+            for name, what in (
+                ("lgov_request_seconds", "Seconds to the end of an answer, by route."),
+                ("lgov_first_byte_seconds", "Seconds to the first byte of an answer, by route."),
+            )
+        )
+        registry.register(self)
+
+    def add_source(self, source: Callable[[], Iterable[Reading]]) -> None:
+        """Adds a source of numbers; it is called whenever the metrics are read, in the event loop."""
+        self._sources.append(source)
+
+    def began(self, route: str) -> None:
+        """A request came for ``route``, the path with its parameters' names."""
+        self._running.labels(route).inc()
+
+    def ended(self, route: str, status: int, seconds: float, first_s: float | None) -> None:
+        """It was answered (0: the client got no answer) after ``seconds``; the first byte went out after ``first_s``."""
+        self._running.labels(route).dec()
+        self._requests.labels(route, str(status)).inc()
+        self._took.labels(route).observe(seconds)
+        if first_s is not None:
+            self._first.labels(route).observe(first_s)
+
+    def exposition(self) -> bytes:
+        """Everything in the text format of Prometheus."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterable[Any]:
+        """The numbers of the sources; called by the registry."""
+        for kind, name, what, label, values in (reading for source in self._sources for reading in source()):
+            family_of = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
+            family = family_of(name, what, labels=[label] if label else None)
+            for key, value in sorted(values.items()):
+                family.add_metric([key] if label else [], value)
+            yield family
+
+    def _of_admission(self) -> Iterable[Reading]:
+        at = self._admission
+        yield "gauge", "lgov_calls_running", "Model calls that are running.", None, {"": at.running}
+        yield (
+            "gauge",
+            "lgov_calls_waiting",
+            "Model calls that wait because max_running others run.",
+            None,
+            {"": at.waiting},
+        )
+        yield (
+            "counter",
+            "lgov_calls_turned_away",
+            "Model calls that were refused because too many waited, or after waiting too long.",
+            None,
+            {"": at.refused},
+        )
+        yield "gauge", "lgov_paused", "1 while the endpoint is paused, else 0.", None, {"": float(at.paused)}

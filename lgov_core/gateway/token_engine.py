@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from lgov_core.errors import EndpointError, UpstreamError
-from lgov_core.gateway.engine.reply_codec import Generated, ReplyCodec, check_fields
-from lgov_core.gateway.engine.reply_grammar import reply_grammar
-from lgov_core.gateway.serving.access import caller
+from lgov_core.gateway.access import caller
+from lgov_core.gateway.engine.reply_codec import Generated, ReplyCodec, check_fields, reply_grammar
 from lgov_core.types import new_id
 from lgov_core.wire.chat import completion_pieces
 from lgov_core.wire.exchange import ChatRequest, Completion, StreamPiece
@@ -29,7 +28,7 @@ class TokenPrompt:
 
     ``conversation`` is the same for calls that extend one another, so that they can go to one server. ``temperature`` 0
     is greedy. ``seed`` is None where the client asked for none. ``grammar`` is what the reply must be in (see
-    `lgov_core.gateway.engine.reply_grammar`), None for any text. ``policy`` is one of the engine's ``policies``, or empty.
+    `lgov_core.gateway.engine.reply_codec`), None for any text. ``policy`` is one of the engine's ``policies``, or empty.
     """
 
     prompt_ids: tuple[int, ...]

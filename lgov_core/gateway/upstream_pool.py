@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from lgov_core.errors import EndpointError
-from lgov_core.gateway.serving.metrics import Reading
+from lgov_core.gateway.limits import Reading
 
 _LOG = logging.getLogger("lgov.gateway")
 
