@@ -214,6 +214,15 @@ def test_the_same_rollout_has_the_same_ids_each_time(store: TraceStore, collecto
     assert all(len(one) == 8 for one in ids)
 
 
+def test_the_top_of_another_trace_stays_one(tmp_path: Path) -> None:
+    with open_store(tmp_path / "traces.db") as opened:
+        opened.add_spans(
+            [Span("ours", "s1", 1.0, 2.0, {}, "r", 1), Span("theirs", "s2", 1.0, 2.0, {}, "r", 1, trace_id="t")]
+        )
+        parents = {span.name: span.parent_id for span in rollout_spans(opened, "r")}
+    assert parents == {semconv.ROLLOUT_SPAN_NAME: None, "ours": "r/1", "theirs": None}
+
+
 def test_ids_do_not_depend_on_what_else_is_sent(store: TraceStore) -> None:
     spans = rollout_spans(store, "r1")
     alone = {(span.trace_id, span.span_id, span.parent_id) for span in with_ids(spans)}

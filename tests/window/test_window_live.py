@@ -75,12 +75,14 @@ def test_runs_of_a_folder_are_found_and_new_ones_too(opened: Opened, tmp_path: P
             record(store)
     browser = opened(tmp_path)
     assert [source["id"] for source in browser.get("sources")["sources"]] == ["one", "two"]
+    since = browser.get("changes")["since"]
     (tmp_path / "three").mkdir()
     lines = [{"phase": "train", "step": 1, "kl": 0.5, "rewards": {"task": {"mean": 1, "low": 0, "high": 2}}}]
     (tmp_path / "three" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"half')
     deadline = time.monotonic() + 20
     while len(browser.get("sources")["sources"]) < 3 and time.monotonic() < deadline:
         time.sleep(0.2)
+    assert "three" in [change["source"] for change in browser.get("changes", since=since, wait=2)["changed"]]
     figures = browser.get("runs/three")
     assert (figures["steps"], figures["series"]["kl"]["values"]) == ([1], [0.5])
     assert figures["series"]["rewards/task"] == {"values": [1.0], "low": [0.0], "high": [2.0]}

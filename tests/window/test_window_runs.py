@@ -103,7 +103,10 @@ def test_the_audit_record_is_verified_beside_the_answers(browser: Browser, tmp_p
     assert found["problem"] == "its contents do not match its hash"
 
 
-def test_what_a_transform_replaced_is_shown(store: RolloutQueue, tmp_path: Path, opened: Opened) -> None:
+@pytest.mark.parametrize(("effect", "would"), [("transform", ""), ("allow", "transform")])
+def test_what_a_transform_replaced_is_shown(
+    store: RolloutQueue, tmp_path: Path, opened: Opened, effect: str, would: str
+) -> None:
     store.add_rollouts([Rollout("ro", "task", "run", {})])
     store.start_attempt("ro", 1)
     tool = [{"id": "t1", "type": "function", "function": {"name": "wire", "arguments": '{"to": "me"}'}}]
@@ -112,8 +115,9 @@ def test_what_a_transform_replaced_is_shown(store: RolloutQueue, tmp_path: Path,
     with AuditLog(tmp_path / "audit.sqlite", signer=None) as log:
         made = Decision(Effect.TRANSFORM, "desk", "mask", "hidden", arguments={"to": "you"})
         entry = log.commit(action, made)
-    span = decision("ro", "pre_tool_call", "wire", "transform", tool="t1")
-    store.add_span(replace(span, attributes={**span.attributes, "lgov.decision.id": entry}))
+    span = decision("ro", "pre_tool_call", "wire", effect, tool="t1")
+    more = {"lgov.decision.id": entry, "lgov.decision.would": would}
+    store.add_span(replace(span, attributes={**span.attributes, **more}))
     store.finish_attempt("ro", 1, Outcome.SUCCEEDED)
     (step,) = opened(tmp_path).get("rollouts/ro")["steps"]
     rewritten = step["tools"][0]["decisions"][0]["rewritten"]
