@@ -251,7 +251,11 @@ def erase(
     if as_json and not yes:
         raise click.UsageError("--json does not prompt: give --yes with it")
     if not yes:
-        click.confirm(_question(path, entry_id, selection), abort=True, err=True)
+        what = str(entry_id)
+        if entry_id is None:
+            with opened_record(path) as record:
+                what = counted(len(_entries_with_texts(record, None, selection)), "entry", "entries")
+        click.confirm(f"Erase the texts of {what} for good?", abort=True, err=True)
     settings = load_settings(texts=assignments)
     with opened_record(path, signer=default_signer(settings.audit_key), heads=settings.heads) as record:
         entries = _entries_with_texts(record, entry_id, selection)
@@ -266,15 +270,6 @@ def erase(
         text += f"{''.join(f' --where rollout={rollout}' for rollout in rollouts)})"
     write_result({"path": str(path), "erased": count, "kept": kept, "rollouts": rollouts}, text, as_json=as_json)
     ctx.exit(Exit.OK if count else Exit.FINDING)
-
-
-def _question(path: Path, entry_id: str | None, selection: EntrySelection) -> str:
-    """The question before erasing, which says how much it is."""
-    if entry_id is not None:
-        return f"Erase the texts of {entry_id} for good?"
-    with opened_record(path) as record:
-        count = len(_entries_with_texts(record, None, selection))
-    return f"Erase the texts of {counted(count, 'entry', 'entries')} for good?"
 
 
 def _entries_with_texts(record: AuditLog, entry_id: str | None, selection: EntrySelection) -> list[AuditEntry]:

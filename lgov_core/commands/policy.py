@@ -118,31 +118,24 @@ def explain(
 
 def _explain_access(file: Path, target: str, preset: str | None, as_json: bool) -> Exit:
     """Writes what a box, started here, lets be done with a path, or whether it may connect to HOST:PORT."""
-    if address := re.fullmatch(r"([^/\\]+):(\d+)", target):
-        access, why = _host_access(file, address[1].lower(), int(address[2]), preset)
-    else:
-        access, why = _path_access(file, Path(target), preset)
-    write_result({"file": str(file), "access": access, "why": why}, f"{access}: {why}", as_json=as_json)
-    return Exit.OK if access in ("read", "write", "connect") else Exit.DENIED
-
-
-def _path_access(file: Path, path: Path, preset: str | None) -> tuple[str, str]:
     from lgov_core.commands.options import record_or_setting
     from lgov_core.confine.plan import Outside, make_plan
-    from lgov_core.policies.confinement import read_confinement
-
-    policy = read_confinement(file)
-    plan = make_plan(policy.with_preset(preset), policy, Outside(record_or_setting(None), ""), checked=False)
-    return plan.access(str(path.absolute()))
-
-
-def _host_access(file: Path, host: str, port: int, preset: str | None) -> tuple[str, str]:
     from lgov_core.confine.proxy import make_reach, model_endpoints
     from lgov_core.policies.confinement import read_confinement
 
-    reach = make_reach(read_confinement(file).with_preset(preset), model_endpoints(None))
-    rule = reach.rule(host, port)
-    return ("denied", "no rule allows it") if rule is None else ("connect", f"{rule} in {reach.places[rule]} allows it")
+    policy = read_confinement(file)
+    chosen = policy.with_preset(preset)
+    if address := re.fullmatch(r"([^/\\]+):(\d+)", target):
+        reach = make_reach(chosen, model_endpoints(None))
+        rule = reach.rule(address[1].lower(), int(address[2]))
+        access, why = "denied", "no rule allows it"
+        if rule is not None:
+            access, why = "connect", f"{rule} in {reach.places[rule]} allows it"
+    else:
+        plan = make_plan(chosen, policy, Outside(record_or_setting(None), ""), checked=False)
+        access, why = plan.access(str(Path(target).absolute()))
+    write_result({"file": str(file), "access": access, "why": why}, f"{access}: {why}", as_json=as_json)
+    return Exit.OK if access in ("read", "write", "connect") else Exit.DENIED
 
 
 def _action_text(option: str) -> str:

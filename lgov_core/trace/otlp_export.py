@@ -222,7 +222,10 @@ class _Sender:
                 break
             wait = next(waits, None) if status in RETRYABLE or status == 0 else None
             if wait is None:
-                what = failure or f"it answered {status}: {_said(answer)}"
+                beginning = "".join(
+                    char if char.isprintable() else " " for char in answer[:200].decode(errors="replace")
+                )
+                what = failure or f"it answered {status}: {beginning.strip() or 'nothing more'}"
                 raise TraceError(
                     f"{count} spans were not taken by {_shown(collector.url)}: {what}",
                     status=502,
@@ -294,12 +297,6 @@ def _asked(headers: Mapping[str, str], limit: float) -> float | None:
     except (TypeError, ValueError, IndexError):
         return None
     return min(max(when - time.time(), 0.0), limit)
-
-
-def _said(answer: bytes) -> str:
-    """The beginning of an answer, in printable characters."""
-    text = answer[:200].decode(errors="replace")
-    return "".join(char if char.isprintable() else " " for char in text).strip() or "nothing more"
 
 
 def _shown(url: str) -> str:

@@ -85,9 +85,10 @@ def rollout_spans(store: RolloutReader, rollout_id: str) -> list[Span]:
     all_spans += [
         _call_span(call, attempt_spans[call.attempt or 1], by_response.get(call.response_id)) for call in calls
     ]
-    all_spans += [
-        _of_attempt(reward, attempt_spans[attempt_of(reward, attempts.values(), calls)]) for reward in rewards
-    ]
+    for reward in rewards:
+        above = attempt_spans[attempt_of(reward, attempts.values(), calls)]
+        at = above.started_at if above.ended_at is None else above.ended_at
+        all_spans.append(replace(reward_span(reward, at, above.span_id), attempt=above.attempt))
     return all_spans
 
 
@@ -178,11 +179,6 @@ def reward_span(reward: Reward, at: float, parent_id: str | None = None) -> Span
         reward.attempt,
         parent_id,
     )
-
-
-def _of_attempt(reward: Reward, attempt: Span) -> Span:
-    at = attempt.started_at if attempt.ended_at is None else attempt.ended_at
-    return replace(reward_span(reward, at, attempt.span_id), attempt=attempt.attempt)
 
 
 def attempt_of(reward: Reward, attempts: Collection[Attempt], calls: Iterable[CapturedCall]) -> int:

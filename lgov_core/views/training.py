@@ -169,7 +169,8 @@ class TrainedBatches:
         versions = [
             transition.weights_version for transition in own.transitions if transition.weights_version is not None
         ]
-        for step in _steps(versions):
+        # Version 0 is first trained on by update 1.
+        for step in range(min(versions) + 1, max(versions) + 1 + _LATER) if versions else ():
             trained = {
                 (transition.response_id, transition.choice): transition
                 for transition in self._read(step, rollout_id)
@@ -204,11 +205,6 @@ class TrainedBatches:
             return read_parquet(path, rollout_id) if rollout_id in rollout_ids else ()
         except (ImportError, OSError, ValueError, LgovError):  # without the extra, or while the file is written
             return ()
-
-
-def _steps(versions: Sequence[int]) -> range:
-    """The updates that can have trained on calls of these weights: version 0 is first trained on by update 1."""
-    return range(min(versions) + 1, max(versions) + 1 + _LATER) if versions else range(0)
 
 
 def start_model(checkpoint: Path) -> str | None:
