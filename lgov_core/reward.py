@@ -3,16 +3,16 @@
 from lgov_core import air
 from lgov_core.air import AirPlugin, AirRule, AirRules, RuleSet
 from lgov_core.errors import PolicyViolationError
+from lgov_core.rl_governance.reports import violation_of
 from lgov_core.rl_governance.reward import (
     CompositeReward,
     PolicyReward,
+    RewardConfig,
     create_policy_reward,
     group_advantages,
     policy_penalty,
     shaping,
 )
-from lgov_core.rl_governance.reward_config import RewardConfig
-from lgov_core.rl_governance.violations import violation_of
 from lgov_core.types import PolicyViolation, PolicyViolationType
 
 __all__ = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from lgov_core.errors import PolicyError
@@ -68,3 +68,9 @@ def positive_integer(owner: str, option: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise PolicyError(f"{owner}: {option} is {value!r}", hint=f"write a whole number above 0, as in {option}: 10")
     return value
+
+
+def require_declared(name: str, options: Mapping[str, object], declared: type) -> None:
+    """Raises `TypeError`, as a call of ``name`` would, for a keyword that the TypedDict ``declared`` does not have."""
+    if unknown := sorted(options.keys() - declared.__annotations__.keys()):
+        raise TypeError(f"{name}() got an unexpected keyword argument {unknown[0]!r}")

@@ -66,7 +66,12 @@ class AgentOSPolicy(BoundedPolicy):
     ) -> None:
         self.name = name
         self.severity = Severity(one_of(name, "severity", severity, tuple(Severity)))
-        engine = _engine(name)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # the successor warns of its own old name
+                engine: Any = importlib.import_module("agent_os.policies")
+        except ImportError as error:
+            raise PolicyError(f"{name}: the agent-os engine cannot be imported: {error}", hint=INSTALL) from error
         listed = [documents] if isinstance(documents, str | Mapping) else list(documents)
         parsed = [_document(engine, name, document) for document in listed]
         if not any(document.rules for document in parsed):
@@ -98,15 +103,6 @@ class AgentOSPolicy(BoundedPolicy):
         if verdict.action == "audit":
             return Decision(Effect.WARN, policy=self.name, rule=verdict.matched_rule, reason=str(verdict.reason))
         return self.allow(verdict.matched_rule)
-
-
-def _engine(name: str) -> Any:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # the successor warns of its own old name
-            return importlib.import_module("agent_os.policies")
-    except ImportError as error:
-        raise PolicyError(f"{name}: the agent-os engine cannot be imported: {error}", hint=INSTALL) from error
 
 
 def _document(engine: Any, name: str, document: str | Mapping[str, Any]) -> Any:

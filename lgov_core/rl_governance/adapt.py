@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, cast
 
 from lgov_core.errors import ArgumentError, ExportError, RewardError
-from lgov_core.rl_governance.lightning_span import began_at, entry_of, id_of
+from lgov_core.rl_governance.flight_recorder import began_at, entry_of, id_of
 from lgov_core.scope import RolloutScope
 from lgov_core.types import Decision, Outcome, PolicyViolation, PolicyViolationType, Severity
 
@@ -152,11 +152,28 @@ def _never_awaited(value: Any) -> Any:
 
 def require_record(recorder: Any) -> None:
     """Raises `ArgumentError` for an object that cannot record decisions; a double would say that it has."""
-    methods = (getattr(recorder, method, None) for method in ("commit", "commit_outcome"))
-    if _is_double(recorder) or not all(callable(method) for method in methods):
+    if _is_double(recorder) or not has_methods(recorder, "commit", "commit_outcome"):
         raise ArgumentError(
             f"a {type(recorder).__name__} cannot record decisions", hint="pass a FlightRecorder or an AuditLog"
         )
+
+
+# ---------------------------------------------------------------------- stores
+
+
+def has_methods(value: Any, *names: str) -> bool:
+    """Returns whether ``value`` has all these methods."""
+    return all(callable(getattr(value, name, None)) for name in names)
+
+
+def is_trace_store(store: Any) -> bool:
+    """Returns whether ``store`` takes and gives spans as lgov's own `TraceStore` does."""
+    return has_methods(store, "add_span", "spans", "add_rewards", "flush") and not hasattr(store, "emit_span")
+
+
+def has_reports(store: Any) -> bool:
+    """Returns whether ``store`` keeps the statistics of workers: ``report_worker`` and ``worker_reports``."""
+    return has_methods(store, "report_worker", "worker_reports") and not _is_double(store)
 
 
 # ---------------------------------------------------------------------- violations
@@ -172,13 +189,13 @@ def polled_violation(entry: Any) -> PolicyViolation:
         return next((value for value in values if isinstance(value, kind)), default)
 
     blocked = field(bool, False, "blocked", "action_blocked")
-    return PolicyViolation(
-        violation_type=PolicyViolationType.BLOCKED if blocked else PolicyViolationType.WARNED,
-        policy_name=field(str, "unknown", "policy", "policy_name"),
-        description=field(str, "", "description"),
-        severity=field(str, Severity.LOW.value, "severity"),
-        action_blocked=blocked,
-    )
+    policy, description = field(str, "unknown", "policy", "policy_name"), field(str, "", "description")
+    return _violation(policy, description, field(str, Severity.LOW.value, "severity"), blocked)
+
+
+def _violation(policy: str, description: str, severity: str, blocked: bool) -> PolicyViolation:
+    kind = PolicyViolationType.BLOCKED if blocked else PolicyViolationType.WARNED
+    return PolicyViolation(kind, policy, description, severity, action_blocked=blocked)
 
 
 def reported_violation(*report: Any, **named: Any) -> PolicyViolation:
@@ -207,20 +224,9 @@ def reported_violation(*report: Any, **named: Any) -> PolicyViolation:
     blocked = source.get("action_blocked", source.get("blocked"))
     if policy is None or severity not in _SEVERITIES or not isinstance(blocked, bool):
         what = ", ".join(repr(value)[:200] for value in report) or repr(source)[:200]
-        return PolicyViolation(
-            violation_type=PolicyViolationType.BLOCKED,
-            policy_name=str(policy or "unknown"),
-            description=f"The kernel reported something unclear: {what}",
-            severity=severity if severity in _SEVERITIES else Severity.HIGH.value,
-            action_blocked=True,
-        )
-    return PolicyViolation(
-        violation_type=PolicyViolationType.BLOCKED if blocked else PolicyViolationType.WARNED,
-        policy_name=str(policy),
-        description=str(source.get("description", "")),
-        severity=severity,
-        action_blocked=blocked,
-    )
+        weight = severity if severity in _SEVERITIES else Severity.HIGH.value
+        return _violation(str(policy or "unknown"), f"The kernel reported something unclear: {what}", weight, True)
+    return _violation(str(policy), str(source.get("description", "")), severity, blocked)
 
 
 def priced_violation(violation: Any) -> tuple[Any, Any]:

@@ -17,8 +17,8 @@ from typing import Any, Final, cast
 from lgov_core._util.files import atomic_file
 from lgov_core.errors import ExportError
 from lgov_core.flow import Flow, arun_flow, either, in_thread, run_flow, wait
-from lgov_core.rl_governance.adapt import adapt_recorder
-from lgov_core.rl_governance.lightning_span import (
+from lgov_core.rl_governance.adapt import adapt_recorder, is_trace_store
+from lgov_core.rl_governance.flight_recorder import (
     POLICY_CHECK,
     SIGNAL,
     TOOL_CALL,
@@ -192,9 +192,7 @@ class FlightRecorderEmitter:
 
     def _emission_flow(self, store: Any) -> Flow[int]:
         take = _taker_of(store)
-        own = not hasattr(store, "emit_span") and all(
-            hasattr(store, name) for name in ("add_span", "flush", "dropped_spans", "add_rewards")
-        )
+        own = is_trace_store(store)
         dropped = store.dropped_spans if own else 0
         stored, first = 0, cast("Exception | None", None)
         spans = yield from wait(in_thread(self._all_spans))

@@ -18,8 +18,8 @@ from lgov_core._util.words import suggest_name
 from lgov_core.errors import ArgumentError, KernelError, PolicyDenied
 from lgov_core.rl_governance.adapt import adapt_kernel
 from lgov_core.rl_governance.execution import run_to_end
+from lgov_core.rl_governance.reports import violation_as_json
 from lgov_core.rl_governance.rollouts import Collected, RolloutWatch
-from lgov_core.rl_governance.violations import violation_as_json
 from lgov_core.scope import RolloutScope, carry_into_threads, enter_scope
 from lgov_core.types import PolicyViolation, Severity, new_id
 
@@ -300,7 +300,11 @@ class GovernedEnvironment(gymnasium.Env[T_state, T_action]):
         self._totals.violations += len(violations)
         blocked = any(violation.blocks for violation in violations)
         # Before the reward function, which may raise.
-        now.terminated = self._ends(violations)
+        now.terminated = any(
+            (self.config.terminate_on_critical and _severity(violation) == Severity.CRITICAL)
+            or (violation.violation_type == "signal_sent" and violation.blocks)
+            for violation in violations
+        )
         now.truncated = now.step_count >= self.config.max_steps
         success = error is None and result is not None and not blocked
         clean = success and not violations
@@ -373,13 +377,6 @@ class GovernedEnvironment(gymnasium.Env[T_state, T_action]):
                     # The kernel asks a rollout to end on a critical violation; this one was configured to go on.
                     self._kernel.forget_signals(episode.scope.rollout_id)
                 episode.collected.violations += self._kernel.polled_violations()
-
-    def _ends(self, violations: list[PolicyViolation]) -> bool:
-        if self.config.terminate_on_critical and any(
-            _severity(violation) == Severity.CRITICAL for violation in violations
-        ):
-            return True
-        return any(violation.violation_type == "signal_sent" and violation.blocks for violation in violations)
 
     def _finish_episode(self) -> None:
         episode, self._episode = self._episode, None

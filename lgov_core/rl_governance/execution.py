@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
+from lgov_core._util.json_text import readable_json
 from lgov_core.errors import ArgumentError, KernelError
 from lgov_core.flow import Flow, either
 from lgov_core.governor import Governor
-from lgov_core.rl_governance.violations import outcome_of
+from lgov_core.rl_governance.reports import outcome_of
 from lgov_core.scope import RolloutScope
 from lgov_core.types import Action, Decision, Effect, Outcome, Point, ToolOutcome, ToolStatus, new_id
 
@@ -33,7 +33,7 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class Execution:
+class KernelExecution:
     """The result of one `KernelSpace.run`.
 
     ``decision`` judged the act, ``verdicts`` the answer. ``outcome`` is succeeded, blocked (the act was denied, or its
@@ -56,7 +56,7 @@ def rollout_action(scope: RolloutScope, point: Point) -> Action:
 
 def execution_flow(
     call: AgentCall, governor: Governor, *, rollout: RolloutScope | None, not_run: Callable[[ToolOutcome], None]
-) -> Flow[Execution]:
+) -> Flow[KernelExecution]:
     """The flow of one execution. Raises what the agent raised.
 
     ``rollout`` is the rollout that begins and ends with this execution, if one does. ``not_run`` is called with an act
@@ -66,40 +66,42 @@ def execution_flow(
         return (yield from _executed_flow(call, governor, not_run))
     startup = yield from governor.decision_flow(rollout_action(rollout, Point.AGENT_STARTUP))
     if startup.blocks:
-        return Execution(call.action, startup, outcome_of(startup), ran=False)
+        return KernelExecution(call.action, startup, outcome_of(startup), ran=False)
     try:
         return (yield from _executed_flow(call, governor, not_run))
     finally:
         yield from governor.decision_flow(rollout_action(rollout, Point.AGENT_SHUTDOWN))
 
 
-def _executed_flow(call: AgentCall, governor: Governor, not_run: Callable[[ToolOutcome], None]) -> Flow[Execution]:
+def _executed_flow(
+    call: AgentCall, governor: Governor, not_run: Callable[[ToolOutcome], None]
+) -> Flow[KernelExecution]:
     if call.by_agent:
         text = _read(call.given, "input")
         verdict = yield from governor.decision_flow(replace(call.action, point=Point.INPUT, text=text, arguments={}))
         if verdict.blocks:
-            return Execution(call.action, verdict, outcome_of(verdict), ran=False)
+            return KernelExecution(call.action, verdict, outcome_of(verdict), ran=False)
         if verdict.text is not None:
             call = call.with_text(verdict.text)
     action = call.action
     decision = yield from governor.decision_flow(action)
     if decision.blocks:
         governor.record(ToolOutcome(action, "denied", decision=decision))
-        return Execution(action, decision, outcome_of(decision), ran=False)
+        return KernelExecution(action, decision, outcome_of(decision), ran=False)
     if call.function is None:
         not_run(ToolOutcome(action, "denied", decision=decision, error="only judged"))
         accuracy = 0.0 if decision.effect is Effect.TRANSFORM else 1.0
-        return Execution(action, decision, Outcome.SUCCEEDED, Judged(action, decision, accuracy), ran=False)
+        return KernelExecution(action, decision, Outcome.SUCCEEDED, Judged(action, decision, accuracy), ran=False)
     output, text = yield from _run_flow(call, call.function, governor, decision)
     verdicts: list[Decision] = []
     for result in call.results(text):
         verdict = yield from governor.decision_flow(result if text == result.text else replace(result, text=text))
         verdicts.append(verdict)
         if verdict.blocks:
-            return Execution(action, decision, outcome_of(verdict), verdicts=tuple(verdicts))
+            return KernelExecution(action, decision, outcome_of(verdict), verdicts=tuple(verdicts))
         if verdict.text is not None:
             output = text = verdict.text
-    return Execution(action, decision, Outcome.SUCCEEDED, output, tuple(verdicts))
+    return KernelExecution(action, decision, Outcome.SUCCEEDED, output, tuple(verdicts))
 
 
 def _run_flow(
@@ -336,11 +338,7 @@ def text_of(result: Any) -> str | None:
     if isinstance(result, bytes | bytearray):
         return bytes(result).decode("utf-8", "replace")
     if isinstance(result, Mapping | list | tuple | set | frozenset):
-        plain = sorted(result, key=repr) if isinstance(result, set | frozenset) else result
-        try:
-            return json.dumps(plain, ensure_ascii=False, default=str)
-        except (TypeError, ValueError, RecursionError):
-            return str(plain)
+        return readable_json(sorted(result, key=repr) if isinstance(result, set | frozenset) else result)
     return str(result)
 
 

@@ -9,20 +9,21 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, Final, cast
+from typing import Any, Final, TypedDict, Unpack, cast
 
 from lgov_core.errors import AuditError, KernelError
 from lgov_core.flow import Flow, arun_flow, run_flow
 from lgov_core.governor import AuditRecord, Governor, ObservedDecision
+from lgov_core.governor.options import require_declared
 from lgov_core.hookspecs import hookimpl
-from lgov_core.policies import Policy, PolicySet, Rule
+from lgov_core.policies import Policy, Rule
 from lgov_core.policies.presets import policy_set_of
 from lgov_core.policies.reload import ReloadingPolicySet
 from lgov_core.rl_governance.adapt import require_record
 from lgov_core.rl_governance.execution import (
     AgentCall,
-    Execution,
     Function,
+    KernelExecution,
     execution_flow,
     function_of,
     is_async,
@@ -32,8 +33,14 @@ from lgov_core.rl_governance.execution import (
     target_id,
 )
 from lgov_core.rl_governance.flight_recorder import FlightRecorder
-from lgov_core.rl_governance.signals import AgentSignal, SignalledGovernor, SignalPolicy
-from lgov_core.rl_governance.violations import Listeners, found_by, shown_name
+from lgov_core.rl_governance.reports import (
+    AgentSignal,
+    Listeners,
+    SignalledGovernor,
+    SignalPolicy,
+    found_by,
+    shown_name,
+)
 from lgov_core.scope import RolloutScope, carry_into_threads, current_scope, enter_scope
 from lgov_core.types import Action, Decision, Outcome, Point, PolicyViolation, Severity, ToolOutcome, new_id
 
@@ -41,6 +48,13 @@ from lgov_core.types import Action, Decision, Outcome, Point, PolicyViolation, S
 RECENT_VIOLATIONS: Final = 1000
 
 _MISSING: Final[Any] = object()
+
+
+class GovernorOptions(TypedDict, total=False):
+    """Options that a `KernelSpace` hands to its `Governor`."""
+
+    plugins: Iterable[object]
+    timeout_s: float
 
 
 class KernelSpace:
@@ -71,11 +85,14 @@ class KernelSpace:
         dialect: str | None = None,
         critical_signal: str | None = AgentSignal.SIGTERM,
         stop_timeout_s: float = 30.0,
-        plugins: Iterable[object] = (),
-        timeout_s: float = 2.0,
+        **options: Unpack[GovernorOptions],
     ) -> None:
+        require_declared("KernelSpace", options, GovernorOptions)
         self.policy_set = policy_set_of(policy, dialect)
-        self.recorder = _recorder(recorder, self.policy_set)
+        if recorder is None:
+            recorder = FlightRecorder(policy_digest=lambda: self.policy_set.digest)
+        require_record(recorder)
+        self.recorder = recorder
         self.dialect = dialect
         self.critical_signal = None if critical_signal is None else AgentSignal.of(critical_signal)
         self.signals = SignalPolicy(stop_timeout_s=stop_timeout_s)
@@ -85,7 +102,11 @@ class KernelSpace:
         self._running: list[_Place] = []
         self._lock = threading.Lock()
         self.governor: Governor = SignalledGovernor(
-            self.signals, self.policy_set, plugins=[_Watch(self), *plugins], audit=self.recorder, timeout_s=timeout_s
+            self.signals,
+            self.policy_set,
+            plugins=[_Watch(self), *options.get("plugins", ())],
+            audit=self.recorder,
+            timeout_s=options.get("timeout_s", 2.0),
         )
         carry_into_threads()
 
@@ -108,8 +129,8 @@ class KernelSpace:
         """As `execute`, for coroutine functions too. A plain function holds up the event loop, as it would anywhere."""
         return (await self.run_async(agent_or_input, input)).output
 
-    def run(self, agent_or_input: Any, input: Any = _MISSING, *, scope: RolloutScope | None = None) -> Execution:
-        """As `execute`, but returns the `Execution`, which tells a denial from an agent that returned None.
+    def run(self, agent_or_input: Any, input: Any = _MISSING, *, scope: RolloutScope | None = None) -> KernelExecution:
+        """As `execute`, but returns the `KernelExecution`, which tells a denial from an agent that returned None.
 
         With ``scope`` it is a rollout of its own, with those ids. Without one it is part of the current rollout, if there
         is one, and else a rollout of its own too. The beginning and the end of a rollout of its own are judged as well.
@@ -122,20 +143,23 @@ class KernelSpace:
 
     async def run_async(
         self, agent_or_input: Any, input: Any = _MISSING, *, scope: RolloutScope | None = None
-    ) -> Execution:
+    ) -> KernelExecution:
         """As `run`, for coroutine functions too."""
         call = self._prepare(agent_or_input, input, prefer_async=True)
         with self._in_rollout(call, scope) as place:
             return _marked(await arun_flow(self._flow(call, place)), place)
 
-    def _flow(self, call: AgentCall, place: _Place) -> Flow[Execution]:
+    def _flow(self, call: AgentCall, place: _Place) -> Flow[KernelExecution]:
         return execution_flow(call, self.governor, rollout=place.own, not_run=self.policy_set.observe)
 
     def check(self, input: Any) -> Decision:
         """Judges an input or an `Action` without running it: recorded, but no violation and no signal to anyone."""
         action = input if isinstance(input, Action) else prepare(input, dialect=self.dialect).action
-        with _checking():
+        token = _CHECKING.set(True)
+        try:
             decision = self.governor.decide(action)
+        finally:
+            _CHECKING.reset(token)
         if not decision.blocks:
             # Policies give back what they reserved for the act. Not recorded: what was not run has no outcome.
             self.policy_set.observe(ToolOutcome(action, "denied", decision=decision, error="only checked"))
@@ -238,7 +262,10 @@ class KernelSpace:
             return
         with self._lock:
             self._recent.append(violation)
-        with enter_scope(_scope_of(action)):
+        here = current_scope()
+        if action.rollout_id is not None and (here is None or here.rollout_id != action.rollout_id):
+            here = RolloutScope(action.rollout_id, action.attempt or 1, session_id=action.session_id)
+        with enter_scope(here):  # the rollout that the action names, which may not be the one of the running code
             failed = self._on_violation.call(
                 violation, violation.policy_name, violation.description, violation.severity, violation.blocks
             )
@@ -332,7 +359,7 @@ class _Place:
     disturbed: bool = False
 
 
-def _marked(execution: Execution, place: _Place) -> Execution:
+def _marked(execution: KernelExecution, place: _Place) -> KernelExecution:
     """The execution; a success becomes an infrastructure outcome when judging or recording failed in it."""
     if place.disturbed and execution.outcome is Outcome.SUCCEEDED:
         return replace(execution, outcome=Outcome.INFRASTRUCTURE)
@@ -353,27 +380,3 @@ class _Watch:
 
 
 _CHECKING: ContextVar[bool] = ContextVar("lgov_checking", default=False)
-
-
-@contextmanager
-def _checking() -> Generator[None]:
-    token = _CHECKING.set(True)
-    try:
-        yield
-    finally:
-        _CHECKING.reset(token)
-
-
-def _scope_of(action: Action) -> RolloutScope | None:
-    """The rollout that an action names, which may not be the one of the running code."""
-    here = current_scope()
-    if action.rollout_id is None or (here is not None and here.rollout_id == action.rollout_id):
-        return here
-    return RolloutScope(action.rollout_id, action.attempt or 1, session_id=action.session_id)
-
-
-def _recorder(recorder: Any, policies: PolicySet | ReloadingPolicySet) -> AuditRecord:
-    if recorder is None:
-        return FlightRecorder(policy_digest=lambda: policies.digest)
-    require_record(recorder)
-    return recorder

@@ -15,11 +15,17 @@ from weakref import WeakValueDictionary
 
 from lgov_core.errors import ArgumentError, KernelError, LgovError, PolicyDenied, PolicyViolationError
 from lgov_core.rl_governance.adapt import adapt_kernel
-from lgov_core.rl_governance.execution import Execution, awaited, function_of
+from lgov_core.rl_governance.execution import KernelExecution, awaited, function_of
 from lgov_core.rl_governance.kernel import KernelSpace
-from lgov_core.rl_governance.rollouts import Collected, GovernedRollout, RolloutWatch, total_penalty
-from lgov_core.rl_governance.violations import require_callback, require_done
-from lgov_core.rl_governance.workers import Task, Workers, task_source
+from lgov_core.rl_governance.reports import require_callback, require_done
+from lgov_core.rl_governance.rollouts import (
+    Collected,
+    GovernedRollout,
+    QueuedTask,
+    RolloutWatch,
+    Workers,
+    total_penalty,
+)
 from lgov_core.scope import RolloutScope, carry_into_threads, current_scope, enter_scope
 from lgov_core.types import Outcome, PolicyViolation, new_id
 from lgov_core.types import PolicyViolationType as PolicyViolationType
@@ -95,10 +101,12 @@ class GovernedRunner:
         """Makes the calling thread or task the worker ``worker_id`` of ``store``, from which `iter` takes tasks.
 
         One object may hold several workers: each belongs to the thread or task that called this. Through the store the
-        workers share their statistics, with ``run_id`` those of one run. What a store must have: see `task_source`.
+        workers share their statistics, with ``run_id`` those of one run. ``store`` is a `TraceStore` (see `StoredTasks`), or
+        an object with ``get_task`` and ``submit_rollout`` (see `TaskQueue`) or with ``report_worker(worker_id, stats)`` and
+        ``worker_reports()``. Any other object has neither tasks nor statistics.
         """
         self.worker_id, self.store = worker_id, store
-        self._workers.begin(worker_id, None if store is None else task_source(store, run_id=run_id))
+        self._workers.begin(worker_id, store, run_id)
 
     def teardown_worker(self, worker_id: int | str) -> None:
         """Hands the last statistics of a worker to its store. Does nothing for one that is not open."""
@@ -147,12 +155,15 @@ class GovernedRunner:
             began = time.perf_counter()
             with enter_scope(scope):
                 output, outcome, error = await _ended(call)
-            if isinstance(output, Execution):
+            if isinstance(output, KernelExecution):
                 output, outcome = output.output, output.outcome
             elif outcome is Outcome.SUCCEEDED and any(violation.blocks for violation in collected.violations):
                 outcome = Outcome.BLOCKED  # whether another kernel ran the rest is unknown
             if isinstance(error, PolicyViolationError):
-                self._once(error.violation, collected)
+                violation = error.violation
+                if not any(other is violation for other in collected.violations):
+                    collected.violations.append(violation)
+                    self._note(violation, collected.rollout_id)
             rollout = GovernedRollout(
                 task_input=task_input,
                 task_output=output,
@@ -193,7 +204,14 @@ class GovernedRunner:
             return lambda: space.run_async(self.agent, task_input, scope=own)
         execute = self._kernel.method("execute_async") or self._kernel.method("execute")
         if execute is None:
-            return lambda: awaited(_agent_function(self.agent)(task_input))
+
+            def run_agent() -> Any:
+                if self.agent is None:
+                    what = "there is neither a kernel that runs tasks nor an agent"
+                    raise KernelError(what, hint="call init(agent) first")
+                return awaited(function_of(self.agent, prefer_async=True)(task_input))
+
+            return run_agent
         if self.agent is not None:
             return lambda: execute(self.agent, task_input)
         try:
@@ -211,24 +229,23 @@ class GovernedRunner:
         under ``fail_on_violation`` is handed back as blocked, and the next is taken. Without a store that has tasks it
         warns and ends.
         """
-        worker_id = self._workers.current()
-        source = self._workers.source(worker_id)
-        if worker_id is None or source is None or not source.has_tasks:
+        worker_id, tasks = self._workers.current(), self._workers.tasks()
+        if worker_id is None or tasks is None:
             _LOG.warning("there is no store to take tasks from: call init_worker(worker_id, store) first")
             return
         while event is None or not event.is_set():
-            task = await source.next_task()
+            task = await tasks.next_task()
             if task is None:
                 return
             try:
                 rollout = await self._run_task(task)
             except BaseException as error:
-                await source.abandon(task, f"{type(error).__name__}: {error}")
+                tasks.abandon(task, f"{type(error).__name__}: {error}")
                 raise
-            await source.submit(task, rollout, worker_id)
+            await tasks.submit(task, rollout, worker_id)
             await asyncio.sleep(0)  # lets the code that sets the event run
 
-    async def _run_task(self, task: Task) -> GovernedRollout:
+    async def _run_task(self, task: QueuedTask) -> GovernedRollout:
         scope = RolloutScope(task.rollout_id or new_id("rollout"), task.attempt, task_id=task.task_id, mode=task.mode)
         try:
             return await self._step(task.input, scope, self._begun(scope), own=True)
@@ -254,11 +271,6 @@ class GovernedRunner:
         self._note(violation, rollout_id)
         if collected and self.fail_on_violation and violation.blocks and self._space is not None:
             self._space.signal(rollout_id, "SIGTERM", automatic=True)
-
-    def _once(self, violation: PolicyViolation, collected: Collected) -> None:
-        if not any(other is violation for other in collected.violations):
-            collected.violations.append(violation)
-            self._note(violation, collected.rollout_id)
 
     def _note(self, violation: PolicyViolation, rollout_id: str | None) -> None:
         self._workers.count(self._of_rollout.get(rollout_id or ""), violations=1)
@@ -316,9 +328,3 @@ async def _ended(call: Callable[[], Any]) -> tuple[Any, Outcome, Exception | Non
     except Exception as error:  # noqa: BLE001 - a rollout that failed is a result; a cancellation goes on
         return None, Outcome.FAILED, error
     return result, Outcome.SUCCEEDED, None
-
-
-def _agent_function(agent: Any) -> Callable[[Any], Any]:
-    if agent is None:
-        raise KernelError("there is neither a kernel that runs tasks nor an agent", hint="call init(agent) first")
-    return function_of(agent, prefer_async=True)

@@ -12,9 +12,9 @@ import os
 import queue
 import time
 import urllib.request
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack, cast
 
 from lgov_core.air import AirRules
 from lgov_core.client import Client, Resource, Task, TrainResult, read_tasks
@@ -25,6 +25,7 @@ from lgov_core.client.workers import ThreadWorkers, Workers
 from lgov_core.errors import ArgumentError, KernelError, SettingsError, TaskError
 from lgov_core.governance import Governance
 from lgov_core.governor import Governor
+from lgov_core.governor.options import require_declared
 from lgov_core.rl_governance.kernel import KernelSpace
 from lgov_core.scope import current_scope, enter_scope
 from lgov_core.train.settings import TrainSettings, load_train_settings
@@ -47,6 +48,15 @@ def current_resource() -> Resource:
     if resource is None:
         raise KernelError("no trainer runs this code", hint="call current_resource() in the agent")
     return resource
+
+
+class TrainerOptions(TypedDict, total=False):
+    """Further options of a `Trainer`; see there."""
+
+    test_tasks: TaskFile | Sequence[str] | None
+    config: str | os.PathLike[str] | None
+    folder: str | os.PathLike[str] | None
+    quiet: bool
 
 
 class Trainer:
@@ -79,12 +89,9 @@ class Trainer:
         agent: Callable[..., Any] | None = None,
         tasks: TaskFile | Sequence[str] | None = None,
         model: str | os.PathLike[str] | None = None,
-        *,
-        test_tasks: TaskFile | Sequence[str] | None = None,
-        config: str | os.PathLike[str] | None = None,
-        folder: str | os.PathLike[str] | None = None,
-        quiet: bool = False,
+        **options: Unpack[TrainerOptions],
     ) -> None:
+        require_declared("Trainer", options, TrainerOptions)
         if runner is None and agent is None:
             raise ArgumentError("there is nothing to run", hint="pass runner=GovernedRunner(kernel), or agent=")
         if runner is None:
@@ -96,7 +103,8 @@ class Trainer:
                 f"a {type(runner).__name__} is not a runner: it has no step", hint="pass a GovernedRunner"
             )
         self.runner, self.reward_fn, self.agent = runner, reward_fn, agent
-        self._given = (tasks, test_tasks)
+        self._given = (tasks, options.get("test_tasks"))
+        config = options.get("config")
         config_file = CONFIG_FILE if config is None and Path(CONFIG_FILE).exists() else config
         self._config: Path | None = None if config_file is None else Path(config_file)
         self._flags: dict[tuple[str, str], Any] = {
@@ -104,7 +112,7 @@ class Trainer:
             ("runtime", "nworkers"): num_workers,
             ("model", "name"): None if model is None else str(model),
         }
-        self._folder, self._quiet = folder, quiet
+        self._folder, self._quiet = options.get("folder"), options.get("quiet", False)
         self.settings = load_train_settings(self._config, flags=self._flags)
 
     def train(self, num_epochs: int | None = None, *, num_steps: int | None = None) -> TrainResult:
@@ -120,8 +128,14 @@ class Trainer:
         train = self._tasks(0, settings.data.train)
         if not train:
             raise SettingsError("there are no tasks", hint=f"pass tasks=, or set data.train in {CONFIG_FILE}")
-        folder = Path(self._folder) if self._folder is not None else Path("runs") / _fresh_name()
-        with serving(settings, folder) as server, self._environment(server.url):
+        fresh = time.strftime("trainer-%Y%m%d-%H%M%S") + f"-{os.getpid()}-{os.urandom(2).hex()}"
+        folder = Path("runs", fresh) if self._folder is None else Path(self._folder)
+        with (
+            serving(settings, folder) as server,
+            # For agents that take the address of their model from the environment.
+            environment_variable("OPENAI_BASE_URL", f"{server.url}/v1"),
+            environment_variable("OPENAI_API_KEY", os.environ.get("OPENAI_API_KEY", "not-used")),
+        ):
             client = Client(server.url, quiet=self._quiet, exit_on_interrupt=False)
             client.upload_data(train, test_file=self._tasks(1, settings.data.test) or None)
             return client.train_with(
@@ -160,15 +174,6 @@ class Trainer:
         )
         opened.callback(runner.close)
         return ThreadWorkers(runner, runtime.nworkers, done)
-
-    @contextlib.contextmanager
-    def _environment(self, url: str) -> Generator[None]:
-        """For agents that take the address of their model from the environment."""
-        with (
-            environment_variable("OPENAI_BASE_URL", f"{url}/v1"),
-            environment_variable("OPENAI_API_KEY", os.environ.get("OPENAI_API_KEY", "not-used")),
-        ):
-            yield
 
 
 class _RunnerAgent:
@@ -278,7 +283,3 @@ def _ask_model(resource: Resource, text: str) -> str:
             return json.load(answer)["choices"][0]["message"]["content"] or ""
     except (OSError, http.client.HTTPException) as error:
         raise ConnectionError(f"the model did not answer: {error}") from error
-
-
-def _fresh_name() -> str:
-    return time.strftime("trainer-%Y%m%d-%H%M%S") + f"-{os.getpid()}-{os.urandom(2).hex()}"

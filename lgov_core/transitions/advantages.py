@@ -216,9 +216,8 @@ def _credit(rollouts: Rollouts, rules: CreditRules, scheme: Scheme) -> Turns:
             _rewards(rollout, scale, rules.channel_weights) for rollout, scale in zip(rollouts, scales, strict=True)
         ]
         values = [[turn.value for turn in rollout if turn.value is not None] for rollout in rollouts]
-        critic = (
-            values if list(map(len, values)) == list(map(len, rollouts)) else None
-        )  # one that is missing: none at all
+        # Where the critic missed a turn it counts for none.
+        critic = values if list(map(len, values)) == list(map(len, rollouts)) else None
         return scheme(Channel(rewards, states, critic), rules)
     total = [[0.0] * len(rollout) for rollout in rollouts]
     names = sorted({name for rollout in rollouts for turn in rollout for name in turn.rewards})

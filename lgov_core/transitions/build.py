@@ -364,7 +364,12 @@ class RewardTargets:
             if not abs(reward.value) <= _MOST:  # not a number, either
                 target = DataFinding.INVALID_REWARD, f"its value is {reward.value}"
             elif reward.response_id is None and reward.tool_call_id is None:
-                target = self._of_attempt(reward)
+                target: _Target = self._last
+                if reward.attempt is not None and reward.attempt != self._attempt:
+                    unknown = DataFinding.UNKNOWN_REWARD_TARGET, f"there is no attempt {reward.attempt}"
+                    target = None if reward.attempt in self._others else unknown
+                elif self._last is None:
+                    target = DataFinding.UNASSIGNED_REWARD, "no transition of the attempt"
                 # What AIR takes back at the end of an attempt says nothing about how the task went.
                 final = final or (isinstance(target, int) and reward.dimension != INTERMEDIATE)
             else:
@@ -381,15 +386,6 @@ class RewardTargets:
             target: {name: math.fsum(values) for name, values in sorted(parts.items())}
             for target, parts in earned.items()
         }
-
-    def _of_attempt(self, reward: Reward) -> _Target:
-        if reward.attempt is not None and reward.attempt != self._attempt:
-            if reward.attempt in self._others:
-                return None
-            return DataFinding.UNKNOWN_REWARD_TARGET, f"there is no attempt {reward.attempt}"
-        if self._last is None:
-            return DataFinding.UNASSIGNED_REWARD, "no transition of the attempt"
-        return self._last
 
     def _of_call(self, reward: Reward, diagnostics: list[Diagnostic]) -> _Target:
         if reward.response_id is not None:

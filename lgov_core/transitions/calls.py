@@ -52,7 +52,17 @@ def chat_conversation(call: CapturedCall) -> Conversation | None:
     if call.route != "chat":
         return None
     messages, choices = call.request.get("messages"), call.response.get("choices")
-    reply = _chosen(choices, call.choice) if isinstance(choices, Sequence) else _reply_of_spans(call)
+    if isinstance(choices, Sequence):
+        reply = next(
+            (
+                choice.get("message")
+                for position, choice in enumerate(choices)
+                if isinstance(choice, Mapping) and choice.get("index", position) == call.choice
+            ),
+            None,
+        )
+    else:
+        reply = _reply_of_spans(call)
     if not isinstance(messages, Sequence) or not isinstance(reply, Mapping):
         return None
     if not isinstance(choices, Sequence) and not all(map(_is_chat_message, (*messages, reply))):
@@ -62,13 +72,6 @@ def chat_conversation(call: CapturedCall) -> Conversation | None:
         name: value for name, value in reply.items() if value not in (None, [], {})
     }
     return Conversation(tuple(messages), reply, tuple(call.request.get("tools") or ()))
-
-
-def _chosen(choices: Sequence[Any], index: int) -> Any:
-    for position, choice in enumerate(choices):
-        if isinstance(choice, Mapping) and choice.get("index", position) == index:
-            return choice.get("message")
-    return None
 
 
 def _reply_of_spans(call: CapturedCall) -> Message | None:
@@ -422,7 +425,14 @@ class Selecting:
             self._models.add(call.model)
             if not matches(call.model, selection.models):
                 return False
-        return not selection.attributes or self._attributes_match(call)
+        if not selection.attributes:
+            return True
+        origins, tree = self._records.origins.get(call.response_id, ()), self._records.tree
+        spans = [span for span in origins if tree.place(span).rollout_id in (None, call.rollout_id)]
+        return all(
+            any(matches(text, (pattern,)) for span in spans for text in _texts(tree.nearest(span, name)))
+            for name, pattern in selection.attributes.items()
+        )
 
     def missed(self) -> list[Diagnostic]:
         """Diagnostics of what was selected and never came up, and of the calls without an agent's name."""
@@ -436,14 +446,6 @@ class Selecting:
                     on_record = ", ".join(sorted(names)[:10]) or "none"
                     diagnostics.append(Diagnostic(finding, pattern, f"those on record: {on_record}"))
         return diagnostics
-
-    def _attributes_match(self, call: CapturedCall) -> bool:
-        origins, tree = self._records.origins.get(call.response_id, ()), self._records.tree
-        spans = [span for span in origins if tree.place(span).rollout_id in (None, call.rollout_id)]
-        return all(
-            any(matches(text, (pattern,)) for span in spans for text in _texts(tree.nearest(span, name)))
-            for name, pattern in self._selection.attributes.items()
-        )
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:

@@ -260,7 +260,11 @@ class SpanReading:
     def _read(self, span: Span, place: Place) -> None:
         attributes = span.attributes
         if place.rollout_id is not None:
-            self._read_mode(span, place.rollout_id)
+            mode = attributes.get(semconv.ROLLOUT_MODE)
+            if mode is not None and not isinstance(mode, str):
+                self.found.append(invalid(span, semconv.ROLLOUT_MODE))
+            elif mode not in (None, TRAIN_MODE):
+                self.held_out[place.rollout_id] = mode
         if span.name == semconv.REWARD_SPAN_NAME or semconv.REWARD_VALUE in attributes:
             reward = reward_of_span(span, place)
             self.rewards += (reward, *further_rewards(span, reward))
@@ -298,13 +302,6 @@ class SpanReading:
             self._tasks[rollout_id].add(str(task_id))
         if semconv.RUN_ID in attributes:
             self._runs[rollout_id].add(str(attributes[semconv.RUN_ID]))
-
-    def _read_mode(self, span: Span, rollout_id: str) -> None:
-        mode = span.attributes.get(semconv.ROLLOUT_MODE)
-        if mode is not None and not isinstance(mode, str):
-            self.found.append(invalid(span, semconv.ROLLOUT_MODE))
-        elif mode not in (None, TRAIN_MODE):
-            self.held_out[rollout_id] = mode
 
     def _read_call(self, span: Span, place: Place, seen: _Seen) -> None:
         attributes = span.attributes

@@ -235,10 +235,11 @@ def version_of(value: object) -> int | None:
 def tokens_of(attributes: Mapping[str, JSONValue]) -> Tokens:
     """The exact tokens that a call's span claims; None for each part that is missing or not a list of numbers."""
     get = attributes.get
+    logprobs = _listed(get(semconv.RESPONSE_LOGPROBS))
     return (
         _integers(get(semconv.PROMPT_TOKEN_IDS)),
         _integers(get(semconv.RESPONSE_TOKEN_IDS)),
-        _numbers(get(semconv.RESPONSE_LOGPROBS)),
+        None if logprobs is None or not set(map(type, logprobs)) <= {int, float} else tuple(logprobs),
     )
 
 
@@ -347,13 +348,6 @@ def _integers(value: object) -> tuple[int, ...] | None:
         return None
     whole = set(map(type, listed)) <= {int} and min(listed, default=0) >= 0 and max(listed, default=0) < 2**31
     return tuple(listed) if whole else None
-
-
-def _numbers(value: object) -> tuple[float, ...] | None:
-    listed = _listed(value)
-    if listed is None:
-        return None
-    return tuple(listed) if set(map(type, listed)) <= {int, float} else None
 
 
 _HINT: Final = "each line is one ExportTraceServiceRequest in OTLP's JSON encoding"

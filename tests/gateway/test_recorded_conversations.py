@@ -12,6 +12,7 @@ import pytest
 from lgov_core.gateway.access import ATTEMPT_HEADER, ROLLOUT_HEADER
 from lgov_core.testing import ScriptedCall, ScriptedReply
 from lgov_core.transitions.calls import RecordedConversations, threads_of
+from lgov_core.types import CapturedCall
 
 WHOSE = {ROLLOUT_HEADER: "r1", ATTEMPT_HEADER: "1"}
 SCRIPT = [ScriptedReply(None, tool_calls=[ScriptedCall("look_up", {"key": "a"}, "c1")]), ScriptedReply("It is 4711.")]
@@ -75,3 +76,26 @@ def test_what_is_no_conversation_is_none(serve: Any, store: Any) -> None:
         response={"output": [{"type": "message", "role": "assistant", "content": "y"}]},
     )  # fmt: skip
     assert RecordedConversations([loop])(loop) is None
+
+
+def test_a_reply_of_several_messages_or_of_none_is_no_chat_message() -> None:
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Yes."}]}
+    asked = CapturedCall(
+        "r",
+        "m",
+        {"model": "m", "input": "Which?"},
+        {},
+        None,
+        None,
+        None,
+        "stop",
+        None,
+        1.0,
+        1.0,
+        0.0,
+        1.0,
+        route="responses",
+    )
+    for output, is_read in (([said], True), ([said, said], False), ([], False)):
+        call = replace(asked, response={"output": output})
+        assert (RecordedConversations([call])(call) is not None) == is_read

@@ -17,6 +17,7 @@ from lgov_core.policies.reload import ReloadingPolicySet
 from lgov_core.reward import PolicyViolation, PolicyViolationType
 from lgov_core.rl_governance.execution import Judged
 from lgov_core.scope import enter_scope
+from lgov_core.trainer import Trainer
 from lgov_core.types import Decision
 
 ACTS = (Point.PRE_TOOL_CALL,)
@@ -248,3 +249,11 @@ def test_threads_of_one_kernel_do_not_mix(record: AuditLog) -> None:
     for thread in threads:
         thread.join(30)
     assert heard == {f"r{number}": 5 for number in range(1, 16, 2)}
+
+
+def test_the_options_of_its_governor_reach_it_and_an_unknown_one_is_refused(record: AuditLog) -> None:
+    assert KernelSpace(allowing(), record, timeout_s=5.0).governor.timeout_s == 5.0
+    with pytest.raises(TypeError, match="unexpected keyword argument 'timeout'"):
+        KernelSpace(allowing(), record, timeout=5.0)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'test_task'"):
+        Trainer(agent=lambda _resource, _task: 1.0, test_task=[])  # type: ignore[call-arg]

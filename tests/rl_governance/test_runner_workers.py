@@ -19,7 +19,7 @@ from lgov_core.runner import (
     GovernedRollout,
     GovernedRunner,
 )
-from lgov_core.types import Rollout
+from lgov_core.types import Rollout, Span
 
 
 class Queue:
@@ -54,6 +54,25 @@ async def test_iter_ends_when_no_task_is_left_or_its_event_is_set(kernel: Kernel
     store.tasks.append("SELECT 1")
     await runner.iter(event=stop)
     assert len(store.rollouts) == 1
+
+
+async def test_a_store_may_keep_statistics_in_its_own_way(kernel: KernelSpace) -> None:
+    class Reports(Queue):
+        def __init__(self, *tasks: Any) -> None:
+            super().__init__(*tasks)
+            self.reports: dict[Any, Any] = {"other": {"total_rollouts": 2, "total_violations": 0}}
+
+        def report_worker(self, worker_id: Any, stats: Any) -> None:
+            self.reports[worker_id] = stats
+
+        def worker_reports(self) -> Any:
+            return self.reports
+
+    runner = GovernedRunner(kernel)
+    runner.init_worker(0, Reports("SELECT 1", DROP))
+    await runner.iter()
+    assert runner.get_worker_stats()["0"] == {"total_rollouts": 2, "total_violations": 1, "violation_rate": 0.5}
+    assert runner.get_stats() == {"total_rollouts": 4, "total_violations": 1, "violation_rate": 0.25}
 
 
 async def test_iter_without_a_store_with_tasks_ends(kernel: KernelSpace, caplog: pytest.LogCaptureFixture) -> None:
@@ -107,6 +126,8 @@ async def test_workers_of_one_runner_keep_their_own_counts(record: AuditLog, tmp
 
         await asyncio.gather(worker(0, ["SELECT 1"] * 3), worker(1, [DROP, DROP]))
         runner.teardown_worker(1)
+        forged = {"worker": "0", "reporter": "x", "rollouts": 100, "violations": 0}
+        store.add_spans([Span("lgov.runner.worker", "sp", 1.0, 1.0, forged, "runner-statistics", 1, claimed=True)])
         assert runner.get_worker_stats() == {
             "0": {"total_rollouts": 3, "total_violations": 0, "violation_rate": 0.0},
             "1": {"total_rollouts": 2, "total_violations": 2, "violation_rate": 1.0},

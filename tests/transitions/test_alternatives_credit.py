@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lgov_core.errors import TransitionError
 from lgov_core.hookspecs import hookimpl
 from lgov_core.plugins import make_plugin_manager
 from lgov_core.transitions import (
@@ -100,6 +101,29 @@ def test_the_line_is_credited_as_if_there_were_no_alternatives(rules: CreditRule
     assert aside[0] is not None
     assert aside[1] is not None
     assert aside[1] > 0 > aside[0]
+
+
+def test_of_what_was_set_aside_the_critic_learns_nothing_and_the_batch_takes_no_mean() -> None:
+    data = two_rollouts([on("a", 0, 0.25), on("a", 1, 0.5), on("a", 2, 8.0), final(1.0)], [final(0.0, "s")])
+    data = replace(data, transitions=tuple(replace(turn, value=0.5) for turn in data.transitions))
+    plain = assign_credit(data, CreditRules(scheme="gae")).transitions
+    assert {turn.value_to_go for turn in plain if turn.set_aside} == {0.5}
+    normal = assign_credit(data, CreditRules(scheme="gae", normalise_batch=True)).transitions
+    ratios = [
+        after.credit / before.credit
+        for before, after in zip(plain, normal, strict=True)
+        if before.set_aside and before.credit and after.credit is not None
+    ]
+    assert len(ratios) == 2
+    assert ratios[0] == pytest.approx(ratios[1])
+
+
+def test_a_critic_that_missed_a_turn_counts_for_none() -> None:
+    data = two_rollouts([on("a", 1, 0.5), final(1.0)], [final(0.0, "s")])
+    first = line_of(data.transitions)[0]
+    turns = tuple(replace(turn, value=None if turn == first else 0.5) for turn in data.transitions)
+    with pytest.raises(TransitionError, match="scheme gae has no values"):
+        assign_credit(replace(data, transitions=turns), CreditRules(scheme="gae"))
 
 
 def test_where_credit_is_in_deviations_that_of_choices_is_too() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lgov_core.transitions import CreditRules, DataFinding, TransitionSet, assign_credit, write_parquet
+from lgov_core.transitions import CreditRules, DataFinding, Selection, TransitionSet, assign_credit, write_parquet
 from lgov_core.types import Attempt, CapturedCall, Outcome, Reward, Rollout
 from tests.transitions.assembled import assemble
 
@@ -152,6 +153,19 @@ def test_unknown_targets_missing_rewards_truncation_and_mixed_weights_are_findin
         DataFinding.MIXED_WEIGHTS: 1,
     }
     assert [t.truncated for t in data.transitions] == [True, False]
+
+
+def test_each_model_has_versions_of_its_own() -> None:
+    calls = [captured("a", 0), replace(captured("a", 1, version=7), model="other"), captured("a", 2)]
+    assert DataFinding.MIXED_WEIGHTS not in assemble([rollout("a")], [attempt("a")], calls, []).counts()
+
+
+def test_what_a_call_earned_that_cannot_be_trained_on_is_told_and_what_was_not_selected_is_not() -> None:
+    calls = [captured("a", 0), replace(captured("a", 1), prompt_ids=None), replace(captured("a", 2), model="other")]
+    rewards = [tool_reward("a", turn, 0.5) for turn in range(3)]
+    data = assemble([rollout("a")], [attempt("a")], calls, rewards, selection=Selection(models=("m",)))
+    assert data.unassigned == (rewards[1],)
+    assert data.counts()[DataFinding.UNASSIGNED_REWARD] == 1
 
 
 def test_open_attempts_and_rollouts_without_calls_are_findings() -> None:

@@ -94,7 +94,14 @@ def _members(action: Action, arguments: Mapping[str, Any] | None, tools: tuple[s
                 raise UnclearContext("the messages of this model call are not known")
             return {"model": {"id": action.name}, "messages": plain(own["messages"])}
         case Point.POST_MODEL_CALL:
-            return {"model": {"id": action.name}, "response": _response(action), **_usage(own.get("usage"))}
+            usage = own.get("usage")
+            counts = {
+                theirs: usage[ours]
+                for theirs, ours in (("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens"))
+                if isinstance(usage, Mapping) and isinstance(usage.get(ours), int)
+            }
+            facts = {"model": {"id": action.name}, "response": _response(action)}
+            return {**facts, "usage": counts} if isinstance(usage, Mapping) else facts
         case Point.PRE_TOOL_CALL:
             return {"tool_call": _tool_call(action, own)}
         case Point.POST_TOOL_CALL:
@@ -120,13 +127,6 @@ def _response(action: Action) -> dict[str, Any]:
         # Frameworks have different words for the ordinary ends; the reply itself shows which it was.
         "finish_reason": cut if cut in _CUT_SHORT else ("tool_calls" if calls else "stop"),
     }
-
-
-def _usage(usage: Any) -> dict[str, Any]:
-    if not isinstance(usage, Mapping):
-        return {}
-    names = {"prompt_tokens": "input_tokens", "completion_tokens": "output_tokens"}
-    return {"usage": {theirs: usage[ours] for theirs, ours in names.items() if isinstance(usage.get(ours), int)}}
 
 
 def _tool_call(action: Action, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from lgov_core._util.containers import BoundedDict
 from lgov_core.errors import PolicyError
 from lgov_core.governor import ObservedDecision
 from lgov_core.governor.judging import private_copy
-from lgov_core.governor.options import positive_number
+from lgov_core.governor.options import positive_number, require_declared
 from lgov_core.hookspecs import hookimpl
 from lgov_core.integrations.agent_hooks.contexts import UnclearContext, context_of
 from lgov_core.integrations.agent_hooks.verdicts import Deciding
@@ -98,8 +98,7 @@ class InterceptorPolicy(BoundedPolicy):
         on_record: Callable[[InterceptionRecord], None] | None = None,
         **options: Unpack[EmissionOptions],
     ) -> None:
-        if unknown := sorted(options.keys() - EmissionOptions.__annotations__.keys()):
-            raise TypeError(f"InterceptorPolicy() got an unexpected keyword argument {unknown[0]!r}")
+        require_declared("InterceptorPolicy", options, EmissionOptions)
         listed = list(interceptors) if isinstance(interceptors, Iterable) else [interceptors]
         for interceptor in listed:
             if not callable(getattr(interceptor, "intercept", None)):
@@ -157,7 +156,9 @@ class InterceptorPolicy(BoundedPolicy):
             # A governor asks again when a transform changed the action: this is the interceptors' own.
             return Decision(Effect.ALLOW, self.name, "judged", "The interceptors have judged it in this form.")
         run_key, session_id = self._run_of(action)
-        run = self._run(run_key)
+        with self._lock:
+            run = self._runs.get(run_key) or _Run()
+            self._runs.put(run_key, run)
         if action.point is Point.INPUT:
             run.blocked = False
         number = next(run.numbers)
@@ -181,7 +182,12 @@ class InterceptorPolicy(BoundedPolicy):
         record = await emitter.emit_unchecked(context)
         decision = self._deciding.of(action, sent, context, record)
         if key is not None and not decision.blocks:
-            self._judged.put(key, _form(action, decision))
+            # The form in which the governor asks again.
+            arguments, text = action.arguments, action.text
+            if decision.effect is Effect.TRANSFORM:
+                arguments = arguments if decision.arguments is None else decision.arguments
+                text = text if decision.text is None else decision.text
+            self._judged.put(key, (arguments, text))
         return decision
 
     def _emitter(self) -> InterceptionEmitter:
@@ -207,14 +213,6 @@ class InterceptorPolicy(BoundedPolicy):
             return (action.rollout_id, action.attempt), f"{action.rollout_id}/{action.attempt or 1}"
         session_id = action.session_id or self._session
         return (session_id,), session_id
-
-    def _run(self, key: Hashable) -> _Run:
-        with self._lock:
-            run = self._runs.get(key)
-            if run is None:
-                run = _Run()
-                self._runs.put(key, run)
-            return run
 
     # ------------------------------------------------------------------ outcomes
 
@@ -253,14 +251,6 @@ class InterceptorPolicy(BoundedPolicy):
     def lgov_observe(self, event: Any) -> None:
         """See `lgov_core.hookspecs.lgov_observe`."""
         self.observe(event)
-
-
-def _form(action: Action, decision: Decision) -> tuple[Mapping[str, Any], str | None]:
-    """The action's arguments and text as ``decision`` leaves them."""
-    if decision.effect is not Effect.TRANSFORM:
-        return action.arguments, action.text
-    arguments = action.arguments if decision.arguments is None else decision.arguments
-    return arguments, action.text if decision.text is None else decision.text
 
 
 T = TypeVar("T")

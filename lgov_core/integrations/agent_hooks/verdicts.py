@@ -227,7 +227,9 @@ class LgovInterceptor:
         try:
             point = Point(context["interception_point"])
             session_id = string_of(context["session"]["id"], "session.id")
-            session = self._session(session_id)
+            with self._lock:
+                session = self._sessions.get(session_id) or HooksSession()
+                self._sessions.put(session_id, session)
             action = action_of(context, point, session_id, session)
             if point is Point.POST_TOOL_CALL:
                 outcome = outcome_of(action, context, session.decision_on(action.operation_id))
@@ -246,11 +248,3 @@ class LgovInterceptor:
             # The class is named; a message may hold what the tool was called with. Ours never do.
             detail = str(error) if isinstance(error, UnclearContext) else type(error).__name__
             return Verdict(TheirDecision.DENY, "lgov:bridge-error", f"DENIED: this could not be judged ({detail}).")
-
-    def _session(self, session_id: str) -> HooksSession:
-        with self._lock:
-            session = self._sessions.get(session_id)
-            if session is None:
-                session = HooksSession()
-                self._sessions.put(session_id, session)
-            return session

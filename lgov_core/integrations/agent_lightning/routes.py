@@ -6,7 +6,7 @@ import asyncio
 import json
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,8 +19,9 @@ from lgov_core.gateway.app import EndpointParts
 from lgov_core.gateway.limits import Admission, AdmissionState, json_response, read_body, read_object, retry_headers
 from lgov_core.gateway.protocol import UpstreamRejection
 from lgov_core.gateway.upstream import RegisteredModels
-from lgov_core.integrations.agent_lightning.rollouts import LightningRollouts
-from lgov_core.integrations.agent_lightning.values import attempt_number, unprocessable
+from lgov_core.integrations.agent_lightning.rollouts import LightningRollouts, attempt_number, unprocessable
+
+Handler: TypeAlias = Callable[[Request], Any]
 
 _PROXY = "/proxy/rollout/{rollout_id}/attempt/{attempt_id}/mode/{mode}/openai/v1"
 _PATHS = ("chat/completions", "completions")
@@ -62,74 +63,44 @@ class LightningRoutes:
 
     def routes(self) -> list[RuledRoute]:
         """The routes, each with its rule."""
-        rollout_path = "/api/rollouts/{rollout_id}"
-        table: list[tuple[str, str, Callable[[Request], Any], Access]] = [
-            ("POST", "/api/rollouts", self._create, Access.ADMIN),
-            # ?state_in=&limit=
-            ("GET", "/api/rollouts", self._list, Access.ADMIN),
-            # ?after=&limit=
-            ("GET", "/api/rollouts/terminal", self._ended, Access.ADMIN),
-            ("POST", "/api/rollouts/status", self._statuses, Access.ADMIN),
-            ("GET", rollout_path, self._get, Access.AGENT),
-            ("PATCH", rollout_path, self._patch, Access.ADMIN),
-            ("DELETE", rollout_path, self._delete, Access.ADMIN),
-            ("POST", f"{rollout_path}/attempt/{{attempt_id}}/events", self._add_event, Access.AGENT),
-            # ?event_type=&format=
-            ("GET", f"{rollout_path}/events", self._events, Access.AGENT),
-            ("POST", "/api/models", self._register, Access.ADMIN),
-            ("DELETE", "/api/models", self._clear, Access.ADMIN),
-            ("POST", "/proxy/pause", self._pause, Access.ADMIN),
-            ("POST", "/proxy/resume", self._resume, Access.ADMIN),
-            ("GET", "/proxy/state", self._state, Access.ADMIN),
-            ("POST", f"{_PROXY}/{{upstream_path:path}}", self._proxy, Access.AGENT),
+        path, admin, agent = "/api/rollouts/{rollout_id}", Access.ADMIN, Access.AGENT
+        table: list[tuple[str, str, Handler, Access]] = [
+            ("POST", "/api/rollouts", self._kept(lambda kept, _, body: kept.create(body), 201), admin),
+            ("GET", "/api/rollouts", self._kept(_in_states), admin),
+            ("GET", "/api/rollouts/terminal", self._kept(_ended), admin),
+            ("POST", "/api/rollouts/status", self._kept(lambda kept, _, body: kept.statuses(body)), admin),
+            ("GET", path, self._kept(lambda kept, request, _: kept.get(_id(request))), agent),
+            ("PATCH", path, self._kept(lambda kept, request, body: kept.patch(_id(request), body)), admin),
+            ("DELETE", path, self._kept(lambda kept, request, _: kept.delete(_id(request)), 204), admin),
+            ("POST", f"{path}/attempt/{{attempt_id}}/events", self._kept(_add_event), agent),
+            ("GET", f"{path}/events", self._kept(_events), agent),
+            ("POST", "/api/models", self._register, admin),
+            ("DELETE", "/api/models", self._clear, admin),
+            ("POST", "/proxy/pause", self._pause, admin),
+            ("POST", "/proxy/resume", self._resume, admin),
+            ("GET", "/proxy/state", self._state, admin),
+            ("POST", f"{_PROXY}/{{upstream_path:path}}", self._proxy, agent),
         ]
         return [
             RuledRoute(path, _with_details(handler), methods=[method], access=access, is_call=handler == self._proxy)
             for method, path, handler, access in table
         ]
 
-    @property
-    def _kept(self) -> LightningRollouts:
+    def _recorded(self) -> LightningRollouts:
         if self._rollouts is None:
             raise EndpointError("this endpoint keeps no record", status=503, hint="start it with a store")
         return self._rollouts
 
-    async def _create(self, request: Request) -> Response:
-        return json_response(await asyncio.to_thread(self._kept.create, await self._body(request)), 201)
+    def _kept(self, call: Callable[[LightningRollouts, Request, Any], Any], status: int = 200) -> Handler:
+        """The handler that answers with ``call(rollouts, request, body)``, made in a thread: the store may block."""
 
-    async def _list(self, request: Request) -> Response:
-        states, limit = request.query_params.getlist("state_in"), _whole(request, "limit", 500)
-        return json_response(await asyncio.to_thread(self._kept.in_states, states, limit))
+        async def handler(request: Request) -> Response:
+            rollouts = self._recorded()
+            body = await self._body(request) if request.method in ("POST", "PATCH") else None
+            answer = await asyncio.to_thread(call, rollouts, request, body)
+            return Response(status_code=204) if status == 204 else json_response(answer, status)
 
-    async def _ended(self, request: Request) -> Response:
-        after, limit = _whole(request, "after", 0), _whole(request, "limit", 1000)
-        return json_response(await asyncio.to_thread(self._kept.ended, after, limit))
-
-    async def _statuses(self, request: Request) -> Response:
-        return json_response(await asyncio.to_thread(self._kept.statuses, await self._body(request)))
-
-    async def _get(self, request: Request) -> Response:
-        return json_response(await asyncio.to_thread(self._kept.get, request.path_params["rollout_id"]))
-
-    async def _patch(self, request: Request) -> Response:
-        body = await self._body(request)
-        return json_response(await asyncio.to_thread(self._kept.patch, request.path_params["rollout_id"], body))
-
-    async def _delete(self, request: Request) -> Response:
-        await asyncio.to_thread(self._kept.delete, request.path_params["rollout_id"])
-        return Response(status_code=204)
-
-    async def _add_event(self, request: Request) -> Response:
-        path, body, grant = request.path_params, await self._body(request), _grant_of(request)
-        kept = self._kept.add_event
-        return json_response(await asyncio.to_thread(kept, path["rollout_id"], path["attempt_id"], body, grant))
-
-    async def _events(self, request: Request) -> Response:
-        query = request.query_params
-        rollout_id = request.path_params["rollout_id"]
-        return json_response(
-            await asyncio.to_thread(self._kept.events, rollout_id, query.get("event_type"), query.get("format"))
-        )
+        return handler
 
     async def _register(self, request: Request) -> Response:
         # Version 0 is what clients send that do not know theirs.
@@ -160,7 +131,7 @@ class LightningRoutes:
         _grant_of(request)
         if path["mode"] not in _TEMPERATURES or path["upstream_path"] not in _PATHS:
             raise EndpointError(f"there is no {path['mode']}/{path['upstream_path']} here", status=404)
-        await asyncio.to_thread(self._kept.exists, path["rollout_id"])
+        await asyncio.to_thread(self._recorded().exists, path["rollout_id"])
         # The call as it goes on: the one registered model, and the temperature of the mode.
         body = {**await read_object(request, self._max_body), "temperature": _TEMPERATURES[path["mode"]]}
         models = self._models.models
@@ -175,7 +146,7 @@ class LightningRoutes:
             upstream = json_object(error.body) if isinstance(error, UpstreamRejection) else None
             answer = {"error": {"message": str(error)}} if upstream is None else upstream
             await asyncio.to_thread(
-                self._kept.note_failed_call, path["rollout_id"], path["attempt_id"], error.status, answer
+                self._recorded().note_failed_call, path["rollout_id"], path["attempt_id"], error.status, answer
             )
             if isinstance(error, UpstreamRejection):
                 return json_response(answer, error.status)
@@ -202,6 +173,29 @@ class LightningRoutes:
             return await request.scope["lgov.request"].parse(raw, json.loads)
         except (ValueError, RecursionError) as error:
             raise unprocessable(f"the request is not JSON: {error}") from error
+
+
+def _id(request: Request) -> str:
+    return request.path_params["rollout_id"]
+
+
+def _in_states(kept: LightningRollouts, request: Request, _: Any) -> Any:
+    """Of ``?state_in=&limit=``."""
+    return kept.in_states(request.query_params.getlist("state_in"), _whole(request, "limit", 500))
+
+
+def _ended(kept: LightningRollouts, request: Request, _: Any) -> Any:
+    """Of ``?after=&limit=``."""
+    return kept.ended(_whole(request, "after", 0), _whole(request, "limit", 1000))
+
+
+def _events(kept: LightningRollouts, request: Request, _: Any) -> Any:
+    """Of ``?event_type=&format=``."""
+    return kept.events(_id(request), request.query_params.get("event_type"), request.query_params.get("format"))
+
+
+def _add_event(kept: LightningRollouts, request: Request, body: Any) -> Any:
+    return kept.add_event(_id(request), request.path_params["attempt_id"], body, _grant_of(request))
 
 
 def _grant_of(request: Request) -> KeyGrant:

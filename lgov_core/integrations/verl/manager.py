@@ -111,7 +111,11 @@ class GovernedRollouts:
         record, transitions = self._collect(step, prompts) if recorded is None else recorded
         queued = self._rows(transitions, prompts)
         rows = list(queued.rows) or [self._nothing(prompts[0], queued, step)]
-        self._one_update_of(len(rows))
+        # verl's trainer reads the size of a mini-batch in every step.
+        job = self.job
+        self._config.actor_rollout_ref.actor.ppo_mini_batch_size = mini_batch_tasks(
+            len(rows), group=job.group, mini_batches=job.verl.mini_batches, shards=job.verl.nodes * job.verl.gpus
+        )
         keys, fields, tags = _queued(rows, step)
         transfer_queue.kv_batch_put(
             keys=keys, fields=list_of_dict_to_tensordict(fields), tags=tags, partition_id="train"
@@ -182,13 +186,6 @@ class GovernedRollouts:
             context_tokens=self.job.verl.context_tokens,
             apart=update.loss == "gspo",
             all_of_them=update.kl > 0 or update.entropy > 0,
-        )
-
-    def _one_update_of(self, rows: int) -> None:
-        """Sets the mini-batch size of this step in verl's configuration, which its trainer reads in every step."""
-        job = self.job
-        self._config.actor_rollout_ref.actor.ppo_mini_batch_size = mini_batch_tasks(
-            rows, group=job.group, mini_batches=job.verl.mini_batches, shards=job.verl.nodes * job.verl.gpus
         )
 
     def _nothing(self, prompt: _Prompt, queued: QueueRows, step: int) -> QueueRow:

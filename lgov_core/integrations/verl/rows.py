@@ -13,6 +13,7 @@ mean over all tokens is the weighted sum. Where every token counts the same, the
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -70,28 +71,32 @@ def queue_rows(
     version of their weights (``unknown_weights``). Pure. Raises `TransitionError` for transitions without credit or
     log-probabilities.
     """
-    left_out: dict[str, int] = {}
+    left_out: Counter[str] = Counter()
     kept: list[Transition] = []
     for turn in transitions:
-        reason = _unfit(turn, temperature, context_tokens)
-        if reason is None:
-            kept.append(turn)
+        if abs(turn.temperature - temperature) > 1e-6:
+            left_out["other_temperature"] += 1
+        elif len(turn.prompt_ids) + len(turn.response_ids) > context_tokens:
+            left_out["too_long"] += 1
+        elif turn.weights_version is None:
+            left_out["unknown_weights"] += 1
         else:
-            left_out[reason] = left_out.get(reason, 0) + 1
+            kept.append(turn)
     chains: list[tuple[str, Chain]] = []
     for chain in [chain for transition in kept for chain in make_chains([transition])] if apart else make_chains(kept):
-        reason = _useless(chain, all_of_them)
-        if reason is not None:
-            left_out[reason] = left_out.get(reason, 0) + len(chain.links)
-            continue
-        group, session = sessions[chain.rollout_id]
-        chains.append((f"{group}_{session}", chain))
+        if not any(chain.mask):
+            left_out["nothing_to_train_on"] += len(chain.links)
+        elif not all_of_them and chain.advantages is not None and not any(chain.advantages):
+            left_out["no_advantage"] += len(chain.links)
+        else:
+            group, session = sessions[chain.rollout_id]
+            chains.append((f"{group}_{session}", chain))
     tokens = sum(sum(chain.mask) for _, chain in chains)
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     rows: list[QueueRow] = []
     for name, chain in chains:
-        rows.append(_row(chain, f"{name}_{counts.get(name, 0)}", tokens))
-        counts[name] = counts.get(name, 0) + 1
+        rows.append(_row(chain, f"{name}_{counts[name]}", tokens))
+        counts[name] += 1
     return QueueRows(tuple(rows), left_out)
 
 
@@ -105,22 +110,6 @@ def mini_batch_tasks(rows: int, *, group: int, mini_batches: int, shards: int) -
     least = math.ceil(rows / (mini_batches * group))
     divisor = shards // math.gcd(shards, group)
     return math.ceil(least / divisor) * divisor
-
-
-def _useless(chain: Chain, all_of_them: bool) -> str | None:
-    if not any(chain.mask):
-        return "nothing_to_train_on"
-    if all_of_them or chain.advantages is None or any(chain.advantages):
-        return None
-    return "no_advantage"
-
-
-def _unfit(turn: Transition, temperature: float, context_tokens: int) -> str | None:
-    if abs(turn.temperature - temperature) > 1e-6:
-        return "other_temperature"
-    if len(turn.prompt_ids) + len(turn.response_ids) > context_tokens:
-        return "too_long"
-    return "unknown_weights" if turn.weights_version is None else None
 
 
 def _row(chain: Chain, key: str, tokens: int) -> QueueRow:

@@ -91,7 +91,8 @@ def run_verl(job: VerlJob, tasks: Sequence[Task]) -> VerlReport:
     from omegaconf import OmegaConf
 
     atomic_write(job.folder / "verl.yaml", OmegaConf.to_yaml(config).encode())
-    _keep_figures(job.folder)
+    if (path := job.folder / _FIGURES).exists():  # every start of verl begins it anew
+        os.replace(path, job.folder / f"verl-{len(_earlier(job.folder)) + 1}.jsonl")
     _run(config)
     return read_report(job.folder)
 
@@ -99,20 +100,18 @@ def run_verl(job: VerlJob, tasks: Sequence[Task]) -> VerlReport:
 def read_report(folder: Path) -> VerlReport:
     """The report of a job in ``folder``, of what it has written so far."""
     lines = MetricsLog(folder / "metrics.jsonl").lines()
-    figures = {line["step"]: line for path in (*_earlier(folder), folder / _FIGURES) for line in _lines(path)}
+    figures: dict[int, dict[str, Any]] = {}
+    for path in (*_earlier(folder), folder / _FIGURES):
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+            if line.endswith("}"):
+                written = json.loads(line)
+                figures[written["step"]] = written
     sealed = sealed_checkpoints(folder)
     return VerlReport(
         tuple(train_lines(lines)),
         tuple(figures[step] for step in sorted(figures)),
         weights_folder(sealed[max(sealed)]) if sealed else None,
     )
-
-
-def _keep_figures(folder: Path) -> None:
-    """Puts aside the file of verl's figures, which every start begins anew."""
-    path = folder / _FIGURES
-    if path.exists():
-        os.replace(path, folder / f"verl-{len(_earlier(folder)) + 1}.jsonl")
 
 
 def _earlier(folder: Path) -> list[Path]:
@@ -166,12 +165,6 @@ def _told(error: Exception) -> TrainError:
     if "out of memory" in str(cause).lower():
         hint = "lower tokens_per_gpu or gpu_memory, or set offload"
     return TrainError(f"the job on verl ended: {message}", hint=hint)
-
-
-def _lines(path: Path) -> tuple[dict[str, Any], ...]:
-    if not path.exists():
-        return ()
-    return tuple(json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}"))
 
 
 def _columns(pa: Any) -> list[tuple[str, Any]]:

@@ -230,9 +230,13 @@ def _client(
     trouble: list[LgovError] = []
 
     def run() -> None:
-        while not _answers(address, port):
-            if over.wait(_LOOK_S):
-                return
+        while True:
+            try:
+                socket.create_connection((address, port), timeout=2.0).close()
+                break
+            except OSError:
+                if over.wait(_LOOK_S):
+                    return
         client = Client(f"http://{address}:{port}", key=key, patience_s=20.0)
         try:
             client.train(agent, **client_options(settings, folder))
@@ -248,14 +252,6 @@ def _client(
     finally:
         over.set()
         thread.join(timeout=30.0)
-
-
-def _answers(host: str, port: int) -> bool:
-    try:
-        socket.create_connection((host, port), timeout=2.0).close()
-    except OSError:
-        return False
-    return True
 
 
 def _free_port() -> int:

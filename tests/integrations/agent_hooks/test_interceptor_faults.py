@@ -158,6 +158,11 @@ def test_options_without_meaning_are_refused(options: dict[str, Any], message: s
         InterceptorPolicy(**options)
 
 
+def test_an_unknown_option_is_refused() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'resolvers'"):
+        InterceptorPolicy([], resolvers=None)  # type: ignore[call-arg]
+
+
 @pytest.mark.filterwarnings("ignore:coroutine 'sleep' was never awaited")
 def test_a_bounded_interceptor_that_waits_is_a_deny() -> None:
     class Lies:

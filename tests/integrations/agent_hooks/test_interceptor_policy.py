@@ -188,6 +188,21 @@ def test_a_changed_text_reaches_the_agent(point: str, change: dict[str, Any], ex
         assert (decision.effect, decision.text) == (Effect.TRANSFORM, expected)
 
 
+def test_a_number_changed_into_a_truth_value_is_changed() -> None:
+    verdict = {"decision": "transform", "transform": {"path": "$target.n", "value": True}}
+    decision = decide("plugin", InterceptorPolicy([Sync(at("pre_tool_call", verdict))]), call(n=1))
+    assert decision.effect is Effect.TRANSFORM
+    assert decision.arguments is not None
+    assert decision.arguments["n"] is True
+
+
+def test_what_was_judged_is_named_in_records_unless_left_out() -> None:
+    for options, named in (({}, True), ({"identity_provider": None}, False)):
+        records: list[InterceptionRecord] = []
+        decide("plugin", InterceptorPolicy([Sync(allows)], on_record=records.append, **options), call())
+        assert (records[0].input_identity is not None) == named
+
+
 def test_changed_messages_keep_what_else_the_request_holds() -> None:
     messages = [{"role": "user", "content": "x"}]
     action = Action(Point.PRE_MODEL_CALL, "m", "model", {"messages": messages, "temperature": 0})

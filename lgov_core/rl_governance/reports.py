@@ -1,20 +1,35 @@
-"""Signals: what stops, resumes or ends a rollout at its next governed point."""
+"""Reports of a kernel: the violations that policies found, and the signals that stop, resume or end a rollout.
+
+A signal takes effect at the next governed point. Callbacks get both.
+"""
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from lgov_core.errors import ArgumentError
 from lgov_core.flow import Flow, finished, wait
 from lgov_core.governor import Governor, in_scope
 from lgov_core.policies.base import BoundedPolicy
-from lgov_core.types import Action, Decision, Point, Severity
+from lgov_core.types import (
+    Action,
+    Decision,
+    Effect,
+    Outcome,
+    Point,
+    Policy,
+    PolicyViolation,
+    PolicyViolationType,
+    Severity,
+)
 
 #: The name under which a signal's denials are recorded.
 SIGNAL_POLICY = "kernel-signal"
@@ -150,9 +165,12 @@ class SignalPolicy(BoundedPolicy):
             try:
                 yield from wait(finished(released, max(0.0, until - time.monotonic())))
             except TimeoutError:
-                self._expire(box)
+                with self._lock:
+                    box.expired = box.stopped
             finally:
-                self._leave(box, released)
+                with self._lock:
+                    if released in box.waiting:
+                        box.waiting.remove(released)
 
     def _holding(self, action: Action, released: Future[None]) -> _Box | None:
         """The box that makes ``action`` wait, with ``released`` put into it; None when nothing does."""
@@ -167,15 +185,6 @@ class SignalPolicy(BoundedPolicy):
                     box.waiting.append(released)
                     return box
         return None
-
-    def _expire(self, box: _Box) -> None:
-        with self._lock:
-            box.expired = box.stopped
-
-    def _leave(self, box: _Box, released: Future[None]) -> None:
-        with self._lock:
-            if released in box.waiting:
-                box.waiting.remove(released)
 
 
 class SignalledGovernor(Governor):
@@ -196,3 +205,139 @@ def _release(waiting: list[Future[None]]) -> None:
     for released in waiting:
         with suppress(InvalidStateError):  # cancelled: its action waits no longer
             released.set_result(None)
+
+
+_RANK: Final = {severity: rank for rank, severity in enumerate(Severity)}
+_TYPES: Final = {
+    Effect.WARN: PolicyViolationType.WARNED,
+    Effect.TRANSFORM: PolicyViolationType.MODIFIED,
+    Effect.DENY: PolicyViolationType.BLOCKED,
+}
+
+
+def violation_of(decision: Decision, names: Mapping[str, str] | None = None) -> PolicyViolation | None:
+    """The one violation that ``decision`` is, or None.
+
+    None for an allow, also of a set in shadow mode, for a fault, which is not the agent's doing, and for an escalation: a
+    request for approval that has no answer yet is not a finding. Of several
+    policies that had the winning effect, the most severe is named. ``names`` maps names of policies to those in violations.
+    """
+    if decision.effect not in _TYPES or decision.fault:
+        return None
+    equal = [part for part in decision.parts if not part.shadowed and not part.fault and part.effect is decision.effect]
+    worst = max(equal, key=lambda part: _RANK[part.severity], default=decision)  # max keeps the first of equals
+    return PolicyViolation(
+        violation_type=_TYPES[decision.effect],
+        policy_name=(names or {}).get(worst.policy, worst.policy),
+        description=worst.reason or worst.rule or decision.effect.label,
+        severity=worst.severity,
+        action_blocked=decision.blocks,
+    )
+
+
+def found_by(decision: Decision, names: Mapping[str, str]) -> PolicyViolation | None:
+    """`violation_of`, with the type SIGNAL_SENT where a signal stopped the act."""
+    violation = violation_of(decision, names)
+    if violation is None or violation.policy_name != SIGNAL_POLICY:
+        return violation
+    return replace(violation, violation_type=PolicyViolationType.SIGNAL_SENT)
+
+
+def violation_as_json(violation: PolicyViolation) -> dict[str, Any]:
+    """A violation as plain JSON: ``policy``, ``description``, ``severity``, ``type``, ``blocked`` and ``penalty``."""
+    return {
+        "type": violation.violation_type.value,
+        "policy": violation.policy_name,
+        "description": violation.description,
+        "severity": violation.severity,
+        "blocked": violation.blocks,
+        "penalty": violation.penalty,
+    }
+
+
+def outcome_of(decision: Decision) -> Outcome:
+    """The outcome of an attempt that ended with this denial."""
+    return Outcome.INFRASTRUCTURE if decision.fault else Outcome.BLOCKED
+
+
+def shown_name(policy: Policy) -> str:
+    """The name of a policy in violations: the one it was given, or its class where it was given none."""
+    try:
+        default = inspect.signature(type(policy)).parameters["name"].default
+    except (KeyError, TypeError, ValueError):
+        return policy.name
+    return type(policy).__name__ if policy.name == default else policy.name
+
+
+class Listeners:
+    """Callbacks for events of one kind, which get the event, or its parts where they require several arguments."""
+
+    def __init__(self) -> None:
+        self._calls: tuple[Callable[[Any, tuple[Any, ...]], Any], ...] = ()
+        self._lock = threading.Lock()
+
+    def add(self, callback: Callable[..., Any], width: int) -> Callable[[], None]:
+        """Adds a callback; one that requires ``width`` arguments gets them, any other gets one. Returns its removal.
+
+        Raises `ArgumentError` for a callback that cannot be called so, see `require_callback`.
+        """
+        require_callback(callback, width)
+        try:
+            parameters = inspect.signature(callback).parameters.values()
+        except (TypeError, ValueError):  # a built-in without a signature gets one argument
+            parameters = ()
+        by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        required = [name for name in parameters if name.kind in by_position and name.default is inspect.Parameter.empty]
+        takes_parts = len(required) == width
+
+        def call(event: Any, parts: tuple[Any, ...]) -> Any:
+            return callback(*parts) if takes_parts else callback(event)
+
+        with self._lock:
+            self._calls = (*self._calls, call)
+
+        def remove() -> None:
+            with self._lock:
+                self._calls = tuple(other for other in self._calls if other is not call)
+
+        return remove
+
+    def call(self, event: Any, *parts: Any) -> list[Exception]:
+        """Calls every callback and returns what they raised."""
+        failed: list[Exception] = []
+        for call in self._calls:
+            try:
+                require_done(call(event, parts))
+            except Exception as error:  # noqa: BLE001 - the others are called all the same
+                failed.append(error)
+        return failed
+
+
+def require_callback(callback: Any, width: int = 1) -> None:
+    """Raises `ArgumentError` unless ``callback`` can be called with one argument, or with ``width`` of them.
+
+    A coroutine function is refused: nothing here awaits it.
+    """
+    if not callable(callback):
+        raise ArgumentError(f"{callback!r} cannot be called", hint="pass a function")
+    if inspect.iscoroutinefunction(callback) or inspect.iscoroutinefunction(type(callback).__call__):
+        raise ArgumentError(f"{callback!r} is asynchronous and would never be awaited", hint="pass a plain function")
+    try:
+        signature = inspect.signature(callback)
+    except (TypeError, ValueError):  # a built-in without a signature
+        return
+    for count in {1, width}:
+        try:
+            signature.bind(*range(count))
+        except TypeError:
+            continue
+        return
+    raise ArgumentError(f"{callback!r} does not take one argument", hint="give it one parameter")
+
+
+def require_done(answer: Any) -> None:
+    """Raises `ArgumentError` when a callback or a hook returned something that has to be awaited."""
+    if inspect.isawaitable(answer):
+        if inspect.iscoroutine(answer):
+            answer.close()
+        raise ArgumentError("it is asynchronous and would never be awaited", hint="make it a plain function")
