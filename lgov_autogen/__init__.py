@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING
 from lgov_core.instrumentation.framework import lazy_names
 
 if TYPE_CHECKING:
-    from lgov_autogen.code_executor import GovernedCodeExecutor
-    from lgov_autogen.current_governor import governing
-    from lgov_autogen.instrumentor import instrument, uninstrument
-    from lgov_autogen.model_client import GovernedChatCompletionClient
-    from lgov_autogen.workbench import GovernedWorkbench
+    from lgov_autogen.components import GovernedChatCompletionClient, GovernedCodeExecutor
+    from lgov_autogen.instrumentor import governing, instrument, uninstrument
+    from lgov_autogen.tools import GovernedWorkbench
 
 __all__ = [
     "GovernedChatCompletionClient",
@@ -28,11 +26,11 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "GovernedChatCompletionClient": "model_client",
-        "GovernedCodeExecutor": "code_executor",
-        "GovernedWorkbench": "workbench",
+        "GovernedChatCompletionClient": "components",
+        "GovernedCodeExecutor": "components",
+        "GovernedWorkbench": "tools",
         "instrument": "instrumentor",
         "uninstrument": "instrumentor",
-        "governing": "current_governor",
+        "governing": "instrumentor",
     },
 )

@@ -19,11 +19,10 @@ from autogen_core.tools import BaseStreamTool, BaseTool, FunctionTool, StaticStr
 from opentelemetry import context, trace
 from pydantic import BaseModel
 
-from lgov_autogen import _internals, code_executor, model_client, runs, workbench
+from lgov_autogen import _internals, components, runs
 from lgov_autogen import tools as tool_calls
-from lgov_autogen.code_executor import GovernedCodeExecutor
+from lgov_autogen.components import GovernedChatCompletionClient, GovernedCodeExecutor
 from lgov_autogen.instrumentor import INSTRUMENTOR
-from lgov_autogen.model_client import GovernedChatCompletionClient
 from lgov_core.instrumentation import Governor
 from lgov_core.instrumentation.framework import Instrumentor, Patches, governed_method, governed_stream, wrap_methods
 from lgov_core.instrumentation.live_span import LiveSpan
@@ -34,7 +33,7 @@ _NAME = "lgov_probe"
 def patch(patches: Patches) -> None:
     """Wraps the methods of every class that defines one."""
     # Whatever an agent of this process runs is evaluated when it runs, whether it was offered or not.
-    calls = model_client.ModelCalls(lambda governor, tool: True)
+    calls = components.ModelCalls(lambda governor, tool: True)
 
     def create(client: Any, own: Any, messages: Any, **options: Any) -> Any:
         return calls.create(INSTRUMENTOR.governor, client, own, messages, options)
@@ -44,14 +43,14 @@ def patch(patches: Patches) -> None:
 
     methods: dict[type, dict[str, Callable[..., Any]]] = {
         ChatCompletionClient: {"create": create},
-        Workbench: {"call_tool": workbench.call_tool},
+        Workbench: {"call_tool": tool_calls.call_tool},
         BaseTool: {"run_json": tool_calls.run_json},
-        CodeExecutor: {"execute_code_blocks": code_executor.execute_code_blocks},
+        CodeExecutor: {"execute_code_blocks": components.execute_code_blocks},
         BaseChatAgent: {"on_messages": runs.on_messages},
     }
     streams: dict[type, dict[str, Callable[..., Any]]] = {
         ChatCompletionClient: {"create_stream": create_stream},
-        Workbench: {"call_tool_stream": workbench.call_tool_stream},
+        Workbench: {"call_tool_stream": tool_calls.call_tool_stream},
         BaseTool: {"run_json_stream": tool_calls.run_json_stream},
         BaseChatAgent: {"on_messages_stream": runs.on_messages_stream},
         BaseGroupChat: {"run_stream": runs.run_team_stream},

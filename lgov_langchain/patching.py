@@ -14,7 +14,7 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from langchain_core.tools import BaseTool
 
 from lgov_core.instrumentation.framework import Instrumentor, Patches, can_be_imported
-from lgov_langchain import chat_models
+from lgov_langchain import model_calls
 from lgov_langchain import tools as base_tools
 from lgov_langchain.instrumentor import INSTRUMENTOR
 from lgov_langchain.process_handler import process_handler
@@ -25,9 +25,9 @@ def patch(patches: Patches) -> None:
     for name in ("run", "arun"):
         patches.replace(BaseTool, name, base_tools.wrap_run(getattr(BaseTool, name)))
     for name in ("generate", "agenerate"):
-        patches.replace(BaseChatModel, name, chat_models.wrap_generate(getattr(BaseChatModel, name)))
+        patches.replace(BaseChatModel, name, model_calls.wrap_generate(getattr(BaseChatModel, name)))
     for name in ("stream", "astream"):
-        patches.replace(BaseChatModel, name, chat_models.wrap_stream(getattr(BaseChatModel, name)))
+        patches.replace(BaseChatModel, name, model_calls.wrap_stream(getattr(BaseChatModel, name)))
     if can_be_imported("langchain"):
         import langchain.agents
         import langchain.agents.factory

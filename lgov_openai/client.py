@@ -23,10 +23,9 @@ from lgov_core.instrumentation.framework import flow_method
 from lgov_core.instrumentation.live_span import model_call_covered
 from lgov_core.instrumentation.model_call import ModelCall
 from lgov_core.instrumentation.model_flow import model_flow
+from lgov_openai.conversations import FRAMEWORK, Memory, RequestEvaluation
 from lgov_openai.http_messages import attribute, body_of, protocol_of
-from lgov_openai.memory import Memory
 from lgov_openai.model_calls import OpenAICall
-from lgov_openai.request_evaluation import FRAMEWORK, RequestEvaluation
 
 if TYPE_CHECKING:
     from lgov_core.instrumentation import Governor

@@ -1,22 +1,30 @@
-"""Reads the HTTP requests and responses of model calls, and makes others in their place.
+"""Reads the HTTP requests and responses of model calls, whole or while a stream arrives, and makes others in their place.
 
-A client may use httpx2 or httpx: what is made is of the class of what it replaces.
+A client may use httpx2 or httpx: what is made is of the class of what it replaces. Where nothing judges replies, a `Recording`
+follows the whole body for the call's span. Where no policy reads text, `HeldCalls` passes the text on at once, and holds the
+tool calls until they are judged.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
+import threading
+import weakref
 from codecs import utf_8_decode
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, cast
+from functools import cache, partial
+from typing import Any, Protocol, cast
 
 import httpx2
 from openai import APIStatusError
 
+from lgov_core.instrumentation import Flow, arun_flow, run_flow
 from lgov_core.instrumentation.endpoint_headers import endpoint_headers
 from lgov_core.scope import current_scope
 from lgov_core.types import new_id
@@ -150,3 +158,232 @@ def _response_with(text: str, response: Any) -> Any:
     with suppress(RuntimeError):  # no client measured the response
         new.elapsed = response.elapsed
     return new
+
+
+class Recording:
+    """Records the body of ``response`` while the program reads it, and concludes its model call once.
+
+    ``read`` reads a response of what has arrived. ``conclude`` gets the reply and the error that ended the body: None at
+    its end, `GeneratorExit` where the program stopped reading. It runs in the context in which the request was sent, in
+    the thread that ended the body, and must not raise. Until then the recording is in ``open_recordings``. ``key``
+    identifies the transcript that the reply continues.
+    """
+
+    def __init__(
+        self,
+        response: Any,
+        key: Hashable,
+        read: Callable[[Any], Reply],
+        conclude: Callable[[Reply, BaseException | None], None],
+        open_recordings: set[Any],
+    ) -> None:
+        self.key = key
+        self.pieces: list[bytes] = []
+        self._copy = partial(type(response), response.status_code, headers=response.headers, request=response.request)
+        self._read = read
+        self._conclude = partial(copy_context().run, conclude)
+        self._open = open_recordings
+        self._lock = threading.RLock()  # a garbage collection may close the body in the thread that holds it
+        self._body = follow_body(response, self)
+        self._open.add(self)
+
+    def arrived(self, piece: bytes) -> bytes:
+        """Returns ``piece`` of the body for the program: all of it."""
+        self.pieces.append(piece)
+        return piece
+
+    def rest(self) -> bytes:
+        """Returns the bytes for the program at the end of the body: none."""
+        self.end(None)
+        return b""
+
+    async def arest(self) -> bytes:
+        """As `rest`, for an asynchronous client."""
+        return self.rest()
+
+    def end(self, error: BaseException | None, *, if_complete: bool = False) -> None:
+        """Concludes the call; with ``if_complete`` only if the whole reply has arrived. Does nothing the second time."""
+        with self._lock:
+            if self in self._open and ((reply := self._reply()).content is not None or not if_complete):
+                self._open.discard(self)
+                self._conclude(reply, error)
+
+    def catch_up(self, key: Hashable, call_ids: list[str]) -> None:
+        """Concludes a complete reply that the program did not read to its end, before the next request is evaluated.
+
+        That is the reply that continues ``key``, or one with a call of ``call_ids``. Ends one that was dropped unread.
+        """
+        if self._body() is None:
+            self.end(GeneratorExit())
+        elif self.key == key or any(call_id.encode() in b"".join(self.pieces) for call_id in call_ids):
+            self.end(None, if_complete=True)
+
+    def _reply(self) -> Reply:
+        try:
+            return self._read(self._copy(content=b"".join(self.pieces)))
+        except Exception as error:  # noqa: BLE001 - the program reads the body itself, whatever is wrong with it
+            return Reply(None, error=error)
+
+
+class Follower(Protocol):
+    """Follows the body of a response while the program reads it, and decides which pieces the program gets."""
+
+    def arrived(self, piece: bytes) -> bytes:
+        """Returns the bytes for the program, now that ``piece`` has arrived."""
+        ...
+
+    def rest(self) -> bytes:
+        """Returns the bytes for the program at the end of the body."""
+        ...
+
+    async def arest(self) -> bytes:
+        """As `rest`, for an asynchronous client."""
+        ...
+
+    def end(self, error: BaseException | None) -> None:
+        """Is told that the program reads no further, and why; also after the end."""
+        ...
+
+
+class _FollowedBody:
+    """The body of a response as its follower passes it on."""
+
+    def __init__(self, body: Any, follower: Follower) -> None:
+        self._body = body
+        self._follower = follower
+
+    @property
+    def elapsed(self) -> Any:
+        """The duration of the exchange, which httpx2 reads from the body of a closed response."""
+        return getattr(self._body, "elapsed", None)
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            for piece in self._body:
+                if passed := self._follower.arrived(piece):
+                    yield passed
+            if rest := self._follower.rest():
+                yield rest
+        except BaseException as error:
+            self._follower.end(error)
+            raise
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            async for piece in self._body:
+                if passed := self._follower.arrived(piece):
+                    yield passed
+            if rest := await self._follower.arest():
+                yield rest
+        except BaseException as error:
+            self._follower.end(error)
+            raise
+
+    def close(self) -> None:
+        try:
+            self._body.close()
+        finally:
+            self._follower.end(GeneratorExit())
+
+    async def aclose(self) -> None:
+        try:
+            await self._body.aclose()
+        finally:
+            self._follower.end(GeneratorExit())
+
+
+def follow_body(response: Any, follower: Follower) -> weakref.ref[Any]:
+    """Puts ``follower`` between the body of ``response`` and the program; a weak reference to the body that is read then."""
+    response.stream = body = _body_class(library_of(response))(response.stream, follower)
+    return weakref.ref(body)
+
+
+@cache
+def _body_class(library: Any) -> type[_FollowedBody]:
+    """The body for an HTTP library, which recognises one by its base classes."""
+    return type("FollowedBody", (_FollowedBody, library.SyncByteStream, library.AsyncByteStream), {})
+
+
+class HeldCalls:
+    """Passes the text of a streamed reply on while it arrives, and holds the rest from the first event that has more.
+
+    ``is_text`` says whether an event holds text only. At the end of the body ``finish`` gets the response, whole, and the
+    events that were passed, and returns the response whose body the program gets after them; the same one stands for what
+    was held. ``failed`` is called instead, once, with what ended the body early. Both run in the context in which the
+    request was sent.
+    """
+
+    def __init__(
+        self,
+        response: Any,
+        key: Hashable,
+        is_text: Callable[[JSON], bool],
+        finish: Callable[[Any, Sequence[JSON]], Flow[Any]],
+        failed: Callable[[BaseException], None],
+        open_recordings: set[Any],
+    ) -> None:
+        self.key = key
+        self._copy = partial(type(response), response.status_code, headers=response.headers, request=response.request)
+        self._is_text, self._finish, self._failed = is_text, finish, failed
+        self._context = copy_context()
+        self._pieces: list[bytes] = []
+        self._waiting = b""
+        self._holds = False
+        self._passed: list[JSON] = []
+        self._passed_bytes = 0
+        self._open = open_recordings
+        self._body = follow_body(response, self)
+        self._open.add(self)
+
+    def arrived(self, piece: bytes) -> bytes:
+        """Returns the bytes of the reply that may be passed on, now that ``piece`` has arrived."""
+        self._pieces.append(piece)
+        if self._holds:
+            return b""
+        self._waiting += piece
+        passed = b""
+        while (end := _end_of_event(self._waiting)) and not self._holds:
+            event, rest = self._waiting[:end], self._waiting[end:]
+            try:
+                events = read_events(event.decode())
+            except ValueError:
+                events = None
+            if events is None or not all(map(self._is_text, events)) or b"[DONE]" in event:
+                self._holds = True
+            else:
+                self._passed += events
+                self._waiting, passed = rest, passed + event
+        self._passed_bytes += len(passed)
+        return passed
+
+    def rest(self) -> bytes:
+        """Returns the bytes for the program at the end of the body."""
+        return self._context.run(run_flow, self._ending())
+
+    async def arest(self) -> bytes:
+        """As `rest`, for an asynchronous client."""
+        return await asyncio.create_task(arun_flow(self._ending()), context=self._context)
+
+    def _ending(self) -> Flow[bytes]:
+        self._open.discard(self)
+        body = b"".join(self._pieces)
+        whole = self._copy(content=body)
+        answer = yield from self._finish(whole, self._passed)
+        return body[self._passed_bytes :] if answer is whole else answer.content
+
+    def end(self, error: BaseException | None, *, if_complete: bool = False) -> None:
+        """Concludes a call whose reply the program did not read to its end. Does nothing the second time."""
+        if self in self._open and not if_complete:
+            self._open.discard(self)
+            self._context.run(self._failed, error or GeneratorExit())
+
+    def catch_up(self, key: Hashable, call_ids: list[str]) -> None:
+        """Concludes a reply that was dropped, or whose transcript goes on without its end."""
+        if self._body() is None or self.key == key:
+            self.end(GeneratorExit())
+
+
+def _end_of_event(data: bytes) -> int:
+    """Where the first server-sent event in ``data`` ends; 0 if it has not arrived."""
+    ends = [at + len(mark) for mark in (b"\n\n", b"\r\n\r\n", b"\r\r") if (at := data.find(mark)) >= 0]
+    return min(ends, default=0)

@@ -15,10 +15,16 @@ from lgov_core.instrumentation.tool_call import GovernedToolCall
 from lgov_core.scope import current_scope
 from lgov_core.types import Action, Decision, Effect, Point, ToolOutcome, ToolStatus
 from lgov_core.wire.turns import JSON, Proposal, Turn, read_arguments, rewritten_entries, with_texts, with_total_usage
-from lgov_openai.http_messages import Reply, denial_response, read_reply, request_with, response_with
-from lgov_openai.memory import PendingCall
-from lgov_openai.request_evaluation import FRAMEWORK, RequestEvaluation, tool_action
-from lgov_openai.streamed_replies import HeldCalls, Recording
+from lgov_openai.conversations import FRAMEWORK, PendingCall, RequestEvaluation, tool_action
+from lgov_openai.http_messages import (
+    HeldCalls,
+    Recording,
+    Reply,
+    denial_response,
+    read_reply,
+    request_with,
+    response_with,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from lgov_openai_agents.guardrails import (
         LgovRunHooks,
         LgovToolGuardrails,
+        LgovTracingProcessor,
         lgov_input_guardrail,
         lgov_output_guardrail,
     )
     from lgov_openai_agents.instrumentor import instrument, uninstrument
-    from lgov_openai_agents.invokers import governed_tool
     from lgov_openai_agents.models import GovernedModel, GovernedModelProvider
     from lgov_openai_agents.runner import LgovRunner
-    from lgov_openai_agents.tracing import LgovTracingProcessor
+    from lgov_openai_agents.tools import governed_tool
 
 __all__ = [
     "GovernedModel",
@@ -46,10 +46,10 @@ __getattr__, __dir__ = lazy_names(
         "LgovRunHooks": "guardrails",
         "LgovRunner": "runner",
         "LgovToolGuardrails": "guardrails",
-        "LgovTracingProcessor": "tracing",
+        "LgovTracingProcessor": "guardrails",
         "instrument": "instrumentor",
         "uninstrument": "instrumentor",
-        "governed_tool": "invokers",
+        "governed_tool": "tools",
         "lgov_input_guardrail": "guardrails",
         "lgov_output_guardrail": "guardrails",
     },

@@ -1,23 +1,261 @@
-"""Governed model calls, for the models of an instrumented process and for those that a program gives to the SDK itself."""
+"""Governed model calls, for the models of an instrumented process and for those that a program gives to the SDK itself.
+
+A call is a `ModelPort` of the one model flow. A reply is shown to the SDK once it has been judged, or passed on as it comes
+where nothing judges replies. Acts that the SDK offers no other place to stop (hand-offs, acts on a computer) are judged here
+too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import operator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import Any
 
 from agents import Model, ModelProvider, ModelResponse, MultiProvider
+from openai.types.responses import ResponseCompletedEvent, ResponseFunctionToolCall
 
-from lgov_core.instrumentation import Governor
+from lgov_core.errors import PolicyDenied
+from lgov_core.instrumentation import Flow, Governor
+from lgov_core.instrumentation.conversation_memory import UserText, prefix_digests
 from lgov_core.instrumentation.live_span import model_call_covered
-from lgov_core.instrumentation.model_flow import model_flow
-from lgov_core.instrumentation.streams import arun_stream
+from lgov_core.instrumentation.model_call import ModelCall
+from lgov_core.instrumentation.model_flow import Choice, ModelPort, ReplyPart, model_flow
+from lgov_core.instrumentation.streams import Emit, arun_stream, pieces_flow
+from lgov_core.types import Action, Decision, Point
+from lgov_openai_agents import items
 from lgov_openai_agents._internals import RunEndCleanup
-from lgov_openai_agents.model_calls import AgentsCall
-from lgov_openai_agents.proposals import ModelRequest
-from lgov_openai_agents.runs import current_run
+from lgov_openai_agents.items import event_key, events_of, failure_in, is_text, response_of
+from lgov_openai_agents.proposals import (
+    Denials,
+    ModelRequest,
+    answer_to,
+    answered,
+    can_be_answered,
+    judge_proposals_flow,
+    model_name,
+    next_request,
+    without_denied_tools_flow,
+)
+from lgov_openai_agents.runs import RunMemory, SdkRun, current_run, parent_in
+
+Ask = Callable[[ModelRequest], AsyncIterator[Any]]
+
+
+class IncompleteReply(Exception):
+    """A stream ended without a whole reply."""
+
+
+class AgentsCall(ModelPort[ModelResponse, None]):
+    """One model call; ``ask`` sends a request to the model and gives the reply's events, or the `ModelResponse`.
+
+    Emits the events of the governed reply, then the reply; of an incomplete stream only the event that says so.
+    """
+
+    def __init__(
+        self, governor: Governor, model: Any, request: ModelRequest, ask: Ask, run: SdkRun | None, agent: str | None
+    ) -> None:
+        self.governor = governor
+        self._model = model
+        self._request = request
+        self._ask = ask
+        self._run = run
+        self._agent = run.agent if run is not None else agent
+        self._memory = run.memory if run is not None else RunMemory()
+        self._kept_in = request.conversation or request.previous_response
+        self._user_texts: list[str] = [] if run is None else run.said
+        #: What was denied in earlier rounds with the answers, and the usage of those rounds.
+        self._exchange: list[Any] = []
+        self._usage: Any = None
+        self._withholds = governor.evaluates(Point.POST_MODEL_CALL) or governor.evaluates(Point.PRE_TOOL_CALL)
+        self._passes_text = not governor.reads_replies()
+        self._passed: set[tuple[str, str | None]] = set()
+        self._withheld: list[Any] = []
+        self._received: ModelResponse | None = None
+        self._denials: Denials = []
+        self._prefix = ""
+        self._restore_hidden()
+
+    def _restore_hidden(self) -> None:
+        """Puts back what the SDK's history lacks of earlier calls of the run, or of the conversation on the server."""
+        program = restored = items.as_list(self._request.input)
+        if self._run is not None and not self._request.is_kept_by_server:
+            prefixes = prefix_digests(items.READER, program)
+            self._prefix = prefixes[-1]
+            restored = self._run.turns.restored(items.READER, program, prefixes, program)
+        if len(owed := self._memory.conversations.owed(self._kept_in)) or len(restored) > len(program):
+            self._request = replace(self._request, input=[*owed, *restored])
+
+    # ------------------------------------------------------------------ the request
+
+    def begin(self) -> ModelCall:
+        """See `ModelPort.begin`."""
+        self._withheld, self._received, self._denials = [], None, []
+        return ModelCall(
+            self.governor,
+            framework=items.FRAMEWORK,
+            model=model_name(self._model),
+            agent=self._agent,
+            native=self._request,
+            parent=parent_in(self._run),
+        )
+
+    def judge_input_flow(self, call: ModelCall) -> Flow[Decision | None]:
+        """Judges the user's texts that are new, and those that this process does not know.
+
+        A session or a paused run may come from another process. Without a run, which knows those before, all are new.
+        """
+        input_items, run, decisions = items.as_list(self._request.input), self._run, self._memory.decisions
+        user_messages = items.user_messages(input_items)
+        if run is None:
+            self._user_texts = [text for _, text, _ in user_messages]
+        elif not run.input_evaluated and not run.nested:
+            run.said = self._user_texts = [text for _, text, _ in user_messages]
+        first_new = 0 if run is None else len(input_items) if run.input_evaluated else items.end_of_history(input_items)
+        judges_history = run is not None and not run.history_evaluated
+        texts = [
+            UserText(text, new=position >= first_new, answer=answer, nested=text not in self._user_texts)
+            for position, text, answer in user_messages
+            if position >= first_new or judges_history
+        ]
+        denial = yield from decisions.judge_flow(self.governor, texts, call.user_text)
+        if denial is None:
+            if run is not None:
+                run.input_evaluated = run.history_evaluated = True
+            self._request = replace(self._request, input=self._memory.with_decisions(input_items))
+        return denial
+
+    def judge_offers_flow(self, call: ModelCall) -> Flow[None]:
+        """Judges the hosted tools that the request offers."""
+        self._request = yield from without_denied_tools_flow(
+            self.governor, self._request, self._agent, call.span.span_id
+        )
+
+    def request(self, call: ModelCall) -> Action:
+        """See `ModelPort.request`."""
+        sent = self._request
+        return call.request(sent.messages(), tools=sent.definitions(), user_text=self._user_texts, **sent.reply_limit())
+
+    def take_messages(self, new_messages: Sequence[Mapping[str, Any]]) -> None:
+        """See `ModelPort.take_messages`."""
+        input_items = items.as_list(self._request.input)
+        instructions, input_items = items.with_messages(self._request.system_instructions, input_items, new_messages)
+        self._request = replace(self._request, system_instructions=instructions, input=input_items)
+
+    def send_flow(self, call: ModelCall) -> Generator[Any, Any, Sequence[ReplyPart[ModelResponse]] | None]:
+        """Emits the events that are not withheld. None for an incomplete reply."""
+        events: list[Any] = []
+        request = self._request.with_headers(self._model, self._agent)
+        yield from pieces_flow(call, lambda: self._ask(request), lambda event: self._passes(event, events))
+        self._received = self._received or response_of(events)
+        if self._received is None:
+            call.failed(IncompleteReply())
+            return None
+        if self._request.conversation is not None:
+            self._memory.conversations.paid(self._kept_in)
+        try:
+            reading = items.reading_of(self._received, model_name(self._model))
+        except Exception as error:  # noqa: BLE001 - whatever it is, nothing can judge the reply
+            call.unreadable(error)
+            return None
+        return [ReplyPart(reading, [self._received])]
+
+    def _passes(self, event: Any, events: list[Any]) -> bool:
+        if isinstance(event, ModelResponse):
+            self._received = event
+            return False
+        events.append(event)
+        passes = not self._withholds or (self._passes_text and is_text(event))
+        # The last event of a whole reply waits until the call has been recorded.
+        if self._withheld or not passes or isinstance(event, ResponseCompletedEvent):
+            self._withheld.append(event)
+            return False
+        self._passed.add(event_key(event))
+        return True
+
+    # ------------------------------------------------------------------ the reply
+
+    def with_text(self, choice: ModelResponse, text: str) -> ModelResponse:
+        """See `ModelPort.with_text`."""
+        return items.with_reply_text(choice, text)
+
+    def denied(self, choice: ModelResponse | None, decision: Decision, text: str) -> ModelResponse:
+        """See `ModelPort.denied`. Raises `PolicyDenied` where the agent's output has a type."""
+        schema = self._request.output_schema
+        if schema is not None and not schema.is_plain_text():
+            raise PolicyDenied(decision)
+        if choice is not None:
+            calls = [item for item in choice.output if isinstance(item, ResponseFunctionToolCall)]
+            answers = [answer_to(call, text) for call in calls]
+            for conversation in (choice.response_id, self._request.conversation):
+                self._memory.conversations.owe(conversation, answers)
+        return items.denial_reply(text, choice)
+
+    def judge_acts_flow(self, call: ModelCall, choice: Choice[ModelResponse]) -> Flow[Choice[ModelResponse]]:
+        """Judges the acts that the SDK offers no other place to stop."""
+        if not items.proposes_calls(choice.reply):
+            return choice
+        self._denials, response = yield from judge_proposals_flow(
+            self.governor, self._request, choice.reply, self._agent, parent_in(self._run)
+        )
+        return replace(choice, reply=response, denials=[decision for _, decision in self._denials])
+
+    def answer(self, choice: ModelResponse) -> str | None:
+        """See `ModelPort.answer`."""
+        return None if items.proposes_calls(choice) else items.reply_text(choice)
+
+    def ask_again(self, choices: Sequence[Choice[ModelResponse]]) -> bool:
+        """See `ModelPort.ask_again`; not where the server would wait for an answer that cannot be given."""
+        response = choices[0].reply
+        if self._request.conversation is not None and not can_be_answered(response):
+            return False
+        self._add_usage(response)
+        exchange = answered(response, self._denials)
+        self._exchange += exchange
+        self._request = next_request(self._request, response, exchange, self._denials)
+        return True
+
+    def _add_usage(self, response: ModelResponse) -> None:
+        if self._usage is None:
+            self._usage = response.usage
+        else:
+            self._usage.add(response.usage)
+
+    def deliver_flow(self, choices: Sequence[Choice[ModelResponse]] | None) -> Generator[Any, Any, None]:
+        """Emits the withheld events, or those of the reply that takes its place, and the reply with all usage."""
+        if choices is None and self._received is None:
+            for event in failure_in(self._withheld):
+                yield Emit(event)
+            return
+        response = choices[0].reply if choices else self._received
+        assert response is not None, "a reply that nothing judges was received"
+        if self._usage is not None:
+            self._add_usage(response)
+            response = replace(response, usage=self._usage)
+        self._remember(response)
+        is_unchanged = self._received is not None and self._usage is None and _same_items(response, self._received)
+        for event in self._withheld if is_unchanged else events_of(response, self._withheld, model_name(self._model)):
+            if is_unchanged or event_key(event) not in self._passed:
+                yield Emit(event)
+        yield Emit(response)
+
+    def _remember(self, response: ModelResponse) -> None:
+        """Keeps what was denied for the run's later requests: the SDK's own history does not hold it."""
+        if self._run is None:
+            return
+        received = response.to_input_items()
+        self._run.turns.count(mark for item in received for mark in items.READER.marks(item))
+        if self._exchange:
+            actual: list[tuple[Any, int | None]] = [(item, None) for item in self._exchange]
+            actual += [(item, position) for position, item in enumerate(received)]
+            self._run.turns.add(items.READER, self._prefix, received, actual)
+
+
+def _same_items(response: ModelResponse, other: ModelResponse) -> bool:
+    return len(response.output) == len(other.output) and all(map(operator.is_, response.output, other.output))
 
 
 class GovernedModel(RunEndCleanup, Model):

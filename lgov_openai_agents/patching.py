@@ -25,13 +25,13 @@ from lgov_core.instrumentation.framework import (
 )
 from lgov_core.types import Point
 from lgov_openai_agents import tools as servers
+from lgov_openai_agents.guardrails import keep_traces_here
 from lgov_openai_agents.instrumentor import INSTRUMENTOR
-from lgov_openai_agents.invokers import FIELDS
 from lgov_openai_agents.items import events_of, message
 from lgov_openai_agents.models import govern_response, govern_stream
 from lgov_openai_agents.runner import RUN_METHODS, wrap_run_method
 from lgov_openai_agents.runs import RunMemory
-from lgov_openai_agents.tracing import keep_traces_here
+from lgov_openai_agents.tools import FIELDS
 
 #: Set to ``1``, the SDK's own exporter goes on sending traces (prompts among them) to the vendor.
 TRACES_VARIABLE = "LGOV_OPENAI_TRACES"

@@ -18,10 +18,9 @@ from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Flow, Governor, foreign, wait
 from lgov_core.instrumentation.framework import flow_method
 from lgov_openai_agents._internals import agent_of, paused_agent
-from lgov_openai_agents.invokers import governed_tool
 from lgov_openai_agents.models import GovernedModel, GovernedModelProvider
 from lgov_openai_agents.runs import RunMemory, SdkRun, TrackingHooks, current_run, entering, new_run
-from lgov_openai_agents.tools import observed_server
+from lgov_openai_agents.tools import governed_tool, observed_server
 
 
 class _GovernedAgent:

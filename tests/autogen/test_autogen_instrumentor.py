@@ -15,11 +15,8 @@ from autogen_ext.models.openai import OpenAIChatCompletionClient
 
 from lgov_autogen import instrument, runs
 from lgov_autogen import tools as tool_calls
-from lgov_autogen import (
-    workbench as workbench_module,
-)
+from lgov_autogen.components import ModelCalls
 from lgov_autogen.instrumentor import lgov_framework
-from lgov_autogen.model_client import ModelCalls
 from lgov_core.errors import InstrumentationError
 from lgov_core.instrumentation.framework import MODES, SHAPES
 from lgov_core.types import Point
@@ -73,7 +70,7 @@ async def test_classes_that_are_defined_later_are_governed() -> None:
 
             async def call_tool(self, name: str, *args: Any, **kwargs: Any) -> Any:
                 ran.append("still later")
-                return workbench_module.error_result(name, "ran")
+                return tool_calls.error_result(name, "ran")
 
             async def list_tools(self) -> Any:
                 return []
@@ -102,8 +99,7 @@ async def test_classes_that_are_defined_later_are_governed() -> None:
 def test_a_way_around_is_found_by_the_self_test(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a future AutoGen no longer went through what is patched: the process must not run agents."""
     for name in {broken, "run_json", "run_json_stream"} if "call_tool" in broken else {broken}:
-        module = workbench_module if "call_tool" in name else tool_calls
-        monkeypatch.setattr(module, name, lambda _, own, *args, **kwargs: own(*args, **kwargs))
+        monkeypatch.setattr(tool_calls, name, lambda _, own, *args, **kwargs: own(*args, **kwargs))
     before = BaseTool.run_json
     with playing("explicit", DENY) as (parts, _seen, _server):
         with pytest.raises(InstrumentationError, match="denied probes got through"):

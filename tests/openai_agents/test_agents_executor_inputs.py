@@ -23,7 +23,7 @@ from lgov_core.policies import ShellPolicy
 from lgov_core.testing import ScriptedModelServer
 from lgov_core.types import Action, Decision, Point
 from lgov_openai_agents import LgovRunner
-from lgov_openai_agents.invokers import governed_tool
+from lgov_openai_agents.tools import governed_tool
 
 #: What says no more of an act than which one it is, and the SDK's own objects.
 NOT_JUDGED = frozenset({"ctx_wrapper", "id", "call_id", "status", "type"})
