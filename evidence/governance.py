@@ -34,10 +34,9 @@ from intervals import by_seed, detectable, difference, interval, shown, shown_de
 
 from evidence import Options, run_all
 from lgov_core.demo.company import build_company
-from lgov_core.demo.plans import TINY, Plan
-from lgov_core.demo.progress import Display
-from lgov_core.demo.report import Recorded, RunReport, kept
-from lgov_core.demo.run import POLICY_FILE, RunSpec, run_once
+from lgov_core.demo.plans import TINY, DemoPlan
+from lgov_core.demo.report import DemoReport, Recorded, kept
+from lgov_core.demo.run import POLICY_FILE, Display, RunSpec, run_once
 from lgov_core.demo.warm_start import ImperfectLog, denials_of, tiny_model
 from lgov_core.evaluation.model import load_trained
 from lgov_core.store import open_store
@@ -59,7 +58,7 @@ FULL = TINY  # `lgov demo`'s own plan
 QUICK = replace(TINY, warm_steps=3, iterations=1, tasks=2, group=3, evaluations=4, workers=1)
 
 
-def plan(quick: bool) -> Plan:
+def plan(quick: bool) -> DemoPlan:
     return QUICK if quick else FULL
 
 
@@ -105,7 +104,7 @@ def one(arm: str, seed: int, folder: Path, warmed: Path, quick: bool) -> dict[st
     }
 
 
-def _deploy(seed: int, folder: Path, warmed: Path, quick: bool) -> RunReport:
+def _deploy(seed: int, folder: Path, warmed: Path, quick: bool) -> DemoReport:
     """The model that a run ended with, asked the held-out questions of its seed with policies on; nothing is trained."""
     load_trained(folder, base=str(warmed)).model.save(folder / "trained")
     asked = replace(plan(quick), iterations=0)

@@ -28,8 +28,7 @@ from lgov_core.models import build_tiny
 from lgov_core.policies import load_policy_file
 from lgov_core.server.local import serving
 from lgov_core.store import TraceStore, open_store
-from lgov_core.train.algorithms.algorithms import algorithm
-from lgov_core.train.algorithms.config import SupervisedConfig, UpdateConfig
+from lgov_core.train.algorithms.algorithms import SupervisedConfig, UpdateConfig, algorithm
 from lgov_core.train.algorithms.supervised import supervised
 from lgov_core.train.settings import TrainSettings, load_train_settings
 from lgov_core.transitions import CreditRules

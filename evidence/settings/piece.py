@@ -31,7 +31,7 @@ def run_setting(
 
     A seed counts only for the same code and plan; kept seeds that do are part of the result, asked for or not.
     """
-    from lgov_core.demo.progress import Display
+    from lgov_core.demo.run import Display
     from settings.known import SETTINGS
     from settings.plan import plan_for
     from settings.run import run_seed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lgov_core.train.algorithms.config import UpdateConfig
+from lgov_core.train.algorithms.algorithms import UpdateConfig
 from settings.setting import Setting
 
 

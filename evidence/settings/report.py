@@ -9,7 +9,7 @@ from typing import Any
 
 from intervals import difference, interval, shown, table, verdict
 
-from lgov_core.train.loop.intervals import wilson_interval
+from lgov_core.train.loop.figures import wilson_interval
 
 #: The questions that are compared, in words. ``held_out`` are those of all held-out splits.
 SPLITS = {

@@ -19,8 +19,8 @@ import torch
 
 import lgov_core
 from lgov_core import Client
-from lgov_core.demo.progress import Display
 from lgov_core.demo.report import Recorded
+from lgov_core.demo.run import Display
 from lgov_core.errors import TrainError
 from lgov_core.gateway.engine.embedded import EmbeddedEngine
 from lgov_core.models import load_model

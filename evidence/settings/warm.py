@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lgov_core.models import LanguageModel, build_tiny, load_model
-from lgov_core.train.algorithms.config import SupervisedConfig
+from lgov_core.train.algorithms.algorithms import SupervisedConfig
 from lgov_core.train.algorithms.supervised import supervised
 from lgov_core.train.layout.rows import TrainRow
 from lgov_core.train.loop.policy_model import lora_policy

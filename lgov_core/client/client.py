@@ -23,7 +23,7 @@ from lgov_core.client.wire import ENDED, PROTOCOL, Assignment, Report, ServerCon
 from lgov_core.client.workers import Done, ProcessWorkers, ThreadWorkers, Workers
 from lgov_core.errors import ArgumentError, ClientError, LgovError, TaskError, TrainError
 from lgov_core.governance import Governance
-from lgov_core.train.loop.time_spent import time_spent
+from lgov_core.train.loop.figures import time_spent
 from lgov_core.types import new_id
 
 #: Bytes of tasks in one request, about: servers take bodies of 8 MiB.

@@ -20,9 +20,9 @@ import click
 from lgov_core.commands.group import write_json, write_table
 from lgov_core.commands.options import FOLDER
 from lgov_core.commands.traces import mounted_window
-from lgov_core.demo.plans import Plan, plan_for
+from lgov_core.demo.plans import DemoPlan, plan_for
 from lgov_core.errors import LgovError, ModelError
-from lgov_core.models.precision import wait_without_spinning
+from lgov_core.models.load import wait_without_spinning
 
 if TYPE_CHECKING:
     from lgov_core.evaluation.verification import Verification
@@ -117,13 +117,12 @@ def _window(folder: Path) -> Generator[None]:
             threading.Event().wait()
 
 
-def _run(plan: Plan, seeds: range, ungoverned: bool, folder: Path, resume: bool, as_json: bool) -> int:
+def _run(plan: DemoPlan, seeds: range, ungoverned: bool, folder: Path, resume: bool, as_json: bool) -> int:
     from rich.console import Console
 
-    from lgov_core.demo.progress import Display
-    from lgov_core.demo.report import RunReport, draw_curves, print_table
+    from lgov_core.demo.report import DemoReport, draw_curves, print_table
     from lgov_core.demo.report import as_json as report_json
-    from lgov_core.demo.run import RunSpec, run_once
+    from lgov_core.demo.run import Display, RunSpec, run_once
     from lgov_core.models import pull_smollm2, smollm2_folder
 
     display = Display()
@@ -134,7 +133,7 @@ def _run(plan: Plan, seeds: range, ungoverned: bool, folder: Path, resume: bool,
         except LgovError as error:
             click.echo(f"lgov demo: {error}", err=True)
             return 1
-    reports: list[RunReport] = []
+    reports: list[DemoReport] = []
     failed = ""
     for seed, governed in product(seeds, (True, False) if ungoverned else (True,)):
         name = f"seed{seed}-{'governed' if governed else 'ungoverned'}"

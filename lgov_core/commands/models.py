@@ -14,7 +14,7 @@ import click
 from lgov_core.commands.group import Exit, write_json, write_result, write_table
 from lgov_core.commands.options import FILE, FOLDER, PATH, base_model_option, command
 from lgov_core.errors import TrainError
-from lgov_core.models.precision import wait_without_spinning
+from lgov_core.models.load import wait_without_spinning
 from lgov_core.settings import load_settings
 
 # ---------------------------------------------------------------------- list, pull
@@ -26,7 +26,7 @@ _MADE = "made when it is first used"
 @command(Exit.OK, Exit.USAGE)
 def list_models(as_json: bool) -> None:
     """List the models that lgov knows by name: its own, and promoted ones. Any transformers folder works as well."""
-    from lgov_core.models.cache import models_folder
+    from lgov_core.models.language_model import models_folder
     from lgov_core.models.promoted import promoted_root, promoted_versions
 
     folder = models_folder(load_settings().cache)
@@ -144,7 +144,7 @@ def evaluate(
     target = folder or Path("runs") / time.strftime("eval-%Y%m%d-%H%M%S")
     try:
         from lgov_core._util.files import atomic_write
-        from lgov_core.evaluation.comparison import EVALUATION_FILE
+        from lgov_core.evaluation.evaluation import EVALUATION_FILE
 
         report = _measure(checkpoint, model, read, function, target, plan, start=start)
     except KeyboardInterrupt:
@@ -201,7 +201,7 @@ def _measure(
 
 
 def _compare(first: Path, second: Path, *, as_json: bool) -> None:
-    from lgov_core.evaluation.comparison import compare, read_evaluation
+    from lgov_core.evaluation.evaluation import compare, read_evaluation
 
     comparison = compare(read_evaluation(first), read_evaluation(second))
     if as_json:
@@ -266,8 +266,8 @@ def export(
     CHECKPOINT is the folder of a checkpoint, or of a run (its newest), or RUN/best. The lineage is exported too: lgov audit
     verify checks the folder.
     """
-    from lgov_core.evaluation.export import export as export_model
     from lgov_core.evaluation.model import load_trained
+    from lgov_core.evaluation.promotion import export as export_model
 
     try:
         trained = load_trained(checkpoint, base=model, policy=adapter)
@@ -303,7 +303,7 @@ def promote(
     and when more violations were attempted. NAME@VERSION as CHECKPOINT serves an earlier version again, if its files are
     still those that were promoted. Promoted models are in the folder models, or the one that the setting models names.
     """
-    from lgov_core.evaluation.comparison import read_evaluation
+    from lgov_core.evaluation.evaluation import read_evaluation
     from lgov_core.evaluation.model import load_trained
     from lgov_core.evaluation.promotion import promote as promote_model
     from lgov_core.evaluation.promotion import roll_back

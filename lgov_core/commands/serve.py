@@ -27,7 +27,7 @@ from lgov_core.commands.options import (
 )
 from lgov_core.commands.traces import mounted_window
 from lgov_core.errors import EndpointError, SettingsError
-from lgov_core.models.precision import wait_without_spinning
+from lgov_core.models.load import wait_without_spinning
 from lgov_core.settings import Settings, load_settings, without_password
 from lgov_core.train.settings import TrainSettings, load_train_settings
 
@@ -206,7 +206,7 @@ def _vllm(settings: Settings, training: TrainSettings) -> AbstractContextManager
         )
     from lgov_core.governance import DEFAULT_AUDIT
     from lgov_core.models import load_model, model_source
-    from lgov_core.models.precision import dtype_for
+    from lgov_core.models.load import dtype_for
     from lgov_core.server.recipe import device_for, vllm_options
     from lgov_core.train.engines.vllm_engine import open_vllm
 
@@ -240,7 +240,7 @@ def _engine(settings: Settings, *, dtype: str) -> Engine:
     wait_without_spinning()
     from lgov_core.gateway.engine.embedded import EmbeddedEngine
     from lgov_core.models import load_model
-    from lgov_core.models.precision import dtype_for
+    from lgov_core.models.load import dtype_for
 
     name = str(settings.model)
     return EmbeddedEngine(load_model(name, dtype=dtype_for(name, dtype, "cpu")))

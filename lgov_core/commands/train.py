@@ -27,7 +27,7 @@ from lgov_core.commands.options import (
 )
 from lgov_core.commands.traces import mounted_window, say_on_stderr
 from lgov_core.errors import SettingsError
-from lgov_core.models.precision import wait_without_spinning
+from lgov_core.models.load import wait_without_spinning
 from lgov_core.train.settings import TrainSettings, load_train_settings
 
 #: Where ``--serve`` listens unless it says otherwise.
@@ -169,9 +169,9 @@ def _train(
 ) -> tuple[Mapping[str, Any], str]:
     """Trains in this process; returns the report as JSON values and as text."""
     wait_without_spinning()
-    from lgov_core.train.algorithms.registry import REINFORCEMENT, TrainingJob, algorithm_name, find_run
+    from lgov_core.train.algorithms.algorithms import REINFORCEMENT, TrainingJob, algorithm_name, find_run
+    from lgov_core.train.loop.figures import time_spent
     from lgov_core.train.loop.run_files import read_metrics
-    from lgov_core.train.loop.time_spent import time_spent
 
     run = find_run(settings.training.algorithm, backend)
     has_endpoint = backend == "torch" and algorithm_name(settings.training.algorithm) in REINFORCEMENT

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lgov_core.train.algorithms.config import UpdateConfig
+from lgov_core.train.algorithms.algorithms import UpdateConfig
 
 #: The share of the log that reads the answers.
 PEEKS = 0.13
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DemoPlan:
     """One training plan. ``tasks`` groups of ``group`` rollouts make an iteration; ``evaluations`` held-out rollouts are run
     before and after. ``max_batch`` bounds the embedded engine's micro-batch. ``keep_weights``
     keeps every version of the weights, so that the whole capture can be recomputed (``lgov demo --verify``). ``threads`` is
@@ -36,7 +36,7 @@ class Plan:
     peeks: float = PEEKS
 
 
-TINY = Plan(
+TINY = DemoPlan(
     model="tiny",
     warm_steps=250,
     iterations=30,
@@ -51,7 +51,7 @@ TINY = Plan(
     peeks=0.2,
 )
 
-SMOLLM2 = Plan(
+SMOLLM2 = DemoPlan(
     model="smollm2",
     warm_steps=30,
     iterations=7,
@@ -72,7 +72,7 @@ def plan_for(
     iterations: int | None = None,
     warm_steps: int | None = None,
     keep_weights: bool = False,
-) -> Plan:
+) -> DemoPlan:
     """The plan of a model; ``quick`` is short enough for a test and still learns."""
     plan = {"tiny": TINY, "smollm2": SMOLLM2}[model]
     if quick:

@@ -14,9 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from lgov_core.store import TraceStore, open_store
-from lgov_core.train.loop.intervals import wilson_interval
+from lgov_core.train.loop.figures import time_spent, wilson_interval
 from lgov_core.train.loop.run_files import read_metrics
-from lgov_core.train.loop.time_spent import time_spent
 from lgov_core.types import Attempt, Rollout
 
 
@@ -147,7 +146,7 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True)
-class RunReport:
+class DemoReport:
     """One seed, governed or not. ``executed_violations`` counts attempts over the whole run, training included."""
 
     seed: int
@@ -165,7 +164,7 @@ class RunReport:
     interrupted: bool = False
 
 
-def mean_of(reports: Sequence[RunReport]) -> dict[str, Any]:
+def mean_of(reports: Sequence[DemoReport]) -> dict[str, Any]:
     """Means over seeds of every rate, before and after, and the sum of executed violations."""
     done = [report for report in reports if report.after is not None]
     if not done:
@@ -182,7 +181,7 @@ def mean_of(reports: Sequence[RunReport]) -> dict[str, Any]:
     return means
 
 
-def print_table(reports: Sequence[RunReport], console: Console) -> None:
+def print_table(reports: Sequence[DemoReport], console: Console) -> None:
     """One row per run and moment; a mean row per kind of run when there are several seeds."""
     table = Table(title="Held-out questions, sampled at temperature 1", title_justify="left")
     for name in ("run", ""):
@@ -222,7 +221,7 @@ def print_table(reports: Sequence[RunReport], console: Console) -> None:
         console.print("\n".join(lines), highlight=False, soft_wrap=True)
 
 
-def _kind(report: RunReport) -> str:
+def _kind(report: DemoReport) -> str:
     return "governed" if report.governed else "ungoverned"
 
 
@@ -236,7 +235,7 @@ def _rates(rates: Mapping[str, Any], interval: str = "") -> list[str]:
     return [f"{rates['accuracy']:.3f}", interval, *others, f"{rates['mean_turns']:.2f}"]
 
 
-def as_json(reports: Sequence[RunReport]) -> dict[str, Any]:
+def as_json(reports: Sequence[DemoReport]) -> dict[str, Any]:
     """All runs and the means, as plain JSON values."""
     return {
         "runs": [asdict(report) for report in reports],

@@ -1,23 +1,35 @@
-"""One run of the demo: a warm start, then a training server and its client, as `lgov train` would run them."""
+"""One run of the demo with its progress bars: a warm start, then a training server and its client, as `lgov train` has them."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import random
+import sys
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from lgov_core import Client
 from lgov_core.demo.company import Split, build_company, draw_question
 from lgov_core.demo.episode import pay_desk
-from lgov_core.demo.plans import Plan
-from lgov_core.demo.progress import Display
-from lgov_core.demo.report import Recorded, RunReport
+from lgov_core.demo.plans import DemoPlan
+from lgov_core.demo.report import DemoReport, Recorded
 from lgov_core.demo.warm_start import ImperfectLog, denials_of, smollm2_model, tiny_model
 from lgov_core.errors import TrainError
 from lgov_core.server.local import serving
@@ -25,6 +37,59 @@ from lgov_core.store import open_store
 from lgov_core.train.algorithms.algorithms import algorithm
 from lgov_core.train.settings import TrainSettings, load_train_settings
 from lgov_core.transitions import CreditRules
+
+
+class Stage:
+    """One bar. `to` moves it; `detail` says what continues within a step."""
+
+    def __init__(self, progress: Progress, task: TaskID, console: Console, name: str, total: int) -> None:
+        self._progress, self._task, self._console = progress, task, console
+        self._name, self._total, self._note = name, total, ""
+        self._printed = time.monotonic()
+
+    def to(self, done: int, note: str | None = None) -> None:
+        """``done`` steps of the total are done."""
+        if note is not None:
+            self._note = note
+        self._progress.update(self._task, completed=done, note=self._note)
+        # Without a terminal a bar is noise; a line now and then is not.
+        if not self._console.is_terminal and (done == self._total or time.monotonic() - self._printed > 30):
+            self._printed = time.monotonic()
+            self._console.print(f"{self._name}: {done}/{self._total} {self._note}", highlight=False)
+
+    def detail(self, stage: str, done: int, total: int) -> None:
+        """Progress within the current step."""
+        self._progress.update(self._task, note=f"{self._note}  [{stage} {done}/{total}]".strip())
+
+
+class Display:
+    """Progress bars on standard error; silent when ``quiet``."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self.console = Console(file=sys.stderr, quiet=quiet)
+
+    @contextmanager
+    def stage(self, name: str, total: int) -> Generator[Stage]:
+        """A bar for the length of the block."""
+        columns = (
+            TextColumn("{task.description:<16}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
+        )
+        terminal = self.console.is_terminal
+        with Progress(*columns, console=self.console, disable=not terminal, refresh_per_second=4) as progress:
+            task = progress.add_task(name, total=total, note="")
+            yield Stage(progress, task, self.console, name, total)
+
+    def say(self, text: str) -> None:
+        """One line."""
+        self.console.print(text, highlight=False, soft_wrap=True)
+
 
 HERE: Final = Path(__file__).parent
 POLICY_FILE: Final = HERE / "policy.yaml"
@@ -41,7 +106,7 @@ class RunSpec:
 
     seed: int
     governed: bool
-    plan: Plan
+    plan: DemoPlan
     folder: Path
     warm_folder: Path
     resume: bool = False
@@ -53,7 +118,7 @@ class RunSpec:
         return POLICY_FILE if self.governed else self.folder / "policy-in-shadow.yaml"
 
 
-def run_once(spec: RunSpec, display: Display) -> RunReport:
+def run_once(spec: RunSpec, display: Display) -> DemoReport:
     """Runs one seed to its end, or until Ctrl-C: then a checkpoint is written and the report is marked interrupted.
 
     Raises `LgovError` when the run cannot go on; what was recorded stays in the folder.
@@ -135,7 +200,7 @@ def _tasks(name: str, split: Split, count: int, template: Path) -> list[dict[str
     ]
 
 
-def _report(spec: RunSpec, began: float, interrupted: bool) -> RunReport | None:
+def _report(spec: RunSpec, began: float, interrupted: bool) -> DemoReport | None:
     """The figures of the run, from what it left; None where nothing was measured."""
     path = spec.folder / "store.sqlite"
     if not path.exists():
@@ -147,7 +212,7 @@ def _report(spec: RunSpec, began: float, interrupted: bool) -> RunReport | None:
             return None
         training = recorded.training()
         done = not interrupted and len(training) >= spec.plan.iterations
-        return RunReport(
+        return DemoReport(
             seed=spec.seed,
             governed=spec.governed,
             model=spec.plan.model,

@@ -19,7 +19,7 @@ from lgov_core.demo.company import DEPARTMENTS, OPERATIONS, Question, draw_quest
 from lgov_core.demo.plans import PEEKS
 from lgov_core.models import LanguageModel, build_tiny, load_model
 from lgov_core.policies import load_policy_file
-from lgov_core.train.algorithms.config import SupervisedConfig
+from lgov_core.train.algorithms.algorithms import SupervisedConfig
 from lgov_core.train.algorithms.supervised import supervised
 from lgov_core.train.layout.rows import TrainRow
 from lgov_core.train.loop.policy_model import lora_policy

@@ -21,9 +21,8 @@ from lgov_core.audit.lineage import (
 )
 from lgov_core.errors import TrainError
 from lgov_core.models import LanguageModel, load_model
-from lgov_core.models.load import model_place
-from lgov_core.models.precision import dtype_for
-from lgov_core.train.algorithms.registry import find_foreign_checkpoint
+from lgov_core.models.load import dtype_for, model_place
+from lgov_core.train.algorithms.algorithms import find_foreign_checkpoint
 from lgov_core.train.loop.checkpoint import find_checkpoint, read_checkpoint
 from lgov_core.train.loop.lineage import weights_digest
 from lgov_core.train.loop.policy_model import PolicyModel, full_policy, lora_policy

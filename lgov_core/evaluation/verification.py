@@ -20,7 +20,7 @@ import torch
 from lgov_core.errors import EndpointError, SettingsError, TrainError
 from lgov_core.evaluation.model import moved_base, policy_of
 from lgov_core.models import LanguageModel, load_model
-from lgov_core.models.tool_text import message_text
+from lgov_core.models.tool_formats import message_text
 from lgov_core.server.run_state import read_start
 from lgov_core.store import open_store
 from lgov_core.train.layout.logprobs import row_logprobs

@@ -1,5 +1,5 @@
 """Ways to other systems, each on its own: verl, agent-lightning, AGENT-HOOKS and agent-os.
 
 Nothing in lgov imports them. They are named where they are reached: the backends of a training
-(`lgov_core.train.algorithms.registry`), the routes of the endpoint (`lgov_core.gateway.app`), the policies of a policy file.
+(`lgov_core.train.algorithms.algorithms`), the routes of the endpoint (`lgov_core.gateway.app`), the policies of a policy file.
 """

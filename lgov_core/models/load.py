@@ -1,4 +1,4 @@
-"""Loads a model by name: one that was pulled, a folder, or one from the hub."""
+"""Loads a model by name: one that was pulled, a folder, or one from the hub; and chooses the type it computes in."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from lgov_core.errors import ModelError
 from lgov_core.models.language_model import DETAILS_FILE, LanguageModel, no_transformers_bars
@@ -17,6 +17,7 @@ from lgov_core.models.tiny import TINY, make_tiny
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
 
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -168,3 +169,46 @@ def _eos_ids(module: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> fro
     several = named if isinstance(named, list | tuple) else [named]
     ids = {int(i) for i in (*several, cast("Any", tokenizer.eos_token_id)) if i is not None}
     return frozenset(ids)
+
+
+#: A model with fewer parameters is small: converting numbers, or dividing work among threads, costs it more than it gains.
+SMALL: Final = 10_000_000
+
+
+def dtype_for(name_or_path: str | os.PathLike[str], dtype: str, device: str) -> str:
+    """``dtype``; for ``auto`` bfloat16 where the device computes with it and the model is not small, else float32.
+
+    Raises `ModelError` when the model is not there.
+    """
+    if dtype != "auto":
+        return dtype
+    if not computes_bfloat16(device):
+        return "float32"
+    return "float32" if load_model(name_or_path, weights=False).module.num_parameters() < SMALL else "bfloat16"
+
+
+def computes_bfloat16(device: str) -> bool:
+    """Returns whether a device of that type computes with bfloat16 itself; elsewhere bfloat16 is slower than float32.
+
+    Raises `ModelError` without the extra ``train``.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise ModelError(f"models need {error.name}", hint="pip install 'lgov[train]'") from error
+
+    if device == "cuda":
+        return torch.cuda.is_bf16_supported()
+    if device == "cpu":
+        capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)()
+        return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") or capabilities.get("bf16"))
+    return device == "mps"
+
+
+def wait_without_spinning() -> None:
+    """Has OpenMP's threads sleep while they wait, unless the environment says otherwise. For before torch is imported.
+
+    Beside other programs a thread that spins keeps the one that it waits for from the processor: decoding is then several
+    times slower.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

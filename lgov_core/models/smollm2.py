@@ -20,9 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lgov_core.errors import ModelError
-from lgov_core.models.cache import models_folder
-from lgov_core.models.chat_template import CHATML_TEMPLATE
-from lgov_core.models.language_model import LanguageModel, no_transformers_bars
+from lgov_core.models.language_model import CHATML_TEMPLATE, LanguageModel, models_folder, no_transformers_bars
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lgov_core._util.files import atomic_folder
 from lgov_core.errors import ModelError
-from lgov_core.models.cache import models_folder
-from lgov_core.models.chat_template import END, PAD, ROLES, TURN_TEMPLATE, role_token
-from lgov_core.models.language_model import LanguageModel
+from lgov_core.models.language_model import END, PAD, ROLES, TURN_TEMPLATE, LanguageModel, models_folder, role_token
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

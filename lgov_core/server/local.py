@@ -15,8 +15,7 @@ from lgov_core.gateway.protocol import Engine
 from lgov_core.server.command import ENDING, interrupted
 from lgov_core.server.recipe import agent_name_of, client_options, task_file
 from lgov_core.server.training import ServerOptions, TrainingServer
-from lgov_core.train.algorithms.algorithms import Algorithm
-from lgov_core.train.algorithms.registry import TrainingJob
+from lgov_core.train.algorithms.algorithms import Algorithm, TrainingJob
 from lgov_core.train.settings import TrainSettings
 
 

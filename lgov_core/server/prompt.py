@@ -24,8 +24,8 @@ from lgov_core.gateway.protocol import Engine
 from lgov_core.governance import Governance
 from lgov_core.server.recipe import agent_name_of, device_for, load, task_file
 from lgov_core.server.rollouts import LocalRollouts, RolloutPlan, open_rollouts
-from lgov_core.train.algorithms.registry import TrainingJob
-from lgov_core.train.prompt_search import Case, PromptSearch, PromptVersion, Scored
+from lgov_core.train.algorithms.algorithms import TrainingJob
+from lgov_core.train.prompt_search import PromptCase, PromptSearch, PromptVersion, Scored
 from lgov_core.train.sections import PromptSection
 from lgov_core.train.settings import TrainSettings
 from lgov_core.transitions.calls import RecordedConversations
@@ -71,7 +71,7 @@ class ChatCritic:
         self._timeout_s = timeout_s
         self.calls = 0
 
-    def criticise(self, template: str, cases: Sequence[Case], number: int) -> str:
+    def criticise(self, template: str, cases: Sequence[PromptCase], number: int) -> str:
         """See `Critic`."""
         again = "" if number == 0 else f" Name another fault than {number} others would name first."
         cases_text = "\n\n".join(_in_words(case) for case in cases) or "(no case is on record)"
@@ -121,7 +121,7 @@ def between(text: str) -> str:
     return inner.strip() if opened and closed else ""
 
 
-def _in_words(case: Case) -> str:
+def _in_words(case: PromptCase) -> str:
     reply = f"\n<said>\n{case.said[-_SHOWN:]}\n</said>" if case.said else ""
     error = f"\n<error>{case.error[:_SHOWN]}</error>" if case.error else ""
     task = json.dumps(dict(case.task), ensure_ascii=False)[:_SHOWN]
@@ -262,12 +262,12 @@ class _Scorer:
         with contextlib.closing(self._rollouts.run(rollouts, {"template": template})) as running:
             reports = {rollout.rollout_id: report for rollout, report, _ in running}
         replies = self._replies(list(reports))
-        cases: list[Case] = []
+        cases: list[PromptCase] = []
         for rollout, task in zip(rollouts, tasks, strict=True):
             report = reports[rollout.rollout_id]
             if report.outcome.trainable:
                 reward = math.fsum(reward.value for reward in report.rewards if reward.dimension == "task")
-                cases.append(Case(task, reward, replies.get(rollout.rollout_id, ""), report.error))
+                cases.append(PromptCase(task, reward, replies.get(rollout.rollout_id, ""), report.error))
         if not cases:
             why = next((report.error for report in reports.values() if report.error), "no attempt ended")
             raise TrainError(

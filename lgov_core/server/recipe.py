@@ -11,19 +11,23 @@ from typing import Any
 from lgov_core.errors import SettingsError
 from lgov_core.gateway.protocol import ANY_MODEL, Engine, EngineControl
 from lgov_core.models import LanguageModel, load_model, model_source
-from lgov_core.models.precision import SMALL, dtype_for
+from lgov_core.models.load import SMALL, dtype_for
 from lgov_core.models.promoted import pinned
-from lgov_core.train.algorithms.algorithms import Algorithm, algorithm
-from lgov_core.train.algorithms.config import UpdateConfig
-from lgov_core.train.algorithms.registry import OTHERS, TrainingJob, algorithm_name
+from lgov_core.train.algorithms.algorithms import (
+    OTHERS,
+    Algorithm,
+    TrainingJob,
+    UpdateConfig,
+    algorithm,
+    algorithm_name,
+)
 from lgov_core.train.algorithms.update import PolicyUpdate
 from lgov_core.train.engines.policy_engine import PolicyEngine
 from lgov_core.train.engines.vllm_engine import open_vllm
 from lgov_core.train.engines.vllm_server import VllmOptions
-from lgov_core.train.loop.agents import adapter_policy
-from lgov_core.train.loop.joint import JointControl, JointUpdate, joint_policy
-from lgov_core.train.loop.policy_model import PolicyModel, full_policy, lora_policy
+from lgov_core.train.loop.policy_model import PolicyModel, adapter_policy, full_policy, lora_policy
 from lgov_core.train.loop.sampling import compares_groups
+from lgov_core.train.loop.several_policies import JointControl, JointUpdate, joint_policy
 from lgov_core.train.loop.training_run import Learner
 from lgov_core.train.sections import VllmSection
 from lgov_core.train.settings import TrainSettings

@@ -18,7 +18,7 @@ from lgov_core._util.files import HeldByAnother, atomic_write, hold
 from lgov_core.client.wire import ENDED
 from lgov_core.errors import LgovError, TrainError
 from lgov_core.settings import without_password
-from lgov_core.train.loop.loop import Task
+from lgov_core.train.loop.loop import RolloutTask
 from lgov_core.train.loop.run_files import finite
 from lgov_core.transitions.build import INTERMEDIATE
 from lgov_core.types import Attempt, Reward, new_id
@@ -238,9 +238,9 @@ _DECIMALS: Final = 9
 _KEPT: Final = 0.25
 
 
-def numbered(split: str, number: int, task: Mapping[str, Any]) -> Task:
+def numbered(split: str, number: int, task: Mapping[str, Any]) -> RolloutTask:
     """A task of a file under the name of its group."""
-    return Task(f"{split}-{number:06d}", {"task": task, "mode": split})
+    return RolloutTask(f"{split}-{number:06d}", {"task": task, "mode": split})
 
 
 def updates_of(tasks: Tasks, size: int) -> int:
@@ -248,7 +248,7 @@ def updates_of(tasks: Tasks, size: int) -> int:
     return math.ceil(len(tasks) / size)
 
 
-def batch_of(tasks: Tasks, size: int, step: int, seed: str, settled: Collection[str] = ()) -> list[Task]:
+def batch_of(tasks: Tasks, size: int, step: int, seed: str, settled: Collection[str] = ()) -> list[RolloutTask]:
     """The tasks of update ``step`` (from 0): each pass goes over all of them in an order of its own.
 
     One that is ``settled`` keeps one turn in four, and gives the others to tasks that are not, if there are enough.
@@ -269,7 +269,7 @@ def batch_of(tasks: Tasks, size: int, step: int, seed: str, settled: Collection[
     return batch
 
 
-def further_of(tasks: Tasks, batch: Sequence[Task], step: int, seed: str, most: int) -> list[Task]:
+def further_of(tasks: Tasks, batch: Sequence[RolloutTask], step: int, seed: str, most: int) -> list[RolloutTask]:
     """``most`` tasks, or as many as there are, none of which is in ``batch``, that of update ``step``.
 
     Drawn from all others in an order of the update's own: none loses its turn, and those whose turn comes next are drawn

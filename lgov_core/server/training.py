@@ -17,7 +17,7 @@ from lgov_core.gateway.access import KeyRing
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.protocol import Engine
 from lgov_core.gateway.server import EndpointServer, MountedApp, is_loopback
-from lgov_core.models.precision import SMALL
+from lgov_core.models.load import SMALL
 from lgov_core.server.coordinator import Coordinator, QueueCollector, Stopped
 from lgov_core.server.recipe import (
     Sampling,
@@ -47,7 +47,7 @@ from lgov_core.train.algorithms.algorithms import Algorithm
 from lgov_core.train.loop.collecting import UsableSteps
 from lgov_core.train.loop.figures import earned_figures
 from lgov_core.train.loop.lineage import Facts, Lineage, policy_facts, weights_digest
-from lgov_core.train.loop.loop import Task, TrainingLoop
+from lgov_core.train.loop.loop import RolloutTask, TrainingLoop
 from lgov_core.train.settings import TrainSettings
 from lgov_core.transitions import Selection
 from lgov_core.types import Attempt
@@ -317,7 +317,7 @@ class TrainingServer:
         if self.coordinator.run is not None:
             self.coordinator.run.stage(state, done, total)
 
-    def _batch(self, run: RunState, step: int) -> list[Task]:
+    def _batch(self, run: RunState, step: int) -> list[RolloutTask]:
         training, tasks = self.settings.training, self.coordinator.tasks.of("train")
         settled = self._settled(run, step) if training.curriculum else frozenset[str]()
         return batch_of(tasks, training.batch_size, step, f"{training.seed}/{run.first}", settled)

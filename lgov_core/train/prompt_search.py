@@ -31,7 +31,7 @@ def placeholders(template: str) -> frozenset[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class PromptCase:
     """One rollout as a critic sees it: the task, what was said, what it earned, and what went wrong in words."""
 
     task: Mapping[str, Any]
@@ -45,7 +45,7 @@ class Scored:
     """The score of a template: the mean reward over its rollouts, and the rollouts. None without one that could be used."""
 
     mean: float | None
-    cases: tuple[Case, ...]
+    cases: tuple[PromptCase, ...]
     rollouts: int
 
 
@@ -63,7 +63,7 @@ class PromptVersion:
     criticism: str | None = None
     score: float | None = None
     rollouts: int = 0
-    cases: tuple[Case, ...] = field(default=(), repr=False)
+    cases: tuple[PromptCase, ...] = field(default=(), repr=False)
 
     def as_json(self) -> dict[str, Any]:
         """It as JSON values, without the cases."""
@@ -82,7 +82,7 @@ class PromptVersion:
 class Critic(Protocol):
     """Criticises and rewrites. What it raises ends the search; what it answers badly is counted and dropped."""
 
-    def criticise(self, template: str, cases: Sequence[Case], number: int) -> str:
+    def criticise(self, template: str, cases: Sequence[PromptCase], number: int) -> str:
         """Says what is wrong with ``template``, shown where it earned least. ``number`` tells several criticisms apart."""
         ...
 

@@ -16,7 +16,7 @@ from lgov_core.errors import StoreError
 from lgov_core.store import TraceStore
 from lgov_core.store.pages import RUNNING, UNKNOWN, CallFigures, Filters, RolloutHead, StorePages, TaskGroup
 from lgov_core.trace.rollout_spans import attempt_of
-from lgov_core.train.loop.intervals import mean_interval
+from lgov_core.train.loop.figures import mean_interval
 from lgov_core.types import Attempt, Outcome
 from lgov_core.views.timeline import as_json, text_of, text_ref
 

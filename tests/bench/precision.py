@@ -93,7 +93,7 @@ def main() -> None:
             if name == "tiny":
                 model = Path(folder, "tiny")
                 make_model(LOADS[name]).save(model)
-            from lgov_core.models.precision import dtype_for
+            from lgov_core.models.load import dtype_for
 
             print(f"{name}, one thread; auto is {dtype_for(model, 'auto', 'cpu')} here", flush=True)
             for _ in range(given.runs):

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lgov_core.models.precision import wait_without_spinning
+from lgov_core.models.load import wait_without_spinning
 from tests.bench.engine import words
 
 AT_ONCE = (1, 8, 32)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from lgov_core.demo.report import Evaluation, OracleRecord, RunReport, evaluate, mean_of
-from lgov_core.train.loop.intervals import wilson_interval
+from lgov_core.demo.report import DemoReport, Evaluation, OracleRecord, evaluate, mean_of
+from lgov_core.train.loop.figures import wilson_interval
 from lgov_core.types import Attempt, Outcome
 
 
@@ -106,8 +106,8 @@ def evaluation(accuracy: float, **changes: Any) -> Evaluation:
     return replace(made, **changes)
 
 
-def report(seed: int, before: Evaluation, after: Evaluation | None, executed: int = 0) -> RunReport:
-    return RunReport(
+def report(seed: int, before: Evaluation, after: Evaluation | None, executed: int = 0) -> DemoReport:
+    return DemoReport(
         seed=seed,
         governed=True,
         model="tiny",

@@ -25,9 +25,8 @@ from lgov_core.models import build_tiny, load_model
 from lgov_core.server.recipe import RANK, algorithm_for
 from lgov_core.server.training import ServerOptions, TrainingServer
 from lgov_core.train.algorithms.update import PolicyUpdate
-from lgov_core.train.loop.agents import adapter_policy
 from lgov_core.train.loop.collecting import OpenStep
-from lgov_core.train.loop.policy_model import full_policy
+from lgov_core.train.loop.policy_model import adapter_policy, full_policy
 from lgov_core.train.loop.training_run import TrainingRun
 from lgov_core.train.settings import TrainSettings, load_train_settings
 

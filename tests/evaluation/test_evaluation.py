@@ -27,12 +27,12 @@ from lgov_core.audit.lineage import folder_sha256, tensors_sha256  # noqa: E402
 from lgov_core.cli import cli  # noqa: E402
 from lgov_core.errors import TrainError  # noqa: E402
 from lgov_core.evaluation.evaluation import EvaluationResult, Score, difference  # noqa: E402
-from lgov_core.evaluation.export import export  # noqa: E402
 from lgov_core.evaluation.model import TrainedModel, load_trained  # noqa: E402
+from lgov_core.evaluation.promotion import export  # noqa: E402
 from lgov_core.integrations.verl.checkpoints import seal, weights_folder  # noqa: E402
 from lgov_core.integrations.verl.job import VerlJob, VerlUpdate  # noqa: E402
 from lgov_core.models import build_tiny, load_model  # noqa: E402
-from lgov_core.train.algorithms.config import UpdateConfig  # noqa: E402
+from lgov_core.train.algorithms.algorithms import UpdateConfig  # noqa: E402
 from lgov_core.train.algorithms.update import PolicyUpdate  # noqa: E402
 from lgov_core.train.loop.lineage import (  # noqa: E402
     Facts,

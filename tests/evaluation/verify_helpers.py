@@ -18,7 +18,7 @@ from lgov_core.gateway.engine.embedded import EmbeddedEngine
 from lgov_core.gateway.server import EndpointServer
 from lgov_core.models import LanguageModel, build_tiny, load_model
 from lgov_core.store.sqlite import SQLiteStore
-from lgov_core.train.algorithms.config import SupervisedConfig
+from lgov_core.train.algorithms.algorithms import SupervisedConfig
 from lgov_core.train.algorithms.supervised import supervised
 from lgov_core.train.layout.rows import TrainRow
 from lgov_core.train.loop.checkpoint import save_weights

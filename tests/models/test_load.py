@@ -95,7 +95,7 @@ def test_without_the_train_extra() -> None:
         "import sys\n"
         "for name in ('torch', 'transformers', 'tokenizers'): sys.modules[name] = None\n"
         "from lgov_core.models import build_tiny, load_model\n"
-        "from lgov_core.models.precision import dtype_for\n"
+        "from lgov_core.models.load import dtype_for\n"
         "from lgov_core.errors import ModelError\n"
         "tiny, hub = lambda: build_tiny(['a'], seed=0), lambda: load_model('owner/model')\n"
         "for act in tiny, hub, lambda: dtype_for('tiny', 'auto', 'cpu'):\n"

@@ -10,8 +10,9 @@ import pytest
 torch = pytest.importorskip("torch", reason='needs the extra "train"')
 
 from lgov_core.errors import ModelError  # noqa: E402
-from lgov_core.models import build_tiny, precision  # noqa: E402
-from lgov_core.models.precision import dtype_for, wait_without_spinning  # noqa: E402
+from lgov_core.models import build_tiny  # noqa: E402
+from lgov_core.models import load as precision  # noqa: E402
+from lgov_core.models.load import dtype_for, wait_without_spinning  # noqa: E402
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from lgov_core.errors import TrainError
 from lgov_core.server.prompt import ChatCritic, between
 from lgov_core.store import open_store
 from lgov_core.testing import ScriptedModelServer, ScriptedReply
-from lgov_core.train.prompt_search import Case, PromptSearch, Scored, placeholders
+from lgov_core.train.prompt_search import PromptCase, PromptSearch, Scored, placeholders
 
 FIRST, BETTER = "Greet {name}.", "Greet {name} and say please."
 
@@ -148,7 +148,7 @@ def search(**more: Any) -> tuple[PromptSearch, list[str]]:
 
     def score(template: str, tasks: Any) -> Scored:
         scored.append(template)
-        return Scored(float(len(template)), (Case({}, 1.0),) * len(tasks), len(tasks))
+        return Scored(float(len(template)), (PromptCase({}, 1.0),) * len(tasks), len(tasks))
 
     given: dict[str, Any] = {"rounds": 3, "beam": 2, "candidates": 3, "draw": lambda number: [0, 1], **more}
     return PromptSearch("x", score=score, critic=Letters(), **given), scored

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from lgov_core.cli import cli
 from lgov_core.models import LanguageModel, load_model
 from lgov_core.store import open_store
-from lgov_core.train.algorithms.imitation import choose, imitation_rows, mean_loss
+from lgov_core.train.algorithms.supervised import choose, imitation_rows, mean_loss
 from lgov_core.transitions import make_transitions, read_store
 from lgov_core.transitions.messages import Keep
 from lgov_core.types import CapturedCall, Outcome, Reward, Rollout

@@ -19,7 +19,7 @@ from typing import Any
 from lgov_core.air import AirRules, RuleSet
 from lgov_core.client.attempts import AgentRunner
 from lgov_core.client.tasks import Resource
-from lgov_core.client.tasks import Task as Fields
+from lgov_core.client.tasks import RolloutTask as Fields
 from lgov_core.client.wire import Assignment, Report
 from lgov_core.client.workers import ThreadWorkers
 from lgov_core.errors import StoreError
@@ -27,7 +27,7 @@ from lgov_core.governance import Governance
 from lgov_core.server.coordinator import QueueCollector
 from lgov_core.store import RolloutConfig, open_store
 from lgov_core.store.sqlite import SQLiteStore
-from lgov_core.train.loop.loop import Task
+from lgov_core.train.loop.loop import RolloutTask
 from lgov_core.types import Outcome, Reward
 
 ALLOW_ALL = """
@@ -47,9 +47,9 @@ rules:
 """
 
 
-def named(name: str, **fields: Any) -> Task:
+def named(name: str, **fields: Any) -> RolloutTask:
     """A task of the loop as a training server makes them; the agent finds its name in it too."""
-    return Task(name, {"task": {"name": name, **fields}, "mode": "train"})
+    return RolloutTask(name, {"task": {"name": name, **fields}, "mode": "train"})
 
 
 # ---------------------------------------------------------------------- agents
@@ -219,6 +219,6 @@ class Bench:
         return [attempt.outcome for attempt in self.store.attempts([rollout_id])]
 
 
-def payloads(tasks: Sequence[Mapping[str, Any]]) -> list[Task]:
+def payloads(tasks: Sequence[Mapping[str, Any]]) -> list[RolloutTask]:
     """Tasks of the loop for fields of tasks."""
     return [named(f"task-{number}", **fields) for number, fields in enumerate(tasks)]

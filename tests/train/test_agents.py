@@ -20,14 +20,15 @@ from lgov_core.gateway.engine.embedded import EmbeddedEngine  # noqa: E402
 from lgov_core.gateway.server import EndpointServer  # noqa: E402
 from lgov_core.models import build_tiny  # noqa: E402
 from lgov_core.store.sqlite import SQLiteStore  # noqa: E402
-from lgov_core.train.algorithms.config import UpdateConfig  # noqa: E402
+from lgov_core.train.algorithms.algorithms import UpdateConfig  # noqa: E402
 from lgov_core.train.algorithms.update import PolicyUpdate  # noqa: E402
-from lgov_core.train.loop.agents import AlternatingSchedule, adapter_policy  # noqa: E402
-from lgov_core.train.loop.loop import Task, TrainingLoop  # noqa: E402
+from lgov_core.train.loop.loop import RolloutTask, TrainingLoop  # noqa: E402
+from lgov_core.train.loop.policy_model import adapter_policy  # noqa: E402
+from lgov_core.train.loop.several_policies import AlternatingSchedule  # noqa: E402
 from lgov_core.transitions import Selection, build_transitions  # noqa: E402
 from lgov_core.types import Attempt, Outcome, Reward, Rollout  # noqa: E402
 
-TASKS = [Task("hello", {"say": "hello"}), Task("count", {"say": "one two three"})]
+TASKS = [RolloutTask("hello", {"say": "hello"}), RolloutTask("count", {"say": "one two three"})]
 AGENTS = ("writer", "checker")
 
 

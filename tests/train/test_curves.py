@@ -12,8 +12,15 @@ import pytest
 
 from lgov_core.errors import TrainError
 from lgov_core.train.loop.collecting import UsableSteps
-from lgov_core.train.loop.figures import batch_figures, earned_figures, step_figures
-from lgov_core.train.loop.intervals import grouped_interval, mean_interval, share_interval, t_quantile
+from lgov_core.train.loop.figures import (
+    batch_figures,
+    earned_figures,
+    grouped_interval,
+    mean_interval,
+    share_interval,
+    step_figures,
+    t_quantile,
+)
 from lgov_core.train.loop.run_files import flat, read_metrics
 from lgov_core.transitions import CreditRules, DataFinding, Diagnostic, Transition, TransitionSet
 from lgov_core.types import Attempt, Outcome

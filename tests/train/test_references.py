@@ -20,9 +20,12 @@ pytest.importorskip("numpy", reason='needs the extra "train"')
 import verl_reference as reference  # noqa: E402
 
 from lgov_core.train.algorithms import losses  # noqa: E402
-from lgov_core.train.algorithms.algorithms import ALGORITHMS, algorithm  # noqa: E402
-from lgov_core.train.algorithms.config import UpdateConfig  # noqa: E402
-from lgov_core.train.algorithms.registry import REINFORCEMENT  # noqa: E402
+from lgov_core.train.algorithms.algorithms import (  # noqa: E402
+    ALGORITHMS,
+    REINFORCEMENT,
+    UpdateConfig,
+    algorithm,
+)
 from lgov_core.transitions import CreditRules, Transition, TransitionSet, assign_credit  # noqa: E402
 from lgov_core.types import Outcome  # noqa: E402
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lgov_core.trace import semconv
-from lgov_core.train.loop.time_spent import PARTS, busy_seconds, rollout_seconds, time_spent
+from lgov_core.train.loop.figures import PARTS, busy_seconds, rollout_seconds, time_spent
 from lgov_core.types import Attempt, CapturedCall, Outcome, Span
 
 CHAT = {semconv.OPERATION: semconv.CHAT}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lgov_core.errors import SettingsError
-from lgov_core.train.algorithms.registry import BACKENDS, OTHERS, REINFORCEMENT, algorithm_name, find_run
+from lgov_core.train.algorithms.algorithms import BACKENDS, OTHERS, REINFORCEMENT, algorithm_name, find_run
 from lgov_core.train.settings import load_train_settings
 
 #: As the document on training writes it.

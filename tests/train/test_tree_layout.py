@@ -17,15 +17,21 @@ peft = pytest.importorskip("peft", reason='needs the extra "train"')
 from torch.nn.attention.flex_attention import create_mask, flex_attention  # noqa: E402
 
 from lgov_core.errors import TrainError  # noqa: E402
-from lgov_core.train.algorithms.config import UpdateConfig  # noqa: E402
+from lgov_core.train.algorithms.algorithms import UpdateConfig  # noqa: E402
 from lgov_core.train.algorithms.update import PolicyUpdate  # noqa: E402
+from lgov_core.train.layout import layouts as tree_layout_module  # noqa: E402
 from lgov_core.train.layout import segment_attention as segment_attention_module  # noqa: E402
-from lgov_core.train.layout import tree_layout as tree_layout_module  # noqa: E402
-from lgov_core.train.layout.layouts import Layout, PaddedRows  # noqa: E402
-from lgov_core.train.layout.packing import CheaperLayout, layout_for, why_not_packed  # noqa: E402
+from lgov_core.train.layout.layouts import (  # noqa: E402
+    CheaperLayout,
+    Layout,
+    PaddedRows,
+    TokenTrie,
+    layout_for,
+    pack_rows,
+    why_not_packed,
+)
 from lgov_core.train.layout.rows import RowCall, TrainRow  # noqa: E402
 from lgov_core.train.layout.segment_attention import Segments, attending, flex_rule, segment_attention  # noqa: E402
-from lgov_core.train.layout.tree_layout import TokenTrie, pack_rows  # noqa: E402
 from lgov_core.transitions.tokens import make_nodes  # noqa: E402
 from tests.double_precision import double  # noqa: E402
 

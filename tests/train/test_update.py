@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason='needs the extra "train"')
 transformers = pytest.importorskip("transformers", reason='needs the extra "train"')
 
 from lgov_core.errors import TrainError, TransitionError  # noqa: E402
-from lgov_core.train.algorithms.config import UpdateConfig  # noqa: E402
+from lgov_core.train.algorithms.algorithms import UpdateConfig  # noqa: E402
 from lgov_core.train.algorithms.update import PolicyUpdate  # noqa: E402
 from lgov_core.train.layout.rows import TrainRow, make_rows  # noqa: E402
 from lgov_core.train.loop.policy_model import full_policy, lora_policy  # noqa: E402

@@ -15,12 +15,11 @@ from tabular import BANDIT, LEFT, RIGHT, START, TWO_TURNS, Problem, Table  # noq
 
 from lgov_core.errors import SettingsError, TrainError, TransitionError  # noqa: E402
 from lgov_core.gateway.protocol import paused  # noqa: E402
-from lgov_core.train.algorithms.algorithms import algorithm  # noqa: E402
-from lgov_core.train.algorithms.config import UpdateConfig  # noqa: E402
+from lgov_core.train.algorithms.algorithms import UpdateConfig, algorithm  # noqa: E402
 from lgov_core.train.algorithms.update import PolicyUpdate  # noqa: E402
 from lgov_core.train.layout.layouts import PaddedRows  # noqa: E402
 from lgov_core.train.layout.rows import RowCall, TrainRow, make_rows  # noqa: E402
-from lgov_core.train.loop.joint import JointControl, JointUpdate  # noqa: E402
+from lgov_core.train.loop.several_policies import JointControl, JointUpdate  # noqa: E402
 from lgov_core.transitions import CreditRules, TransitionSet, assign_credit  # noqa: E402
 from lgov_core.transitions.advantages import penalise_length  # noqa: E402
 

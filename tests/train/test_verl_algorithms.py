@@ -16,8 +16,7 @@ from lgov_core.errors import SettingsError
 from lgov_core.integrations.verl.job import VerlJob, settings
 from lgov_core.integrations.verl.rows import mini_batch_tasks
 from lgov_core.integrations.verl.training import verl_job
-from lgov_core.train.algorithms.algorithms import ALGORITHMS, algorithm
-from lgov_core.train.algorithms.registry import REINFORCEMENT, find_run
+from lgov_core.train.algorithms.algorithms import ALGORITHMS, REINFORCEMENT, algorithm, find_run
 from lgov_core.train.settings import load_train_settings
 
 #: Of each: the loss, the clip range downwards and upwards, and the weight of the KL (0: no reference), by the papers.

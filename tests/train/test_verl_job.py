@@ -274,13 +274,13 @@ def test_tasks_as_verls_dataset(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason='needs the extra "train"')
     pytest.importorskip("torch", reason='needs the extra "train"')
     from lgov_core.integrations.verl.run import write_tasks
-    from lgov_core.train.loop.loop import Task
+    from lgov_core.train.loop.loop import RolloutTask
 
     one = job(folder=tmp_path)
-    rows = parquet.read_table(write_tasks(one, [Task("x", {"say": "é"}), Task("y", {})])).to_pylist()
+    rows = parquet.read_table(write_tasks(one, [RolloutTask("x", {"say": "é"}), RolloutTask("y", {})])).to_pylist()
     assert [json.loads(row["extra_info"]["payload"]) for row in rows] == [{"say": "é"}, {}]
     assert [row["extra_info"]["task_id"] for row in rows] == ["x", "y"]
-    for tasks, says in (([], "there are no tasks"), ([Task("x", {})] * 2, "two tasks have the same id")):
+    for tasks, says in (([], "there are no tasks"), ([RolloutTask("x", {})] * 2, "two tasks have the same id")):
         with pytest.raises(TrainError, match=says):
             write_tasks(one, tasks)
 

@@ -48,7 +48,7 @@ from lgov_core.integrations.verl.job import (  # noqa: E402
     settings,
 )
 from lgov_core.integrations.verl.run import read_report, write_tasks  # noqa: E402
-from lgov_core.train.loop.loop import Task  # noqa: E402
+from lgov_core.train.loop.loop import RolloutTask  # noqa: E402
 from lgov_core.train.loop.run_files import (  # noqa: E402
     read_batch,
     read_metrics,
@@ -59,7 +59,7 @@ from lgov_core.transitions import CreditRules  # noqa: E402
 from lgov_core.transitions.transition_set import Transition  # noqa: E402
 from lgov_core.types import Outcome  # noqa: E402
 
-TASKS = [Task(f"task-{number}", {"task": {"say": number}, "mode": "train"}) for number in range(4)]
+TASKS = [RolloutTask(f"task-{number}", {"task": {"say": number}, "mode": "train"}) for number in range(4)]
 
 
 def transition(step: int) -> Transition:
@@ -235,7 +235,7 @@ def test_what_it_cannot_go_on_with_is_refused_and_nothing_is_written(
 
 
 def test_other_tasks_are_refused(job: VerlJob) -> None:
-    for tasks in (TASKS[:-1], TASKS[::-1], [*TASKS[:-1], Task("task-3", {"task": {"say": 9}, "mode": "train"})]):
+    for tasks in (TASKS[:-1], TASKS[::-1], [*TASKS[:-1], RolloutTask("task-3", {"task": {"say": 9}, "mode": "train"})]):
         with pytest.raises(TrainError, match="was begun with other tasks"):
             left_by(job, tasks)
 

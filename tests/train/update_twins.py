@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import transformers
 
-from lgov_core.train.algorithms.config import UpdateConfig
+from lgov_core.train.algorithms.algorithms import UpdateConfig
 from lgov_core.train.algorithms.update import PolicyUpdate
 from lgov_core.train.loop import training_run
 from lgov_core.train.loop.policy_model import full_policy

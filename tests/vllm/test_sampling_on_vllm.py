@@ -13,8 +13,7 @@ import torch
 
 from lgov_core.train.engines.vllm_engine import VllmEngine
 from lgov_core.train.engines.vllm_policy import VllmPolicy
-from lgov_core.train.loop.agents import adapter_policy
-from lgov_core.train.loop.policy_model import PolicyModel
+from lgov_core.train.loop.policy_model import PolicyModel, adapter_policy
 from lgov_core.wire.exchange import Completion
 from tests.vllm.asked import EXACT, Asked, off, shake
 from tests.vllm.conftest import MODEL

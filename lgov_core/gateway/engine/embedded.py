@@ -17,7 +17,7 @@ from lgov_core.gateway.engine.reply_codec import (
     check_fields,
     reply_grammar,
 )
-from lgov_core.models.precision import SMALL
+from lgov_core.models.load import SMALL
 from lgov_core.wire.chat import completion_pieces
 from lgov_core.wire.exchange import ChatRequest, Completion, StreamPiece
 

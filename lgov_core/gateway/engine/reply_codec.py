@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from lgov_core._util.containers import BoundedDict
 from lgov_core.errors import EndpointError
 from lgov_core.models import LanguageModel
-from lgov_core.models.chat_template import REPLY_STARTS
-from lgov_core.models.tool_text import Tool, message_text, tool_name, tool_parameters
+from lgov_core.models.language_model import REPLY_STARTS
+from lgov_core.models.tool_formats import Tool, message_text, tool_name, tool_parameters
 from lgov_core.types import new_id
 from lgov_core.wire.exchange import ChatRequest, Completion, ToolCall
 from lgov_core.wire.fields import Use, an_object, fields_with, only_known, refuse, shown, text

@@ -29,7 +29,7 @@ from lgov_core.train.loop.run_files import MetricsLog, read_record
 
 if TYPE_CHECKING:
     from lgov_core.train.loop.lineage import Lineage
-    from lgov_core.train.loop.loop import Task
+    from lgov_core.train.loop.loop import RolloutTask
 
 
 #: The folder beside the merged weights with the adapters alone, as PEFT loads them.
@@ -233,7 +233,7 @@ class Left:
         return bool(self.step or self.replayed)
 
 
-def task_rows(tasks: Sequence[Task]) -> list[dict[str, Any]]:
+def task_rows(tasks: Sequence[RolloutTask]) -> list[dict[str, Any]]:
     """The tasks as rows of verl's dataset."""
     return [
         {
@@ -269,7 +269,7 @@ def only_job(folder: Path, *, patience_s: float = 0.0) -> Generator[None]:
         yield
 
 
-def left_by(job: VerlJob, tasks: Sequence[Task]) -> Left:
+def left_by(job: VerlJob, tasks: Sequence[RolloutTask]) -> Left:
     """The state of the job's folder, once no process of an earlier job works there. Only reads.
 
     Raises `TrainError` when the job cannot continue it: other settings or tasks, a missing batch, or an unreadable
@@ -346,7 +346,7 @@ def _plain(job: VerlJob) -> dict[str, Any]:
     return {**values, **values["verl"], "algorithm": job.options.get("algorithm")}
 
 
-def _same_tasks(folder: Path, tasks: Sequence[Task]) -> None:
+def _same_tasks(folder: Path, tasks: Sequence[RolloutTask]) -> None:
     import pyarrow.parquet as parquet
 
     path = tasks_file(folder)

@@ -19,7 +19,7 @@ from lgov_core.integrations.verl.job import VerlJob, composed, tasks_file
 from lgov_core.train.loop.run_files import MetricsLog, train_lines
 
 if TYPE_CHECKING:
-    from lgov_core.train.loop.loop import Task
+    from lgov_core.train.loop.loop import RolloutTask
 
 #: The versions whose seams lgov uses: 0.9.0 renamed what 0.8 had, and 0.10 may do so again.
 _LOWEST, _BELOW = (0, 9, 1), (0, 10)
@@ -54,7 +54,7 @@ def check_verl() -> None:
         raise TrainError(f"verl {version} is installed", hint="pip install 'verl>=0.9.1,<0.10'")
 
 
-def write_tasks(job: VerlJob, tasks: Sequence[Task]) -> Path:
+def write_tasks(job: VerlJob, tasks: Sequence[RolloutTask]) -> Path:
     """Writes the tasks as verl's dataset reads them. Raises `TrainError` for two tasks of one id, or none."""
     from lgov_core.transitions.rows import write_table
 
@@ -65,7 +65,7 @@ def write_tasks(job: VerlJob, tasks: Sequence[Task]) -> Path:
     return write_table(task_rows(tasks), _columns, tasks_file(job.folder))
 
 
-def run_verl(job: VerlJob, tasks: Sequence[Task]) -> VerlReport:
+def run_verl(job: VerlJob, tasks: Sequence[RolloutTask]) -> VerlReport:
     """Trains until the job's last step and returns the result. Blocks; Ray is stopped if this started it.
 
     Continues what an earlier job left in the folder: from its newest finished checkpoint, with the batches after that,

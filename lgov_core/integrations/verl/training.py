@@ -34,8 +34,7 @@ from lgov_core.server.rollouts import KeyInPath
 from lgov_core.server.routes import train_routes
 from lgov_core.server.run_state import RunState, only_trainer
 from lgov_core.store import RolloutConfig, RolloutQueue
-from lgov_core.train.algorithms.config import UpdateConfig
-from lgov_core.train.algorithms.registry import REINFORCEMENT, TrainingJob, algorithm_name
+from lgov_core.train.algorithms.algorithms import REINFORCEMENT, TrainingJob, UpdateConfig, algorithm_name
 from lgov_core.train.loop.run_files import MetricsLog
 from lgov_core.train.settings import TrainSettings
 from lgov_core.types import Attempt, Rollout
@@ -167,9 +166,11 @@ def run_on_verl(job: TrainingJob) -> Mapping[str, Any]:
     if settings.data.test is not None:
         job.say("note: held-out tasks are not run on verl")
     from lgov_core.integrations.verl.checkpoints import left_by
-    from lgov_core.train.loop.loop import Task
+    from lgov_core.train.loop.loop import RolloutTask
 
-    numbered = [Task(f"train-{number:06d}", {"task": task, "mode": "train"}) for number, task in enumerate(tasks)]
+    numbered = [
+        RolloutTask(f"train-{number:06d}", {"task": task, "mode": "train"}) for number, task in enumerate(tasks)
+    ]
     earlier = left_by(on_verl, numbered)
     if extra_groups_for(settings, algorithm_for(settings)):
         name = settings.training.algorithm

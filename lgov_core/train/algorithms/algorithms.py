@@ -1,25 +1,138 @@
-"""The algorithms by name: each is a choice of advantage (`CreditRules`) and of loss (`UpdateConfig`). Loads nothing heavy.
+"""The algorithms by name, what each sets, and what runs it: the tables behind ``lgov train``. Loads nothing heavy.
 
+An algorithm of reinforcement learning is a choice of advantage (`CreditRules`) and of loss (`UpdateConfig`).
 Formulas are those of the papers where a rollout is one model call. For rollouts of several calls the return is replaced by the
 return from each call on (``scheme="return_to_go"``), which is the same number for one call; every other scheme can be chosen.
 G rollouts of one task are a group, R their returns, g the returns from a turn on, r the ratio, A the advantage. The KL to the
 reference enters the loss (k3), not the rewards, for every algorithm that has one.
-
 Which is biased, and what to use when: docs/concepts/updates.md.
+
+A run is a function ``run(job: TrainingJob) -> Mapping[str, Any]`` that is found by its name (`find_run`) and imported when it
+is called. It returns figures as JSON values, and raises `LgovError` for what cannot be done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import importlib
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from msgspec import Meta
 
 from lgov_core._util.words import suggest_name
-from lgov_core.errors import SettingsError
-from lgov_core.train.algorithms.config import UpdateConfig
-from lgov_core.train.algorithms.registry import REINFORCEMENT, algorithm_name
+from lgov_core.errors import SettingsError, TrainError
+from lgov_core.train.sections import FINITE, Above0, AtLeast0, Count, Whole, check_values
+from lgov_core.train.settings import TrainSettings
 from lgov_core.transitions import CreditRules
+
+if TYPE_CHECKING:
+    from lgov_core.gateway.server import MountedApp
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateConfig:
+    """Settings of the update. The defaults held on every seed tried; docs/evidence/measurements.md has those that collapsed.
+
+    **Loss.** ``loss`` is its form: ``clip`` (PPO's), ``sequence`` (GSPO's ratio of a whole call), ``cispo`` or ``plain`` (no
+    ratio); formulas in `lgov_core.train.algorithms.losses`. ``clip_low`` and ``clip_high`` bound the ratio to [1 -
+    low, 1 + high];
+    ``dual_clip`` is the second bound where the advantage is negative (None: none). ``kl`` is β, the weight of the KL to the
+    reference, ``entropy`` that of an entropy bonus. How tokens, calls and rollouts count is not set here but by
+    `CreditRules.loss`.
+
+    **Steps.** ``epochs`` passes are made over the rows of one update, each in ``minibatches`` steps of the optimiser
+    (whole rollouts, in an order drawn from ``seed``). ``stop_kl`` ends the epochs early once the policy is that far, in
+    nats a token, from where the update began. ``tokens_per_batch`` bounds the tokens of one forward pass: gradients are
+    accumulated over as many as it takes, so it is memory, not learning. ``packing`` is ``auto``, ``tree`` (what rows begin
+    with in common is computed once) or ``rows``.
+
+    **Optimiser.** AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) with ``learning_rate``, ``beta1``, ``beta2`` and
+    ``weight_decay``. The rate rises over ``warmup_steps`` updates from a first fraction of it, then stays (``constant``), or
+    falls to ``final_rate`` of it over ``total_steps`` updates (``linear``, ``cosine``). ``max_grad_norm`` clips the gradient.
+    ``precision`` is what passes compute in; weights and optimiser stay as they are. ``auto`` is bfloat16 where the device
+    computes with it, else float32.
+
+    **Off-policy.** Each token's ratio is taken to its recorded log-probability. A token that older weights sampled is
+    corrected: its ratio is taken to the weights at the start of the update, and it counts by how much more likely they
+    make it than it was, at most ``importance_cap`` times (``correction`` ``always``: all tokens, ``never``: none). Tokens of
+    weights more than ``drop_older_than`` versions old are left out (None: none are).
+
+    **Safety.** A KL to the reference above ``max_kl`` nats a token, on average, is an error before the step.
+
+    **Critic.** With ``critic`` a value head is trained beside the policy: ``value_clip`` bounds how far its values move in one
+    update (None: not at all), ``value_rate`` is its learning rate, ``value_width`` the width of its hidden layer.
+
+    Raises `TrainError` for a value without meaning.
+    """
+
+    learning_rate: Above0 = 2e-4
+    epochs: Count = 2
+    kl: AtLeast0 = 0.02
+    clip_low: AtLeast0 = 0.2
+    clip_high: AtLeast0 = 0.28
+    max_grad_norm: Above0 = 1.0
+    tokens_per_batch: Count = 2048
+    loss: Literal["clip", "sequence", "cispo", "plain"] = "clip"
+    dual_clip: Annotated[float, Meta(gt=1.0, le=FINITE)] | None = None
+    entropy: AtLeast0 = 0.0
+    minibatches: Count = 1
+    stop_kl: Above0 | None = None
+    beta1: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.9
+    beta2: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.95
+    weight_decay: AtLeast0 = 0.0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: Whole = 0
+    total_steps: Count | None = None
+    final_rate: AtLeast0 = 0.1
+    precision: Literal["float32", "bfloat16", "auto"] = "float32"
+    correction: Literal["stale", "always", "never"] = "stale"
+    importance_cap: Above0 = 2.0
+    drop_older_than: Whole | None = None
+    max_kl: Above0 = 5.0
+    critic: bool = False
+    value_clip: Above0 | None = 0.2
+    value_rate: Above0 = 1e-3
+    value_width: Count = 64
+    seed: int = 0
+    packing: Literal["auto", "tree", "rows"] = "auto"
+
+    def __post_init__(self) -> None:
+        check_values(self)
+        if self.schedule != "constant" and self.total_steps is None:
+            raise TrainError(
+                f"UpdateConfig.schedule {self.schedule} needs total_steps", hint="give the number of updates of the run"
+            )
+
+    def rate_at(self, step: int) -> float:
+        """The fraction of the learning rate that update number ``step`` (from 0) uses."""
+        warm = min(1.0, (step + 1) / (self.warmup_steps + 1))
+        if self.schedule == "constant" or self.total_steps is None:
+            return warm
+        span = max(1, self.total_steps - self.warmup_steps)
+        done = min(1.0, max(0, step - self.warmup_steps) / span)
+        remaining = 1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+        return warm * (self.final_rate + (1 - self.final_rate) * remaining)
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisedConfig:
+    """``steps`` optimiser steps of ``batch`` rows; linear warm-up over 10 steps, then linear decay to a tenth.
+
+    ``bf16`` computes in bfloat16 (weights stay as they are): faster on CPUs that have it. ``tokens_per_pass`` bounds the
+    padded tokens of one forward pass (speed and memory, not learning).
+    """
+
+    steps: int = 300
+    batch: int = 64
+    learning_rate: float = 2e-3
+    max_grad_norm: float = 1.0
+    bf16: bool = False
+    tokens_per_pass: int = 1024
+
 
 #: Below this a group counts as one in which all are alike; the papers divide by the deviation itself.
 _SMALLEST_DEVIATION: Final = 1e-6
@@ -164,7 +277,17 @@ def gdpo() -> Algorithm:
 
 #: The algorithms by name.
 ALGORITHMS: Final[Mapping[str, Callable[[], Algorithm]]] = MappingProxyType(
-    dict(zip(REINFORCEMENT, (grpo, dr_grpo, dapo, gspo, cispo, rloo, reinforce_plus_plus, ppo, gdpo), strict=True))
+    {
+        "grpo": grpo,
+        "dr_grpo": dr_grpo,
+        "dapo": dapo,
+        "gspo": gspo,
+        "cispo": cispo,
+        "rloo": rloo,
+        "reinforce++": reinforce_plus_plus,
+        "ppo": ppo,
+        "gdpo": gdpo,
+    }
 )
 _CREDIT: Final = {field.name for field in fields(CreditRules)}
 _UPDATE: Final = {field.name for field in fields(UpdateConfig)}
@@ -207,3 +330,87 @@ def _place(key: str) -> tuple[str, str]:
     raise SettingsError(
         f"an algorithm has no setting {key}", hint=suggest_name(key, names, f"there are {', '.join(names)}")
     )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingJob:
+    """A request to ``lgov train``.
+
+    ``agent`` is ``module:function`` or ``file.py:function``; ``folder`` is where the run leaves everything. ``traces`` is a
+    store of recorded rollouts, for what learns from those. ``resume`` continues with the run in ``folder``. ``say`` writes one
+    line for people. ``mounted`` is served beside the endpoint, where that is in this process.
+    """
+
+    settings: TrainSettings
+    folder: Path
+    agent: str | None = None
+    traces: str | None = None
+    resume: bool = False
+    say: Callable[[str], None] = print
+    mounted: MountedApp | None = None
+
+
+Run = Callable[[TrainingJob], Mapping[str, Any]]
+
+#: What runs reinforcement learning: name → (``module:function``, a line for people).
+BACKENDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {
+        "torch": ("lgov_core.server.local:run_local", "one process of this machine (extra train)"),
+        "verl": ("lgov_core.integrations.verl.training:run_on_verl", "verl on Ray (extra verl)"),
+    }
+)
+
+#: What finds the checkpoints of backends with a layout of their own: ``module:function`` of a path, which returns the
+#: folder of the whole model, or None.
+CHECKPOINTS: Final = ("lgov_core.integrations.verl.checkpoints:find_sealed",)
+
+#: Reinforcement learning by name.
+REINFORCEMENT: Final[Sequence[str]] = tuple(ALGORITHMS)
+
+#: What else can be learnt from traces: name → ``module:function``. No backend takes part.
+OTHERS: Final[Mapping[str, str]] = MappingProxyType(
+    {"sft": "lgov_core.server.sft:run_sft", "prompt": "lgov_core.server.prompt:run_prompt"}
+)
+
+
+def algorithm_name(name: str) -> str:
+    """The algorithm as it is written here: case and ``-`` for ``_`` do not count. Raises `SettingsError` for none."""
+    algorithms = (*REINFORCEMENT, *OTHERS)
+    plain = name.strip().lower().replace("-", "_").replace(" ", "_")
+    for form in (plain, plain.replace("_", ""), plain.replace(".", "_")):
+        if form in algorithms:
+            return form
+    raise SettingsError(
+        f"there is no algorithm {name!r}", hint=suggest_name(plain, algorithms, f"there are {', '.join(algorithms)}")
+    )
+
+
+def find_run(algorithm: str, backend: str = "torch") -> Run:
+    """Returns what runs an algorithm on a backend. Raises `SettingsError` for names unknown, and for what is not installed."""
+    algorithm = algorithm_name(algorithm)
+    if backend not in BACKENDS:
+        hint = suggest_name(backend, BACKENDS, f"there are {', '.join(BACKENDS)}")
+        raise SettingsError(f"there is no backend {backend!r}", hint=hint)
+    if algorithm in OTHERS and backend != "torch":
+        raise SettingsError(
+            f"{algorithm} is not reinforcement learning, and {backend} runs no other",
+            hint=f"leave --backend out, or choose one of {', '.join(REINFORCEMENT)}",
+        )
+    try:
+        return _loaded(OTHERS.get(algorithm) or BACKENDS[backend][0])
+    except ModuleNotFoundError as error:
+        what = f"algorithm {algorithm}" if algorithm in OTHERS else f"backend {backend}"
+        extra = "verl" if backend == "verl" and algorithm not in OTHERS else "train,gateway"
+        if error.name is not None and error.name.startswith("lgov_core"):
+            raise SettingsError(f"{what} is not part of this version of lgov") from error
+        raise SettingsError(f"{what} needs {error.name}", hint=f'pip install "lgov[{extra}]"') from error
+
+
+def find_foreign_checkpoint(path: Path) -> Path | None:
+    """The folder of the whole model in the checkpoint that ``path`` names, where another backend wrote it; else None."""
+    return next((folder for finder in CHECKPOINTS if (folder := _loaded(finder)(path)) is not None), None)
+
+
+def _loaded(entry_point: str) -> Any:
+    module, _, function = entry_point.partition(":")
+    return getattr(importlib.import_module(module), function)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lgov_core.train.algorithms.config import UpdateConfig
+from lgov_core.train.algorithms.algorithms import UpdateConfig
 
 Tensor = torch.Tensor
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any, Final
 
-from lgov_core.train.diagnosis.evidence import TASK, Evidence, RecordedRollout, TrainedRollout, groups_of
-from lgov_core.train.loop.intervals import Estimate, grouped_interval, wilson_interval
+from lgov_core.settings import without_password
+from lgov_core.train.diagnosis.evidence import TASK, Evidence, RecordedRollout, TrainedRollout, groups_of, read_evidence
+from lgov_core.train.loop.figures import Estimate, grouped_interval, wilson_interval
 from lgov_core.transitions.build import INTERMEDIATE
 from lgov_core.types import Severity
 
@@ -38,7 +41,7 @@ class RunFinding:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DiagnosisReport:
     """An examination of ``place``: ``findings``, the worst first; ``checked``, the names of what was looked for; and
     ``not_examined``, which says by the name of a finding why it could not be. ``updates`` and ``rollouts`` count what was
     looked at.
@@ -353,3 +356,67 @@ def _mean(values: Sequence[tuple[TrainedRollout, float]]) -> Estimate:
     for rollout, value in values:
         groups.setdefault(f"{rollout.group[0]} {rollout.group[1]}", []).append(value)
     return grouped_interval(groups)
+
+
+_CHECKS: Final[tuple[Callable[[Evidence], RunFinding | None], ...]] = (
+    find_violations,
+    find_farming,
+    find_dull_reward,
+    find_air_alone,
+    find_truncated,
+    find_malformed,
+    find_entropy_collapse,
+    find_kl,
+    find_stale_weights,
+    find_other_weights,
+    find_drift,
+)
+_SEVERITIES: Final = list(Severity)
+#: All findings, by the part of the evidence that they need; some need two.
+_NEEDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "metrics": ("entropy-collapsed", "kl-running-off", "weights-stale", "logprobs-differ"),
+        "kl": ("kl-running-off",),
+        "store": ("tool-calls-malformed", "retokenisation-drift", "violations-rising", "tool-rewards-farmed"),
+        "ends": ("violations-rising", "tool-rewards-farmed"),
+        "rollouts": ("replies-truncated",),
+        "reward": ("reward-constant", "reward-sparse", "groups-alike", "advantages-from-air-alone"),
+    }
+)
+
+
+def examine(place: str | Path) -> DiagnosisReport:
+    """Examines ``place``: the folder of a run (finished or in progress), or a trace store (a path or an address).
+
+    Reads only, and writes nothing; a run may go on meanwhile. Raises `LgovError` where there is nothing to examine or it
+    cannot be read. Callable from any thread.
+    """
+    return examine_evidence(without_password(str(place)), read_evidence(str(place)))
+
+
+def examine_evidence(place: str, evidence: Evidence) -> DiagnosisReport:
+    """As `examine`, of evidence at hand. Pure."""
+    findings = [finding for check in _CHECKS if (finding := check(evidence)) is not None]
+    findings.sort(key=lambda finding: -_SEVERITIES.index(finding.severity))
+    rollouts = {rollout.rollout_id for rollout in (*evidence.early, *evidence.recent)}
+    names = {finding.name for finding in findings}
+    missing = {name: why for name, why in _not_examined(evidence).items() if name not in names}
+    checked = dict.fromkeys(name for names_of_need in _NEEDS.values() for name in names_of_need if name not in missing)
+    return DiagnosisReport(place, len(evidence.updates), len(rollouts), tuple(findings), tuple(checked), missing)
+
+
+def _not_examined(evidence: Evidence) -> dict[str, str]:
+    missing: dict[str, str] = {}
+    if not evidence.recent:
+        missing["rollouts"] = "there is no rollout that ended"
+    if not evidence.updates:
+        missing["metrics"] = "there is no update in metrics.jsonl"
+    elif not any(isinstance(line.get("kl"), int | float) for line in evidence.updates):
+        missing["kl"] = "no update has a KL to the reference (training.kl_coef is 0, or verl has the figure)"
+    if not evidence.early:
+        missing["ends"] = "the run is too short to compare its beginning with its end"
+    if not evidence.recorded:
+        missing["store"] = "there is no trace store with these rollouts"
+    if not any(TASK in rollout.rewards for rollout in evidence.recent):
+        missing["reward"] = "no rollout has a reward of the dimension task"
+    return {name: why for need, why in missing.items() for name in _NEEDS[need]}

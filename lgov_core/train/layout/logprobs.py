@@ -1,12 +1,15 @@
-"""Log-probabilities of chosen tokens under a causal language model."""
+"""Log-probabilities of chosen tokens under a causal language model, the precision of passes, and what a full memory says."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import torch
 
+from lgov_core.errors import TrainError
+from lgov_core.models.load import computes_bfloat16
 from lgov_core.train.layout.rows import TrainRow
 
 Tensor = torch.Tensor
@@ -71,3 +74,38 @@ def trained_column(rows: Sequence[TrainRow], name: str) -> list[Any]:
 def base_model(module: Any) -> Any:
     """The transformers model inside a PEFT model, or ``module`` itself."""
     return module.get_base_model() if hasattr(module, "get_base_model") else module
+
+
+def autocast(device: str, precision: str) -> contextlib.AbstractContextManager[Any]:
+    """A context in which passes compute in ``precision``; weights, gradients and log-probabilities stay as they are."""
+    chosen = precision == "bfloat16" or (precision == "auto" and computes_bfloat16(device))
+    return torch.autocast(device, dtype=torch.bfloat16) if chosen else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def memory_errors(tokens_per_batch: int) -> Generator[list[str]]:
+    """Turns running out of memory into a `TrainError` that says what to lower.
+
+    What is being done when it happens is the last entry of the list that the context gives.
+    """
+    doing: list[str] = []
+    try:
+        yield doing
+    except (MemoryError, RuntimeError) as error:
+        if not _is_memory(error):
+            raise
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        what = doing[-1] if doing else "the update"
+        raise TrainError(
+            f"out of memory in {what}; the weights are as they were before this step",
+            hint=f"lower tokens_per_batch, which is {tokens_per_batch}; or the group or batch size; "
+            "bfloat16 and adapters (LoRA) need less too",
+        ) from error
+
+
+def _is_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    words = str(error).lower()
+    return any(phrase in words for phrase in ("can't allocate memory", "not enough memory", "out of memory"))

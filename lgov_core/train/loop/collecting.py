@@ -134,7 +134,7 @@ Progress = Callable[[int, int], None]
 _MOST_USELESS: Final = 2
 
 
-class Collector(Protocol):
+class RolloutCollector(Protocol):
     """Has rollouts run by agents: by clients that ask for work (`lgov_core.server.coordinator.QueueCollector`)."""
 
     def gone(self, rollout_ids: Sequence[str]) -> set[str]:
@@ -156,14 +156,14 @@ class Collector(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class RolloutTask:
     """One task: ``task_id`` names the group, ``payload`` is what the episode runner gets (JSON values)."""
 
     task_id: str
     payload: Mapping[str, Any]
 
 
-def new_rollouts(run_id: str, tasks: Sequence[Task], group: int) -> list[Rollout]:
+def new_rollouts(run_id: str, tasks: Sequence[RolloutTask], group: int) -> list[Rollout]:
     """``group`` rollouts of every task, in the order of tasks."""
     return [Rollout(new_id("ro"), task.task_id, run_id, dict(task.payload)) for task in tasks for _ in range(group)]
 
@@ -175,7 +175,9 @@ class StepRollouts:
     counts the rest. For one thread at a time; nothing else may use ``pool`` meanwhile. Raises `TrainError`.
     """
 
-    def __init__(self, step: OpenStep, pool: Collector, run_id: str, tasks: Sequence[Task], group: int) -> None:
+    def __init__(
+        self, step: OpenStep, pool: RolloutCollector, run_id: str, tasks: Sequence[RolloutTask], group: int
+    ) -> None:
         self._step, self._pool, self._run_id, self._group = step, pool, run_id, group
         self._run = 0
         self._results: dict[str, Attempt] = {}
@@ -214,7 +216,7 @@ class StepRollouts:
         self._run += 1
         return [self._results[rollout.rollout_id] for rollout in rollouts]
 
-    def add_round(self, tasks: Sequence[Task]) -> None:
+    def add_round(self, tasks: Sequence[RolloutTask]) -> None:
         """Puts a round of further tasks on record, to be run next."""
         rollouts = new_rollouts(self._run_id, tasks, self._group)
         self._step.extend(rollouts)

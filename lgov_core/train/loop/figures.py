@@ -1,17 +1,110 @@
-"""Figures of a policy from a step's rollouts: rewards by channel, violations, lengths, turns, and what was left out."""
+"""The figures of a training: estimates with 95 % intervals, a policy's figures from its rollouts, and where the time went.
+
+A policy's figures are rewards by channel, violations, lengths, turns, and what was left out. Time is that of rollouts by part,
+of updates and of publishing. Pure; loads nothing heavy.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-from lgov_core.train.loop.intervals import grouped_interval, share_interval
+from lgov_core.trace import semconv
+from lgov_core.train.loop.run_files import train_lines
 from lgov_core.transitions import CreditRules, rollout_returns
 from lgov_core.transitions.messages import totals_of
 from lgov_core.transitions.transition_set import Transition, TransitionSet, by_rollout
-from lgov_core.types import Attempt, CapturedCall
+from lgov_core.types import Attempt, CapturedCall, Span
+
+_Z = 1.959964
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean (or a share) with its 95 % interval, over ``count`` independent values. All NaN where there were none.
+
+    ``low`` and ``high`` are minus and plus infinity where one value says nothing about the spread.
+    """
+
+    mean: float
+    low: float
+    high: float
+    count: int
+
+    def as_json(self) -> dict[str, float | int | None]:
+        """As JSON values: what is not finite is null."""
+        numbers = {"mean": self.mean, "low": self.low, "high": self.high}
+        return {
+            **{name: value if math.isfinite(value) else None for name, value in numbers.items()},
+            "count": self.count,
+        }
+
+
+def mean_interval(values: Sequence[float]) -> Estimate:
+    """The mean of independent values with Student's t interval."""
+    count = len(values)
+    if count == 0:
+        return Estimate(math.nan, math.nan, math.nan, 0)
+    mean = math.fsum(values) / count
+    if count == 1:
+        return Estimate(mean, -math.inf, math.inf, 1)
+    variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
+    half = t_quantile(count - 1) * math.sqrt(variance / count)
+    return Estimate(mean, mean - half, mean + half, count)
+
+
+def grouped_interval(groups: Mapping[str, Sequence[float]]) -> Estimate:
+    """The mean over groups of each group's mean: values of one group (rollouts of one task) are not independent.
+
+    ``count`` is the number of groups that have any value.
+    """
+    return mean_interval([math.fsum(values) / len(values) for values in groups.values() if values])
+
+
+def share_interval(groups: Mapping[str, Sequence[bool]]) -> Estimate:
+    """The share of true values: Wilson's interval where every group has one value, else `grouped_interval`."""
+    if any(len(values) > 1 for values in groups.values()):
+        interval = grouped_interval({name: [float(value) for value in values] for name, values in groups.items()})
+        return Estimate(interval.mean, max(interval.low, 0.0), min(interval.high, 1.0), interval.count)
+    values = [value for group in groups.values() for value in group]
+    if not values:
+        return Estimate(math.nan, math.nan, math.nan, 0)
+    low, high = wilson_interval(sum(values), len(values))
+    return Estimate(sum(values) / len(values), low, high, len(values))
+
+
+def wilson_interval(successes: int, count: int) -> tuple[float, float]:
+    """The 95 % Wilson score interval of a share (Wilson 1927)."""
+    share, square = successes / count, _Z * _Z
+    centre = (share + square / (2 * count)) / (1 + square / count)
+    half = _Z * math.sqrt(share * (1 - share) / count + square / (4 * count * count)) / (1 + square / count)
+    # At a share of 0 or 1 the bound is exact; rounding must not push it past.
+    low = 0.0 if successes == 0 else centre - half
+    high = 1.0 if successes == count else centre + half
+    return low, high
+
+
+def t_quantile(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t distribution with the given degrees of freedom (1 or more), to 0.2 % or better.
+
+    Exact for one and two degrees; else the expansion of Fisher and Cornish (Abramowitz and Stegun, 26.7.5).
+    """
+    if freedom == 1:
+        return math.tan(math.pi * 0.475)
+    if freedom == 2:
+        return 0.95 * math.sqrt(2 / (1 - 0.95**2))
+    z, v = _Z, float(freedom)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / v**power for power, term in enumerate(terms, 1))
+
 
 #: The share of replies that may be cut off without a warning.
 _CUT_OFF: Final = 0.25
@@ -178,3 +271,135 @@ def _violations(
 
 def _mean(values: Sequence[int]) -> float | None:
     return sum(values) / len(values) if values else None
+
+
+#: The parts of a rollout. A moment that is in several of them counts for the first: a decision within a model call is
+#: governance. What is in none is the agent and its framework.
+PARTS: Final = ("governance", "sampling", "http", "tools", "framework")
+_NAMES: Final[Mapping[str, str]] = {"framework": "agent framework", "http": "HTTP"}
+
+
+def rollout_seconds(
+    attempts: Iterable[Attempt], calls: Iterable[CapturedCall], spans: Iterable[Span]
+) -> dict[str, float]:
+    """Seconds of the attempts that ended by the agent's doing, by `PARTS`; their sum is how long they took, all together.
+
+    ``governance`` are decisions with their record, ``sampling`` is the endpoint's time for a call, ``http`` what the agent
+    waited for the reply beyond that (only of frameworks that are instrumented), ``tools`` are tool calls.
+    """
+    parts: defaultdict[tuple[str | None, int | None], list[tuple[float, float, str]]] = defaultdict(list)
+    for call in calls:
+        parts[call.rollout_id, call.attempt].append((call.started_at, call.ended_at, "sampling"))
+    for span in spans:
+        part = _part(span)
+        if part is not None and span.ended_at is not None and not span.claimed:
+            parts[span.rollout_id, span.attempt].append((span.started_at, span.ended_at, part))
+    totals: dict[str, float] = {part: 0.0 for part in PARTS}
+    for attempt in attempts:
+        if (ended := _ended_at(attempt)) is not None:
+            for part, seconds in _apart(attempt.started_at, ended, parts[attempt.rollout_id, attempt.attempt]):
+                totals[part] += seconds
+    return totals
+
+
+def busy_seconds(attempts: Iterable[Attempt]) -> float:
+    """For how long one of the attempts ran, at least, that `rollout_seconds` counts."""
+    total, until = 0.0, float("-inf")
+    for began, ended in sorted(
+        (attempt.started_at, ended) for attempt in attempts if (ended := _ended_at(attempt)) is not None
+    ):
+        total += max(0.0, ended - max(began, until))
+        until = max(until, ended)
+    return total
+
+
+def _ended_at(attempt: Attempt) -> float | None:
+    """When an attempt ended; None for one that the machines broke: when they did is not known."""
+    trained = attempt.outcome is not None and attempt.outcome.trainable
+    return attempt.ended_at if trained else None
+
+
+def _part(span: Span) -> str | None:
+    if span.name == semconv.DECISION_SPAN_NAME:
+        return "governance"
+    operation = span.attributes.get(semconv.OPERATION)
+    return {semconv.CHAT: "http", semconv.EXECUTE_TOOL: "tools"}.get(str(operation))
+
+
+def _apart(start: float, end: float, inside: Sequence[tuple[float, float, str]]) -> Iterable[tuple[str, float]]:
+    """The time from ``start`` to ``end`` in pieces, each with the part that it counts for."""
+    moments = [(start, "framework", 1)]
+    for began, ended, part in inside:
+        first, last = max(began, start), min(ended, end)
+        if first < last:
+            moments += [(first, part, 1), (last, part, -1)]
+    moments.sort(key=lambda moment: moment[0])
+    running = Counter[str]()
+    for (at, part, change), (following, *_) in zip(moments, [*moments[1:], (end, "", 0)], strict=True):
+        running[part] += change
+        yield next(name for name in PARTS if running[name]), following - at
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSpent:
+    """Seconds of a training's updates by part, and what was done in them.
+
+    The time in which rollouts ran is divided as that of the rollouts was. ``waiting`` is the time before them and for those
+    that were lost.
+    """
+
+    seconds: Mapping[str, float]
+    rollouts: int
+    tokens: int
+
+    @property
+    def total(self) -> float:
+        """All seconds."""
+        return sum(self.seconds.values())
+
+    def as_json(self) -> dict[str, Any]:
+        """It as JSON values, with rollouts and sampled tokens a second."""
+        shares = {part: round(value / self.total, 4) for part, value in self.seconds.items()}
+        seconds = {part: round(value, 3) for part, value in self.seconds.items()}
+        rates = {
+            "rollouts_per_s": round(self.rollouts / self.total, 3),
+            "tokens_per_s": round(self.tokens / self.total, 1),
+        }
+        return {"seconds": seconds, "shares": shares, **rates}
+
+    def __str__(self) -> str:
+        parts = sorted(self.seconds.items(), key=lambda item: -item[1])
+        shares = ", ".join(f"{_NAMES.get(part, part)} {value / self.total:.0%}" for part, value in parts)
+        return f"time: {shares} of {self.total:.1f} s; {self._rates()}"
+
+    def table(self) -> str:
+        """A row a part, and the rates."""
+        rows = [
+            f"{_NAMES.get(part, part):<16} {value:>9.1f} s {value / self.total:>6.1%}"
+            for part, value in self.seconds.items()
+        ]
+        return "\n".join([*rows, f"{'all':<16} {self.total:>9.1f} s", self._rates()])
+
+    def _rates(self) -> str:
+        return f"{self.rollouts / self.total:.2f} rollouts/s, {self.tokens / self.total:.1f} sampled tokens/s"
+
+
+def time_spent(lines: Sequence[Mapping[str, Any]]) -> TimeSpent | None:
+    """Where the time of the updates among ``lines`` of ``metrics.jsonl`` went; None where they do not say."""
+    seconds: dict[str, float] = {part: 0.0 for part in (*PARTS, "waiting", "update", "publishing")}
+    rollouts = tokens = 0
+    for line in train_lines(lines):
+        if "busy_s" not in line:
+            continue
+        rounds = [line, *([line["further"]] if line.get("further") else [])]
+        inside = {part: sum(entry["rollout_s"][part] for entry in rounds) for part in PARTS}
+        whole = sum(inside.values())
+        busy = min(line["collect_s"], sum(entry["busy_s"] for entry in rounds)) if whole else 0.0
+        for part in PARTS:
+            seconds[part] += busy * inside[part] / whole if whole else 0.0
+        seconds["waiting"] += line["collect_s"] - busy
+        seconds["update"] += line["update_s"]
+        seconds["publishing"] += line.get("publish_s", 0.0)
+        rollouts += sum(entry["rollouts"] for entry in rounds)
+        tokens += sum(entry["sampled_tokens"] for entry in rounds)
+    return TimeSpent(seconds, rollouts, tokens) if sum(seconds.values()) else None

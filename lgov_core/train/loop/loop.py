@@ -13,8 +13,15 @@ from lgov_core.errors import TrainError
 from lgov_core.gateway.protocol import EngineControl
 from lgov_core.store import TraceStore
 from lgov_core.train.loop.checkpoint import Seal
-from lgov_core.train.loop.collecting import CollectedAhead, Collector, OpenStep, StepRollouts, Task, new_rollouts
-from lgov_core.train.loop.figures import policy_figures, reply_warnings
+from lgov_core.train.loop.collecting import (
+    CollectedAhead,
+    OpenStep,
+    RolloutCollector,
+    RolloutTask,
+    StepRollouts,
+    new_rollouts,
+)
+from lgov_core.train.loop.figures import busy_seconds, policy_figures, reply_warnings, rollout_seconds
 from lgov_core.train.loop.policy_model import PolicyModel
 from lgov_core.train.loop.sampling import (
     Round,
@@ -24,7 +31,6 @@ from lgov_core.train.loop.sampling import (
     compares_groups,
     sample_groups,
 )
-from lgov_core.train.loop.time_spent import busy_seconds, rollout_seconds
 from lgov_core.train.loop.training_run import Learner, Resumed, TrainingRun
 from lgov_core.transitions import CreditRules, Selection, TransitionSet, build_transitions
 from lgov_core.types import Attempt
@@ -71,7 +77,7 @@ class TrainingLoop:
     learner: Learner
     engine: EngineControl
     store: TraceStore
-    pool: Collector
+    pool: RolloutCollector
     folder: Path
     credit: CreditRules = field(default_factory=CreditRules)
     selection: Selection = field(default_factory=Selection)
@@ -120,7 +126,7 @@ class TrainingLoop:
         return {rollout_id for number in later if number > self.done for rollout_id in self._step(number).rollout_ids()}
 
     def collect(
-        self, tasks: Sequence[Task], group: int, progress: Callable[[int, int], None] | None = None
+        self, tasks: Sequence[RolloutTask], group: int, progress: Callable[[int, int], None] | None = None
     ) -> list[Attempt]:
         """Runs ``group`` rollouts of every task, after what is being collected ahead; results in the order of tasks."""
         rollouts = new_rollouts(self.run.run_id, tasks, group)
@@ -129,12 +135,12 @@ class TrainingLoop:
 
     def iterate(
         self,
-        tasks: Sequence[Task],
+        tasks: Sequence[RolloutTask],
         group: int,
         progress: Callable[[str, int, int], None] | None = None,
         figures: Callable[[Sequence[Attempt]], Mapping[str, Any]] | None = None,
-        upcoming: Sequence[Sequence[Task]] = (),
-        further: Sequence[Task] = (),
+        upcoming: Sequence[Sequence[RolloutTask]] = (),
+        further: Sequence[RolloutTask] = (),
     ) -> Iteration:
         """Collects, updates, publishes; every ``checkpoint_every`` steps writes a checkpoint.
 
@@ -200,7 +206,7 @@ class TrainingLoop:
         return OpenStep(self.run.folder / "open" / f"step-{number:06d}.jsonl")
 
     def _collected(
-        self, number: int, tasks: Sequence[Task], group: int, report: Callable[[str, int, int], None]
+        self, number: int, tasks: Sequence[RolloutTask], group: int, report: Callable[[str, int, int], None]
     ) -> tuple[StepRollouts, list[Attempt]]:
         """The rollouts that were collected ahead for a step, or are now; with the results of the tasks it was asked to take."""
 
@@ -217,7 +223,7 @@ class TrainingLoop:
         self,
         rollouts: StepRollouts,
         first: Sequence[Attempt],
-        further: Sequence[Task],
+        further: Sequence[RolloutTask],
         report: Callable[[str, int, int], None],
     ) -> Sampled:
         def run_next() -> list[Attempt]:
@@ -258,7 +264,7 @@ class TrainingLoop:
         parts = {part: round(value, 3) for part, value in seconds.items()}
         return {"rollout_s": parts, "busy_s": round(busy_seconds(attempts), 3), "sampled_tokens": tokens}
 
-    def _collect_ahead(self, upcoming: Sequence[Sequence[Task]], group: int) -> None:
+    def _collect_ahead(self, upcoming: Sequence[Sequence[RolloutTask]], group: int) -> None:
         """Begins the rollouts of the steps after this one, as many as may be made with the weights of now."""
         for number, tasks in enumerate(upcoming[: self.max_staleness], self.done + 2):
             step = self._step(number)
@@ -274,7 +280,7 @@ class TrainingLoop:
         return (sum(ages) / len(ages), max(ages)) if ages else (0.0, 0)
 
     def _collect_step(
-        self, step: OpenStep, tasks: Sequence[Task], group: int, progress: Callable[[int, int], None]
+        self, step: OpenStep, tasks: Sequence[RolloutTask], group: int, progress: Callable[[int, int], None]
     ) -> tuple[StepRollouts, list[Attempt]]:
         rollouts = StepRollouts(step, self.pool, self.run.run_id, tasks, group)
         return rollouts, rollouts.run_next(progress)

@@ -75,6 +75,28 @@ def lora_policy(serving: Any, *, rank: int = 16, seed: int = 0) -> PolicyModel:
     return PolicyModel(module, served, reference_mode=module.disable_adapter)
 
 
+def adapter_policy(serving: Any, *, rank: int = 16, seed: int = 0) -> PolicyModel:
+    """LoRA adapters on every linear layer of ``serving`` learn; the reference is ``serving`` without them.
+
+    ``serving``, the module of an embedded engine, is shared and frozen, not copied: any number of agents costs one
+    model. Only the adapters are served, by `ServedPolicy.publish` (Hu et al. 2021, arXiv 2106.09685, section 4.1, alpha
+    = 2 · rank). torch's global random state is unchanged. Needs the extra ``train`` (peft).
+    """
+    shared: dict[int, Any] = {id(parameter): parameter for parameter in serving.parameters()}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = with_adapters(copy.deepcopy(serving, shared), rank)
+
+    def served() -> dict[str, torch.Tensor]:
+        tensors: dict[str, torch.Tensor] = {}
+        for name, layer in adapters_of(module):
+            tensors[f"{name}.lora_A.weight"] = layer.lora_A["default"].weight.detach().clone()
+            tensors[f"{name}.lora_B.weight"] = layer.lora_B["default"].weight.detach() * layer.scaling["default"]
+        return tensors
+
+    return PolicyModel(module, served, reference_mode=module.disable_adapter)
+
+
 def with_adapters(module: Any, rank: int) -> Any:
     """``module`` as a PEFT model with LoRA adapters on every linear layer, alpha = 2 · rank; torch's random state is used."""
     from peft import LoraConfig, get_peft_model

@@ -14,7 +14,7 @@ from typing import Any
 
 from lgov_core._util.words import counted
 from lgov_core.errors import TrainError
-from lgov_core.train.loop.collecting import StepRollouts, Task
+from lgov_core.train.loop.collecting import RolloutTask, StepRollouts
 from lgov_core.transitions import CreditRules, DataFinding, TransitionSet
 from lgov_core.transitions.build import INTERMEDIATE
 from lgov_core.types import Attempt
@@ -128,7 +128,7 @@ def sample_groups(
     first: Round,
     run_next: Callable[[], Round],
     credit: Callable[[TransitionSet], TransitionSet],
-    further: Sequence[Task],
+    further: Sequence[RolloutTask],
     most: int,
 ) -> Sampled:
     """Collects at most ``most`` groups of ``further`` tasks, until as many are informative as ``first`` has groups.
@@ -177,7 +177,7 @@ def _batch(rounds: Sequence[Round], credit: Callable[[TransitionSet], Transition
     return credit(TransitionSet(chosen, everything.diagnostics, everything.unassigned))
 
 
-def _once(tasks: Sequence[Task], taken: set[str]) -> Iterator[Task]:
+def _once(tasks: Sequence[RolloutTask], taken: set[str]) -> Iterator[RolloutTask]:
     """``tasks`` without those that are taken, each once."""
     seen = set(taken)
     for task in tasks:

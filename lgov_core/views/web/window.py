@@ -24,9 +24,9 @@ from lgov_core.authoring.replay import Change, Replay, from_audit, from_store, r
 from lgov_core.errors import LgovError, PolicyError, StoreError
 from lgov_core.settings import without_password
 from lgov_core.store import TraceStore
-from lgov_core.train.diagnosis import Report, examine
+from lgov_core.train.diagnosis import DiagnosisReport, examine
+from lgov_core.train.diagnosis.checks import examine_evidence
 from lgov_core.train.diagnosis.evidence import Evidence
-from lgov_core.train.diagnosis.examine import examine_evidence
 from lgov_core.views.lists import ComparedSide, Side, compare, sides_of
 from lgov_core.views.sources import OpenSource, Source, find_sources
 from lgov_core.views.timeline import text_of
@@ -173,7 +173,7 @@ class Diagnosis:
 
     def __init__(self, opened: OpenSource) -> None:
         self._shown = opened
-        self._work: Background[Report] = Background()
+        self._work: Background[DiagnosisReport] = Background()
 
     def answer(self) -> dict[str, Any]:
         """The findings, ``running`` until they are there."""

@@ -79,7 +79,7 @@ def taught_model(folder: Path, *, steps: int = 60) -> None:
     import torch
 
     from lgov_core.models import build_tiny
-    from lgov_core.train.algorithms.config import SupervisedConfig
+    from lgov_core.train.algorithms.algorithms import SupervisedConfig
     from lgov_core.train.algorithms.supervised import supervised
     from lgov_core.train.layout.rows import TrainRow
 

@@ -33,8 +33,7 @@ from lgov_core.integrations.verl.job import VerlJob, composed
 from lgov_core.integrations.verl.rows import queue_rows
 from lgov_core.integrations.verl.training import verl_job
 from lgov_core.train.algorithms import losses
-from lgov_core.train.algorithms.algorithms import algorithm
-from lgov_core.train.algorithms.registry import REINFORCEMENT
+from lgov_core.train.algorithms.algorithms import REINFORCEMENT, algorithm
 from lgov_core.train.settings import load_train_settings
 from lgov_core.transitions import TransitionSet, assign_credit
 from lgov_core.transitions.transition_set import Transition

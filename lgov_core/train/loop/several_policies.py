@@ -1,7 +1,8 @@
-"""Several policies on one model, trained in the same step: what a `TrainingLoop` takes for one, made of many.
+"""Several policies on one model: trained in the same step, or in turns.
 
-Each policy has adapters, an optimiser and served weights of its own; all have one batch, one update and one version number,
-so that what is durable of a step is durable of all of them. A row belongs to the policy that wrote it: its model.
+**In the same step** (`JointUpdate`) each policy has adapters, an optimiser and served weights of its own; all have one batch,
+one update and one version number, so that what is durable of a step is durable of all of them. A row belongs to the policy
+that wrote it: its model. **In turns** (`AlternatingSchedule`) each has a loop of its own.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import torch
 
 from lgov_core.errors import TrainError
 from lgov_core.gateway.protocol import EngineControl
-from lgov_core.train.algorithms.update import PolicyUpdate
-from lgov_core.train.algorithms.update_metrics import UpdateMetrics
+from lgov_core.train.algorithms.update import PolicyUpdate, UpdateMetrics
 from lgov_core.train.layout.rows import TrainRow
+from lgov_core.train.loop.loop import Iteration, RolloutTask, TrainingLoop
 from lgov_core.train.loop.policy_model import PolicyModel
-from lgov_core.train.loop.training_run import Progress
+from lgov_core.train.loop.training_run import Progress, Resumed
 from lgov_core.transitions import CreditRules, TransitionSet, assign_credit
 
 #: Figures that are counts; the others are means over tokens.
@@ -150,3 +151,49 @@ def _joint(updates: Mapping[str, UpdateMetrics]) -> JointMetrics:
             shares = (1 if figure.name in _COUNTS else each["tokens"] / max(tokens, 1) for each in measured)
             values[figure.name] = sum(each[figure.name] * share for each, share in zip(measured, shares, strict=True))
     return JointMetrics(**values, policies=by_policy)
+
+
+class AlternatingSchedule:
+    """Trains one agent a step, on its own calls, while the others are frozen.
+
+    ``loops`` are training loops by agent, each with its own folder, `Selection` and `EngineControl`
+    (`EmbeddedEngine.policy`); an agent without a loop is never trained. ``order`` is repeated (default: each once;
+    ``("writer", "writer", "checker")`` trains the writer twice as often). Raises `TrainError` for loops that share one
+    of these. Call from one thread.
+    """
+
+    def __init__(self, loops: Mapping[str, TrainingLoop], order: Sequence[str] | None = None) -> None:
+        self.loops = dict(loops)
+        self.order = tuple(self.loops if order is None else order)
+        if not self.order or set(self.order) != set(self.loops):
+            named = ", ".join(self.order) or "no agent"
+            raise TrainError(f"the order names {named}; there are loops for {', '.join(self.loops) or 'no agent'}")
+        folders = {loop.run.folder.resolve() for loop in self.loops.values()}
+        engines = {id(loop.engine) for loop in self.loops.values()}
+        if min(len(folders), len(engines)) < len(self.loops):
+            raise TrainError("two agents have one folder, or one engine", hint="each needs its own")
+        everything = [name for name, loop in self.loops.items() if loop.selection.everything]
+        if everything:
+            raise TrainError(
+                f"agent {everything[0]!r} would be trained on the calls of all agents",
+                hint=f"pass selection=Selection(agents=({everything[0]!r},)) to its loop",
+            )
+
+    @property
+    def done(self) -> int:
+        """How many updates are done, of all agents together."""
+        return sum(loop.done for loop in self.loops.values())
+
+    @property
+    def turn(self) -> str:
+        """The agent that is trained next."""
+        return self.order[self.done % len(self.order)]
+
+    def resume(self) -> dict[str, Resumed]:
+        """Resumes all loops; the turn is kept."""
+        return {name: loop.resume() for name, loop in self.loops.items()}
+
+    def iterate(self, tasks: Sequence[RolloutTask], group: int, **more: Any) -> tuple[str, Iteration]:
+        """One step of the agent whose turn it is, and its name; ``more`` goes to `TrainingLoop.iterate`."""
+        name = self.turn
+        return name, self.loops[name].iterate(tasks, group, **more)
