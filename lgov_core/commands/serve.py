@@ -129,10 +129,9 @@ def _serving(settings: Settings, engine: Engine, keys: KeyRing | None) -> Genera
             recorded,
             keys=keys,
             gate=gate,
-            limits=Limits(max_running=settings.max_running, max_waiting=settings.max_waiting),
+            limits=Limits(max_running=settings.max_running, max_waiting=settings.max_waiting, drain_s=settings.drain_s),
             host=settings.host,
             port=settings.port,
-            drain_s=settings.drain_s,
         )
         window = None if settings.store is None else _window(settings)
         if window is not None:

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from lgov_core._util.containers import BoundedDict
 from lgov_core.errors import EndpointError, LgovError
 from lgov_core.gateway.access import Access, Attribution, RuledRoute, attribute, grant_of
-from lgov_core.gateway.capture import Capture, ReceivedCall, StreamedReply, as_lgov_error
+from lgov_core.gateway.capture import Capture, ReceivedCall, StreamedReply, StreamJudging, as_lgov_error
 from lgov_core.gateway.limits import ROLLOUT_PREFIX, json_response, read_object, retry_headers
 from lgov_core.gateway.policy_gate import (
     changed_exchange,
@@ -134,8 +134,7 @@ class ApiRoutes:
                 self._capture,
                 writer,
                 partial(self.refuse, api=api),
-                release=None if judged is None else partial(self._release, call, judged),
-                passes_text=self._gate is not None and request.n == 1 and not self._gate.reads_replies(),
+                judging=None if judged is None else self._stream_judging(call, judged),
                 kept=keep,
             )
         try:
@@ -159,6 +158,10 @@ class ApiRoutes:
         except Exception as error:
             await self._report_failure(judged, error)
             raise
+
+    def _stream_judging(self, call: ReceivedCall, judged: GateRequest) -> StreamJudging:
+        passes_text = self._gate is not None and call.exchange.request.n == 1 and not self._gate.reads_replies()
+        return StreamJudging(partial(self._release, call, judged), passes_text)
 
     async def _report_failure(self, judged: GateRequest | None, error: Exception) -> None:
         if self._gate is not None and judged is not None:

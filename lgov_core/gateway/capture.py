@@ -207,14 +207,22 @@ class _Outgoing:
         return written
 
 
+@dataclass(frozen=True, slots=True)
+class StreamJudging:
+    """How a streamed reply is judged. ``passes_text``: pieces that hold only text go out before, as they come."""
+
+    release: Release
+    passes_text: bool
+
+
 class StreamedReply:
     """An ASGI response that relays one engine stream, as ``writer`` writes it.
 
-    Each piece is sent when it comes; the one that completes the reply waits for the commit, and with ``release``
-    everything waits until the reply is judged; with ``passes_text``, everything from the first piece that has more than
-    text. ``kept`` gets the body that the client gets, after the commit. An error
-    before the first piece is an ordinary response (``error_response``), a later one an event of the API. When the client
-    disconnects, the engine's stream is closed and what came is recorded with the finish reason ``cancelled``.
+    Each piece is sent when it comes; the one that completes the reply waits for the commit, and with ``judging``
+    everything waits until the reply is judged, or everything from the first piece that has more than text. ``kept`` gets
+    the body that the client gets, after the commit. An error before the first piece is an ordinary response
+    (``error_response``), a later one an event of the API. When the client disconnects, the engine's stream is closed and
+    what came is recorded with the finish reason ``cancelled``.
     """
 
     def __init__(
@@ -225,8 +233,7 @@ class StreamedReply:
         writer: ReplyWriter,
         error_response: Callable[[LgovError], Any],
         *,
-        release: Release | None,
-        passes_text: bool,
+        judging: StreamJudging | None,
         kept: Callable[[Mapping[str, Any]], None],
     ) -> None:
         self._call = call
@@ -234,8 +241,7 @@ class StreamedReply:
         self._capture = capture
         self._writer = writer
         self._error_response = error_response
-        self._release = release
-        self._passes_text = passes_text
+        self._judging = judging
         self._kept = kept
         self._started = False
 
@@ -276,7 +282,8 @@ class StreamedReply:
 
     async def _relay(self, queue: asyncio.Queue[_Item], send: _Send) -> Exception | str | None:
         """Sends until the reply is complete (None), or returns what stopped it."""
-        outgoing = _Outgoing(self._passes_text, holding=self._release is not None and not self._passes_text)
+        passes_text = self._judging is not None and self._judging.passes_text
+        outgoing = _Outgoing(passes_text, holding=self._judging is not None and not passes_text)
         while True:
             if outgoing.ready and queue.empty():
                 await self._send(send, outgoing.taken())
@@ -306,8 +313,8 @@ class StreamedReply:
     async def _ended(self, completion: Completion, outgoing: _Outgoing) -> tuple[Mapping[str, Any], bytes]:
         """The reply as the client gets it, once it is recorded and judged: its body, and the bytes that are left of it."""
         completion, body, last = await self._commit(completion)
-        if self._release is not None:
-            changed = await self._release(completion, body, outgoing.passed_text, outgoing.passed)
+        if self._judging is not None:
+            changed = await self._judging.release(completion, body, outgoing.passed_text, outgoing.passed)
             if changed is not None:
                 return changed
         return body, b"".join(outgoing.held) + last

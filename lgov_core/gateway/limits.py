@@ -46,7 +46,8 @@ class Limits:
     as sent and as parsed) are in bytes; one body holds at most ``max_values`` JSON values. At the same time
     ``max_connections`` are open, ``max_running`` calls are answered and ``max_waiting`` more wait, at most ``wait_s`` seconds;
     what exceeds that is refused with a time to retry. A client has ``header_s`` seconds to send its headers, ``body_s`` its
-    body, ``write_s`` to take each piece of the answer, and ``idle_s`` between requests.
+    body, ``write_s`` to take each piece of the answer, and ``idle_s`` between requests. Requests that run when the server is
+    stopped have ``drain_s`` whole seconds to end.
     """
 
     max_body: int = 8 * 1024 * 1024
@@ -62,11 +63,12 @@ class Limits:
     body_s: float = 60.0
     write_s: float = 60.0
     idle_s: float = 75.0
+    drain_s: int = 10
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if value < 0 or (value == 0 and field.name != "max_waiting"):
+            if value < 0 or (value == 0 and field.name not in ("drain_s", "max_waiting")):
                 raise EndpointError(f"the limit {field.name} is {value}", status=500, hint="give a positive number")
 
 

@@ -179,7 +179,6 @@ class EndpointServer:
     endpoint made of engines on an address that other machines can reach must be given ``keys`` that are required; on a
     loopback address they are optional. ``gate`` and ``limits`` are those of `create_app`. ``port`` 0 takes any free port:
     the attribute ``port`` is the one it got. ``app`` is the application that is served.
-    `stop` lets running requests end for ``drain_s`` seconds.
 
     `start`, `stop` and `serve_forever` are for one thread; the properties may be read from any.
     """
@@ -194,7 +193,6 @@ class EndpointServer:
         limits: Limits | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
-        drain_s: int = 10,
     ) -> None:
         if isinstance(app_or_engines, Sequence):
             from lgov_core.gateway.access import KeyRing
@@ -213,7 +211,6 @@ class EndpointServer:
         self._limits: Limits = limits or getattr(state, "limits", None) or Limits()
         self._host = host
         self.port = port
-        self._drain_s = drain_s
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
@@ -305,7 +302,7 @@ class EndpointServer:
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=self._drain_s,
+            timeout_graceful_shutdown=self._limits.drain_s,
         )
         listener = _listen(self._host, self.port)
         self.port = listener.getsockname()[1]
@@ -344,7 +341,7 @@ def served_alone(
         return RedirectResponse(f"{mounted.path}/", 307)
 
     app = Starlette(routes=[Mount(mounted.path, mounted.app(None)), Route("/", to_path)])
-    with EndpointServer(app, host=host, port=port, drain_s=3) as server:
+    with EndpointServer(app, limits=Limits(drain_s=3), host=host, port=port) as server:
         if announce:
             mounted.started(server.url)
         yield server

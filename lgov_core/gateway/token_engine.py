@@ -49,29 +49,28 @@ class TokenEngine:
     are further names of it, and ``policies`` models with weights of their own: ``route`` says which one answers a call (None:
     the one that it asks for as its model). ``context_tokens`` bounds prompt and reply together (None: the model's own),
     ``max_new_tokens`` a reply. Requests for what it cannot do are refused (400). What ``sample`` raises, a reply without
-    tokens and one whose log-probabilities do not fit its tokens are an `UpstreamError` (502). With ``grammars`` the server is
-    asked for replies in JSON and demanded tool calls, else these are refused. For one event loop.
+    tokens and one whose log-probabilities do not fit its tokens are an `UpstreamError` (502). A subclass with ``grammars`` asks
+    the server for replies in JSON and demanded tool calls, else these are refused. For one event loop.
     """
+
+    name = "tokens"
+    grammars = False
 
     def __init__(
         self,
         model: LanguageModel,
         sample: Callable[[TokenPrompt], Awaitable[Generated]],
         *,
-        name: str = "tokens",
         also: Sequence[str] = (),
         policies: Sequence[str] = (),
         route: Callable[[ChatRequest], str] | None = None,
         context_tokens: int | None = None,
         max_new_tokens: int = 1024,
-        grammars: bool = False,
     ) -> None:
         if max_new_tokens < 1:
             raise EndpointError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
-        self.name = name
         self._names = tuple(dict.fromkeys((model.name, *policies, *also)))
         self._draw = sample
-        self._grammars = grammars
         self._tool_format = model.format.name
         self._max_new_tokens = max_new_tokens
         context = min(context_tokens or model.context_length, model.context_length)
@@ -94,7 +93,7 @@ class TokenEngine:
 
     async def chat(self, request: ChatRequest) -> Completion:
         """The whole reply, of one choice or several, which are drawn side by side."""
-        check_fields(request, f"the engine {self.name}", grammars=self._grammars)
+        check_fields(request, f"the engine {self.name}", grammars=self.grammars)
         policy = self._policy_of(request)
         codec = self._codecs[policy]
         prompt = codec.prompt(request)
@@ -106,7 +105,7 @@ class TokenEngine:
             request.stop,
             request.seed,
             caller().rollout_id or new_id("conv"),
-            reply_grammar(request, self._tool_format) if self._grammars else None,
+            reply_grammar(request, self._tool_format) if self.grammars else None,
             policy,
         )
         each = [token_prompt] * request.n
@@ -116,7 +115,7 @@ class TokenEngine:
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """How many tokens the prompt has. Raises `EndpointError` (400) for a conversation that is not text."""
-        check_fields(request, f"the engine {self.name}", grammars=self._grammars)
+        check_fields(request, f"the engine {self.name}", grammars=self.grammars)
         return self._codecs[self._policy_of(request)].count(request)
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[StreamPiece]:

@@ -86,6 +86,7 @@ class ScriptedModelServer:
         from starlette.applications import Starlette
         from starlette.routing import Route
 
+        from lgov_core.gateway.limits import Limits
         from lgov_core.gateway.server import EndpointServer
 
         self._next_reply = script if callable(script) else _in_turn(script)
@@ -100,7 +101,7 @@ class ScriptedModelServer:
             Route("/{prefix:path}/embeddings", self._embeddings, methods=["POST"]),
             Route("/{prefix:path}/models", self._models, methods=["GET"]),
         ]
-        self._server = EndpointServer(Starlette(routes=routes), host=host, port=port, drain_s=2)
+        self._server = EndpointServer(Starlette(routes=routes), limits=Limits(drain_s=2), host=host, port=port)
         self.requests: list[RecordedRequest] = []
         self.problems: list[UnexpectedModelCall] = []
         self.abandoned = threading.Semaphore(0)

@@ -7,7 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from lgov_core.errors import UpstreamError
 from lgov_core.types import CapturedCall
+from lgov_core.wire.apis import BY_ROUTE
+from lgov_core.wire.turns import read_arguments
 
 #: What is left in a reply's text of a call that the parser could not read.
 _CALL_TAG = "<tool_call>"
@@ -23,20 +26,15 @@ class WrittenCall:
 
 def written_calls(call: CapturedCall) -> Iterator[WrittenCall]:
     """The tool calls in a reply of any API; one without id and arguments for a call that stayed text."""
-    response = call.response
-    choices = response.get("choices")
-    if isinstance(choices, list) and choices:
-        choice = choices[call.choice] if call.choice < len(choices) else choices[0]
-        message = cast("Mapping[str, Any]", choice.get("message") or {})
-        for tool_call in message.get("tool_calls") or ():
-            yield WrittenCall(tool_call.get("id"), as_object((tool_call.get("function") or {}).get("arguments")))
-        if call.request.get("tools") and _CALL_TAG in str(message.get("content") or ""):
-            yield WrittenCall(None, None)
-    for item in (*(response.get("output") or ()), *(response.get("content") or ())):
-        if isinstance(item, Mapping) and item.get("type") in ("function_call", "tool_use"):
-            yield WrittenCall(
-                item.get("call_id") or item.get("id"), as_object(item.get("arguments", item.get("input")))
-            )
+    try:
+        choices = BY_ROUTE[call.route].read_reply({"id": call.response_id, **call.response}).choices
+    except (KeyError, UpstreamError):  # what no API replies
+        return
+    choice = choices[call.choice] if call.choice < len(choices) else choices[0]
+    for tool_call in choice.tool_calls:
+        yield WrittenCall(tool_call.call_id or None, read_arguments(tool_call.arguments, unique_keys=False))
+    if call.request.get("tools") and _CALL_TAG in (choice.content or ""):
+        yield WrittenCall(None, None)
 
 
 def as_object(value: Any) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from lgov_core._util.json_text import wire_text
+from lgov_core.errors import UpstreamError
 from lgov_core.wire.exchange import Assembler
 from lgov_core.wire.turns import JSON, text_of
 
@@ -24,6 +25,7 @@ class ResponsesAssembler(Assembler):
     def __init__(self) -> None:
         self._body: dict[str, Any] = {}
         self._items: dict[int, dict[str, Any]] = {}
+        self._done: dict[int, dict[str, Any]] = {}
         self._said: list[tuple[int, _Place, Any]] = []
         self._grown: dict[tuple[int, _Place], str] = {}
 
@@ -31,6 +33,8 @@ class ResponsesAssembler(Assembler):
         kind, at = str(event.get("type")), event.get("output_index")
         if isinstance(event.get("response"), dict):
             self._body = dict(event["response"])
+            if not self._body.get("output") and kind in _LAST:  # some servers leave the items out of the last event
+                self._body["output"] = [item for _, item in sorted(self._done.items())]
             self.finished = kind in ("response.completed", "response.incomplete", "response.failed")
             if self.finished and not self._agrees(self._body.get("output")):
                 self.unreadable = "the events of its stream say something else than its end"
@@ -43,6 +47,7 @@ class ResponsesAssembler(Assembler):
             item = self._items[at] = dict(event["item"])
             self._said.append((at, ("call", 0), _identity(item)))
             if kind.endswith(".done"):
+                self._done[at] = event["item"]
                 self._said += [(at, key, text) for key, text in _texts(item)]
             else:
                 self._grown |= {(at, key): text for key, text in _texts(item)}
@@ -96,7 +101,6 @@ def _text(holder: Mapping[str, Any]) -> Any:
 
 
 _LAST = ("response.completed", "response.incomplete")
-_FAILED = ("response.failed", "error")
 _HEADS = ("response.created", "response.queued", "response.in_progress")
 _OF_ITEMS = ("response.output_item.added", "response.output_item.done")
 _TEXT_ITEMS = ("message", "reasoning")
@@ -105,15 +109,15 @@ _TEXTS = ("response.content_part.", "response.output_text.", "response.refusal."
 
 
 def response_of(events: Sequence[JSON]) -> JSON | None:
-    """The response in the last event of a stream; None if it failed or did not finish."""
-    last = next((event for event in events if event.get("type") in _LAST), None)
-    if last is None or any(event.get("type") in _FAILED for event in events):
+    """The response that ends a stream; None if it failed or did not finish."""
+    assembler = ResponsesAssembler()
+    try:
+        for event in events:
+            assembler.add("", event)
+    except UpstreamError:
         return None
-    response = dict(last["response"])
-    if not response.get("output"):  # Some servers leave the items out of the last event.
-        done = {e["output_index"]: e["item"] for e in events if e.get("type") == "response.output_item.done"}
-        response["output"] = [done[index] for index in sorted(done)]
-    return response
+    failed = any(event.get("type") == "response.failed" for event in events)
+    return assembler.body() if assembler.finished and not failed else None
 
 
 def is_text(event: JSON) -> bool:

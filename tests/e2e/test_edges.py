@@ -25,6 +25,7 @@ sys.path.insert(0, str(_TRAIN))
 from episodes import ALLOW_ALL, READ_ONLY, Bench, clerk, named  # noqa: E402
 
 from lgov_core.audit import verify  # noqa: E402
+from lgov_core.gateway.limits import Limits  # noqa: E402
 from lgov_core.gateway.server import EndpointServer  # noqa: E402
 from lgov_core.gateway.upstream import UpstreamEngine  # noqa: E402
 from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply  # noqa: E402
@@ -201,7 +202,9 @@ def test_an_endpoint_that_is_restarted_in_mid_run_costs_attempts_and_nothing_els
     with ScriptedModelServer(script, token_ids=True) as model:
 
         def serve(port: int = 0) -> EndpointServer:
-            return EndpointServer([UpstreamEngine(model.base_url)], bench.store, port=port, drain_s=0).start()
+            return EndpointServer(
+                [UpstreamEngine(model.base_url)], bench.store, port=port, limits=Limits(drain_s=0)
+            ).start()
 
         endpoint = serve()
         running = [endpoint]

@@ -75,11 +75,11 @@ class GovernedRollouts:
         engine = TokenEngine(
             self.model,
             _Sampler(llm_client),
-            name="verl",
             also=(*([] if job.served_as is None else [job.served_as]), ANY_MODEL),
             context_tokens=job.verl.context_tokens,
             max_new_tokens=job.reply_tokens,
         )
+        engine.name = "verl"
         module, _, function = job.host.partition(":")
         self.host: Host = getattr(importlib.import_module(module), function)(job, engine, self.store)
         self.steps = Steps(job.folder)

@@ -46,6 +46,9 @@ class VllmEngine(TokenEngine):
     name, on the same server: each call is answered by one of them, or by ``policy`` (``route``: see `TokenEngine`).
     """
 
+    name = "vllm"
+    grammars = True
+
     def __init__(
         self,
         model: LanguageModel,
@@ -58,8 +61,8 @@ class VllmEngine(TokenEngine):
         max_new_tokens: int = 1024,
     ) -> None:
         super().__init__(
-            model, self._sample, name="vllm", also=also, policies=tuple(policies), route=route,
-            context_tokens=context_tokens, max_new_tokens=max_new_tokens, grammars=True,
+            model, self._sample, also=also, policies=tuple(policies), route=route,
+            context_tokens=context_tokens, max_new_tokens=max_new_tokens,
         )  # fmt: skip
         self.policies = {"": policy, **policies}
         self.lost = 0
