@@ -7,7 +7,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import fields, is_dataclass
+from dataclasses import InitVar, dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import Any, Final, Literal, TypeAlias, TypeVar, cast
 
@@ -25,6 +25,7 @@ Default: TypeAlias = Literal["deny", "allow"]
 _Judge = TypeVar("_Judge", bound=Callable[..., Decision])
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Rule:
     """A policy and the actions it covers. Immutable once made; may be used from several threads at once.
 
@@ -40,53 +41,54 @@ class Rule:
     Raises `PolicyError` for what has no meaning.
     """
 
-    __slots__ = (
-        "agents", "bounded", "condition", "deferred", "in_place", "listens_at", "members", "name", "on", "permits",
-        "policy", "reads_replies", "severity", "standalone", "timeout_s", "tools", "waits",
-    )  # fmt: skip
+    policy: Policy
+    name: str = ""
+    on: Sequence[Point] = ()
+    tools: Sequence[str] = ("*",)
+    agents: Sequence[str] = ("*",)
+    severity: Severity | None = None
+    when: InitVar[Condition | Mapping[str, Any] | str | None] = None
+    permits: bool | None = None
+    condition: Condition | None = field(init=False)
+    listens_at: frozenset[Point] = field(init=False)
+    #: Whether a streamed text must wait for the rule's decision.
+    reads_replies: bool = field(init=False)
+    bounded: bool = field(init=False)
+    deferred: bool = field(init=False)
+    #: The time limit of the policy's own, in seconds; None without one.
+    timeout_s: float | None = field(init=False)
+    #: The rules of a policy that is nothing but rules, as they are now; None for any other policy.
+    members: Callable[[], RuleSet] | None = field(init=False, default=None)
+    #: Whether the policy is called in the thread of the caller.
+    in_place: bool = field(init=False)
+    #: Whether a judgement may have to wait.
+    waits: bool = field(init=False)
+    #: Whether it stands outside of sets: its decisions keep their names, and it may answer an awaitable.
+    standalone: bool = field(init=False, default=False)
 
-    def __init__(
-        self,
-        policy: Policy,
-        name: str = "",
-        on: Sequence[Point] = (),
-        tools: Sequence[str] = ("*",),
-        agents: Sequence[str] = ("*",),
-        severity: Severity | None = None,
-        when: Condition | Mapping[str, Any] | str | None = None,
-        permits: bool | None = None,
-    ) -> None:
+    def __post_init__(self, when: Condition | Mapping[str, Any] | str | None) -> None:
+        policy = self.policy
         if not isinstance(policy, Policy):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise PolicyError(f"rule {name!r}: {policy!r} is not a policy", hint="a policy has a name and judge()")
-        self.policy = policy
-        self.name = name or policy.name
+            raise PolicyError(f"rule {self.name!r}: {policy!r} is not a policy", hint="a policy has a name and judge()")
+        self.name = self.name or policy.name
         if not isinstance(self.name, str) or not self.name:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise PolicyError(f"a rule's name is {self.name!r}", hint="give the rule or its policy a name")
-        self.on = _points(self.name, on or getattr(policy, "default_points", tuple(Point)))
+        self.on = _points(self.name, self.on or getattr(policy, "default_points", tuple(Point)))
         self.listens_at = frozenset(self.on) & frozenset[Point](getattr(policy, "listens_at", ()))
         judged_texts = {Point.POST_MODEL_CALL, Point.OUTPUT} & (frozenset(self.on) - self.listens_at)
-        #: Whether a streamed text must wait for the rule's decision.
         self.reads_replies = bool(judged_texts) and bool(getattr(policy, "reads_replies", True))
-        self.tools = string_tuple(self.name, "tools", tools)
-        self.agents = string_tuple(self.name, "agents", agents)
-        self.severity = severity
+        self.tools = string_tuple(self.name, "tools", self.tools)
+        self.agents = string_tuple(self.name, "agents", self.agents)
         self.condition = None if when is None else condition_of(when, rule=self.name)
         self.bounded = bool(getattr(policy, "bounded", False))
-        self.permits = bool(getattr(policy, "permits", True) if permits is None else permits)
+        self.permits = bool(getattr(policy, "permits", True) if self.permits is None else self.permits)
         self.deferred = bool(getattr(policy, "deferred", False))
         timeout_s = getattr(policy, "timeout_s", None)
-        #: The time limit of the policy's own, in seconds; None without one.
         self.timeout_s = float(timeout_s) if isinstance(timeout_s, int | float) else None
-        #: The rules of a policy that is nothing but rules, as they are now; None for any other policy.
-        self.members: Callable[[], RuleSet] | None = None
         if getattr(policy.judge, "by_rules", False):
             self.members = policy.in_force  # pyright: ignore[reportAttributeAccessIssue]
-        #: Whether the policy is called in the thread of the caller.
         self.in_place = self.bounded or inspect.iscoroutinefunction(policy.judge)
-        #: Whether a judgement may have to wait.
         self.waits = not self.bounded or self.members is not None
-        #: Whether it stands outside of sets: its decisions keep their names, and it may answer an awaitable.
-        self.standalone = False
 
     def reaches(self, action: Action) -> bool:
         """Returns whether point, name and agent are those of the rule, whatever its condition says."""

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 from lgov_core._util.json_text import NotCanonical, canonical_json
 from lgov_core._util.sqlite_file import FileKind
 from lgov_core.errors import PolicyError
-from lgov_core.governor.linear_pattern import LinearPattern, PatternLimit, pattern_steps
+from lgov_core.governor.matchers import LinearPattern, PatternLimit, pattern_steps
 from lgov_core.governor.options import file_path, string_tuple, surely_matches
 from lgov_core.policies.base import BoundedPolicy, DataFile, in_dry_run
 from lgov_core.policies.ledger import SharedDatabase
