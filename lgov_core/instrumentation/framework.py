@@ -1,4 +1,4 @@
-"""What an adapter declares of its framework, and how that is instrumented: patches that can be undone, and a self-test.
+"""The declaration of an adapter, and how its framework is instrumented: patches that can be undone, and a self-test.
 
 An adapter declares what it can do in one `Instrumentor`, whose bound methods are its plug-in's hook ``lgov_framework`` and its
 ``instrument`` and ``uninstrument``. A module that is imported only when the framework is instrumented patches it and tests
@@ -116,7 +116,7 @@ class Patches:
 
 @dataclass(eq=False, kw_only=True)
 class Instrumentor:
-    """What an adapter declares, and the governor of its framework in this process. All methods may be called from any thread.
+    """The declaration of an adapter, and the governor of its framework in this process. Methods may be called from any thread.
 
     The fields but these are those of `Adapter`; an adapter sets nothing else. ``title`` is the framework's name in messages.
     ``patching`` names the module that imports the framework. It has ``patch(patches)``, which patches it, and

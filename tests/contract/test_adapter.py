@@ -262,10 +262,13 @@ def test_the_declaration_is_whole(driver: Driver) -> None:
 # ---------------------------------------------------------------------- streams and endings
 
 
+@pytest.mark.parametrize("reads", [False, True], ids=["no policy reads it", "a policy reads it"])
 @setups(streams=True)
-def test_an_allowed_stream_keeps_every_piece(driver: Driver, way: str, mode: str) -> None:
+def test_an_allowed_stream_keeps_every_piece(driver: Driver, way: str, mode: str, reads: bool) -> None:
+    """Passed on as it comes, or withheld until it is judged: the reader gets each piece once, in order."""
     text = "one two three four five"
     policy = Judge(Point.INPUT, lambda judge, action: None)
+    policy.reads_replies = reads
     with playing(driver, way, policy, asks(("c1", "look", {"path": "x"})), says(text)) as (server, governor, _):
         outcome = driver.run(Program(server.base_url, governor, way, mode, [look]))
     assert all(request.body["stream"] is True for request in server.requests)
