@@ -56,7 +56,7 @@ class Process:
         """
         if not self.folder.is_dir():
             raise InstrumentationError("this sandbox was deleted", hint="make another with sandbox.create()")
-        from lgov_core.confine.root import make_private_folder
+        from lgov_core.confine.layers import make_private_folder
 
         private = make_private_folder()  # a new one each time: code could have left links in it
         try:

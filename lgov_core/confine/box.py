@@ -20,8 +20,15 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from lgov_core.confine import root
-from lgov_core.confine.layers import Layers, close_files, die_with_parent, enter_namespaces, keep_environment, lock_down
+from lgov_core.confine.layers import (
+    Layers,
+    close_files,
+    die_with_parent,
+    enter_namespaces,
+    enter_root,
+    keep_environment,
+    lock_down,
+)
 from lgov_core.confine.plan import BoxPlan
 from lgov_core.errors import InstrumentationError
 
@@ -122,7 +129,7 @@ def _first(channel: socket.socket, plan: BoxPlan, layers: Layers, ports: list[in
     listeners = [socket.create_server(("127.0.0.1", port)) for port in ports if apart or port == 0]
     numbers = [listener.getsockname()[1] for listener in listeners]
     if apart:
-        layers.put("root", lambda: root.enter(plan))
+        layers.put("root", lambda: enter_root(plan))
     else:
         layers.without("root", "it needs the namespaces; so hide, and read inside of write, do not hold")
     if "root" not in layers.held and plan.kept_out:

@@ -62,7 +62,7 @@ class ConfineRules:
     file_size: int | None = None
 
 
-#: A folder that only the root of a box has: `lgov_core.confine.root` makes it, and nothing inside can change or remove it.
+#: A folder that only the root of a box has: `lgov_core.confine.layers` makes it, and nothing inside can change or remove it.
 MARK: Final = "/.lgov-box"
 
 

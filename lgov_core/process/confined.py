@@ -55,7 +55,7 @@ def enter_box(
             f"confinement needs Linux, and this is {sys.platform}",
             hint="run it in a Linux container or virtual machine",
         )
-    from lgov_core.confine.root import make_private_folder
+    from lgov_core.confine.layers import make_private_folder
     from lgov_core.policies.confinement import preset_rules
 
     options, confined = _settled(options)

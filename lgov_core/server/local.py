@@ -1,22 +1,117 @@
-"""``lgov train``: a training server and its client in one process, for one run."""
+"""Server and client in one process: a training (``lgov train``), and rollouts without one (``lgov models eval``, prompts)."""
 
 from __future__ import annotations
 
 import contextlib
+import queue
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lgov_core.client import Client, TrainResult
-from lgov_core.client.attempts import Agent
+from lgov_core.client.attempts import Agent, AgentRunner
 from lgov_core.client.tasks import load_agent, read_tasks
+from lgov_core.client.wire import Assignment, Report
+from lgov_core.client.workers import ThreadWorkers
+from lgov_core.gateway.app import create_app
 from lgov_core.gateway.protocol import Engine
+from lgov_core.gateway.server import EndpointServer
+from lgov_core.gateway.access import KeyRing
 from lgov_core.server.command import ENDING, interrupted
+from lgov_core.server.coordinator import KeyInPath, model_path
 from lgov_core.server.recipe import agent_name_of, client_options, task_file
 from lgov_core.server.training import ServerOptions, TrainingServer
+from lgov_core.store import TraceStore, open_store
 from lgov_core.train.algorithms.algorithms import Algorithm, TrainingJob
 from lgov_core.train.settings import TrainSettings
+from lgov_core.types import Rollout
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutPlan:
+    """How rollouts run: ``workers`` at a time, each attempt for ``timeout_s`` seconds, at most ``max_attempts`` times."""
+
+    workers: int
+    timeout_s: float
+    max_attempts: int = 1
+
+
+class LocalRollouts:
+    """Has rollouts run by threads of this process, without a training; made by `open_rollouts`. For one thread.
+
+    ``store`` has every attempt.
+    """
+
+    def __init__(
+        self, store: TraceStore, runner: AgentRunner, plan: RolloutPlan, model: str, url: str, keys: KeyRing
+    ) -> None:
+        self.store = store
+        self._runner, self._plan, self._model, self._url, self._keys = runner, plan, model, url, keys
+
+    def run(
+        self, rollouts: Sequence[Rollout], result: Mapping[str, Any] | None = None
+    ) -> Generator[tuple[Rollout, Report, int]]:
+        """Yields each rollout with its last report and the number of its last attempt, in the order in which they end.
+
+        ``result`` is stored with each attempt. One that cannot be used, because of a machine or a time limit, is tried again.
+        Once the generator is closed, or has raised, nothing more is begun; what runs goes on in a daemon thread, and nothing
+        of it is kept.
+        """
+        self.store.add_rollouts(rollouts)
+        by_id = {rollout.rollout_id: rollout for rollout in rollouts}
+        ended: queue.SimpleQueue[tuple[Assignment, Report]] = queue.SimpleQueue()
+        workers = ThreadWorkers(self._runner, self._plan.workers, lambda *report: ended.put(report))
+        waiting = deque((rollout, 1) for rollout in rollouts)
+        running = 0
+        try:
+            while waiting or running:
+                while waiting and running < self._plan.workers:
+                    workers.give(self._begin(*waiting.popleft()))
+                    running += 1
+                assignment, report = ended.get()
+                running -= 1
+                self._end(assignment, report, result or {})
+                rollout, attempt = by_id[assignment.rollout_id], assignment.attempt
+                if report.outcome.trainable or attempt >= self._plan.max_attempts:
+                    yield rollout, report, attempt
+                else:
+                    waiting.appendleft((rollout, attempt + 1))
+        finally:
+            workers.close()
+
+    def _begin(self, rollout: Rollout, attempt: int) -> Assignment:
+        payload: Any = rollout.input
+        timeout_s = self._plan.timeout_s
+        self.store.start_attempt(rollout.rollout_id, attempt)
+        address = self._url + model_path(self._keys, rollout.rollout_id, attempt, timeout_s)
+        return Assignment(
+            rollout.rollout_id, attempt, rollout.task_id, payload["mode"], payload["task"], address, self._model, timeout_s
+        )  # fmt: skip
+
+    def _end(self, assignment: Assignment, report: Report, result: Mapping[str, Any]) -> None:
+        if report.spans:
+            self.store.add_spans(report.spans)
+        self.store.finish_attempt(
+            assignment.rollout_id, assignment.attempt, report.outcome, error=report.error, rewards=report.rewards,
+            result={**report.result, "counts": dict(report.counts), **result},
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def open_rollouts(
+    engine: Engine, folder: Path, open_runner: Callable[[str], AgentRunner], *, model: str, plan: RolloutPlan
+) -> Generator[LocalRollouts]:
+    """Serves ``engine`` in this process and opens the runner of an agent for its address; ``folder`` gets ``store.sqlite``."""
+    keys = KeyRing(required=False)
+    with contextlib.ExitStack() as opened:
+        store = opened.enter_context(contextlib.closing(open_store(str(folder / "store.sqlite"))))
+        app = create_app([engine], store, keys=keys)
+        server = opened.enter_context(EndpointServer(cast("Any", KeyInPath(app))))
+        runner = opened.enter_context(contextlib.closing(open_runner(server.url)))
+        yield LocalRollouts(store, runner, plan, model, server.url, keys)
 
 
 def run_local(job: TrainingJob) -> Mapping[str, Any]:

@@ -22,8 +22,8 @@ from lgov_core.client.tasks import Resource, Task, load_agent, read_tasks
 from lgov_core.errors import SettingsError, TrainError
 from lgov_core.gateway.protocol import Engine
 from lgov_core.governance import Governance
+from lgov_core.server.local import LocalRollouts, RolloutPlan, open_rollouts
 from lgov_core.server.recipe import agent_name_of, device_for, load, task_file
-from lgov_core.server.rollouts import LocalRollouts, RolloutPlan, open_rollouts
 from lgov_core.train.algorithms.algorithms import TrainingJob
 from lgov_core.train.prompt_search import PromptCase, PromptSearch, PromptVersion, Scored
 from lgov_core.train.sections import PromptSection

@@ -18,7 +18,7 @@ from lgov_core.gateway.app import create_app
 from lgov_core.gateway.protocol import Engine
 from lgov_core.gateway.server import EndpointServer, MountedApp, is_loopback
 from lgov_core.models.load import SMALL
-from lgov_core.server.coordinator import Coordinator, QueueCollector, Stopped
+from lgov_core.server.coordinator import Coordinator, KeyInPath, QueueCollector, Stopped, kept_keys
 from lgov_core.server.recipe import (
     Sampling,
     algorithm_for,
@@ -28,7 +28,6 @@ from lgov_core.server.recipe import (
     open_engine,
     with_exact_model,
 )
-from lgov_core.server.rollouts import KeyInPath, kept_keys
 from lgov_core.server.routes import train_routes
 from lgov_core.server.run_state import (
     RunState,

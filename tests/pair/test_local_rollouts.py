@@ -15,7 +15,7 @@ from lgov_core.client.attempts import Agent, AgentRunner
 from lgov_core.client.wire import Assignment
 from lgov_core.gateway.access import KeyRing
 from lgov_core.governance import Governance
-from lgov_core.server.rollouts import LocalRollouts, RolloutPlan
+from lgov_core.server.local import LocalRollouts, RolloutPlan
 from lgov_core.store import TraceStore, open_store
 from lgov_core.types import Outcome, Rollout
 from tests.pair.test_client_governed import POLICY

@@ -28,9 +28,8 @@ from lgov_core.integrations.verl.job import VerlJob, VerlUpdate, check_overrides
 from lgov_core.integrations.verl.run import VerlReport, check_verl, run_verl
 from lgov_core.models.load import model_place
 from lgov_core.server.command import interrupted
-from lgov_core.server.coordinator import Coordinator, QueueCollector, Stopped, Tasks
+from lgov_core.server.coordinator import Coordinator, KeyInPath, QueueCollector, Stopped, Tasks
 from lgov_core.server.recipe import agent_name_of, algorithm_for, client_options, extra_groups_for, task_file
-from lgov_core.server.rollouts import KeyInPath
 from lgov_core.server.routes import train_routes
 from lgov_core.server.run_state import RunState, only_trainer
 from lgov_core.store import RolloutConfig, RolloutQueue
