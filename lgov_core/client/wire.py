@@ -117,7 +117,7 @@ class _SpanBody(msgspec.Struct, frozen=True):
 
 
 class ReportBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What `Report.as_json` writes."""
+    """The fields of a report as `Report.as_json` writes them."""
 
     outcome: Outcome
     rewards: list[Reward]

@@ -145,7 +145,7 @@ class BoxPlan:
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What a box has to do with outside: the record at ``audit`` and the files ``apart`` (the record's key and heads), whose
+    """The surroundings of a box outside: the record at ``audit`` and the files ``apart`` (the record's key and heads), whose
     folders it must not show, its folder ``private``, and ``forwards``, ports of this machine.
     """
 

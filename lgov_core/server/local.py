@@ -16,10 +16,10 @@ from lgov_core.client.attempts import Agent, AgentRunner
 from lgov_core.client.tasks import load_agent, read_tasks
 from lgov_core.client.wire import Assignment, Report
 from lgov_core.client.workers import ThreadWorkers
+from lgov_core.gateway.access import KeyRing
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.protocol import Engine
 from lgov_core.gateway.server import EndpointServer
-from lgov_core.gateway.access import KeyRing
 from lgov_core.server.command import ENDING, interrupted
 from lgov_core.server.coordinator import KeyInPath, model_path
 from lgov_core.server.recipe import agent_name_of, client_options, task_file

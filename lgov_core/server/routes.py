@@ -39,7 +39,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6, description="a number of s
 
 
 class _Nothing(msgspec.Struct, frozen=True):
-    """What a request without content says; the name of a client is not kept."""
+    """The body of a request without content; the name of a client is not kept."""
 
 
 class _Upload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

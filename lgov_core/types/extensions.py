@@ -1,4 +1,4 @@
-"""What others bring to lgov: the protocols of policies, and the declarations of a framework package about itself."""
+"""The types of what others bring to lgov: protocols of policies, and the declarations of a framework package about itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is recorded of agents (spans, rollouts, attempts, model calls), and the rows and credit rules of training on it."""
+"""Records of agents at work (spans, rollouts, attempts, model calls), and the rows and credit rules of training on it."""
 
 from __future__ import annotations
 
