@@ -11,7 +11,7 @@ from lgov_core.errors import PolicyDenied
 from lgov_core.testing import ScriptedReply
 from lgov_core.trace import semconv
 from lgov_core.types import Point
-from lgov_core.wire.responses_stream import stream_of
+from lgov_core.wire.responses_stream import response_of, stream_of
 from tests.openai import openai_programs as programs
 from tests.openai.rules import USER
 from tests.openai.test_openai_text_streams import ERASE, LONG, ON_OUTPUT, SECRETS, TOOLS_ONLY, Served, gated, served
@@ -134,3 +134,17 @@ def reply_of(text: str) -> dict[str, Any]:
 
 def read(stream: str) -> list[dict[str, Any]]:
     return [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: ")]
+
+
+def test_items_that_the_last_event_leaves_out_are_those_of_the_stream():
+    item = {"type": "message", "id": "m", "role": "assistant", "content": [{"type": "output_text", "text": "so"}]}
+    ended = {"id": "r", "status": "completed", "output": []}
+    events = [
+        {"type": "response.created", "response": {**ended, "status": "in_progress"}},
+        {"type": "response.output_item.done", "output_index": 0, "item": item},
+        {"type": "response.completed", "response": ended},
+    ]
+    assert response_of(events) == {**ended, "output": [item]}
+    assert response_of(events[:2]) is None
+    assert response_of([*events, {"type": "error", "message": "lost"}]) is None
+    assert response_of([*events[:2], {"type": "response.failed", "response": {**ended, "status": "failed"}}]) is None
