@@ -19,7 +19,7 @@ from typing import Any
 from lgov_core.air import AirRules, RuleSet
 from lgov_core.client.attempts import AgentRunner
 from lgov_core.client.tasks import Resource
-from lgov_core.client.tasks import RolloutTask as Fields
+from lgov_core.client.tasks import Task as Fields
 from lgov_core.client.wire import Assignment, Report
 from lgov_core.client.workers import ThreadWorkers
 from lgov_core.errors import StoreError
